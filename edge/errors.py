@@ -1,0 +1,76 @@
+"""Typed errors: each names what was refused, where, and what to do about it."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+
+class EdgeError(Exception):
+    """Base of every error `edge` raises on purpose.
+
+    Attributes:
+        file: the file or folder at fault, or None.
+        field: the field, tensor or parameter at fault, or None.
+        remedy: what the reader can do about it, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | PathLike[str] | None = None,
+        field: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.message = message
+        self.file = None if file is None else str(file)
+        self.field = field
+        self.remedy = remedy
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        where = ": ".join(part for part in (self.file, self.field) if part)
+        text = f"{where}: {self.message}" if where else self.message
+        return f"{text} ({self.remedy})" if self.remedy else text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.file, self.field, self.remedy))
+
+
+def _rebuild(
+    kind: type[EdgeError], message: str, file: str | None, field: str | None, remedy: str | None
+) -> EdgeError:
+    return kind(message, file=file, field=field, remedy=remedy)
+
+
+class CheckpointError(EdgeError):
+    """A checkpoint directory cannot be read as a model."""
+
+
+class ExportError(EdgeError):
+    """A readable checkpoint cannot be turned into the bundle that was asked for."""
+
+
+class BundleError(EdgeError):
+    """A bundle is missing something, altered, or of an unknown version."""
+
+
+class StateError(EdgeError):
+    """A saved or live state does not fit what is asked of it."""
+
+
+class TokenizerError(EdgeError):
+    """A tokenizer or chat template cannot be loaded or cannot handle its input."""
+
+
+class InputError(EdgeError):
+    """A request is out of range: prompt, token ids, sampling parameters, limits."""
+
+
+class ContextFullError(InputError):
+    """The attention layers' KV cache has no room for the tokens asked for."""
+
+
+class EngineError(EdgeError):
+    """An engine is unavailable here, or failed while running."""

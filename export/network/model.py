@@ -1,0 +1,101 @@
+"""Embedding, layers, norm, head: the whole network for any `ModelConfig`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edge.config import ModelConfig
+from edge.export.network.mixers import Norm, State, build_mixer
+from edge.tensors import kv_cache_shapes, recurrent_state_shapes
+
+
+@dataclass
+class NetworkState:
+    """What the network remembers: one dict of tensors a layer, and how many tokens it has seen."""
+
+    layers: list[State] = field(default_factory=list)
+    position: int = 0
+
+
+class Layer(nn.Module):
+    """x + mixer(norm(x)). The mixer's parameters sit directly under the layer's name."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        self.norm = Norm(config.norm, config.d_model)
+        self.mixer = build_mixer(config.layers[index], config.d_model, config.norm.eps)
+
+    def forward(self, x: Tensor, state: State, position: int) -> tuple[Tensor, State]:
+        y, state = self.mixer(self.norm(x), state, position)
+        return x + y, state
+
+
+class Network(nn.Module):
+    """Logits for tokens, with explicit state.
+
+    Parameter names are the canonical ones of `edge.tensors` with `layers.i.mixer.` inserted;
+    `load_canonical` and `canonical_tensors` translate.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(len(config.layers)))
+        self.norm_f = Norm(config.norm, config.d_model)
+        self.lm_head = (
+            None
+            if config.tie_embeddings
+            else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        )
+
+    def initial_state(self, batch: int = 1) -> NetworkState:
+        """The state before any token: zeros, and KV caches of length 0."""
+        weight = self.embedding.weight
+        layers: list[State] = [{} for _ in self.config.layers]
+        shapes = recurrent_state_shapes(self.config, batch) | kv_cache_shapes(self.config, 0, batch)
+        for name, shape in shapes.items():
+            _, index, key = name.split(".")
+            dtype = torch.float32 if key == "ssm_state" else weight.dtype
+            layers[int(index)][key] = torch.zeros(shape, dtype=dtype, device=weight.device)
+        return NetworkState(layers)
+
+    def forward(
+        self, tokens: Tensor, state: NetworkState | None = None
+    ) -> tuple[Tensor, NetworkState]:
+        """tokens [B, T] → logits [B, T, V] and the state after the last token; `state` is kept."""
+        hidden, state = self.hidden(tokens, state)
+        return self.head(hidden), state
+
+    def hidden(
+        self, tokens: Tensor, state: NetworkState | None = None
+    ) -> tuple[Tensor, NetworkState]:
+        """tokens [B, T] → final normed hidden [B, T, D] and the state after the last token."""
+        state = state or self.initial_state(tokens.shape[0])
+        x = self.embedding(tokens)
+        after = NetworkState(position=state.position + tokens.shape[1])
+        for layer, before in zip(self.layers, state.layers, strict=True):
+            x, layer_state = layer(x, before, state.position)
+            after.layers.append(layer_state)
+        normed: Tensor = self.norm_f(x)
+        return normed, after
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Final hidden [..., D] → logits [..., V]."""
+        head = self.embedding if self.lm_head is None else self.lm_head
+        return F.linear(hidden, head.weight)
+
+    def canonical_tensors(self) -> dict[str, Tensor]:
+        """Canonical name → parameter, in the order of `ModelConfig.tensor_shapes`."""
+        named = {name.replace(".mixer.", "."): p for name, p in self.named_parameters()}
+        return {name: named[name] for name in self.config.tensor_shapes()}
+
+    @torch.no_grad()
+    def load_canonical(self, tensors: dict[str, Tensor]) -> None:
+        """Copy tensors in by canonical name; every name must be there with its shape."""
+        for name, parameter in self.canonical_tensors().items():
+            parameter.copy_(tensors[name])

@@ -1,0 +1,1 @@
+"""Implementations of the ops: plain references here, kernels and TensorRT plugins as they land."""

@@ -1,0 +1,22 @@
+"""Each op in plain PyTorch: sequential, obvious, the truth every other implementation is tested against.
+
+Shapes use the symbols of `edge.config`. Every stateful op takes the state before the first token
+and returns the state after the last one; T is any length, and one call of T tokens means the same
+as T calls of one.
+"""
+
+from edge.plugins.reference.attention import attention, rope
+from edge.plugins.reference.conv import causal_conv1d
+from edge.plugins.reference.norm import gated_rms_norm, layer_norm, rms_norm
+from edge.plugins.reference.scan import selective_scan, selective_scan_heads
+
+__all__ = [
+    "attention",
+    "causal_conv1d",
+    "gated_rms_norm",
+    "layer_norm",
+    "rms_norm",
+    "rope",
+    "selective_scan",
+    "selective_scan_heads",
+]
