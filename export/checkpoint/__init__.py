@@ -1,0 +1,43 @@
+"""Checkpoints as they are published, read as one `ModelConfig` and canonical tensors.
+
+    checkpoint = open_checkpoint("mamba-130m")
+    for name, tensor in checkpoint.tensors(): ...
+
+Nothing in a checkpoint is run, and nothing of it is read before it is asked for but the headers.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from edge.errors import CheckpointError
+from edge.export.checkpoint.checkpoint import Checkpoint
+from edge.export.checkpoint.families import FAMILIES, Family
+from edge.export.checkpoint.fields import Fields, read_json
+from edge.export.checkpoint.weights import open_weights
+
+__all__ = ["FAMILIES", "Checkpoint", "Family", "open_checkpoint"]
+
+
+def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
+    """Open a checkpoint directory; its config and all tensor headers are checked.
+
+    Raises CheckpointError when the directory is not a checkpoint of a known family, when a file is
+    damaged or would run code, and when tensors are missing, unused, of another shape or dtype:
+    all of those at once.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        raise CheckpointError(
+            "is not a directory", file=directory, remedy="give the directory with config.json in it"
+        )
+    file = directory / "config.json"
+    fields = Fields(file, read_json(file))
+    family = next((f for f in FAMILIES if f.claims(fields)), None)
+    if family is None:
+        known = "; ".join(f"{f.name}: {f.accepts}" for f in FAMILIES)
+        named = fields.values.get("model_type") or fields.values.get("architectures")
+        fields.refuse("model_type", f"names no known architecture: {str(named)[:80]!r}", known)
+    layout = family.read(fields)
+    return Checkpoint(directory, family.name, fields.values, layout, open_weights(directory))

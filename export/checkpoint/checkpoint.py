@@ -1,0 +1,217 @@
+"""An opened checkpoint: its config, and its tensors one at a time under canonical names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edge.config import ModelConfig
+from edge.errors import CheckpointError
+from edge.export.checkpoint.fields import Fields, read_json
+from edge.export.checkpoint.layout import Layout, elements
+from edge.export.checkpoint.weights import Weights
+
+SCAN = 1 << 24  # numbers looked at together: bounds what the scan for NaN allocates
+READ = 1 << 22
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+INTEGER_BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+
+
+class Checkpoint:
+    """A checkpoint directory whose headers fit its config. Tensors are read when asked for.
+
+    Attributes:
+        path: the directory.
+        family: the reader that understood it (`mamba`, `mamba2`, `mambabyte`, `bamba`).
+        config: the model.
+        source_config: config.json as it stands.
+        tokenizer_files: the tokenizer, chat template and generation files that are there.
+        generation: `eos_token_ids` (a list), `bos_token_id`, `pad_token_id`, each only when the
+            checkpoint states it; generation_config.json goes before config.json.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        family: str,
+        source_config: dict[str, Any],
+        layout: Layout,
+        weights: Weights,
+    ) -> None:
+        self.path = path
+        self.family = family
+        self.source_config = source_config
+        self.config: ModelConfig = layout.config
+        self._layout = layout
+        self._weights = weights
+        self._stored = _stored_names(layout, weights)
+        _check_headers(path, layout, weights, self._stored)
+        self._check_tied_heads()
+        self.tokenizer_files = _tokenizer_files(path)
+        self.generation = _generation(path, source_config, self.config.vocab_size)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(canonical name, tensor) in canonical order, in the stored dtype, one at a time.
+
+        Raises CheckpointError at the first tensor that holds NaN or infinity.
+        """
+        for name in self.config.tensor_shapes():
+            yield name, self.tensor(name)
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor by canonical name: contiguous, on the CPU, in the stored dtype.
+
+        It may be mapped from the file: copy it before changing it. Raises CheckpointError when it
+        holds NaN or infinity, and KeyError for a name that the config does not have.
+        """
+        piece = self._layout.pieces[name]
+        stored = self._stored[piece.source]
+        whole = self._weights.read(stored)
+        rows = elements(piece.shape) // elements(piece.source_shape[1:])
+        tensor = whole[piece.start : piece.start + rows].reshape(piece.shape).contiguous()
+        bad = _count_not_finite(tensor)
+        if bad:
+            raise CheckpointError(
+                f"{bad} of {tensor.numel()} values are NaN or infinite",
+                file=self._weights.entries[stored].file, field=stored,
+                remedy="take the checkpoint from before training diverged, or download it again",
+            )  # fmt: skip
+        return tensor
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The stored dtype of a tensor, by canonical name, without reading it."""
+        dtype = self._weights.entries[self._stored[self._layout.pieces[name].source]].dtype
+        assert dtype is not None, "refused when opened"
+        return dtype
+
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of config.json and every weight file: names, sizes and bytes."""
+        total = hashlib.sha256()
+        for path in [self.path / "config.json", *self._weights.files]:
+            content = hashlib.sha256()
+            with path.open("rb") as file:
+                while block := file.read(READ):
+                    content.update(block)
+            total.update(f"{path.name}\0{content.hexdigest()}\n".encode())
+        return total.hexdigest()
+
+    def _check_tied_heads(self) -> None:
+        embedding = self._stored[self._layout.pieces["embedding.weight"].source]
+        for head in self._layout.tied_heads:
+            if head in self._stored and not _same_bits(
+                self._weights.read(self._stored[head]), self._weights.read(embedding)
+            ):
+                raise CheckpointError(
+                    "differs from the embedding, though the config ties them",
+                    file=self._weights.entries[self._stored[head]].file, field=head,
+                    remedy="if the head was trained apart, set tie_embeddings (state-spaces) "
+                    "or tie_word_embeddings to false in config.json",
+                )  # fmt: skip
+
+
+def _stored_names(layout: Layout, weights: Weights) -> dict[str, str]:
+    """Name as the layout spells it → name as stored, leftovers removed."""
+    stored: dict[str, str] = {}
+    for name in weights.entries:
+        if layout.ignored(name):
+            continue
+        spelled = layout.rename(name)
+        # Of two spellings of one tensor the second stays under its own name, and so is unused.
+        stored.setdefault(name if spelled in stored else spelled, name)
+    return stored
+
+
+def _check_headers(path: Path, layout: Layout, weights: Weights, stored: dict[str, str]) -> None:
+    """Refuse the checkpoint with everything that is wrong with its tensors, not only the first."""
+    expected = {piece.source: piece.source_shape for piece in layout.pieces.values()}
+    embedding = layout.pieces["embedding.weight"].source_shape
+    expected_here = expected | {h: embedding for h in layout.tied_heads if h in stored}
+    missing, misshaped, mistyped = [], [], []
+    for name, shape in expected_here.items():
+        if name not in stored:
+            promised = " (its index promises it)" if name in weights.missing else ""
+            missing.append(f"{name} {list(shape)}{promised}")
+            continue
+        entry = weights.entries[stored[name]]
+        if entry.shape != shape:
+            misshaped.append(f"{name}: expected {list(shape)}, found {list(entry.shape)}")
+        if entry.dtype is None:
+            mistyped.append(f"{name}: {entry.stored_dtype}")
+    unused = [
+        f"{real} {list(weights.entries[real].shape)}"
+        for name, real in stored.items()
+        if name not in expected_here
+    ]
+    groups = {
+        "missing": missing,
+        "unused": unused,
+        "wrong shape": misshaped,
+        "not fp32, fp16 or bf16": mistyped,
+    }
+    found = [f"{title} ({len(g)}):\n  " + "\n  ".join(g) for title, g in groups.items() if g]
+    if found:
+        raise CheckpointError(
+            "the tensors do not fit config.json\n" + "\n".join(found) + "\n",
+            file=path, remedy="do the config and the weights come from the same model?",
+        )  # fmt: skip
+
+
+def _count_not_finite(tensor: Tensor) -> int:
+    flat = tensor.view(-1)
+    return sum(block.numel() - int(torch.isfinite(block).sum()) for block in flat.split(SCAN))
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether the tensors are one, or equal bit for bit (so that NaN equals itself)."""
+    if a.dtype != b.dtype:
+        return False
+    if a.data_ptr() == b.data_ptr() and a.stride() == b.stride():
+        return True
+    bits = INTEGER_BITS[a.dtype]
+    return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
+
+
+def _tokenizer_files(path: Path) -> list[Path]:
+    named = [path / name for name in TOKENIZER_FILES]
+    return [file for file in [*named, *sorted(path.glob("*.model"))] if file.is_file()]
+
+
+def _generation(path: Path, config: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+    own = path / "generation_config.json"
+    sources = [Fields(path / "config.json", config)]
+    if own.is_file():
+        sources.insert(0, Fields(own, read_json(own)))
+    found: dict[str, Any] = {}
+    for fields in sources:
+        if "eos_token_id" in fields:
+            value = fields.values["eos_token_id"]
+            ids = value if isinstance(value, list) else [value]
+            for token in ids:
+                _check_token(fields, "eos_token_id", token, vocab_size)
+            found.setdefault("eos_token_ids", list(dict.fromkeys(ids)))
+        if "bos_token_id" in fields:
+            value = fields.values["bos_token_id"]
+            _check_token(fields, "bos_token_id", value, vocab_size)
+            found.setdefault("bos_token_id", value)
+        pad = fields.values.get("pad_token_id")
+        # Published files use -1 or vocab_size for "none"; nothing here pads, so drop those.
+        if isinstance(pad, int) and not isinstance(pad, bool) and 0 <= pad < vocab_size:
+            found.setdefault("pad_token_id", pad)
+    return found
+
+
+def _check_token(fields: Fields, name: str, value: object, vocab_size: int) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not 0 <= value < vocab_size:  # type: ignore[operator]
+        fields.refuse(name, f"does not name tokens of a vocabulary of {vocab_size}")

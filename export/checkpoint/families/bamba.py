@@ -1,0 +1,134 @@
+"""Bamba: blocks of Mamba-2 or attention, each followed by a gated MLP.
+
+Source: transformers 5.23 models/bamba, `BambaForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge.config import (
+    AttentionConfig,
+    Mamba2Config,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+)
+from edge.export.checkpoint.families.base import Family, is_transformers
+from edge.export.checkpoint.families.state_spaces import MAX_BLOCKS, UNSUPPORTED
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "bamba"
+ROTATED = 0.5  # the class sets partial_rotary_factor whenever rope_parameters does not
+
+
+def claims(fields: Fields) -> bool:
+    return is_transformers(fields, "bamba", "BambaForCausalLM")
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    attention = set(fields.indices("attn_layer_indices", blocks))
+    fields.demand("hidden_act", "silu", UNSUPPORTED)
+    mamba, attn = _mamba(fields), _attention(fields)
+    mlp = fields.build(
+        MlpConfig,
+        d_intermediate=fields.integer("intermediate_size"),
+        bias=fields.boolean("mlp_bias", False),
+    )
+    layers: list[Any] = []
+    for block in range(blocks):
+        layers += [attn if block in attention else mamba, mlp]
+    context = fields.integer("max_position_embeddings", 262144)
+    config = fields.build(
+        ModelConfig,
+        family=NAME,
+        vocab_size=fields.integer("vocab_size"),
+        d_model=fields.integer("hidden_size"),
+        layers=layers,
+        norm=fields.build(NormConfig, eps=fields.number("rms_norm_eps", 1e-5)),
+        tie_embeddings=fields.boolean("tie_word_embeddings", False),
+        max_context=context if attention else None,
+    )
+    return _place(config, blocks, attention)
+
+
+def _mamba(fields: Fields) -> Mamba2Config:
+    d_inner = fields.scaled("mamba_expand", fields.integer("hidden_size"), 2)
+    heads = fields.integer("mamba_n_heads", 128)
+    automatic = fields.values.get("mamba_d_head") in (None, "auto")
+    head_dim = max(1, d_inner // heads) if automatic else fields.integer("mamba_d_head")
+    if heads * head_dim != d_inner:
+        message = f"{heads} heads of {head_dim} do not make {d_inner} channels"
+        fields.refuse("mamba_n_heads", message)
+    return fields.build(
+        Mamba2Config,
+        d_inner=d_inner,
+        d_ssm=d_inner,
+        d_state=fields.integer("mamba_d_state", 256),
+        d_conv=fields.integer("mamba_d_conv", 4),
+        head_dim=head_dim,
+        n_groups=fields.integer("mamba_n_groups", 1),
+        conv_bias=fields.boolean("mamba_conv_bias", True),
+        proj_bias=fields.boolean("mamba_proj_bias", False),
+        dt_limit=fields.limits("time_step_limit"),
+    )
+
+
+def _attention(fields: Fields) -> AttentionConfig:
+    heads = fields.integer("num_attention_heads", 32)
+    head_dim = fields.integer("head_dim", max(1, fields.integer("hidden_size") // heads))
+    bias = fields.boolean("attention_bias", False)
+    return fields.build(
+        AttentionConfig,
+        n_heads=heads,
+        n_kv_heads=fields.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        rope=_rope(fields, head_dim),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+
+
+def _rope(fields: Fields, head_dim: int) -> RopeConfig:
+    """`rope_parameters` (transformers 5) or `rope_theta` beside `rope_scaling` (before).
+
+    As the class does, the older `partial_rotary_factor` beside them is not believed: it is 0.5.
+    """
+    for name in ("rope_scaling", "rope_parameters"):
+        for kind in ("rope_type", "type"):
+            fields.section(name).demand(kind, "default", "scaled RoPE cannot be exported")
+    new = fields.section("rope_parameters")
+    theta = new.number("rope_theta", fields.number("rope_theta", 10000.0))
+    rotated = new.number("partial_rotary_factor", ROTATED)
+    if not 0 < rotated <= 1 or int(head_dim * rotated) < 2:
+        new.refuse("partial_rotary_factor", f"is {rotated}: nothing of {head_dim} can be rotated")
+    return fields.build(RopeConfig, theta=theta, dim=int(head_dim * rotated))
+
+
+def _place(config: ModelConfig, blocks: int, attention: set[int]) -> Layout:
+    layout = Layout(config, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
+    for block in range(blocks):
+        source = f"model.layers.{block}"
+        mixer = "self_attn" if block in attention else "mamba"
+        layout.place_layer(
+            2 * block,
+            norm=f"{source}.input_layernorm",
+            mixer=f"{source}.{mixer}",
+            rename={"gated_norm": "norm"},
+        )
+        layout.place_layer(
+            2 * block + 1, norm=f"{source}.pre_ff_layernorm", mixer=f"{source}.feed_forward"
+        )
+    layout.place_ends(
+        embedding="model.embed_tokens.weight",
+        norm_f="model.final_layernorm",
+        lm_head="lm_head.weight",
+    )
+    return layout
+
+
+FAMILY = Family(NAME, "model_type bamba", claims, read)

@@ -1,0 +1,74 @@
+"""Mamba-1: state-spaces' original checkpoints and transformers' `MambaForCausalLM`.
+
+Source: transformers 5.23 models/mamba. `rescale_prenorm_residual`, `initializer_range` and the
+`time_step_*` fields but the rank only say how the weights were initialised.
+"""
+
+from __future__ import annotations
+
+import math
+
+from edge.config import Mamba1Config, ModelConfig, NormConfig
+from edge.export.checkpoint.families import state_spaces
+from edge.export.checkpoint.families.base import Family, is_state_spaces, is_transformers
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "mamba"
+
+
+def claims(fields: Fields) -> bool:
+    """Whichever Mamba layer a state-spaces config names, if it is not Mamba2, is ours to refuse."""
+    if is_transformers(fields, "mamba", "MambaForCausalLM"):
+        return True
+    return is_state_spaces(fields) and state_spaces.ssm_layer(fields) != "Mamba2"
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    if is_state_spaces(fields):
+        return state_spaces.read(fields, NAME)
+    width = fields.integer("hidden_size")
+    fields.demand("hidden_act", "silu", state_spaces.UNSUPPORTED)
+    automatic = fields.values.get("time_step_rank") in (None, "auto")
+    mixer = fields.build(
+        Mamba1Config,
+        d_inner=fields.scaled("expand", width, 2),
+        d_state=fields.integer("state_size", 16),
+        d_conv=fields.integer("conv_kernel", 4),
+        dt_rank=math.ceil(width / 16) if automatic else fields.integer("time_step_rank"),
+        conv_bias=fields.boolean("use_conv_bias", True),
+        proj_bias=fields.boolean("use_bias", False),
+    )
+    config = fields.build(
+        ModelConfig,
+        family=NAME,
+        vocab_size=fields.integer("vocab_size"),
+        d_model=width,
+        layers=[mixer] * fields.integer("num_hidden_layers", high=4096),
+        norm=fields.build(NormConfig, eps=fields.number("layer_norm_epsilon", 1e-5)),
+        tie_embeddings=fields.boolean("tie_word_embeddings", True),
+    )
+    return place(config)
+
+
+def place(config: ModelConfig) -> Layout:
+    """The tensors of `MambaForCausalLM` and `Mamba2ForCausalLM`, which differ in the mixer only.
+
+    Both load `backbone.embedding.weight`, the state-spaces spelling, too.
+    """
+    layout = Layout(
+        config, rename=lambda n: n.replace("backbone.embedding.", "backbone.embeddings.")
+    )
+    for index in range(len(config.layers)):
+        source = f"backbone.layers.{index}"
+        layout.place_layer(
+            index, norm=f"{source}.norm", mixer=f"{source}.mixer", rename={"gated_norm": "norm"}
+        )
+    layout.place_ends(
+        embedding="backbone.embeddings.weight", norm_f="backbone.norm_f", lm_head="lm_head.weight"
+    )
+    return layout
+
+
+FAMILY = Family(NAME, "model_type mamba, or state-spaces' d_model and n_layer", claims, read)

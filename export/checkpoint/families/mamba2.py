@@ -1,0 +1,62 @@
+"""Mamba-2: state-spaces' original checkpoints and transformers' `Mamba2ForCausalLM`.
+
+Source: transformers 5.23 models/mamba2. Its gated norm works per group of d_inner/n_groups, as
+here; versions before 4.57 normalised the whole width.
+"""
+
+from __future__ import annotations
+
+from edge.config import Mamba2Config, ModelConfig, NormConfig
+from edge.export.checkpoint.families import mamba, state_spaces
+from edge.export.checkpoint.families.base import Family, is_state_spaces, is_transformers
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "mamba2"
+
+
+def claims(fields: Fields) -> bool:
+    if is_transformers(fields, "mamba2", "Mamba2ForCausalLM"):
+        return True
+    return is_state_spaces(fields) and state_spaces.ssm_layer(fields) == "Mamba2"
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    if is_state_spaces(fields):
+        return state_spaces.read(fields, NAME)
+    width = fields.integer("hidden_size")
+    d_inner = fields.scaled("expand", width, 2)
+    head_dim = fields.integer("head_dim", 64)
+    heads = fields.integer("num_heads", max(1, d_inner // head_dim))
+    if heads * head_dim != d_inner:
+        fields.refuse("num_heads", f"{heads} heads of {head_dim} do not make {d_inner} channels")
+    fields.demand("hidden_act", "silu", state_spaces.UNSUPPORTED)
+    mixer = fields.build(
+        Mamba2Config,
+        d_inner=d_inner,
+        d_ssm=d_inner,
+        d_state=fields.integer("state_size", 128),
+        d_conv=fields.integer("conv_kernel", 4),
+        head_dim=head_dim,
+        n_groups=fields.integer("n_groups", 8),
+        conv_bias=fields.boolean("use_conv_bias", True),
+        proj_bias=fields.boolean("use_bias", False),
+        dt_limit=fields.limits("time_step_limit"),
+    )
+    config = fields.build(
+        ModelConfig,
+        family=NAME,
+        vocab_size=fields.integer("vocab_size"),
+        d_model=width,
+        layers=[mixer] * fields.integer("num_hidden_layers", high=4096),
+        norm=fields.build(NormConfig, eps=fields.number("layer_norm_epsilon", 1e-5)),
+        tie_embeddings=fields.boolean("tie_word_embeddings", False),
+    )
+    return mamba.place(config)
+
+
+FAMILY = Family(
+    NAME, "model_type mamba2, or state-spaces' d_model, n_layer and ssm_cfg.layer Mamba2",
+    claims, read,
+)  # fmt: skip

@@ -1,0 +1,88 @@
+"""MambaByte: Mamba-1 over bytes, in two layouts.
+
+The Hub models (JunxiongWang/MambaByte_*) are state-spaces checkpoints whose vocabulary is 256.
+The paper repository's own class, `MambaByteLM` (jxiw/MambaByte at 5e16f78, src/mambabyte/lm.py,
+model.py), has LayerNorms with bias and an untied head. That repository stores the weights alone,
+as a .pt file; its config.json here is the constructor's arguments with `"model_type":
+"mambabyte"`. Its loader renames old spellings (src/utils/torch_utils.py), and so does this one.
+"""
+
+from __future__ import annotations
+
+import re
+
+from edge.config import ModelConfig, NormConfig
+from edge.export.checkpoint.families import state_spaces
+from edge.export.checkpoint.families.base import Family, is_state_spaces
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "mambabyte"
+BYTES = 256
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+
+
+def claims(fields: Fields) -> bool:
+    """Named so, or Mamba-1 over 256 tokens with no tokenizer beside it."""
+    if fields.values.get("model_type") == NAME or _is_own_class(fields):
+        return True
+    directory = fields.file.parent
+    return (
+        is_state_spaces(fields)
+        and fields.values.get("vocab_size") == BYTES
+        and state_spaces.ssm_layer(fields) == "Mamba1"
+        and not any((directory / name).exists() for name in TOKENIZERS)
+    )
+
+
+def _is_own_class(fields: Fields) -> bool:
+    named = fields.values.get("architectures")
+    return isinstance(named, list) and "MambaByteLM" in named
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    if fields.values.get("vocab_size", BYTES) != BYTES:
+        fields.refuse("vocab_size", "is not 256", "a byte-level model has one token per byte")
+    return state_spaces.read(fields, NAME) if is_state_spaces(fields) else _read_own(fields)
+
+
+def _read_own(fields: Fields) -> Layout:
+    width = fields.integer("d_model", 1792)
+    mixer = {k: fields.values[k] for k in ("d_state", "d_conv", "expand") if k in fields}
+    count = fields.integer("num_layers", 48, high=4096)
+    rms = fields.boolean("rms_norm", False)
+    config = fields.build(
+        ModelConfig,
+        family=NAME,
+        vocab_size=BYTES,
+        d_model=width,
+        layers=[state_spaces.mamba1(Fields(fields.file, mixer), width)] * count,
+        norm=fields.build(
+            NormConfig,
+            kind="rmsnorm" if rms else "layernorm",
+            eps=fields.number("norm_eps", 1e-5),
+        ),
+        tie_embeddings=fields.boolean("tie_embeddings", False),
+    )
+    layout = Layout(config, rename=_modern)
+    for index in range(count):
+        source = f"mambabyte.layers.{index}"
+        layout.place_layer(index, norm=f"{source}.norm", mixer=f"{source}.mixer")
+    layout.place_ends(
+        embedding="mambabyte.token_embedding.weight",
+        norm_f="mambabyte.final_norm",
+        lm_head="lm_head.weight",
+    )
+    return layout
+
+
+def _modern(name: str) -> str:
+    """`module.backbone.embedding.weight` → `mambabyte.token_embedding.weight`, and the like."""
+    name = re.sub(r"^module\.", "", name)
+    name = re.sub(r"^backbone\.", "mambabyte.", name)
+    name = re.sub(r"^mambabyte\.embedding\.", "mambabyte.token_embedding.", name)
+    return re.sub(r"^mambabyte\.norm_f\.", "mambabyte.final_norm.", name)
+
+
+FAMILY = Family(NAME, "model_type mambabyte, or state-spaces' with vocab_size 256", claims, read)

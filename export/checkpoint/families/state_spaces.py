@@ -1,0 +1,203 @@
+"""The checkpoints of state-spaces/mamba's `MambaLMHeadModel`, shared by Mamba, Mamba-2, MambaByte.
+
+Source: mamba_ssm/models/config_mamba.py, mixer_seq_simple.py, modules/{mamba_simple,mamba2,mlp,
+mha,block}.py at e9594ce. A block is mixer, then (when d_intermediate > 0) gated MLP, each behind
+its own norm: two of our layers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from edge.config import (
+    AttentionConfig,
+    Mamba1Config,
+    Mamba2Config,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+)
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+MAX_BLOCKS = 2048
+MLP_MULTIPLE = 128  # GatedMLP(multiple_of=128)
+EPS = 1e-5  # no field of the config reaches norm_epsilon, and the gated norm's eps is a literal
+UNSUPPORTED = "this variant cannot be exported"
+
+# How a model was initialised or run; nothing that its weights do not already say.
+_INERT = {"layer", "dt_min", "dt_max", "dt_init_floor"}
+_INERT_1 = {"dt_init", "dt_scale", "use_fast_path"}
+_INERT_2 = {"conv_init", "A_init_range", "chunk_size", "use_mem_eff_path", "sequence_parallel"}
+
+
+def ssm_layer(fields: Fields) -> str:
+    """`ssm_cfg.layer`, whose absence means Mamba1."""
+    ssm = fields.values.get("ssm_cfg")
+    layer = ssm.get("layer") if isinstance(ssm, dict) else None
+    return "Mamba1" if layer is None else str(layer)
+
+
+def read(fields: Fields, family: str) -> Layout:
+    """Config and tensor places of a `MambaLMHeadModel`; absent fields take its defaults."""
+    d_model = fields.integer("d_model")
+    blocks = fields.integer("n_layer", high=MAX_BLOCKS)
+    attention = set(fields.indices("attn_layer_idx", blocks))
+    mixer = _mixer(fields, d_model) if len(attention) < blocks else None
+    attn = _attention(fields, d_model) if attention else None
+    mlp = _mlp(fields)
+    layers: list[Any] = []
+    for block in range(blocks):
+        layers.append(attn if block in attention else mixer)
+        layers += [mlp] if mlp else []
+
+    config = fields.build(
+        ModelConfig,
+        family=family,
+        vocab_size=_padded_vocabulary(fields),
+        d_model=d_model,
+        layers=layers,
+        norm=NormConfig(
+            kind="rmsnorm" if fields.boolean("rms_norm", True) else "layernorm", eps=EPS
+        ),
+        tie_embeddings=fields.boolean("tie_embeddings", True),
+    )
+    return _place(config, blocks, attention, mlp is not None)
+
+
+def _padded_vocabulary(fields: Fields) -> int:
+    size = fields.integer("vocab_size", 50277)
+    return size + -size % fields.integer("pad_vocab_size_multiple", 8, high=1 << 20)
+
+
+def _mixer(fields: Fields, d_model: int) -> Mamba1Config | Mamba2Config:
+    ssm = fields.section("ssm_cfg")
+    layer = ssm_layer(fields)
+    if layer == "Mamba1":
+        return mamba1(ssm, d_model)
+    if layer == "Mamba2":
+        return _mamba2(ssm, d_model)
+    ssm.refuse("layer", f"is {layer!r}; Mamba1 and Mamba2 are known", UNSUPPORTED)
+
+
+def mamba1(ssm: Fields, d_model: int) -> Mamba1Config:
+    """The arguments of mamba_ssm's `Mamba`."""
+    ssm.known_only(
+        {"d_state", "d_conv", "expand", "dt_rank", "conv_bias", "bias"} | _INERT | _INERT_1
+    )
+    automatic = ssm.values.get("dt_rank") in (None, "auto")
+    return ssm.build(
+        Mamba1Config,
+        d_inner=ssm.scaled("expand", d_model, 2),
+        d_state=ssm.integer("d_state", 16),
+        d_conv=ssm.integer("d_conv", 4),
+        dt_rank=math.ceil(d_model / 16) if automatic else ssm.integer("dt_rank"),
+        conv_bias=ssm.boolean("conv_bias", True),
+        proj_bias=ssm.boolean("bias", False),
+    )
+
+
+def _mamba2(ssm: Fields, d_model: int) -> Mamba2Config:
+    """The arguments of mamba_ssm's `Mamba2`."""
+    ssm.known_only(
+        {"d_state", "d_conv", "expand", "headdim", "d_ssm", "ngroups", "rmsnorm", "dt_limit"}
+        | {"norm_before_gate", "D_has_hdim", "bias", "conv_bias"} | _INERT | _INERT_2
+    )  # fmt: skip
+    ssm.demand("norm_before_gate", False, UNSUPPORTED)
+    ssm.demand("D_has_hdim", False, UNSUPPORTED)
+    d_inner = ssm.scaled("expand", d_model, 2)
+    return ssm.build(
+        Mamba2Config,
+        d_inner=d_inner,
+        d_ssm=ssm.integer("d_ssm", d_inner),
+        d_state=ssm.integer("d_state", 128),
+        d_conv=ssm.integer("d_conv", 4),
+        head_dim=ssm.integer("headdim", 64),
+        n_groups=ssm.integer("ngroups", 1),
+        conv_bias=ssm.boolean("conv_bias", True),
+        proj_bias=ssm.boolean("bias", False),
+        gated_norm=ssm.boolean("rmsnorm", True),
+        dt_limit=ssm.limits("dt_limit"),
+    )
+
+
+def _attention(fields: Fields, d_model: int) -> AttentionConfig:
+    """The arguments of mamba_ssm's `MHA`, whose biases are on unless switched off."""
+    attn = fields.section("attn_cfg")
+    attn.known_only(
+        {"num_heads", "num_heads_kv", "head_dim", "mlp_dim", "qkv_proj_bias", "out_proj_bias"}
+        | {"softmax_scale", "causal", "d_conv", "rotary_emb_dim", "rotary_emb_base"}
+        | {"rotary_emb_interleaved"}
+    )
+    # Its default is False: a language model that forgot it would look ahead.
+    if not attn.boolean("causal", False):
+        attn.refuse("causal", "is not true", "only causal attention is supported")
+    attn.demand("d_conv", 0, "attention behind a convolution cannot be exported")
+    attn.demand("mlp_dim", 0, UNSUPPORTED)
+    attn.demand("rotary_emb_interleaved", False, UNSUPPORTED)
+    if "softmax_scale" in attn:
+        attn.refuse("softmax_scale", "is set", "only 1/sqrt(head_dim), its default, is supported")
+    heads = attn.integer("num_heads")
+    if "head_dim" not in attn and d_model % heads:
+        attn.refuse("num_heads", f"does not divide d_model {d_model}")
+    rotary = attn.integer("rotary_emb_dim", 0, low=0)
+    theta = attn.number("rotary_emb_base", 10000.0)
+    return attn.build(
+        AttentionConfig,
+        n_heads=heads,
+        n_kv_heads=attn.integer("num_heads_kv", heads),
+        head_dim=attn.integer("head_dim", max(1, d_model // heads)),
+        rope=attn.build(RopeConfig, theta=theta, dim=rotary) if rotary else None,
+        qkv_bias=attn.boolean("qkv_proj_bias", True),
+        out_bias=attn.boolean("out_proj_bias", True),
+    )
+
+
+def _mlp(fields: Fields) -> MlpConfig | None:
+    width = fields.integer("d_intermediate", 0, low=0)
+    return MlpConfig(d_intermediate=width + -width % MLP_MULTIPLE) if width else None
+
+
+def _place(config: ModelConfig, blocks: int, attention: set[int], has_mlp: bool) -> Layout:
+    layout = Layout(config)
+    per_block = 2 if has_mlp else 1
+    for block in range(blocks):
+        index, source = block * per_block, f"backbone.layers.{block}"
+        if block in attention:
+            _place_attention(layout, index, source)
+        else:
+            layout.place_layer(
+                index, norm=f"{source}.norm", mixer=f"{source}.mixer",
+                rename={"gated_norm": "norm"},
+            )  # fmt: skip
+        if has_mlp:
+            _place_mlp(layout, index + 1, source)
+    layout.place_ends(
+        embedding="backbone.embedding.weight", norm_f="backbone.norm_f", lm_head="lm_head.weight"
+    )
+    return layout
+
+
+def _place_attention(layout: Layout, index: int, source: str) -> None:
+    """MHA stacks query, key and value rows in `in_proj`."""
+    ours, theirs = f"layers.{index}", f"{source}.mixer"
+    config = layout.config.layers[index]
+    assert isinstance(config, AttentionConfig)
+    layout.place_norm(f"{ours}.norm", f"{source}.norm")
+    layout.place(f"{ours}.o_proj.weight", f"{theirs}.out_proj.weight")
+    if config.out_bias:
+        layout.place(f"{ours}.o_proj.bias", f"{theirs}.out_proj.bias")
+    for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
+        names = tuple(f"{ours}.{which}_proj.{kind}" for which in "qkv")
+        layout.place_rows(names, f"{theirs}.in_proj.{kind}")
+
+
+def _place_mlp(layout: Layout, index: int, source: str) -> None:
+    """GatedMLP stacks [up | gate] rows in `fc1`: y, gate = fc1(x).chunk(2); fc2(y·silu(gate))."""
+    ours = f"layers.{index}"
+    layout.place_norm(f"{ours}.norm", f"{source}.norm2")
+    names = (f"{ours}.up_proj.weight", f"{ours}.gate_proj.weight")
+    layout.place_rows(names, f"{source}.mlp.fc1.weight")
+    layout.place(f"{ours}.down_proj.weight", f"{source}.mlp.fc2.weight")

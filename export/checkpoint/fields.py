@@ -1,0 +1,181 @@
+"""Reading a checkpoint's own JSON: every wrong value is refused by file and field."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from edge.errors import CheckpointError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+MAX_JSON_BYTES = 64 << 20  # an index of a large sharded model is about 100 kB
+MAX_DIM = 1 << 31
+RESAVE = "save the checkpoint again, or correct the file by hand"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; infinities may be bare, or spelled as transformers 5 does.
+
+    Raises CheckpointError when the file is absent, too large, not JSON, nested too deeply to
+    parse, or holds something other than an object.
+    """
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(
+                f"larger than {MAX_JSON_BYTES} bytes", file=path, remedy="is it a weight file?"
+            )
+        value = json.loads(path.read_bytes(), object_hook=_infinity)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot be read: {error.strerror}", file=path, remedy="check that it exists"
+        ) from error
+    except RecursionError as error:
+        raise CheckpointError("nested too deeply", file=path, remedy=RESAVE) from error
+    except ValueError as error:  # JSON syntax, bad UTF-8, an integer of thousands of digits
+        raise CheckpointError(f"not valid JSON: {error}", file=path, remedy=RESAVE) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"holds a JSON {_kind(value)}, not an object", file=path, remedy=RESAVE
+        )
+    return value
+
+
+def _infinity(value: dict[str, Any]) -> Any:
+    """transformers 5 writes `{"__float__": "Infinity"}` where earlier versions wrote Infinity."""
+    if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(value["__float__"])
+    return value
+
+
+def _kind(value: object) -> str:
+    names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")
+
+
+class Fields:
+    """Typed access to one JSON object. A `null` counts as absent, as it does upstream.
+
+    Every method raises CheckpointError naming the file and the field when the value is absent
+    without a default, of another type, or out of range.
+    """
+
+    def __init__(self, file: Path, values: dict[str, Any], prefix: str = "") -> None:
+        self.file = file
+        self.values = values
+        self.prefix = prefix
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def refuse(self, name: str, message: str, remedy: str = RESAVE) -> NoReturn:
+        """Raise for one field."""
+        raise CheckpointError(message, file=self.file, field=self.prefix + name, remedy=remedy)
+
+    def _get(self, name: str, default: object) -> Any:
+        value = self.values.get(name)
+        if value is not None:
+            return value
+        if default is None:
+            self.refuse(name, "is missing")
+        return default
+
+    def integer(
+        self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_DIM
+    ) -> int:
+        """A whole number in [low, high]."""
+        value = self._get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            self.refuse(name, f"is {_show(value)}, not a whole number")
+        if not low <= value <= high:
+            self.refuse(name, f"is {_show(value)}, outside {low} to {high}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number."""
+        value = self._get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            self.refuse(name, f"is {_show(value)}, not a number")
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
+        if not math.isfinite(value):
+            self.refuse(name, f"is {value}, not a finite number")
+        return value
+
+    def boolean(self, name: str, default: bool | None = None) -> bool:
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            self.refuse(name, f"is {_show(value)}, not true or false")
+        return value
+
+    def section(self, name: str) -> Fields:
+        """A nested object; absent means empty."""
+        value = self._get(name, {})
+        if not isinstance(value, dict):
+            self.refuse(name, f"is {_show(value)}, not an object")
+        return Fields(self.file, value, f"{self.prefix}{name}.")
+
+    def indices(self, name: str, count: int) -> tuple[int, ...]:
+        """Distinct indices below `count`, sorted; absent means none."""
+        value = self._get(name, ())
+        if not isinstance(value, list | tuple):
+            self.refuse(name, f"is {_show(value)}, not a list of layer indices")
+        for index in value:
+            if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
+                self.refuse(name, f"holds {_show(index)}, not a layer index below {count}")
+        return tuple(sorted(set(value)))
+
+    def limits(self, name: str) -> tuple[float, float]:
+        """A pair low ≤ high of numbers, possibly infinite; absent means (0, ∞)."""
+        value = self._get(name, (0.0, math.inf))
+        numbers = isinstance(value, list | tuple) and all(
+            isinstance(v, int | float) and not isinstance(v, bool) for v in value
+        )
+        if not numbers or len(value) != 2 or not 0 <= value[0] <= value[1]:
+            self.refuse(name, f"is {_show(value)}, not a pair 0 <= low <= high")
+        return float(value[0]), float(value[1])
+
+    def scaled(self, name: str, factor: int, default: float) -> int:
+        """int(number · factor), as upstream computes widths from `expand`, within MAX_DIM."""
+        product = int(self.number(name, default) * factor)
+        if not 1 <= product <= MAX_DIM:
+            self.refuse(name, f"makes a width of {product}, outside 1 to {MAX_DIM}")
+        return product
+
+    def demand(self, name: str, expected: object, remedy: str) -> None:
+        """Refuse any value but `expected`; absent passes."""
+        value = self.values.get(name)
+        if value is not None and (type(value) is not type(expected) or value != expected):
+            self.refuse(name, f"is {_show(value)}; only {_show(expected)} is supported", remedy)
+
+    def known_only(self, known: Iterable[str]) -> None:
+        """Refuse a field that could change the model in a way nobody here has heard of."""
+        for name in sorted(set(self.values) - set(known)):
+            self.refuse(name, "is not a known field", "remove it if it does not change the model")
+
+    def build(self, kind: type[Model], /, **values: Any) -> Model:
+        """A config object, whose own complaints are raised as CheckpointError."""
+        try:
+            return kind(**values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = self.prefix + ".".join(str(part) for part in first["loc"])
+            message = f"the values do not make a model: {first['msg']}"
+            raise CheckpointError(
+                message, file=self.file, field=field or None, remedy=RESAVE
+            ) from error
+
+
+def _show(value: object) -> str:
+    try:
+        text = json.dumps(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a deep list
+        text = f"a {_kind(value)}"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,104 @@
+"""Where each canonical tensor lies in a checkpoint: the one thing a family has to say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edge.config import ModelConfig
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One canonical tensor's place: the whole of a source tensor, or some of its rows.
+
+    Attributes:
+        source: name in the checkpoint.
+        source_shape: the shape that tensor must have there.
+        shape: the canonical shape (a convolution's [C, 1, K] becomes [C, K]).
+        start: the first row, for a tensor that the source stores fused with others.
+    """
+
+    source: str
+    source_shape: Shape
+    shape: Shape
+    start: int = 0
+
+
+def _unchanged(name: str) -> str:
+    return name
+
+
+@dataclass
+class Layout:
+    """A model's config and the place of each of its tensors.
+
+    Attributes:
+        config: the model.
+        pieces: canonical name → place, filled by the family.
+        tied_heads: source names that, when there, must equal the embedding.
+        ignored: says of a source name that it is a known leftover (buffers that are recomputed).
+        rename: maps a stored name to the name used in `pieces`, for families with two spellings.
+    """
+
+    config: ModelConfig
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    tied_heads: tuple[str, ...] = ()
+    ignored: Callable[[str], bool] = lambda name: False
+    rename: Callable[[str], str] = _unchanged
+
+    def __post_init__(self) -> None:
+        self._shapes = self.config.tensor_shapes()
+        self._by_layer: dict[int, list[str]] = {}
+        for name in self._shapes:
+            if name.startswith("layers."):
+                self._by_layer.setdefault(int(name.split(".")[1]), []).append(name)
+
+    def place(self, name: str, source: str) -> None:
+        """The canonical tensor is the whole source tensor."""
+        shape = self._shapes[name]
+        stored = (shape[0], 1, shape[1]) if name.endswith(".conv1d.weight") else shape
+        self.pieces[name] = Piece(source, stored, shape)
+
+    def place_rows(self, names: tuple[str, ...], source: str) -> None:
+        """The canonical tensors, in this order, are stacked in the source tensor."""
+        shapes = [self._shapes[name] for name in names]
+        total = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        start = 0
+        for name, shape in zip(names, shapes, strict=True):
+            self.pieces[name] = Piece(source, total, shape, start)
+            start += shape[0]
+
+    def place_norm(self, name: str, source: str) -> None:
+        """The weight, and the bias of a LayerNorm."""
+        self.place(f"{name}.weight", f"{source}.weight")
+        if self.config.norm.kind == "layernorm":
+            self.place(f"{name}.bias", f"{source}.bias")
+
+    def place_layer(
+        self, index: int, *, norm: str, mixer: str, rename: dict[str, str] | None = None
+    ) -> None:
+        """A layer whose mixer's tensors are called as here, but for a renamed first word."""
+        self.place_norm(f"layers.{index}.norm", norm)
+        for name in self._by_layer[index]:
+            module, dot, rest = name.split(".", 2)[2].partition(".")
+            if module != "norm":
+                module = (rename or {}).get(module, module)
+                self.place(name, f"{mixer}.{module}{dot}{rest}")
+
+    def place_ends(self, *, embedding: str, norm_f: str, lm_head: str) -> None:
+        """Embedding, final norm and head. A tied head may be stored again."""
+        self.place("embedding.weight", embedding)
+        self.place_norm("norm_f", norm_f)
+        if self.config.tie_embeddings:
+            self.tied_heads = (lm_head,)
+        else:
+            self.place("lm_head.weight", lm_head)
+
+
+def elements(shape: Shape) -> int:
+    """How many numbers a tensor of this shape holds."""
+    return math.prod(shape)

@@ -1,0 +1,300 @@
+"""Writes tiny random checkpoints, as the real ones are laid out, for tests to read.
+
+Every tensor is random, norms and biases too, so that no constant can hide a mistake. A directory
+has a working tokenizer where its family has one: byte-level BPE, 272 tokens with padding.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers.utils import logging
+
+TOKENS = 270  # what the tokenizer has
+VOCABULARY = 272  # what the models have: padded to a multiple of 8
+END = "<|endoftext|>"
+CORPUS = ["the state of the model is the whole of the past", "a robot walks and then it stops"]
+
+
+def save_tokenizer(path: Path, chat_template: str | None = None) -> Path:
+    """tokenizer.json with at most TOKENS tokens, END being 0, and the small files beside it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=TOKENS,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(path / "tokenizer.json"))
+    write_json(
+        path / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "bos_token": END},
+    )
+    write_json(path / "special_tokens_map.json", {"eos_token": END, "bos_token": END})
+    if chat_template is not None:
+        (path / "chat_template.jinja").write_text(chat_template)
+    return path
+
+
+def write_json(path: Path, value: object) -> None:
+    """`value` as JSON, with bare Infinity where it holds one, as upstream writes it."""
+    path.write_text(json.dumps(value, indent=2))
+
+
+def edit_config(path: Path, **changes: object) -> None:
+    """Set fields of config.json; a value of ... removes the field."""
+    file = path / "config.json"
+    values = json.loads(file.read_text()) | changes
+    write_json(file, {k: v for k, v in values.items() if v is not ...})
+
+
+def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """fp32 values in a range that such a tensor has, so that states neither vanish nor explode."""
+
+    def uniform(low: float, high: float) -> Tensor:
+        return torch.rand(shape, generator=generator) * (high - low) + low
+
+    if name.endswith("A_log"):
+        return uniform(-1.5, 1.5)
+    if name.endswith(("dt_bias", "dt_proj.bias")):
+        return uniform(-3.0, 1.0)
+    normal = torch.randn(shape, generator=generator)
+    if name.endswith(".D"):
+        return normal
+    if "norm" in name.split(".")[-2]:
+        return uniform(0.5, 1.5) if name.endswith("weight") else 0.3 * normal
+    if name.endswith("bias"):
+        return 0.3 * normal
+    if "embed" in name:
+        return normal
+    return normal / math.sqrt(math.prod(shape[1:]))
+
+
+def randomise(model: torch.nn.Module, seed: int = 0) -> None:
+    """Replace every parameter by `random_tensor`'s."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            parameter.copy_(random_tensor(name, tuple(parameter.shape), generator))
+
+
+def _save_transformers(
+    path: Path, config: Any, kind: Callable[[Any], Any], dtype: torch.dtype
+) -> Path:
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model = kind(config)
+    randomise(model)
+    model.to(dtype).save_pretrained(path)
+    return save_tokenizer(path)
+
+
+def save_mamba(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `MambaForCausalLM`: 2 layers, width 24, 5 states, tied."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    values: dict[str, Any] = dict(
+        vocab_size=VOCABULARY, hidden_size=24, num_hidden_layers=2, state_size=5, conv_kernel=4,
+    )  # fmt: skip
+    config = MambaConfig(**(values | overrides))
+    return _save_transformers(path, config, MambaForCausalLM, dtype)
+
+
+def save_mamba2(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `Mamba2ForCausalLM`: 2 layers, width 32, 8 heads of 8, 2 groups, untied."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    values: dict[str, Any] = dict(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_heads=8, head_dim=8,
+        state_size=6, n_groups=2, chunk_size=16, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    config = Mamba2Config(**(values | overrides))
+    return _save_transformers(path, config, Mamba2ForCausalLM, dtype)
+
+
+def save_bamba(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `BambaForCausalLM`: 3 blocks, the second attends (4 heads, 2 for KV)."""
+    from transformers import BambaConfig, BambaForCausalLM
+
+    values: dict[str, Any] = dict(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=40, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, attn_layer_indices=[1],
+        mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=2, mamba_d_state=6, mamba_chunk_size=16,
+        max_position_embeddings=512, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    config = BambaConfig(**(values | overrides))
+    return _save_transformers(path, config, BambaForCausalLM, dtype)
+
+
+def save_state_spaces(
+    path: Path,
+    version: int = 1,
+    *,
+    like: Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    tokenizer: bool = True,
+    **overrides: Any,
+) -> Path:
+    """state-spaces' `MambaLMHeadModel`: config.json and pytorch_model.bin, tied.
+
+    `like` takes the weights of a transformers Mamba or Mamba-2 directory, under the original
+    names; the overrides must then describe the same model.
+    """
+    ssm = {"d_state": 5} if version == 1 else {"layer": "Mamba2", "headdim": 8, "d_state": 6}
+    config: dict[str, Any] = dict(
+        d_model=24 if version == 1 else 32, n_layer=2, vocab_size=TOKENS, ssm_cfg=ssm,
+        rms_norm=True, residual_in_fp32=True, fused_add_norm=True, pad_vocab_size_multiple=8,
+    )  # fmt: skip
+    config |= overrides
+    config["ssm_cfg"] = ssm | (overrides.get("ssm_cfg") or {})
+    if like is None:
+        tensors = _random_tensors(_state_spaces_shapes(config))
+    else:
+        stored = load_file(like / "model.safetensors")
+        tensors = {n.replace(".embeddings.", ".embedding."): t for n, t in stored.items()}
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    if config.get("tie_embeddings", True):
+        tensors["lm_head.weight"] = tensors["backbone.embedding.weight"]
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(path / "config.json", config)
+    torch.save(tensors, path / "pytorch_model.bin")
+    return save_tokenizer(path) if tokenizer else path
+
+
+def save_mambabyte(path: Path, layout: str = "rmsnorm", **overrides: Any) -> Path:
+    """MambaByte: `rmsnorm` as the Hub stores it, `layernorm` as the paper's own class does."""
+    if layout == "rmsnorm":
+        values = dict(vocab_size=256, d_model=24) | overrides
+        return save_state_spaces(path, 1, tokenizer=False, **values)
+    config: dict[str, Any] = dict(
+        model_type="mambabyte", d_model=24, num_layers=2, d_state=5, d_conv=4, expand=2
+    )
+    config |= overrides
+    shapes = _mamba1_shapes(
+        "mambabyte", config["num_layers"], config["d_model"],
+        {k: config[k] for k in ("d_state", "d_conv", "expand")}, bias=True,
+    )  # fmt: skip
+    width = config["d_model"]
+    shapes |= {
+        "mambabyte.token_embedding.weight": (256, width),
+        "mambabyte.final_norm.weight": (width,),
+        "mambabyte.final_norm.bias": (width,),
+        "lm_head.weight": (256, width),
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(path / "config.json", config)
+    torch.save(_random_tensors(shapes), path / "mambabyte.pt")
+    return path
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _random_tensors(shapes: Shapes) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: random_tensor(name, shape, generator) for name, shape in sorted(shapes.items())}
+
+
+def _state_spaces_shapes(config: dict[str, Any]) -> Shapes:
+    """What MambaLMHeadModel(config).state_dict() holds, written from its source, not from ours."""
+    width, count, ssm = config["d_model"], config["n_layer"], config["ssm_cfg"]
+    attention, bias = config.get("attn_layer_idx", []), not config["rms_norm"]
+    build = _mamba2_shapes if ssm.get("layer") == "Mamba2" else _mamba1_shapes
+    shapes = build("backbone", count, width, ssm, bias=bias)
+    for n in attention:
+        mixer = f"backbone.layers.{n}.mixer."
+        shapes = {k: v for k, v in shapes.items() if not k.startswith(mixer)}
+        shapes |= _mha_shapes(mixer, width, config["attn_cfg"])
+    vocabulary = -(-config["vocab_size"] // config["pad_vocab_size_multiple"])
+    rows = vocabulary * config["pad_vocab_size_multiple"]
+    shapes |= {"backbone.embedding.weight": (rows, width), "backbone.norm_f.weight": (width,)}
+    if bias:
+        shapes["backbone.norm_f.bias"] = (width,)
+    if not config.get("tie_embeddings", True):
+        shapes["lm_head.weight"] = (rows, width)
+    if config.get("d_intermediate"):
+        hidden = -(-config["d_intermediate"] // 128) * 128
+        for n in range(count):
+            block = f"backbone.layers.{n}."
+            shapes |= {
+                f"{block}norm2.weight": (width,),
+                f"{block}mlp.fc1.weight": (2 * hidden, width),
+                f"{block}mlp.fc2.weight": (width, hidden),
+            }
+            if bias:
+                shapes[f"{block}norm2.bias"] = (width,)
+    return shapes
+
+
+def _norms(prefix: str, count: int, width: int, bias: bool) -> Shapes:
+    shapes: Shapes = {f"{prefix}.layers.{n}.norm.weight": (width,) for n in range(count)}
+    if bias:
+        shapes |= {f"{prefix}.layers.{n}.norm.bias": (width,) for n in range(count)}
+    return shapes
+
+
+def _mamba1_shapes(prefix: str, count: int, width: int, ssm: dict[str, Any], bias: bool) -> Shapes:
+    inner, state = int(ssm.get("expand", 2) * width), ssm["d_state"]
+    rank = ssm.get("dt_rank", math.ceil(width / 16))
+    shapes = _norms(prefix, count, width, bias)
+    for n in range(count):
+        mixer = f"{prefix}.layers.{n}.mixer."
+        shapes |= {
+            f"{mixer}in_proj.weight": (2 * inner, width),
+            f"{mixer}conv1d.weight": (inner, 1, ssm.get("d_conv", 4)),
+            f"{mixer}conv1d.bias": (inner,),
+            f"{mixer}x_proj.weight": (rank + 2 * state, inner),
+            f"{mixer}dt_proj.weight": (inner, rank),
+            f"{mixer}dt_proj.bias": (inner,),
+            f"{mixer}A_log": (inner, state),
+            f"{mixer}D": (inner,),
+            f"{mixer}out_proj.weight": (width, inner),
+        }
+    return shapes
+
+
+def _mamba2_shapes(prefix: str, count: int, width: int, ssm: dict[str, Any], bias: bool) -> Shapes:
+    inner = int(ssm.get("expand", 2) * width)
+    d_ssm = ssm.get("d_ssm", inner)
+    heads, groups = d_ssm // ssm["headdim"], 2 * ssm.get("ngroups", 1) * ssm["d_state"]
+    shapes = _norms(prefix, count, width, bias)
+    for n in range(count):
+        mixer = f"{prefix}.layers.{n}.mixer."
+        shapes |= {
+            f"{mixer}in_proj.weight": (2 * inner + groups + heads, width),
+            f"{mixer}conv1d.weight": (d_ssm + groups, 1, ssm.get("d_conv", 4)),
+            f"{mixer}conv1d.bias": (d_ssm + groups,),
+            f"{mixer}dt_bias": (heads,),
+            f"{mixer}A_log": (heads,),
+            f"{mixer}D": (heads,),
+            f"{mixer}out_proj.weight": (width, inner),
+        }
+        if ssm.get("rmsnorm", True):
+            shapes[f"{mixer}norm.weight"] = (d_ssm,)
+    return shapes
+
+
+def _mha_shapes(mixer: str, width: int, attn: dict[str, Any]) -> Shapes:
+    heads = attn["num_heads"]
+    size = attn.get("head_dim", width // heads)
+    rows = size * (heads + 2 * attn.get("num_heads_kv", heads))
+    shapes: Shapes = {
+        f"{mixer}in_proj.weight": (rows, width),
+        f"{mixer}out_proj.weight": (width, size * heads),
+    }
+    if attn.get("qkv_proj_bias", True):
+        shapes[f"{mixer}in_proj.bias"] = (rows,)
+    if attn.get("out_proj_bias", True):
+        shapes[f"{mixer}out_proj.bias"] = (width,)
+    return shapes
