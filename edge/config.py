@@ -15,15 +15,16 @@ Symbols (Mamba, arXiv 2312.00752; Mamba-2, arXiv 2405.21060):
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 Positive = Annotated[int, Field(gt=0, le=1 << 31)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class NormConfig(_Frozen):
@@ -83,6 +84,11 @@ class Mamba2Config(_Frozen):
             raise ValueError(f"d_ssm {self.d_ssm} exceeds d_inner {self.d_inner}")
         return self
 
+    @field_serializer("dt_limit", when_used="json")
+    def _plain_json(self, limit: tuple[float, float]) -> list[float | str]:
+        # JSON has no infinity; the string reads back as the same float
+        return [bound if math.isfinite(bound) else str(bound) for bound in limit]
+
     @property
     def n_heads(self) -> int:
         return self.d_ssm // self.head_dim
@@ -101,7 +107,7 @@ class Mamba2Config(_Frozen):
 
 
 class RopeConfig(_Frozen):
-    """Rotary embedding over the first `dim` values of each head, halves rotated (not interleaved)."""
+    """Rotary embedding over the first `dim` values of each head, half against half."""
 
     theta: float = Field(default=10000.0, gt=0)
     dim: Positive
@@ -114,7 +120,10 @@ class RopeConfig(_Frozen):
 
 
 class AttentionConfig(_Frozen):
-    """Causal attention with grouped heads. kv_cache: key and value, each [B, n_kv_heads, capacity, P]."""
+    """Causal attention with grouped heads.
+
+    kv_cache: key and value, each [B, n_kv_heads, capacity, P].
+    """
 
     kind: Literal["attention"] = "attention"
     n_heads: Positive

@@ -1,4 +1,4 @@
-"""Canonical names and shapes of a model's weights and states: what readers fill and engines bind."""
+"""Canonical names and shapes of a model's weights and states: what readers fill and engines use."""
 
 from __future__ import annotations
 

@@ -1,0 +1,33 @@
+"""The bundle: one folder, hashed, the only thing the runtime reads.
+
+`manifest.json` lists every other file with its size and SHA-256. `open_bundle` checks what it
+reads through the file descriptor it then hands on; `BundleWriter` publishes whole folders or
+nothing.
+"""
+
+from edge.bundle.manifest import (
+    SCHEMA_VERSION,
+    FileEntry,
+    GenerationDefaults,
+    Limits,
+    Manifest,
+    Provenance,
+    Quantization,
+    TokenizerInfo,
+)
+from edge.bundle.reader import Bundle, open_bundle
+from edge.bundle.writer import BundleWriter
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Bundle",
+    "BundleWriter",
+    "FileEntry",
+    "GenerationDefaults",
+    "Limits",
+    "Manifest",
+    "Provenance",
+    "Quantization",
+    "TokenizerInfo",
+    "open_bundle",
+]

@@ -1,0 +1,134 @@
+"""What `manifest.json` says. Unknown keys are refused: an older runtime must not guess."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+from edge.bundle.paths import check_relative
+from edge.config import ModelConfig
+
+SCHEMA_VERSION = 1
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+TokenId = Annotated[int, Field(ge=0, le=1 << 31)]
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class FileEntry(_Strict):
+    """One file of the bundle, by its path relative to the folder."""
+
+    path: str
+    size: Annotated[int, Field(ge=0, le=1 << 42)]
+    sha256: Sha256
+
+    @field_validator("path")
+    @classmethod
+    def _stays_inside(cls, path: str) -> str:
+        check_relative(path)
+        return path
+
+
+class Quantization(_Strict):
+    """How weights (and, for some recipes, activations) are stored."""
+
+    recipe: Name
+    bits: Literal[4, 8, 16, 32]
+    block_size: Annotated[int, Field(gt=0, le=4096)] | None = None
+    details: dict[str, JsonValue] = {}
+
+
+class Limits(_Strict):
+    """`chunk`: the most tokens one run may take."""
+
+    chunk: Annotated[int, Field(gt=0, le=65536)]
+
+
+class TokenizerInfo(_Strict):
+    """Which tokenizer, and the ids that begin, end and pad a text."""
+
+    kind: Literal["tokenizer.json", "sentencepiece", "bytes"]
+    file: str | None = None
+    sha256: Sha256 | None = None
+    vocab_size: Annotated[int, Field(gt=0, le=1 << 31)]
+    bos: TokenId | None = None
+    eos: tuple[TokenId, ...] = ()
+    pad: TokenId | None = None
+    add_bos: bool = False
+
+    @model_validator(mode="after")
+    def _complete(self) -> TokenizerInfo:
+        if (self.kind == "bytes") != (self.file is None):
+            raise ValueError("a byte tokenizer has no file, every other kind has one")
+        if (self.file is None) != (self.sha256 is None):
+            raise ValueError("file and sha256 go together")
+        return self
+
+
+class GenerationDefaults(_Strict):
+    """Sampling defaults a model ships with; absent means the runtime's own default."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    max_tokens: Annotated[int, Field(gt=0)] | None = None
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...] = ()
+
+
+class Provenance(_Strict):
+    """Where the weights came from. `fingerprint` is the checkpoint's, over config and weights."""
+
+    source: str
+    family: Name
+    fingerprint: Sha256
+    licence: str | None = None
+
+
+class Manifest(_Strict):
+    """The whole of `manifest.json`."""
+
+    schema_version: Literal[1] = 1
+    created_by: str
+    model: ModelConfig
+    quantization: Quantization
+    opset: dict[str, int]
+    graphs: dict[Name, str]
+    limits: Limits
+    tokenizer: TokenizerInfo
+    chat_template: str | None = None
+    generation: GenerationDefaults = GenerationDefaults()
+    accuracy: dict[str, JsonValue] = {}
+    provenance: Provenance
+    files: tuple[FileEntry, ...] = Field(min_length=1, max_length=10_000)
+
+    @model_validator(mode="after")
+    def _names_listed_files(self) -> Manifest:
+        paths = [entry.path for entry in self.files]
+        listed = set(paths)
+        if len(listed) != len(paths):
+            twice = sorted({path for path in paths if paths.count(path) > 1})
+            raise ValueError(f"files listed twice: {twice}")
+        named = [*self.graphs.values(), self.tokenizer.file, self.chat_template]
+        absent = sorted({path for path in named if path is not None and path not in listed})
+        if absent:
+            raise ValueError(f"named but not in files: {absent}")
+        return self
+
+    def entry(self, path: str) -> FileEntry | None:
+        """The entry of a listed file, or None."""
+        return next((entry for entry in self.files if entry.path == path), None)
+
+    def to_json(self) -> bytes:
+        """The one byte form: sorted keys, so that equal manifests have equal fingerprints."""
+        data: dict[str, Any] = self.model_dump(mode="json")
+        return (
+            json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+        ).encode()

@@ -1,0 +1,59 @@
+"""Relative paths that stay inside a folder, and opening them without following links."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from edge.errors import BundleError
+
+MAX_PATH = 255
+
+
+def check_relative(path: str) -> None:
+    """Raise ValueError unless `path` is a plain relative path: printable parts joined by `/`."""
+    if not path or len(path) > MAX_PATH:
+        raise ValueError(f"path of {len(path)} characters (1 to {MAX_PATH} allowed)")
+    if "\\" in path or not path.isascii() or not path.isprintable():
+        raise ValueError(f"path {path!r} has a backslash or an unprintable or non-ASCII character")
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        raise ValueError(f"path {path!r} leaves the folder or is not in plain form")
+
+
+def open_inside(folder_fd: int, path: str, *, folder: str) -> int:
+    """Open a regular file below an open folder, following no link at any step.
+
+    Returns a file descriptor the caller closes. Raises BundleError naming the file. Hard links
+    are allowed: installers make them when they copy packages out of their caches.
+    """
+    try:
+        check_relative(path)
+    except ValueError as problem:
+        raise BundleError(str(problem), file=folder, field="files.path") from None
+    *parents, name = path.split("/")
+    directory = os.dup(folder_fd)
+    try:
+        for part in parents:
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+            os.close(directory)
+            directory = below
+        # O_NONBLOCK: opening a FIFO put in a file's place must not hang
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+    except FileNotFoundError:
+        raise BundleError("is missing", file=f"{folder}/{path}", remedy=REMEDY) from None
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        raise BundleError(
+            f"cannot be opened as a plain file: {reason}",
+            file=f"{folder}/{path}",
+            remedy="a bundle holds regular files, no links; export it again or copy it whole",
+        ) from None
+    finally:
+        os.close(directory)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise BundleError("is not a regular file", file=f"{folder}/{path}", remedy=REMEDY)
+    return fd
+
+
+REMEDY = "export the model again, or copy the bundle whole"

@@ -1,0 +1,212 @@
+"""Open a bundle: nothing in it is used before it is checked, and it is checked where it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from pydantic import ValidationError
+
+from edge.bundle import stamps, strict_json
+from edge.bundle.hashing import blocks, sha256
+from edge.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest
+from edge.bundle.paths import REMEDY, open_inside
+from edge.errors import BundleError
+
+MAX_MANIFEST = 16 << 20
+MAKE_ONE = "make one with: edge export CHECKPOINT -o BUNDLE"
+
+
+class Bundle:
+    """An open bundle. Files are hashed on first use; use as a context manager or `close()` it.
+
+    Attributes:
+        path: the folder.
+        manifest: its checked manifest.
+        fingerprint: SHA-256 of `manifest.json`, which pins every other byte.
+    """
+
+    def __init__(self, path: Path, folder_fd: int, manifest: Manifest, fingerprint: str) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.fingerprint = fingerprint
+        self._folder_fd = folder_fd
+        self._checked: dict[str, int] = {}
+
+    def fd(self, path: str) -> int:
+        """File descriptor of a listed file whose size and SHA-256 have been checked through it.
+
+        Owned by the bundle. Raises BundleError: not listed, missing, other size, altered.
+        """
+        if path not in self._checked:
+            entry = self.manifest.entry(path)
+            if entry is None:
+                raise BundleError(
+                    "is not listed in the manifest", file=f"{self.path}/{path}", remedy=REMEDY
+                )
+            fd = open_inside(self._folder_fd, path, folder=str(self.path))
+            try:
+                self._check(fd, entry)
+            except BaseException:
+                os.close(fd)
+                raise
+            self._checked[path] = fd
+        return self._checked[path]
+
+    def _check(self, fd: int, entry: FileEntry) -> None:
+        file, size = f"{self.path}/{entry.path}", os.fstat(fd).st_size
+        if size != entry.size:
+            raise BundleError(
+                f"has {size} bytes, the manifest says {entry.size}", file=file, remedy=REMEDY
+            )
+        if stamps.is_known(self.fingerprint, entry, fd):
+            return
+        if sha256(fd, entry.size) != entry.sha256:
+            raise BundleError(
+                "does not match its SHA-256: it was altered or damaged", file=file, remedy=REMEDY
+            )
+        stamps.remember(self.fingerprint, entry, fd)
+
+    def read(self, path: str) -> bytes:
+        """Whole content of a listed file, checked."""
+        fd = self.fd(path)
+        entry = self.manifest.entry(path)
+        assert entry is not None
+        data = b"".join(blocks(fd, entry.size))
+        # a stamp vouches for metadata only; bytes copied into memory can be checked themselves
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise BundleError("changed while it was read", file=f"{self.path}/{path}")
+        return data
+
+    def map(self, path: str) -> mmap.mmap:
+        """Read-only memory map of a listed file, checked; the caller keeps it as long as needed."""
+        fd = self.fd(path)
+        if os.fstat(fd).st_size == 0:
+            raise BundleError("is empty", file=f"{self.path}/{path}", remedy=REMEDY)
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+
+    def verify(self) -> None:
+        """Check every listed file now, not on first use."""
+        for entry in self.manifest.files:
+            self.fd(entry.path)
+
+    def close(self) -> None:
+        """Close every descriptor; maps already made stay valid."""
+        for fd in self._checked.values():
+            os.close(fd)
+        self._checked.clear()
+        if self._folder_fd >= 0:
+            os.close(self._folder_fd)
+            self._folder_fd = -1
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_bundle(path: str | os.PathLike[str]) -> Bundle:
+    """Open a bundle folder; reads and checks the manifest and that the folder holds what it lists.
+
+    Raises BundleError naming file and field: no folder, no manifest, malformed or of an unknown
+    version, a path that leaves the folder, missing or extra files. Contents are checked on use.
+    """
+    folder = Path(path)
+    try:
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as problem:
+        raise BundleError(
+            f"is not a folder that can be opened: {problem.strerror}",
+            file=folder,
+            remedy=MAKE_ONE,
+        ) from None
+    try:
+        raw = _read_manifest(folder_fd, folder)
+        manifest = _parse(raw, folder)
+        _check_listing(folder_fd, folder, manifest)
+        return Bundle(folder, folder_fd, manifest, hashlib.sha256(raw).hexdigest())
+    except BaseException:
+        os.close(folder_fd)
+        raise
+
+
+def _read_manifest(folder_fd: int, folder: Path) -> bytes:
+    try:
+        fd = open_inside(folder_fd, "manifest.json", folder=str(folder))
+    except BundleError as problem:
+        if "missing" in problem.message:
+            problem.remedy = f"this folder is no bundle; {MAKE_ONE}"
+        raise
+    try:
+        size = os.fstat(fd).st_size
+        if size > MAX_MANIFEST:
+            raise BundleError(
+                f"has {size} bytes, at most {MAX_MANIFEST} allowed", file=folder / "manifest.json"
+            )
+        return b"".join(blocks(fd, size))
+    finally:
+        os.close(fd)
+
+
+def _parse(raw: bytes, folder: Path) -> Manifest:
+    file = folder / "manifest.json"
+    try:
+        data = strict_json.loads(raw)
+    except ValueError as problem:
+        raise BundleError(f"is not valid JSON: {problem}", file=file, remedy=REMEDY) from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise BundleError(
+            f"is {version!r}, this runtime reads version {SCHEMA_VERSION}",
+            file=file,
+            field="schema_version",
+            remedy="export the model again with this version, or update mamba-edge",
+        )
+    try:
+        return Manifest.model_validate(data)
+    except ValidationError as problem:
+        first = problem.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "manifest"
+        more = f" (and {problem.error_count() - 1} more)" if problem.error_count() > 1 else ""
+        raise BundleError(first["msg"] + more, file=file, field=field, remedy=REMEDY) from None
+
+
+def _check_listing(folder_fd: int, folder: Path, manifest: Manifest) -> None:
+    found = set(_walk(folder_fd, "")) - {"manifest.json"}
+    listed = {entry.path for entry in manifest.files}
+    if missing := sorted(listed - found):
+        raise BundleError(f"is missing {', '.join(missing[:5])}", file=folder, remedy=REMEDY)
+    if extra := sorted(found - listed):
+        raise BundleError(
+            f"holds files the manifest does not list: {', '.join(extra[:5])}",
+            file=folder,
+            remedy="remove them, or export the model again",
+        )
+
+
+def _walk(folder_fd: int, prefix: str, depth: int = 0) -> Iterator[str]:
+    """Paths of everything below that is not a folder; links are listed, never followed."""
+    if depth > 8:
+        raise BundleError("nests folders more than 8 deep", file=prefix)
+    with os.scandir(folder_fd) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                below = os.open(
+                    entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder_fd
+                )
+                try:
+                    yield from _walk(below, f"{prefix}{entry.name}/", depth + 1)
+                finally:
+                    os.close(below)
+            else:
+                yield prefix + entry.name

@@ -1,0 +1,49 @@
+"""JSON from strangers: bounded depth, no duplicate keys, no NaN, no recursion before the check."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+MAX_DEPTH = 64
+# a string without an end runs to the end of the text, so that no start is scanned twice
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+
+
+def _depth(text: str) -> int:
+    """Deepest nesting of brackets outside strings, without recursion."""
+    depth = deepest = 0
+    for token in _STRING_OR_BRACKET.finditer(text):
+        if token[0] in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif token[0] in "]}":
+            depth -= 1
+    return deepest
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in out:
+            raise ValueError(f"key {key!r} appears twice")
+        out[key] = value
+    return out
+
+
+def loads(data: bytes, *, allow_constants: bool = False, max_depth: int = MAX_DEPTH) -> Any:
+    """Parse UTF-8 JSON. Raises ValueError on anything malformed, deeper than `max_depth`, or with
+    duplicate keys; `Infinity` and `NaN` only pass with `allow_constants`.
+    """
+    text = data.decode("utf-8", errors="strict")
+    depth = _depth(text)
+    if depth > max_depth:
+        raise ValueError(f"nested {depth} deep, {max_depth} allowed")
+
+    def constant(name: str) -> float:
+        if not allow_constants:
+            raise ValueError(f"{name} is not JSON")
+        return float(name)
+
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
