@@ -1,1 +1,1 @@
-
+"""The programs: `edge` and `edge-chat`."""
