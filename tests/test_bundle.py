@@ -125,8 +125,7 @@ def test_extra_file(bundle: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["../secret", "/etc/passwd", "graphs/../../x", "a\\b", "a\0b", "", "./weights.bin", "a//b", "ä"]
-    + ["x" * 300],
+    ["../x", "/etc/passwd", "graphs/../../x", "a\\b", "a\0b", "", "./w", "a//b", "ä", "x" * 256],
 )
 def test_path_that_leaves_the_folder(bundle: Path, path: str) -> None:
     edit_manifest(bundle, lambda m: m["files"][0].update(path=path))

@@ -1,4 +1,4 @@
-"""The network in PyTorch: what checkpoints are checked with, what trains, what engines must match."""
+"""The network in PyTorch: what trains, what checkpoints load into, what engines must match."""
 
 from edge.export.network.model import Network, NetworkState
 

@@ -1,4 +1,4 @@
-"""Each op in plain PyTorch: sequential, obvious, the truth every other implementation is tested against.
+"""Each op in plain PyTorch: sequential and obvious, the truth every other face is tested against.
 
 Shapes use the symbols of `edge.config`. Every stateful op takes the state before the first token
 and returns the state after the last one; T is any length, and one call of T tokens means the same

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def rope(x: Tensor, positions: Tensor, theta: float, dim: int) -> Tensor:
-    """Rotate the first `dim` values of each head, first half against second half (RoFormer, eq. 34).
+    """Rotate the first `dim` values of each head, half against half (RoFormer, equation 34).
 
     x [B, heads, T, P]; positions [T] or [B, T], integer.
     """

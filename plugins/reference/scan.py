@@ -1,4 +1,4 @@
-"""The selective scan of Mamba-1 (per channel and state) and of Mamba-2 (per head), token by token."""
+"""The selective scan of Mamba-1 (per channel and state) and Mamba-2 (per head), token by token."""
 
 from __future__ import annotations
 
