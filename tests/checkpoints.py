@@ -78,7 +78,7 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator)
     if name.endswith("bias"):
         return 0.3 * normal
     if "embed" in name:
-        return normal
+        return 0.5 * normal
     return normal / math.sqrt(math.prod(shape[1:]))
 
 

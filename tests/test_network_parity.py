@@ -1,0 +1,185 @@
+"""The torch network against transformers, on checkpoints that transformers itself wrote.
+
+Logits and states, after one run of 140 tokens, after runs of odd lengths, and token by token.
+
+Three things transformers 5.23 does not do, and the tests therefore do not ask of it: Mamba-1
+continues no state when given more than one token (it starts again from zeros); Mamba-2's step
+ignores `time_step_limit`; Bamba counts positions from zero in every call unless told them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from edge.export.checkpoint import open_checkpoint
+from edge.export.network import Network, NetworkState
+from tests.checkpoints import VOCABULARY, save_bamba, save_mamba, save_mamba2
+
+RUNS = (1, 7, 64, 65, 3)
+LENGTH = sum(RUNS)
+Save = Callable[[Path], Path]
+
+CASES: dict[str, Save] = {
+    "mamba": save_mamba,
+    "mamba-biases-untied": partial(
+        save_mamba, use_bias=True, use_conv_bias=False, tie_word_embeddings=False
+    ),
+    "mamba-odd-shapes": partial(
+        save_mamba, hidden_size=20, state_size=7, conv_kernel=2, time_step_rank=3, expand=3,
+        layer_norm_epsilon=1e-2,
+    ),
+    "mamba2-one-group": partial(save_mamba2, n_groups=1),
+    "mamba2-four-groups": partial(save_mamba2, n_groups=4, layer_norm_epsilon=1e-2),
+    "mamba2-biases-tied": partial(
+        save_mamba2, use_bias=True, use_conv_bias=False, conv_kernel=3, tie_word_embeddings=True
+    ),
+    "bamba": save_bamba,
+    "bamba-biases-tied": partial(
+        save_bamba, attention_bias=True, mlp_bias=True, mamba_proj_bias=True,
+        mamba_conv_bias=False, tie_word_embeddings=True, rms_norm_eps=1e-2,
+    ),
+    "bamba-attention-first-full-rope": partial(
+        save_bamba, attn_layer_indices=[0, 2], num_key_value_heads=1, mamba_n_groups=1,
+        rope_parameters={
+            "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0
+        },
+    ),
+}  # fmt: skip
+
+
+class Pair:
+    """One checkpoint, read by transformers and by us."""
+
+    def __init__(self, path: Path) -> None:
+        self.theirs: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.network = load_network(path)
+        generator = torch.Generator().manual_seed(1)
+        self.tokens = torch.randint(VOCABULARY, (2, LENGTH), generator=generator)
+        self.whole = self.run_theirs((LENGTH,))
+
+    @torch.no_grad()
+    def run_theirs(self, runs: tuple[int, ...]) -> tuple[Tensor, Any]:
+        attends = self.network.config.has_attention
+        cache_name = "past_key_values" if attends else "cache_params"
+        logits, cache, start = [], None, 0
+        for length in runs:
+            positions = torch.arange(start, start + length)[None]
+            where = {"position_ids": positions} if attends else {}
+            out = self.theirs(
+                self.tokens[:, start : start + length], use_cache=True, **where,
+                **({cache_name: cache} if cache is not None else {}),
+            )  # fmt: skip
+            logits.append(out.logits)
+            cache = getattr(out, cache_name)
+            start += length
+        return torch.cat(logits, 1), cache
+
+    @torch.no_grad()
+    def run_ours(self, runs: tuple[int, ...]) -> tuple[Tensor, NetworkState]:
+        logits, state, start = [], None, 0
+        for length in runs:
+            out, state = self.network(self.tokens[:, start : start + length], state)
+            logits.append(out)
+            start += length
+        assert state is not None
+        return torch.cat(logits, 1), state
+
+
+def load_network(path: Path) -> Network:
+    checkpoint = open_checkpoint(path)
+    network = Network(checkpoint.config).eval()
+    network.load_canonical(dict(checkpoint.tensors()))
+    return network
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+def compare_states(pair: Pair, ours: NetworkState, theirs: Any) -> None:
+    """Theirs: conv [B, C, K], Mamba-1 state [B, E, N], Mamba-2 state and KV cache as ours."""
+    per_block = 2 if pair.network.config.family == "bamba" else 1
+    compared = 0
+    for index, layer in enumerate(pair.network.config.layers):
+        state, cached = ours.layers[index], theirs.layers[index // per_block]
+        if layer.kind in ("mamba1", "mamba2"):
+            close(state["conv_state"], cached.conv_states[0][..., 1:].transpose(1, 2))
+            recurrent = cached.recurrent_states[0]
+            assert recurrent.abs().max() > 0.1, "a state of nothing proves nothing"
+            close(state["ssm_state"], recurrent.mT if layer.kind == "mamba1" else recurrent)
+            compared += 1
+        elif layer.kind == "attention":
+            assert state["key_cache"].shape[2] == ours.position
+            close(state["key_cache"], cached.keys)
+            close(state["value_cache"], cached.values)
+            compared += 1
+    assert compared == len(pair.network.config.layers) // per_block
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small gain nothing from threads, and lose much to waiting for a busy core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(CASES[request.param](tmp_path_factory.mktemp("checkpoint")))
+
+
+@pytest.mark.parametrize("runs", [(LENGTH,), RUNS, (1,) * LENGTH], ids=["whole", "odd", "steps"])
+def test_logits_and_states_equal_one_run_of_transformers(pair: Pair, runs: tuple[int, ...]) -> None:
+    theirs, their_state = pair.whole
+    ours, our_state = pair.run_ours(runs)
+    assert our_state.position == LENGTH
+    close(ours, theirs)
+    compare_states(pair, our_state, their_state)
+
+
+def test_logits_and_states_equal_transformers_token_by_token(pair: Pair) -> None:
+    theirs, their_state = pair.run_theirs((5, *[1] * 20))
+    ours, our_state = pair.run_ours((5, *[1] * 20))
+    close(ours, theirs)
+    compare_states(pair, our_state, their_state)
+
+
+def test_odd_runs_equal_odd_runs_of_transformers(pair: Pair) -> None:
+    if pair.network.config.family == "mamba":
+        pytest.skip("transformers' Mamba-1 continues no state over more than one token")
+    theirs, their_state = pair.run_theirs(RUNS)
+    ours, our_state = pair.run_ours(RUNS)
+    close(ours, theirs)
+    compare_states(pair, our_state, their_state)
+
+
+@pytest.mark.parametrize("save", [save_mamba2, save_bamba])
+def test_the_step_size_is_limited_in_runs_and_steps_alike(
+    save: Callable[..., Path], tmp_path: Path
+) -> None:
+    pair = Pair(save(tmp_path, time_step_limit=(0.05, 0.3)))
+    theirs, their_state = pair.whole
+    for runs in ((LENGTH,), RUNS, (1,) * LENGTH):
+        ours, our_state = pair.run_ours(runs)
+        close(ours, theirs)
+        compare_states(pair, our_state, their_state)
+    unlimited = Pair(save(tmp_path / "unlimited")).run_ours((LENGTH,))[0]
+    assert (unlimited - theirs).abs().max() > 0.1, "the limit must matter for this to prove it"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_half_precision_checkpoint_widened_to_fp32_equals_transformers(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    pair = Pair(save_mamba2(tmp_path, dtype=dtype))
+    close(pair.run_ours((LENGTH,))[0], pair.whole[0])
