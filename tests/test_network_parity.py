@@ -59,7 +59,7 @@ class Pair:
     """One checkpoint, read by transformers and by us."""
 
     def __init__(self, path: Path) -> None:
-        self.theirs: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.theirs: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self.network = load_network(path)
         generator = torch.Generator().manual_seed(1)
         self.tokens = torch.randint(VOCABULARY, (2, LENGTH), generator=generator)
