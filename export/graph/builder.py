@@ -1,0 +1,229 @@
+"""A graph under construction: nodes, functions used, inputs, outputs and streamed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from edge.config import ModelConfig
+from edge.errors import ExportError
+from edge.export.graph.weights import WeightFile
+from edge.export.quantize import Recipe, Storage, quantize_blocks
+from edge.ops import DOMAIN, VERSION
+from edge.plugins.onnx import OPSETS, Flavour, function, variants
+
+F32 = NDArray[np.float32]
+# IR 10 is the newest that ONNX Runtime 1.23 reads.
+IR_VERSION = 10
+_TYPES = {
+    "f32": TensorProto.FLOAT,
+    "i32": TensorProto.INT32,
+    "i64": TensorProto.INT64,
+    "bool": TensorProto.BOOL,
+}
+
+
+class TensorSource(Protocol):
+    """Anything that gives a canonical weight by name, one at a time: a checkpoint."""
+
+    def tensor(self, name: str) -> Any: ...
+
+
+def to_numpy(tensor: Any) -> F32:
+    """A torch tensor or array of any float type → fp32 array, without a copy when it is one."""
+    if isinstance(tensor, np.ndarray):
+        return np.asarray(tensor, np.float32)
+    return cast(F32, tensor.detach().float().cpu().numpy())
+
+
+class GraphBuilder:
+    """Values are names; every method that adds nodes returns the names of what they yield."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: TensorSource | Mapping[str, Any],
+        weights: WeightFile,
+        recipe: Recipe,
+        flavour: Flavour = "ort",
+    ) -> None:
+        self.config = config
+        self.recipe = recipe
+        self.flavour = flavour
+        self.inputs: list[ValueInfoProto] = []
+        self.outputs: list[ValueInfoProto] = []
+        self._shapes = config.tensor_shapes()
+        self._tensors = tensors
+        self._weights = weights
+        self._nodes: list[NodeProto] = []
+        self._initializers: dict[str, TensorProto] = {}
+        self._functions: dict[str, None] = {}
+        self._names: set[str] = set()
+        self._stored: dict[str, tuple[Storage, tuple[int, int]]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether some node already yields `name`."""
+        return name in self._names
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def input(self, name: str, dtype: str, shape: Sequence[str | int]) -> str:
+        self.inputs.append(helper.make_tensor_value_info(name, _TYPES[dtype], shape))
+        return name
+
+    def output(self, name: str, shape: Sequence[str | int]) -> None:
+        self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+
+    def integers(self, values: Sequence[int]) -> str:
+        """An int64 constant [len(values)], kept inside the graph file."""
+        name = "const." + "_".join(map(str, values))
+        if name not in self._initializers:
+            self._initializers[name] = numpy_helper.from_array(np.array(values, np.int64), name)
+        return name
+
+    def floats(self, name: str, values: F32) -> str:
+        """A small fp32 constant that is no weight, kept inside the graph file."""
+        self._initializers[name] = numpy_helper.from_array(np.asarray(values, np.float32), name)
+        return name
+
+    # -- nodes ------------------------------------------------------------------------------------
+
+    def node(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        """A standard op with one output."""
+        return self.nodes(op, inputs, (output,), **attributes)[0]
+
+    def nodes(
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
+    ) -> list[str]:
+        return self._add(op, "", inputs, outputs, attributes)
+
+    def call(
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
+    ) -> list[str]:
+        """An op of the domain `edge`, by the function that implements it for these attributes."""
+        name = variants(op, attributes)
+        self._functions[name] = None
+        return self._add(name, DOMAIN, inputs, outputs, attributes)
+
+    def _add(
+        self,
+        op: str,
+        domain: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        attributes: Mapping[str, Any],
+    ) -> list[str]:
+        for name in outputs:
+            if name in self._names:
+                raise ExportError(f"two nodes yield {name!r}")
+            self._names.add(name)
+        label = f"{outputs[0]}.{op}"
+        node = helper.make_node(op, inputs, outputs, name=label, domain=domain, **attributes)
+        self._nodes.append(node)
+        return list(outputs)
+
+    # -- weights ----------------------------------------------------------------------------------
+
+    def tensor(self, name: str) -> F32:
+        """One canonical weight, fetched now, checked against the config's shape."""
+        source = self._tensors
+        found = source[name] if isinstance(source, Mapping) else source.tensor(name)
+        array = to_numpy(found)
+        if array.shape != self._shapes[name]:
+            raise ExportError(
+                f"has shape {list(array.shape)}, the model needs {list(self._shapes[name])}",
+                field=name,
+            )
+        return array
+
+    def weight(self, name: str, change: Callable[[F32], F32] | None = None) -> str:
+        """Store a weight as fp32, once, after `change`; returns its initializer's name."""
+        if name not in self._initializers:
+            array = self.tensor(name)
+            self.constant(name, array if change is None else change(array))
+        return name
+
+    def constant(self, name: str, array: F32) -> str:
+        """Store an fp32 array that is derived from weights."""
+        if not np.isfinite(array).all():
+            raise ExportError("has a NaN or an infinity", field=name)
+        self._initializers[name] = self._weights.add(name, np.asarray(array, np.float32))
+        return name
+
+    def matrix(self, name: str, make: Callable[[], F32] | None = None) -> Storage:
+        """Store the [out, in] weight `name` as the recipe says, once."""
+        if name not in self._stored:
+            array = self.tensor(name) if make is None else make()
+            rows, columns = array.shape
+            storage = self.recipe.storage(name, rows, columns)
+            self._stored[name] = (storage, (rows, columns))
+            if storage.block is not None:
+                packed, scales = quantize_blocks(array, storage.bits, storage.block)
+                for part, data in (("packed", packed), ("scales", scales)):
+                    key = f"{name}.{part}"
+                    self._initializers[key] = self._weights.add(key, data)
+            elif storage.bits == 16:
+                self._initializers[name] = self._weights.add(name, _to_half(name, array))
+            else:
+                self.constant(name, array)
+        return self._stored[name][0]
+
+    def embed(self, tokens: str, name: str, output: str) -> str:
+        """Rows of the table `name`, fp32 [T, B, D]."""
+        storage = self.matrix(name)
+        if storage.quantized:
+            inputs = [tokens, f"{name}.packed", f"{name}.scales"]
+            return self.call("EmbedBits", inputs, [output], **self._bits(name))[0]
+        return self.call("Embed", [tokens, name], [output])[0]
+
+    def linear(
+        self,
+        x: str,
+        name: str,
+        output: str,
+        *,
+        bias: str | None = None,
+        make: Callable[[], F32] | None = None,
+    ) -> str:
+        """x · weightᵀ (+ bias), with the weight stored as the recipe says."""
+        storage = self.matrix(name, make)
+        product = output if bias is None else f"{output}.unbiased"
+        if storage.quantized:
+            inputs = [x, f"{name}.packed", f"{name}.scales"]
+            self.call("LinearBits", inputs, [product], **self._bits(name))
+        else:
+            self.call("Linear", [x, name], [product])
+        return product if bias is None else self.node("Add", [product, bias], output)
+
+    def _bits(self, name: str) -> dict[str, int]:
+        storage, (rows, columns) = self._stored[name]
+        assert storage.block is not None
+        return {"K": columns, "N": rows, "bits": storage.bits, "block_size": storage.block}
+
+    # -- the result -------------------------------------------------------------------------------
+
+    def model(self) -> ModelProto:
+        graph = helper.make_graph(
+            self._nodes, "model", self.inputs, self.outputs, list(self._initializers.values())
+        )
+        functions = [function(name, self.flavour) for name in self._functions]
+        imports = {"": OPSETS[""], DOMAIN: VERSION}
+        for proto in functions:
+            imports |= {entry.domain: entry.version for entry in proto.opset_import}
+        return helper.make_model(
+            graph,
+            functions=functions,
+            producer_name="edge",
+            ir_version=IR_VERSION,
+            opset_imports=[helper.make_opsetid(d, v) for d, v in imports.items()],
+        )
+
+
+def _to_half(name: str, array: F32) -> NDArray[np.float16]:
+    if not np.isfinite(array).all() or np.abs(array).max(initial=0) > np.finfo(np.float16).max:
+        raise ExportError("does not fit fp16", field=name, remedy="export with --quant fp32 or w8")
+    return array.astype(np.float16)

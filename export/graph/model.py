@@ -1,0 +1,217 @@
+"""Embedding, layers, norm, head: the whole graph for any `ModelConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
+from edge.export.graph import layers
+from edge.export.graph.builder import GraphBuilder, TensorSource
+from edge.export.graph.layers import Shared
+from edge.export.graph.weights import WeightFile
+from edge.export.quantize import recipe as find_recipe
+from edge.plugins.onnx import Flavour
+
+GRAPH_FILE = "graphs/ort.onnx"
+WEIGHT_FILE = "weights.bin"
+# A score this low has weight 0 after softmax, and stays finite in sums.
+_MASKED = -1e9
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class BuiltGraph:
+    """What `build_graph` wrote.
+
+    Attributes:
+        graph, weights: the files.
+        opsets: domain → version.
+        weight_bytes: size of weights.bin.
+    """
+
+    graph: Path
+    weights: Path
+    opsets: dict[str, int]
+    weight_bytes: int
+
+
+def build_graph(
+    config: ModelConfig,
+    tensors: TensorSource | Mapping[str, Any],
+    out_dir: str | Path,
+    quant: str = "fp32",
+    *,
+    flavour: Flavour = "ort",
+    progress: Progress | None = None,
+) -> BuiltGraph:
+    """Write `graphs/ort.onnx` and `weights.bin` under `out_dir` (which must exist).
+
+    Tensors are fetched one at a time, so that peak memory is one tensor and its quantized copy.
+    The same config, tensors and recipe give the same bytes. Initializers point to "weights.bin"
+    beside the bundle's manifest: load the graph from bytes, with
+    `session.model_external_initializers_file_folder_path` set to the bundle's folder.
+
+    Raises ExportError when a tensor's shape or values do not fit the config or the recipe.
+    """
+    out = Path(out_dir)
+    (out / GRAPH_FILE).parent.mkdir(parents=True, exist_ok=True)
+    with WeightFile(out / WEIGHT_FILE) as weights:
+        g = GraphBuilder(config, tensors, weights, find_recipe(quant), flavour)
+        _assemble(g, progress or (lambda what, done, total: None))
+        model = g.model()
+    data = model.SerializeToString(deterministic=True)
+    (out / GRAPH_FILE).write_bytes(data)
+    return BuiltGraph(
+        graph=out / GRAPH_FILE,
+        weights=out / WEIGHT_FILE,
+        opsets={entry.domain: entry.version for entry in model.opset_import},
+        weight_bytes=weights.size,
+    )
+
+
+def _assemble(g: GraphBuilder, progress: Progress) -> None:
+    config = g.config
+    shared = _inputs(g)
+    total = len(config.layers) + 2
+    progress("embedding", 0, total)
+    x, added = g.embed("tokens", "embedding.weight", "embedded"), ""
+    for i, layer in enumerate(config.layers):
+        progress(f"layer {i}", i + 1, total)
+        prefix = f"layers.{i}"
+        u, x = _norm(g, x, added, f"{prefix}.norm", f"{prefix}.normed", f"{prefix}.residual")
+        if isinstance(layer, Mamba1Config):
+            added = layers.mamba1(g, layer, prefix, u, shared)
+        elif isinstance(layer, Mamba2Config):
+            added = layers.mamba2(g, layer, prefix, u, shared)
+        elif isinstance(layer, AttentionConfig):
+            added = layers.attention(g, layer, prefix, u, shared)
+        else:
+            added = layers.mlp(g, layer, prefix, u, shared)
+    progress("head", total - 1, total)
+    # Only the wanted rows go through the head: it is a third of a small model.
+    x = g.node("Gather", [x, "rows"], "wanted.residual", axis=0)
+    added = g.node("Gather", [added, "rows"], "wanted.added", axis=0)
+    hidden, _ = _norm(g, x, added, "norm_f", "final", "final.residual")
+    head = "embedding.weight" if config.tie_embeddings else "lm_head.weight"
+    g.linear(hidden, head, "logits")
+    g.outputs.insert(0, g.outputs.pop(_logits(g)))
+    progress("head", total, total)
+
+
+def _logits(g: GraphBuilder) -> int:
+    g.output("logits", ["L", "B", g.config.vocab_size])
+    return len(g.outputs) - 1
+
+
+def _norm(
+    g: GraphBuilder, x: str, added: str, name: str, output: str, total: str
+) -> tuple[str, str]:
+    """(norm(x + added), x + added); without `added`, (norm(x), x)."""
+    weights = [g.weight(f"{name}.weight")]
+    kind = "RMSNorm"
+    if g.config.norm.kind == "layernorm":
+        weights.append(g.weight(f"{name}.bias"))
+        kind = "LayerNorm"
+    eps = g.config.norm.eps
+    if not added:
+        return g.call(kind, [x, *weights], [output], eps=eps)[0], x
+    y, total = g.call(f"Add{kind}", [x, added, *weights], [output, total], eps=eps)
+    return y, total
+
+
+def _inputs(g: GraphBuilder) -> Shared:
+    """Declare the inputs this model needs, and compute what all layers share."""
+    shared = Shared()
+    g.input("tokens", "i64", ["T", "B"])
+    g.input("rows", "i64", ["L"])
+    mixers = g.config.layers
+    recurrent = [m for m in mixers if isinstance(m, Mamba1Config | Mamba2Config)]
+    if recurrent:
+        g.input("kept", "i64", ["R"])
+        widths = sorted({m.d_conv for m in recurrent})
+        g.input("previous", "i64", ["T", widths[-1] - 1])
+        for width in widths:
+            shared.taps[width] = _taps(g, width)
+    if any(isinstance(m, Mamba1Config) for m in mixers):
+        g.input("parents", "i64", ["T"])
+        g.input("tree", "bool", [])
+    attending = [m for m in mixers if isinstance(m, AttentionConfig)]
+    if attending or any(isinstance(m, Mamba2Config) for m in mixers):
+        g.input("ancestors", "f32", ["T", "T"])
+    if attending:
+        _attention_inputs(g, shared, attending)
+    return shared
+
+
+def _taps(g: GraphBuilder, width: int) -> tuple[str, str]:
+    """Rows of concat(conv_state, x) under each token's window [T, K], and its kept part [R, K-1].
+
+    previous[t, j] counts from 0 at the run's first token, negative into the state; the state has
+    K-1 rows, so adding K-1 makes it a row of the concatenation.
+    """
+    prefix = f"taps{width}"
+    if "run.column" not in g:
+        count = g.node("Shape", ["previous"], "run.length", start=0, end=1)
+        zero, one = g.integers([0]), g.integers([1])
+        scalars = [g.node("Squeeze", [v], f"{n}.scalar") for v, n in
+                   ((zero, "zero"), (count, "length"), (one, "one"))]  # fmt: skip
+        index = g.node("Range", scalars, "run.index")
+        g.node("Unsqueeze", [index, one], "run.column")
+    start, end = g.integers([width - 2]), g.integers([-(1 << 63)])
+    older = g.node(
+        "Slice", ["previous", start, end, g.integers([1]), g.integers([-1])], f"{prefix}.older"
+    )
+    path = g.node("Concat", [older, "run.column"], f"{prefix}.path", axis=1)
+    taps = g.node("Add", [path, g.integers([width - 1])], f"{prefix}.taps")
+    rows = g.node("Gather", [taps, "kept"], f"{prefix}.kept_rows", axis=0)
+    kept = g.node(
+        "Slice",
+        [rows, g.integers([1]), g.integers([width]), g.integers([1])],
+        f"{prefix}.kept_taps",
+    )
+    return taps, kept
+
+
+def _attention_inputs(g: GraphBuilder, shared: Shared, attending: list[AttentionConfig]) -> None:
+    g.input("positions", "i64", ["T"])
+    g.input("past", "i64", [])
+    shape = g.node("Shape", ["tokens"], "tokens.shape")
+    steps = g.node("Gather", [shape, g.integers([0])], "steps", axis=0)
+    batch = g.node("Gather", [shape, g.integers([1])], "batch", axis=0)
+    total = g.node("Add", ["past", steps], "total")
+    total32 = g.node("Cast", [total], "total.i32", to=6)
+    shared.total = g.node("Squeeze", [total32], "total.scalar")
+    last = g.node("Sub", [total, g.integers([1])], "last")
+    last32 = g.node("Cast", [last], "last.i32", to=6)
+    shared.last = g.node("Expand", [last32, batch], "last.batch")
+    # [1, 1, T, past+T]: everything before the run may be seen, in the run only ancestors.
+    past = g.node("Unsqueeze", ["past", g.integers([0])], "past.vector")
+    before = g.node("Concat", [steps, past], "before.shape", axis=0)
+    seen = g.node("ConstantOfShape", [before], "before")
+    outside = g.node("Sub", ["ancestors", g.floats("one", np.ones(1, np.float32))], "outside")
+    low = g.floats("masked", np.full(1, -_MASKED, np.float32))
+    inside = g.node("Mul", [outside, low], "inside")
+    both = g.node("Concat", [seen, inside], "bias.matrix", axis=1)
+    shared.bias = g.node("Unsqueeze", [both, g.integers([0, 1])], "bias")
+    for layer in attending:
+        if layer.rope is not None:
+            key = (layer.rope.theta, layer.rope.dim)
+            if key not in shared.rotations:
+                shared.rotations[key] = _rotation(g, *key, len(shared.rotations))
+
+
+def _rotation(g: GraphBuilder, theta: float, dim: int, number: int) -> tuple[str, str]:
+    """cos and sin of position · theta^(-2i/dim), each [T, dim/2]."""
+    prefix = f"rope{number}"
+    exponents = -np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    inverse = g.floats(f"{prefix}.inverse", np.power(np.float32(theta), exponents))
+    real = g.node("Cast", ["positions"], f"{prefix}.positions", to=1)
+    column = g.node("Unsqueeze", [real, g.integers([1])], f"{prefix}.column")
+    angle = g.node("Mul", [column, inverse], f"{prefix}.angle")
+    return g.node("Cos", [angle], f"{prefix}.cos"), g.node("Sin", [angle], f"{prefix}.sin")

@@ -1,0 +1,152 @@
+"""Run an exported graph with plain ONNX Runtime: what export and tests check it with.
+
+It allocates per run and copies states; the runtime's engine does neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
+from numpy.typing import NDArray
+
+from edge.config import Mamba1Config, Mamba2Config, ModelConfig
+from edge.errors import ExportError
+from edge.export.graph.model import GRAPH_FILE
+
+F32 = NDArray[np.float32]
+Tokens = NDArray[np.int64]
+
+
+def session_options(threads: int = 0) -> ort.SessionOptions:
+    """Options for a graph of this exporter; `threads` 0 lets ONNX Runtime choose."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    # A decayed state underflows; denormals make arithmetic on it a hundred times slower.
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    return options
+
+
+def open_session(
+    folder: str | Path, graph: bytes | None = None, options: ort.SessionOptions | None = None
+) -> ort.InferenceSession:
+    """The session of the bundle or build folder; weights are found beside the manifest."""
+    folder = Path(folder).resolve()
+    options = options or session_options()
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(folder)
+    )
+    data = (folder / GRAPH_FILE).read_bytes() if graph is None else graph
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+@dataclass
+class GraphState:
+    """Arrays by input name (`layers.0.conv_state`, …), and how many tokens were consumed."""
+
+    arrays: dict[str, F32]
+    position: int = 0
+
+
+@dataclass
+class GraphRunner:
+    """Feeds a session the contract's inputs. Tokens are [B, T]; logits come back [B, L, V]."""
+
+    session: ort.InferenceSession
+    config: ModelConfig
+    names: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = {i.name for i in self.session.get_inputs()}
+
+    def initial(self, batch: int = 1, capacity: int = 0, fill: float = 0.0) -> GraphState:
+        """Zero states; KV caches hold `fill` until written."""
+        arrays: dict[str, F32] = {}
+        known = {"B": batch, "capacity": capacity}
+        for entry in self.session.get_inputs():
+            if entry.name.startswith("layers."):
+                shape = [known.get(dim, dim) for dim in entry.shape]
+                start = fill if entry.name.endswith("_cache") else 0.0
+                arrays[entry.name] = np.full(shape, start, np.float32)
+        return GraphState(arrays)
+
+    def run(
+        self,
+        tokens: Tokens,
+        state: GraphState,
+        parents: Sequence[int] | None = None,
+        rows: Sequence[int] | None = None,
+        kept: Sequence[int] | None = None,
+    ) -> tuple[F32, list[GraphState]]:
+        """Logits of `rows` (default: all) and the state after each kept token (default: the last).
+
+        A state's KV caches are written, so a tree's kept states share them; `position` of a state
+        after a tree run counts the tokens on its path.
+        """
+        steps = tokens.shape[1]
+        tree = parents is not None
+        parents = list(range(-1, steps - 1)) if parents is None else list(parents)
+        kept = [steps - 1] if kept is None else list(kept)
+        feeds = self._feeds(tokens, state, parents, tree)
+        feeds["rows"] = np.array(range(steps) if rows is None else rows, np.int64)
+        feeds["kept"] = np.array(kept, np.int64)
+        names = [o.name for o in self.session.get_outputs()]
+        feeds = {n: v for n, v in feeds.items() if n in self.names} | state.arrays
+        out = dict(zip(names, self.session.run(names, feeds), strict=True))
+        if not all(isinstance(v, np.ndarray) for v in out.values()):
+            raise ExportError("the graph returned something that is no array")
+        after = [
+            GraphState(_after(out, r), state.position + _depth(parents, token))
+            for r, token in enumerate(kept)
+        ]
+        return np.ascontiguousarray(out["logits"].swapaxes(0, 1)), after
+
+    def _feeds(
+        self, tokens: Tokens, state: GraphState, parents: list[int], tree: bool
+    ) -> dict[str, Any]:
+        steps = tokens.shape[1]
+        widths = [
+            m.d_conv for m in self.config.layers if isinstance(m, Mamba1Config | Mamba2Config)
+        ]
+        ancestors = np.zeros((steps, steps), np.float32)
+        previous = np.zeros((steps, max(widths, default=1) - 1), np.int64)
+        for t, parent in enumerate(parents):
+            if parent >= 0:
+                ancestors[t] = ancestors[parent]
+            ancestors[t, t] = 1
+            for j in range(previous.shape[1]):
+                previous[t, j] = parent
+                parent = parents[parent] if parent >= 0 else parent - 1
+        depths = [_depth(parents, t) for t in range(steps)]
+        return {
+            "tokens": np.ascontiguousarray(tokens.T.astype(np.int64)),
+            "previous": previous,
+            "parents": np.array(parents, np.int64),
+            "tree": np.array(tree),
+            "ancestors": ancestors,
+            "positions": np.array(depths, np.int64) + state.position - 1,
+            "past": np.array(state.position, np.int64),
+        }
+
+
+def _depth(parents: list[int], token: int) -> int:
+    depth = 0
+    while token >= 0:
+        token, depth = parents[token], depth + 1
+    return depth
+
+
+def _after(out: dict[str, Any], row: int) -> dict[str, F32]:
+    arrays: dict[str, F32] = {}
+    for name, array in out.items():
+        if name.endswith("_states"):
+            arrays[name[:-1]] = array[row]
+        elif name.endswith("_cache_out"):
+            arrays[name.removesuffix("_out")] = array
+    return arrays

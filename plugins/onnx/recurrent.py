@@ -1,0 +1,173 @@
+"""Bodies of the convolution and of the scans."""
+
+from __future__ import annotations
+
+CAUSAL_CONV1D = """
+    inputs = Concat<axis=0>(conv_state, x)
+    windows = Gather<axis=0>(inputs, taps)
+    products = Mul(windows, weight)
+    tap_axis = Constant<value = int64[1] {1}>()
+    summed = ReduceSum<keepdims=0>(products, tap_axis)
+    biased = Add(summed, bias)
+    open = Sigmoid(biased)
+    y = Mul(biased, open)
+    conv_states = Gather<axis=0>(inputs, kept_taps)
+"""
+
+# Everything that does not depend on the state is computed for all tokens at once; the loop body is
+# one multiply-add. A tree walks the same recurrence with the states in a sequence, whose elements
+# are shared, not copied: node j's state is element j+1, the state before the run element 0.
+SELECTIVE_SCAN = """
+    axis2 = Constant<value = int64[1] {2}>()
+    axis3 = Constant<value = int64[1] {3}>()
+    shifted = Add(dt, dt_bias)
+    delta = Softplus(shifted)
+    delta4 = Unsqueeze(delta, axis2)
+    exponent = Mul(delta4, A)
+    decay = Exp(exponent)
+    scaled = Mul(delta, x)
+    scaled4 = Unsqueeze(scaled, axis2)
+    B4 = Unsqueeze(B, axis3)
+    fed = Mul(scaled4, B4)
+    states = If(tree) <
+      then_branch = walk () => (float[T,B,N,E] tree_states) {
+        one = Constant<value = int64 {1}>()
+        yes = Constant<value = bool {1}>()
+        count = Shape(parents)
+        steps = Squeeze(count)
+        nothing = SequenceEmpty<dtype=1>()
+        first = SequenceInsert(nothing, ssm_state)
+        path = Loop(steps, yes, first) <
+          body = node (int64 t, bool go, seq(float[B,N,E]) seen)
+              => (bool on, seq(float[B,N,E]) grown) {
+            on = Identity(go)
+            parent = Gather<axis=0>(parents, t)
+            slot = Add(parent, one)
+            before = SequenceAt(seen, slot)
+            decay_t = Gather<axis=0>(decay, t)
+            fed_t = Gather<axis=0>(fed, t)
+            faded = Mul(decay_t, before)
+            after = Add(faded, fed_t)
+            grown = SequenceInsert(seen, after)
+          }>
+        stacked = ConcatFromSequence<axis=0, new_axis=1>(path)
+        from_one = Constant<value = int64[1] {1}>()
+        to_end = Constant<value = int64[1] {9223372036854775807}>()
+        axis0 = Constant<value = int64[1] {0}>()
+        tree_states = Slice(stacked, from_one, to_end, axis0)
+      },
+      else_branch = chain () => (float[T,B,N,E] chain_states) {
+        final, chain_states = Scan <num_scan_inputs=2,
+          body = step (float[B,N,E] before, float[B,N,E] decay_t, float[B,N,E] fed_t)
+              => (float[B,N,E] after, float[B,N,E] emitted) {
+            faded = Mul(decay_t, before)
+            after = Add(faded, fed_t)
+            emitted = Identity(after)
+          }>(ssm_state, decay, fed)
+      }>
+    C4 = Unsqueeze(C, axis2)
+    read4 = MatMul(C4, states)
+    read = Squeeze(read4, axis2)
+    skip = Mul(x, D)
+    ungated = Add(read, skip)
+    open = Sigmoid(z)
+    gate = Mul(z, open)
+    y = Mul(ungated, gate)
+    ssm_states = Gather<axis=0>(states, kept)
+"""
+
+# SSD's quadratic form. b batch, h head, t/j token, r kept row, p head_dim, n state.
+# `mask` is added before the exponential: masked pairs have a positive exponent, which may overflow.
+_HEADS_START = """
+    last = Constant<value = int64[1] {-1}>()
+    axis3 = Constant<value = int64[1] {3}>()
+    stay2 = Constant<value = int64[2] {0, 0}>()
+    heads_0 = Constant<value_int: int = @heads>()
+    heads_1 = Reshape(heads_0, last)
+    groups_0 = Constant<value_int: int = @groups>()
+    groups_1 = Reshape(groups_0, last)
+    head_shape = Concat<axis=0>(stay2, heads_1, last)
+    group_shape = Concat<axis=0>(stay2, groups_1, last)
+    low = Constant<value_float: float = @dt_min>()
+    high = Constant<value_float: float = @dt_max>()
+    shifted = Add(dt, dt_bias)
+    positive = Softplus(shifted)
+    delta = Clip(positive, low, high)
+    rate = Mul(delta, A)
+    rate_bht = Transpose<perm=[1, 2, 0]>(rate)
+    descendants = Transpose<perm=[1, 0]>(ancestors)
+    S = MatMul(rate_bht, descendants)
+    S_t = Unsqueeze(S, axis3)
+    axis2 = Constant<value = int64[1] {2}>()
+    S_j = Unsqueeze(S, axis2)
+    one = Constant<value = float {1.0}>()
+    far = Constant<value = float {1e30}>()
+    outside = Sub(ancestors, one)
+    mask = Mul(outside, far)
+    between = Sub(S_t, S_j)
+    masked = Add(between, mask)
+    fade = Exp(masked)
+    x4 = Reshape(x, head_shape)
+    delta4 = Unsqueeze(delta, axis3)
+    scaled = Mul(x4, delta4)
+    scaled_bhtp = Transpose<perm=[1, 2, 0, 3]>(scaled)
+    scaled_bhpt = Transpose<perm=[1, 2, 3, 0]>(scaled)
+    B4 = Reshape(B, group_shape)
+    C4 = Reshape(C, group_shape)
+"""
+
+_HEADS_END = """
+    scores = MatMul(C_tn, B_nt)
+    weights = Mul(scores, fade)
+    inner = MatMul(weights, scaled_bhtp)
+    since = Exp(S_t)
+    state_bhnp = Transpose<perm=[0, 1, 3, 2]>(ssm_state)
+    seen = MatMul(C_tn, state_bhnp)
+    outer = Mul(seen, since)
+    y_bhtp = Add(inner, outer)
+    y4 = Transpose<perm=[2, 0, 1, 3]>(y_bhtp)
+    D_column = Unsqueeze(D, last)
+    skip = Mul(x4, D_column)
+    y_heads = Add(y4, skip)
+    flat = Constant<value = int64[3] {0, 0, -1}>()
+    y = Reshape(y_heads, flat)
+    fade_bhrj = Gather<axis=2>(fade, kept)
+    fade_rbhj = Transpose<perm=[2, 0, 1, 3]>(fade_bhrj)
+    fade_kept = Unsqueeze(fade_rbhj, axis3)
+    feed = Mul(fade_kept, scaled_bhpt)
+    fed = MatMul(feed, B_tn)
+    since_bhr = Gather<axis=2>(since, kept)
+    since_rbh = Transpose<perm=[2, 0, 1, 3]>(since_bhr)
+    since_kept = Unsqueeze(since_rbh, axis3)
+    faded = Mul(since_kept, ssm_state)
+    ssm_states = Add(faded, fed)
+"""
+
+# One group: B and C broadcast over the heads.
+SELECTIVE_SCAN_HEADS_1 = (
+    _HEADS_START
+    + """
+    B_tn = Transpose<perm=[1, 2, 0, 3]>(B4)
+    B_nt = Transpose<perm=[1, 2, 3, 0]>(B4)
+    C_tn = Transpose<perm=[1, 2, 0, 3]>(C4)
+"""
+    + _HEADS_END
+)
+
+# Several groups: each head gets its group's B and C.
+SELECTIVE_SCAN_HEADS = (
+    _HEADS_START
+    + """
+    from_0 = Constant<value = int64 {0}>()
+    by_1 = Constant<value = int64 {1}>()
+    head = Range(from_0, heads_0, by_1)
+    share = Div(heads_0, groups_0)
+    group = Div(head, share)
+    B_heads = Gather<axis=2>(B4, group)
+    C_heads = Gather<axis=2>(C4, group)
+    B_tn = Transpose<perm=[1, 2, 0, 3]>(B_heads)
+    B_nt = Transpose<perm=[1, 2, 3, 0]>(B_heads)
+    C_tn = Transpose<perm=[1, 2, 0, 3]>(C_heads)
+"""
+    + _HEADS_END
+)
