@@ -1,0 +1,116 @@
+"""Which state tensors a model carries and how one of their slots is shaped."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from edge.config import AttentionConfig, ModelConfig
+from edge.tensors import kv_cache_shapes, recurrent_state_shapes
+
+Shape = tuple[int, ...]
+
+# GroupQueryAttention takes heads of a multiple of 8 values; exporters pad with zeros
+HEAD_MULTIPLE = 8
+DEFAULT_CAPACITY = 4096
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a state belongs to: three fingerprints, compared when states meet.
+
+    Attributes:
+        model: of the bundle or graph.
+        quantization: name of the recipe.
+        tokenizer: of the tokenizer, "" where none is known.
+    """
+
+    model: str
+    quantization: str = ""
+    tokenizer: str = ""
+
+    @staticmethod
+    def of_graph(config: ModelConfig, graph: bytes) -> Identity:
+        """For a graph without a bundle around it."""
+        digest = hashlib.sha256(config.model_dump_json().encode() + b"\0" + graph)
+        return Identity(model=digest.hexdigest())
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """Names and shapes of a model's state for one batch size and KV capacity.
+
+    Attributes:
+        recurrent: input name → shape of one slot; convolution states [K-1, B, C] (time first, as
+            the graph reads them), scan states [B, …].
+        caches: input name → [B, KV heads, capacity, padded head_dim].
+        batch: B.
+        capacity: tokens the KV caches hold; 0 without attention.
+    """
+
+    recurrent: dict[str, Shape]
+    caches: dict[str, Shape]
+    batch: int
+    capacity: int
+
+    @staticmethod
+    def of(config: ModelConfig, *, batch: int = 1, capacity: int | None = None) -> StateLayout:
+        """`capacity` None is the trained context, 4096 tokens where that is longer or unknown."""
+        if not config.has_attention:
+            capacity = 0
+        elif capacity is None:
+            capacity = min(config.max_context or DEFAULT_CAPACITY, DEFAULT_CAPACITY)
+        recurrent = {}
+        for name, shape in recurrent_state_shapes(config, batch).items():
+            if name.endswith(".conv_state"):
+                shape = (shape[1], shape[0], shape[2])
+            recurrent[name] = shape
+        caches = {
+            name: (*shape[:3], -(-shape[3] // HEAD_MULTIPLE) * HEAD_MULTIPLE)
+            for name, shape in kv_cache_shapes(config, capacity, batch).items()
+        }
+        return StateLayout(recurrent, caches, batch, capacity)
+
+    def with_batch(self, batch: int) -> StateLayout:
+        """The same state for another number of sequences."""
+        recurrent = {}
+        for name, shape in self.recurrent.items():
+            axis = batch_axis(name)
+            recurrent[name] = (*shape[:axis], batch, *shape[axis + 1 :])
+        caches = {name: (batch, *shape[1:]) for name, shape in self.caches.items()}
+        return StateLayout(recurrent, caches, batch, self.capacity)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one recurrent state: what a snapshot costs besides its KV rows."""
+        return 4 * sum(_product(shape) for shape in self.recurrent.values())
+
+    @property
+    def cache_bytes(self) -> int:
+        return 4 * sum(_product(shape) for shape in self.caches.values())
+
+    def cache_shapes(self, length: int) -> dict[str, Shape]:
+        """Shapes of the first `length` tokens of the KV caches."""
+        return {name: (s[0], s[1], length, s[3]) for name, s in self.caches.items()}
+
+
+def batch_axis(name: str) -> int:
+    """Where a slot of this tensor has its batch."""
+    return 1 if name.endswith(".conv_state") else 0
+
+
+def head_dims(config: ModelConfig) -> dict[str, int]:
+    """Cache name → head_dim without the padding."""
+    return {
+        f"layers.{index}.{which}_cache": layer.head_dim
+        for index, layer in enumerate(config.layers)
+        if isinstance(layer, AttentionConfig)
+        for which in ("key", "value")
+    }
+
+
+def _product(shape: Shape) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product

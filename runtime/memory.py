@@ -1,0 +1,94 @@
+"""How much memory a model will take, asked before it is loaded and answered again after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from edge.errors import EngineError
+from edge.runtime.layout import StateLayout
+from edge.runtime.ring import slots_for
+
+_MEMINFO = "/proc/meminfo"
+
+
+def plan(layout: StateLayout, *, window: int, vocab_size: int, weights: int) -> dict[str, int]:
+    """Bytes by purpose.
+
+    Keys: `weights` (resident, packed copies included), `state_ring` (every slot), `kv_cache`,
+    `logits` (of a run of `window` tokens), `total` of these, and, not in the total, `state` (one
+    recurrent state) and `snapshot` (one, with full KV caches).
+    """
+    state, cache = layout.slot_bytes, layout.cache_bytes
+    out = {
+        "weights": weights,
+        "state_ring": slots_for(window) * state,
+        "kv_cache": cache,
+        "logits": 4 * window * layout.batch * vocab_size,
+    }
+    out["total"] = sum(out.values())
+    out["state"] = state
+    out["snapshot"] = state + cache
+    return out
+
+
+def available_bytes() -> int | None:
+    """Memory that can be taken without swapping, or None where the system does not say.
+
+    The smaller of what the kernel reports and what the control group has left.
+    """
+    found = [left for left in (_system(), _group()) if left is not None]
+    return min(found) if found else None
+
+
+def check_fits(plan: Mapping[str, int], *, available: int | None = None) -> None:
+    """Raises EngineError when a plan's `total` exceeds the memory available."""
+    available = available_bytes() if available is None else available
+    if available is not None and plan["total"] > available:
+        raise EngineError(
+            f"needs {_mib(plan['total'])} of memory, {_mib(available)} are available",
+            remedy="use a smaller quantization, window or capacity, or stop other programs",
+        )
+
+
+def private_bytes() -> int:
+    """Anonymous memory of this process, swapped or not; 0 where the system does not say."""
+    fields = _fields("/proc/self/status")
+    return fields.get("RssAnon", 0) + fields.get("VmSwap", 0)
+
+
+def _system() -> int | None:
+    return _fields(_MEMINFO).get("MemAvailable")
+
+
+def _group() -> int | None:
+    """What the control group (version 2) has left; page cache counts as free."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        used = int((root / "memory.current").read_text())
+        cached = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if limit == "max":
+        return None
+    return max(0, int(limit) - used + int(cached.get("inactive_file", 0)))
+
+
+def _fields(file: str) -> dict[str, int]:
+    """`Name:  123 kB` lines as bytes."""
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return {}
+    out = {}
+    for line in lines:
+        name, _, rest = line.partition(":")
+        parts = rest.split()
+        if len(parts) == 2 and parts[1] == "kB" and parts[0].isdigit():
+            out[name] = int(parts[0]) * 1024
+    return out
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB"

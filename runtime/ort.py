@@ -1,0 +1,307 @@
+"""The `ort` engine: ONNX Runtime on the CPU, every buffer bound, one session for every length."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from edge.config import Mamba1Config, Mamba2Config, ModelConfig
+from edge.errors import BundleError, EngineError, InputError, StateError
+from edge.runtime import cpu, memory
+from edge.runtime.bindings import Bound, Constants, Key, Workspace
+from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows
+from edge.runtime.layout import Identity, StateLayout, batch_axis
+from edge.runtime.request import Request, check
+from edge.runtime.ring import Tree
+from edge.runtime.state import StateBuffers
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+
+DEFAULT_CHUNK = 256
+MAX_BATCH = 1024
+
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+class OrtEngine:
+    """ONNX Runtime over one graph. Several states, each on its own thread, may share it.
+
+    Attributes:
+        threads: CPU threads one run uses.
+        identity: what the states it makes belong to.
+    """
+
+    name = "ort"
+
+    def __init__(
+        self,
+        graph: str | os.PathLike[str],
+        config: ModelConfig,
+        *,
+        threads: int | None = None,
+        chunk: int = DEFAULT_CHUNK,
+        identity: Identity | None = None,
+    ) -> None:
+        """Load a graph file of a bundle's folder: `folder`/graphs/….onnx, `folder`/weights.bin.
+
+        `threads` None is one per core this process may use. Raises EngineError: not a graph ONNX
+        Runtime can load; BundleError: its inputs are not those of `config`.
+        """
+        path = Path(graph)
+        data = path.read_bytes()
+        self.config = config
+        self.chunk = chunk
+        self.threads = cpu.usable_cores() if threads is None else threads
+        if self.threads < 1 or self.chunk < 1:
+            raise InputError(f"threads {self.threads} and chunk {self.chunk} must be positive")
+        before = memory.private_bytes()
+        self._session = _load(data, path, self.threads)
+        self._resident = max(0, memory.private_bytes() - before)
+        self.identity = identity or Identity.of_graph(config, data)
+        self._pid = os.getpid()
+        self._inputs = {meta.name: meta for meta in self._session.get_inputs()}
+        _check_signature(self._session, config, path)
+        widths = [c.d_conv - 1 for c in config.layers if isinstance(c, Mamba1Config | Mamba2Config)]
+        self.constants = Constants(max(chunk, MAX_WINDOW), max(widths, default=0))
+
+    @staticmethod
+    def from_bundle(bundle: Bundle, *, threads: int | None = None) -> OrtEngine:
+        """The engine for a bundle's `ort` graph. Raises BundleError, EngineError."""
+        manifest = bundle.manifest
+        graph = manifest.graphs.get("ort")
+        if graph is None:
+            raise BundleError("has no graph for ONNX Runtime", file=bundle.path, field="graphs.ort")
+        bundle.verify()
+        return OrtEngine(
+            bundle.path / graph,
+            manifest.model,
+            threads=threads,
+            chunk=manifest.limits.chunk,
+            identity=Identity(
+                model=bundle.fingerprint,
+                quantization=manifest.quantization.recipe,
+                tokenizer=manifest.tokenizer.sha256 or manifest.tokenizer.kind,
+            ),
+        )
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def new_state(
+        self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
+    ) -> StateBuffers:
+        """See `Engine.new_state`."""
+        self._check_process()
+        layout = self._layout(batch, window, capacity)
+        state = StateBuffers(layout, self.identity, window=window)
+        self.attach(state)
+        return state
+
+    def attach(self, state: StateBuffers) -> None:
+        """Give a state the workspace its runs need."""
+        state.workspace = Workspace(self, state)
+
+    def memory_plan(
+        self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
+    ) -> dict[str, int]:
+        """See `Engine.memory_plan`. `weights_resident` is what loading was seen to take."""
+        layout = self._layout(batch, window, capacity)
+        return memory.plan(
+            layout, window=window, vocab_size=self.config.vocab_size, weights=self._resident
+        )
+
+    def _layout(self, batch: int, window: int, capacity: int | None) -> StateLayout:
+        _within(batch, MAX_BATCH, "batch")
+        _within(window, MAX_WINDOW, "window")
+        if capacity is not None and self.config.has_attention:
+            _within(capacity, self.config.max_context or 1 << 24, "capacity")
+        return StateLayout.of(self.config, batch=batch, capacity=capacity)
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def run(
+        self,
+        tokens: NDArray[np.int64],
+        state: StateBuffers,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: Rows = "last",
+        commit: bool = False,
+    ) -> NDArray[np.float32]:
+        """See `Engine.run`."""
+        self._check_process()
+        workspace = state.workspace
+        if workspace is None or workspace.engine is not self:
+            raise StateError("the state belongs to another engine")
+        with state.held():
+            request = check(
+                tokens, state, parents, rows, commit,
+                vocab_size=self.config.vocab_size, chunk=self.chunk,
+            )  # fmt: skip
+            if state.batch > 1 and state.caches:
+                if parents is not None:
+                    raise InputError(
+                        "a model with attention runs a tree for one sequence at a time",
+                        field="parents",
+                    )
+                # GroupQueryAttention takes several sequences one token at a time only
+                if request.count > 1:
+                    return self._run_one_by_one(request, state, workspace)
+            return self._run(request, state, workspace)
+
+    def _run(
+        self, request: Request, state: StateBuffers, workspace: Workspace
+    ) -> NDArray[np.float32]:
+        count, place = request.count, state.place
+        kept = 1 if request.commit else count
+        target = place.next_slots(kept)
+        workspace.stage(request, place.position)
+        # from here on the slots hold neither the old states nor, until the run is over, new ones
+        state.place = place = place.without(target, kept)
+        rows = request.rows
+        bound = workspace.bound(
+            Key(
+                place.live,
+                target,
+                count,
+                rows if isinstance(rows, str) else "some",
+                1 if rows == "last" else count if rows == "all" else len(rows),
+                request.commit,
+                request.parents is not None,
+            )
+        )
+        self._execute(bound)
+        if request.parents is not None:
+            state.place = place.branched(Tree(target, request.parents))
+        elif request.commit:
+            state.place = place.settled(target, place.position + count)
+        else:
+            state.place = place.advanced(target, count)
+        return bound.result
+
+    def _run_one_by_one(
+        self, request: Request, state: StateBuffers, workspace: Workspace
+    ) -> NDArray[np.float32]:
+        """A chain as runs of one token; the state moves on when all have succeeded."""
+        count, place = request.count, state.place
+        logits = workspace.logits(len(request.row_indices) + 1)
+        target = place.next_slots(1 if request.commit else count)
+        if not request.commit:
+            state.place = place = place.without(target, count)
+        else:
+            for slot in place.spare_slots():
+                state.place = place = place.without(slot, 1)
+        source = place.live
+        for index in range(count):
+            step = Request(request.tokens[index : index + 1], None, "last", request.commit)
+            slot = place.spare_slots()[index % 2] if request.commit else target + index
+            workspace.stage(step, place.position + index)
+            bound = workspace.bound(Key(source, slot, 1, "last", 1, request.commit, False))
+            self._execute(bound)
+            for row, wanted in enumerate(request.row_indices):
+                if wanted == index:
+                    logits[row + 1] = bound.logits[0]
+            source = slot
+        if request.commit:
+            state.place = place.settled(source, place.position + count)
+        else:
+            state.place = place.advanced(target, count)
+        return logits[1:].transpose(1, 0, 2)
+
+    def _execute(self, bound: Bound) -> None:
+        try:
+            self._session.run_with_iobinding(bound.binding)
+        except Exception as problem:
+            raise EngineError(f"ONNX Runtime failed: {problem}") from problem
+        for row in bound.logits:
+            if not np.isfinite(row, out=bound.finite).all():
+                raise EngineError(
+                    "the logits are not finite",
+                    remedy="check the bundle, or clear the state",
+                )
+
+    def bind(
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Mapping[str, NDArray[Any]],
+    ) -> onnxruntime.IOBinding:
+        """A binding of those inputs the graph has, and of all outputs, to the arrays' memory."""
+        binding = self._session.io_binding()
+        for name in self._inputs:
+            array = inputs[name]
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        for name, array in outputs.items():
+            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        return binding
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise EngineError(
+                "the engine was loaded before this process was forked: its threads are not here",
+                remedy="load the model in the child process",
+            )
+
+
+def _load(graph: bytes, path: Path, threads: int) -> onnxruntime.InferenceSession:
+    options = session_options(threads)
+    # the graph names "weights.bin", which lies beside the folder of graphs
+    folder = str(path.parent.parent.absolute())
+    options.add_session_config_entry(_WEIGHTS_FOLDER, folder)
+    try:
+        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    except Exception as problem:
+        raise EngineError(f"ONNX Runtime cannot load it: {problem}", file=path) from problem
+
+
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """Options for the lowest latency of a run at a time."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    # decaying states reach denormal numbers, which cost the CPU a hundred times more
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    if not cpu.has_vnni():
+        # without VNNI the u8×s8 product saturates in 16 bits; this makes it exact
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    return options
+
+
+def _check_signature(
+    session: onnxruntime.InferenceSession, config: ModelConfig, path: Path
+) -> None:
+    """The graph's state inputs and outputs are those of the config. Raises BundleError."""
+    layout = StateLayout.of(config, capacity=1)
+    wanted = layout.recurrent | layout.caches
+    found = {meta.name: meta.shape for meta in session.get_inputs()}
+    for name, shape in wanted.items():
+        if name not in found:
+            raise BundleError("the graph lacks this input", file=path, field=name)
+        free = (0, 2) if name in layout.caches else (batch_axis(name),)
+        for axis, (have, want) in enumerate(zip(found[name], shape, strict=True)):
+            if axis not in free and isinstance(have, int) and have != want:
+                raise BundleError(
+                    f"the graph has shape {found[name]}, the model {list(shape)}",
+                    file=path,
+                    field=name,
+                )
+    known = wanted.keys() | set(_RUN_INPUTS)
+    if unknown := sorted(found.keys() - known):
+        raise BundleError(f"the graph has unknown inputs {unknown}", file=path)
+
+
+_RUN_INPUTS = (
+    "tokens", "rows", "kept", "previous", "parents", "tree", "ancestors", "positions", "past",
+)  # fmt: skip
+
+
+def _within(value: int, limit: int, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+        raise InputError(f"must be 1 … {limit}, got {value!r}", field=name)

@@ -1,0 +1,262 @@
+"""State files: one saved state, checked to the last byte before it is used, never half written.
+
+    magic     8 bytes  b"EDGESTAT"
+    version   u32      little endian, as all below
+    header    u32      length of the header
+    payload   u64      length of the payload
+    extra     u64      length of the extra
+    digest    32 bytes SHA-256 of all other bytes of the file
+    header    JSON: identity, position, batch, layout
+    payload   safetensors: the state's tensors
+    extra     JSON of the caller (a transcript, …)
+
+The digest stops damage, not an attacker: someone who can write the file can compute it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import secrets
+import stat
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as parse_tensors
+from safetensors.numpy import save as format_tensors
+
+from edge.bundle import strict_json
+from edge.errors import StateError
+from edge.runtime.layout import Identity, Shape, StateLayout
+
+Tensors = Mapping[str, NDArray[np.float32]]
+
+MAGIC = b"EDGESTAT"
+VERSION = 1
+MAX_HEADER = 4 << 20
+MAX_EXTRA = 64 << 20
+# room for safetensors' own header beyond the tensors' bytes
+_PAYLOAD_SLACK = 8 << 20
+
+_PREFIX = struct.Struct("<8sIIQQ")
+_DIGEST = 32
+_DAMAGED = "the file is damaged; load an older one or start anew"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A state file's content, every byte of it checked."""
+
+    tensors: Tensors
+    position: int
+    extra: dict[str, Any]
+
+
+def write(
+    path: str | os.PathLike[str],
+    identity: Identity,
+    layout: StateLayout,
+    position: int,
+    tensors: Tensors,
+    extra: Mapping[str, Any],
+) -> None:
+    """Write a state file, whole or not at all; what was at `path` before survives any failure.
+
+    Raises StateError: tensors that are not finite, `extra` that is no JSON or too large, a disk
+    that refuses.
+    """
+    file = Path(path)
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise StateError("the state is not finite and is not saved", file=file, field=name)
+    header = json.dumps(_header(identity, layout, position), allow_nan=False).encode()
+    payload = format_tensors(dict(tensors))
+    extra_bytes = _format_extra(extra, file)
+    prefix = _PREFIX.pack(MAGIC, VERSION, len(header), len(payload), len(extra_bytes))
+    digest = _digest(prefix, header, payload, extra_bytes)
+    try:
+        _publish(file, (prefix, digest, header, payload, extra_bytes))
+    except OSError as problem:
+        raise StateError(
+            f"cannot be written: {problem.strerror or problem}", file=file
+        ) from problem
+
+
+def _header(identity: Identity, layout: StateLayout, position: int) -> dict[str, Any]:
+    return {
+        "identity": asdict(identity),
+        "position": position,
+        "batch": layout.batch,
+        "layout": {name: list(shape) for name, shape in _shapes(layout, position).items()},
+    }
+
+
+def _shapes(layout: StateLayout, position: int) -> dict[str, Shape]:
+    return layout.recurrent | layout.cache_shapes(position)
+
+
+def _format_extra(extra: Mapping[str, Any], file: Path) -> bytes:
+    try:
+        data = json.dumps(dict(extra), allow_nan=False, ensure_ascii=False).encode()
+        if json.loads(data) != extra or len(data) > MAX_EXTRA:
+            raise ValueError(f"it must be plain JSON of at most {MAX_EXTRA} bytes")
+        strict_json.loads(data)
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise StateError(f"cannot be saved: {problem}", file=file, field="extra") from None
+    return data
+
+
+def _digest(*parts: bytes) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _publish(file: Path, parts: tuple[bytes, ...]) -> None:
+    """All bytes on disk under another name, then renamed: a reader sees the old file or the new."""
+    temporary = file.parent / f".{file.name[:200]}.{secrets.token_hex(8)}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as stream:
+            for part in parts:
+                stream.write(part)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read(path: str | os.PathLike[str], identity: Identity, layout: StateLayout) -> Saved:
+    """Read and check a state file. Raises StateError naming what does not fit; changes nothing."""
+    file = Path(path)
+    try:
+        return _read(file, identity, layout)
+    except OSError as problem:
+        raise StateError(f"cannot be read: {problem.strerror or problem}", file=file) from problem
+
+
+def _read(file: Path, identity: Identity, layout: StateLayout) -> Saved:
+    # not blocking, or a pipe in the file's place would wait for a writer
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(fd, "rb") as stream:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise StateError("is not a file", file=file)
+        prefix = stream.read(_PREFIX.size)
+        lengths = _lengths(file, prefix, info.st_size, layout)
+        digest = stream.read(_DIGEST)
+        header, payload, extra = (_exactly(stream.read(n), n, file) for n in lengths)
+    if _digest(prefix, header, payload, extra) != digest:
+        raise StateError("does not match its SHA-256", file=file, remedy=_DAMAGED)
+    position = _check_header(file, header, identity, layout)
+    tensors = _check_payload(file, payload, _shapes(layout, position))
+    return Saved(tensors, position, _parse_extra(file, extra))
+
+
+def _lengths(file: Path, prefix: bytes, size: int, layout: StateLayout) -> tuple[int, int, int]:
+    """Lengths of header, payload and extra, which must make up the whole file."""
+    if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
+        raise StateError("is not a saved state", file=file)
+    _, version, header, payload, extra = _PREFIX.unpack(prefix)
+    if version != VERSION:
+        raise StateError(
+            f"has version {version}, this runtime reads version {VERSION}",
+            file=file,
+            field="version",
+            remedy="update mamba-edge" if version > VERSION else None,
+        )
+    # bounded before anything of that length is read
+    most = layout.slot_bytes + layout.cache_bytes + _PAYLOAD_SLACK
+    for name, length, limit in (
+        ("header", header, MAX_HEADER), ("payload", payload, most), ("extra", extra, MAX_EXTRA),
+    ):  # fmt: skip
+        if length > limit:
+            raise StateError(f"{length} bytes, at most {limit} expected", file=file, field=name)
+    expected = _PREFIX.size + _DIGEST + header + payload + extra
+    if size != expected:
+        what = "is cut short" if size < expected else "has bytes after its end"
+        raise StateError(f"{what}: {size} bytes, {expected} expected", file=file, remedy=_DAMAGED)
+    return header, payload, extra
+
+
+def _exactly(data: bytes, length: int, file: Path) -> bytes:
+    if len(data) != length:
+        raise StateError("was cut short while it was read", file=file, remedy=_DAMAGED)
+    return data
+
+
+def _check_header(file: Path, data: bytes, identity: Identity, layout: StateLayout) -> int:
+    """The position, once everything else says that the state fits."""
+    try:
+        header = strict_json.loads(data)
+    except ValueError as problem:
+        raise StateError(f"is not JSON: {problem}", file=file, field="header") from None
+    if not isinstance(header, dict) or not isinstance(header.get("identity"), dict):
+        raise StateError("is not understood", file=file, field="header")
+    for field, ours in asdict(identity).items():
+        theirs = header["identity"].get(field)
+        if theirs != ours:
+            raise StateError(
+                f"was saved with another {field}: {theirs!r:.80}, this is {ours!r:.80}",
+                file=file,
+                field=field,
+                remedy="open it with the bundle it was saved with",
+            )
+    batch, position = header.get("batch"), header.get("position")
+    if batch != layout.batch:
+        raise StateError(f"holds {batch} sequences, this state {layout.batch}", file=file)
+    if type(position) is not int or not 0 <= position < 1 << 62:
+        raise StateError(f"is no number of tokens: {position!r:.80}", file=file, field="position")
+    if layout.caches and position > layout.capacity:
+        raise StateError(
+            f"holds {position} tokens, the KV caches have room for {layout.capacity}",
+            file=file,
+            field="position",
+            remedy="load it into a session with a larger capacity",
+        )
+    if header != _header(identity, layout, position):
+        raise StateError("does not describe this model's state", file=file, field="layout")
+    return position
+
+
+def _check_payload(file: Path, data: bytes, shapes: Mapping[str, Shape]) -> Tensors:
+    try:
+        tensors: dict[str, NDArray[np.float32]] = parse_tensors(data)
+    except (SafetensorError, KeyError, ValueError) as problem:
+        raise StateError(f"is no safetensors data: {problem}", file=file, field="payload") from None
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    if found != shapes or any(tensor.dtype != np.float32 for tensor in tensors.values()):
+        raise StateError("does not hold this model's tensors", file=file, field="payload")
+    for name, tensor in tensors.items():
+        # one pass that makes no array: a sum is finite only if its terms are
+        if not math.isfinite(float(tensor.sum(dtype=np.float64))):
+            raise StateError("is not finite", file=file, field=name)
+    return tensors
+
+
+def _parse_extra(file: Path, data: bytes) -> dict[str, Any]:
+    try:
+        extra = strict_json.loads(data)
+    except ValueError as problem:
+        raise StateError(f"is not JSON: {problem}", file=file, field="extra") from None
+    if not isinstance(extra, dict):
+        raise StateError("is not an object", file=file, field="extra")
+    return extra

@@ -1,0 +1,87 @@
+"""Tiny models of every mixer: a graph on disk and the torch network with the same weights."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from edge.config import (
+    AttentionConfig,
+    Mamba1Config,
+    Mamba2Config,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+)
+from edge.export.graph import build_graph
+from edge.export.network import Network
+from edge.runtime.ort import OrtEngine
+
+MAMBA1 = Mamba1Config(d_inner=24, d_state=4, d_conv=4, dt_rank=3)
+MAMBA2 = Mamba2Config(d_inner=24, d_ssm=24, d_state=8, d_conv=4, head_dim=8, n_groups=1)
+ATTENTION = AttentionConfig(
+    n_heads=4, n_kv_heads=2, head_dim=6, rope=RopeConfig(dim=4), qkv_bias=True
+)
+MLP = MlpConfig(d_intermediate=20)
+
+CONFIGS = {
+    "mamba1": ModelConfig(
+        family="mamba", vocab_size=40, d_model=12, layers=(MAMBA1, MAMBA1.model_copy(
+            update={"d_conv": 3, "conv_bias": False})),
+    ),
+    "mamba2": ModelConfig(
+        family="mamba2", vocab_size=40, d_model=12, layers=(MAMBA2, Mamba2Config(
+            d_inner=24, d_ssm=16, d_state=4, head_dim=4, n_groups=2, dt_limit=(0.0, 0.05))),
+        tie_embeddings=False,
+    ),
+    "attention": ModelConfig(
+        family="llama", vocab_size=40, d_model=12, layers=(ATTENTION, MLP, ATTENTION),
+        max_context=96,
+    ),
+    "hybrid": ModelConfig(
+        family="bamba", vocab_size=40, d_model=12, layers=(MAMBA2, ATTENTION, MLP, MAMBA1),
+        norm=NormConfig(kind="layernorm"), max_context=96,
+    ),
+}  # fmt: skip
+KINDS = tuple(CONFIGS)
+
+
+@functools.cache
+def network(kind: str) -> Network:
+    """The torch network with random weights, norms and biases too."""
+    torch.manual_seed(KINDS.index(kind))
+    made = Network(CONFIGS[kind]).eval()
+    for name, parameter in made.canonical_tensors().items():
+        if name.endswith((".bias", "norm.weight", "norm_f.weight")):
+            parameter.data.add_(torch.randn_like(parameter) * 0.3)
+    for parameter in made.parameters():
+        parameter.requires_grad_(False)
+    return made
+
+
+@functools.cache
+def folder(kind: str) -> Path:
+    """Where the model's graph and weights lie; removed when the process ends."""
+    path = Path(_ROOT.name) / kind
+    path.mkdir()
+    tensors = {name: t.numpy() for name, t in network(kind).canonical_tensors().items()}
+    build_graph(CONFIGS[kind], tensors, path)
+    return path
+
+
+_ROOT = tempfile.TemporaryDirectory(prefix="edge-models-")
+
+
+@functools.cache
+def engine(kind: str) -> OrtEngine:
+    return OrtEngine(folder(kind) / "graphs/ort.onnx", CONFIGS[kind], threads=1, chunk=64)
+
+
+def tokens(count: int, *, batch: int = 1, seed: int = 0) -> np.ndarray:
+    """Random ids [batch, count]."""
+    return np.random.default_rng(seed).integers(0, 40, (batch, count))

@@ -1,0 +1,133 @@
+"""The engine against the torch network: logits and states, for every way of running tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.export.network import NetworkState
+from edge.runtime.state import StateBuffers
+from tests.engine_models import CONFIGS, KINDS, engine, network, tokens
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def reference(kind: str, ids: np.ndarray) -> tuple[np.ndarray, NetworkState]:
+    """Logits [B, T, V] and final state of the torch network."""
+    logits, state = network(kind)(torch.from_numpy(np.ascontiguousarray(ids)))
+    return logits.numpy(), state
+
+
+def assert_same_state(state: StateBuffers, expected: NetworkState) -> None:
+    assert state.position == expected.position
+    arrays = state.arrays()
+    names = {f"layers.{i}.{key}" for i, layer in enumerate(expected.layers) for key in layer}
+    assert arrays.keys() == names
+    for index, layer in enumerate(expected.layers):
+        for key, tensor in layer.items():
+            array, want = arrays[f"layers.{index}.{key}"], tensor.numpy()
+            np.testing.assert_allclose(array[..., : want.shape[-1]], want, **CLOSE)
+            assert not array[..., want.shape[-1] :].any(), "padding of a head must stay zero"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_prefill_then_steps(kind: str, batch: int) -> None:
+    ids = tokens(30, batch=batch)
+    logits, final = reference(kind, ids)
+    state = engine(kind).new_state(batch=batch)
+    at = 0
+    for count in (1, 17, 5):
+        out = engine(kind).run(ids[:, at : at + count], state, commit=True)
+        at += count
+        assert out.shape == (batch, 1, 40)
+        np.testing.assert_allclose(out[:, 0], logits[:, at - 1], **CLOSE)
+        assert state.reach == 0
+    assert_same_state(state, reference(kind, ids[:, :at])[1])
+    for at in range(23, 30):
+        out = engine(kind).run(ids[:, at : at + 1], state)
+        np.testing.assert_allclose(out[:, 0], logits[:, at], **CLOSE)
+    assert_same_state(state, final)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    batch=st.sampled_from([1, 3]),
+    runs=st.lists(st.tuples(st.booleans(), st.integers(1, 8)), min_size=1, max_size=6),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=12, deadline=None)
+def test_any_cut_gives_the_same(
+    kind: str, batch: int, runs: list[tuple[bool, int]], seed: int
+) -> None:
+    ids = tokens(sum(count for _, count in runs), batch=batch, seed=seed)
+    logits, final = reference(kind, ids)
+    state = engine(kind).new_state(batch=batch)
+    at = 0
+    for commit, count in runs:
+        out = engine(kind).run(ids[:, at : at + count], state, rows="all", commit=commit)
+        np.testing.assert_allclose(out, logits[:, at : at + count], **CLOSE)
+        at += count
+    assert_same_state(state, final)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("commit", [False, True])
+def test_rows_in_the_order_asked_for(kind: str, batch: int, commit: bool) -> None:
+    ids = tokens(6, batch=batch)
+    logits, _ = reference(kind, ids)
+    for rows in ([0], [5, 2], (3, 3, 0), np.array([1, 4])):
+        out = engine(kind).run(ids, engine(kind).new_state(batch=batch), rows=rows, commit=commit)
+        np.testing.assert_allclose(out, logits[:, list(rows)], **CLOSE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_rows_of_a_chunk_beyond_the_window(kind: str) -> None:
+    ids = tokens(50)
+    state = engine(kind).new_state(window=2)
+    out = engine(kind).run(ids, state, rows="all", commit=True)
+    np.testing.assert_allclose(out, reference(kind, ids)[0], **CLOSE)
+    step = engine(kind).run(ids[:, :1], state)  # bindings made before the buffer grew are gone
+    assert np.isfinite(step).all()
+
+
+def trees(size: int) -> st.SearchStrategy[list[int]]:
+    return st.tuples(*(st.integers(-1, node - 1) for node in range(size))).map(list)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    before=st.integers(0, 9),
+    parents=st.integers(1, 8).flatmap(trees),
+    batch=st.sampled_from([1, 3]),
+    data=st.data(),
+)
+@settings(max_examples=25, deadline=None)
+def test_each_path_of_a_tree_is_as_if_alone(
+    kind: str, before: int, parents: list[int], batch: int, data: st.DataObject
+) -> None:
+    if CONFIGS[kind].has_attention:
+        batch = 1
+    prompt = tokens(before, batch=batch, seed=1)
+    nodes = tokens(len(parents), batch=batch, seed=2)
+    state = engine(kind).new_state(batch=batch)
+    if before:
+        engine(kind).run(prompt, state, commit=True)
+    out = engine(kind).run(nodes, state, parents=parents, rows="all").copy()
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), node])
+        alone = np.concatenate([prompt, nodes[:, paths[node]]], axis=1)
+        np.testing.assert_allclose(out[:, node], reference(kind, alone)[0][:, -1], **CLOSE)
+    chosen = data.draw(st.integers(0, len(parents) - 1))
+    state.select(chosen)
+    kept = np.concatenate([prompt, nodes[:, paths[chosen]]], axis=1)
+    assert_same_state(state, reference(kind, kept)[1])
+    following = tokens(1, batch=batch, seed=3)
+    out = engine(kind).run(following, state)
+    expected, _ = reference(kind, np.concatenate([kept, following], axis=1))
+    np.testing.assert_allclose(out[:, 0], expected[:, -1], **CLOSE)
