@@ -127,8 +127,8 @@ def _stored_names(layout: Layout, weights: Weights) -> dict[str, str]:
         if layout.ignored(name):
             continue
         spelled = layout.rename(name)
-        # Of two spellings of one tensor the second stays under its own name, and so is unused.
-        stored.setdefault(name if spelled in stored else spelled, name)
+        # Of two spellings of one tensor neither is better: the second is listed as unused.
+        stored[f"{spelled} again" if spelled in stored else spelled] = name
     return stored
 
 

@@ -109,6 +109,17 @@ class Fields:
             self.refuse(name, f"is {value}, not a finite number")
         return value
 
+    def epsilon(self, name: str, default: float | None = None) -> float:
+        """A number in (0, 1), as norms add to a variance."""
+        value = self.number(name, default)
+        if not 0 < value < 1:
+            self.refuse(name, f"is {value}, not between 0 and 1")
+        return value
+
+    def taps(self, name: str) -> int:
+        """The width of a short convolution: 2 to 16, absent means 4."""
+        return self.integer(name, 4, low=2, high=16)
+
     def boolean(self, name: str, default: bool | None = None) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):
@@ -166,7 +177,7 @@ class Fields:
             return kind(**values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            field = self.prefix + ".".join(str(part) for part in first["loc"])
+            field = (self.prefix + ".".join(str(part) for part in first["loc"])).rstrip(".")
             message = f"the values do not make a model: {first['msg']}"
             raise CheckpointError(
                 message, file=self.file, field=field or None, remedy=RESAVE

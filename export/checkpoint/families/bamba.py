@@ -49,7 +49,7 @@ def read(fields: Fields) -> Layout:
         vocab_size=fields.integer("vocab_size"),
         d_model=fields.integer("hidden_size"),
         layers=layers,
-        norm=fields.build(NormConfig, eps=fields.number("rms_norm_eps", 1e-5)),
+        norm=fields.build(NormConfig, eps=fields.epsilon("rms_norm_eps", 1e-5)),
         tie_embeddings=fields.boolean("tie_word_embeddings", False),
         max_context=context if attention else None,
     )
@@ -69,7 +69,7 @@ def _mamba(fields: Fields) -> Mamba2Config:
         d_inner=d_inner,
         d_ssm=d_inner,
         d_state=fields.integer("mamba_d_state", 256),
-        d_conv=fields.integer("mamba_d_conv", 4),
+        d_conv=fields.taps("mamba_d_conv"),
         head_dim=head_dim,
         n_groups=fields.integer("mamba_n_groups", 1),
         conv_bias=fields.boolean("mamba_conv_bias", True),
@@ -104,9 +104,11 @@ def _rope(fields: Fields, head_dim: int) -> RopeConfig:
     new = fields.section("rope_parameters")
     theta = new.number("rope_theta", fields.number("rope_theta", 10000.0))
     rotated = new.number("partial_rotary_factor", ROTATED)
-    if not 0 < rotated <= 1 or int(head_dim * rotated) < 2:
-        new.refuse("partial_rotary_factor", f"is {rotated}: nothing of {head_dim} can be rotated")
-    return fields.build(RopeConfig, theta=theta, dim=int(head_dim * rotated))
+    dim = int(head_dim * rotated) if 0 < rotated <= 1 else 0
+    if dim < 2 or dim % 2:
+        message = f"is {rotated}, which makes no whole pairs of a head of {head_dim}"
+        new.refuse("partial_rotary_factor", message)
+    return fields.build(RopeConfig, theta=theta, dim=dim)
 
 
 def _place(config: ModelConfig, blocks: int, attention: set[int]) -> Layout:

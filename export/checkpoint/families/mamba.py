@@ -35,7 +35,7 @@ def read(fields: Fields) -> Layout:
         Mamba1Config,
         d_inner=fields.scaled("expand", width, 2),
         d_state=fields.integer("state_size", 16),
-        d_conv=fields.integer("conv_kernel", 4),
+        d_conv=fields.taps("conv_kernel"),
         dt_rank=math.ceil(width / 16) if automatic else fields.integer("time_step_rank"),
         conv_bias=fields.boolean("use_conv_bias", True),
         proj_bias=fields.boolean("use_bias", False),
@@ -46,7 +46,7 @@ def read(fields: Fields) -> Layout:
         vocab_size=fields.integer("vocab_size"),
         d_model=width,
         layers=[mixer] * fields.integer("num_hidden_layers", high=4096),
-        norm=fields.build(NormConfig, eps=fields.number("layer_norm_epsilon", 1e-5)),
+        norm=fields.build(NormConfig, eps=fields.epsilon("layer_norm_epsilon", 1e-5)),
         tie_embeddings=fields.boolean("tie_word_embeddings", True),
     )
     return place(config)

@@ -37,7 +37,7 @@ def read(fields: Fields) -> Layout:
         d_inner=d_inner,
         d_ssm=d_inner,
         d_state=fields.integer("state_size", 128),
-        d_conv=fields.integer("conv_kernel", 4),
+        d_conv=fields.taps("conv_kernel"),
         head_dim=head_dim,
         n_groups=fields.integer("n_groups", 8),
         conv_bias=fields.boolean("use_conv_bias", True),
@@ -50,7 +50,7 @@ def read(fields: Fields) -> Layout:
         vocab_size=fields.integer("vocab_size"),
         d_model=width,
         layers=[mixer] * fields.integer("num_hidden_layers", high=4096),
-        norm=fields.build(NormConfig, eps=fields.number("layer_norm_epsilon", 1e-5)),
+        norm=fields.build(NormConfig, eps=fields.epsilon("layer_norm_epsilon", 1e-5)),
         tie_embeddings=fields.boolean("tie_word_embeddings", False),
     )
     return mamba.place(config)

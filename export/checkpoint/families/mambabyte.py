@@ -61,7 +61,7 @@ def _read_own(fields: Fields) -> Layout:
         norm=fields.build(
             NormConfig,
             kind="rmsnorm" if rms else "layernorm",
-            eps=fields.number("norm_eps", 1e-5),
+            eps=fields.epsilon("norm_eps", 1e-5),
         ),
         tie_embeddings=fields.boolean("tie_embeddings", False),
     )

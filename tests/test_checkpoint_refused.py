@@ -1,0 +1,431 @@
+"""Checkpoints that must be refused: always a CheckpointError that says where and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from edge.errors import CheckpointError
+from edge.export.checkpoint import FAMILIES, open_checkpoint
+from tests.checkpoints import (
+    edit_config,
+    save_bamba,
+    save_mamba,
+    save_mamba2,
+    save_mambabyte,
+    save_state_spaces,
+    write_json,
+)
+
+Save = Callable[[Path], Path]
+ATTENTION = {"num_heads": 4, "causal": True}
+
+
+def save_hybrid(path: Path) -> Path:
+    return save_state_spaces(path, 2, attn_layer_idx=[1], attn_cfg=ATTENTION, d_intermediate=100)
+
+
+SAVERS: dict[str, Save] = {
+    "mamba": save_mamba,
+    "mamba2": save_mamba2,
+    "bamba": save_bamba,
+    "state-spaces": save_state_spaces,
+    "hybrid": save_hybrid,
+    "mambabyte": lambda path: save_mambabyte(path, "layernorm"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One checkpoint of each kind, not to be written to."""
+    return {name: save(tmp_path_factory.mktemp(name)) for name, save in SAVERS.items()}
+
+
+@pytest.fixture
+def path(saved: dict[str, Path], tmp_path: Path) -> Path:
+    """A Mamba checkpoint to spoil."""
+    return Path(shutil.copytree(saved["mamba"], tmp_path / "mamba"))
+
+
+def refusal(path: Path, *, read: bool = False) -> CheckpointError:
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint = open_checkpoint(path)
+        if read:
+            list(checkpoint.tensors())
+    assert caught.value.file is not None and caught.value.remedy
+    return caught.value
+
+
+# Directory and config.json
+
+
+def test_a_missing_directory(tmp_path: Path) -> None:
+    assert "is not a directory" in str(refusal(tmp_path / "nowhere"))
+
+
+def test_a_file_instead_of_a_directory(path: Path) -> None:
+    assert "is not a directory" in str(refusal(path / "config.json"))
+
+
+def test_no_config(path: Path) -> None:
+    (path / "config.json").unlink()
+    assert refusal(path).file == str(path / "config.json")
+
+
+DEEP = 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"{", "not valid JSON"),
+        (b"", "not valid JSON"),
+        (b"\xff\xfe\x00", "not valid JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b"[]", "holds a JSON array"),
+        (b"3", "holds a JSON number"),
+        (b"null", "holds a JSON null"),
+        (b"[" * DEEP + b"]" * DEEP, "nested too deeply"),
+        (b'{"a":' * DEEP + b"1" + b"}" * DEEP, "nested too deeply"),
+    ],
+    ids=["cut", "empty", "bytes", "digits", "array", "number", "null", "deep-list", "deep-object"],
+)
+def test_a_config_that_is_no_json_object(text: bytes, message: str, path: Path) -> None:
+    (path / "config.json").write_bytes(text)
+    assert message in str(refusal(path))
+
+
+def test_a_config_that_is_a_directory(path: Path) -> None:
+    (path / "config.json").unlink()
+    (path / "config.json").mkdir()
+    assert "cannot be read" in str(refusal(path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, {"model_type": "falcon_mamba"},
+     {"model_type": ["mamba"]}, {"model_type": ..., "architectures": {"a": 1}}],
+    ids=["llama", "falcon", "list", "object"],
+)  # fmt: skip
+def test_an_unknown_architecture_lists_the_known_ones(change: dict[str, Any], path: Path) -> None:
+    edit_config(path, **change)
+    error = refusal(path)
+    assert error.field == "model_type"
+    assert all(family.name in str(error) for family in FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "field"),
+    [
+        ("mamba", {"hidden_size": "24"}, "hidden_size"),
+        ("mamba", {"hidden_size": ...}, "hidden_size"),
+        ("mamba", {"hidden_size": True}, "hidden_size"),
+        ("mamba", {"hidden_size": 24.5}, "hidden_size"),
+        ("mamba", {"hidden_size": -1}, "hidden_size"),
+        ("mamba", {"vocab_size": 1 << 40}, "vocab_size"),
+        ("mamba", {"num_hidden_layers": 10**12}, "num_hidden_layers"),
+        ("mamba", {"expand": float("inf")}, "expand"),
+        ("mamba", {"expand": 10**400}, "expand"),
+        ("mamba", {"expand": 1e300}, "expand"),
+        ("mamba", {"expand": 0}, "expand"),
+        ("mamba", {"conv_kernel": 1}, "conv_kernel"),
+        ("mamba", {"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon"),
+        ("mamba", {"layer_norm_epsilon": 0}, "layer_norm_epsilon"),
+        ("mamba", {"use_bias": "no"}, "use_bias"),
+        ("mamba", {"hidden_act": "relu"}, "hidden_act"),
+        ("mamba", {"eos_token_id": 10**6}, "eos_token_id"),
+        ("mamba", {"eos_token_id": [0, "1"]}, "eos_token_id"),
+        ("mamba", {"bos_token_id": -3}, "bos_token_id"),
+        ("mamba2", {"num_heads": 5}, "num_heads"),
+        ("mamba2", {"n_groups": 3}, None),
+        ("mamba2", {"time_step_limit": [1, 0]}, "time_step_limit"),
+        ("mamba2", {"time_step_limit": [0, float("nan")]}, "time_step_limit"),
+        ("mamba2", {"time_step_limit": {"low": 0}}, "time_step_limit"),
+        ("bamba", {"attn_layer_indices": [7]}, "attn_layer_indices"),
+        ("bamba", {"attn_layer_indices": "1"}, "attn_layer_indices"),
+        ("bamba", {"num_key_value_heads": 3}, None),
+        ("bamba", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type"),
+        ("bamba", {"rope_scaling": {"type": "linear"}}, "rope_scaling.type"),
+        ("bamba", {"rope_parameters": {"partial_rotary_factor": 0.01}},
+         "rope_parameters.partial_rotary_factor"),
+        ("bamba", {"rope_parameters": {"partial_rotary_factor": 0.4}},
+         "rope_parameters.partial_rotary_factor"),
+        ("state-spaces", {"ssm_cfg": {"layer": "Mamba3"}}, "ssm_cfg.layer"),
+        ("state-spaces", {"ssm_cfg": {"layer": ["Mamba2"]}}, "ssm_cfg.layer"),
+        ("state-spaces", {"ssm_cfg": [1]}, "ssm_cfg"),
+        ("state-spaces", {"ssm_cfg": {"d_state": 5, "dt_scale_new": 2}}, "ssm_cfg.dt_scale_new"),
+        ("state-spaces", {"attn_layer_idx": [9]}, "attn_layer_idx"),
+        ("state-spaces", {"d_intermediate": -1}, "d_intermediate"),
+        ("hybrid", {"ssm_cfg": {"layer": "Mamba2", "D_has_hdim": True}}, "ssm_cfg.D_has_hdim"),
+        ("hybrid", {"ssm_cfg": {"layer": "Mamba2", "norm_before_gate": True}},
+         "ssm_cfg.norm_before_gate"),
+        ("hybrid", {"ssm_cfg": {"layer": "Mamba2", "d_ssm": 1 << 20}}, "ssm_cfg"),
+        ("hybrid", {"attn_cfg": ATTENTION | {"d_conv": 4}}, "attn_cfg.d_conv"),
+        ("hybrid", {"attn_cfg": ATTENTION | {"causal": False}}, "attn_cfg.causal"),
+        ("hybrid", {"attn_cfg": ATTENTION | {"softmax_scale": 1.0}}, "attn_cfg.softmax_scale"),
+        ("hybrid", {"attn_cfg": ATTENTION | {"num_heads": 5}}, "attn_cfg.num_heads"),
+        ("hybrid", {"attn_cfg": ATTENTION | {"rotary_emb_interleaved": True}},
+         "attn_cfg.rotary_emb_interleaved"),
+        ("hybrid", {"attn_cfg": ...}, "attn_cfg.causal"),
+        ("mambabyte", {"vocab_size": 300}, "vocab_size"),
+        ("mambabyte", {"num_layers": 2.0}, "num_layers"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_field_is_named(
+    kind: str, change: dict[str, Any], field: str | None, saved: dict[str, Path], tmp_path: Path
+) -> None:
+    directory = Path(shutil.copytree(saved[kind], tmp_path / kind))
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    edit_config(directory, **change)
+    error = refusal(directory)
+    assert error.file == str(directory / "config.json")
+    assert field is None or (error.field or "").endswith(field), str(error)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=4,
+)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_no_value_of_any_field_makes_another_error(
+    data: st.DataObject, saved: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = saved[data.draw(st.sampled_from(sorted(saved)))]
+    values = json.loads((source / "config.json").read_text())
+    target = values
+    name = data.draw(st.sampled_from(sorted(values)))
+    if isinstance(values[name], dict) and values[name] and data.draw(st.booleans()):
+        target = values[name]
+        name = data.draw(st.sampled_from(sorted(target)))
+    target[name] = data.draw(JUNK)
+    directory = tmp_path_factory.mktemp("junk")
+    for file in source.iterdir():
+        os.link(file, directory / file.name)
+    (directory / "config.json").unlink()
+    write_json(directory / "config.json", values)
+    try:
+        open_checkpoint(directory)
+    except CheckpointError as error:
+        assert error.file is not None and error.remedy
+
+
+# Weight files
+
+
+def test_no_weights(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    assert "no weights" in str(refusal(path))
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_a_safetensors_file_cut_short(keep: int, path: Path) -> None:
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    error = refusal(path)
+    assert "damaged or cut short" in str(error) and error.file == str(file)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1, -100])
+@pytest.mark.parametrize("modern", [True, False], ids=["zip", "legacy"])
+def test_a_torch_file_cut_short(keep: int, modern: bool, path: Path) -> None:
+    file = as_torch_file(path, modern=modern)
+    file.write_bytes(file.read_bytes()[:keep])
+    error = refusal(path)
+    assert error.file == str(file)
+
+
+def as_torch_file(path: Path, *, modern: bool = True) -> Path:
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    file = path / "pytorch_model.bin"
+    torch.save(tensors, file, _use_new_zipfile_serialization=modern)
+    return file
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(where=st.integers(0, 2000), flip=st.integers(1, 255), from_end=st.booleans())
+@pytest.mark.parametrize("name", ["state-spaces", "mamba"])
+def test_a_changed_byte_makes_no_other_error(
+    name: str, where: int, flip: int, from_end: bool, saved: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    directory = Path(shutil.copytree(saved[name], tmp_path_factory.mktemp("flip") / name))
+    [file] = [*directory.glob("*.bin"), *directory.glob("*.safetensors")]
+    content = bytearray(file.read_bytes())
+    content[-1 - where if from_end else where] ^= flip
+    file.write_bytes(content)
+    try:
+        list(open_checkpoint(directory).tensors())
+    except CheckpointError as error:
+        assert error.file is not None and error.remedy
+
+
+class Payload:
+    """Unpickled by a careless loader, makes a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.mark),))
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("form", ["zip", "legacy", "plain pickle", "nested"])
+def test_a_pickle_with_code_is_refused_and_not_run(form: str, path: Path) -> None:
+    mark = path.parent / "executed"
+    tensors: dict[str, Any] = dict(load_file(path / "model.safetensors"))
+    (path / "model.safetensors").unlink()
+    evil = tensors | {"backbone.norm_f.weight": Payload(mark)}
+    file = path / "pytorch_model.bin"
+    if form == "plain pickle":
+        file.write_bytes(pickle.dumps(Payload(mark)))
+    else:
+        content = {"state_dict": [evil]} if form == "nested" else evil
+        torch.save(content, file, _use_new_zipfile_serialization=form != "legacy")
+    assert "nothing was run" in str(refusal(path, read=True))
+    assert not mark.exists()
+    # The payload works: a loader that trusts the file does run it.
+    with contextlib.suppress(RuntimeError):
+        torch.load(file, weights_only=False)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [([1, 2], "holds a list"), ({"epoch": 3}, "holds a int"), ({1: torch.ones(1)}, "holds a"),
+     (torch.ones(3), "holds a Tensor")],
+    ids=["list", "number", "unnamed", "tensor"],
+)  # fmt: skip
+def test_a_torch_file_of_other_things(content: object, message: str, path: Path) -> None:
+    torch.save(content, as_torch_file(path))
+    assert message in str(refusal(path))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_values_that_are_not_finite_are_counted(
+    value: float, dtype: torch.dtype, path: Path
+) -> None:
+    file = path / "model.safetensors"
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
+    name = "backbone.layers.1.mixer.in_proj.weight"
+    tensors[name][3, 4] = tensors[name][5, 6] = value
+    save_file(tensors, file)
+    checkpoint = open_checkpoint(path)
+    checkpoint.tensor("layers.0.in_proj.weight")
+    with pytest.raises(CheckpointError, match="2 of 2304 values are NaN or infinite") as caught:
+        list(checkpoint.tensors())
+    assert (caught.value.file, caught.value.field) == (str(file), name)
+
+
+def test_everything_wrong_with_the_tensors_is_said_at_once(path: Path) -> None:
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["backbone.layers.0.mixer.D"], tensors["backbone.norm_f.weight"]
+    tensors["backbone.layers.0.mixer.A_log"] = torch.ones(48, 9)
+    tensors["backbone.layers.1.mixer.conv1d.weight"] = torch.ones(48, 4)
+    tensors["backbone.layers.2.mixer.D"] = torch.ones(48)
+    tensors["adapter"] = torch.ones(2, 3)
+    tensors["backbone.layers.1.mixer.D"] = torch.ones(48, dtype=torch.int8)
+    tensors["backbone.layers.1.norm.weight"] = torch.ones(24, dtype=torch.float64)
+    save_file(tensors, file)
+    text = str(refusal(path))
+    for line in (
+        "missing (2):\n  backbone.layers.0.mixer.D [48]\n  backbone.norm_f.weight [24]",
+        "unused (2):",
+        "adapter [2, 3]",
+        "backbone.layers.2.mixer.D [48]",
+        "wrong shape (2):",
+        "backbone.layers.0.mixer.A_log: expected [48, 5], found [48, 9]",
+        "backbone.layers.1.mixer.conv1d.weight: expected [48, 1, 4], found [48, 4]",
+        "not fp32, fp16 or bf16 (2):",
+        "backbone.layers.1.mixer.D: I8",
+        "backbone.layers.1.norm.weight: F64",
+    ):
+        assert line in text, text
+
+
+def test_a_tensor_under_two_spellings_is_not_chosen_between(path: Path) -> None:
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    twin = {"backbone.embedding.weight": tensors["backbone.embeddings.weight"] + 1}
+    save_file(tensors | twin, file)
+    assert "unused (1)" in str(refusal(path))
+
+
+def test_an_untied_model_needs_its_head(path: Path) -> None:
+    edit_config(path, tie_word_embeddings=False)
+    assert "missing (1):\n  lm_head.weight [272, 24]" in str(refusal(path))
+
+
+def test_a_weight_file_that_is_no_regular_file(path: Path) -> None:
+    file = path / "model.safetensors"
+    file.unlink()
+    file.symlink_to(path / "gone")
+    assert "not a regular file" in str(refusal(path))
+    file.unlink()
+    os.mkfifo(file)
+    assert "not a regular file" in str(refusal(path))
+
+
+def test_an_index_may_not_lead_out_of_the_directory(path: Path) -> None:
+    (path / "model.safetensors").rename(path.parent / "model.safetensors")
+    outside = str(path.parent / "model.safetensors")
+    for shard in ("../model.safetensors", outside, "a/b.safetensors", "..", "", "x\0y", "a\\b"):
+        write_json(path / "model.safetensors.index.json", {"weight_map": {"a": shard}})
+        error = refusal(path)
+        assert error.file == str(path / "model.safetensors.index.json"), shard
+
+
+@pytest.mark.parametrize(
+    ("index", "field"),
+    [({}, "weight_map"), ({"weight_map": []}, "weight_map"), ({"weight_map": {}}, "weight_map"),
+     ({"weight_map": {"a": 1}}, "weight_map.a"),
+     ({"weight_map": {"a": "gone.safetensors"}}, "weight_map")],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_index_is_named(index: object, field: str, path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    write_json(path / "model.safetensors.index.json", index)
+    error = refusal(path)
+    assert (error.file, error.field) == (str(path / "model.safetensors.index.json"), field)
+
+
+def test_a_tensor_that_its_shard_lacks_is_missing(path: Path) -> None:
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    weight_map = dict.fromkeys(tensors, "part.safetensors")
+    del tensors["backbone.norm_f.weight"]
+    file.unlink()
+    save_file(tensors, path / "part.safetensors")
+    write_json(path / "model.safetensors.index.json", {"weight_map": weight_map})
+    assert "backbone.norm_f.weight [24] (its index promises it)" in str(refusal(path))
+
+
+def test_a_bad_generation_config(path: Path) -> None:
+    (path / "generation_config.json").write_text("[]")
+    assert refusal(path).file == str(path / "generation_config.json")
+    write_json(path / "generation_config.json", {"eos_token_id": "end"})
+    assert refusal(path).field == "eos_token_id"
