@@ -7,6 +7,7 @@ mamba_ssm's published source; it reads the stored tensors by their stored names.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ class Plain:
         bias = self.w.get(f"{name}.in_proj.bias", self.zero)
         fused = u @ self.w[f"{name}.in_proj.weight"].T + bias
         rows = torch.split(fused, [heads * P, kv * P, kv * P], -1)
-        q, k, v = (m.unflatten(-1, (-1, P)) for m in rows)
+        q, k, v = (m.reshape(len(u), -1, P) for m in rows)
         q, k = self.rotate(q, attn), self.rotate(k, attn)
         out = torch.zeros_like(q)
         for t in range(len(u)):
@@ -177,6 +178,15 @@ CASES: dict[str, dict[str, Any]] = {
                      "out_proj_bias": False, "rotary_emb_dim": 6, "rotary_emb_base": 300.0},
     },
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small gain nothing from threads, and lose much to waiting for a busy core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("case", CASES)
