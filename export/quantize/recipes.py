@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from edge.errors import ExportError
 
@@ -42,7 +43,7 @@ class Recipe:
     """
 
     name: str
-    bits: int
+    bits: Literal[4, 8, 16, 32]
     block_size: int | None
     storage: Rule
     details: dict[str, str]

@@ -1,0 +1,143 @@
+"""Judge an exported graph against the fp32 network, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edge.config import ModelConfig
+from edge.errors import ExportError
+from edge.export.graph.builder import TensorSource
+from edge.export.graph.run import GraphRunner, open_session, session_options
+from edge.export.network.mixers import Norm
+from edge.export.network.model import Layer
+from edge.tensors import kv_cache_shapes, recurrent_state_shapes
+
+F32 = NDArray[np.float32]
+Tokens = NDArray[np.int64]
+
+# A prefill, odd chunks, single steps: every kind of run a session makes. Used over and over.
+RUNS = (64, 1, 7, 1, 1, 3, 16, 1, 2, 1, 1)
+# Largest |Δlogit| over largest |logit| at which a graph counts as wrong rather than rounded.
+# 8- and 4-bit weights are judged by KL and agreement, which are recorded, not refused.
+TOLERANCE = {32: 1e-3, 16: 5e-2}
+# One thread count everywhere, so that one checkpoint gives one record on one kind of machine.
+_THREADS = 2
+
+
+def _get(tensors: TensorSource | Mapping[str, Any], name: str) -> Tensor:
+    found = tensors[name] if isinstance(tensors, Mapping) else tensors.tensor(name)
+    return torch.as_tensor(found).detach().float()
+
+
+def _fill(
+    module: torch.nn.Module, tensors: TensorSource | Mapping[str, Any], prefix: str
+) -> torch.nn.Module:
+    names = [name for name, _ in module.named_parameters()]
+    values = {n: _get(tensors, prefix + n.removeprefix("mixer.")) for n in names}
+    module.load_state_dict(values, assign=True)
+    return module.eval()
+
+
+@torch.no_grad()
+def reference_logits(
+    config: ModelConfig, tensors: TensorSource | Mapping[str, Any], tokens: Tokens
+) -> F32:
+    """The fp32 network's logits [B, T, V] for tokens [B, T], holding one layer at a time."""
+    batch = tokens.shape[0]
+    shapes = recurrent_state_shapes(config, batch) | kv_cache_shapes(config, 0, batch)
+    table = _get(tensors, "embedding.weight")
+    x = table[torch.from_numpy(tokens)]
+    if not config.tie_embeddings:
+        del table
+    for index in range(len(config.layers)):
+        with torch.device("meta"):
+            layer = Layer(config, index)
+        prefix = f"layers.{index}."
+        state = {
+            name.removeprefix(prefix): torch.zeros(shape)
+            for name, shape in shapes.items()
+            if name.startswith(prefix)
+        }
+        x, _ = _fill(layer, tensors, prefix)(x, state, 0)
+    with torch.device("meta"):
+        norm = Norm(config.norm, config.d_model)
+    x = _fill(norm, tensors, "norm_f.")(x)
+    head = table if config.tie_embeddings else _get(tensors, "lm_head.weight")
+    logits: F32 = (x @ head.T).numpy()
+    return logits
+
+
+def graph_logits(runner: GraphRunner, tokens: Tokens) -> F32:
+    """The graph's logits [1, T, V], by runs of the lengths in RUNS, from stale KV caches."""
+    state = runner.initial(1, tokens.shape[1], fill=np.nan)
+    pieces, start, turn = [], 0, 0
+    while start < tokens.shape[1]:
+        stop = start + RUNS[turn % len(RUNS)]
+        logits, (state,) = runner.run(tokens[:, start:stop], state)
+        pieces.append(logits)
+        start, turn = stop, turn + 1
+    return np.concatenate(pieces, 1)
+
+
+def compare(reference: F32, found: F32) -> dict[str, float]:
+    """max |Δlogit|, the same over max |logit|, KL(reference‖found) in nats a token, top-1."""
+    difference = float(np.abs(reference - found).max())
+    p, q = _log_softmax(reference), _log_softmax(found)
+    divergence = float((np.exp(p) * (p - q)).sum(-1).mean())
+    agree = float((reference.argmax(-1) == found.argmax(-1)).mean())
+    return {
+        "max_logit_difference": difference,
+        "relative_difference": difference / float(np.abs(reference).max()),
+        "kl_nats_per_token": max(0.0, divergence),
+        "top1_agreement": agree,
+    }
+
+
+def _log_softmax(logits: F32) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(-1, keepdims=True)
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
+
+
+def verify_graph(
+    config: ModelConfig,
+    tensors: TensorSource | Mapping[str, Any],
+    folder: Path,
+    tokens: Tokens,
+    bits: int,
+) -> dict[str, Any]:
+    """Run the graph in `folder` on tokens [1, T] and compare with the network: `accuracy`.
+
+    Raises ExportError when either has a NaN, or when the difference exceeds TOLERANCE for
+    weights of `bits`.
+    """
+    reference = reference_logits(config, tensors, tokens)
+    _finite(reference, "the reference network", "the checkpoint's weights overflow in fp32")
+    runner = GraphRunner(open_session(folder, options=session_options(_THREADS)), config)
+    found = graph_logits(runner, tokens)
+    _finite(found, "the exported graph", "choose another recipe")
+    figures = compare(reference, found)
+    allowed = TOLERANCE.get(bits)
+    if allowed is not None and figures["relative_difference"] > allowed:
+        raise ExportError(
+            f"the exported graph differs from the network by {figures['relative_difference']:.1e} "
+            f"of the largest logit ({allowed:.0e} allowed)",
+            remedy="please report this model's config.json",
+        )
+    rounded = {key: float(f"{value:.2g}") for key, value in figures.items()}
+    rounded["top1_agreement"] = round(figures["top1_agreement"], 4)
+    return {"reference": "fp32 network", "tokens": int(tokens.shape[1]), **rounded}
+
+
+def _finite(logits: F32, whose: str, remedy: str) -> None:
+    bad = int((~np.isfinite(logits)).sum())
+    if bad:
+        raise ExportError(f"{bad} logits of {whose} are NaN or infinite", remedy=remedy)
