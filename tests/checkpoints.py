@@ -12,11 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers.utils import logging
+
+from edge.errors import CheckpointError
+from edge.export.checkpoint import open_checkpoint
 
 TOKENS = 270  # what the tokenizer has
 VOCABULARY = 272  # what the models have: padded to a multiple of 8
@@ -298,3 +302,13 @@ def _mha_shapes(mixer: str, width: int, attn: dict[str, Any]) -> Shapes:
     if attn.get("out_proj_bias", True):
         shapes[f"{mixer}out_proj.bias"] = (width,)
     return shapes
+
+
+def refusal(path: Path, *, read: bool = False) -> CheckpointError:
+    """The CheckpointError that opening (and reading) it raises, which has a place and a remedy."""
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint = open_checkpoint(path)
+        if read:
+            list(checkpoint.tensors())
+    assert caught.value.file is not None and caught.value.remedy
+    return caught.value
