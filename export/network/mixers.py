@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, NormConfig
 from edge.export.network.chunked import selective_scan_heads_chunked
+from edge.export.network.conv import causal_conv1d_training
 from edge.plugins import reference
 
 State = dict[str, Tensor]
-CHUNK = 64
+CHUNK = 32
 
 
 class Norm(nn.Module):
@@ -41,7 +42,8 @@ class Conv1d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
     def forward(self, x: Tensor, conv_state: Tensor) -> tuple[Tensor, Tensor]:
-        return reference.causal_conv1d(x, conv_state, self.weight, self.bias)
+        run = causal_conv1d_training if torch.is_grad_enabled() else reference.causal_conv1d
+        return run(x, conv_state, self.weight, self.bias)
 
 
 def _initial_dt_bias(size: int, low: float = 1e-3, high: float = 1e-1) -> Tensor:

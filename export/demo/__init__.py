@@ -1,0 +1,1 @@
+"""The demonstration models: tokenizer, data, training and saving, on a CPU or a GPU."""

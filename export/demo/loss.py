@@ -1,0 +1,58 @@
+"""Cross-entropy of a linear head, a slice of rows at a time: the logits never exist in full."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        slice_rows: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        w = weight.to(dtype)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        d_hidden = torch.empty_like(hidden, dtype=dtype)
+        d_weight = torch.zeros_like(weight, dtype=torch.float32)
+        for start in range(0, hidden.shape[0], slice_rows):
+            rows = slice(start, start + slice_rows)
+            h, target = hidden[rows].to(dtype), targets[rows, None]
+            log_p = F.log_softmax((h @ w.T).float(), dim=-1)
+            total -= log_p.gather(1, target).sum()
+            d_logits = log_p.exp_()
+            d_logits.scatter_add_(1, target, torch.full_like(target, -1.0, dtype=torch.float32))
+            d = d_logits.to(dtype)
+            d_hidden[rows] = d @ w
+            d_weight += (d.T @ h).float()
+        ctx.save_for_backward(d_hidden.to(hidden.dtype), d_weight.to(weight.dtype))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        d_hidden, d_weight = ctx.saved_tensors
+        return d_hidden * grads[0], d_weight * grads[0], None, None, None
+
+
+def head_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    dtype: torch.dtype = torch.float32,
+    slice_rows: int = 256,
+) -> Tensor:
+    """Σ -log softmax(hidden·weightᵀ)[target], in nats.
+
+    hidden [n, D]; weight [V, D]; targets [n] int64. Products in `dtype`, softmax in fp32. Gradients
+    are found in the forward pass.
+    """
+    total: Tensor = _HeadLoss.apply(hidden, weight, targets, slice_rows, dtype)  # type: ignore[no-untyped-call]
+    return total

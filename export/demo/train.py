@@ -1,0 +1,217 @@
+"""Train a demonstration model: `python -m edge.export.demo.train {tokenizer|chat|draft|bytes}`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+from edge.config import ModelConfig
+from edge.export.demo import checkpoint
+from edge.export.demo.data import TrainingData, make_codec
+from edge.export.demo.evaluate import Figures, chat_rows, measure, text_rows
+from edge.export.demo.loss import head_loss
+from edge.export.demo.optim import Optimizer, initialise, trapezoid
+from edge.export.demo.save import save_model
+from edge.export.demo.shapes import config_for
+from edge.export.demo.tokenizer import train_tokenizer
+from edge.export.network import Network
+
+
+class What(StrEnum):
+    TOKENIZER = "tokenizer"
+    CHAT = "chat"
+    DRAFT = "draft"
+    BYTES = "bytes"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run goes: rows of `width` ids, `batch` rows a step, until `steps` or `minutes`."""
+
+    width: int = 513
+    batch: int = 8
+    steps: int | None = None
+    minutes: float | None = None
+    seed: int = 0
+    device: str = "cpu"
+    bf16: bool = True
+    save_every: float = 300.0
+    valid_conversations: int | None = 150
+
+    def progress(self, step: int, seconds: float) -> float:
+        """The share of the run that is over."""
+        shares = [0.0]
+        if self.steps:
+            shares.append(step / self.steps)
+        if self.minutes:
+            shares.append(seconds / 60 / self.minutes)
+        return max(shares)
+
+
+def batches(
+    data: TrainingData, batch: int, epoch: int, row: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, int, int]]:
+    """(ids, mask) int64 and bool [batch, width] from a place onwards, and the place after them."""
+    while True:
+        rows = data.epoch(epoch)
+        while row + batch <= len(rows.ids):
+            part = slice(row, row + batch)
+            row += batch
+            ids = torch.from_numpy(rows.ids[part].astype(np.int64))
+            yield ids, torch.from_numpy(rows.mask[part]), epoch, row
+        epoch, row = epoch + 1, 0
+
+
+def learn(network: Network, ids: torch.Tensor, mask: torch.Tensor, bf16: bool) -> torch.Tensor:
+    """Mean loss over the ids that the mask marks; ids and mask [batch, width]."""
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
+        hidden, _ = network.hidden(ids[:, :-1])
+    wanted = mask[:, 1:]
+    weight = (network.lm_head or network.embedding).weight
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return head_loss(hidden[wanted], weight, ids[:, 1:][wanted], dtype) / wanted.sum()
+
+
+def train(
+    config: ModelConfig, data: Path, out: Path, plan: Plan, tokenizer: Path | None
+) -> dict[str, Any]:
+    """Train to the end of the plan, continuing what `out` holds; returns the card's figures."""
+    torch.manual_seed(plan.seed)
+    network = Network(config)
+    initialise(network)
+    network.to(plan.device)
+    optimizer = Optimizer(network)
+    place: dict[str, Any] = {"step": 0, "epoch": 0, "row": 0, "tokens": 0, "seconds": 0.0}
+    place |= checkpoint.load(out / "resume", network, optimizer) or {}
+    codec = make_codec(tokenizer)
+    training = TrainingData(data, codec, plan.width, plan.seed)
+    rows, size = chat_rows(data / "chat.valid.jsonl", codec, plan.width, plan.valid_conversations)
+
+    def validate() -> Figures:
+        return measure(network, rows, size, torch.bfloat16 if plan.bf16 else torch.float32)
+
+    def keep(valid: Figures) -> None:
+        checkpoint.save(out / "resume", network, optimizer, place)
+        card = describe(config, plan, place) | {"chat_valid_sample": valid.summary()}
+        save_model(network, out, tokenizer, card)
+
+    if place["step"] == 0:
+        keep(validate())
+    stream = batches(training, plan.batch, place["epoch"], place["row"])
+    clock = time.monotonic() - place["seconds"]
+    saved, losses = time.monotonic(), list[float]()
+    stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
+    while (done := plan.progress(place["step"], place["seconds"])) < 1.0:
+        ids, mask, place["epoch"], place["row"] = next(stream)
+        loss = learn(network, ids.to(plan.device), mask.to(plan.device), plan.bf16)
+        torch.autograd.backward(loss)
+        norm = optimizer.step(factor := trapezoid(place["step"], done))
+        place["step"] += 1
+        place["tokens"] += ids[:, 1:].numel()
+        place["seconds"] = time.monotonic() - clock
+        losses.append(float(loss.detach()))
+        if place["step"] % 50 == 0:
+            report(place, sum(losses) / len(losses), norm, factor)
+            losses.clear()
+        if stop:
+            checkpoint.save(out / "resume", network, optimizer, place)
+            raise SystemExit(128 + stop[0])
+        if time.monotonic() - saved > plan.save_every:
+            valid = validate()
+            print(f"valid {valid.summary()}", flush=True)
+            keep(valid)
+            saved = time.monotonic()
+    card = describe(config, plan, place) | final_figures(network, data, tokenizer, plan)
+    checkpoint.save(out / "resume", network, optimizer, place)
+    save_model(network, out, tokenizer, card)
+    return card
+
+
+def final_figures(
+    network: Network, data: Path, tokenizer: Path | None, plan: Plan
+) -> dict[str, Any]:
+    """Figures on the whole of both validation files (4 kB of each document), in fp32."""
+    codec = make_codec(tokenizer)
+    chat = measure(network, *chat_rows(data / "chat.valid.jsonl", codec, plan.width))
+    text = measure(network, *text_rows(data / "pretrain.valid.txt", codec, plan.width, 4096))
+    return {"chat_valid": chat.summary(), "pretrain_valid": text.summary()}
+
+
+def report(place: dict[str, Any], loss: float, norm: float, factor: float) -> None:
+    rate = place["tokens"] / max(place["seconds"], 1e-9)
+    print(
+        f"step {place['step']} epoch {place['epoch']} loss {loss:.4f} grad {norm:.2f} "
+        f"lr {factor:.3f} {place['seconds'] / 60:.1f} min {rate:.0f} tokens/s",
+        flush=True,
+    )
+
+
+def describe(config: ModelConfig, plan: Plan, place: dict[str, Any]) -> dict[str, Any]:
+    """What the model is and what it has seen."""
+    cuda = plan.device.startswith("cuda")
+    machine = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
+    return {
+        "family": config.family,
+        "parameters": sum(int(np.prod(s)) for s in config.tensor_shapes().values()),
+        "steps": place["step"],
+        "tokens_seen": place["tokens"],
+        "epochs": place["epoch"],
+        "wall_seconds": round(place["seconds"]),
+        "machine": f"{machine}, {os.cpu_count()} CPUs, torch {torch.__version__}",
+        "batch_rows": plan.batch,
+        "row_ids": plan.width,
+        "bf16_autocast": plan.bf16,
+        "seed": plan.seed,
+    }
+
+
+def main(
+    what: What,
+    data: Annotated[Path, typer.Option(help="Folder with chat.* and pretrain.*")],
+    out: Annotated[Path, typer.Option(help="Folder of this run; an earlier run continues")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.model, for chat and draft")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="End after this much training")] = None,
+    steps: Annotated[int | None, typer.Option(help="End after this many steps")] = None,
+    batch: Annotated[int, typer.Option(help="Rows a step")] = 8,
+    width: Annotated[int, typer.Option(help="Ids a row, one more than the context")] = 513,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    bf16: Annotated[bool, typer.Option(help="Matrix products in bfloat16")] = True,
+    save_every: Annotated[float, typer.Option(help="Seconds between checkpoints")] = 300.0,
+    seed: int = 0,
+    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
+    vocab: Annotated[int, typer.Option(help="Pieces, for tokenizer")] = 4096,
+) -> None:
+    """Train the tokenizer or a model. Stop at any time; the same command continues."""
+    if threads:
+        torch.set_num_threads(threads)
+    if what is What.TOKENIZER:
+        print(train_tokenizer(data, out, vocab))
+        return
+    if steps is None and minutes is None:
+        raise typer.BadParameter("say --steps or --minutes")
+    if what is What.BYTES:
+        tokenizer = None
+    elif tokenizer is None:
+        raise typer.BadParameter("--tokenizer is needed")
+    plan = Plan(width, batch, steps, minutes, seed, device, bf16, save_every)
+    card = train(config_for(what.value), data, out, plan, tokenizer)
+    print(json.dumps(card, indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)
