@@ -1,0 +1,25 @@
+"""Bytes as tokens, as MambaByte reads them: ids 0–255 are the UTF-8 bytes themselves."""
+
+from __future__ import annotations
+
+import hashlib
+
+from edge.text.tokenizer import Tokenizer
+
+
+class ByteTokenizer(Tokenizer):
+    """Every byte is a token. There are no special tokens; `eos` may name a byte that ends."""
+
+    kind = "bytes"
+    vocab_size = 256
+    fingerprint = hashlib.sha256(b"bytes\0").hexdigest()
+    longest_piece = 1
+
+    def _encode_plain(self, text: str, *, first: bool) -> list[int]:
+        return list(text.encode("utf-8"))
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes((self.check_id(token),))
+
+    def id_to_piece(self, token: int) -> str:
+        return f"<0x{self.check_id(token):02X}>"

@@ -1,0 +1,265 @@
+"""`tokenizer.json`, the format of Hugging Face's `tokenizers` library.
+
+Two families are read: byte-level BPE (GPT-NeoX, Llama 3, and most Mamba models) and pieces that
+write a space as `▁`, with or without byte fallback (Llama 2, Mistral). Others are refused at load.
+
+Typed text and special tokens: the library can leave special tokens unmatched
+(`encode_special_tokens`), but a unigram model, or a BPE model with `ignore_merges`, may still find
+their spelling in its vocabulary. Where that happens the tokenizer is rebuilt with those entries
+renamed to strings that nobody can type.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from edge.errors import TokenizerError
+from edge.text.tokenizer import (
+    MAX_FILE,
+    MAX_HOLES,
+    MAX_PIECE,
+    SpecialToken,
+    Tokenizer,
+    unknown_character,
+)
+
+SPACE = "\u2581"
+BYTE_NAME = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+MARKED = re.compile(r"<.+>|\[.+\]", re.DOTALL)  # how models spell control tokens
+REMEDY = "export the model again from an intact checkpoint"
+
+
+class HfTokenizer(Tokenizer):
+    """A `tokenizer.json`.
+
+    Special are the added tokens flagged so, `bos`, `eos`, `pad`, and every other added token that
+    is written like a control token, `<…>` or `[…]`. An answer shows only those last ones.
+    """
+
+    kind = "tokenizer.json"
+
+    def __init__(
+        self,
+        data: bytes,
+        *,
+        file: str = "tokenizer.json",
+        bos: int | None = None,
+        eos: tuple[int, ...] = (),
+        pad: int | None = None,
+        add_bos: bool = False,
+    ) -> None:
+        """Raises TokenizerError: malformed, too large, or with a decoder that is not a join."""
+        if len(data) > MAX_FILE:
+            raise TokenizerError(f"has {len(data)} bytes, at most {MAX_FILE} allowed", file=file)
+        self._file = file
+        self._json = _parse(data, file)
+        self._fast = _build(data.decode("utf-8"), file)
+        self.bos, self.eos, self.pad, self.add_bos = bos, eos, pad, add_bos
+        self.fingerprint = hashlib.sha256(b"tokenizer.json\0" + data).hexdigest()
+        vocabulary: dict[str, int] = self._fast.get_vocab(with_added_tokens=True)
+        self._pieces = _by_id(vocabulary, file)
+        self.vocab_size = len(self._pieces)
+        self.unassigned = tuple(i for i, piece in enumerate(self._pieces) if piece is None)
+        named = {token for token in (bos, pad, *eos) if token is not None}
+        added = self._fast.get_added_tokens_decoder()
+        flagged = {i for i, token in added.items() if token.special} | named
+        specials = flagged | {i for i, token in added.items() if MARKED.fullmatch(token.content)}
+        self.specials = tuple(
+            SpecialToken(
+                self._pieces[i] or "", i, (added[i].lstrip, added[i].rstrip) if i in added else _NO
+            )
+            for i in sorted(specials)
+            if i < self.vocab_size and self._pieces[i]
+        )
+        to_bytes, self.strips_space = _decoder(self._json.get("decoder"), file)
+        self._bytes = [
+            b"" if piece is None or i in flagged
+            # an added token is its own text, whatever the decoder would make of it
+            else piece.encode() if i in added
+            else to_bytes(piece)
+            for i, piece in enumerate(self._pieces)
+        ]  # fmt: skip
+        if not specials <= {i for i, token in added.items() if token.special}:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Flag every special token as one and hide its spelling from the model's vocabulary."""
+        data = copy.deepcopy(self._json)
+        spelled = {special.text: special.id for special in self.specials}
+        kept = [t for t in data.get("added_tokens") or [] if t.get("id") not in spelled.values()]
+        hidden = {text: f"{secrets.token_hex(32)}-{i}" for text, i in spelled.items()}
+        data["added_tokens"] = kept
+        data["post_processor"] = None  # names special tokens; nothing here uses it
+        model = data["model"]
+        vocabulary = model["vocab"]
+        if isinstance(vocabulary, dict):
+            model["vocab"] = {hidden.get(text, text): i for text, i in vocabulary.items()}
+            model["merges"] = [m for m in model.get("merges", []) if _joined(m) not in hidden]
+        else:
+            model["vocab"] = [[hidden.get(text, text), score] for text, score in vocabulary]
+        unknown = model.get("unk_token")
+        if unknown in hidden:
+            model["unk_token"] = hidden[unknown]
+        self._fast = _build(json.dumps(data, ensure_ascii=False), self._file)
+        self._json = data
+        self.__dict__.pop("_inner", None)
+
+    @property
+    def longest_piece(self) -> int:
+        return max(len(value) for value in self._bytes)
+
+    def _encode_plain(self, text: str, *, first: bool) -> list[int]:
+        ids = self._run(text, first)
+        if self.special_ids.isdisjoint(ids):
+            return ids
+        self._rebuild()
+        ids = self._run(text, first)
+        if not self.special_ids.isdisjoint(ids):
+            raise unknown_character()
+        return ids
+
+    def _run(self, text: str, first: bool) -> list[int]:
+        ids: list[int] = (
+            (self._fast if first else self._inner).encode(text, add_special_tokens=False).ids
+        )
+        return ids
+
+    @cached_property
+    def _inner(self) -> Any:
+        """For text that follows other text: where only a first word gets a space, without it."""
+        step = self._json.get("pre_tokenizer") or {}
+        if _kind(step) != "Metaspace" or step.get("prepend_scheme") != "first":
+            return self._fast
+        data = self._json | {"pre_tokenizer": step | {"prepend_scheme": "never"}}
+        return _build(json.dumps(data, ensure_ascii=False), self._file)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._bytes[self.check_id(token)]
+
+    def id_to_piece(self, token: int) -> str:
+        piece = self._pieces[self.check_id(token)]
+        return f"<unassigned {token}>" if piece is None else piece
+
+
+_NO = (False, False)
+
+
+def _joined(merge: str | list[str]) -> str:
+    return "".join(merge.split(" ", 1) if isinstance(merge, str) else merge)
+
+
+def _parse(data: bytes, file: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as problem:
+        raise TokenizerError(f"is not valid JSON: {problem}", file=file, remedy=REMEDY) from None
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
+        raise TokenizerError("has no model", file=file, field="model", remedy=REMEDY)
+    return parsed
+
+
+def _build(text: str, file: str) -> Any:
+    from tokenizers import Tokenizer as Fast
+
+    try:
+        fast = Fast.from_str(text)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as problem:  # a panic in its Rust is not an Exception
+        raise TokenizerError(f"is not a tokenizer: {problem}", file=file, remedy=REMEDY) from None
+    fast.no_truncation()
+    fast.no_padding()
+    fast.encode_special_tokens = True
+    return fast
+
+
+def _by_id(vocabulary: dict[str, int], file: str) -> list[str | None]:
+    """Pieces by id. A hostile file must not make us allocate for ids it does not fill."""
+    size = max(vocabulary.values(), default=-1) + 1
+    if not vocabulary or size > len(vocabulary) + MAX_HOLES:
+        raise TokenizerError(
+            f"has {len(vocabulary)} pieces with ids up to {size - 1}",
+            file=file,
+            field="model.vocab",
+            remedy=REMEDY,
+        )
+    pieces: list[str | None] = [None] * size
+    for piece, token in vocabulary.items():
+        if len(piece) > MAX_PIECE:
+            raise TokenizerError(
+                f"token {token} has {len(piece)} characters, at most {MAX_PIECE} allowed",
+                file=file,
+                field="model.vocab",
+                remedy=REMEDY,
+            )
+        pieces[token] = piece
+    return pieces
+
+
+def _decoder(config: Any, file: str) -> tuple[Callable[[str], bytes], bool]:
+    """How a piece becomes bytes, and whether one space at the beginning of a text is dropped."""
+    steps = config.get("decoders", []) if _kind(config) == "Sequence" else [config]
+    kinds = [_kind(step) for step in steps]
+    if kinds == ["ByteLevel"]:
+        alphabet = _byte_alphabet()
+
+        def from_alphabet(piece: str) -> bytes:
+            if all(character in alphabet for character in piece):
+                return bytes(alphabet[character] for character in piece)
+            return piece.encode()
+
+        return from_alphabet, False
+    spelled = _space_spelling(steps)
+    known = {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"}
+    if spelled is None or not set(kinds) <= known:
+        raise TokenizerError(
+            f"is of kind {'+'.join(kinds)}, byte-level or ▁-spaced ones are supported",
+            file=file,
+            field="decoder",
+            remedy="use a model with one of these tokenizers",
+        )
+    fallback = "ByteFallback" in kinds
+
+    def from_spaced(piece: str) -> bytes:
+        if fallback and BYTE_NAME.fullmatch(piece):
+            return bytes((int(piece[3:5], 16),))
+        return piece.replace(spelled, " ").encode()
+
+    strips = any(
+        (_kind(step) == "Strip" and step.get("start", 0) > 0 and step.get("content") == " ")
+        or (_kind(step) == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+        for step in steps
+    )
+    return from_spaced, strips
+
+
+def _kind(step: Any) -> str:
+    return str(step.get("type")) if isinstance(step, dict) else "none"
+
+
+def _space_spelling(steps: list[Any]) -> str | None:
+    """The string that stands for a space in pieces, when that is all the decoder replaces."""
+    found = None
+    for step in steps:
+        if _kind(step) == "Metaspace":
+            found = str(step.get("replacement", SPACE))
+        elif _kind(step) == "Replace":
+            if step.get("content") != " " or not isinstance(step.get("pattern"), dict):
+                return None
+            found = step["pattern"].get("String")
+    return found
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes (openai/gpt-2, encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    stand_ins = {chr(value): value for value in printable}
+    others = [value for value in range(256) if value not in set(printable)]
+    return stand_ins | {chr(256 + n): value for n, value in enumerate(others)}

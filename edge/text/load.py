@@ -1,0 +1,72 @@
+"""The tokenizer and chat template of a bundle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge.bundle import Bundle
+from edge.errors import TokenizerError
+from edge.text.template import MAX_TEMPLATE, ChatTemplate
+from edge.text.tokenizer import MAX_FILE, Tokenizer
+
+
+def load_tokenizer(bundle: Bundle) -> Tokenizer:
+    """The bundle's tokenizer, checked against its manifest.
+
+    Raises TokenizerError: malformed, too large, another vocabulary than the manifest's; BundleError
+    when the file was altered.
+    """
+    info = bundle.manifest.tokenizer
+    file = f"{bundle.path}/{info.file}"
+    ids: dict[str, Any] = {
+        "bos": info.bos,
+        "eos": info.eos,
+        "pad": info.pad,
+        "add_bos": info.add_bos,
+    }
+    tokenizer: Tokenizer
+    if info.kind == "bytes":
+        from edge.text.byte import ByteTokenizer
+
+        tokenizer = ByteTokenizer(**ids)
+    else:
+        assert info.file is not None  # the manifest demands it
+        data = _read(bundle, info.file, MAX_FILE)
+        if info.kind == "sentencepiece":
+            from edge.text.spm import SentencePieceTokenizer
+
+            tokenizer = SentencePieceTokenizer(data, file=file, **ids)
+        else:
+            from edge.text.hf import HfTokenizer
+
+            tokenizer = HfTokenizer(data, file=file, **ids)
+    if tokenizer.vocab_size != info.vocab_size:
+        raise TokenizerError(
+            f"has {tokenizer.vocab_size} tokens, the manifest says {info.vocab_size}",
+            file=file,
+            field="tokenizer.vocab_size",
+            remedy="export the model again",
+        )
+    return tokenizer
+
+
+def load_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The bundle's chat template, or None for a base model. Raises TokenizerError if unusable."""
+    path = bundle.manifest.chat_template
+    if path is None:
+        return None
+    file = f"{bundle.path}/{path}"
+    try:
+        source = _read(bundle, path, MAX_TEMPLATE).decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise TokenizerError(f"is not UTF-8: {problem}", file=file) from None
+    return ChatTemplate(source, tokenizer, file=file)
+
+
+def _read(bundle: Bundle, path: str, limit: int) -> bytes:
+    entry = bundle.manifest.entry(path)
+    if entry is not None and entry.size > limit:
+        raise TokenizerError(
+            f"has {entry.size} bytes, at most {limit} allowed", file=f"{bundle.path}/{path}"
+        )
+    return bundle.read(path)

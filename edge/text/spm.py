@@ -1,0 +1,169 @@
+"""SentencePiece `.model` files.
+
+Models mark chat roles as user-defined symbols, which the library matches anywhere in a text. Here
+they are turned into control symbols before the model is loaded; control symbols are kept in a table
+that encoding never looks at (model_interface.cc, `reserved_id_map_`), so no typed text yields them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+from edge.errors import TokenizerError
+from edge.text.spm_proto import (
+    BYTE,
+    CONTROL,
+    UNKNOWN,
+    USER_DEFINED,
+    Piece,
+    read_model,
+    rewrite_model,
+)
+from edge.text.tokenizer import (
+    MAX_FILE,
+    MAX_PIECE,
+    SpecialToken,
+    Tokenizer,
+    unknown_character,
+)
+
+SPACE = "\u2581"  # how pieces write a space
+BYTE_NAME = re.compile(r"<0x[0-9A-F]{2}>")
+REMEDY = "export the model again from an intact checkpoint"
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model, BPE or unigram.
+
+    Special are control symbols, `bos`, `eos`, `pad`, and every user-defined symbol that
+    has a visible character (white space, which models often define, stays text). Of these, an
+    answer shows only user-defined ones that are not written `<|…|>`.
+    """
+
+    kind = "sentencepiece"
+
+    def __init__(
+        self,
+        data: bytes,
+        *,
+        file: str = "tokenizer.model",
+        bos: int | None = None,
+        eos: tuple[int, ...] = (),
+        pad: int | None = None,
+        add_bos: bool = False,
+    ) -> None:
+        """Raises TokenizerError: malformed, too large, or ids that the model does not have."""
+        if len(data) > MAX_FILE:
+            raise TokenizerError(f"has {len(data)} bytes, at most {MAX_FILE} allowed", file=file)
+        try:
+            model = read_model(data)
+        except ValueError as problem:
+            raise TokenizerError(
+                f"is not a SentencePiece model: {problem}", file=file, remedy=REMEDY
+            ) from None
+        self._pieces = model.pieces
+        _check_pieces(self._pieces, file)
+        self.vocab_size = len(self._pieces)
+        self.bos, self.eos, self.pad, self.add_bos = bos, eos, pad, add_bos
+        self.fingerprint = hashlib.sha256(b"sentencepiece\0" + data).hexdigest()
+        named = {token for token in (bos, pad, *eos) if token is not None}
+        ids = [i for i, piece in enumerate(self._pieces) if i in named or _is_special(piece)]
+        self.specials = tuple(SpecialToken(self._pieces[i].text, i) for i in ids)
+        # a model that trims spaces adds its own prefix after trimming; ours would be trimmed away
+        self._own_prefix = model.add_dummy_prefix and not model.remove_extra_whitespaces
+        self.strips_space = model.add_dummy_prefix
+        self._bytes = [
+            b"" if _is_hidden(piece, i in named) else _text_of(piece)
+            for i, piece in enumerate(self._pieces)
+        ]
+        self._byte_ids = {
+            value[0]: i
+            for i, (piece, value) in enumerate(zip(self._pieces, self._bytes, strict=True))
+            if piece.kind == BYTE and value
+        }
+        control = frozenset(i for i in ids if self._pieces[i].kind == USER_DEFINED)
+        plain = rewrite_model(data, control=control, no_dummy_prefix=self._own_prefix)
+        self._processor = _load(plain, file)
+
+    @property
+    def longest_piece(self) -> int:
+        return max(len(value) for value in self._bytes)
+
+    def _encode_plain(self, text: str, *, first: bool) -> list[int]:
+        if first and self._own_prefix:
+            text = " " + text
+        if SPACE not in text or len(self._byte_ids) < 256:
+            return self._encode_run(text)
+        # the library cannot tell this character from a space; its bytes can
+        literal = [self._byte_ids[value] for value in SPACE.encode()]
+        ids: list[int] = []
+        for index, part in enumerate(text.split(SPACE)):
+            ids += literal if index else []
+            ids += self._encode_run(part) if part else []
+        return ids
+
+    def _encode_run(self, text: str) -> list[int]:
+        ids: list[int] = self._processor.encode(text)
+        if not self.special_ids.isdisjoint(ids):
+            # only where the unknown symbol is also the one that begins or ends texts
+            raise unknown_character()
+        return ids
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._bytes[self.check_id(token)]
+
+    def id_to_piece(self, token: int) -> str:
+        return self._pieces[self.check_id(token)].text
+
+
+def _is_special(piece: Piece) -> bool:
+    if piece.kind == USER_DEFINED:
+        return bool(piece.text.replace(SPACE, " ").strip())
+    return piece.kind == CONTROL
+
+
+def _is_hidden(piece: Piece, named: bool) -> bool:
+    if piece.kind == USER_DEFINED:
+        return named or (piece.text.startswith("<|") and piece.text.endswith("|>"))
+    return named or piece.kind == CONTROL
+
+
+def _text_of(piece: Piece) -> bytes:
+    if piece.kind == UNKNOWN:
+        return "\ufffd".encode()
+    if piece.kind == BYTE:
+        return bytes((int(piece.text[3:5], 16),))
+    return piece.text.replace(SPACE, " ").encode()
+
+
+def _check_pieces(pieces: tuple[Piece, ...], file: str) -> None:
+    if not pieces:
+        raise TokenizerError("has no pieces", file=file, remedy=REMEDY)
+    for index, piece in enumerate(pieces):
+        if not piece.text or len(piece.text) > MAX_PIECE:
+            raise TokenizerError(
+                f"has {len(piece.text)} characters, 1 to {MAX_PIECE} allowed",
+                file=file,
+                field=f"pieces.{index}",
+                remedy=REMEDY,
+            )
+        if piece.kind == BYTE and not BYTE_NAME.fullmatch(piece.text):
+            raise TokenizerError(
+                f"{piece.text!r} does not name a byte", file=file, field=f"pieces.{index}"
+            )
+
+
+def _load(data: bytes, file: str) -> Any:
+    # imported when needed: a bundle with another tokenizer must not pay for it
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        processor = SentencePieceProcessor()
+        processor.LoadFromSerializedProto(data)
+    except (RuntimeError, OSError) as problem:
+        raise TokenizerError(
+            f"is not a SentencePiece model: {problem}", file=file, remedy=REMEDY
+        ) from None
+    return processor

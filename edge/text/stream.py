@@ -1,0 +1,98 @@
+"""Text as it comes: nothing is shown before it is decided, and what is shown never changes."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from edge.errors import InputError
+from edge.text.tokenizer import Tokenizer
+
+MAX_STOPS = 64
+MAX_STOP = 1024  # characters of one stop string
+
+
+class StreamDecoder:
+    """Ids one at a time to text; all pieces joined are `tokenizer.decode(ids)`.
+
+    Holds back at most the 3 bytes of an unfinished UTF-8 character.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, continued: bool = False) -> None:
+        """`continued`: other text precedes, so that a leading space is kept."""
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._strip = tokenizer.strips_space and not continued
+
+    def feed(self, token: int) -> str:
+        """The text that this id decides, possibly none. InputError for an id out of range."""
+        data = self._tokenizer.token_bytes(token)
+        if self._strip and data:
+            data = data.removeprefix(b" ")
+            self._strip = False
+        return self._utf8.decode(data)
+
+    def finish(self) -> str:
+        """What was held back: U+FFFD for a character that stayed unfinished."""
+        return self._utf8.decode(b"", final=True)
+
+
+class StopMatcher:
+    """Finds the first of several stop strings in streamed text.
+
+    First is the one that is complete first; of those that end at the same place, the longest. A
+    piece is given out once no stop string can begin in it; no part of the found one ever is. The
+    outcome does not depend on how the text was cut into pieces.
+    """
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        """Raises InputError for an empty, overlong or non-string stop, or more than MAX_STOPS."""
+        self.stops = check_stops(stops)
+        self.stopped = False
+        self._held = ""
+        self._longest = max(map(len, self.stops), default=0)
+
+    def feed(self, text: str) -> str:
+        """The text that is decided now. After `stopped`, nothing more comes."""
+        if self.stopped or not self.stops:
+            return "" if self.stopped else text
+        self._held += text
+        found = [(at + len(stop), at) for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            return self._take(min(found)[1])
+        return self._take(self._undecided())
+
+    def finish(self) -> str:
+        """What was held back when the text ends without a stop string."""
+        return "" if self.stopped else self._take(len(self._held))
+
+    def _take(self, count: int) -> str:
+        out, self._held = self._held[:count], self._held[count:]
+        return out
+
+    def _undecided(self) -> int:
+        """Where the longest end of the held text begins that a stop string begins with."""
+        held = self._held
+        for at in range(max(0, len(held) - self._longest + 1), len(held)):
+            if any(stop.startswith(held[at:]) for stop in self.stops):
+                return at
+        return len(held)
+
+
+def check_stops(stops: Iterable[str]) -> tuple[str, ...]:
+    """The stop strings as a tuple without repeats, or InputError naming `stop`."""
+    if isinstance(stops, str):
+        stops = (stops,)
+    try:
+        out = tuple(dict.fromkeys(stops))
+    except TypeError:
+        raise InputError("must be strings", field="stop") from None
+    if len(out) > MAX_STOPS:
+        raise InputError(f"{len(out)} stop strings, at most {MAX_STOPS} allowed", field="stop")
+    for stop in out:
+        if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP:
+            raise InputError(
+                f"must be strings of 1 to {MAX_STOP} characters, not {stop!r:.40}", field="stop"
+            )
+    return out
