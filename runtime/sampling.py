@@ -1,0 +1,249 @@
+"""From logits to a token.
+
+The filters come in the order of transformers' generate: logit bias, repetition penalty,
+temperature, top-k, top-p, min-p. (llama.cpp scales by temperature last, so the same top-p keeps
+other tokens there.) The repetition penalty looks at the last `repetition_window` tokens, as
+llama.cpp's does, so that its cost and its effect do not grow with the conversation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError, InputError, StateError
+from edge.text.stream import check_stops
+
+Logits = NDArray[np.float32]
+_FIRST_GUESS = 128  # tokens that top-p usually keeps; more are looked at when it does not
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How an answer is sampled and when it ends. Raises InputError naming a field out of range.
+
+    Attributes:
+        temperature: divides the logits; 0 is greedy, and the filters below then change nothing.
+        top_k: keep the k likeliest (ties included); 0 is off.
+        top_p: keep the smallest set of likeliest tokens whose probabilities sum to p; 1 is off.
+        min_p: drop tokens less likely than this share of the likeliest; 0 is off.
+        repetition_penalty: divides positive and multiplies negative logits of recent ones; 1 is off.
+        repetition_window: how many recent tokens that concerns, prompt included.
+        logit_bias: token id → number added to its logit.
+        seed: None continues the session's own random numbers.
+        max_tokens: most tokens to sample.
+        stop: strings that end the answer; never part of it.
+        deadline_s: seconds after which the answer ends with what there is; None is never.
+    """
+
+    temperature: float = 0.7
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    repetition_window: int = 64
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _number(self, "temperature", 0, 100)
+        _number(self, "top_k", 0, 1 << 31, whole=True)
+        _number(self, "top_p", 0, 1, above=True)
+        _number(self, "min_p", 0, 1)
+        _number(self, "repetition_penalty", 0, 100, above=True)
+        _number(self, "repetition_window", 0, 1 << 20, whole=True)
+        _number(self, "max_tokens", 1, 1 << 31, whole=True)
+        if self.seed is not None:
+            _number(self, "seed", 0, (1 << 64) - 1, whole=True)
+        if self.deadline_s is not None:
+            _number(self, "deadline_s", 0, 1e9, above=True)
+        object.__setattr__(self, "logit_bias", _check_bias(self.logit_bias))
+        object.__setattr__(self, "stop", check_stops(self.stop))
+
+
+def make_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
+    """`given` over `defaults`; None means not given. InputError for a name that is no parameter."""
+    known = {item.name for item in fields(SamplingParams)}
+    if unknown := sorted(set(given) - known):
+        raise InputError(
+            "is no sampling parameter", field=unknown[0], remedy=f"use {', '.join(sorted(known))}"
+        )
+    values = {name: value for name, value in {**defaults}.items() if value is not None}
+    values |= {name: value for name, value in given.items() if value is not None}
+    return SamplingParams(**values)
+
+
+class Sampler:
+    """A function from logits to a token, with its own random numbers.
+
+    The generator is advanced once per sampled token and never by greedy choice, so that its state
+    and the logits determine everything that follows.
+    """
+
+    def __init__(self, params: SamplingParams, rng: np.random.Generator | None = None) -> None:
+        """`rng`: random numbers to continue, when `params` names no seed."""
+        self.params = params
+        if params.seed is not None or rng is None:
+            rng = new_rng(params.seed)
+        self.rng = rng
+
+    def __call__(self, logits: Logits, history: Sequence[int] = ()) -> int:
+        """The next token from logits [V]; `history` are earlier tokens, for the penalty.
+
+        Raises EngineError when no logit is finite or one is NaN or +inf: a model that says nothing
+        must not be heard as token 0.
+        """
+        params = self.params
+        logits = self._adjusted(logits, history)
+        best = int(np.argmax(logits))  # of a NaN, where there is one
+        if not math.isfinite(float(logits[best])):
+            raise EngineError(
+                f"the best logit is {float(logits[best])}: nothing can be sampled",
+                remedy="the state may be damaged: start a new session, or check the bundle",
+            )
+        if params.temperature == 0:
+            return best
+        ids, weights = self._candidates(logits, float(logits[best]))
+        total = np.cumsum(weights)
+        drawn = int(np.searchsorted(total, self.rng.random() * total[-1], side="right"))
+        return int(ids[min(drawn, len(ids) - 1)])
+
+    def probabilities(
+        self, logits: Logits, history: Sequence[int] = ()
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Token ids that can be drawn and the probability of each, for speculation and tests."""
+        logits = self._adjusted(logits, history)
+        best = int(np.argmax(logits))
+        if self.params.temperature == 0:
+            return np.array([best]), np.ones(1)
+        ids, weights = self._candidates(logits, float(logits[best]))
+        return ids, weights / weights.sum()
+
+    def _adjusted(self, logits: Logits, history: Sequence[int]) -> Logits:
+        """Logits with bias and penalty: a copy, or the argument itself when neither applies."""
+        params = self.params
+        if params.logit_bias:
+            logits = logits.copy()
+            for token, bias in params.logit_bias.items():
+                if token >= len(logits):
+                    raise InputError(
+                        f"token {token} is not below {len(logits)}", field="logit_bias"
+                    )
+                logits[token] += bias
+        window = params.repetition_window
+        if params.repetition_penalty != 1 and window and history:
+            recent = np.unique(np.asarray(history[-window:], np.intp))
+            seen = logits[recent]
+            logits = logits.copy()
+            penalty = np.float32(params.repetition_penalty)
+            logits[recent] = np.where(seen > 0, seen / penalty, seen * penalty)
+        return logits
+
+    def _candidates(
+        self, logits: Logits, best: float
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Ids that survive the filters and their weights exp((logit - best) / temperature)."""
+        params = self.params
+        floor = -math.inf
+        if 0 < params.top_k < len(logits):
+            floor = float(np.partition(logits, -params.top_k)[-params.top_k])
+        ids = np.flatnonzero((logits >= floor) & (logits > -math.inf))
+        # float64: exp of scaled differences must not flush likely tokens at low temperatures
+        weights = np.exp((logits[ids].astype(np.float64) - best) / params.temperature)
+        if params.top_p < 1:
+            kept = _nucleus(weights, params.top_p)
+            ids, weights = ids[kept], weights[kept]
+        if params.min_p > 0:
+            # the likeliest has weight 1
+            likely = weights >= params.min_p
+            ids, weights = ids[likely], weights[likely]
+        return ids, weights
+
+
+def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.intp]:
+    """Indices, likeliest first, of the smallest set with at least `top_p` of the whole weight."""
+    needed = top_p * float(weights.sum())
+    count = min(_FIRST_GUESS, len(weights))
+    while True:
+        part = np.argpartition(weights, -count)[-count:] if count < len(weights) else None
+        first = np.arange(len(weights)) if part is None else np.sort(part)
+        order = first[np.argsort(-weights[first], kind="stable")]
+        sums = np.cumsum(weights[order])
+        if sums[-1] >= needed or part is None:
+            return order[: int(np.searchsorted(sums, needed)) + 1]
+        count = min(8 * count, len(weights))
+
+
+def new_rng(seed: int | None) -> np.random.Generator:
+    """Random numbers from a seed, or from the system when there is none."""
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def rng_state(rng: np.random.Generator) -> dict[str, Any]:
+    """Everything the generator is, as JSON: its 128-bit numbers as strings."""
+    state = rng.bit_generator.state
+    return {
+        "kind": state["bit_generator"],
+        "state": str(state["state"]["state"]),
+        "inc": str(state["state"]["inc"]),
+        "has_uint32": state["has_uint32"],
+        "uinteger": state["uinteger"],
+    }
+
+
+def restore_rng(saved: Mapping[str, Any]) -> np.random.Generator:
+    """The generator `rng_state` described. Raises StateError when that is malformed."""
+    rng = new_rng(0)
+    try:
+        rng.bit_generator.state = {
+            "bit_generator": saved["kind"],
+            "state": {"state": int(saved["state"]), "inc": int(saved["inc"])},
+            "has_uint32": int(saved["has_uint32"]),
+            "uinteger": int(saved["uinteger"]),
+        }
+    except (KeyError, TypeError, ValueError, OverflowError) as problem:
+        raise StateError(f"malformed random numbers: {problem!r}", field="extra.rng") from None
+    return rng
+
+
+def _number(
+    params: SamplingParams,
+    name: str,
+    low: float,
+    high: float,
+    *,
+    whole: bool = False,
+    above: bool = False,
+) -> None:
+    value = getattr(params, name)
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        kind = "a whole number" if whole else "a number"
+        raise InputError(f"must be {kind}, not {value!r:.40}", field=name)
+    # NaN fails every comparison
+    if not (low <= value <= high) or (above and value <= low):
+        bounds = f"{'above' if above else 'from'} {low:g} to {high:g}"
+        raise InputError(f"must be {bounds}, not {value}", field=name)
+    object.__setattr__(params, name, int(value) if whole else float(value))
+
+
+def _check_bias(bias: Any) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise InputError("must map token ids to numbers", field="logit_bias")
+    out: dict[int, float] = {}
+    for token, value in bias.items():
+        if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or token < 0:
+            raise InputError(f"{token!r:.40} is no token id", field="logit_bias")
+        number = isinstance(value, (int, float, np.integer, np.floating))
+        if not number or not math.isfinite(value):
+            raise InputError(f"{value!r:.40} is no finite number", field=f"logit_bias.{token}")
+        out[int(token)] = float(value)
+    return out
