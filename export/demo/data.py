@@ -74,7 +74,7 @@ class ByteCodec:
     def turn(self, role: str, content: str) -> tuple[list[int], list[int], list[int]]:
         while "\n\n" in content:
             content = content.replace("\n\n", "\n")
-        return self.text(f"{role.capitalize()}:"), self.text(f" {content}\n\n"), []
+        return self.text(f"{role.capitalize()}: "), self.text(f"{content}\n\n"), []
 
 
 def make_codec(tokenizer: Path | None) -> Codec:

@@ -54,5 +54,5 @@ def head_loss(
     hidden [n, D]; weight [V, D]; targets [n] int64. Products in `dtype`, softmax in fp32. Gradients
     are found in the forward pass.
     """
-    total: Tensor = _HeadLoss.apply(hidden, weight, targets, slice_rows, dtype)  # type: ignore[no-untyped-call]
+    total: Tensor = _HeadLoss.apply(hidden, weight, targets, slice_rows, dtype)
     return total

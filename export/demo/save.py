@@ -20,9 +20,9 @@ Tensors = dict[str, Tensor]
 SAMPLING = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 128}
 BYTES_TEMPLATE = (
     "{%- for message in messages -%}"
-    "{{ message['role'] | capitalize }}: {{ message['content'] }}\n\n"
+    "{{ message['role'] | capitalize }}: {{ message['content'] + '\\n\\n' }}"
     "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}Assistant:{%- endif -%}"
+    "{%- if add_generation_prompt -%}{{ 'Assistant: ' }}{%- endif -%}"
 )
 
 

@@ -8,6 +8,7 @@ import platform
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -112,32 +113,44 @@ def train(
     stream = batches(training, plan.batch, place["epoch"], place["row"])
     clock = time.monotonic() - place["seconds"]
     saved, losses = time.monotonic(), list[float]()
-    stop: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
-    while (done := plan.progress(place["step"], place["seconds"])) < 1.0:
-        ids, mask, place["epoch"], place["row"] = next(stream)
-        loss = learn(network, ids.to(plan.device), mask.to(plan.device), plan.bf16)
-        torch.autograd.backward(loss)
-        norm = optimizer.step(factor := trapezoid(place["step"], done))
-        place["step"] += 1
-        place["tokens"] += ids[:, 1:].numel()
-        place["seconds"] = time.monotonic() - clock
-        losses.append(float(loss.detach()))
-        if place["step"] % 50 == 0:
-            report(place, sum(losses) / len(losses), norm, factor)
-            losses.clear()
-        if stop:
-            checkpoint.save(out / "resume", network, optimizer, place)
-            raise SystemExit(128 + stop[0])
-        if time.monotonic() - saved > plan.save_every:
-            valid = validate()
-            print(f"valid {valid.summary()}", flush=True)
-            keep(valid)
-            saved = time.monotonic()
+    with stop_requests() as stop:
+        while (done := plan.progress(place["step"], place["seconds"])) < 1.0:
+            ids, mask, place["epoch"], place["row"] = next(stream)
+            loss = learn(network, ids.to(plan.device), mask.to(plan.device), plan.bf16)
+            torch.autograd.backward(loss)
+            norm = optimizer.step(factor := trapezoid(place["step"], done))
+            place["step"] += 1
+            place["tokens"] += ids[:, 1:].numel()
+            place["seconds"] = time.monotonic() - clock
+            losses.append(float(loss.detach()))
+            if place["step"] % 50 == 0:
+                report(place, sum(losses) / len(losses), norm, factor)
+                losses.clear()
+            if stop:
+                checkpoint.save(out / "resume", network, optimizer, place)
+                raise SystemExit(128 + stop[0])
+            if time.monotonic() - saved > plan.save_every:
+                valid = validate()
+                print(f"valid {valid.summary()}", flush=True)
+                keep(valid)
+                saved = time.monotonic()
     card = describe(config, plan, place) | final_figures(network, data, tokenizer, plan)
     checkpoint.save(out / "resume", network, optimizer, place)
     save_model(network, out, tokenizer, card)
     return card
+
+
+@contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """SIGTERM and Ctrl-C, collected as they come, so that the run ends between two steps."""
+    received: list[int] = []
+    names = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(name, lambda number, _: received.append(number)) for name in names]
+    try:
+        yield received
+    finally:
+        for name, handler in zip(names, before, strict=True):
+            signal.signal(name, handler)
 
 
 def final_figures(

@@ -67,5 +67,5 @@ def causal_conv1d_training(
     """`edge.plugins.reference.causal_conv1d`, sums in fp32. Shapes as there."""
     state = conv_state.to(x.dtype)
     b = weight.new_zeros(weight.shape[0]) if bias is None else bias
-    y: Tensor = _CausalConv1d.apply(x, state, weight, b)  # type: ignore[no-untyped-call]
+    y: Tensor = _CausalConv1d.apply(x, state, weight, b)
     return y, torch.cat([state, x], dim=1)[:, x.shape[1] :]

@@ -1,0 +1,225 @@
+"""Training the demonstration models: it learns, resumes exactly, and saves what others read."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from edge.export.checkpoint import open_checkpoint
+from edge.export.demo import train as training
+from edge.export.demo.chats import GREETINGS, Conversation, read_conversations
+from edge.export.demo.data import ByteCodec, TokenCodec, TrainingData, conversation_pieces, pack
+from edge.export.demo.loss import head_loss
+from edge.export.demo.optim import initialise, trapezoid
+from edge.export.demo.save import write_checkpoint
+from edge.export.demo.shapes import bytes_config, chat_config, draft_config
+from edge.export.demo.tokenizer import load_tokenizer, train_tokenizer
+from edge.export.network import Network
+
+WORDS = ["the", "cat", "dog", "bird", "sees", "hears", "a", "red", "green", "house", "tree", "runs"]
+TOY = bytes_config(d_model=32, layers=2)
+TALK = Conversation((("user", "Hi."), ("assistant", "Hello!\n\nYou?"), ("user", "Fine.")), "tldr")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder laid out like the real one, with a few sentences in it."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = random.Random(0)
+
+    def sentence() -> str:
+        return " ".join(rng.choices(WORDS, k=8)).capitalize() + "."
+
+    for part, size in (("train", 60), ("valid", 4)):
+        chats = [
+            {
+                "source": "self_dialogue",
+                "messages": [
+                    {"role": "user", "content": sentence()},
+                    {"role": "assistant", "content": sentence()},
+                ],
+            }
+            for _ in range(size)
+        ]
+        lines = "".join(json.dumps(chat) + "\n" for chat in chats)
+        (folder / f"chat.{part}.jsonl").write_text(lines)
+        documents = "".join(f"{sentence()}\n{sentence()}\n<|endoftext|>\n" for _ in range(size))
+        (folder / f"pretrain.{part}.txt").write_text(documents)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tokenizer(data, tmp_path_factory.mktemp("tokenizer"), vocab=330)
+
+
+def plan(steps: int) -> training.Plan:
+    return training.Plan(width=65, batch=4, steps=steps, valid_conversations=2)
+
+
+def weights_after(folder: Path, step: int) -> dict[str, Tensor]:
+    return load_file(folder / "resume" / f"step-{step:08d}" / "weights.safetensors")
+
+
+def test_a_stopped_run_continues_to_the_same_bits(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = training.train(TOY, data, tmp_path / "whole", plan(6), None)
+    assert card["steps"] == 6
+
+    learn, calls = training.learn, 0
+
+    def learn_until_told_to_stop(*args: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return learn(*args)
+
+    monkeypatch.setattr(training, "learn", learn_until_told_to_stop)
+    with pytest.raises(SystemExit):
+        training.train(TOY, data, tmp_path / "parts", plan(6), None)
+    assert weights_after(tmp_path / "parts", 3)
+    training.train(TOY, data, tmp_path / "parts", plan(6), None)
+    assert calls == 6
+    whole, parts = weights_after(tmp_path / "whole", 6), weights_after(tmp_path / "parts", 6)
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_half_written_checkpoint_is_ignored(data: Path, tmp_path: Path) -> None:
+    training.train(TOY, data, tmp_path, plan(2), None)
+    (tmp_path / "resume" / "step-00000099").mkdir()
+    card = training.train(TOY, data, tmp_path, plan(3), None)
+    assert card["steps"] == 3
+
+
+def test_training_lowers_the_loss(data: Path, tmp_path: Path) -> None:
+    first = training.train(TOY, data, tmp_path, plan(1), None)
+    last = training.train(TOY, data, tmp_path, plan(60), None)
+    assert last["chat_valid"]["bits_per_byte"] < first["chat_valid"]["bits_per_byte"] - 0.5
+
+
+def random_network(config: Any) -> Network:
+    torch.manual_seed(1)
+    network = Network(config)
+    initialise(network)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return network
+
+
+@pytest.mark.parametrize("which", ["chat", "draft"])
+def test_transformers_reads_what_is_saved(which: str, tokenizer: Path, tmp_path: Path) -> None:
+    vocab = len(load_tokenizer(tokenizer))
+    config = (chat_config if which == "chat" else draft_config)(vocab=vocab, d_model=64)
+    network = random_network(config)
+    write_checkpoint(network, tmp_path, tokenizer)
+    ids = torch.randint(0, vocab, (2, 77))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, network(ids)[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("which", ["chat", "draft", "bytes"])
+def test_export_reads_what_is_saved(which: str, tokenizer: Path, tmp_path: Path) -> None:
+    vocab = len(load_tokenizer(tokenizer))
+    config = {
+        "chat": chat_config(vocab=vocab, d_model=64),
+        "draft": draft_config(vocab=vocab, d_model=64),
+        "bytes": TOY,
+    }[which]
+    network = random_network(config)
+    write_checkpoint(network, tmp_path, None if which == "bytes" else tokenizer)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.config.layers == config.layers
+    read = dict(checkpoint.tensors())
+    ours = network.canonical_tensors()
+    assert read.keys() == ours.keys()
+    assert all(torch.equal(read[name], ours[name]) for name in ours)
+
+
+def test_the_tokenizer_gives_back_what_it_read(tokenizer: Path) -> None:
+    model = load_tokenizer(tokenizer)
+    for text in ("The cat", " two  spaces ", "line\n\nline", "ünïcödé 猫 12.5", "<|user|>a<|end|>"):
+        assert model.decode(model.encode(text)) == text
+
+
+def test_only_the_answers_to_instructions_are_learned(tokenizer: Path) -> None:
+    codec = TokenCodec(load_tokenizer(tokenizer))
+    ((ids, mask),) = conversation_pieces(TALK, codec, 100)
+    learned = [i for i, wanted in zip(ids, mask, strict=True) if wanted]
+    assert codec.model.decode(learned) == "Hello!\n\nYou?<|end|>"
+    text = codec.model.decode(ids)
+    assert text == "<|user|>Hi.<|end|><|assistant|>Hello!\n\nYou?<|end|><|user|>Fine.<|end|>"
+
+
+def test_bytes_end_a_turn_with_a_blank_line() -> None:
+    ((ids, mask),) = conversation_pieces(TALK, ByteCodec(), 100)
+    assert bytes(ids) == b"User: Hi.\n\nAssistant: Hello!\nYou?\n\nUser: Fine.\n\n"
+    assert bytes(np.array(ids)[mask].tolist()) == b"Hello!\nYou?\n\n"
+
+
+def test_long_conversations_are_cut_at_users_turns() -> None:
+    turns = (("user", "a" * 20), ("assistant", "b" * 20)) * 5
+    pieces = conversation_pieces(Conversation(turns, "self_dialogue"), ByteCodec(), 80)
+    assert all(len(ids) <= 80 and bytes(ids).startswith(b"User: ") for ids, _ in pieces)
+    assert b"".join(bytes(ids) for ids, _ in pieces).count(b"a" * 20) == 5
+
+
+def test_packing_keeps_every_piece_whole() -> None:
+    rng = random.Random(2)
+    pieces = [([i + 1] * rng.randint(2, 20), [True] * 20) for i in range(200)]
+    pieces = [(ids, mask[: len(ids)]) for ids, mask in pieces]
+    rows = pack([(list(ids), list(mask)) for ids, mask in pieces], 33, pad=0)
+    for ids, _ in pieces:
+        assert (rows.ids == ids[0]).any(1).sum() == 1
+        assert (rows.ids == ids[0]).sum() == len(ids)
+    assert rows.mask.sum() == sum(len(ids) for ids, _ in pieces)
+    assert not rows.mask[rows.ids == 0].any()
+
+
+def test_epochs_differ_and_repeat(data: Path) -> None:
+    one, two = (TrainingData(data, ByteCodec(), 65, seed=3) for _ in range(2))
+    assert np.array_equal(one.epoch(1).ids, two.epoch(1).ids)
+    assert not np.array_equal(one.epoch(1).ids[:20], one.epoch(2).ids[:20])
+
+
+def test_head_loss_is_cross_entropy() -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(37, 8, requires_grad=True)
+    weight = torch.randn(11, 8, requires_grad=True)
+    targets = torch.randint(0, 11, (37,))
+    expected = torch.nn.functional.cross_entropy(hidden @ weight.T, targets, reduction="sum")
+    gradients = torch.autograd.grad(expected * 0.5, (hidden, weight))
+    found = head_loss(hidden, weight, targets, slice_rows=10)
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(found * 0.5, (hidden, weight)), gradients, strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
+    assert trapezoid(0, 0.0) == 0.01
+    assert trapezoid(500, 0.5) == 1.0
+    assert 0 < trapezoid(900, 0.9) < 0.5
+    assert trapezoid(1000, 1.0) == 0.0
+
+
+def test_greetings_alternate_and_end_with_an_answer() -> None:
+    for conversation in read_conversations(GREETINGS):
+        roles = [role for role, _ in conversation.turns]
+        assert roles == ["user", "assistant"] * (len(roles) // 2)
+        assert all(content for _, content in conversation.turns)

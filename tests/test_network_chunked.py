@@ -1,0 +1,51 @@
+"""The network's parallel forms against the references: outputs, states and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edge.export.network.chunked import selective_scan_heads_chunked
+from edge.export.network.conv import causal_conv1d_training
+from edge.plugins.reference import causal_conv1d, selective_scan_heads
+
+INFINITY = float("inf")
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("steps", "chunk"), [(1, 32), (31, 32), (32, 32), (33, 32), (97, 64)])
+@pytest.mark.parametrize("limit", [(0.0, INFINITY), (0.02, 0.5)])
+def test_chunked_scan(steps: int, chunk: int, groups: int, limit: tuple[float, float]) -> None:
+    torch.manual_seed(steps + groups)
+    heads, width, state = 4, 6, 5
+    inputs = (
+        torch.randn(2, steps, heads, width),
+        torch.randn(2, steps, heads),
+        torch.rand(heads).mul(3),
+        torch.randn(2, steps, groups, state),
+        torch.randn(2, steps, groups, state),
+        torch.randn(heads),
+        torch.randn(heads),
+        torch.randn(2, heads, width, state),
+    )
+    y, h = selective_scan_heads_chunked(*inputs, limit, chunk)
+    expected_y, expected_h = selective_scan_heads(*inputs, limit)
+    torch.testing.assert_close(y, expected_y, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(h, expected_h, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 37])
+def test_convolution_and_its_gradients(steps: int, bias: bool) -> None:
+    torch.manual_seed(steps)
+    shapes = [(3, steps, 6), (3, 3, 6), (6, 4), *([(6,)] if bias else [])]
+    inputs = [torch.randn(shape, dtype=torch.float32, requires_grad=True) for shape in shapes]
+    x, state, weight, *rest = inputs
+    found = causal_conv1d_training(x, state, weight, rest[0] if bias else None)
+    expected = causal_conv1d(x, state, weight, rest[0] if bias else None)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    losses = [y.sin().sum() + s.cos().sum() for y, s in (found, expected)]
+    ours, theirs = (torch.autograd.grad(loss, inputs) for loss in losses)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
