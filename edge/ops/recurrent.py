@@ -52,6 +52,7 @@ SELECTIVE_SCAN = Op(
         _KEPT,
         index("parents", "i64[T]", "each token's parent, below itself; -1 is ssm_state"),
         index("tree", "bool[]", "false: parents is [-1, 0, 1, …] and need not be looked at"),
+        index("last_only", "bool[]", "true: tree is false and kept is [T-1]"),
     ),
     (
         value("y", "f32[T,B,E]", ""),

@@ -17,6 +17,7 @@ class Shared:
 
     taps: dict[int, tuple[str, str]] = field(default_factory=dict)
     rotations: dict[tuple[float, int], tuple[str, str]] = field(default_factory=dict)
+    last_only: str = ""
     last: str = ""
     total: str = ""
     bias: str = ""
@@ -66,7 +67,7 @@ def mamba1(g: GraphBuilder, layer: Mamba1Config, prefix: str, u: str, shared: Sh
         g.weight(f"{prefix}.D"),
         g.weight(f"{prefix}.dt_proj.bias"),
         g.input(f"{prefix}.ssm_state", "f32", ["B", n, inner]),
-        "kept", "parents", "tree",
+        "kept", "parents", "tree", shared.last_only,
     ]  # fmt: skip
     y, states = g.call("SelectiveScan", inputs, [f"{prefix}.scan", f"{prefix}.ssm_states"])
     g.output(states, ["R", "B", n, inner])

@@ -141,6 +141,7 @@ def _inputs(g: GraphBuilder) -> Shared:
     if any(isinstance(m, Mamba1Config) for m in mixers):
         g.input("parents", "i64", ["T"])
         g.input("tree", "bool", [])
+        shared.last_only = _last_only(g)
     attending = [m for m in mixers if isinstance(m, AttentionConfig)]
     if attending or any(isinstance(m, Mamba2Config) for m in mixers):
         g.input("ancestors", "f32", ["T", "T"])
@@ -176,6 +177,20 @@ def _taps(g: GraphBuilder, width: int) -> tuple[str, str]:
         f"{prefix}.kept_taps",
     )
     return taps, kept
+
+
+def _last_only(g: GraphBuilder) -> str:
+    """bool []: the run is a chain and keeps its last state alone (prefill, or a single step)."""
+    # kept is not empty, so comparing its first entry and its length says it is [T-1].
+    zero = g.node("Squeeze", [g.integers([0])], "kept.zero")
+    first = g.node("Gather", ["kept", zero], "kept.first", axis=0)
+    end = g.node("Sub", ["length.scalar", "one.scalar"], "run.end")
+    reaches = g.node("Equal", [first, end], "kept.is_end")
+    count = g.node("Squeeze", [g.node("Shape", ["kept"], "kept.shape")], "kept.count")
+    alone = g.node("Equal", [count, "one.scalar"], "kept.is_one")
+    chain = g.node("Not", ["tree"], "chain")
+    both = g.node("And", [reaches, alone], "kept.is_last")
+    return g.node("And", [both, chain], "last_only")
 
 
 def _attention_inputs(g: GraphBuilder, shared: Shared, attending: list[AttentionConfig]) -> None:
