@@ -32,7 +32,7 @@ class SamplingParams:
         top_k: keep the k likeliest (ties included); 0 is off.
         top_p: keep the smallest set of likeliest tokens whose probabilities sum to p; 1 is off.
         min_p: drop tokens less likely than this share of the likeliest; 0 is off.
-        repetition_penalty: divides positive and multiplies negative logits of recent ones; 1 is off.
+        repetition_penalty: divides the positive logits of recent tokens, multiplies negative ones.
         repetition_window: how many recent tokens that concerns, prompt included.
         logit_bias: token id → number added to its logit.
         seed: None continues the session's own random numbers.

@@ -15,6 +15,16 @@ class ByteTokenizer(Tokenizer):
     fingerprint = hashlib.sha256(b"bytes\0").hexdigest()
     longest_piece = 1
 
+    def __init__(
+        self,
+        *,
+        bos: int | None = None,
+        eos: tuple[int, ...] = (),
+        pad: int | None = None,
+        add_bos: bool = False,
+    ) -> None:
+        self.bos, self.eos, self.pad, self.add_bos = bos, eos, pad, add_bos
+
     def _encode_plain(self, text: str, *, first: bool) -> list[int]:
         return list(text.encode("utf-8"))
 

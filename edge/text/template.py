@@ -14,6 +14,7 @@ those of a rendering of neutral text. Otherwise the conversation is refused.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ class Message:
 
 
 class ChatTemplate:
-    """A compiled template. One rendering at a time."""
+    """A compiled template. Threads that share it render one after the other."""
 
     def __init__(self, source: str, tokenizer: Tokenizer, *, file: str = "chat template") -> None:
         """Raises TokenizerError: too large, a syntax error, or something the sandbox refuses."""
@@ -49,6 +50,7 @@ class ChatTemplate:
         if len(source.encode("utf-8", errors="replace")) > MAX_TEMPLATE:
             raise TokenizerError(f"is larger than {MAX_TEMPLATE} bytes", file=file, remedy=REMEDY)
         self._sandbox = Sandbox()
+        self._rendering = threading.Lock()
         try:
             self._template = self._sandbox.compile_limited(source)
         except (TemplateError, RecursionError, SyntaxError, OverflowError) as problem:
@@ -130,7 +132,6 @@ class ChatTemplate:
         ]
 
     def _render(self, messages: Sequence[tuple[str, str]], add_generation_prompt: bool) -> str:
-        self._sandbox.budget = Budget()
         names: Mapping[str, Any] = {
             "messages": [{"role": role, "content": content} for role, content in messages],
             "add_generation_prompt": add_generation_prompt,
@@ -141,7 +142,9 @@ class ChatTemplate:
             "documents": None,
         }
         size, parts = 0, []
+        self._rendering.acquire()
         try:
+            self._sandbox.budget = Budget()
             for part in self._template.generate(**names):
                 size += len(part)
                 if size > MAX_SIZE:
@@ -155,6 +158,8 @@ class ChatTemplate:
             raise TokenizerError(
                 f"failed: {type(problem).__name__}: {problem}"[:500], file=self.file, remedy=REMEDY
             ) from None
+        finally:
+            self._rendering.release()
         return "".join(parts)
 
     def _spelled(self, token: int | None) -> str:

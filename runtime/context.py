@@ -1,0 +1,116 @@
+"""A state together with the tokens it has consumed: what prompts are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import ContextFullError
+from edge.runtime.engine import Engine
+from edge.runtime.state import Snapshot, StateBuffers
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ContextMark:
+    """A place to come back to: one state, and the tokens that led to it."""
+
+    state: Snapshot
+    tokens: tuple[int, ...]
+    pending: int | None
+
+
+class Context:
+    """One sequence of an engine.
+
+    Attributes:
+        tokens: ids consumed by the state, from the first one on.
+        pending: the last sampled token when it has not been fed yet.
+    """
+
+    def __init__(self, engine: Engine, state: StateBuffers) -> None:
+        self.engine = engine
+        self.state = state
+        self.tokens: list[int] = []
+        self.pending: int | None = None
+
+    def check_room(self, count: int) -> None:
+        """Raise ContextFullError unless the KV caches could hold `count` tokens in all."""
+        capacity = self.state.capacity
+        if capacity is not None and count > capacity:
+            raise ContextFullError(
+                f"{count} tokens do not fit into a context of {capacity}",
+                field="prompt",
+                remedy="start anew or send less; without attention layers there is no such limit",
+            )
+
+    @property
+    def full(self) -> bool:
+        """Whether not even one more token can be fed."""
+        return self.state.capacity is not None and len(self.tokens) >= self.state.capacity
+
+    def align(self, wanted: Sequence[int]) -> int:
+        """Go back so that what was consumed begins `wanted`, leaving at least one token to feed.
+
+        Returns how many tokens of `wanted` need not be run again: all that agree, when the state
+        can be rewound that far, else none.
+        """
+        limit = min(len(self.tokens), len(wanted) - 1)
+        agree = next((i for i in range(limit) if self.tokens[i] != wanted[i]), limit)
+        excess = len(self.tokens) - agree
+        self.pending = None
+        if excess > self.state.reach:
+            self.clear()
+            return 0
+        self.rewind(excess)
+        return agree
+
+    def feed(self, tokens: Sequence[int], halted: Callable[[], object]) -> Logits | None:
+        """Consume tokens in chunks; logits [V] after the last, valid until the next run.
+
+        None when `halted()` said so before all chunks were through; what was fed stays fed.
+        """
+        logits: Logits | None = None
+        for start in range(0, len(tokens), self.engine.chunk):
+            if halted():
+                return None
+            chunk = tokens[start : start + self.engine.chunk]
+            logits = self._run(chunk, commit=len(chunk) > 1)
+        return logits
+
+    def step(self, token: int) -> Logits:
+        """Consume one token; logits [V], valid until the next run."""
+        return self._run((token,), commit=False)
+
+    def _run(self, tokens: Sequence[int], *, commit: bool) -> Logits:
+        logits = self.engine.run(np.asarray([tokens], np.int64), self.state, commit=commit)
+        self.tokens.extend(tokens)
+        self.pending = None
+        row: Logits = logits[0, -1]
+        return row
+
+    def rewind(self, count: int) -> None:
+        """As if the last `count` tokens had never been fed. StateError beyond the state's reach."""
+        if count:
+            self.state.rewind(count)
+            del self.tokens[-count:]
+
+    def clear(self) -> None:
+        """Back to before any token."""
+        self.state.clear()
+        self.tokens.clear()
+        self.pending = None
+
+    def mark(self) -> ContextMark:
+        """Where this is now; costs a copy of one state."""
+        return ContextMark(self.state.snapshot(), tuple(self.tokens), self.pending)
+
+    def restore(self, mark: ContextMark) -> None:
+        """Back to a mark, by copying its state in."""
+        self.state.restore(mark.state)
+        self.tokens[:] = mark.tokens
+        self.pending = mark.pending

@@ -1,0 +1,99 @@
+"""`edge.load`: a bundle becomes a model, and a model gives out sessions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import edge
+from edge.bundle import Manifest, open_bundle
+from edge.config import ModelConfig
+from edge.errors import BundleError
+from edge.runtime.engine import Engine, choose_engine, open_engine
+from edge.runtime.session import Session
+from edge.text import ChatTemplate, Tokenizer, load_template, load_tokenizer
+
+EMBEDDED = ("demo", "demo-draft", "demo-bytes")
+
+
+class Model:
+    """A loaded bundle. Sessions share it; it may be used by several threads, one per session.
+
+    Attributes:
+        path: the bundle.
+        fingerprint: of its manifest, which pins every byte.
+        engine: what runs its graph.
+        tokenizer: text to ids and back.
+        template: the chat template, None for a base model.
+        defaults: sampling parameters the model ships with.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        fingerprint: str,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.fingerprint = fingerprint
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.template = template
+        self.defaults: Mapping[str, Any] = manifest.generation.model_dump()
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.manifest.model
+
+    def session(self, **options: Any) -> Session:
+        """A new session; see `Session` for the options. Its memory is taken here."""
+        return Session(self, **options)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing to close: memory goes with the last reference."""
+
+
+def load(
+    bundle: str | os.PathLike[str], *, engine: str = "auto", threads: int | None = None
+) -> Model:
+    """Load a bundle by path, or by the name of an embedded one: demo, demo-draft, demo-bytes.
+
+    A folder with one of these names is meant by `./demo`. `threads` None is one per core this
+    process may use. Raises BundleError, EngineError, TokenizerError.
+    """
+    choose_engine(engine)
+    path = resolve(bundle)
+    with open_bundle(path) as opened:
+        tokenizer = load_tokenizer(opened)
+        template = load_template(opened, tokenizer)
+        running = open_engine(opened, engine, threads=threads)
+        return Model(path, opened.manifest, opened.fingerprint, running, tokenizer, template)
+
+
+def resolve(bundle: str | os.PathLike[str]) -> Path:
+    """The folder that a path or the name of an embedded bundle means."""
+    if isinstance(bundle, str) and bundle in EMBEDDED:
+        path = Path(edge.__file__).parent / "apps" / "bundles" / bundle
+        if not path.is_dir():
+            raise BundleError(
+                f"the embedded model {bundle!r} is not in this installation",
+                file=path,
+                remedy="give the folder of a bundle, or make one: edge export CHECKPOINT -o BUNDLE",
+            )
+        return path
+    return Path(bundle)

@@ -1,0 +1,117 @@
+"""Transcripts: how a chat grows, and how it is kept in a saved state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge.errors import EdgeError, InputError, StateError
+from edge.text.template import Message, check_messages
+from edge.text.tokenizer import Tokenizer
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class SavedSession:
+    """What a saved state says beside the state."""
+
+    messages: tuple[Message, ...]
+    tokens: tuple[int, ...]
+    pending: int | None
+    rng: Mapping[str, Any]
+
+
+def extended(
+    messages: Sequence[Message], text: str | Sequence[Message | Mapping[str, str]]
+) -> list[Message]:
+    """The transcript with a user's text added, or the list given instead of it.
+
+    Where the list repeats the transcript, answers keep the tokens they were generated as. Raises
+    InputError naming the message that cannot be used.
+    """
+    if isinstance(text, str):
+        return [*messages, Message("user", text)]
+    out: list[Message] = []
+    for index, item in enumerate(text):
+        message = item if isinstance(item, Message) else _message(index, item)
+        if len(out) == index < len(messages) and out == list(messages[:index]):
+            own = messages[index]
+            if (own.role, own.content) == (message.role, message.content):
+                message = own
+        out.append(message)
+    if not out or out[-1].role == "assistant":
+        raise InputError("must end with a message to answer", field="messages")
+    check_messages(out)
+    return out
+
+
+def _message(index: int, item: Mapping[str, str]) -> Message:
+    keys = {"role", "content"}
+    if not isinstance(item, Mapping) or set(item) != keys:
+        raise InputError("must have role and content, no more", field=f"messages.{index}")
+    if not all(isinstance(value, str) for value in item.values()):
+        raise InputError("role and content must be strings", field=f"messages.{index}")
+    return Message(item["role"], item["content"])
+
+
+def to_json(
+    messages: Sequence[Message],
+    tokens: Sequence[int],
+    pending: int | None,
+    rng: Mapping[str, Any],
+) -> dict[str, Any]:
+    """A session as plain JSON."""
+    return {
+        "session": VERSION,
+        "messages": [
+            {
+                "role": message.role,
+                "content": message.content,
+                "tokens": None if message.tokens is None else list(message.tokens),
+            }
+            for message in messages
+        ],
+        "tokens": list(tokens),
+        "pending": pending,
+        "rng": dict(rng),
+    }
+
+
+def from_json(
+    extra: Mapping[str, Any], tokenizer: Tokenizer, path: str | os.PathLike[str]
+) -> SavedSession:
+    """What `to_json` wrote, checked. Raises StateError when it is something else."""
+    if extra.get("session") != VERSION:
+        raise StateError(
+            f"holds session version {extra.get('session')!r}, this runtime reads {VERSION}",
+            file=path,
+            remedy="save it again with this version",
+        )
+    try:
+        pending = extra["pending"]
+        saved = SavedSession(
+            messages=tuple(
+                Message(
+                    item["role"],
+                    item["content"],
+                    None if item["tokens"] is None else _ids(item["tokens"], tokenizer),
+                )
+                for item in extra["messages"]
+            ),
+            tokens=_ids(extra["tokens"], tokenizer),
+            pending=None if pending is None else _ids([pending], tokenizer)[0],
+            rng=dict(extra["rng"]),
+        )
+        check_messages(saved.messages)
+    except (KeyError, TypeError, ValueError, EdgeError) as problem:
+        raise StateError(f"has a malformed transcript: {problem}", file=path) from None
+    return saved
+
+
+def _ids(values: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
+    if not all(type(value) is int for value in values):
+        raise TypeError("a token id is not a whole number")
+    return tuple(tokenizer.check_id(value) for value in values)

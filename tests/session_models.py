@@ -1,0 +1,63 @@
+"""Tiny random bundles through the real exporter, loaded by the real engine, once a process."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import edge
+from edge.export.exporter import export_checkpoint
+from edge.runtime.model import Model
+from tests.checkpoints import save_bamba, save_mamba, save_mamba2, save_mambabyte, write_json
+from tests.text_samples import spm_model
+
+CHAT = (
+    "{%- for message in messages -%}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
+)
+BYTES_CHAT = (
+    "{%- for message in messages -%}"
+    "{{ message['role'] | capitalize + ': ' + message['content'] + '\n\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}Assistant:{%- endif -%}"
+)
+END = 6  # <|end|> in the SentencePiece model
+_ROOT = tempfile.TemporaryDirectory(prefix="edge-sessions-")
+
+
+@cache
+def bundle(kind: str) -> Path:
+    """chat (Mamba-2) and hybrid (with attention, 64 positions), both with a SentencePiece model and
+    padding rows; bytes with a template; base: Mamba without a template, byte-level BPE.
+    """
+    source, out = Path(_ROOT.name) / f"{kind}-source", Path(_ROOT.name) / kind
+    if kind == "base":
+        save_mamba(source)
+    elif kind == "bytes":
+        save_mambabyte(source)
+        (source / "chat_template.jinja").write_text(BYTES_CHAT)
+    elif kind == "chat":
+        save_mamba2(source, vocab_size=400)
+        _sentencepiece(source)
+    else:
+        save_bamba(source, vocab_size=400, max_position_embeddings=64)
+        _sentencepiece(source)
+    export_checkpoint(source, out, quant="fp32", verify=False, chunk=16)
+    return out
+
+
+@cache
+def model(kind: str) -> Model:
+    return edge.load(bundle(kind), threads=1)
+
+
+def _sentencepiece(folder: Path) -> None:
+    for old in ("tokenizer.json", "special_tokens_map.json"):
+        (folder / old).unlink()
+    (folder / "tokenizer.model").write_bytes(spm_model())
+    (folder / "chat_template.jinja").write_text(CHAT)
+    write_json(folder / "tokenizer_config.json", {"eos_token": "<|end|>", "bos_token": "<s>"})
+    write_json(folder / "generation_config.json", {"eos_token_id": END, "bos_token_id": 1})
