@@ -266,6 +266,11 @@ def session_options(threads: int) -> onnxruntime.SessionOptions:
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
+    # A Mamba-130M-shaped model after a run of 256 tokens, on 1.31: 1663 MB with ONNX Runtime's
+    # defaults, 330 MB with these two. The default order computes every layer's emitted states
+    # last, keeping all layers' scans alive until then; a memory pattern is a second arena.
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    options.enable_mem_pattern = False
     # decaying states reach denormal numbers, which cost the CPU a hundred times more
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
     if not cpu.has_vnni():
