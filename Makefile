@@ -1,16 +1,21 @@
 PYTHON ?= python3
+PYTHON310 ?= python3.10
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: chat test lint types layers bench clean
+.PHONY: chat test jetpack6 lint types layers bench clean
 
 chat: $(VENV)/.runtime
 	@$(BIN)/edge-chat
 
 # pytest options, e.g. make test ARGS="-k state"
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(VENV)/.oldest
 	$(BIN)/python -m pytest $(ARGS)
+
+# the runtime alone, on what JetPack 6 ends at: Python 3.10 and ONNX Runtime 1.23.2
+jetpack6: .venv310/.runtime
+	.venv310/bin/python tests/oldest_runtime.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -26,7 +31,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m edge.apps.bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv310 build dist *.egg-info
 
 $(VENV)/bin/python:
 	@echo "creating $(VENV)"
@@ -41,3 +46,13 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing what the exporter and the tests need (a few minutes)"
 	@$(PIP) -c constraints.txt -e ".[dev]"
 	@touch $@ $(VENV)/.runtime
+
+# tests/test_oldest_runtime.py puts this folder before the newest version
+$(VENV)/.oldest: $(VENV)/.dev
+	@$(PIP) --no-deps --target $(VENV)/oldest --upgrade onnxruntime==1.23.2
+	@touch $@
+
+.venv310/.runtime: pyproject.toml
+	@$(PYTHON310) -m venv .venv310
+	@.venv310/bin/python -m pip install --quiet -e . onnxruntime==1.23.2
+	@touch $@

@@ -1,0 +1,100 @@
+"""The runtime on the oldest Python and ONNX Runtime it supports; run as a program, needs no torch.
+
+    python tests/oldest_runtime.py            checks the three embedded bundles
+    python tests/oldest_runtime.py --logits   prints their logits, to be compared across versions
+
+`tests/test_oldest_runtime.py` runs it; `make jetpack6` runs it under Python 3.10.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import onnxruntime
+
+import edge
+from edge.runtime.model import EMBEDDED
+
+TEXT = "Hello! How was your day? I went to the park and it was lovely."
+
+
+def logits(name: str) -> np.ndarray:
+    """Logits [T, V] of TEXT under one embedded bundle, in one run."""
+    with edge.load(name, threads=1) as model:
+        ids = model.tokenizer.encode(TEXT)[:24]
+        state = model.engine.new_state(window=len(ids))
+        return np.array(model.engine.run(np.array([ids]), state, rows="all")[0])
+
+
+def check(name: str) -> None:
+    """Chunks, steps, rewind, snapshots, trees, files and text, each against another way round."""
+    with edge.load(name, threads=1) as model:
+        ids = np.array([model.tokenizer.encode(TEXT)[:24]])
+        engine, whole = model.engine, logits(name)
+        state = engine.new_state(window=8)
+
+        engine.run(ids[:, :7], state, commit=True)
+        steps = [engine.run(ids[:, t : t + 1], state)[0, 0].copy() for t in range(7, ids.shape[1])]
+        near(np.stack(steps), whole[7:], f"{name}: steps")
+
+        state.rewind(5)
+        near(engine.run(ids[:, -5:], state, rows="all")[0], whole[-5:], f"{name}: after rewind")
+
+        state.clear()
+        engine.run(ids[:, :9], state, commit=True)
+        kept = state.snapshot()
+        engine.run(ids[:, :3], state)
+        state.restore(kept)
+        near(engine.run(ids[:, 9:10], state)[0], whole[9:10], f"{name}: after restore")
+
+        state.restore(kept)
+        tree = np.concatenate([ids[:, 9:10], ids[:, :1], ids[:, 10:11]], axis=1)
+        found = engine.run(tree, state, parents=[-1, -1, 0], rows=[0, 2])[0]
+        near(found, whole[9:11], f"{name}: tree")
+        state.select(2)
+        near(engine.run(ids[:, 11:12], state)[0], whole[11:12], f"{name}: after select")
+        saved_and_loaded(model)
+
+
+def saved_and_loaded(model: edge.Model) -> None:
+    """A session that was saved and loaded says what one that never left says."""
+    with tempfile.TemporaryDirectory() as folder:
+        session = model.session(seed=1)
+        "".join(session.generate(TEXT, max_tokens=8))
+        session.save(Path(folder) / "talk.state")
+        stayed = "".join(session.generate(" I", max_tokens=12, temperature=0.8))
+        other = model.session(seed=2)
+        if other.load(Path(folder) / "talk.state") == 0:
+            raise AssertionError("loading spared nothing")
+        left = "".join(other.generate(" I", max_tokens=12, temperature=0.8))
+        if stayed != left:
+            raise AssertionError(f"loaded session says {left!r}, not {stayed!r}")
+
+
+def near(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
+    worst = float(np.abs(found - wanted).max())
+    if not worst < 1e-3:
+        raise AssertionError(f"{what}: logits differ by {worst}")
+
+
+def main() -> None:
+    if "--logits" in sys.argv:
+        print(json.dumps({name: logits(name)[-1].tolist() for name in EMBEDDED}))
+        return
+    for name in EMBEDDED:
+        check(name)
+    heavy = {"torch", "triton", "transformers", "onnx"} & set(sys.modules)
+    if heavy:
+        raise AssertionError(f"the runtime imported {heavy}")
+    version = ".".join(map(str, sys.version_info[:3]))
+    print(f"ok: Python {version}, onnxruntime {onnxruntime.__version__}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The oldest ONNX Runtime that is supported runs the embedded bundles like the newest."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PROGRAM = Path(__file__).parent / "oldest_runtime.py"
+OLDEST = Path(sys.prefix) / "oldest"  # `make test` installs onnxruntime 1.23.2 there
+
+
+def run(*arguments: str, oldest: bool) -> str:
+    environment = dict(os.environ)
+    if oldest:
+        environment["PYTHONPATH"] = str(OLDEST)
+    command = [sys.executable, str(PROGRAM), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+needs_oldest = pytest.mark.skipif(
+    not (OLDEST / "onnxruntime").is_dir(), reason="onnxruntime 1.23.2 is not there: run `make test`"
+)
+
+
+def test_the_installed_runtime_passes() -> None:
+    assert run(oldest=False).startswith("ok: ")
+
+
+@needs_oldest
+def test_the_oldest_runtime_passes() -> None:
+    assert "onnxruntime 1.23.2" in run(oldest=True)
+
+
+@needs_oldest
+def test_both_give_the_same_logits() -> None:
+    newest, oldest = (json.loads(run("--logits", oldest=which)) for which in (False, True))
+    for name in newest:
+        np.testing.assert_allclose(oldest[name], newest[name], atol=1e-3, err_msg=name)
