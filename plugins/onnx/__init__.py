@@ -1,5 +1,5 @@
 """ONNX function bodies of the ops in `edge.ops`, so that any ONNX runtime can run the graph."""
 
-from edge.plugins.onnx.library import FLAVOURS, OPSETS, Flavour, function, op_of, variants
+from edge.plugins.onnx.library import FLAVOURS, OPSETS, Flavour, function, names, op_of, variants
 
-__all__ = ["FLAVOURS", "OPSETS", "Flavour", "function", "op_of", "variants"]
+__all__ = ["FLAVOURS", "OPSETS", "Flavour", "function", "names", "op_of", "variants"]

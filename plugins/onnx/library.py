@@ -51,6 +51,11 @@ _ORT = _STANDARD | {
 _BODIES: dict[Flavour, dict[str, str]] = {"standard": _STANDARD, "ort": _ORT}
 
 
+def names() -> tuple[str, ...]:
+    """Every function there is."""
+    return tuple(_STANDARD)
+
+
 def op_of(name: str) -> Op:
     """The op a function implements: `EmbedBits_4` → `EmbedBits`."""
     return OPS[name.partition("_")[0]]

@@ -1,0 +1,117 @@
+"""Run one `edge` function in ONNX Runtime, and random trees to run it over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from edge.ops import DOMAIN, VERSION
+from edge.plugins.onnx import OPSETS, Flavour, function, op_of
+
+Array = NDArray[Any]
+LENGTHS = (1, 2, 3, 5, 7, 63, 64, 65)
+_TYPES = {
+    "f32": TensorProto.FLOAT,
+    "f16": TensorProto.FLOAT16,
+    "u8": TensorProto.UINT8,
+    "i32": TensorProto.INT32,
+    "i64": TensorProto.INT64,
+    "bool": TensorProto.BOOL,
+}
+_DTYPES = {np.dtype(np.float16): "f16"}
+
+
+@cache
+def _session(
+    name: str, flavour: Flavour, attributes: tuple[tuple[str, float], ...], half: frozenset[str]
+) -> ort.InferenceSession:
+    op = op_of(name)
+    node = helper.make_node(
+        name,
+        [v.name for v in op.inputs],
+        [v.name for v in op.outputs],
+        domain=DOMAIN,
+        **dict(attributes),
+    )
+
+    def info(value: Any) -> Any:
+        dtype = "f16" if value.name in half else value.dtypes[0]
+        rank = None if "..." in value.shape else [None] * len(value.shape)
+        return helper.make_tensor_value_info(value.name, _TYPES[dtype], rank)
+
+    graph = helper.make_graph(
+        [node], "one", [info(v) for v in op.inputs], [info(v) for v in op.outputs]
+    )
+    imports = [helper.make_opsetid(d, v) for d, v in (OPSETS | {DOMAIN: VERSION}).items()]
+    model = helper.make_model(
+        graph, functions=[function(name, flavour)], opset_imports=imports, ir_version=10
+    )
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def run_op(
+    name: str, flavour: Flavour, inputs: Mapping[str, Array], **attributes: float
+) -> dict[str, Array]:
+    """Outputs by name, written into buffers that held NaN. `…_out` shares its input's buffer."""
+    half = frozenset(n for n, a in inputs.items() if a.dtype == np.float16)
+    session = _session(name, flavour, tuple(attributes.items()), half)
+    feeds = {v.name: np.array(inputs[v.name], order="C") for v in op_of(name).inputs}
+    used = {i.name for i in session.get_inputs()}
+    shapes = [a.shape for a in session.run(None, {n: a for n, a in feeds.items() if n in used})]
+    names = [o.name for o in session.get_outputs()]
+    outputs = {
+        n: feeds[n.removesuffix("_out")] if n.endswith("_out") else np.full(s, np.nan, np.float32)
+        for n, s in zip(names, shapes, strict=True)
+    }
+    binding = session.io_binding()
+    for n, a in feeds.items():
+        if n in used:
+            binding.bind_input(n, "cpu", 0, a.dtype.type, a.shape, a.ctypes.data)
+    for n, a in outputs.items():
+        binding.bind_output(n, "cpu", 0, a.dtype.type, a.shape, a.ctypes.data)
+    session.run_with_iobinding(binding)
+    return outputs
+
+
+def random_parents(steps: int, rng: np.random.Generator) -> list[int]:
+    """A random tree: each token's parent is an earlier token or -1."""
+    return [int(rng.integers(-1, t)) if t else -1 for t in range(steps)]
+
+
+def chain(steps: int) -> list[int]:
+    return list(range(-1, steps - 1))
+
+
+def path_to(parents: list[int], token: int) -> list[int]:
+    """Tokens from the root to `token`."""
+    path = []
+    while token >= 0:
+        path.append(token)
+        token = parents[token]
+    return path[::-1]
+
+
+def ancestors(parents: list[int]) -> Array:
+    matrix = np.zeros((len(parents), len(parents)), np.float32)
+    for t in range(len(parents)):
+        matrix[t, path_to(parents, t)] = 1
+    return matrix
+
+
+def taps(parents: list[int], width: int) -> Array:
+    """Rows of concat(state, x) that a convolution of `width` reads at each token."""
+    rows = []
+    for t in range(len(parents)):
+        whole = list(range(width - 1)) + [i + width - 1 for i in path_to(parents, t)]
+        rows.append(whole[-width:])
+    return np.array(rows, np.int64)

@@ -1,0 +1,318 @@
+"""Every ONNX function against the plain reference: outputs and states, chains and trees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from edge.export.quantize import dequantize_blocks, quantize_blocks
+from edge.plugins import reference
+from edge.plugins.onnx import FLAVOURS, Flavour
+from tests.onnx_ops import LENGTHS, ancestors, chain, path_to, random_parents, run_op, taps
+
+Array = NDArray[Any]
+both = pytest.mark.parametrize("flavour", FLAVOURS)
+batches = pytest.mark.parametrize("batch", [1, 3])
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> Array:
+    return (rng.standard_normal(shape) * scale).astype(np.float32)
+
+
+def torched(*arrays: Array) -> list[torch.Tensor]:
+    return [torch.from_numpy(a) for a in arrays]
+
+
+def batch_first(*arrays: Array) -> list[torch.Tensor]:
+    return [torch.from_numpy(np.ascontiguousarray(a.swapaxes(0, 1))) for a in arrays]
+
+
+def close(found: Array, expected: torch.Tensor, tolerance: float = 3e-6) -> None:
+    """Within `tolerance` of the largest expected value; NaN and wrong shapes fail."""
+    assert found.shape == tuple(expected.shape)
+    scale = max(1.0, float(expected.abs().max()))
+    assert float(np.abs(found - expected.numpy()).max()) <= tolerance * scale
+
+
+def trees(rng: np.random.Generator, steps: int) -> list[list[int]]:
+    return [chain(steps)] if steps > 16 else [chain(steps), *(random_parents(steps, rng),) * 2]
+
+
+# -- dense -----------------------------------------------------------------------------------------
+
+
+@both
+def test_norms(flavour: Flavour, rng: np.random.Generator) -> None:
+    x, added = normal(rng, 5, 3, 48), normal(rng, 5, 3, 48, scale=3)
+    w, b = normal(rng, 48), normal(rng, 48)
+    rms = reference.rms_norm(*torched(x, w), 1e-5)
+    close(run_op("RMSNorm", flavour, {"x": x, "weight": w}, eps=1e-5)["y"], rms)
+    out = run_op("AddRMSNorm", flavour, {"x": x, "added": added, "weight": w}, eps=1e-5)
+    close(out["y"], reference.rms_norm(*torched(x + added, w), 1e-5))
+    close(out["sum"], torch.from_numpy(x + added))
+    layer = reference.layer_norm(*torched(x, w, b), 1e-5)
+    close(run_op("LayerNorm", flavour, {"x": x, "weight": w, "bias": b}, eps=1e-5)["y"], layer)
+    feeds = {"x": x, "added": added, "weight": w, "bias": b}
+    out = run_op("AddLayerNorm", flavour, feeds, eps=1e-5)
+    close(out["y"], reference.layer_norm(*torched(x + added, w, b), 1e-5))
+    close(out["sum"], torch.from_numpy(x + added))
+
+
+@both
+def test_eps_is_inside_the_root(flavour: Flavour) -> None:
+    x, w = np.full((1, 1, 8), 1e-4, np.float32), np.ones(8, np.float32)
+    out = run_op("RMSNorm", flavour, {"x": x, "weight": w}, eps=1e-2)["y"]
+    np.testing.assert_allclose(out, 1e-4 / np.sqrt(1e-8 + 1e-2), rtol=1e-5)
+
+
+@both
+@pytest.mark.parametrize("groups", [1, 3])
+def test_gated_norm(flavour: Flavour, groups: int, rng: np.random.Generator) -> None:
+    x, z, w = normal(rng, 5, 3, 48), normal(rng, 5, 3, 48), normal(rng, 48)
+    name = "GatedRMSNorm_1" if groups == 1 else "GatedRMSNorm"
+    out = run_op(name, flavour, {"x": x, "z": z, "weight": w}, eps=1e-5, groups=groups)["y"]
+    close(out, reference.gated_rms_norm(*torched(x, z, w), 1e-5, groups))
+
+
+@both
+def test_gate_keeps_its_sign_far_out(flavour: Flavour, rng: np.random.Generator) -> None:
+    x, z = normal(rng, 4, 1, 64), normal(rng, 4, 1, 64, scale=60)
+    out = run_op("SiluGate", flavour, {"x": x, "z": z})["y"]
+    close(out, torch.from_numpy(x) * torch.nn.functional.silu(torch.from_numpy(z)))
+
+
+@both
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_linear_and_embedding(flavour: Flavour, dtype: type, rng: np.random.Generator) -> None:
+    w = normal(rng, 40, 24).astype(dtype)
+    x = normal(rng, 3, 2, 24)
+    wide = torch.from_numpy(w.astype(np.float32))
+    y = run_op("Linear", flavour, {"x": x, "weight": w})["y"]
+    close(y, torch.from_numpy(x) @ wide.T)
+    tokens = rng.integers(0, 40, (5, 2))
+    rows = run_op("Embed", flavour, {"tokens": tokens, "table": w})["y"]
+    assert np.array_equal(rows, wide.numpy()[tokens])
+
+
+@both
+@pytest.mark.parametrize(("bits", "block"), [(8, 128), (8, 32), (4, 32)])
+def test_quantized_linear_and_embedding(
+    flavour: Flavour, bits: int, block: int, rng: np.random.Generator
+) -> None:
+    w, x = normal(rng, 40, 256), normal(rng, 5, 2, 256)
+    packed, scales = quantize_blocks(w, bits, block)
+    wide = dequantize_blocks(packed, scales, bits)
+    attributes = {"K": 256, "N": 40, "bits": bits, "block_size": block}
+    feeds = {"packed": packed, "scales": scales}
+    y = run_op(f"LinearBits_{bits}", flavour, feeds | {"x": x}, **attributes)["y"]
+    # com.microsoft.MatMulNBits rounds activations to int8, which the statement allows.
+    tolerance = 3e-6 if flavour == "standard" else 1e-2
+    close(y, torch.from_numpy(x) @ torch.from_numpy(wide).T, tolerance)
+    tokens = rng.integers(0, 40, (7, 2))
+    rows = run_op(f"EmbedBits_{bits}", flavour, feeds | {"tokens": tokens}, **attributes)["y"]
+    assert np.array_equal(rows, wide[tokens])
+
+
+# -- convolution -----------------------------------------------------------------------------------
+
+
+@both
+@batches
+@pytest.mark.parametrize("steps", LENGTHS)
+@pytest.mark.parametrize("width", [2, 4])
+def test_convolution(
+    flavour: Flavour, batch: int, steps: int, width: int, rng: np.random.Generator
+) -> None:
+    c = 12
+    x, state = normal(rng, steps, batch, c), normal(rng, width - 1, batch, c)
+    w, b = normal(rng, c, width), normal(rng, c)
+    for parents in trees(rng, steps):
+        kept = np.arange(steps) if steps < 16 else np.array([steps - 1, 0])
+        rows = taps(parents, width)
+        feeds = {
+            "x": x, "conv_state": state, "taps": rows, "kept_taps": rows[kept, 1:],
+            "weight": np.ascontiguousarray(w.T[:, None]), "bias": b,
+        }  # fmt: skip
+        out = run_op("CausalConv1d", flavour, feeds)
+        for r, t in enumerate(kept):
+            path = path_to(parents, int(t))
+            y, after = reference.causal_conv1d(*batch_first(x[path], state), *torched(w, b))
+            close(out["y"][t], y[:, -1])
+            close(out["conv_states"][r].swapaxes(0, 1), after)
+
+
+# -- scans -----------------------------------------------------------------------------------------
+
+
+def scan_feeds(rng: np.random.Generator, steps: int, batch: int) -> dict[str, Array]:
+    e, n = 24, 8
+    return {
+        "x": normal(rng, steps, batch, e),
+        "dt": normal(rng, steps, batch, e, scale=3),
+        "B": normal(rng, steps, batch, n),
+        "C": normal(rng, steps, batch, n),
+        "z": normal(rng, steps, batch, e),
+        "A": -np.exp(normal(rng, n, e)),
+        "D": normal(rng, e),
+        "dt_bias": normal(rng, e),
+        "ssm_state": normal(rng, batch, n, e),
+    }
+
+
+def scan_reference(f: dict[str, Array], path: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    x, dt, b, c, z = batch_first(*(f[k][path] for k in ("x", "dt", "B", "C", "z")))
+    a_log, d, bias, h = torched(np.log(-f["A"].T), f["D"], f["dt_bias"], f["ssm_state"])
+    return reference.selective_scan(x, dt, a_log, b, c, d, bias, z, h)
+
+
+@both
+@batches
+@pytest.mark.parametrize("steps", LENGTHS)
+def test_selective_scan(flavour: Flavour, batch: int, steps: int, rng: np.random.Generator) -> None:
+    f = scan_feeds(rng, steps, batch)
+    for parents in trees(rng, steps):
+        tree = parents != chain(steps)
+        every = np.arange(steps)
+        kept = every if steps < 16 else np.array([steps // 2, steps - 1, 0])
+        steer = {"parents": np.array(parents), "tree": np.array(tree)}
+        out = run_op("SelectiveScan", flavour,
+                     f | steer | {"kept": kept, "last_only": np.array(False)})  # fmt: skip
+        for r, t in enumerate(kept):
+            y, after = scan_reference(f, path_to(parents, int(t)))
+            close(out["y"][t], y[:, -1], 1e-5)
+            close(out["ssm_states"][r], after, 1e-5)
+        if not tree:
+            y, after = scan_reference(f, parents and list(range(steps)))
+            last = {"kept": every[-1:], "last_only": np.array(True)}
+            short = run_op("SelectiveScan", flavour, f | steer | last)
+            close(short["y"].swapaxes(0, 1), y, 1e-5)
+            close(short["ssm_states"][0], after, 1e-5)
+            close(out["y"].swapaxes(0, 1), y, 1e-5)
+
+
+@both
+def test_step_sizes_from_tiny_to_huge(flavour: Flavour, rng: np.random.Generator) -> None:
+    f = scan_feeds(rng, 4, 1)
+    f["dt"] = np.linspace(-40, 90, f["dt"].size, dtype=np.float32).reshape(f["dt"].shape)
+    f["ssm_state"][:] = 0
+    f["D"][:] = 0
+    steer = {"parents": np.array(chain(4)), "tree": np.array(False), "kept": np.arange(4),
+             "last_only": np.array(False)}  # fmt: skip
+    out = run_op("SelectiveScan", flavour, f | steer)
+    y, _ = scan_reference(f, [0, 1, 2, 3])
+    # The first token's output is proportional to its Δ: 1e-17 must not become 0 or 1e-8.
+    expected = y[:, 0].numpy()
+    np.testing.assert_allclose(out["y"][0], expected, rtol=2e-4)
+    assert np.isfinite(out["ssm_states"]).all()
+
+
+def heads_feeds(rng: np.random.Generator, steps: int, batch: int, groups: int) -> dict[str, Array]:
+    h, p, n = 4, 8, 16
+    return {
+        "x": normal(rng, steps, batch, h * p),
+        "dt": normal(rng, steps, batch, h, scale=2),
+        "B": normal(rng, steps, batch, groups * n),
+        "C": normal(rng, steps, batch, groups * n),
+        "A": -np.exp(normal(rng, h)),
+        "D": normal(rng, h),
+        "dt_bias": normal(rng, h),
+        "ssm_state": normal(rng, batch, h, p, n),
+    }
+
+
+@both
+@batches
+@pytest.mark.parametrize("steps", LENGTHS)
+@pytest.mark.parametrize(("groups", "limit"), [(1, (0.0, float("inf"))), (2, (0.05, 0.8))])
+def test_selective_scan_heads(
+    flavour: Flavour,
+    batch: int,
+    steps: int,
+    groups: int,
+    limit: tuple[float, float],
+    rng: np.random.Generator,
+) -> None:
+    f = heads_feeds(rng, steps, batch, groups)
+    a_log, d, bias, h = torched(np.log(-f["A"]), f["D"], f["dt_bias"], f["ssm_state"])
+    for parents in trees(rng, steps):
+        kept = np.arange(steps) if steps < 16 else np.array([steps - 1, steps // 2])
+        out = run_op(
+            "SelectiveScanHeads_1" if groups == 1 else "SelectiveScanHeads",
+            flavour,
+            f | {"kept": kept, "ancestors": ancestors(parents)},
+            heads=4, head_dim=8, groups=groups, d_state=16, dt_min=limit[0], dt_max=limit[1],
+        )  # fmt: skip
+        for r, t in enumerate(kept):
+            path = path_to(parents, int(t))
+            x, dt, b, c = batch_first(*(f[k][path] for k in ("x", "dt", "B", "C")))
+            y, after = reference.selective_scan_heads(
+                x.unflatten(-1, (4, 8)), dt, a_log, b.unflatten(-1, (groups, 16)),
+                c.unflatten(-1, (groups, 16)), d, bias, h, limit,
+            )  # fmt: skip
+            close(out["y"][t], y[:, -1].flatten(1), 2e-5)
+            close(out["ssm_states"][r], after, 2e-5)
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("dim", [8, 16])
+def test_rope(flavour: Flavour, dim: int, rng: np.random.Generator) -> None:
+    heads, size, steps = 3, 16, 5
+    x, positions = normal(rng, 2, steps, heads * size), np.array([4, 5, 5, 6, 900])
+    inverse = 10000.0 ** (-np.arange(0, dim, 2) / dim)
+    angle = positions[:, None] * inverse
+    feeds = {
+        "x": x,
+        "cos": np.cos(angle).astype(np.float32),
+        "sin": np.sin(angle).astype(np.float32),
+    }
+    y = run_op("Rope", flavour, feeds, heads=heads, head_dim=size, dim=dim)["y"]
+    split = torch.from_numpy(x).unflatten(-1, (heads, size)).transpose(1, 2)
+    expected = reference.rope(split, torch.from_numpy(positions), 10000.0, dim)
+    close(y, expected.transpose(1, 2).flatten(2), 2e-4)
+
+
+@both
+@pytest.mark.parametrize(("batch", "past", "steps"), [
+    (1, 0, 1), (1, 0, 5), (1, 9, 1), (1, 9, 5), (1, 3, 7), (1, 0, 64), (3, 0, 5), (3, 9, 1),
+])  # fmt: skip
+def test_attention_never_reads_unused_slots(
+    flavour: Flavour, batch: int, past: int, steps: int, rng: np.random.Generator
+) -> None:
+    heads, kv, size, capacity = 4, 2, 8, 80
+    q = normal(rng, batch, steps, heads * size)
+    k, v = normal(rng, batch, steps, kv * size), normal(rng, batch, steps, kv * size)
+    caches = [np.full((batch, kv, capacity, size), np.nan, np.float32) for _ in range(2)]
+    for cache in caches:
+        cache[:, :, :past] = normal(rng, batch, kv, past, size)
+    for parents in trees(rng, steps):
+        allowed = np.concatenate([np.ones((steps, past), np.float32), ancestors(parents)], 1)
+        total = past + steps
+        feeds = {
+            "q": q, "k": k, "v": v, "key_cache": caches[0], "value_cache": caches[1],
+            "last": np.full(batch, total - 1, np.int32), "total": np.array(total, np.int32),
+            "bias": ((allowed - 1) * 1e9)[None, None],
+        }  # fmt: skip
+        out = run_op("Attention", flavour, feeds,
+                     heads=heads, kv_heads=kv, head_dim=size, scale=size**-0.5)  # fmt: skip
+        split = [torch.from_numpy(m).unflatten(-1, (-1, size)).transpose(1, 2) for m in (q, k, v)]
+        keys, values = (
+            torch.cat([torch.from_numpy(c[:, :, :past]), new], 2)
+            for c, new in zip(caches, split[1:], strict=True)
+        )
+        expected = reference.attention(split[0], keys, values, torch.from_numpy(allowed > 0))
+        close(out["y"], expected.transpose(1, 2).flatten(2), 1e-5)
+        assert np.array_equal(out["key_cache_out"][:, :, :total], keys.numpy())
+        assert np.array_equal(out["value_cache_out"][:, :, :total], values.numpy())
+        assert np.isnan(out["key_cache_out"][:, :, total:]).all()
