@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from edge.export.network.chunked import selective_scan_heads_chunked
 from edge.export.network.conv import causal_conv1d_training
-from edge.plugins.reference import causal_conv1d, selective_scan_heads
+from edge.export.network.norms import gated_rms_norm_training, rms_norm_training
+from edge.plugins.reference import (
+    causal_conv1d,
+    gated_rms_norm,
+    rms_norm,
+    selective_scan_heads,
+)
 
 INFINITY = float("inf")
 
@@ -49,3 +56,27 @@ def test_convolution_and_its_gradients(steps: int, bias: bool) -> None:
     ours, theirs = (torch.autograd.grad(loss, inputs) for loss in losses)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def assert_same_gradients(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
+    torch.testing.assert_close(found, expected)
+    ours, theirs = (torch.autograd.grad(y.sin().sum(), inputs) for y in (found, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+def test_norm_and_its_gradients() -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(3, 5, 12, requires_grad=True), torch.randn(12, requires_grad=True)]
+    expected = rms_norm(inputs[0], inputs[1], 1e-2)
+    assert_same_gradients(rms_norm_training(inputs[0], inputs[1], 1e-2), expected, inputs)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_gated_norm_and_its_gradients(groups: int) -> None:
+    torch.manual_seed(groups)
+    shapes = [(3, 5, 12), (3, 5, 12), (12,)]
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    y, z, weight = inputs
+    expected = gated_rms_norm(y, z, weight, 1e-2, groups)
+    assert_same_gradients(gated_rms_norm_training(y, z, weight, 1e-2, groups), expected, inputs)

@@ -39,7 +39,9 @@ def selective_scan_heads_chunked(
         B, C = F.pad(B, (0, 0, 0, 0, 0, pad)), F.pad(C, (0, 0, 0, 0, 0, pad))
     # b batch, c chunk, l/s position in chunk, g group, r head in group, p head_dim, n state
     scaled = scaled.unflatten(1, (-1, chunk)).unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2, 5)
-    log_decay = log_decay.unflatten(1, (-1, chunk)).unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2)
+    log_decay = (
+        log_decay.unflatten(1, (-1, chunk)).unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2)
+    )
     B = B.unflatten(1, (-1, chunk)).transpose(2, 3)
     C = C.unflatten(1, (-1, chunk)).transpose(2, 3)
 
@@ -54,9 +56,10 @@ def selective_scan_heads_chunked(
     whole = total[..., -1].exp()
     h = ssm_state.float().unflatten(1, (groups, -1))
     before = []
-    for index in range(added.shape[1]):
+    # unbind, not [:, index]: the gradient of an index is a whole tensor of zeros
+    for decay, more in zip(whole[..., None, None].unbind(1), added.float().unbind(1), strict=True):
         before.append(h)
-        h = whole[:, index, :, :, None, None] * h + added[:, index].float()
+        h = decay * h + more
     entering = torch.stack(before, 1).to(x.dtype)
     y = y + (C[:, :, :, None] @ entering.transpose(-1, -2)) * total.exp().to(x.dtype)[..., None]
 

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edge.export.network.norms import blocks
+
 
 class _CausalConv1d(torch.autograd.Function):
     """Rows are taken a few at a time so that fp32 intermediates stay in the cache."""
@@ -19,7 +21,7 @@ class _CausalConv1d(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, state, weight, bias)
         y = torch.empty_like(x)
-        for rows in _blocks(x):
+        for rows in blocks(x):
             y[rows] = F.silu(_convolve(_padded(x[rows], state[rows]), weight, bias))
         return y
 
@@ -30,7 +32,7 @@ class _CausalConv1d(torch.autograd.Function):
         taps = weight.float().T.contiguous()
         dx, d_state = torch.empty_like(x), torch.empty_like(state)
         d_taps, d_bias = torch.zeros_like(taps), torch.zeros_like(taps[0])
-        for rows in _blocks(x):
+        for rows in blocks(x):
             padded = _padded(x[rows], state[rows])
             y = _convolve(padded, weight, bias)
             d_y = torch.ops.aten.silu_backward(grads[0][rows].float(), y)
@@ -41,11 +43,6 @@ class _CausalConv1d(torch.autograd.Function):
             dx[rows], d_state[rows] = d_padded[:, width - 1 :], d_padded[:, : width - 1]
             d_bias += d_y.sum((0, 1))
         return dx, d_state, d_taps.T.to(weight.dtype), d_bias.to(bias.dtype)
-
-
-def _blocks(x: Tensor) -> list[slice]:
-    block = x.shape[0] if x.is_cuda else 1
-    return [slice(start, start + block) for start in range(0, x.shape[0], block)]
 
 
 def _padded(x: Tensor, state: Tensor) -> Tensor:

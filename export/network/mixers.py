@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, NormConfig
 from edge.export.network.chunked import selective_scan_heads_chunked
 from edge.export.network.conv import causal_conv1d_training
+from edge.export.network.norms import gated_rms_norm_training, rms_norm_training
 from edge.plugins import reference
 
 State = dict[str, Tensor]
@@ -29,7 +30,8 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.bias is not None:
             return reference.layer_norm(x, self.weight, self.bias, self.config.eps)
-        return reference.rms_norm(x, self.weight, self.config.eps)
+        norm = rms_norm_training if torch.is_grad_enabled() else reference.rms_norm
+        return norm(x, self.weight, self.config.eps)
 
 
 class Conv1d(nn.Module):
@@ -117,7 +119,9 @@ class Mamba2(nn.Module):
             y, ssm_state = selective_scan_heads_chunked(*args, chunk=CHUNK)
         y = y.flatten(-2)
         if c.gated_norm:
-            y = reference.gated_rms_norm(y, z, self.gated_norm.weight, self.eps, c.n_groups)
+            training = torch.is_grad_enabled()
+            norm = gated_rms_norm_training if training else reference.gated_rms_norm
+            y = norm(y, z, self.gated_norm.weight, self.eps, c.n_groups)
         else:
             y = y * F.silu(z)
         if c.d_mlp:
@@ -148,7 +152,10 @@ class Attention(nn.Module):
             q, k = (reference.rope(m, positions, c.rope.theta, c.rope.dim) for m in (q, k))
         k = torch.cat([state["key_cache"].to(k.dtype), k], dim=2)
         v = torch.cat([state["value_cache"].to(v.dtype), v], dim=2)
-        y = reference.attention(q, k, v)
+        if torch.is_grad_enabled() and k.shape[2] == u.shape[1]:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            y = reference.attention(q, k, v)
         return self.o_proj(y.transpose(1, 2).flatten(2)), {"key_cache": k, "value_cache": v}
 
 
