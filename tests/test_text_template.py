@@ -166,6 +166,20 @@ def test_an_answer_whose_tokens_are_known_stands_as_those_tokens() -> None:
         assert any(tuple(ids[i : i + len(odd)]) == odd for i in range(len(ids)))
 
 
+def test_the_space_that_an_answer_brings_along_is_not_written_twice() -> None:
+    tok = tokenizer("bytes")
+    source = (
+        "{% for m in messages %}{{ m.role ~ ': ' ~ (m.content | trim) ~ '\n\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    template = ChatTemplate(source, tok)
+    prompt = template.encode([Message("user", "q")])
+    answer = tok.encode(" yes")
+    talk = [Message("user", "q"), Message("assistant", " yes", tuple(answer)), Message("user", "w")]
+    assert template.encode(talk)[: len(prompt) + len(answer)] == prompt + answer
+    assert tok.decode(template.encode(talk)) == template.render_text(talk)
+
+
 def test_text_is_encoded_together_with_the_template_around_it() -> None:
     tok = tokenizer("byte-level")
     template = ChatTemplate(BYTES, tok)

@@ -17,6 +17,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jinja2.exceptions import SecurityError, TemplateError
@@ -83,7 +84,7 @@ class ChatTemplate:
                 add_generation_prompt,
             )
             if _without(marks, marked) == plain:
-                segments = _split_marked(marks, marked, messages)
+                segments = _split_marked(marks, marked, messages, self._gap)
                 if segments is not None:
                     return segments
         return self._render_broken(messages, marks[0], plain, add_generation_prompt)
@@ -98,6 +99,22 @@ class ChatTemplate:
         if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
         return ids
+
+    @cached_property
+    def _gap(self) -> str:
+        """White space that earlier answers are written after and a new one is not.
+
+        `Assistant: yes` follows a prompt that ends in `Assistant:` because the model writes the
+        space itself: it is the first of the tokens that the answer is known as.
+        """
+        question, answer = ("user", "x"), ("assistant", "y")
+        try:
+            prompt = self._render([question], True)
+            earlier = self._render([question, answer], False)
+        except (InputError, TokenizerError):
+            return ""  # the template wants another kind of conversation
+        between = earlier.removeprefix(prompt).partition("y")[0]
+        return between if earlier.startswith(prompt) and between.isspace() else ""
 
     def _render_broken(
         self, messages: Sequence[Message], mark: str, plain: str, add_generation_prompt: bool
@@ -210,16 +227,23 @@ def _without(marks: str, text: str) -> str:
     return _pattern(marks).sub(lambda match: match[2], text)
 
 
-def _split_marked(marks: str, text: str, messages: Sequence[Message]) -> list[Segment] | None:
-    """Segments of a marked rendering; None when a mark was lost or altered."""
+def _split_marked(
+    marks: str, text: str, messages: Sequence[Message], gap: str
+) -> list[Segment] | None:
+    """Segments of a marked rendering; None when a mark was lost or altered.
+
+    `gap` is left out before answers whose tokens are known: see `ChatTemplate._gap`.
+    """
     segments: list[Segment] = []
     at = 0
     for match in _pattern(marks).finditer(text):
-        segments.append(Segment(text[at : match.start()], trusted=True))
         index = int("".join(f"{marks.index(digit):x}" for digit in match[1]), 16)
         if index >= len(messages) or messages[index].content.strip() != match[2].strip():
             return None
-        segments.append(Segment(match[2], tokens=messages[index].tokens))
+        known, before = messages[index].tokens, text[at : match.start()]
+        if known is not None:
+            before = before.removesuffix(gap)
+        segments += [Segment(before, trusted=True), Segment(match[2], tokens=known)]
         at = match.end()
     segments.append(Segment(text[at:], trusted=True))
     if any(mark in segment.text for segment in segments for mark in marks):
