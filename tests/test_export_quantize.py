@@ -1,0 +1,83 @@
+"""Rounding to blocks, and which weight each recipe rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge.errors import ExportError
+from edge.export.quantize import dequantize_blocks, names, quantize_blocks, recipe, register
+from edge.export.quantize.recipes import F32, Recipe, Storage
+
+
+@pytest.mark.parametrize(("bits", "block"), [(8, 128), (8, 32), (4, 32)])
+def test_values_on_the_grid_come_back_exactly(bits: int, block: int) -> None:
+    rng = np.random.default_rng(0)
+    high = 127 if bits == 8 else 7
+    grid = rng.integers(-high, high + 1, (6, 256)).astype(np.float32)
+    grid[:, ::block] = high if bits == 8 else -8
+    weight = grid * np.float32(0.25)
+    packed, scales = quantize_blocks(weight, bits, block)
+    assert packed.shape == (6, 256 // block, block * bits // 8) and packed.dtype == np.uint8
+    assert np.array_equal(dequantize_blocks(packed, scales, bits), weight)
+
+
+def test_eight_bits_err_by_half_a_step() -> None:
+    weight = np.random.default_rng(1).standard_normal((32, 512)).astype(np.float32)
+    packed, scales = quantize_blocks(weight, 8, 128)
+    error = np.abs(dequantize_blocks(packed, scales, 8) - weight).reshape(32, 4, 128)
+    assert (error <= 0.5001 * scales[..., None]).all()
+
+
+def test_four_bits_beat_plain_rounding() -> None:
+    weight = np.random.default_rng(2).standard_normal((64, 512)).astype(np.float32)
+    blocks = weight.reshape(64, -1, 32)
+    scale = np.abs(blocks).max(-1, keepdims=True) / 7
+    plain = np.rint(blocks / scale) * scale - blocks
+    packed, scales = quantize_blocks(weight, 4, 32)
+    ours = dequantize_blocks(packed, scales, 4) - weight
+    assert np.square(ours).mean() < 0.85 * np.square(plain).mean()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_zeros_and_tiny_values_stay_finite(bits: int) -> None:
+    weight = np.zeros((2, 64), np.float32)
+    weight[1] = 1e-41
+    packed, scales = quantize_blocks(weight, bits, 32)
+    back = dequantize_blocks(packed, scales, bits)
+    assert not back[0].any() and np.abs(back).max() <= 2e-41
+
+
+def test_the_slab_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = np.random.default_rng(3).standard_normal((50, 64)).astype(np.float32)
+    whole = quantize_blocks(weight, 4, 32)
+    monkeypatch.setattr("edge.export.quantize.blocks._SLAB_ELEMENTS", 64 * 7)
+    slabs = quantize_blocks(weight, 4, 32)
+    assert all(np.array_equal(a, b) for a, b in zip(whole, slabs, strict=True))
+
+
+def test_what_cannot_be_rounded_is_refused() -> None:
+    with pytest.raises(ExportError, match="do not divide"):
+        quantize_blocks(np.zeros((2, 48), np.float32), 8, 32)
+    with pytest.raises(ExportError, match="NaN or infinite"):
+        quantize_blocks(np.full((2, 32), np.inf, np.float32), 8, 32)
+
+
+def test_recipes_spare_what_is_sensitive() -> None:
+    w8, w4 = recipe("w8").storage, recipe("w4").storage
+    assert w8("layers.0.in_proj.weight", 3072, 768) == Storage(8, 128)
+    assert w8("embedding.weight", 50280, 768) == Storage(8, 128)
+    assert w4("layers.0.in_proj.weight", 3072, 768) == Storage(4, 32)
+    assert w4("layers.0.x_proj.weight", 80, 1536) == Storage(8, 128)
+    assert w8("layers.0.dt_proj.weight", 1536, 48) == F32
+    assert w8("layers.0.in_proj.weight", 64, 96) == Storage(8, 32)
+    assert w8("layers.0.in_proj.weight", 64, 40) == F32
+    assert recipe("fp16").storage("layers.0.dt_proj.weight", 1536, 48) == F32
+
+
+def test_recipes_are_named_and_unique() -> None:
+    assert list(names())[:4] == ["fp32", "fp16", "w8", "w4"]
+    with pytest.raises(ExportError, match="choose one of: fp32, fp16, w8, w4"):
+        recipe("int3")
+    with pytest.raises(ValueError, match="already registered"):
+        register(Recipe("w8", 8, 128, lambda name, rows, columns: F32, {}))
