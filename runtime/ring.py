@@ -72,11 +72,14 @@ class Place(NamedTuple):
         """Slots start … start+count-1 are about to be overwritten: nothing at or before them can
         be gone back to.
         """
-        history, end = self.history, start + count
-        for index in range(len(history) - 2, -1, -1):
-            if start <= history[index] < end:
-                return Place(self.window, self.position, history[index + 1 :], self.tree)
-        return self
+        history = self.history
+        lost = -1
+        for slot in range(start, start + count):
+            if slot in history:
+                lost = max(lost, history.index(slot))
+        if lost < 0:
+            return self
+        return Place(self.window, self.position, history[lost + 1 :], self.tree)
 
     def advanced(self, start: int, count: int) -> Place:
         """The next `count` tokens' states are in slots start … start+count-1, already without."""

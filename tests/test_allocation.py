@@ -1,0 +1,156 @@
+"""No state is allocated per token: counted under the process, not asked of it.
+
+ONNX Runtime itself makes some hundreds of small allocations a run, a few for each node of the
+graph, and one table of all values of the graph (24 bytes each). All are freed within the run. What
+must never be allocated is anything as large as a state tensor, or any address space.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
+from edge.export.graph import build_graph
+from edge.export.network import Network
+
+ROOT = Path(__file__).parent.parent
+
+# glibc's own entry points are called underneath, so that nothing has to be looked up while counting
+SHIM = r"""
+#define _GNU_SOURCE
+#include <stddef.h>
+#include <errno.h>
+#include <stdint.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+extern void *__libc_malloc(size_t);
+extern void *__libc_calloc(size_t, size_t);
+extern void *__libc_realloc(void *, size_t);
+extern void *__libc_memalign(size_t, size_t);
+
+/* small, large, largest, bytes, mapped */
+_Atomic size_t edge_counts[5];
+
+static void count(size_t size) {
+    if (size < 4096) { edge_counts[0]++; } else { edge_counts[1]++; }
+    size_t seen = edge_counts[2];
+    while (size > seen && !atomic_compare_exchange_weak(&edge_counts[2], &seen, size)) {}
+    edge_counts[3] += size;
+}
+void *malloc(size_t n) { count(n); return __libc_malloc(n); }
+void *calloc(size_t n, size_t m) { count(n * m); return __libc_calloc(n, m); }
+void *realloc(void *p, size_t n) { count(n); return __libc_realloc(p, n); }
+void *memalign(size_t a, size_t n) { count(n); return __libc_memalign(a, n); }
+void *aligned_alloc(size_t a, size_t n) { count(n); return __libc_memalign(a, n); }
+int posix_memalign(void **p, size_t a, size_t n) {
+    count(n);
+    *p = __libc_memalign(a, n);
+    return *p ? 0 : ENOMEM;
+}
+void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset) {
+    edge_counts[4]++;
+    return (void *)syscall(SYS_mmap, at, n, prot, flags, fd, offset);
+}
+void *mmap64(void *at, size_t n, int prot, int flags, int fd, off_t offset) {
+    return mmap(at, n, prot, flags, fd, offset);
+}
+"""
+
+CHILD = """
+import ctypes, gc, json, sys
+from pathlib import Path
+import numpy as np
+from edge.config import ModelConfig
+from edge.runtime.ort import OrtEngine
+
+folder, runs, count, warm = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), 60
+config = ModelConfig.model_validate_json((folder / "config.json").read_text())
+engine = OrtEngine(folder / "graphs/ort.onnx", config, threads=2)
+state = engine.new_state(capacity=2048)
+ids = np.arange(count)[None] % config.vocab_size
+counts = (ctypes.c_size_t * 5).in_dll(ctypes.CDLL(None), "edge_counts")
+
+def address_space():
+    return int(Path("/proc/self/statm").read_text().split()[0])
+
+def steps(number):
+    for _ in range(number):
+        engine.run(ids, state)
+        if count > 1:
+            state.rewind(count - 1)
+
+steps(warm)
+gc.collect()
+gc.disable()
+pages = address_space()
+counts[:] = [0] * 5
+steps(runs)
+seen = list(counts)
+print(json.dumps({
+    "small": seen[0], "large": seen[1], "largest": seen[2], "bytes": seen[3], "mapped": seen[4],
+    "pages": address_space() - pages,
+    "tensor": min(4 * int(np.prod(s)) for s in state.layout.recurrent.values()),
+}))
+"""
+
+MODELS = {
+    "mamba1": (Mamba1Config(d_inner=512, d_state=16, dt_rank=16),) * 2,
+    "mamba2": (Mamba2Config(d_inner=512, d_ssm=512, d_state=32, head_dim=64),) * 2,
+    "hybrid": (
+        Mamba2Config(d_inner=512, d_ssm=512, d_state=32, head_dim=64),
+        AttentionConfig(n_heads=8, n_kv_heads=2, head_dim=32),
+        Mamba1Config(d_inner=512, d_state=16, dt_rank=16),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("gcc is needed to build the counting shim")
+    folder = tmp_path_factory.mktemp("shim")
+    (folder / "count.c").write_text(SHIM)
+    out = folder / "count.so"
+    subprocess.run([compiler, "-O2", "-fPIC", "-shared", "-o", out, folder / "count.c"], check=True)
+    return out
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = ModelConfig(family="test", vocab_size=256, d_model=256, layers=MODELS[request.param])
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp(request.param)
+    tensors = {k: v.detach().numpy() for k, v in Network(config).canonical_tensors().items()}
+    build_graph(config, tensors, folder)
+    (folder / "config.json").write_text(config.model_dump_json())
+    return folder
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_no_memory_is_taken_per_run(
+    model: Path, shim: Path, count: int, record_property: pytest.RecordProperty
+) -> None:
+    runs = 500
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, str(model), str(runs), str(count)],
+        cwd=ROOT, capture_output=True, text=True, timeout=100,
+        env={"LD_PRELOAD": str(shim), "PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    seen = json.loads(child.stdout)
+    record_property("small_allocations_per_run", seen["small"] / runs)
+    assert seen["pages"] == 0, "the address space grew"
+    assert seen["mapped"] == 0
+    assert seen["large"] <= runs, "more than the table of values"
+    assert seen["largest"] < seen["tensor"], "an allocation as large as a state tensor"
