@@ -1,0 +1,73 @@
+"""`python -m edge.apps.bench`: check, measure in turn, report."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from edge.apps.bench.peers import DEFAULT, PEERS
+from edge.apps.bench.runner import run
+from edge.apps.bench.shapes import SHAPES, shape_named
+from edge.apps.exits import REFUSED, exit_code_of
+from edge.runtime.cpu import usable_cores
+
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command()
+def bench(
+    shape: Annotated[str, typer.Option(help=f"Model to make: {', '.join(SHAPES)}.")] = "130m",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that every peer takes part in.")] = 7,
+    threads: Annotated[int, typer.Option(min=0, help="Of every peer; 0 is one a core.")] = 0,
+    peers: Annotated[str, typer.Option(help=f"Who, of {', '.join(PEERS)}.")] = ",".join(DEFAULT),
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Say where our time goes, even if nothing is missed.")
+    ] = False,
+    keep: Annotated[
+        Path | None, typer.Option(help="Folder to keep the models in, and to find them in.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure decode, prefill and a short run beside the peers that are installed.
+
+    Exit code 1: a result of ours is wrong.
+    """
+    with _folder(keep) as folder:
+        report = run(
+            shape_named(shape),
+            [name for name in (part.strip() for part in peers.split(",")) if name],
+            folder,
+            threads=threads or usable_cores(),
+            rounds=rounds,
+            profiled=profile,
+            command=shlex.join(["python", "-m", "edge.apps.bench", *sys.argv[1:]]),
+            say=lambda text: print(text, file=sys.stderr),
+        )
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=1))
+    else:
+        report.show(Console())
+    if not report.right:
+        raise typer.Exit(REFUSED)
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        yield keep
+        return
+    with tempfile.TemporaryDirectory(prefix="edge-bench-") as folder:
+        yield Path(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(app))

@@ -1,0 +1,104 @@
+"""One measurement from the random weights to the report."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edge.apps.bench import check
+from edge.apps.bench.check import Reference
+from edge.apps.bench.measure import FIGURES, Timings, measure
+from edge.apps.bench.peers import PEERS, RUN, Peer, Workspace, missing
+from edge.apps.bench.report import OURS, PeerResult, Report
+from edge.apps.bench.shapes import Shape
+from edge.errors import EngineError, InputError
+
+Say = Callable[[str], None]
+
+
+def run(
+    shape: Shape,
+    names: Sequence[str],
+    folder: Path,
+    *,
+    threads: int,
+    rounds: int,
+    profiled: bool = False,
+    command: str = "",
+    say: Say = lambda text: None,
+) -> Report:
+    """Check every installed peer of `names`, time those whose results are right, in turn.
+
+    `folder` takes the models; `profiled` looks for our costs even when no figure is missed.
+    """
+    workspace = Workspace(shape, folder)
+    absent = {name: _install(name) for name in names if missing(name)}
+    reference = make_reference(workspace, threads, say)
+    peers, results = [], []
+    for name in dict.fromkeys(names):
+        if name in absent:
+            continue
+        say(f"checking {name}")
+        try:
+            peer = PEERS[name].make(workspace, threads)
+        except EngineError as problem:
+            if name.startswith("edge-"):
+                raise
+            absent[name] = str(problem)
+            continue
+        result = PeerResult.of(peer, check.verdict(peer, reference))
+        results.append(result)
+        if result.verdict.right:
+            peers.append(peer)
+        else:
+            peer.close()
+    timings = _timed(peers, reference, rounds, say)
+    report = Report(shape, threads, rounds, command, results, timings, absent)
+    if OURS in timings and (profiled or report.missed):
+        _explain(report, workspace, profiled, say)
+    return report
+
+
+def make_reference(workspace: Workspace, threads: int, say: Say) -> Reference:
+    """fp32 logits of both token sequences, by transformers in one pass."""
+    if lacking := missing("transformers"):
+        raise InputError(
+            f"the reference needs {', '.join(lacking)}", remedy=PEERS["transformers"].install
+        )
+    from edge.apps.bench.peer_transformers import TransformersPeer
+
+    say(f"making {workspace.shape.name} and its fp32 reference")
+    model = TransformersPeer(workspace, threads)
+    tokens = check.token_ids(workspace.shape.vocab_size)
+    short, long = tokens[: check.PROMPT + RUN + check.STEPS], tokens[: check.PREFILL + 1]
+    return Reference(short, model.whole(short), long, model.whole(long))
+
+
+def _timed(peers: Sequence[Peer], reference: Reference, rounds: int, say: Say) -> Timings:
+    gc.collect()
+    gc.disable()  # a collection within a call would be charged to it
+    try:
+        return measure(peers, reference.long[: check.PREFILL], rounds, say)
+    finally:
+        gc.enable()
+        for peer in peers:
+            peer.close()
+
+
+def _explain(report: Report, workspace: Workspace, every: bool, say: Say) -> None:
+    from edge.apps.bench.peer_edge import bundle_path
+    from edge.apps.bench.profile import profile
+
+    # what a short run costs is seen beside a step
+    wanted = set(FIGURES) if every else {*report.missed}
+    if "run" in wanted:
+        wanted.add("decode")
+    say("profiling")
+    figures = [figure for figure in FIGURES if figure in wanted]
+    report.costs = profile(bundle_path(workspace, OURS), report.threads, figures)
+
+
+def _install(name: str) -> str:
+    lacking = ", ".join(missing(name))
+    return f"needs {lacking}: {PEERS[name].install}"

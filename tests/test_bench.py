@@ -1,0 +1,192 @@
+"""The bench on a tiny shape: every peer's whole path, what counts as wrong, what is said of it.
+
+Nothing here asserts a time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from edge.apps.bench import check, gguf_file, model, peers, runner
+from edge.apps.bench.__main__ import app
+from edge.apps.bench.measure import Timing
+from edge.apps.bench.peer_transformers import TransformersPeer
+from edge.apps.bench.peers import Bits, Logits, Tokens, Workspace
+from edge.apps.bench.profile import summarise
+from edge.apps.bench.report import Report
+from edge.apps.bench.shapes import SHAPES
+from edge.errors import InputError
+
+TINY = SHAPES["tiny"]
+HAS_LLAMA = all(importlib.util.find_spec(name) for name in ("llama_cpp", "gguf"))
+needs_llama = pytest.mark.skipif(not HAS_LLAMA, reason=peers.INSTALL_LLAMA)
+NAMES = ["edge-w8", "edge-fp32", "transformers"]
+LLAMA = ["llama-f16", "llama-q8_0", "llama-q4_0"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def measured(folder: Path) -> Report:
+    names = NAMES + (LLAMA if HAS_LLAMA else [])
+    return runner.run(TINY, names, folder, threads=1, rounds=1, profiled=True)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> check.Reference:
+    return runner.make_reference(Workspace(TINY, folder), 1, lambda text: None)
+
+
+def test_every_peer_is_right_and_timed(measured: Report) -> None:
+    parts = {result.name: result.verdict for result in measured.results}
+    assert all(verdict.right for verdict in parts.values()), parts
+    assert measured.right
+    assert measured.timings.keys() == parts.keys() >= set(NAMES)
+
+
+def test_report_says_what_was_measured_where(measured: Report) -> None:
+    found: dict[str, Any] = json.loads(json.dumps(measured.to_dict()))
+    assert found["machine"]["cpu"] and found["versions"]["onnxruntime"] and found["date"]
+    ours = found["peers"]["edge-w8"]
+    assert ours["right"] and ours["agreement"].keys() == {"prompt", "run", "steps", "prefill"}
+    assert ours["decode"]["rounds_ms"] and ours["prefill"]["median_ms"] > 0
+    assert found["costs"].keys() == {"decode", "prefill", "run"}
+    assert all("MatMulNBits" in cost["ops"] for cost in found["costs"].values())
+    console = Console(file=io.StringIO(), width=80)
+    measured.show(console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "run ≤ 1.5 × a step" in text
+    assert "…" not in text  # nothing is cut off in 80 columns
+
+
+class Forgetful:
+    """transformers, but a convolution state is lost before the short run."""
+
+    name, version, note, weight_bytes = "forgetful", "", "", 0
+    bits: Bits = 8
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._inner = TransformersPeer(workspace, 1)
+        self._prompt: Tokens = np.zeros(0, np.int64)
+
+    def prefill(self, tokens: Tokens, *, every_row: bool = False) -> Logits:
+        self._prompt = tokens
+        return self._inner.prefill(tokens, every_row=every_row)
+
+    def run(self, tokens: Tokens) -> Logits:
+        self._inner.prefill(self._prompt[:-2])  # two tokens short
+        return self._inner.run(tokens)
+
+    def step(self, token: int) -> Logits:
+        return self._inner.step(token)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_stale_state_is_wrong(folder: Path, reference: check.Reference) -> None:
+    verdict = check.verdict(Forgetful(Workspace(TINY, folder)), reference)
+    assert not verdict.right
+    assert verdict.parts["prompt"].kl <= verdict.limit < verdict.parts["run"].kl
+
+
+def test_logits_that_are_not_numbers_never_agree() -> None:
+    logits = np.zeros((2, 3), np.float32)
+    broken = logits.copy()
+    broken[1, 1] = np.nan
+    assert check.compare(logits, broken).kl == np.inf
+    assert check.compare(logits, logits) == check.Agreement(1.0, 0.0, 0.0)
+
+
+def test_wrong_result_of_ours_gets_no_figures_and_exit_code_1(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(check.KL_LIMITS, 8, 0.0)  # nothing quantized is that close
+    arguments = ["--shape", "tiny", "--rounds", "1", "--peers", "edge-w8", "--json"]
+    result = CliRunner().invoke(app, [*arguments, "--keep", str(folder)])
+    assert result.exit_code == 1
+    ours = json.loads(result.stdout)["peers"]["edge-w8"]
+    assert not ours["right"] and "decode" not in ours
+
+
+def test_absent_peer_is_named_with_how_to_install_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present = peers.installed
+    monkeypatch.setattr(peers, "installed", lambda name: "llama" not in name and present(name))
+    report = runner.run(TINY, ["llama-q8_0"], folder, threads=1, rounds=1)
+    assert "needs llama-cpp-python" in report.absent["llama-q8_0"]
+    assert ".venv/bin/pip install llama-cpp-python gguf" in report.absent["llama-q8_0"]
+    assert report.right and not report.timings
+
+
+def test_unknown_peer_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"no peer 'vllm'.*edge-w8"):
+        peers.missing("vllm")
+
+
+def test_weights_are_the_same_every_time() -> None:
+    first, second = model.random_weights(TINY), model.random_weights(TINY)
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert sum(tensor.size for tensor in first.values()) == TINY.parameters
+
+
+@needs_llama
+def test_gguf_holds_the_same_weights(folder: Path) -> None:
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+
+    workspace = Workspace(TINY, folder)
+    weights = model.read_weights(workspace.checkpoint)
+    stored = {tensor.name: tensor for tensor in GGUFReader(workspace.gguf("q8_0")).tensors}
+    assert stored.keys() == {gguf_file.gguf_name(name) for name in weights}
+    mixer = "backbone.layers.1.mixer."
+    decay = stored["blk.1.ssm_a"].data
+    assert np.array_equal(decay, -np.exp(weights[f"{mixer}A_log"]))
+    matrix = weights[f"{mixer}in_proj.weight"]
+    packed = stored["blk.1.ssm_in.weight"]
+    assert packed.tensor_type.name == "Q8_0"
+    assert np.abs(dequantize(packed.data, packed.tensor_type) - matrix).max() < 0.01
+
+
+def test_profile_charges_a_body_to_its_own_operators() -> None:
+    def event(name: str, ts: int, dur: int, op: str = "") -> dict[str, Any]:
+        return {"name": name, "cat": "Node", "ts": ts, "dur": dur, "args": {"op_name": op}}
+
+    warm_up = [event("model_run", 0, 900), event("s_kernel_time", 1, 800, "Scan")]
+    run = [
+        event("model_run", 1000, 500),
+        event("s_kernel_time", 1010, 400, "Scan"),
+        event("a_kernel_time", 1020, 100, "Add"),
+        event("b_kernel_time", 1130, 50, "Add"),
+        event("m_kernel_time", 1420, 60, "MatMul"),
+    ]
+    cost = summarise("step", warm_up + run, 1)
+    assert cost.ops == {"Scan": (0.25, 1), "Add": (0.15, 2), "MatMul": (0.06, 1)}
+    assert cost.total == 0.5 and cost.between == pytest.approx(0.04)
+
+
+def test_ratio_is_taken_within_rounds() -> None:
+    assert Timing((10.0, 200.0, 30.0)).over(Timing((5.0, 100.0, 10.0))) == 2.0
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """A peer sets torch's thread count for the whole process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
