@@ -55,7 +55,10 @@ class OrtEngine:
         Runtime can load; BundleError: its inputs are not those of `config`.
         """
         path = Path(graph)
-        data = path.read_bytes()
+        try:
+            data = path.read_bytes()
+        except OSError as problem:
+            raise EngineError(f"cannot be read: {problem.strerror}", file=path) from problem
         self.config = config
         self.chunk = chunk
         self.threads = cpu.usable_cores() if threads is None else threads
