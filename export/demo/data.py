@@ -28,6 +28,8 @@ MIX = {
 }
 # Both sides are people talking: the user's words are worth learning too.
 DIALOGUES = {"self_dialogue", "synthetic_persona_chat", "taskmaster4", "greetings"}
+# Marks of a script's roles where a name should be: such conversations are left out.
+PLACEHOLDERS = ("User 1", "User 2", "[username]")
 FIRST_TEXT = 0.2  # share of the first epoch that is book and documentation text
 
 Piece = tuple[list[int], list[bool]]
@@ -39,9 +41,15 @@ class Codec(Protocol):
     pad: int
 
     def text(self, text: str) -> list[int]: ...
-    def turn(self, role: str, content: str) -> tuple[list[int], list[int], list[int]]:
-        """Ids of what comes before the content, of the content with its end, and after it."""
+    def turn(self, role: str, content: str) -> tuple[list[int], list[int]]:
+        """Ids of what comes before the content, and of the content with its end."""
         ...
+
+    def ended(self, ids: list[int]) -> bool:
+        """Whether an answer is over."""
+        ...
+
+    def decode(self, ids: list[int]) -> str: ...
 
 
 class TokenCodec:
@@ -55,9 +63,15 @@ class TokenCodec:
     def text(self, text: str) -> list[int]:
         return list(self.model.encode(text))
 
-    def turn(self, role: str, content: str) -> tuple[list[int], list[int], list[int]]:
+    def turn(self, role: str, content: str) -> tuple[list[int], list[int]]:
         head = int(self.model.piece_to_id(f"<|{role}|>"))
-        return [head], [*self.text(content), self.end], []
+        return [head], [*self.text(content), self.end]
+
+    def ended(self, ids: list[int]) -> bool:
+        return ids[-1:] == [self.end]
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self.model.decode([i for i in ids if i != self.end]))
 
 
 class ByteCodec:
@@ -71,10 +85,16 @@ class ByteCodec:
     def text(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def turn(self, role: str, content: str) -> tuple[list[int], list[int], list[int]]:
+    def turn(self, role: str, content: str) -> tuple[list[int], list[int]]:
         while "\n\n" in content:
             content = content.replace("\n\n", "\n")
-        return self.text(f"{role.capitalize()}: "), self.text(f"{content}\n\n"), []
+        return self.text(f"{role.capitalize()}: "), self.text(f"{content}\n\n")
+
+    def ended(self, ids: list[int]) -> bool:
+        return bytes(ids[-2:]) == b"\n\n"
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode(errors="replace")
 
 
 def make_codec(tokenizer: Path | None) -> Codec:
@@ -95,12 +115,12 @@ def conversation_pieces(
     mask: list[bool] = []
     cut = 0  # where the latest user's turn begins
     for role, content in conversation.turns:
-        before, inside, after = codec.turn(role, content)
+        before, inside = codec.turn(role, content)
         if role == "user":
             cut = len(ids)
-        ids += before + inside + after
+        ids += before + inside
         learn = talk or role == "assistant"
-        mask += [False] * len(before) + [learn] * len(inside) + [False] * len(after)
+        mask += [False] * len(before) + [learn] * len(inside)
         while len(ids) > limit:
             at = cut or limit
             pieces.append((ids[:at][:limit], mask[:at][:limit]))
@@ -171,7 +191,10 @@ def pack(pieces: Sequence[Piece], width: int, pad: int, open_rows: int = 64) -> 
 class TrainingData:
     """Epochs of packed rows, each a function of the seed and the epoch's number alone."""
 
-    def __init__(self, data: Path, codec: Codec, width: int, seed: int = 0) -> None:
+    def __init__(
+        self, data: Path, codec: Codec, width: int, seed: int = 0, talk_only: bool = False
+    ) -> None:
+        """`talk_only`: dialogues between people alone, no instructions, books or documentation."""
         self.codec, self.width, self.seed = codec, width, seed
         chats = list(read_conversations(data / "chat.train.jsonl"))
         for greeting in read_conversations(GREETINGS):
@@ -181,7 +204,7 @@ class TrainingData:
             for c in chats
             if MIX.get(c.source, 1.0) > 0 and (pieces := conversation_pieces(c, codec, width))
         ]
-        self.documents = list(read_documents(data / "pretrain.train.txt"))
+        self.documents = [] if talk_only else list(read_documents(data / "pretrain.train.txt"))
 
     def epoch(self, number: int) -> Rows:
         rng = random.Random(f"{self.seed}/{number}")

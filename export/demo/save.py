@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig
+from edge.export.demo.cards import card_text
 from edge.export.demo.checkpoint import replace_folder
 from edge.export.demo.tokenizer import END, load_tokenizer, write_tokenizer_files
 from edge.export.network import Network
@@ -211,5 +212,6 @@ def save_model(network: Network, out: Path, tokenizer: Path | None, card: dict[s
     temporary = out / ".checkpoint.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     write_checkpoint(network, temporary, tokenizer)
+    (temporary / "README.md").write_text(card_text(card), encoding="utf-8")
     replace_folder(temporary, out / "checkpoint")
     _write_json(out / "card.json", card)

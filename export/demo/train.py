@@ -24,6 +24,7 @@ from edge.export.demo.data import TrainingData, make_codec
 from edge.export.demo.evaluate import Figures, chat_rows, measure, text_rows
 from edge.export.demo.loss import head_loss
 from edge.export.demo.optim import Optimizer, initialise, trapezoid
+from edge.export.demo.samples import CONVERSATIONS, converse
 from edge.export.demo.save import save_model
 from edge.export.demo.shapes import config_for
 from edge.export.demo.tokenizer import train_tokenizer
@@ -48,6 +49,7 @@ class Plan:
     seed: int = 0
     device: str = "cpu"
     bf16: bool = True
+    talk_only: bool = False
     save_every: float = 300.0
     valid_conversations: int | None = 150
 
@@ -97,7 +99,7 @@ def train(
     place: dict[str, Any] = {"step": 0, "epoch": 0, "row": 0, "tokens": 0, "seconds": 0.0}
     place |= checkpoint.load(out / "resume", network, optimizer) or {}
     codec = make_codec(tokenizer)
-    training = TrainingData(data, codec, plan.width, plan.seed)
+    training = TrainingData(data, codec, plan.width, plan.seed, plan.talk_only)
     rows, size = chat_rows(data / "chat.valid.jsonl", codec, plan.width, plan.valid_conversations)
 
     def validate() -> Figures:
@@ -156,11 +158,15 @@ def stop_requests() -> Iterator[list[int]]:
 def final_figures(
     network: Network, data: Path, tokenizer: Path | None, plan: Plan
 ) -> dict[str, Any]:
-    """Figures on the whole of both validation files (4 kB of each document), in fp32."""
+    """On the whole of both validation files (4 kB of each document), in fp32, and what it says."""
     codec = make_codec(tokenizer)
     chat = measure(network, *chat_rows(data / "chat.valid.jsonl", codec, plan.width))
     text = measure(network, *text_rows(data / "pretrain.valid.txt", codec, plan.width, 4096))
-    return {"chat_valid": chat.summary(), "pretrain_valid": text.summary()}
+    samples = {
+        f"temperature {heat}": [converse(network, codec, turns, heat) for turns in CONVERSATIONS]
+        for heat in (0.0, 0.7)
+    }
+    return {"chat_valid": chat.summary(), "pretrain_valid": text.summary(), "samples": samples}
 
 
 def report(place: dict[str, Any], loss: float, norm: float, factor: float) -> None:
@@ -187,6 +193,7 @@ def describe(config: ModelConfig, plan: Plan, place: dict[str, Any]) -> dict[str
         "batch_rows": plan.batch,
         "row_ids": plan.width,
         "bf16_autocast": plan.bf16,
+        "talk_only": plan.talk_only,
         "seed": plan.seed,
     }
 
@@ -204,6 +211,7 @@ def main(
     width: Annotated[int, typer.Option(help="Ids a row, one more than the context")] = 513,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     bf16: Annotated[bool, typer.Option(help="Matrix products in bfloat16")] = True,
+    talk_only: Annotated[bool, typer.Option(help="Learn from dialogues alone")] = False,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints")] = 300.0,
     seed: int = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
@@ -221,7 +229,7 @@ def main(
         tokenizer = None
     elif tokenizer is None:
         raise typer.BadParameter("--tokenizer is needed")
-    plan = Plan(width, batch, steps, minutes, seed, device, bf16, save_every)
+    plan = Plan(width, batch, steps, minutes, seed, device, bf16, talk_only, save_every)
     card = train(config_for(what.value), data, out, plan, tokenizer)
     print(json.dumps(card, indent=2))
 

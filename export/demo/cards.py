@@ -1,0 +1,128 @@
+"""The model card (README.md) of a demonstration checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# part, repository, commit, licence
+SOURCES = (
+    ("Classic books", "mlschmitt/classic-books-markdown", "944882722e9a", "public domain"),
+    ("digital.gov", "GSA/digitalgov.gov", "4979583206d9", "CC0 1.0"),
+    ("18F", "18F/18f.gsa.gov", "0a55c75e6d9b", "CC0 1.0"),
+    ("plainlanguage.gov", "GSA/plainlanguage.gov", "43230773bd7c", "CC0 1.0"),
+    ("The Rust book", "rust-lang/book", "917544888a55", "MIT or Apache-2.0"),
+    ("Rust by Example", "rust-lang/rust-by-example", "898f0ac14792", "MIT or Apache-2.0"),
+    ("Comprehensive Rust", "google/comprehensive-rust", "351fafafa965", "CC BY 4.0, Apache-2.0"),
+    ("ROS 2 documentation", "ros2/ros2_documentation", "b5b8578c2505", "CC BY 4.0"),
+    ("Nav2 documentation", "ros-navigation/docs.nav2.org", "9d30140f309a", "Apache-2.0"),
+    ("MoveIt 2 tutorials", "moveit/moveit2_tutorials", "b0ba2a971d18", "BSD-3-Clause"),
+    ("F´ documentation", "nasa/fprime", "40583c14800c", "Apache-2.0"),
+    ("MicroPython documentation", "micropython/micropython", "1c3c201149f3", "MIT"),
+    ("Jetson Inference", "dusty-nv/jetson-inference", "45da40a8f3c1", "MIT (NVIDIA)"),
+    ("Jetson Containers", "dusty-nv/jetson-containers", "dd206bfe71f9", "MIT (NVIDIA)"),
+    ("IoT for Beginners", "microsoft/IoT-For-Beginners", "8bd535533b39", "MIT (Microsoft)"),
+    ("Self-dialogue corpus", "jfainberg/self_dialogue_corpus", "113a1b0ff103", "BSD-3-Clause"),
+    (
+        "Synthetic-Persona-Chat",
+        "google-research-datasets/Synthetic-Persona-Chat",
+        "1f367a0f05d3",
+        "CC BY 4.0",
+    ),
+    ("Taskmaster-4", "google-research-datasets/Taskmaster", "d92cb6af3005", "CC BY 4.0 (Google)"),
+    ("GSM8K (training part)", "openai/grade-school-math", "3101c7d50724", "MIT (OpenAI)"),
+    ("tldr pages", "tldr-pages/tldr", "08e345f42639", "CC BY 4.0"),
+    ("Self-Instruct seed tasks", "yizhongw/self-instruct", "0b26ccaa4159", "Apache-2.0"),
+    ("Greetings", "this project, export/demo/greetings.jsonl", "", "Apache-2.0"),
+)
+ABOUT = {
+    "bamba": (
+        "Demonstration chat model",
+        "A hybrid of Mamba-2 and attention for small talk, in the layout of transformers' Bamba.",
+    ),
+    "mamba2": (
+        "Demonstration drafter",
+        "A small Mamba-2 that shares the chat model's tokenizer and proposes tokens to it.",
+    ),
+    "mambabyte": (
+        "Demonstration byte model",
+        "A Mamba-2 over raw UTF-8 bytes, ids 0 to 255, in the layout of state-spaces/mamba. "
+        "MambaByte itself is a Mamba-1; its sequential scan is too slow to train on a CPU.",
+    ),
+}
+LIMITS = """\
+## What it cannot do
+
+It was trained for an hour or so on two shared CPU cores, to show that the runtime works. It knows
+next to nothing: it makes small talk in English, invents facts about itself and the world, follows
+the form of a sum and gets the result wrong, and loses the thread after a few turns. It has had no
+safety training. Do not rely on anything it says.
+"""
+
+
+def _figures(card: dict[str, Any]) -> str:
+    lines = [
+        "| text | loss per token (nats) | perplexity per token | bytes per token | bits per byte |",
+        "|---|---|---|---|---|",
+    ]
+    for key, title in (
+        ("chat_valid", "chat.valid"),
+        ("chat_valid_sample", "chat.valid, first conversations"),
+        ("pretrain_valid", "pretrain.valid, first 4,096 characters of each document"),
+    ):
+        if key in card:
+            f = card[key]
+            nats = f["nats"] / f["tokens"]
+            lines.append(
+                f"| {title} | {nats:.3f} | {f['perplexity']:.2f} | {f['bytes_per_token']:.2f} "
+                f"| {f['bits_per_byte']:.3f} |"
+            )
+    return "\n".join(lines)
+
+
+def _samples(card: dict[str, Any]) -> str:
+    parts = []
+    for title, conversations in card.get("samples", {}).items():
+        parts.append(f"\n## What it says ({title})\n")
+        for turns in conversations:
+            for user, answer in turns:
+                parts.append(f"> **User:** {user}  ")
+                parts.append(f"> **Assistant:** {answer}  ")
+            parts.append("")
+    return "\n".join(parts)
+
+
+def card_text(card: dict[str, Any]) -> str:
+    """README.md for a card's figures (see `edge.export.demo.train.describe`)."""
+    title, about = ABOUT[card["family"]]
+    sources = "\n".join(f"| {n} | {r} | {c} | {lic} |" for n, r, c, lic in SOURCES)
+    seen = (
+        f"{card['parameters']:,} parameters. Trained for {card['steps']:,} steps of "
+        f"{card['batch_rows']} rows of {card['row_ids'] - 1} ids, {card['tokens_seen']:,} ids in "
+        f"all (padding included), {card['wall_seconds'] / 3600:.1f} hours on {card['machine']}."
+    )
+    return f"""---
+license: apache-2.0
+---
+# {title}
+
+{about}
+
+{seen}
+
+## Figures
+
+Bits per byte count the text of the turns, end marks are paid for but not counted. A row starts
+from an empty state.
+
+{_figures(card)}
+
+{LIMITS}{_samples(card)}
+## Data
+
+The weights are under the project's licence; they were trained on these sources. Slurs, e-mail
+addresses, repeats and every 13-word overlap with the evaluation texts were removed from them.
+
+| part | repository | commit | licence |
+|---|---|---|---|
+{sources}
+"""
