@@ -21,7 +21,7 @@ from edge.config import ModelConfig
 from edge.errors import ExportError
 from edge.export import text_files
 from edge.export.checkpoint import Checkpoint, open_checkpoint
-from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, build_graph
+from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, BuiltGraph, build_graph
 from edge.export.graph.verify import verify_graph
 from edge.export.quantize import Recipe, recipe
 from edge.ops import OPS
@@ -112,7 +112,7 @@ def export_checkpoint(
         manifest = writer.finish(
             created_by=f"edge {edge.__version__}",
             model=source.config,
-            quantization=_quantization(chosen),
+            quantization=_quantization(chosen, built),
             opset=built.opsets,
             graphs={"ort": GRAPH_FILE},
             limits=Limits(chunk=chunk),
@@ -142,12 +142,14 @@ def parameters(config: ModelConfig) -> int:
     return sum(math.prod(shape) for shape in config.tensor_shapes().values())
 
 
-def _quantization(chosen: Recipe) -> Quantization:
+def _quantization(chosen: Recipe, built: BuiltGraph) -> Quantization:
+    # A width that no block divides keeps a matrix fp32: say what was stored, not what was asked.
+    stored = {f"{bits}-bit matrices": count for bits, count in built.matrices.items()}
     return Quantization(
         recipe=chosen.name,
         bits=chosen.bits,
         block_size=chosen.block_size,
-        details=dict(chosen.details),
+        details={**chosen.details, **stored},
     )
 
 

@@ -83,6 +83,8 @@ def test_recipes_shrink_the_bundle_and_are_recorded(checkpoint: Path, tmp_path: 
         assert entry is not None and manifest.quantization.recipe == quant
         assert manifest.accuracy["kl_nats_per_token"] >= 0
         sizes.append(entry.size)
+        stored = manifest.quantization.details
+        assert stored.get(f"{manifest.quantization.bits}-bit matrices", 0) != 0
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] < sizes[0] / 3
 
 

@@ -172,6 +172,11 @@ class GraphBuilder:
                 self.constant(name, array)
         return self._stored[name][0]
 
+    def matrices(self) -> dict[int, int]:
+        """Bits → how many matrices are stored with so many."""
+        widths = sorted(storage.bits for storage, _ in self._stored.values())
+        return {bits: widths.count(bits) for bits in dict.fromkeys(widths)}
+
     def embed(self, tokens: str, name: str, output: str) -> str:
         """Rows of the table `name`, fp32 [T, B, D]."""
         storage = self.matrix(name)

@@ -33,12 +33,14 @@ class BuiltGraph:
         graph, weights: the files.
         opsets: domain → version.
         weight_bytes: size of weights.bin.
+        matrices: bits → how many embedding, head and linear weights are stored with so many.
     """
 
     graph: Path
     weights: Path
     opsets: dict[str, int]
     weight_bytes: int
+    matrices: dict[int, int]
 
 
 def build_graph(
@@ -72,6 +74,7 @@ def build_graph(
         weights=out / WEIGHT_FILE,
         opsets={entry.domain: entry.version for entry in model.opset_import},
         weight_bytes=weights.size,
+        matrices=g.matrices(),
     )
 
 
