@@ -23,9 +23,9 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show sizes, state bytes, quantization and provenance; checks every file."""
-    from edge.runtime.model import resolve_bundle
+    from edge.runtime.model import resolve
 
-    with open_bundle(resolve_bundle(bundle)) as opened:
+    with open_bundle(resolve(bundle)) as opened:
         opened.verify()
         facts = collect(opened, context)
     print(json.dumps(facts, indent=1) if as_json else describe(facts))
