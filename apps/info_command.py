@@ -10,7 +10,7 @@ import typer
 
 from edge.apps.units import megabytes
 from edge.bundle import Bundle, open_bundle
-from edge.tensors import kv_cache_shapes, recurrent_state_shapes
+from edge.tensors import kv_cache_shapes, parameters, recurrent_state_shapes
 
 FP32 = 4
 
@@ -46,7 +46,7 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
         "layers": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         "d_model": manifest.model.d_model,
         "vocab_size": manifest.model.vocab_size,
-        "parameters": sum(math.prod(s) for s in manifest.model.tensor_shapes().values()),
+        "parameters": parameters(manifest.model),
         "weight_bytes": weights.size if weights else 0,
         "state_bytes": FP32 * sum(math.prod(shape) for shape in recurrent),
         "kv_cache_bytes": FP32 * sum(math.prod(shape) for shape in cache),

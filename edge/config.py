@@ -176,9 +176,3 @@ class ModelConfig(_Frozen):
     @property
     def has_attention(self) -> bool:
         return any(layer.kind == "attention" for layer in self.layers)
-
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Canonical name → shape of every weight of this model, in the order they are stored."""
-        from edge.tensors import tensor_shapes
-
-        return tensor_shapes(self)

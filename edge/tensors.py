@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def tensor_shapes(config: ModelConfig) -> Shapes:
-    """Canonical weight name → shape. Linear weights are [out, in], convolutions [channels, K]."""
+    """Canonical weight name → shape, in the order they are stored.
+
+    Linear weights are [out, in], convolutions [channels, K].
+    """
     shapes: Shapes = {"embedding.weight": (config.vocab_size, config.d_model)}
     for index, layer in enumerate(config.layers):
         local = _norm(config) | _layer_shapes(layer, config.d_model)
@@ -17,6 +22,11 @@ def tensor_shapes(config: ModelConfig) -> Shapes:
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.d_model)
     return shapes
+
+
+def parameters(config: ModelConfig) -> int:
+    """How many numbers the model's weights are, each tensor counted once."""
+    return sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
 def _norm(config: ModelConfig) -> Shapes:

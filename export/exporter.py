@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, BuiltGraph, build_graph
 from edge.export.graph.verify import verify_graph
 from edge.export.quantize import Recipe, recipe
 from edge.ops import OPS
+from edge.tensors import parameters
 
 # The most tokens of one run. Longer chunks give larger products, which are faster, and larger
 # scan temporaries, which are slower; docs/decisions.md has the measurement.
@@ -135,11 +135,6 @@ def export_checkpoint(
             checkpoint_bytes=sum(p.stat().st_size for p in source.path.iterdir() if p.is_file()),
             verdict=_verdict(accuracy),
         )
-
-
-def parameters(config: ModelConfig) -> int:
-    """How many numbers the model's weights are."""
-    return sum(math.prod(shape) for shape in config.tensor_shapes().values())
 
 
 def _quantization(chosen: Recipe, built: BuiltGraph) -> Quantization:

@@ -16,6 +16,7 @@ from torch import Tensor
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
+from edge.tensors import tensor_shapes
 from tests.checkpoints import (
     VOCABULARY,
     edit_config,
@@ -46,7 +47,7 @@ def test_tensors_stream_in_canonical_order_with_their_shapes(save, family, tmp_p
     checkpoint = open_checkpoint(str(save(tmp_path)))
     assert checkpoint.family == checkpoint.config.family == family
     shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors()}
-    assert list(shapes.items()) == list(checkpoint.config.tensor_shapes().items())
+    assert list(shapes.items()) == list(tensor_shapes(checkpoint.config).items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -160,7 +161,7 @@ def test_a_hub_config_that_kept_the_original_keys_is_read_as_transformers_would(
     )
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.config.layers[0] == Mamba1Config(d_inner=48, d_state=5, dt_rank=2)
-    assert len(all_tensors(tmp_path)) == len(checkpoint.config.tensor_shapes())
+    assert len(all_tensors(tmp_path)) == len(tensor_shapes(checkpoint.config))
 
 
 def test_transformers_weights_may_use_the_original_embedding_name(tmp_path: Path) -> None:
@@ -221,7 +222,7 @@ def test_rotary_buffers_are_ignored(tmp_path: Path) -> None:
     file = save_bamba(tmp_path) / "model.safetensors"
     extra = {"model.rotary_emb.inv_freq": torch.ones(2)}
     save_file(load_file(file) | extra, file)
-    assert len(all_tensors(tmp_path)) == len(open_checkpoint(tmp_path).config.tensor_shapes())
+    assert len(all_tensors(tmp_path)) == len(tensor_shapes(open_checkpoint(tmp_path).config))
 
 
 def test_the_mlp_width_is_rounded_up_as_upstream_rounds_it(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from edge.errors import CheckpointError
 from edge.export.checkpoint.fields import Fields, read_json
 from edge.export.checkpoint.layout import Layout, elements
 from edge.export.checkpoint.weights import Weights
+from edge.tensors import tensor_shapes
 
 SCAN = 1 << 24  # numbers looked at together: bounds what the scan for NaN allocates
 READ = 1 << 22
@@ -66,7 +67,7 @@ class Checkpoint:
 
         Raises CheckpointError at the first tensor that holds NaN or infinity.
         """
-        for name in self.config.tensor_shapes():
+        for name in tensor_shapes(self.config):
             yield name, self.tensor(name)
 
     def tensor(self, name: str) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edge.config import ModelConfig
+from edge.tensors import tensor_shapes
 
 Shape = tuple[int, ...]
 
@@ -51,7 +52,7 @@ class Layout:
     rename: Callable[[str], str] = _unchanged
 
     def __post_init__(self) -> None:
-        self._shapes = self.config.tensor_shapes()
+        self._shapes = tensor_shapes(self.config)
         self._by_layer: dict[int, list[str]] = {}
         for name in self._shapes:
             if name.startswith("layers."):

@@ -29,6 +29,7 @@ from edge.export.demo.save import save_model
 from edge.export.demo.shapes import config_for
 from edge.export.demo.tokenizer import train_tokenizer
 from edge.export.network import Network
+from edge.tensors import parameters
 
 
 class What(StrEnum):
@@ -184,7 +185,7 @@ def describe(config: ModelConfig, plan: Plan, place: dict[str, Any]) -> dict[str
     machine = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
     return {
         "family": config.family,
-        "parameters": sum(int(np.prod(s)) for s in config.tensor_shapes().values()),
+        "parameters": parameters(config),
         "steps": place["step"],
         "tokens_seen": place["tokens"],
         "epochs": place["epoch"],

@@ -15,6 +15,7 @@ from edge.export.graph.weights import WeightFile
 from edge.export.quantize import Recipe, Storage, quantize_blocks
 from edge.ops import DOMAIN, VERSION
 from edge.plugins.onnx import OPSETS, Flavour, function, variants
+from edge.tensors import tensor_shapes
 
 F32 = NDArray[np.float32]
 # IR 10 is the newest that ONNX Runtime 1.23 reads.
@@ -56,7 +57,7 @@ class GraphBuilder:
         self.flavour = flavour
         self.inputs: list[ValueInfoProto] = []
         self.outputs: list[ValueInfoProto] = []
-        self._shapes = config.tensor_shapes()
+        self._shapes = tensor_shapes(config)
         self._tensors = tensors
         self._weights = weights
         self._nodes: list[NodeProto] = []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from edge.config import ModelConfig
 from edge.export.network.mixers import Norm, State, build_mixer
-from edge.tensors import kv_cache_shapes, recurrent_state_shapes
+from edge.tensors import kv_cache_shapes, recurrent_state_shapes, tensor_shapes
 
 
 @dataclass
@@ -90,9 +90,9 @@ class Network(nn.Module):
         return F.linear(hidden, head.weight)
 
     def canonical_tensors(self) -> dict[str, Tensor]:
-        """Canonical name → parameter, in the order of `ModelConfig.tensor_shapes`."""
+        """Canonical name → parameter, in the order of `edge.tensors.tensor_shapes`."""
         named = {name.replace(".mixer.", "."): p for name, p in self.named_parameters()}
-        return {name: named[name] for name in self.config.tensor_shapes()}
+        return {name: named[name] for name in tensor_shapes(self.config)}
 
     @torch.no_grad()
     def load_canonical(self, tensors: dict[str, Tensor]) -> None:
