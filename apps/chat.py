@@ -1,0 +1,101 @@
+"""`edge-chat`: talk to a bundle in a terminal, or ask it one thing from a script."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from edge.apps.exits import INTERRUPTED, exit_code_of
+
+ENGINES = ("auto", "ort", "cuda", "tensorrt")
+
+# plain usage errors: boxes do not survive narrow and dumb terminals
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def chat(
+    bundle: Annotated[
+        str, typer.Argument(help="Bundle folder, or demo, demo-draft, demo-bytes.")
+    ] = "demo",
+    engine: Annotated[str, typer.Option(help="auto, ort, cuda or tensorrt.")] = "auto",
+    draft: Annotated[str, typer.Option(help="Drafting bundle; only none so far.")] = "none",
+    prompt: Annotated[
+        str | None, typer.Option("-p", "--prompt", help="Answer this and leave.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest; 0 is off.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep this much probability.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Drop tokens less likely than this share of the best.")
+    ] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="1 is off.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Make answers repeatable.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End answers at this text; may be repeated.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads; one per core when not given.")
+    ] = None,
+) -> None:
+    """Talk to a bundle. With -p, or text on standard input, answer once: the answer goes to
+    standard output, everything else to standard error."""
+    if engine not in ENGINES:
+        raise typer.BadParameter(f"{engine!r} is none of {', '.join(ENGINES)}")
+    sampling: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "stop": tuple(stop) if stop else None,
+    }
+    _check(draft, sampling | {"seed": seed}, threads)
+    # imported late, so that --help and refusals come at once
+    from edge.apps import chat_once, chat_talk
+
+    once = chat_once.given_prompt(prompt)
+    from edge.runtime.model import load
+
+    model = load(bundle, engine=engine, threads=threads)
+    session = model.session(system=system if model.template else None, seed=seed)
+    if system is not None and model.template is None:
+        print("note: this model has no chat template; --system is not used", file=sys.stderr)
+    if once is not None:
+        interrupted = chat_once.answer(session, once, sampling)
+    else:
+        interrupted = chat_talk.talk(session, bundle, sampling)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _check(draft: str, sampling: dict[str, Any], threads: int | None) -> None:
+    """Refuse what can be refused before anything is loaded."""
+    from edge.errors import InputError
+    from edge.runtime.sampling import make_params
+
+    if draft != "none":
+        raise InputError(
+            "drafting is not available in this version", field="--draft", remedy="use --draft none"
+        )
+    if threads is not None and threads < 1:
+        raise InputError(f"must be at least 1, not {threads}", field="--threads")
+    try:
+        make_params({}, sampling)
+    except InputError as problem:
+        option = "--" + (problem.field or "").partition(".")[0].replace("_", "-")
+        raise InputError(problem.message, field=option, remedy=problem.remedy) from None
+
+
+def main() -> None:
+    """Entry point of the `edge-chat` program."""
+    sys.exit(exit_code_of(app))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What `edge-chat` writes: text as it comes, appended only, and a line of figures."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+from edge.apps.units import megabytes
+
+if TYPE_CHECKING:
+    from edge.runtime.generate import GenerationResult
+    from edge.runtime.session import Session
+
+FLUSH_SECONDS = 0.05  # 20 times a second is as fast as anyone reads, and slow lines can bear it
+# control characters, which a terminal would obey: all but line feed and tab
+_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+ENDS = {
+    "stop": "",
+    "length": "cut at --max-tokens",
+    "cancelled": "stopped",
+    "deadline": "out of time",
+    "context": "the context is full: /reset or /undo",
+}
+
+
+class Stream:
+    """Appends pieces of an answer to a stream, flushed at most every FLUSH_SECONDS."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._terminal = out.isatty()
+        self._flushed = 0.0
+        self._last = ""
+
+    def write(self, piece: str) -> None:
+        """Append a piece; a terminal gets no control characters from a model."""
+        if self._terminal:
+            piece = piece.translate(_CONTROLS)
+        if not piece:
+            return
+        self._out.write(piece)
+        self._last = piece[-1]
+        if time.monotonic() - self._flushed >= FLUSH_SECONDS:
+            self._out.flush()
+            self._flushed = time.monotonic()
+
+    def end(self) -> None:
+        """Finish the line."""
+        if self._last != "\n":
+            self._out.write("\n")
+        self._out.flush()
+
+
+def prepare() -> None:
+    """What a terminal cannot say or was not meant to becomes question marks, not a traceback."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        reconfigure: Any = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+def figures(result: GenerationResult, session: Session) -> str:
+    """One line: prompt and generation speed, time to the first token, what was reused."""
+    parts = [
+        f"prompt {result.prompt_tokens} tokens{_rate(result.prompt_tokens_per_s)}",
+        f"generation {len(result.tokens)} tokens{_rate(result.timings.tokens_per_s)}",
+    ]
+    if result.timings.ttft_s is not None:
+        parts.append(f"first token {result.timings.ttft_s * 1000:.0f} ms")
+    parts += [f"reused {result.reused_tokens}", f"state {megabytes(session.state_bytes)}"]
+    if ended := ENDS[result.finish_reason]:
+        parts.append(ended)
+    return f"[ {' | '.join(parts)} ]"
+
+
+def _rate(per_second: float | None) -> str:
+    return "" if per_second is None else f", {per_second:.1f} t/s"
+
+
+def note(text: str) -> None:
+    """A line about the answer, not of it: on standard error, faint where that is possible."""
+    sys.stdout.flush()
+    print(f"\x1b[2m{text}\x1b[0m" if _styled(sys.stderr) else text, file=sys.stderr, flush=True)
+
+
+def _styled(stream: TextIO) -> bool:
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return stream.isatty() and not plain

@@ -1,0 +1,132 @@
+"""`edge-chat` in scripts: the answer alone on standard output, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from edge.apps.chat_output import Stream
+from tests.session_models import bundle, model
+
+HOT = ["--temperature", "5", "--seed", "3"]
+
+
+def start(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "edge.apps.chat", *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"NO_COLOR": "1"}, **options,  # type: ignore[call-overload]
+    )  # fmt: skip
+
+
+def run(*arguments: str, text: bytes = b"") -> tuple[int, str, str]:
+    process = start(*arguments)
+    out, err = process.communicate(text, timeout=120)
+    assert b"Traceback" not in err
+    return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def expected(kind: str, prompt: str, **sampling: object) -> str:
+    session = model(kind).session(seed=3)
+    begin = session.chat if model(kind).template else session.generate
+    return begin(prompt, temperature=5.0, **sampling).finish().text + "\n"
+
+
+def test_the_answer_alone_is_on_standard_output() -> None:
+    text = expected("bytes", "hello", max_tokens=20)
+    code, out, err = run(str(bundle("bytes")), "-p", "hello", "--max-tokens", "20", *HOT)
+    assert (code, out) == (0, text)
+    assert err.count("\n") == 1 and "generation 20 tokens" in err and "reused 0" in err
+    # a pipe is the same, -p goes before a pipe, and the final line feed of `echo` is not text
+    code, out, _ = run(str(bundle("bytes")), "--max-tokens", "20", *HOT, text=b"hello\n")
+    assert (code, out) == (0, text)
+    code, out, _ = run(
+        str(bundle("bytes")), "-p", "hello", "--max-tokens", "20", *HOT, text=b"other"
+    )
+    assert (code, out) == (0, text)
+
+
+def test_options_reach_the_sampler_and_a_base_model_says_that_it_continues() -> None:
+    text = expected("base", "the state", max_tokens=9, top_k=5, top_p=0.9, min_p=0.01,
+                    repetition_penalty=1.2, stop=("zzz", "qq"))  # fmt: skip
+    code, out, err = run(
+        str(bundle("base")), "-p", "the state", "--max-tokens", "9", "--top-k", "5", "--top-p",
+        "0.9", "--min-p", "0.01", "--repetition-penalty", "1.2", "--stop", "zzz", "--stop", "qq",
+        "--threads", "1", "--system", "be kind", *HOT,
+    )  # fmt: skip
+    assert (code, out) == (0, text)
+    assert "no chat template" in err and "--system is not used" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["nosuch", "-p", "x"], 1, "edge export"),
+        (["x", "-p", "x", "--temperature", "nan"], 1, "--temperature"),
+        (["x", "-p", "x", "--top-k", "-1"], 1, "--top-k"),
+        (["x", "-p", "x", "--stop", ""], 1, "--stop"),
+        (["x", "-p", "x", "--threads", "0"], 1, "--threads"),
+        (["x", "-p", "x", "--draft", "ngram"], 1, "not available in this version"),
+        (["x", "-p", "x", "--engine", "tensorrt"], 1, "--engine ort"),
+        (["x", "-p", "x", "--engine", "warp"], 2, "warp"),
+        (["x", "--top-k", "many"], 2, "--top-k"),
+        (["x", "--bogus"], 2, "bogus"),
+    ],
+)
+def test_refusals_are_one_line_with_what_to_do(arguments: list[str], code: int, says: str) -> None:
+    got, out, err = run(*arguments)
+    assert (got, out) == (code, "")
+    assert says in err
+    assert code == 2 or (err.startswith("error: ") and err.count("\n") == 1)
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"ab\xff", b"word " * 200])
+def test_input_that_cannot_be_answered_is_refused(text: bytes) -> None:
+    code, out, err = run(str(bundle("hybrid")), text=text)  # 64 positions
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_an_interrupted_answer_is_what_there_is() -> None:
+    process = start(str(bundle("bytes")), "-p", "hello", "--max-tokens", "100000000", *HOT)
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert (first + out).endswith(b"\n") and b"| stopped ]" in err and b"Traceback" not in err
+
+
+def test_a_reader_that_goes_away_ends_it_quietly() -> None:
+    process = start(str(bundle("bytes")), "-p", "hello", "--max-tokens", "100000000", *HOT)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(timeout=120) == 1
+    assert process.stderr.read() == b""
+
+
+def test_a_terminal_gets_no_control_characters_from_a_model() -> None:
+    class Out:
+        def __init__(self, terminal: bool) -> None:
+            self.terminal, self.text = terminal, ""
+
+        def isatty(self) -> bool:
+            return self.terminal
+
+        def write(self, piece: str) -> None:
+            self.text += piece
+
+        def flush(self) -> None: ...
+
+    for terminal, shown in ((True, "a[2Jb\tc\n"), (False, "a\x1b[2J\x07b\tc\n")):
+        out = Out(terminal)
+        stream = Stream(out)  # type: ignore[arg-type]
+        for piece in ("a\x1b[2J", "\x07", "b\tc"):
+            stream.write(piece)
+        stream.end()
+        assert out.text == shown
