@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -26,6 +29,7 @@ from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, build_graph
 from edge.export.graph.run import GraphRunner, open_session, session_options
 from edge.export.network import Network
 from edge.export.quantize import dequantize_blocks, quantize_blocks, recipe
+from edge.tensors import tensor_shapes
 from tests.onnx_ops import path_to, random_parents
 
 V = 96
@@ -253,6 +257,55 @@ def test_a_quantized_graph_is_the_network_with_rounded_weights(
     # ONNX Runtime's own product also rounds activations to 8 bits.
     fast = runner(network(name), tmp_path, quant)
     close(in_runs(fast, tokens, runs), expected, 2e-5 if quant == "fp16" else 4e-2)
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("mamba1", {"MatMulNBits": 7, "QuickGelu": 4, "SkipSimplifiedLayerNormalization": 2,
+                "SimplifiedLayerNormalization": 1}),
+    ("mamba2", {"MatMulNBits": 5, "QuickGelu": 4, "SkipSimplifiedLayerNormalization": 2,
+                "SimplifiedLayerNormalization": 3, "FusedMatMul": 8}),
+])  # fmt: skip
+def test_onnx_runtime_fuses_what_the_bodies_are_written_for(
+    name: str, expected: dict[str, int], tmp_path: Path
+) -> None:
+    """Speed rests on these fusions; a body that misses one still gives the right numbers."""
+    net = network(name)
+    if name == "mamba1":
+        net.config = net.config.model_copy(update={"norm": NormConfig()})
+    build_graph(net.config, net.canonical_tensors(), tmp_path, "w8")
+    options = session_options(1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    open_session(tmp_path, options=options)
+    nodes = onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph.node
+    counts = Counter(node.op_type for node in nodes)
+    assert {op: counts[op] for op in expected} == expected
+    for unfused in ("Sigmoid", "Pow", "ReduceMean", "Softplus", "Sqrt"):
+        assert counts[unfused] == 0
+    assert {n.domain for n in nodes} <= {"", "com.microsoft"}
+
+
+class OneAtATime:
+    """A source that notices when an earlier tensor is still held while the next is fetched."""
+
+    def __init__(self, net: Network) -> None:
+        self.shapes = tensor_shapes(net.config)
+        self.tensors = net.canonical_tensors()
+        self.alive: list[weakref.ref[Any]] = []
+        self.most = 0
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        array = self.tensors[name].detach().numpy().copy()
+        self.most = max(self.most, sum(ref() is not None for ref in self.alive))
+        self.alive.append(weakref.ref(array))
+        return array
+
+
+def test_weights_are_streamed(tmp_path: Path) -> None:
+    source = OneAtATime(network("mamba2"))
+    build_graph(network("mamba2").config, source, tmp_path, "w4")
+    assert len(source.alive) == len(source.shapes)
+    assert source.most <= 1
 
 
 def test_wrong_or_broken_weights_are_refused(tmp_path: Path) -> None:
