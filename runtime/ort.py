@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from edge.config import Mamba1Config, Mamba2Config, ModelConfig
 from edge.errors import BundleError, EngineError, InputError, StateError
-from edge.runtime import cpu, memory
+from edge.runtime import cpu, memory, ort_session
 from edge.runtime.bindings import Bound, Constants, Key, Workspace
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows
-from edge.runtime.layout import Identity, StateLayout, batch_axis
+from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.request import Request, check
 from edge.runtime.ring import Tree
 from edge.runtime.state import StateBuffers
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CHUNK = 256
 MAX_BATCH = 1024
-
-_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 class OrtEngine:
@@ -48,51 +46,56 @@ class OrtEngine:
         threads: int | None = None,
         chunk: int = DEFAULT_CHUNK,
         identity: Identity | None = None,
+        spin: bool = False,
+        data: bytes | None = None,
     ) -> None:
         """Load a graph file of a bundle's folder: `folder`/graphs/….onnx, `folder`/weights.bin.
 
-        `threads` None is one per core this process may use. Raises EngineError: not a graph ONNX
-        Runtime can load; BundleError: its inputs are not those of `config`.
+        `threads` None is one per core this process may use; `spin` makes them wait for work
+        without sleeping (`session_options` says what that gains and costs). `data` is the graph
+        file's content where it was read before. Raises EngineError: not a graph ONNX Runtime can
+        load; BundleError: its inputs are not those of `config`.
         """
         path = Path(graph)
-        try:
-            data = path.read_bytes()
-        except OSError as problem:
-            raise EngineError(f"cannot be read: {problem.strerror}", file=path) from problem
+        if data is None:
+            data = ort_session.read(path)
         self.config = config
         self.chunk = chunk
         self.threads = cpu.usable_cores() if threads is None else threads
         if self.threads < 1 or self.chunk < 1:
             raise InputError(f"threads {self.threads} and chunk {self.chunk} must be positive")
         before = memory.private_bytes()
-        self._session = _load(data, path, self.threads)
+        options = ort_session.session_options(self.threads, spin=spin)
+        self._session = ort_session.load(data, path, options)
         self._resident = max(0, memory.private_bytes() - before)
         self.identity = identity or Identity.of_graph(config, data)
         self._pid = os.getpid()
         self._inputs = {meta.name: meta for meta in self._session.get_inputs()}
-        _check_signature(self._session, config, path)
+        ort_session.check_signature(self._session, config, path)
         widths = [c.d_conv - 1 for c in config.layers if isinstance(c, Mamba1Config | Mamba2Config)]
         self.constants = Constants(max(chunk, MAX_WINDOW), max(widths, default=0))
 
     @staticmethod
-    def from_bundle(bundle: Bundle, *, threads: int | None = None) -> OrtEngine:
+    def from_bundle(bundle: Bundle, *, threads: int | None = None, spin: bool = False) -> OrtEngine:
         """The engine for a bundle's `ort` graph. Raises BundleError, EngineError."""
         manifest = bundle.manifest
         graph = manifest.graphs.get("ort")
         if graph is None:
             raise BundleError("has no graph for ONNX Runtime", file=bundle.path, field="graphs.ort")
-        bundle.verify()
-        return OrtEngine(
-            bundle.path / graph,
-            manifest.model,
-            threads=threads,
-            chunk=manifest.limits.chunk,
-            identity=Identity(
-                model=bundle.fingerprint,
-                quantization=manifest.quantization.recipe,
-                tokenizer=manifest.tokenizer.sha256 or manifest.tokenizer.kind,
-            ),
-        )
+        with ort_session.unchanged(bundle):
+            return OrtEngine(
+                bundle.path / graph,
+                manifest.model,
+                threads=threads,
+                chunk=manifest.limits.chunk,
+                identity=Identity(
+                    model=bundle.fingerprint,
+                    quantization=manifest.quantization.recipe,
+                    tokenizer=manifest.tokenizer.sha256 or manifest.tokenizer.kind,
+                ),
+                spin=spin,
+                data=bundle.read(graph),
+            )
 
     # -- states ----------------------------------------------------------------------------------
 
@@ -113,10 +116,10 @@ class OrtEngine:
     def memory_plan(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> dict[str, int]:
-        """See `Engine.memory_plan`. `weights_resident` is what loading was seen to take."""
+        """See `Engine.memory_plan`. `weights` is what loading was seen to take."""
         layout = self._layout(batch, window, capacity)
         return memory.plan(
-            layout, window=window, vocab_size=self.config.vocab_size, weights=self._resident
+            self.config, layout, window=window, chunk=self.chunk, weights=self._resident
         )
 
     def _layout(self, batch: int, window: int, capacity: int | None) -> StateLayout:
@@ -249,65 +252,6 @@ class OrtEngine:
                 "the engine was loaded before this process was forked: its threads are not here",
                 remedy="load the model in the child process",
             )
-
-
-def _load(graph: bytes, path: Path, threads: int) -> onnxruntime.InferenceSession:
-    options = session_options(threads)
-    # the graph names "weights.bin", which lies beside the folder of graphs
-    folder = str(path.parent.parent.absolute())
-    options.add_session_config_entry(_WEIGHTS_FOLDER, folder)
-    try:
-        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    except Exception as problem:
-        raise EngineError(f"ONNX Runtime cannot load it: {problem}", file=path) from problem
-
-
-def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Options for the lowest latency of a run at a time."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3
-    # A Mamba-130M-shaped model after a run of 256 tokens, on 1.31: 1663 MB with ONNX Runtime's
-    # defaults, 330 MB with these two. The default order computes every layer's emitted states
-    # last, keeping all layers' scans alive until then; a memory pattern is a second arena.
-    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-    options.enable_mem_pattern = False
-    # decaying states reach denormal numbers, which cost the CPU a hundred times more
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    if not cpu.has_vnni():
-        # without VNNI the u8×s8 product saturates in 16 bits; this makes it exact
-        options.add_session_config_entry("session.x64quantprecision", "1")
-    return options
-
-
-def _check_signature(
-    session: onnxruntime.InferenceSession, config: ModelConfig, path: Path
-) -> None:
-    """The graph's state inputs and outputs are those of the config. Raises BundleError."""
-    layout = StateLayout.of(config, capacity=1)
-    wanted = layout.recurrent | layout.caches
-    found = {meta.name: meta.shape for meta in session.get_inputs()}
-    for name, shape in wanted.items():
-        if name not in found:
-            raise BundleError("the graph lacks this input", file=path, field=name)
-        free = (0, 2) if name in layout.caches else (batch_axis(name),)
-        for axis, (have, want) in enumerate(zip(found[name], shape, strict=True)):
-            if axis not in free and isinstance(have, int) and have != want:
-                raise BundleError(
-                    f"the graph has shape {found[name]}, the model {list(shape)}",
-                    file=path,
-                    field=name,
-                )
-    known = wanted.keys() | set(_RUN_INPUTS)
-    if unknown := sorted(found.keys() - known):
-        raise BundleError(f"the graph has unknown inputs {unknown}", file=path)
-
-
-_RUN_INPUTS = (
-    "tokens", "rows", "kept", "previous", "parents", "tree", "ancestors", "positions", "past",
-)  # fmt: skip
 
 
 def _within(value: int, limit: int, name: str) -> None:

@@ -1,0 +1,118 @@
+"""An ONNX Runtime session for a graph: options, loading, and whether it is the graph expected."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnxruntime  # type: ignore[import-untyped]
+
+from edge.config import ModelConfig
+from edge.errors import BundleError, EngineError
+from edge.runtime import cpu
+from edge.runtime.layout import StateLayout, batch_axis
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+_RUN_INPUTS = (
+    "tokens", "rows", "kept", "previous", "parents", "tree", "ancestors", "positions", "past",
+)  # fmt: skip
+
+
+def session_options(threads: int, *, spin: bool = False) -> onnxruntime.SessionOptions:
+    """Options for the lowest latency of one run at a time.
+
+    `spin`: a Mamba-130M-shaped model, 8-bit weights, two threads on two cores, ms a token: on a
+    nearly idle machine 10.8 spinning, 12.0 sleeping (best of 90); beside other work 44 spinning,
+    24 sleeping (median). Spinning threads also take the cores from a second session, a drafter's.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    # The same model's private memory after a run of 256 tokens, on 1.31: 1663 MB with ONNX
+    # Runtime's defaults, 330 MB with these two. The default order computes every layer's emitted
+    # states last, keeping all layers' scans alive until then; a memory pattern is a second arena.
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+    # decaying states reach denormal numbers, slow on many CPUs (no difference measured on Zen 4)
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    if not cpu.has_vnni():
+        # without VNNI the u8×s8 product saturates in 16 bits; this makes it exact
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    return options
+
+
+def read(path: Path) -> bytes:
+    """A graph file's content. Raises EngineError."""
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise EngineError(f"cannot be read: {problem.strerror}", file=path) from problem
+
+
+def load(
+    graph: bytes, path: Path, options: onnxruntime.SessionOptions
+) -> onnxruntime.InferenceSession:
+    """A session for a graph read from `path`. Raises EngineError."""
+    # the graph names "weights.bin", which lies beside the folder of graphs
+    options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent.parent.absolute()))
+    try:
+        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    except Exception as problem:
+        raise EngineError(f"ONNX Runtime cannot load it: {problem}", file=path) from problem
+
+
+@contextmanager
+def unchanged(bundle: Bundle) -> Iterator[None]:
+    """The bundle's files, checked, are the ones under their names before and after.
+
+    ONNX Runtime opens the weights by name: handing it the checked bytes instead makes it copy
+    them, which doubles what loading takes. So the names must still lead to the checked files when
+    it is done, and those must not have been moved or written meanwhile, which would show in their
+    change time. Raises BundleError.
+    """
+    bundle.verify()
+    files = [entry.path for entry in bundle.manifest.files]
+    before = {file: _identity(os.fstat(bundle.fd(file))) for file in files}
+    yield
+    for file in files:
+        try:
+            now = _identity(os.stat(bundle.path / file, follow_symlinks=False))
+        except OSError as problem:
+            raise BundleError(f"{problem.strerror}", file=bundle.path / file) from None
+        if now != before[file]:
+            raise BundleError("changed while it was loaded", file=bundle.path / file)
+
+
+def _identity(info: os.stat_result) -> tuple[int, ...]:
+    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+
+
+def check_signature(session: onnxruntime.InferenceSession, config: ModelConfig, path: Path) -> None:
+    """The graph's inputs are those of the config. Raises BundleError."""
+    layout = StateLayout.of(config, capacity=1)
+    wanted = layout.recurrent | layout.caches
+    found = {meta.name: meta.shape for meta in session.get_inputs()}
+    for name, shape in wanted.items():
+        if name not in found:
+            raise BundleError("the graph lacks this input", file=path, field=name)
+        have = found[name]
+        free = (0, 2) if name in layout.caches else (batch_axis(name),)
+        fits = len(have) == len(shape) and all(
+            axis in free or not isinstance(size, int) or size == shape[axis]
+            for axis, size in enumerate(have)
+        )
+        if not fits:
+            raise BundleError(
+                f"the graph has shape {have}, the model {list(shape)}", file=path, field=name
+            )
+    if unknown := sorted(found.keys() - wanted.keys() - set(_RUN_INPUTS)):
+        raise BundleError(f"the graph has unknown inputs {unknown}", file=path)

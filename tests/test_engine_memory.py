@@ -1,0 +1,113 @@
+"""What the memory plan says is what states take; bundles are checked before they are loaded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.bundle import open_bundle
+from edge.errors import BundleError, EngineError
+from edge.export.exporter import export_checkpoint
+from edge.runtime import memory, ort_session
+from edge.runtime.engine import open_engine
+from tests import checkpoints
+from tests.engine_models import CONFIGS, KINDS, engine, tokens
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("memory")
+    source = checkpoints.save_bamba(folder / "checkpoint")
+    export_checkpoint(source, folder / "bundle")
+    return folder / "bundle"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("batch", "window", "capacity"), [(1, 8, None), (3, 2, 50)])
+def test_the_plan_is_what_a_state_takes(
+    kind: str, batch: int, window: int, capacity: int | None
+) -> None:
+    sizes = {"batch": batch, "window": window, "capacity": capacity}
+    plan = engine(kind).memory_plan(**sizes)  # type: ignore[arg-type]
+    state = engine(kind).new_state(**sizes)  # type: ignore[arg-type]
+    assert plan["state_ring"] + plan["kv_cache"] == state.nbytes
+    assert plan["state_ring"] == (2 * window + 1) * plan["state"]
+    assert plan["logits"] == state.workspace.logits(1).base.nbytes
+    parts = ("weights", "state_ring", "kv_cache", "logits", "workspace")
+    assert plan["total"] == sum(plan[part] for part in parts)
+    assert all(plan[part] >= 0 for part in plan)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_snapshot_costs_one_state_and_the_rows_in_use(kind: str) -> None:
+    state = engine(kind).new_state()
+    engine(kind).run(tokens(10), state, commit=True)
+    rows = sum(cache[:, :, :10].nbytes for cache in state.caches.values())
+    plan = engine(kind).memory_plan()
+    assert state.snapshot().nbytes == plan["state"] + rows
+    assert plan["snapshot"] == plan["state"] + plan["kv_cache"]
+    assert (plan["kv_cache"] > 0) == CONFIGS[kind].has_attention
+
+
+def test_the_plan_before_loading(exported: Path) -> None:
+    with open_bundle(exported) as bundle:
+        before = memory.plan_bundle(bundle.manifest, window=4, capacity=64)
+        after = open_engine(bundle, threads=1).memory_plan(window=4, capacity=64)
+    weights = sum((exported / name).stat().st_size for name in ("weights.bin", "graphs/ort.onnx"))
+    assert weights <= before["weights"] <= 1.2 * weights
+    assert {k: v for k, v in before.items() if k not in ("weights", "total")} == {
+        k: v for k, v in after.items() if k not in ("weights", "total")
+    }
+
+
+def test_refused_before_it_is_loaded() -> None:
+    plan = engine("mamba1").memory_plan()
+    memory.check_fits(plan)
+    memory.check_fits(plan, available=plan["total"])
+    with pytest.raises(EngineError, match="MiB are available"):
+        memory.check_fits(plan, available=plan["total"] - 1)
+    with pytest.raises(EngineError, match="needs"):
+        memory.check_fits({"total": 1 << 60})
+    available = memory.available_bytes()
+    assert available is not None
+    assert 0 < available < 1 << 50
+    assert memory.private_bytes() > 0
+
+
+def test_a_bundle_runs(exported: Path) -> None:
+    with open_bundle(exported) as bundle:
+        loaded = open_engine(bundle, threads=1)
+        expected = bundle.fingerprint
+    state = loaded.new_state()  # the bundle may be closed by now
+    assert state.identity.model == expected
+    assert np.isfinite(loaded.run(np.array([[1, 2, 3]]), state)).all()
+
+
+def test_a_file_exchanged_while_loading(exported: Path, tmp_path: Path) -> None:
+    for number, harm in enumerate((
+        lambda file: os.replace(shutil.copy(file, f"{file}.new"), file),  # the same bytes, anew
+        lambda file: os.utime(file),
+        lambda file: os.unlink(file),
+        lambda file: (os.rename(file, f"{file}.old"), os.symlink(f"{file}.old", file)),
+    )):  # fmt: skip
+        folder = shutil.copytree(exported, tmp_path / str(number))
+        with (
+            open_bundle(folder) as bundle,
+            pytest.raises(BundleError) as caught,
+            ort_session.unchanged(bundle),
+        ):
+            harm(folder / "weights.bin")
+        assert caught.value.file == str(folder / "weights.bin")
+
+
+def test_damaged_weights_are_found_before_use(exported: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(exported, tmp_path / "bundle")
+    with (folder / "weights.bin").open("r+b") as stream:
+        stream.seek(100)
+        stream.write(b"\xff")
+    with open_bundle(folder) as bundle, pytest.raises(BundleError, match="SHA-256"):
+        open_engine(bundle, threads=1)
