@@ -25,7 +25,9 @@ def given_prompt(option: str | None) -> str | None:
     """The prompt of -p, else of a pipe, else None: a person is at the terminal."""
     if option is not None:
         return option
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin is None:  # closed: nobody is there, and nothing was asked
+        return ""
+    if sys.stdin.isatty():
         return None
     data = sys.stdin.buffer.read(MAX_INPUT + 1)
     if len(data) > MAX_INPUT:

@@ -110,7 +110,7 @@ def _command(session: Session, command: str, argument: str) -> str:
 def _file(command: str, argument: str) -> Path:
     if not argument:
         raise InputError("needs a file", field=command, remedy=f"{command} FILE")
-    return Path(argument).expanduser()
+    return Path(os.path.expanduser(argument))
 
 
 def _length(session: Session) -> str:

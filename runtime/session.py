@@ -16,7 +16,14 @@ from edge.errors import EngineError, InputError, StateError, TokenizerError
 from edge.runtime import transcript
 from edge.runtime.context import Context, ContextMark
 from edge.runtime.generate import Answer, Generation
-from edge.runtime.sampling import Sampler, make_params, new_rng, restore_rng, rng_state
+from edge.runtime.sampling import (
+    Sampler,
+    SamplingParams,
+    make_params,
+    new_rng,
+    restore_rng,
+    rng_state,
+)
 from edge.text.template import Message
 from edge.text.tokenizer import check_text
 
@@ -73,7 +80,7 @@ class Session:
         self._messages = list(self._opening)
         state = model.engine.new_state(window=window, capacity=capacity)
         self._context = Context(model.engine, state)
-        self._rng = new_rng(seed)
+        self._rng = new_rng(SamplingParams(seed=seed).seed)
         self._undo: deque[SessionSnapshot] = deque(maxlen=max(1, undo_levels))
         self._lock = threading.Lock()
         self._turn: _Turn | None = None
