@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,9 @@ def export(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint directory to read.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Bundle folder to write.")],
     quant: Annotated[str, typer.Option(help="Weights: fp32, fp16, w8 or w4.")] = "fp16",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Tokenizer file or folder, when the checkpoint has none.")
+    ] = None,
     verify: Annotated[
         bool, typer.Option(help="Run the bundle against the reference network afterwards.")
     ] = True,
@@ -44,8 +48,10 @@ def export(
             bar.update(task, description=f"{stage:<10}", completed=done)
 
         summary = export_checkpoint(
-            checkpoint, output, quant=quant, verify=verify, progress=progress
+            checkpoint, output, quant=quant, tokenizer=tokenizer, verify=verify, progress=progress
         )
+    if summary.notice:
+        print(f"note: {summary.notice}", file=sys.stderr)
     print(json.dumps(summary.to_dict(), indent=1) if as_json else describe(summary))
 
 

@@ -56,6 +56,7 @@ class ExportSummary:
         parameters: of the model, each tensor counted once.
         checkpoint_bytes: size of the checkpoint's directory, its top level.
         verdict: one line about accuracy, or why it was not measured.
+        notice: what the user should know before using it, or None.
     """
 
     path: Path
@@ -63,6 +64,7 @@ class ExportSummary:
     parameters: int
     checkpoint_bytes: int
     verdict: str
+    notice: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -82,23 +84,26 @@ def export_checkpoint(
     quant: str = "fp32",
     verify: bool = True,
     chunk: int = CHUNK,
+    tokenizer: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ExportSummary:
     """Write the bundle of a checkpoint directory to `out`, whole or not at all.
 
     `progress(stage, fraction)` is called as work proceeds. With `verify`, the graph is run against
     the fp32 network and the figures go into the manifest; a model whose weights exceed VERIFY_LIMIT
-    in memory is not run, and the manifest says so. The same checkpoint and recipe give the same
+    in memory is not run, and the manifest says so. `tokenizer`, a file or a directory, goes before
+    what the checkpoint has; a model without one reads bytes, and `notice` says so. The same checkpoint and recipe give the same
     bundle, byte for byte.
 
     Raises CheckpointError when the checkpoint cannot be read; ExportError when the recipe is
-    unknown, `out` is something other than a bundle, there is no tokenizer, or the graph is wrong.
+    unknown, `out` is something other than a bundle, the tokenizer does not fit, or the graph is wrong.
     """
     report = progress or (lambda stage, fraction: None)
     chosen = recipe(quant)
     report("reading", 0.0)
     source = open_checkpoint(checkpoint)
-    tokenizer, copies = text_files.tokenizer_info(source, source.config)
+    given = None if tokenizer is None else Path(tokenizer)
+    reads, copies = text_files.tokenizer_info(source, source.config, given)
     with BundleWriter(out) as writer:
         built = build_graph(
             source.config, source, writer.folder, quant,
@@ -107,7 +112,7 @@ def export_checkpoint(
         template = _copy_text(source, writer, copies)
         report("checking", 0.65)
         check_graph(writer.folder)
-        accuracy = _accuracy(source, chosen, writer.folder, tokenizer, verify, report)
+        accuracy = _accuracy(source, chosen, writer.folder, reads, verify, report)
         report("hashing", 0.9)
         manifest = writer.finish(
             created_by=f"edge {edge.__version__}",
@@ -116,7 +121,7 @@ def export_checkpoint(
             opset=built.opsets,
             graphs={"ort": GRAPH_FILE},
             limits=Limits(chunk=chunk),
-            tokenizer=tokenizer,
+            tokenizer=reads,
             chat_template=template,
             generation=text_files.generation_defaults(source),
             accuracy=accuracy,
@@ -134,6 +139,7 @@ def export_checkpoint(
             parameters=parameters(source.config),
             checkpoint_bytes=sum(p.stat().st_size for p in source.path.iterdir() if p.is_file()),
             verdict=_verdict(accuracy),
+            notice=text_files.without_tokenizer(reads, source.config),
         )
 
 
@@ -194,7 +200,7 @@ def _accuracy(
             "that export allows itself"
         }
     report("verifying", 0.7)
-    tokens, kind = sample_tokens(source, tokenizer)
+    tokens, kind = sample_tokens(source.config, folder, tokenizer)
     figures = verify_graph(source.config, source, folder, tokens, chosen.bits)
     return {"on": kind, **figures}
 
@@ -206,20 +212,22 @@ def resident_bytes(config: ModelConfig, chosen: Recipe, folder: Path) -> int:
     return 2 * (folder / WEIGHT_FILE).stat().st_size
 
 
-def sample_tokens(source: Checkpoint, tokenizer: TokenizerInfo) -> tuple[NDArray[np.int64], str]:
+def sample_tokens(
+    config: ModelConfig, folder: Path, tokenizer: TokenizerInfo
+) -> tuple[NDArray[np.int64], str]:
     """Tokens [1, ≤VERIFY_TOKENS] of a fixed English text, or random ones where it has too few."""
-    limit = min(VERIFY_TOKENS, source.config.max_context or VERIFY_TOKENS)
-    ids = _encode(source, tokenizer)[:limit]
-    if len(ids) >= min(limit, 64) and max(ids) < source.config.vocab_size:
+    limit = min(VERIFY_TOKENS, config.max_context or VERIFY_TOKENS)
+    ids = _encode(folder, tokenizer)[:limit]
+    if len(ids) >= min(limit, 64) and max(ids) < config.vocab_size:
         return np.array([ids], np.int64), "text"
     random = np.random.default_rng(0).integers(0, tokenizer.vocab_size, (1, limit))
     return random.astype(np.int64), "random tokens"
 
 
-def _encode(source: Checkpoint, tokenizer: TokenizerInfo) -> list[int]:
+def _encode(folder: Path, tokenizer: TokenizerInfo) -> list[int]:
     if tokenizer.file is None:
         return list(_TEXT.encode())
-    path = str(source.path / Path(tokenizer.file).name)
+    path = str(folder / tokenizer.file)
     if tokenizer.kind == "tokenizer.json":
         from tokenizers import Tokenizer
 

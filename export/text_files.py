@@ -14,31 +14,42 @@ from edge.export.checkpoint import Checkpoint
 
 BYTES = 256
 CHAT_TEMPLATE = "chat_template.jinja"
-# Which tokenizers state-spaces' own models were trained with; their checkpoints carry none.
+# state-spaces' own checkpoints carry no tokenizer, whatever they were trained with
 _REMEDY = (
-    "put the tokenizer.json (or .model) it was trained with into the directory; state-spaces' "
-    "models use EleutherAI/gpt-neox-20b's"
+    "name the tokenizer it was trained with by --tokenizer; state-spaces' models use "
+    "EleutherAI/gpt-neox-20b's tokenizer.json"
 )
 
 
+def without_tokenizer(info: TokenizerInfo, config: ModelConfig) -> str | None:
+    """What to tell the user of a model that will read bytes only because nothing better is there.
+
+    None for one with a tokenizer and for byte-level models, which need none.
+    """
+    if info.kind != "bytes" or config.vocab_size == BYTES:
+        return None
+    return f"the checkpoint has no tokenizer, so the bundle reads text as bytes: {_REMEDY}"
+
+
 def tokenizer_info(
-    checkpoint: Checkpoint, config: ModelConfig
+    checkpoint: Checkpoint, config: ModelConfig, given: Path | None = None
 ) -> tuple[TokenizerInfo, list[tuple[Path, str]]]:
     """The manifest's entry, and (file to copy, path in the bundle) pairs.
 
-    tokenizer.json goes before a SentencePiece model; a model of 256 tokens with neither reads
-    bytes. Raises ExportError: no tokenizer, one that cannot be read, or one with more tokens than
-    the model has.
+    `given`: a tokenizer file, or a directory with one, to use instead of the checkpoint's own.
+    tokenizer.json goes before a SentencePiece model; with neither the model reads bytes. Raises
+    ExportError: fewer than 256 tokens and no tokenizer, one that cannot be read, or one with more
+    tokens than the model has.
     """
-    files = {p.name: p for p in checkpoint.tokenizer_files}
+    files = {p.name: p for p in checkpoint.tokenizer_files} if given is None else _given(given)
     pieces = next((p for name, p in files.items() if name.endswith(".model")), None)
     found = files.get("tokenizer.json") or pieces
     settings = _settings(files.get("tokenizer_config.json"))
     special = _special(checkpoint.generation)
     if found is None:
-        if config.vocab_size != BYTES:
+        if config.vocab_size < BYTES:
             raise ExportError("has no tokenizer", file=checkpoint.path, remedy=_REMEDY)
-        return TokenizerInfo(kind="bytes", vocab_size=BYTES, **special), []
+        return TokenizerInfo(kind="bytes", vocab_size=BYTES, **_below(BYTES, special)), []
     size, ids = _read(found)
     if size > config.vocab_size:
         raise ExportError(
@@ -62,12 +73,28 @@ def tokenizer_info(
     return info, copies
 
 
+def _given(path: Path) -> dict[str, Path]:
+    """Tokenizer files at a path the user named, by name. Raises ExportError when there is none."""
+    found = [path] if path.is_file() else sorted(path.glob("*")) if path.is_dir() else []
+    names = ("tokenizer.json", "tokenizer_config.json")
+    files = {p.name: p for p in found if p.name in names or p.suffix == ".model"}
+    if not files.keys() - {"tokenizer_config.json"}:
+        raise ExportError("holds no tokenizer.json and no .model file", file=path)
+    return files
+
+
 def _special(generation: dict[str, Any]) -> dict[str, Any]:
     return {
         "bos": generation.get("bos_token_id"),
         "eos": tuple(generation.get("eos_token_ids", ())),
         "pad": generation.get("pad_token_id"),
     }
+
+
+def _below(limit: int, special: dict[str, Any]) -> dict[str, Any]:
+    """The special tokens whose ids are below `limit`."""
+    bos, pad = (special[k] if (special[k] or 0) < limit else None for k in ("bos", "pad"))
+    return {"bos": bos, "pad": pad, "eos": tuple(t for t in special["eos"] if t < limit)}
 
 
 def _settings(path: Path | None) -> dict[str, Any]:

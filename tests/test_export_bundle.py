@@ -174,7 +174,7 @@ def test_what_cannot_become_a_bundle_is_refused(checkpoint: Path, tmp_path: Path
     with pytest.raises(ExportError, match="not a bundle"):
         export_checkpoint(checkpoint, tmp_path / "mine")
     assert (tmp_path / "mine" / "notes.txt").read_text() == "keep me"
-    bare = SAVE["mamba2"](tmp_path / "bare")
+    bare = SAVE["mamba2"](tmp_path / "bare", vocab_size=200)
     (bare / "tokenizer.json").unlink()
     with pytest.raises(ExportError, match="has no tokenizer"):
         export_checkpoint(bare, tmp_path / "b")
@@ -182,6 +182,19 @@ def test_what_cannot_become_a_bundle_is_refused(checkpoint: Path, tmp_path: Path
     with pytest.raises(ExportError, match="cannot be read as a tokenizer"):
         export_checkpoint(bare, tmp_path / "b")
     assert not (tmp_path / "b").exists()
+
+
+def test_a_checkpoint_without_a_tokenizer_reads_bytes_and_says_so(tmp_path: Path) -> None:
+    bare = checkpoints.save_mamba(tmp_path / "bare", vocab_size=300)
+    (bare / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    summary = export_checkpoint(bare, tmp_path / "b", verify=False)
+    assert summary.manifest.tokenizer.kind == "bytes"
+    assert summary.notice is not None and "--tokenizer" in summary.notice
+    named = export_checkpoint(bare, tmp_path / "b", tokenizer=tmp_path / "tokenizer.json")
+    assert named.manifest.tokenizer.kind == "tokenizer.json" and named.notice is None
+    assert named.manifest.accuracy["on"] == "text"
+    with pytest.raises(ExportError, match=r"no tokenizer\.json"):
+        export_checkpoint(bare, tmp_path / "b", tokenizer=tmp_path / "bare")
 
 
 def test_an_older_bundle_is_replaced(checkpoint: Path, tmp_path: Path) -> None:
