@@ -92,11 +92,12 @@ def export_checkpoint(
     `progress(stage, fraction)` is called as work proceeds. With `verify`, the graph is run against
     the fp32 network and the figures go into the manifest; a model whose weights exceed VERIFY_LIMIT
     in memory is not run, and the manifest says so. `tokenizer`, a file or a directory, goes before
-    what the checkpoint has; a model without one reads bytes, and `notice` says so. The same checkpoint and recipe give the same
-    bundle, byte for byte.
+    what the checkpoint has; a model without one reads bytes, and `notice` says so. The same
+    checkpoint and recipe give the same bundle, byte for byte.
 
     Raises CheckpointError when the checkpoint cannot be read; ExportError when the recipe is
-    unknown, `out` is something other than a bundle, the tokenizer does not fit, or the graph is wrong.
+    unknown, `out` is something other than a bundle, the tokenizer does not fit, or the graph is
+    wrong.
     """
     report = progress or (lambda stage, fraction: None)
     chosen = recipe(quant)
