@@ -16,8 +16,8 @@ STEPS = 4
 
 # Most KL divergence from fp32, nats a token, that rounding the weights (and, below 16 bits, the
 # activations to 8) explains. Random layers amplify rounding far more than trained ones do, so these
-# are wide; unrelated logits are 1 nat apart, all scan states lost 0.4, one layer's 0.1.
-KL_LIMITS = {32: 1e-5, 16: 1e-3, 8: 0.03, 4: 0.6}
+# are wide: unrelated logits are 1 nat apart, lost scan states cost 0.5, those of one layer 0.14.
+KL_LIMITS = {32: 1e-5, 16: 1e-3, 8: 0.06, 4: 0.8}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +12,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.apps.bench.gguf_file import write_gguf
-from edge.apps.bench.model import write_checkpoint
+from edge.apps.bench import gguf_file, model
 from edge.apps.bench.shapes import Shape
 from edge.errors import InputError
 
@@ -68,18 +68,20 @@ class Workspace:
     @property
     def checkpoint(self) -> Path:
         """transformers' format; written when first asked for."""
-        return self._once("checkpoint", lambda path: write_checkpoint(self.shape, path))
+        return self._once("checkpoint", lambda path: model.write_checkpoint(self.shape, path))
 
     def gguf(self, kind: str) -> Path:
         """llama.cpp's format, `kind` as in `gguf_file.KINDS`."""
         checkpoint = self.checkpoint
         return self._once(
-            f"{kind}.gguf", lambda path: write_gguf(self.shape, checkpoint, path, kind)
+            f"{kind}.gguf", lambda path: gguf_file.write_gguf(self.shape, checkpoint, path, kind)
         )
 
     def _once(self, name: str, write: Callable[[Path], object]) -> Path:
-        """A kept folder serves again: what is in it depends on the shape's name alone."""
-        final = self.path / f"{self.shape.name}-{name}"
+        """A kept folder serves again, as long as what makes its files has not changed."""
+        makers = (model.__file__, gguf_file.__file__)
+        made_by = hashlib.sha256(b"".join(Path(file).read_bytes() for file in makers)).hexdigest()
+        final = self.path / f"{self.shape.name}-{made_by[:8]}-{name}"
         if not final.exists():
             final.parent.mkdir(parents=True, exist_ok=True)
             partial = final.with_name(f".{final.name}.partial")

@@ -18,6 +18,7 @@ from edge.apps.bench.profile import Cost
 from edge.apps.bench.shapes import Shape
 from edge.apps.units import megabytes
 
+BUSY = 0.1
 OURS, THEIRS = "edge-w8", "llama-q8_0"
 PACKAGES = ("mamba-edge", "onnxruntime", "numpy", "torch", "transformers", "llama-cpp-python")
 
@@ -56,7 +57,9 @@ class Expectation:
 
 @dataclass
 class Report:
-    """`absent`: peer → why it did not take part. `costs`: figure → where our time goes."""
+    """`absent`: peer → why it did not take part. `costs`: figure → where our time goes.
+    `others`: share of the processor that other programs used beside us.
+    """
 
     shape: Shape
     threads: int
@@ -66,6 +69,12 @@ class Report:
     timings: Timings
     absent: Mapping[str, str]
     costs: Mapping[str, Cost] = field(default_factory=dict)
+    others: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether other programs wanted the processor too."""
+        return self.others > BUSY
 
     @property
     def right(self) -> bool:
@@ -99,6 +108,7 @@ class Report:
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "command": self.command,
             "machine": machine(),
+            "used_by_others": self.others,
             "versions": {name: installed(name) for name in PACKAGES},
             "shape": {"name": self.shape.name, "parameters": self.shape.parameters},
             "threads": self.threads,
@@ -142,7 +152,9 @@ class Report:
         box = machine()
         size = f"{self.shape.parameters / 1e6:.3g} M random weights"
         yield f"Mamba {self.shape.name}, {size}; {self.rounds} rounds in turn"
-        yield f"{self.threads} threads on {box['cpu']}, load average {box['load_average']}"
+        yield f"{self.threads} threads on {box['cpu']}, {self.others:.0%} of it in use by others"
+        if self.busy:
+            yield "the machine was busy with something else: do not trust the times and ratios"
 
     def _agreement_table(self) -> Table:
         table = _table("against transformers fp32, the worst of four parts", "peer", "weights")
@@ -199,7 +211,6 @@ def machine() -> dict[str, object]:
     return {
         "cpu": _cpu_name(),
         "usable_cpus": usable,
-        "load_average": round(os.getloadavg()[0], 2),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
     }

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
+
 from edge.apps.bench import check
 from edge.apps.bench.check import Reference
-from edge.apps.bench.measure import FIGURES, Timings, measure
+from edge.apps.bench.measure import FIGURES, PAUSE, Timings, measure
 from edge.apps.bench.peers import PEERS, RUN, Peer, Workspace, missing
 from edge.apps.bench.report import OURS, PeerResult, Report
 from edge.apps.bench.shapes import Shape
 from edge.errors import EngineError, InputError
 
+OBSERVED = 0.5  # seconds in which to see what others are doing
 Say = Callable[[str], None]
 
 
@@ -53,8 +57,10 @@ def run(
             peers.append(peer)
         else:
             peer.close()
+    others = _used_by_others()
     timings = _timed(peers, reference, rounds, say)
     report = Report(shape, threads, rounds, command, results, timings, absent)
+    report.others = max(others, _used_by_others())
     if OURS in timings and (profiled or report.missed):
         _explain(report, workspace, profiled, say)
     return report
@@ -73,6 +79,12 @@ def make_reference(workspace: Workspace, threads: int, say: Say) -> Reference:
     tokens = check.token_ids(workspace.shape.vocab_size)
     short, long = tokens[: check.PROMPT + RUN + check.STEPS], tokens[: check.PREFILL + 1]
     return Reference(short, model.whole(short), long, model.whole(long))
+
+
+def _used_by_others() -> float:
+    """Share of the processor in use while we do nothing."""
+    time.sleep(PAUSE)
+    return float(psutil.cpu_percent(OBSERVED)) / 100
 
 
 def _timed(peers: Sequence[Peer], reference: Reference, rounds: int, say: Say) -> Timings:
