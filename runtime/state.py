@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +42,22 @@ class Snapshot:
         return sum(array.nbytes for array in arrays)
 
 
+class _Hold:
+    """A lock that refuses instead of waiting."""
+
+    def __init__(self) -> None:
+        self._busy = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise EngineError(
+                "the state is in use by another thread", remedy="use one state per thread"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._busy.release()
+
+
 class StateBuffers:
     """The state of `batch` sequences of one model, made by `Engine.new_state`.
 
@@ -66,7 +81,7 @@ class StateBuffers:
         self.place = Place(window)
         self.workspace: Any = None
         self.rings, self.caches = _allocate(layout, window)
-        self._busy = threading.Lock()
+        self._hold = _Hold()
 
     # -- what it is ------------------------------------------------------------------------------
 
@@ -246,17 +261,9 @@ class StateBuffers:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> _Hold:
         """Hold the state for this thread. Raises EngineError while another one does."""
-        if not self._busy.acquire(blocking=False):
-            raise EngineError(
-                "the state is in use by another thread", remedy="use one state per thread"
-            )
-        try:
-            yield
-        finally:
-            self._busy.release()
+        return self._hold
 
     def adopt(
         self, recurrent: Mapping[str, Array], caches: Mapping[str, Array], position: int
