@@ -150,7 +150,7 @@ def test_top_p_over_a_large_vocabulary() -> None:
 def test_a_draw_is_the_place_in_the_running_sum(
     weights: list[float], repeat: int, uniform: float
 ) -> None:
-    values = np.array([1.0, *weights * repeat], np.float32)
+    values = np.array([*weights * repeat, 1.0, 0.0], np.float32)
     drawn = _draw(values, uniform)
     sums = np.cumsum(values, dtype=np.float64)
     assert values[drawn] > 0

@@ -155,6 +155,16 @@ def test_a_list_of_messages_reuses_what_it_shares() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_the_same_question_again_is_answered_again(kind: str) -> None:
+    session = model(kind).session()
+    question = [Message("user", "hello")]
+    # after one token the state holds the prompt and no more
+    first = session.chat(question, max_tokens=1, temperature=0).finish()
+    again = session.chat(question, max_tokens=1, temperature=0).finish()
+    assert again.tokens == first.tokens and again.prompt_tokens > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_talk_goes_on_as_if_never_left(kind: str, tmp_path: Path) -> None:
     session = model(kind).session(system="be kind", seed=8)
     session.chat("hello", max_tokens=5, **HOT).finish()

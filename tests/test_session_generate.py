@@ -235,6 +235,15 @@ def test_an_abandoned_answer_stays_in_the_session(how: str) -> None:
     assert session.generate(" more", max_tokens=2).finish().reused_tokens == state.position
 
 
+def test_an_answer_abandoned_inside_a_character_says_what_it_holds() -> None:
+    session = model("bytes").session()
+    generation = session.generate("the", temperature=0, max_tokens=9, logit_bias={0xE2: 1000.0})
+    assert next(generation) == "\ufffd"  # the first byte, decided by the second
+    generation.close()
+    result = generation.result
+    assert result.tokens == (0xE2, 0xE2) and result.text == generation.text == "\ufffd\ufffd"
+
+
 def test_one_answer_at_a_time_and_no_calls_from_inside_it() -> None:
     session = model("bytes").session()
     generation = session.generate("the", max_tokens=5, **HOT)
