@@ -18,7 +18,7 @@ Figure = Literal["decode", "prefill", "run"]
 FIGURES: tuple[Figure, ...] = ("decode", "prefill", "run")
 
 PAUSE = 0.05  # seconds in which the last peer's idle threads stop spinning
-BUDGET = 1.0  # seconds after which a turn takes no further sample
+BUDGET = 1.0  # seconds after which a turn neither warms up nor samples further
 WARM = {"decode": 3, "prefill": 1, "run": 2}
 CALLS = {"decode": 24, "prefill": 3, "run": 8}
 
@@ -71,12 +71,16 @@ def measure(
 
 
 def turn(peer: Peer, figure: Figure, tokens: Tokens) -> list[float]:
-    """Seconds of each call of one turn, the first calls excepted."""
+    """Seconds of each call of one turn, after some that warm up."""
     call = caller(peer, figure, tokens)
-    for _ in range(WARM[figure]):
-        call()
+    _repeat(call, WARM[figure])
+    return _repeat(call, CALLS[figure])
+
+
+def _repeat(call: Callable[[], object], most: int) -> list[float]:
+    """Seconds of each of at least one and at most `most` calls; none begins after the budget."""
     taken: list[float] = []
-    while len(taken) < CALLS[figure] and sum(taken) < BUDGET:
+    while len(taken) < most and sum(taken) < BUDGET:
         started = time.perf_counter()
         call()
         taken.append(time.perf_counter() - started)

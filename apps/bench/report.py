@@ -109,6 +109,7 @@ class Report:
             "command": self.command,
             "machine": machine(),
             "used_by_others": self.others,
+            "trustworthy": not self.busy,
             "versions": {name: installed(name) for name in PACKAGES},
             "shape": {"name": self.shape.name, "parameters": self.shape.parameters},
             "threads": self.threads,
@@ -194,7 +195,7 @@ class Report:
 
     def _lines(self) -> Iterable[str]:
         for expected in self.expectations:
-            mark = "met" if expected.met else "MISSED"
+            mark = "unsure" if self.busy else "met" if expected.met else "MISSED"
             yield f"{mark:<7} {expected.text}: {expected.value:.2f}"
         for name, reason in self.absent.items():
             yield f"absent  {name}: {reason}"
