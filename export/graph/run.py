@@ -30,8 +30,6 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     # Threads that wait by spinning take the cores from whatever else runs; see docs/decisions.md.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # A decayed state underflows; denormals make arithmetic on it a hundred times slower.
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
     return options
 
 
