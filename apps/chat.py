@@ -41,6 +41,9 @@ def chat(
     threads: Annotated[
         int | None, typer.Option(help="CPU threads; one per core when not given.")
     ] = None,
+    spin: Annotated[
+        bool, typer.Option("--spin", help="Threads wait awake: for a machine doing nothing else.")
+    ] = False,
 ) -> None:
     """Talk to a bundle. With -p, or text on standard input, answer once: the answer goes to
     standard output, everything else to standard error."""
@@ -62,7 +65,7 @@ def chat(
     once = chat_once.given_prompt(prompt)
     from edge.runtime.model import load
 
-    model = load(bundle, engine=engine, threads=threads)
+    model = load(bundle, engine=engine, threads=threads, spin=spin)
     session = model.session(system=system if model.template else None, seed=seed)
     if system is not None and model.template is None:
         print("note: this model has no chat template; --system is not used", file=sys.stderr)

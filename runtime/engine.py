@@ -104,12 +104,16 @@ def choose_engine(name: str) -> str:
     )
 
 
-def open_engine(bundle: Bundle, name: str = "auto", *, threads: int | None = None) -> Engine:
+def open_engine(
+    bundle: Bundle, name: str = "auto", *, threads: int | None = None, spin: bool = False
+) -> Engine:
     """Load a bundle's graph into the engine called `name`.
 
-    `threads` None is one per physical core this process may use. Raises BundleError, EngineError.
+    `threads` None is one per physical core this process may use. `spin`: threads wait for work
+    awake, quicker on a machine that does nothing else and far slower beside other work. Raises
+    BundleError, EngineError.
     """
     choose_engine(name)
     from edge.runtime.ort import OrtEngine
 
-    return OrtEngine.from_bundle(bundle, threads=threads)
+    return OrtEngine.from_bundle(bundle, threads=threads, spin=spin)

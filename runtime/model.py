@@ -69,19 +69,24 @@ class Model:
 
 
 def load(
-    bundle: str | os.PathLike[str], *, engine: str = "auto", threads: int | None = None
+    bundle: str | os.PathLike[str],
+    *,
+    engine: str = "auto",
+    threads: int | None = None,
+    spin: bool = False,
 ) -> Model:
     """Load a bundle by path, or by the name of an embedded one: demo, demo-draft, demo-bytes.
 
     A folder with one of these names is meant by `./demo`. `threads` None is one per core this
-    process may use. Raises BundleError, EngineError, TokenizerError.
+    process may use; `spin` keeps them awake between products (see `open_engine`). Raises
+    BundleError, EngineError, TokenizerError.
     """
     choose_engine(engine)
     path = resolve(bundle)
     with open_bundle(path) as opened:
         tokenizer = load_tokenizer(opened)
         template = load_template(opened, tokenizer)
-        running = open_engine(opened, engine, threads=threads)
+        running = open_engine(opened, engine, threads=threads, spin=spin)
         return Model(path, opened.manifest, opened.fingerprint, running, tokenizer, template)
 
 

@@ -17,14 +17,16 @@ _BITS: dict[str, Bits] = {"fp32": 32, "fp16": 16, "w8": 8, "w4": 4}
 class EdgePeer:
     """One state; prompts are committed in chunks, everything else can be rewound."""
 
-    note = ""
+    note: str = ""
 
-    def __init__(self, workspace: Workspace, recipe: str, threads: int) -> None:
-        self.name = f"edge-{recipe}"
+    def __init__(self, workspace: Workspace, recipe: str, threads: int, *, spin: bool) -> None:
+        self.name = f"edge-{recipe}-spin" if spin else f"edge-{recipe}"
         self.bits = _BITS[recipe]
-        with open_bundle(export_bundle(workspace, self.name, recipe)) as bundle:
+        if spin:
+            self.note = "threads wait awake (edge.load(…, spin=True)), as llama.cpp's do"
+        with open_bundle(export_bundle(workspace, f"edge-{recipe}", recipe)) as bundle:
             self.weight_bytes = sum(entry.size for entry in bundle.manifest.files)
-            self._engine = open_engine(bundle, "ort", threads=threads)
+            self._engine = open_engine(bundle, "ort", threads=threads, spin=spin)
         self.version = f"{installed('mamba-edge')}, onnxruntime {installed('onnxruntime')}"
         self._state = self._engine.new_state()
         self._token = np.zeros((1, 1), np.int64)

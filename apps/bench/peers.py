@@ -99,11 +99,11 @@ class Entry:
     make: Callable[[Workspace, int], Peer]
 
 
-def _edge(recipe: str) -> Entry:
+def _edge(recipe: str, *, spin: bool = False) -> Entry:
     def make(workspace: Workspace, threads: int) -> Peer:
         from edge.apps.bench.peer_edge import EdgePeer
 
-        return EdgePeer(workspace, recipe, threads)
+        return EdgePeer(workspace, recipe, threads, spin=spin)
 
     return Entry(("onnxruntime", "onnx", "torch"), ".venv/bin/pip install '.[export]'", make)
 
@@ -125,6 +125,7 @@ def _transformers(workspace: Workspace, threads: int) -> Peer:
 
 PEERS = {
     "edge-w8": _edge("w8"),
+    "edge-w8-spin": _edge("w8", spin=True),
     "edge-w4": _edge("w4"),
     "edge-fp16": _edge("fp16"),
     "edge-fp32": _edge("fp32"),
@@ -135,7 +136,9 @@ PEERS = {
         ("torch", "transformers"), ".venv/bin/pip install torch transformers", _transformers
     ),
 }
-DEFAULT = ("edge-w8", "edge-w4", "edge-fp32", "llama-q8_0", "llama-q4_0", "transformers")
+DEFAULT = (
+    "edge-w8", "edge-w8-spin", "edge-w4", "edge-fp32", "llama-q8_0", "llama-q4_0", "transformers",
+)  # fmt: skip
 
 
 def missing(name: str) -> tuple[str, ...]:
