@@ -63,13 +63,13 @@ def prepare() -> None:
 
 
 def figures(result: GenerationResult, session: Session) -> str:
-    """One line: prompt and generation speed, time to the first token, what was reused."""
+    """One line, mostly under 80 columns: tokens and their speed, TTFT, tokens reused."""
     parts = [
-        f"prompt {result.prompt_tokens} tokens{_rate(result.prompt_tokens_per_s)}",
-        f"generation {len(result.tokens)} tokens{_rate(result.timings.tokens_per_s)}",
+        f"prompt {result.prompt_tokens}{_rate(result.prompt_tokens_per_s)}",
+        f"generation {len(result.tokens)}{_rate(result.timings.tokens_per_s)}",
     ]
     if result.timings.ttft_s is not None:
-        parts.append(f"first token {result.timings.ttft_s * 1000:.0f} ms")
+        parts.append(f"TTFT {result.timings.ttft_s * 1000:.0f} ms")
     parts += [f"reused {result.reused_tokens}", f"state {megabytes(session.state_bytes)}"]
     if ended := ENDS[result.finish_reason]:
         parts.append(ended)
@@ -77,7 +77,7 @@ def figures(result: GenerationResult, session: Session) -> str:
 
 
 def _rate(per_second: float | None) -> str:
-    return "" if per_second is None else f", {per_second:.1f} t/s"
+    return "" if per_second is None else f" at {per_second:.0f} t/s"
 
 
 def note(text: str) -> None:

@@ -40,7 +40,7 @@ def test_the_answer_alone_is_on_standard_output() -> None:
     text = expected("bytes", "hello", max_tokens=20)
     code, out, err = run(str(bundle("bytes")), "-p", "hello", "--max-tokens", "20", *HOT)
     assert (code, out) == (0, text)
-    assert err.count("\n") == 1 and "generation 20 tokens" in err and "reused 0" in err
+    assert err.count("\n") == 1 and "generation 20 at " in err and "reused 0" in err
     # a pipe is the same, -p goes before a pipe, and the final line feed of `echo` is not text
     code, out, _ = run(str(bundle("bytes")), "--max-tokens", "20", *HOT, text=b"hello\n")
     assert (code, out) == (0, text)

@@ -145,7 +145,7 @@ def test_a_base_model_continues_texts() -> None:
     terminal.ask("the state")
     assert "reused 0" in terminal.wait_for("state ")
     terminal.ask("")
-    terminal.wait_for("prompt 1 tokens")
+    terminal.wait_for("prompt 1 at ")
     terminal.ask("/bye")
     assert terminal.leave() == 0
 
