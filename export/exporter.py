@@ -158,7 +158,8 @@ def _quantization(chosen: Recipe, built: BuiltGraph) -> Quantization:
 def _copy_text(
     source: Checkpoint, writer: BundleWriter, copies: list[tuple[Path, str]]
 ) -> str | None:
-    for path, relative in copies:
+    card = source.path / text_files.MODEL_CARD
+    for path, relative in [*copies, *([(card, card.name)] if card.is_file() else [])]:
         shutil.copyfile(path, writer.path(relative))
     template = text_files.chat_template(source)
     if template is None:

@@ -14,6 +14,7 @@ from edge.export.checkpoint import Checkpoint
 
 BYTES = 256
 CHAT_TEMPLATE = "chat_template.jinja"
+MODEL_CARD = "README.md"
 # state-spaces' own checkpoints carry no tokenizer, whatever they were trained with
 _REMEDY = (
     "name the tokenizer it was trained with by --tokenizer; state-spaces' models use "
@@ -168,7 +169,7 @@ def generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
 
 def licence(checkpoint: Checkpoint) -> str | None:
     """`license:` in the front matter of README.md, where model hubs keep it; None without."""
-    readme = checkpoint.path / "README.md"
+    readme = checkpoint.path / MODEL_CARD
     if not readme.is_file():
         return None
     lines = readme.read_text("utf-8", errors="replace").splitlines()

@@ -155,6 +155,8 @@ def test_chat_template_and_defaults_come_along(tmp_path: Path) -> None:
     assert manifest.generation.stop == ("\n\n",) and manifest.tokenizer.eos == (0,)
     assert manifest.provenance.licence == "apache-2.0"
     assert manifest.provenance.source == "checkpoint"
+    with open_bundle(tmp_path / "bundle") as bundle:
+        assert bundle.read("README.md").endswith(b"# Model\n")
 
 
 def test_greedy_models_default_to_temperature_zero(tmp_path: Path) -> None:
