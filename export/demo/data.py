@@ -24,7 +24,7 @@ MIX = {
     "seed_tasks_chat": 0.5,
     "tldr": 0.05,
     "mbpp_chat": 0.0,
-    "greetings": 5.0,
+    "greetings": 10.0,
 }
 # Both sides are people talking: the user's words are worth learning too.
 DIALOGUES = {"self_dialogue", "synthetic_persona_chat", "taskmaster4", "greetings"}
