@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from edge.ops.spec import Attribute, Op, index, state, value, weight
 
-_KEPT = index("kept", "i64[R]", "tokens whose state is emitted, each in [0, T)")
+_KEPT = index("kept", "i64[R]", "tokens whose state is emitted: ascending, in [0, T)")
 
 CAUSAL_CONV1D = Op(
     "CausalConv1d",

@@ -84,7 +84,8 @@ class GraphRunner:
         rows: Sequence[int] | None = None,
         kept: Sequence[int] | None = None,
     ) -> tuple[F32, list[GraphState]]:
-        """Logits of `rows` (default: all) and the state after each kept token (default: the last).
+        """Logits of `rows` (default: all) and the state after each kept token (default: the last),
+        which ascend.
 
         A state's KV caches are written, so a tree's kept states share them; `position` of a state
         after a tree run counts the tokens on its path.
