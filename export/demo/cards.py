@@ -52,8 +52,8 @@ ABOUT = {
 LIMITS = """\
 ## What it cannot do
 
-It was trained for an hour or so on two shared CPU cores, to show that the runtime works. It knows
-next to nothing: it makes small talk in English, invents facts about itself and the world, follows
+It was trained for minutes to two hours on a CPU, to show that the runtime works. It knows next to
+nothing: it makes small talk in English, invents facts about itself and the world, follows
 the form of a sum and gets the result wrong, and loses the thread after a few turns. It has had no
 safety training. Do not rely on anything it says.
 """
@@ -86,7 +86,7 @@ def _samples(card: dict[str, Any]) -> str:
         for turns in conversations:
             for user, answer in turns:
                 parts.append(f"> **User:** {user}  ")
-                parts.append(f"> **Assistant:** {answer}  ")
+                parts.append("> **Assistant:** " + answer.replace("\n", "  \n> ") + "  ")
             parts.append("")
     return "\n".join(parts)
 
@@ -98,8 +98,10 @@ def card_text(card: dict[str, Any]) -> str:
     seen = (
         f"{card['parameters']:,} parameters. Trained for {card['steps']:,} steps of "
         f"{card['batch_rows']} rows of {card['row_ids'] - 1} ids, {card['tokens_seen']:,} ids in "
-        f"all (padding included), {card['wall_seconds'] / 3600:.1f} hours on {card['machine']}."
+        f"all (padding included), {card['wall_seconds'] / 60:.0f} minutes on {card['machine']}."
     )
+    if "notes" in card:
+        seen += f" {card['notes']}"
     return f"""---
 license: apache-2.0
 ---

@@ -192,17 +192,26 @@ class TrainingData:
     """Epochs of packed rows, each a function of the seed and the epoch's number alone."""
 
     def __init__(
-        self, data: Path, codec: Codec, width: int, seed: int = 0, talk_only: bool = False
+        self,
+        data: Path,
+        codec: Codec,
+        width: int,
+        seed: int = 0,
+        talk_only: bool = False,
+        greet: float = 1,
     ) -> None:
-        """`talk_only`: dialogues between people alone, no instructions, books or documentation."""
+        """`talk_only`: dialogues between people alone, no instructions, books or documentation.
+        `greet`: how much more often than in MIX the greetings come.
+        """
         self.codec, self.width, self.seed = codec, width, seed
+        mix = MIX | {"greetings": MIX["greetings"] * greet}
         chats = list(read_conversations(data / "chat.train.jsonl"))
         for greeting in read_conversations(GREETINGS):
             chats += carelessly_typed(greeting)
         self.chats = [
-            (MIX.get(c.source, 1.0), pieces)
+            (mix.get(c.source, 1.0), pieces)
             for c in chats
-            if MIX.get(c.source, 1.0) > 0 and (pieces := conversation_pieces(c, codec, width))
+            if mix.get(c.source, 1.0) > 0 and (pieces := conversation_pieces(c, codec, width))
         ]
         self.documents = [] if talk_only else list(read_documents(data / "pretrain.train.txt"))
 

@@ -51,6 +51,7 @@ class Plan:
     device: str = "cpu"
     bf16: bool = True
     talk_only: bool = False
+    greet: float = 1.0
     save_every: float = 300.0
     valid_conversations: int | None = 150
 
@@ -100,7 +101,7 @@ def train(
     place: dict[str, Any] = {"step": 0, "epoch": 0, "row": 0, "tokens": 0, "seconds": 0.0}
     place |= checkpoint.load(out / "resume", network, optimizer) or {}
     codec = make_codec(tokenizer)
-    training = TrainingData(data, codec, plan.width, plan.seed, plan.talk_only)
+    training = TrainingData(data, codec, plan.width, plan.seed, plan.talk_only, plan.greet)
     rows, size = chat_rows(data / "chat.valid.jsonl", codec, plan.width, plan.valid_conversations)
 
     def validate() -> Figures:
@@ -195,6 +196,7 @@ def describe(config: ModelConfig, plan: Plan, place: dict[str, Any]) -> dict[str
         "row_ids": plan.width,
         "bf16_autocast": plan.bf16,
         "talk_only": plan.talk_only,
+        "greet": plan.greet,
         "seed": plan.seed,
     }
 
@@ -213,6 +215,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     bf16: Annotated[bool, typer.Option(help="Matrix products in bfloat16")] = True,
     talk_only: Annotated[bool, typer.Option(help="Learn from dialogues alone")] = False,
+    greet: Annotated[float, typer.Option(help="How much more often greetings come")] = 1.0,
     save_every: Annotated[float, typer.Option(help="Seconds between checkpoints")] = 300.0,
     seed: int = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
@@ -230,7 +233,7 @@ def main(
         tokenizer = None
     elif tokenizer is None:
         raise typer.BadParameter("--tokenizer is needed")
-    plan = Plan(width, batch, steps, minutes, seed, device, bf16, talk_only, save_every)
+    plan = Plan(width, batch, steps, minutes, seed, device, bf16, talk_only, greet, save_every)
     card = train(config_for(what.value), data, out, plan, tokenizer)
     print(json.dumps(card, indent=2))
 
