@@ -41,7 +41,10 @@ def export(
 
     columns = (TextColumn("{task.description}"), BarColumn(), "{task.percentage:>3.0f}%")
     console = Console(stderr=True)
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+    with Progress(
+        *columns, TimeElapsedColumn(),
+        console=console, transient=True, disable=not console.is_terminal,
+    ) as bar:  # fmt: skip
         task = bar.add_task("reading", total=1.0)
 
         def progress(stage: str, done: float) -> None:
