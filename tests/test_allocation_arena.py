@@ -1,0 +1,63 @@
+"""ONNX Runtime's arena does not grow per token, by its own account.
+
+No call of its Python API gives an arena's statistics, but the arena reports every extension, with
+its total, in the log.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge.runtime.model import EMBEDDED
+
+CHILD = """
+import sys
+import numpy as np
+import onnxruntime
+from edge.runtime import ort_session
+
+quiet = ort_session.session_options
+
+def talkative(threads, *, spin=False):
+    options = quiet(threads, spin=spin)
+    options.log_severity_level = 1
+    return options
+
+ort_session.session_options = talkative
+import edge
+
+onnxruntime.set_default_logger_severity(1)
+model = edge.load(sys.argv[1], threads=2)
+state = model.engine.new_state(window=4)
+ids = np.arange(4)[None]
+
+def tokens(number):
+    for _ in range(number):
+        model.engine.run(ids[:, :1], state)
+        model.engine.run(ids, state, rows="all")
+        state.rewind(4)
+
+tokens(10)
+print("WARM", file=sys.stderr, flush=True)
+tokens(400)
+print("DONE", file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_arena_is_extended_while_warming_up_and_never_again(name: str) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, name],
+        cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr[-2000:]
+    warming, _, running = child.stderr.partition("WARM\n")
+    assert "DONE" in running
+    totals = [int(total) for total in re.findall(r"Total allocated bytes: (\d+)", warming)]
+    assert totals, "the arena reported nothing, so silence proves nothing"
+    assert "bfc_arena" not in running
