@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from edge.errors import EdgeError
 
-REFUSED, USAGE, INTERRUPTED = 1, 2, 130
+REFUSED, INTERRUPTED = 1, 130
 
 
 def exit_code_of(program: Callable[[], object]) -> int:

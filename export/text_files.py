@@ -103,7 +103,7 @@ def _settings(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         values = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as problem:
+    except (ValueError, OSError, RecursionError) as problem:
         raise ExportError(f"cannot be read as JSON: {problem}", file=path) from None
     return values if isinstance(values, dict) else {}
 

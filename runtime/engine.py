@@ -15,13 +15,12 @@ from edge.runtime.state import StateBuffers
 if TYPE_CHECKING:
     from edge.bundle import Bundle
 
-EngineName = Literal["auto", "ort", "cuda", "tensorrt"]
 Rows = Literal["last", "all"] | Sequence[int]
 
 DEFAULT_WINDOW = 8
 MAX_WINDOW = 256
 
-# what is missing before each can be chosen; `doctor` prints these too
+# what is missing before each can be chosen
 UNAVAILABLE = {
     "cuda": "it needs a bundle with compiled kernels and the cuda-core package",
     "tensorrt": "it needs TensorRT and an engine built on this device",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 
-from edge.config import AttentionConfig, ModelConfig
+from edge.config import ModelConfig
 from edge.tensors import kv_cache_shapes, recurrent_state_shapes
 
 Shape = tuple[int, ...]
@@ -83,11 +84,11 @@ class StateLayout:
     @property
     def slot_bytes(self) -> int:
         """Bytes of one recurrent state: what a snapshot costs besides its KV rows."""
-        return 4 * sum(_product(shape) for shape in self.recurrent.values())
+        return 4 * sum(math.prod(shape) for shape in self.recurrent.values())
 
     @property
     def cache_bytes(self) -> int:
-        return 4 * sum(_product(shape) for shape in self.caches.values())
+        return 4 * sum(math.prod(shape) for shape in self.caches.values())
 
     def cache_shapes(self, length: int) -> dict[str, Shape]:
         """Shapes of the first `length` tokens of the KV caches."""
@@ -97,20 +98,3 @@ class StateLayout:
 def batch_axis(name: str) -> int:
     """Where a slot of this tensor has its batch."""
     return 1 if name.endswith(".conv_state") else 0
-
-
-def head_dims(config: ModelConfig) -> dict[str, int]:
-    """Cache name → head_dim without the padding."""
-    return {
-        f"layers.{index}.{which}_cache": layer.head_dim
-        for index, layer in enumerate(config.layers)
-        if isinstance(layer, AttentionConfig)
-        for which in ("key", "value")
-    }
-
-
-def _product(shape: Shape) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product

@@ -183,6 +183,9 @@ def test_what_cannot_become_a_bundle_is_refused(checkpoint: Path, tmp_path: Path
     (bare / "tokenizer.json").write_text("{}")
     with pytest.raises(ExportError, match="cannot be read as a tokenizer"):
         export_checkpoint(bare, tmp_path / "b")
+    (bare / "tokenizer_config.json").write_text("[" * 10**5)
+    with pytest.raises(ExportError, match="cannot be read as JSON"):
+        export_checkpoint(bare, tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,20 +81,13 @@ class Bundle:
             raise BundleError("changed while it was read", file=f"{self.path}/{path}")
         return data
 
-    def map(self, path: str) -> mmap.mmap:
-        """Read-only memory map of a listed file, checked; the caller keeps it as long as needed."""
-        fd = self.fd(path)
-        if os.fstat(fd).st_size == 0:
-            raise BundleError("is empty", file=f"{self.path}/{path}", remedy=REMEDY)
-        return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-
     def verify(self) -> None:
         """Check every listed file now, not on first use."""
         for entry in self.manifest.files:
             self.fd(entry.path)
 
     def close(self) -> None:
-        """Close every descriptor; maps already made stay valid."""
+        """Close every descriptor."""
         for fd in self._checked.values():
             os.close(fd)
         self._checked.clear()

@@ -32,9 +32,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def loads(data: bytes, *, allow_constants: bool = False, max_depth: int = MAX_DEPTH) -> Any:
-    """Parse UTF-8 JSON. Raises ValueError on anything malformed, deeper than `max_depth`, or with
-    duplicate keys; `Infinity` and `NaN` only pass with `allow_constants`.
+def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
+    """Parse UTF-8 JSON. Raises ValueError on anything malformed, deeper than `max_depth`, with
+    duplicate keys, or with the `Infinity` and `NaN` that Python alone calls JSON.
     """
     text = data.decode("utf-8", errors="strict")
     depth = _depth(text)
@@ -42,8 +42,6 @@ def loads(data: bytes, *, allow_constants: bool = False, max_depth: int = MAX_DE
         raise ValueError(f"nested {depth} deep, {max_depth} allowed")
 
     def constant(name: str) -> float:
-        if not allow_constants:
-            raise ValueError(f"{name} is not JSON")
-        return float(name)
+        raise ValueError(f"{name} is not JSON")
 
     return json.loads(text, object_pairs_hook=_unique, parse_constant=constant)

@@ -28,8 +28,6 @@ MIX = {
 }
 # Both sides are people talking: the user's words are worth learning too.
 DIALOGUES = {"self_dialogue", "synthetic_persona_chat", "taskmaster4", "greetings"}
-# Marks of a script's roles where a name should be: such conversations are left out.
-PLACEHOLDERS = ("User 1", "User 2", "[username]")
 FIRST_TEXT = 0.2  # share of the first epoch that is book and documentation text
 
 Piece = tuple[list[int], list[bool]]
