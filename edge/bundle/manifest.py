@@ -99,6 +99,8 @@ class Manifest(_Strict):
     created_by: str
     model: ModelConfig
     quantization: Quantization
+    # state tensors that are not fp32, by their name as a graph input
+    state_dtypes: dict[str, Literal["int8", "float16"]] = {}
     opset: dict[str, int]
     graphs: dict[Name, str]
     limits: Limits

@@ -10,7 +10,7 @@ DOMAIN = "edge"
 VERSION = 1
 
 Role = Literal["value", "weight", "state", "index"]
-_TYPED = re.compile(r"^(?P<dtype>f32|f16|u8|i32|i64|bool)\[(?P<shape>[^\]]*)\]$")
+_TYPED = re.compile(r"^(?P<dtype>f32|f16|i8|u8|i32|i64|bool)\[(?P<shape>[^\]]*)\]$")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Value:
 
     Attributes:
         name: as it stands in node signatures.
-        dtypes: what it may be: f32, f16, u8, i32, i64, bool. The first is the usual one.
+        dtypes: what it may be: f32, f16, i8, u8, i32, i64, bool. The first is the usual one.
         shape: one symbol or number a dimension, products written `G·N`; () is a scalar.
         role: `state` is carried between runs, `weight` is constant, `index` steers, `value` flows.
         doc: what it holds.

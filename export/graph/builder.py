@@ -22,6 +22,8 @@ F32 = NDArray[np.float32]
 IR_VERSION = 10
 _TYPES = {
     "f32": TensorProto.FLOAT,
+    "f16": TensorProto.FLOAT16,
+    "i8": TensorProto.INT8,
     "i32": TensorProto.INT32,
     "i64": TensorProto.INT64,
     "bool": TensorProto.BOOL,
@@ -76,8 +78,8 @@ class GraphBuilder:
         self.inputs.append(helper.make_tensor_value_info(name, _TYPES[dtype], shape))
         return name
 
-    def output(self, name: str, shape: Sequence[str | int]) -> None:
-        self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    def output(self, name: str, shape: Sequence[str | int], dtype: str = "f32") -> None:
+        self.outputs.append(helper.make_tensor_value_info(name, _TYPES[dtype], shape))
 
     def integers(self, values: Sequence[int]) -> str:
         """An int64 constant [len(values)], kept inside the graph file."""

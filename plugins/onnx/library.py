@@ -10,7 +10,7 @@ from onnx import FunctionProto
 from onnx.parser import parse_function
 
 from edge.ops import DOMAIN, OPS, Op
-from edge.plugins.onnx import attention, dense, recurrent
+from edge.plugins.onnx import attention, dense, quantized, quantized_recurrent, recurrent
 
 Flavour = Literal["standard", "ort"]
 FLAVOURS: tuple[Flavour, ...] = ("standard", "ort")
@@ -39,6 +39,8 @@ _STANDARD = {
     "SelectiveScanHeads_1": recurrent.SELECTIVE_SCAN_HEADS_1,
     "Rope": attention.ROPE,
     "Attention": attention.ATTENTION,
+    **quantized.BODIES,
+    **quantized_recurrent.BODIES,
 }
 _ORT = _STANDARD | {
     "LinearBits_8": dense.ORT_LINEAR_BITS,
@@ -47,6 +49,8 @@ _ORT = _STANDARD | {
     "AddLayerNorm": dense.ORT_ADD_LAYER_NORM,
     "Rope": attention.ORT_ROPE,
     "Attention": attention.ORT_ATTENTION,
+    **quantized.ORT_BODIES,
+    **quantized_recurrent.ORT_BODIES,
 }
 _BODIES: dict[Flavour, dict[str, str]] = {"standard": _STANDARD, "ort": _ORT}
 
@@ -65,6 +69,8 @@ def variants(op: str, attributes: Mapping[str, float]) -> str:
     """The function that implements `op` for these attribute values."""
     if op in ("EmbedBits", "LinearBits"):
         return f"{op}_{attributes['bits']}"
+    if op in ("SelectiveScanInt8", "SelectiveScanHeadsInt8"):
+        return f"{op}_{attributes['state_bits']}"
     if op in ("GatedRMSNorm", "SelectiveScanHeads") and attributes["groups"] == 1:
         return f"{op}_1"
     return op

@@ -1,0 +1,7 @@
+"""Rounding to int8, and the stateless ops on int8 values."""
+
+from __future__ import annotations
+
+from edge.ops.spec import Op
+
+ALL: tuple[Op, ...] = ()

@@ -1,0 +1,7 @@
+"""Bodies of the int8 convolution and scans, in the ONNX text syntax."""
+
+from __future__ import annotations
+
+# function name → body of standard ops, and what ONNX Runtime does faster, where it differs
+BODIES: dict[str, str] = {}
+ORT_BODIES: dict[str, str] = {}
