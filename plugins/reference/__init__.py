@@ -8,15 +8,23 @@ as T calls of one.
 from edge.plugins.reference.attention import attention, rope
 from edge.plugins.reference.conv import causal_conv1d
 from edge.plugins.reference.norm import gated_rms_norm, layer_norm, rms_norm
+from edge.plugins.reference.quantized_recurrent import (
+    causal_conv1d_int8,
+    selective_scan_heads_int8,
+    selective_scan_int8,
+)
 from edge.plugins.reference.scan import selective_scan, selective_scan_heads
 
 __all__ = [
     "attention",
     "causal_conv1d",
+    "causal_conv1d_int8",
     "gated_rms_norm",
     "layer_norm",
     "rms_norm",
     "rope",
     "selective_scan",
     "selective_scan_heads",
+    "selective_scan_heads_int8",
+    "selective_scan_int8",
 ]
