@@ -7,7 +7,19 @@ as T calls of one.
 
 from edge.plugins.reference.attention import attention, rope
 from edge.plugins.reference.conv import causal_conv1d
+from edge.plugins.reference.hadamard import hadamard
+from edge.plugins.reference.linear_int8 import linear_int4, linear_int8, linear_int8_quantize
 from edge.plugins.reference.norm import gated_rms_norm, layer_norm, rms_norm
+from edge.plugins.reference.quantize import (
+    dequantize,
+    embed_int8,
+    fake_quantize,
+    fake_quantize_rows,
+    gated_rms_norm_int8,
+    quantize,
+    quantize_rows,
+    rms_norm_quantize,
+)
 from edge.plugins.reference.quantized_recurrent import (
     causal_conv1d_int8,
     selective_scan_heads_int8,
@@ -19,9 +31,21 @@ __all__ = [
     "attention",
     "causal_conv1d",
     "causal_conv1d_int8",
+    "dequantize",
+    "embed_int8",
+    "fake_quantize",
+    "fake_quantize_rows",
     "gated_rms_norm",
+    "gated_rms_norm_int8",
+    "hadamard",
     "layer_norm",
+    "linear_int4",
+    "linear_int8",
+    "linear_int8_quantize",
+    "quantize",
+    "quantize_rows",
     "rms_norm",
+    "rms_norm_quantize",
     "rope",
     "selective_scan",
     "selective_scan_heads",
