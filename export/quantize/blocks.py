@@ -42,16 +42,16 @@ def quantize_blocks(weight: F32, bits: int, block: int) -> tuple[U8, F32]:
     return packed, scales
 
 
-def _inverse(scale: F32) -> F32:
+def inverse(scale: F32) -> F32:
     """1/scale, and 0 where the block is all zeros."""
-    inverse = np.zeros_like(scale)
-    np.divide(np.float32(1), scale, out=inverse, where=np.abs(scale) > np.finfo(np.float32).tiny)
-    return inverse
+    result = np.zeros_like(scale)
+    np.divide(np.float32(1), scale, out=result, where=np.abs(scale) > np.finfo(np.float32).tiny)
+    return result
 
 
 def _eight(blocks: F32) -> tuple[U8, F32]:
     scale = np.abs(blocks).max(-1) / np.float32(127)
-    quants = np.rint(blocks * _inverse(scale)[..., None])
+    quants = np.rint(blocks * inverse(scale)[..., None])
     return (np.clip(quants, -127, 127) + 128).astype(np.uint8), scale
 
 
@@ -62,7 +62,7 @@ def _four(blocks: F32) -> tuple[U8, F32]:
     best = np.zeros(blocks.shape, np.uint8)
     for shrink in _SHRINKS_4:
         scale = (largest * np.float32(shrink / -8)).astype(np.float32)
-        quants = np.clip(np.rint(blocks * _inverse(scale)[..., None]), -8, 7)
+        quants = np.clip(np.rint(blocks * inverse(scale)[..., None]), -8, 7)
         error = np.square(quants * scale[..., None] - blocks).sum(-1)
         better = error < best_error
         best_error = np.where(better, error, best_error)

@@ -1,0 +1,99 @@
+"""GPTQ: rounding a weight to 4 bits so that the product's output, not the weight, stays close."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import ExportError
+from edge.export.quantize.blocks import inverse, quantize_blocks
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+U8 = NDArray[np.uint8]
+
+# Columns updated one by one before the rest of the matrix is (Algorithm 1's B).
+_LAZY = 128
+# A Hessian that is singular even when damped is damped ten times more, this often at most.
+_ATTEMPTS = 6
+
+
+def quantize_gptq(
+    weight: F32, hessian: F64, block: int, damp: float = 0.01, act_order: bool = False
+) -> tuple[U8, F32]:
+    """weight [N, K] → packed [N, K/block, block/2] and scales [N, K/block], as `quantize_blocks`.
+
+    GPTQ (arXiv 2210.17323, Algorithm 1): columns are rounded in turn, and the error of each is
+    made up for by those still to come, weighted by the inverse Hessian. Scales are those of
+    `quantize_blocks`, found before any column is rounded ("static groups"), so that the order of
+    columns is free. An input that was never active has no say in the others and is rounded to
+    nearest.
+
+    Args:
+        hessian: XᵀX [K, K] of the calibrated inputs; any factor, such as the number of rows,
+            leaves the result as it is.
+        damp: added to its diagonal, as a share of the diagonal's mean.
+        act_order: round the most active inputs first, while most columns can still make up for
+            them, instead of from left to right.
+
+    Raises ExportError for a Hessian of another shape, or with values that are not finite, and for
+    a weight that `quantize_blocks` refuses.
+    """
+    columns = weight.shape[1]
+    if hessian.shape != (columns, columns):
+        raise ExportError(f"a Hessian {list(hessian.shape)} is not of {columns} inputs")
+    if not np.isfinite(hessian).all():
+        raise ExportError(
+            "the calibrated XᵀX is NaN or infinite", remedy="look for the layer that overflows"
+        )
+    scales = quantize_blocks(weight, 4, block)[1]
+    order = np.arange(columns)
+    if act_order:
+        order = np.argsort(-np.diag(hessian), kind="stable")
+    propagate = _inverse_factor(hessian[np.ix_(order, order)], damp)
+    quants = np.empty(weight.shape, np.uint8)
+    quants[:, order] = _round(
+        weight[:, order].astype(np.float64), np.repeat(scales, block, 1)[:, order], propagate
+    )
+    blocks = quants.reshape(len(weight), -1, block)
+    return blocks[..., 0::2] | (blocks[..., 1::2] << np.uint8(4)), scales
+
+
+def _round(weight: F64, scales: F32, propagate: F64) -> U8:
+    """Columns in the order given → their quants + 8. `weight` is used up."""
+    columns = weight.shape[1]
+    inverses = inverse(scales).astype(np.float64)
+    quants = np.empty(weight.shape, np.uint8)
+    for start in range(0, columns, _LAZY):
+        stop = min(start + _LAZY, columns)
+        errors = np.empty((len(weight), stop - start))
+        for j in range(start, stop):
+            rounded = np.clip(np.rint(weight[:, j] * inverses[:, j]), -8, 7)
+            quants[:, j] = (rounded + 8).astype(np.uint8)
+            error = (weight[:, j] - rounded * scales[:, j]) / propagate[j, j]
+            weight[:, j + 1 : stop] -= np.outer(error, propagate[j, j + 1 : stop])
+            errors[:, j - start] = error
+        weight[:, stop:] -= errors @ propagate[start:stop, stop:]
+    return quants
+
+
+def _inverse_factor(hessian: F64, damp: float) -> F64:
+    """Upper triangular U with UᵀU = H⁻¹, of the damped Hessian."""
+    damped = hessian.astype(np.float64)
+    diagonal = np.diag(damped).copy()
+    dead = diagonal <= 0
+    diagonal[dead] = diagonal[~dead].mean() if (~dead).any() else 1.0
+    # what never was active has, rounding apart, zeros beside its diagonal too
+    damped[dead, :] = damped[:, dead] = 0.0
+    for attempt in range(_ATTEMPTS):
+        np.fill_diagonal(damped, diagonal + damp * 10**attempt * diagonal.mean())
+        try:
+            # of the matrix turned about, so that H = V·Vᵀ with V upper triangular; U is its inverse
+            upper = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
+        except np.linalg.LinAlgError:
+            continue
+        return np.linalg.inv(upper)
+    raise ExportError(
+        "the calibrated XᵀX cannot be inverted, however much it is damped",
+        remedy="calibrate with more text",
+    )
