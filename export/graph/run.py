@@ -1,4 +1,4 @@
-"""Run an exported graph with plain ONNX Runtime: what export and tests check it with.
+"""Run an exported graph with plain ONNX Runtime or the references: what export and tests use.
 
 It allocates per run and copies states; the runtime's engine does neither.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
@@ -17,9 +17,25 @@ from numpy.typing import NDArray
 from edge.config import Mamba1Config, Mamba2Config, ModelConfig
 from edge.errors import ExportError
 from edge.export.graph.model import GRAPH_FILE
+from edge.plugins.reference.graph import ReferenceGraph
 
 F32 = NDArray[np.float32]
 Tokens = NDArray[np.int64]
+_DTYPES: dict[str, type] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int8)": np.int8,
+}
+
+
+class Session(Protocol):
+    """ONNX Runtime's session, or `ReferenceGraph`."""
+
+    def get_inputs(self) -> Sequence[Any]: ...
+
+    def get_outputs(self) -> Sequence[Any]: ...
+
+    def run(self, names: list[str], feeds: dict[str, Any]) -> Sequence[Any]: ...
 
 
 def session_options(threads: int = 0) -> ort.SessionOptions:
@@ -46,11 +62,16 @@ def open_session(
     return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
+def open_reference(folder: str | Path) -> ReferenceGraph:
+    """The graph of the bundle or build folder, run by the reference ops."""
+    return ReferenceGraph((Path(folder) / GRAPH_FILE).read_bytes(), folder)
+
+
 @dataclass
 class GraphState:
     """Arrays by input name (`layers.0.conv_state`, …), and how many tokens were consumed."""
 
-    arrays: dict[str, F32]
+    arrays: dict[str, NDArray[Any]]
     position: int = 0
 
 
@@ -58,7 +79,7 @@ class GraphState:
 class GraphRunner:
     """Feeds a session the contract's inputs. Tokens are [B, T]; logits come back [B, L, V]."""
 
-    session: ort.InferenceSession
+    session: Session
     config: ModelConfig
     names: set[str] = field(init=False)
 
@@ -67,13 +88,13 @@ class GraphRunner:
 
     def initial(self, batch: int = 1, capacity: int = 0, fill: float = 0.0) -> GraphState:
         """Zero states; KV caches hold `fill` until written."""
-        arrays: dict[str, F32] = {}
+        arrays: dict[str, NDArray[Any]] = {}
         known = {"B": batch, "capacity": capacity}
         for entry in self.session.get_inputs():
             if entry.name.startswith("layers."):
                 shape = [known.get(dim, dim) for dim in entry.shape]
                 start = fill if entry.name.endswith("_cache") else 0.0
-                arrays[entry.name] = np.full(shape, start, np.float32)
+                arrays[entry.name] = np.full(shape, start, _DTYPES[entry.type])
         return GraphState(arrays)
 
     def run(
@@ -90,28 +111,31 @@ class GraphRunner:
         A state's KV caches are written, so a tree's kept states share them; `position` of a state
         after a tree run counts the tokens on its path.
         """
-        steps = tokens.shape[1]
-        tree = parents is not None
-        parents = list(range(-1, steps - 1)) if parents is None else list(parents)
-        kept = [steps - 1] if kept is None else list(kept)
-        feeds = self._feeds(tokens, state, parents, tree)
-        feeds["rows"] = np.array(range(steps) if rows is None else rows, np.int64)
-        feeds["kept"] = np.array(kept, np.int64)
+        kept = [tokens.shape[1] - 1] if kept is None else list(kept)
+        feeds = self.feeds(tokens, state, parents, rows, kept)
         names = [o.name for o in self.session.get_outputs()]
-        feeds = {n: v for n, v in feeds.items() if n in self.names} | state.arrays
         out = dict(zip(names, self.session.run(names, feeds), strict=True))
         if not all(isinstance(v, np.ndarray) for v in out.values()):
             raise ExportError("the graph returned something that is no array")
+        depths = _depths(_chain(tokens) if parents is None else parents)
         after = [
-            GraphState(_after(out, r), state.position + _depth(parents, token))
+            GraphState(states_after(out, r), state.position + depths[token])
             for r, token in enumerate(kept)
         ]
         return np.ascontiguousarray(out["logits"].swapaxes(0, 1)), after
 
-    def _feeds(
-        self, tokens: Tokens, state: GraphState, parents: list[int], tree: bool
+    def feeds(
+        self,
+        tokens: Tokens,
+        state: GraphState,
+        parents: Sequence[int] | None = None,
+        rows: Sequence[int] | None = None,
+        kept: Sequence[int] | None = None,
     ) -> dict[str, Any]:
+        """What `run` feeds the session: the contract's inputs that this graph has, and states."""
         steps = tokens.shape[1]
+        tree = parents is not None
+        parents = _chain(tokens) if parents is None else parents
         widths = [
             m.d_conv for m in self.config.layers if isinstance(m, Mamba1Config | Mamba2Config)
         ]
@@ -124,27 +148,35 @@ class GraphRunner:
             for j in range(previous.shape[1]):
                 previous[t, j] = parent
                 parent = parents[parent] if parent >= 0 else parent - 1
-        depths = [_depth(parents, t) for t in range(steps)]
-        return {
+        every = {
             "tokens": np.ascontiguousarray(tokens.T.astype(np.int64)),
             "previous": previous,
             "parents": np.array(parents, np.int64),
             "tree": np.array(tree),
             "ancestors": ancestors,
-            "positions": np.array(depths, np.int64) + state.position - 1,
+            "positions": np.array(_depths(parents), np.int64) + state.position - 1,
             "past": np.array(state.position, np.int64),
+            "rows": np.array(range(steps) if rows is None else rows, np.int64),
+            "kept": np.array([steps - 1] if kept is None else kept, np.int64),
         }
+        return {n: v for n, v in every.items() if n in self.names} | state.arrays
 
 
-def _depth(parents: list[int], token: int) -> int:
-    depth = 0
-    while token >= 0:
-        token, depth = parents[token], depth + 1
-    return depth
+def _chain(tokens: Tokens) -> list[int]:
+    return list(range(-1, tokens.shape[1] - 1))
 
 
-def _after(out: dict[str, Any], row: int) -> dict[str, F32]:
-    arrays: dict[str, F32] = {}
+def _depths(parents: Sequence[int]) -> list[int]:
+    """Of each token: how many tokens of the run are on its path."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return depths
+
+
+def states_after(out: dict[str, Any], row: int) -> dict[str, NDArray[Any]]:
+    """The states a run's outputs hold after its kept token number `row`, by input name."""
+    arrays: dict[str, NDArray[Any]] = {}
     for name, array in out.items():
         if name.endswith("_states"):
             arrays[name[:-1]] = array[row]

@@ -15,18 +15,26 @@ def rope(x: Tensor, positions: Tensor, theta: float, dim: int) -> Tensor:
     inverse = theta ** (-torch.arange(0, dim, 2, dtype=torch.float32, device=x.device) / dim)
     angle = positions.float()[..., None] * inverse
     angle = angle if angle.dim() == 2 else angle[:, None]
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    a, b, rest = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
+    return rope_tables(x, angle.cos().to(x.dtype), angle.sin().to(x.dtype))
+
+
+def rope_tables(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`rope` with the cos and sin of its angles given: each [T, dim/2] or [B, 1, T, dim/2]."""
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q·kᵀ/√P)·v with grouped heads.
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """softmax(scale·q·kᵀ)·v with grouped heads; scale is 1/√P unless it is given.
 
     q [B, n_heads, T, P]; k, v [B, n_kv_heads, S, P] with S = past + T; mask [T, S] or [B, 1, T, S],
-    True where a query may look, default causal (query t sees keys up to S-T+t).
+    True where a query may look, default causal (query t sees keys up to S-T+t); or of floats,
+    added to the scores.
     """
     steps, seen = q.shape[2], k.shape[2]
     if mask is None:
         mask = torch.ones(steps, seen, dtype=torch.bool, device=q.device).tril(seen - steps)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)

@@ -1,0 +1,214 @@
+"""Run an exported graph node by node with the reference ops: what a bundle's numbers mean.
+
+Function bodies are never looked at: an `edge` node is its op's reference, whichever engine the
+bodies were written for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from torch import Tensor
+
+from edge.errors import ExportError
+from edge.ops import DOMAIN
+from edge.plugins.onnx.library import op_of
+from edge.plugins.reference.nodes import FLOATING
+from edge.plugins.reference.nodes_standard import STANDARD, Adapter
+
+Array = NDArray[Any]
+# Called with the name and tensor of every value a node yields; a tensor it returns replaces it.
+Hook = Callable[[str, Tensor], Tensor | None]
+
+_TYPES: dict[int, str] = {
+    TensorProto.FLOAT: "tensor(float)",
+    TensorProto.FLOAT16: "tensor(float16)",
+    TensorProto.INT8: "tensor(int8)",
+    TensorProto.INT32: "tensor(int32)",
+    TensorProto.INT64: "tensor(int64)",
+    TensorProto.BOOL: "tensor(bool)",
+}
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of the graph, as ONNX Runtime describes one."""
+
+    name: str
+    shape: list[int | str]
+    type: str
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One node: what runs it, and which values nobody needs after it."""
+
+    node: NodeProto
+    adapter: Adapter
+    attributes: dict[str, Any]
+    dead: tuple[str, ...]
+
+
+class ReferenceGraph:
+    """A graph of this exporter with `weights.bin` in `folder`, on the CPU.
+
+    It has the methods of ONNX Runtime's session that `edge.export.graph.run.GraphRunner` uses.
+    Runs are chains of any length and batch; a value is dropped after its last use, and weights are
+    views of the mapped file, cast when they are used.
+
+    Attributes:
+        hook: see `Hook`; None for none. It must not write into what it is given.
+        ops: adapters by `edge` op that take the place of the references, where something faster
+            and not quite equal will do: calibration, never verification.
+    """
+
+    def __init__(
+        self,
+        model: bytes | ModelProto,
+        folder: str | Path,
+        *,
+        ops: Mapping[str, Adapter] | None = None,
+    ) -> None:
+        self.hook: Hook | None = None
+        proto = ModelProto.FromString(model) if isinstance(model, bytes) else model
+        self._graph = proto.graph
+        self._ops = FLOATING | dict(ops or {})
+        self._constants = _Constants(proto.graph.initializer, Path(folder))
+        self._plans: dict[tuple[str, ...], list[_Step]] = {}
+
+    def get_inputs(self) -> list[Port]:
+        return [_port(value) for value in self._graph.input]
+
+    def get_outputs(self) -> list[Port]:
+        return [_port(value) for value in self._graph.output]
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Array]) -> list[Array]:
+        """The values called `names` (any node's; None for the outputs), as arrays.
+
+        Only the nodes they need are run. Raises ExportError for a tree, for an op or a value that
+        is not known, and for weights that are not there.
+        """
+        wanted = [port.name for port in self.get_outputs()] if names is None else list(names)
+        tensors = {name: torch.from_numpy(np.array(array)) for name, array in feeds.items()}
+        found = self.values(wanted, tensors)
+        return [found[name].numpy() for name in wanted]
+
+    @torch.no_grad()
+    def values(self, names: Sequence[str], feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`run` on tensors, by name."""
+        _refuse_trees(feeds)
+        values = dict(feeds)
+        for step in self._plan(tuple(names)):
+            inputs = [self._value(name, values, step.node) for name in step.node.input]
+            outputs = step.adapter(step.attributes, *inputs)
+            for name, tensor in zip(step.node.output, outputs, strict=True):
+                changed = None if self.hook is None else self.hook(name, tensor)
+                values[name] = tensor if changed is None else changed
+            for name in step.dead:
+                values.pop(name, None)
+        return {name: values[name] for name in names}
+
+    def _value(self, name: str, values: Mapping[str, Tensor], node: NodeProto) -> Tensor:
+        found = values.get(name)
+        if found is None:
+            found = self._constants.get(name)
+        if found is None:
+            raise ExportError(f"the graph's input {name!r} was not fed", field=node.name)
+        return found
+
+    def _plan(self, names: tuple[str, ...]) -> list[_Step]:
+        """The nodes that `names` depend on, in order."""
+        if names not in self._plans:
+            needed, nodes = set(names), []
+            for node in reversed(self._graph.node):
+                if needed & set(node.output):
+                    needed |= set(node.input)
+                    nodes.append(node)
+            missing = set(names) - {name for node in nodes for name in node.output}
+            if missing:
+                raise ExportError(f"no node of the graph yields {sorted(missing)[0]!r}")
+            # `nodes` is last to first, so a value is first met where it is used last.
+            seen, steps = set(names), []
+            for node in nodes:
+                dead = {*node.input, *node.output} - seen
+                seen |= dead
+                steps.append(self._step(node, tuple(dead)))
+            self._plans[names] = steps[::-1]
+        return self._plans[names]
+
+    def _step(self, node: NodeProto, dead: tuple[str, ...]) -> _Step:
+        try:
+            adapter = (
+                self._ops[op_of(node.op_type).name]
+                if node.domain == DOMAIN
+                else {"": STANDARD}[node.domain][node.op_type]
+            )
+        except KeyError:
+            label = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+            raise ExportError(f"no reference runs {label}", field=node.name) from None
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        return _Step(node, adapter, attributes, dead)
+
+
+class _Constants:
+    """Initializers by name: views of the mapped weight file, or held by the graph itself."""
+
+    def __init__(self, protos: Iterable[TensorProto], folder: Path) -> None:
+        self._protos = {proto.name: proto for proto in protos}
+        self._folder = folder
+        self._files: dict[str, Array] = {}
+
+    def get(self, name: str) -> Tensor | None:
+        proto = self._protos.get(name)
+        if proto is None:
+            return None
+        if proto.data_location != TensorProto.EXTERNAL:
+            return torch.from_numpy(numpy_helper.to_array(proto).copy())
+        entry = {e.key: e.value for e in proto.external_data}
+        data = self._file(entry["location"])
+        start, size = int(entry["offset"]), int(entry["length"])
+        dtype = helper.tensor_dtype_to_np_dtype(proto.data_type)
+        if start + size > data.size:
+            raise ExportError(
+                f"ends before {name!r}", file=self._folder / entry["location"],
+                remedy="the file does not belong to this graph",
+            )  # fmt: skip
+        return torch.from_numpy(data[start : start + size].view(dtype).reshape(proto.dims))
+
+    def _file(self, location: str) -> Array:
+        if location not in self._files:
+            if Path(location).name != location:
+                raise ExportError(f"the graph's weights lie outside its folder: {location!r}")
+            path = self._folder / location
+            try:
+                # Copy on write: nothing is copied, and torch may hold it without a warning.
+                self._files[location] = np.memmap(path, np.uint8, "c")
+            except (OSError, ValueError) as error:
+                raise ExportError(f"cannot be read: {error}", file=path) from None
+        return self._files[location]
+
+
+def _port(value: ValueInfoProto) -> Port:
+    tensor = value.type.tensor_type
+    shape = [dim.dim_param or int(dim.dim_value) for dim in tensor.shape.dim]
+    return Port(value.name, shape, _TYPES[tensor.elem_type])
+
+
+def _refuse_trees(feeds: Mapping[str, Tensor]) -> None:
+    """The references know chains only: every index input must describe one."""
+    steps = int(feeds["tokens"].shape[0])
+    order = torch.arange(steps)
+    chain = {"parents": order - 1, "tree": torch.tensor(False)}
+    chain["ancestors"] = torch.ones(steps, steps).tril()
+    if "previous" in feeds:
+        chain["previous"] = order[:, None] - 1 - torch.arange(feeds["previous"].shape[1])
+    for name, expected in chain.items():
+        if name in feeds and not torch.equal(feeds[name], expected):
+            raise ExportError("the reference ops run chains only, not trees", field=name)
