@@ -35,8 +35,8 @@ def hadamard(x: AnyArray, slow: AnyArray, fast: AnyArray) -> AnyArray:
 def matrix(order: int) -> NDArray[np.int8]:
     """A Hadamard matrix H of entries ±1 with H·Hᵀ = order·I, for order m·2^k, m in {1, 12, 20, 28}.
 
-    12 and 28: Paley's second construction, over 5 and 13, symmetric. 20: his first, over 19; neither
-    it nor its double, 40, is symmetric. (R. E. A. C. Paley, On orthogonal matrices, J. Math. Phys.
+    12 and 28 are Paley's second construction, over 5 and 13, and symmetric; 20 is his first, over
+    19, and like its double, 40, is not. (R. E. A. C. Paley, On orthogonal matrices, J. Math. Phys.
     12, 1933; doubling is Sylvester's.) Raises ValueError for other orders.
     """
     if order == 1:
@@ -53,8 +53,8 @@ def matrix(order: int) -> NDArray[np.int8]:
 def rotation_blocks(n: int) -> int:
     """How many blocks of n/blocks values are rotated on their own: 1 when R mixes all of them.
 
-    n = m·2^k with m in {1, 12, 20, 28} has one block (40·2^k = 20·2^(k+1)). Any other n is rotated in blocks of its
-    largest power of two; an odd n has n blocks of one value, which is no rotation at all.
+    n = m·2^k with m in {1, 12, 20, 28} (and so 40) has one block. Any other n is rotated in blocks
+    of its largest power of two; an odd n has n blocks of one value: no rotation at all.
     """
     odd = n // _power_of_two(n)
     return 1 if odd == 1 or (4 * odd in _ORDERS and n % 4 == 0) else odd
