@@ -25,8 +25,10 @@ from edge.export.graph.run import (
 )
 from edge.export.network import Network
 from edge.export.network.chunked import selective_scan_heads_chunked
+from edge.ops import OPS
 from edge.plugins.reference.graph import ReferenceGraph
-from edge.plugins.reference.nodes import scan_heads_node
+from edge.plugins.reference.nodes import FLOATING, scan_heads_node
+from edge.plugins.reference.nodes_int8 import INT8
 from tests.test_graph_models import MODELS, network, tokens_of
 
 
@@ -100,6 +102,10 @@ def test_rounded_weights_mean_what_the_standard_bodies_say(
     with torch.no_grad():
         plain = net(torch.from_numpy(tokens))[0].numpy()
     assert np.abs(found - plain).max() > 1e-4 * np.abs(plain).max()
+
+
+def test_every_op_has_its_reference() -> None:
+    assert set(FLOATING | INT8) == set(OPS)
 
 
 def test_function_bodies_are_not_looked_at(tmp_path: Path) -> None:

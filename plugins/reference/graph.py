@@ -21,6 +21,7 @@ from edge.errors import ExportError
 from edge.ops import DOMAIN
 from edge.plugins.onnx.library import op_of
 from edge.plugins.reference.nodes import FLOATING
+from edge.plugins.reference.nodes_int8 import INT8
 from edge.plugins.reference.nodes_standard import STANDARD, Adapter
 
 Array = NDArray[Any]
@@ -79,7 +80,7 @@ class ReferenceGraph:
         self.hook: Hook | None = None
         proto = ModelProto.FromString(model) if isinstance(model, bytes) else model
         self._graph = proto.graph
-        self._ops = FLOATING | dict(ops or {})
+        self._ops = FLOATING | INT8 | dict(ops or {})
         self._constants = _Constants(proto.graph.initializer, Path(folder))
         self._plans: dict[tuple[str, ...], list[_Step]] = {}
 

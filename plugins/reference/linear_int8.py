@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from edge.plugins.reference.bits import unpack_bits
 from edge.plugins.reference.quantize import quantize
 
 # 1024 products of two int8 values sum to at most 2^24, up to which fp32 holds every integer.
@@ -33,7 +33,7 @@ def linear_int4(x: Tensor, x_scale: Tensor, packed: Tensor, scales: Tensor) -> T
     x i8 [..., K]; x_scale [1]; packed u8 [N, K/block, block/2], even columns in the low nibble;
     scales f32 [N, K/block], of either sign. Returns f32 [..., N].
     """
-    weight = torch.stack([packed & 15, packed >> 4], -1).flatten(-2).to(torch.int8) - 8
+    weight = unpack_bits(packed, 4)
     blocks = x.unflatten(-1, weight.shape[1:])
     total = sum(
         _sums(blocks[..., b, :], weight[:, b]) * scales[:, b].double()

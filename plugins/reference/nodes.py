@@ -84,11 +84,21 @@ def _causal_conv1d(
     return swap(y), torch.cat([conv_state, x])[kept_taps]
 
 
-def pieces(kept: Tensor, steps: int) -> list[tuple[int, int]]:
-    """[start, stop) of the stretches of a run that end after each kept token, and of the rest."""
+def by_pieces(
+    run: Callable[[slice, Tensor], tuple[Tensor, Tensor]], state: Tensor, kept: Tensor, steps: int
+) -> Outputs:
+    """A scan's y [T, B, …] and its state after each kept token, by runs that end there.
+
+    `run(tokens, state)` gives y [B, tokens, …] and the state after the last of them.
+    """
     ends = [0, *(int(token) + 1 for token in kept.tolist())]
     ends = ends if ends[-1] == steps else [*ends, steps]
-    return list(pairwise(ends))
+    ys, states = [], []
+    for start, stop in pairwise(ends):
+        y, state = run(slice(start, stop), state)
+        ys.append(y)
+        states.append(state)
+    return swap(torch.cat(ys, 1)), torch.stack(states[: kept.numel()])
 
 
 Scan = Callable[..., tuple[Tensor, Tensor]]
@@ -113,17 +123,14 @@ def scan_node(
     scan: Scan = selective_scan,
 ) -> Outputs:
     """`edge::SelectiveScan` by any function with the signature of `selective_scan`."""
-    A_log, h = torch.log(-A).T, ssm_state
+    A_log = torch.log(-A).T
     x, dt, B, C, z = map(swap, (x, dt, B, C, z))
-    ys, states = [], []
-    for start, stop in pieces(kept, x.shape[1]):
-        now = slice(start, stop)
-        y, h = scan(
-            x[:, now], dt[:, now], A_log, B[:, now], C[:, now], D, dt_bias, z[:, now], h
-        )  # fmt: skip
-        ys.append(y)
-        states.append(h)
-    return swap(torch.cat(ys, 1)), torch.stack(states[: kept.numel()])
+
+    def run(now: slice, h: Tensor) -> tuple[Tensor, Tensor]:
+        xs, dts, Bs, Cs, zs = (m[:, now] for m in (x, dt, B, C, z))
+        return scan(xs, dts, A_log, Bs, Cs, D, dt_bias, zs, h)
+
+    return by_pieces(run, ssm_state, kept, x.shape[1])
 
 
 def scan_heads_node(
@@ -142,18 +149,18 @@ def scan_heads_node(
     scan: Scan = selective_scan_heads,
 ) -> Outputs:
     """`edge::SelectiveScanHeads` by any function with the signature of `selective_scan_heads`."""
-    A_log, h = torch.log(-A), ssm_state
+    A_log = torch.log(-A)
     x, dt, B, C = map(swap, (x, dt, B, C))
     x = x.unflatten(-1, (a["heads"], a["head_dim"]))
     B, C = (m.unflatten(-1, (a["groups"], a["d_state"])) for m in (B, C))
     limit = (a["dt_min"], a["dt_max"])
-    ys, states = [], []
-    for start, stop in pieces(kept, x.shape[1]):
-        now = slice(start, stop)
-        y, h = scan(x[:, now], dt[:, now], A_log, B[:, now], C[:, now], D, dt_bias, h, limit)
-        ys.append(y)
-        states.append(h)
-    return swap(torch.cat(ys, 1).flatten(-2)), torch.stack(states[: kept.numel()])
+
+    def run(now: slice, h: Tensor) -> tuple[Tensor, Tensor]:
+        xs, dts, Bs, Cs = (m[:, now] for m in (x, dt, B, C))
+        y, h = scan(xs, dts, A_log, Bs, Cs, D, dt_bias, h, limit)
+        return y.flatten(-2), h
+
+    return by_pieces(run, ssm_state, kept, x.shape[1])
 
 
 def _rope(a: Attributes, x: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
