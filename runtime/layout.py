@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from edge.config import ModelConfig
 from edge.tensors import kv_cache_shapes, recurrent_state_shapes
@@ -39,7 +43,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class StateLayout:
-    """Names and shapes of a model's state for one batch size and KV capacity.
+    """Names, shapes and types of a model's state for one batch size and KV capacity.
 
     Attributes:
         recurrent: input name → shape of one slot; convolution states [K-1, B, C] (time first, as
@@ -47,16 +51,27 @@ class StateLayout:
         caches: input name → [B, KV heads, capacity, padded head_dim].
         batch: B.
         capacity: tokens the KV caches hold; 0 without attention.
+        dtypes: input name → "float16" or "int8" of those that are not fp32. A zero is 0 in all.
     """
 
     recurrent: dict[str, Shape]
     caches: dict[str, Shape]
     batch: int
     capacity: int
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
-    def of(config: ModelConfig, *, batch: int = 1, capacity: int | None = None) -> StateLayout:
-        """`capacity` None is the trained context, 4096 tokens where that is longer or unknown."""
+    def of(
+        config: ModelConfig,
+        *,
+        batch: int = 1,
+        capacity: int | None = None,
+        dtypes: Mapping[str, str] | None = None,
+    ) -> StateLayout:
+        """`capacity` None is the trained context, 4096 tokens where that is longer or unknown.
+
+        `dtypes`: a manifest's `state_dtypes`.
+        """
         if not config.has_attention:
             capacity = 0
         elif capacity is None:
@@ -70,7 +85,7 @@ class StateLayout:
             name: (*shape[:3], -(-shape[3] // HEAD_MULTIPLE) * HEAD_MULTIPLE)
             for name, shape in kv_cache_shapes(config, capacity, batch).items()
         }
-        return StateLayout(recurrent, caches, batch, capacity)
+        return StateLayout(recurrent, caches, batch, capacity, dtypes or {})
 
     def with_batch(self, batch: int) -> StateLayout:
         """The same state for another number of sequences."""
@@ -79,16 +94,24 @@ class StateLayout:
             axis = batch_axis(name)
             recurrent[name] = (*shape[:axis], batch, *shape[axis + 1 :])
         caches = {name: (batch, *shape[1:]) for name, shape in self.caches.items()}
-        return StateLayout(recurrent, caches, batch, self.capacity)
+        return StateLayout(recurrent, caches, batch, self.capacity, self.dtypes)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Type of one tensor's values."""
+        return np.dtype(self.dtypes.get(name, "float32"))
+
+    def bytes_of(self, name: str, shape: Shape) -> int:
+        """What `shape` values of this tensor take."""
+        return self.dtype(name).itemsize * math.prod(shape)
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one recurrent state: what a snapshot costs besides its KV rows."""
-        return 4 * sum(math.prod(shape) for shape in self.recurrent.values())
+        return sum(self.bytes_of(name, shape) for name, shape in self.recurrent.items())
 
     @property
     def cache_bytes(self) -> int:
-        return 4 * sum(math.prod(shape) for shape in self.caches.values())
+        return sum(self.bytes_of(name, shape) for name, shape in self.caches.items())
 
     def cache_shapes(self, length: int) -> dict[str, Shape]:
         """Shapes of the first `length` tokens of the KV caches."""

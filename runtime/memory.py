@@ -47,7 +47,9 @@ def plan_bundle(
     Loading was seen to take 1.1 times the file (8-bit and fp32, 24 Mamba layers).
     """
     files = sum(entry.size for entry in manifest.files if entry.path.endswith((".bin", ".onnx")))
-    layout = StateLayout.of(manifest.model, batch=batch, capacity=capacity)
+    layout = StateLayout.of(
+        manifest.model, batch=batch, capacity=capacity, dtypes=manifest.state_dtypes
+    )
     return plan(
         manifest.model,
         layout,

@@ -11,9 +11,10 @@ import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from edge import cpu
 from edge.config import Mamba1Config, Mamba2Config, ModelConfig
 from edge.errors import BundleError, EngineError, InputError, StateError
-from edge.runtime import cpu, memory, ort_session
+from edge.runtime import memory, ort_session
 from edge.runtime.bindings import Bound, Constants, Key, Workspace
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows
 from edge.runtime.layout import Identity, StateLayout
@@ -48,13 +49,15 @@ class OrtEngine:
         identity: Identity | None = None,
         spin: bool = False,
         data: bytes | None = None,
+        state_dtypes: Mapping[str, str] | None = None,
     ) -> None:
         """Load a graph file of a bundle's folder: `folder`/graphs/….onnx, `folder`/weights.bin.
 
         `threads` None is one per core this process may use; `spin` makes them wait for work
         without sleeping (`session_options` says what that gains and costs). `data` is the graph
-        file's content where it was read before. Raises EngineError: not a graph ONNX Runtime can
-        load; BundleError: its inputs are not those of `config`.
+        file's content where it was read before. `state_dtypes` is the manifest's: states that are
+        not fp32. Raises EngineError: not a graph ONNX Runtime can load, or one that keeps a state
+        in another type; BundleError: its inputs are not those of `config`.
         """
         path = Path(graph)
         if data is None:
@@ -71,7 +74,9 @@ class OrtEngine:
         self.identity = identity or Identity.of_graph(config, data)
         self._pid = os.getpid()
         self._inputs = {meta.name: meta for meta in self._session.get_inputs()}
-        ort_session.check_signature(self._session, config, path)
+        self._state_dtypes = dict(state_dtypes or {})
+        layout = StateLayout.of(config, capacity=1, dtypes=self._state_dtypes)
+        ort_session.check_signature(self._session, layout, path)
         widths = [c.d_conv - 1 for c in config.layers if isinstance(c, Mamba1Config | Mamba2Config)]
         self.constants = Constants(max(chunk, MAX_WINDOW), max(widths, default=0))
 
@@ -95,6 +100,7 @@ class OrtEngine:
                 ),
                 spin=spin,
                 data=bundle.read(graph),
+                state_dtypes=manifest.state_dtypes,
             )
 
     # -- states ----------------------------------------------------------------------------------
@@ -127,7 +133,9 @@ class OrtEngine:
         _within(window, MAX_WINDOW, "window")
         if capacity is not None and self.config.has_attention:
             _within(capacity, self.config.max_context or 1 << 24, "capacity")
-        return StateLayout.of(self.config, batch=batch, capacity=capacity)
+        return StateLayout.of(
+            self.config, batch=batch, capacity=capacity, dtypes=self._state_dtypes
+        )
 
     # -- running ---------------------------------------------------------------------------------
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import onnxruntime  # type: ignore[import-untyped]
 
-from edge.config import ModelConfig
+from edge import cpu
 from edge.errors import BundleError, EngineError
-from edge.runtime import cpu
 from edge.runtime.layout import StateLayout, batch_axis
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _RUN_INPUTS = (
     "tokens", "rows", "kept", "previous", "parents", "tree", "ancestors", "positions", "past",
 )  # fmt: skip
+_ONNX_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)", "int8": "tensor(int8)"}
 
 
 def session_options(threads: int, *, spin: bool = False) -> onnxruntime.SessionOptions:
@@ -42,6 +42,9 @@ def session_options(threads: int, *, spin: bool = False) -> onnxruntime.SessionO
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+    # graphs of int8 models spell out their integer products; none is to be guessed from
+    # QuantizeLinear and DequantizeLinear around floating ones
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     if not cpu.has_vnni():
         # without VNNI the u8×s8 product saturates in 16 bits; this makes it exact
         options.add_session_config_entry("session.x64quantprecision", "1")
@@ -94,9 +97,11 @@ def _identity(info: os.stat_result) -> tuple[int, ...]:
     return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
 
-def check_signature(session: onnxruntime.InferenceSession, config: ModelConfig, path: Path) -> None:
-    """The graph's inputs are those of the config. Raises BundleError."""
-    layout = StateLayout.of(config, capacity=1)
+def check_signature(session: onnxruntime.InferenceSession, layout: StateLayout, path: Path) -> None:
+    """The graph's inputs are those of the layout, and it keeps states in the layout's types.
+
+    Raises BundleError: names, shapes; EngineError: types.
+    """
     wanted = layout.recurrent | layout.caches
     found = {meta.name: meta.shape for meta in session.get_inputs()}
     for name, shape in wanted.items():
@@ -114,3 +119,24 @@ def check_signature(session: onnxruntime.InferenceSession, config: ModelConfig, 
             )
     if unknown := sorted(found.keys() - wanted.keys() - set(_RUN_INPUTS)):
         raise BundleError(f"the graph has unknown inputs {unknown}", file=path)
+    _check_types(session, layout, path)
+
+
+def _check_types(session: onnxruntime.InferenceSession, layout: StateLayout, path: Path) -> None:
+    if unknown := sorted(layout.dtypes.keys() - layout.recurrent.keys()):
+        raise BundleError(
+            f"names what is no recurrent state of this model: {unknown}", field="state_dtypes"
+        )
+    # a state comes in under its name and goes out under another; both are the same memory's type
+    types = {meta.name: meta.type for meta in (*session.get_inputs(), *session.get_outputs())}
+    names = {name: (name, f"{name}s") for name in layout.recurrent}
+    names |= {name: (name, f"{name}_out") for name in layout.caches}
+    for name, ends in names.items():
+        for end in ends:
+            wanted = _ONNX_TYPES[layout.dtype(name).name]
+            if types.get(end) != wanted:
+                raise EngineError(
+                    f"the graph has {types.get(end, 'no such tensor')}, the manifest {wanted}",
+                    file=path,
+                    field=end,
+                )

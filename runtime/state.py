@@ -16,7 +16,7 @@ from edge.runtime import statefile
 from edge.runtime.layout import Identity, StateLayout, batch_axis
 from edge.runtime.ring import Place, slots_for
 
-Array = NDArray[np.float32]
+Array = NDArray[Any]
 
 _ALIGNMENT = 64
 
@@ -69,8 +69,8 @@ class StateBuffers:
     Attributes:
         window: most tokens of a run that can be taken back.
         place: which slots and rows are in use.
-        rings: input name → float32 [slots, …slot shape].
-        caches: input name → float32 [B, KV heads, capacity, padded head_dim].
+        rings: input name → [slots, …slot shape], of the layout's type for it.
+        caches: input name → [B, KV heads, capacity, padded head_dim].
         workspace: what the engine keeps with the state; not the state's business.
     """
 
@@ -295,21 +295,22 @@ def _allocate(layout: StateLayout, window: int) -> tuple[dict[str, Array], dict[
     """Every ring and cache in one zeroed block: zeroing touches its pages before the first run."""
     slots = slots_for(window)
     shapes = {name: (slots, *shape) for name, shape in layout.recurrent.items()} | layout.caches
-    sizes = {name: _aligned(4 * int(np.prod(shape))) for name, shape in shapes.items()}
+    sizes = {name: layout.bytes_of(name, shape) for name, shape in shapes.items()}
+    total = sum(map(_aligned, sizes.values()))
     try:
-        block = np.empty(sum(sizes.values()) + _ALIGNMENT, np.uint8)
+        block = np.empty(total + _ALIGNMENT, np.uint8)
         block.fill(0)
     except MemoryError:
         raise StateError(
-            f"no memory for a state of {sum(sizes.values())} bytes",
+            f"no memory for a state of {total} bytes",
             remedy="make window, batch or capacity smaller",
         ) from None
     offset = -block.ctypes.data % _ALIGNMENT
     arrays: dict[str, Array] = {}
     for name, shape in shapes.items():
-        count = 4 * int(np.prod(shape))
-        arrays[name] = block[offset : offset + count].view(np.float32).reshape(shape)
-        offset += sizes[name]
+        flat = block[offset : offset + sizes[name]]
+        arrays[name] = flat.view(layout.dtype(name)).reshape(shape)
+        offset += _aligned(sizes[name])
     rings = {name: arrays[name] for name in layout.recurrent}
     return rings, {name: arrays[name] for name in layout.caches}
 

@@ -7,7 +7,7 @@
     extra     u64      length of the extra
     digest    32 bytes SHA-256 of all other bytes of the file
     header    JSON: identity, position, batch, layout
-    payload   safetensors: the state's tensors
+    payload   safetensors: the state's tensors, each of the type the model keeps it in
     extra     JSON of the caller (a transcript, …)
 
 The digest stops damage, not an attacker: someone who can write the file can compute it.
@@ -38,7 +38,7 @@ from edge.bundle import strict_json
 from edge.errors import StateError
 from edge.runtime.layout import Identity, Shape, StateLayout
 
-Tensors = Mapping[str, NDArray[np.float32]]
+Tensors = Mapping[str, NDArray[Any]]
 
 MAGIC = b"EDGESTAT"
 VERSION = 1
@@ -167,7 +167,7 @@ def _read(file: Path, identity: Identity, layout: StateLayout) -> Saved:
     if _digest(prefix, header, payload, extra) != digest:
         raise StateError("does not match its SHA-256", file=file, remedy=_DAMAGED)
     position = _check_header(file, header, identity, layout)
-    tensors = _check_payload(file, payload, _shapes(layout, position))
+    tensors = _check_payload(file, payload, layout, position)
     return Saved(tensors, position, _parse_extra(file, extra))
 
 
@@ -237,15 +237,23 @@ def _check_header(file: Path, data: bytes, identity: Identity, layout: StateLayo
     return position
 
 
-def _check_payload(file: Path, data: bytes, shapes: Mapping[str, Shape]) -> Tensors:
+def _check_payload(file: Path, data: bytes, layout: StateLayout, position: int) -> Tensors:
     try:
-        tensors: dict[str, NDArray[np.float32]] = parse_tensors(data)
+        tensors: dict[str, NDArray[Any]] = parse_tensors(data)
     except (SafetensorError, KeyError, ValueError) as problem:
         raise StateError(f"is no safetensors data: {problem}", file=file, field="payload") from None
-    found = {name: tensor.shape for name, tensor in tensors.items()}
-    if found != shapes or any(tensor.dtype != np.float32 for tensor in tensors.values()):
+    shapes = _shapes(layout, position)
+    if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
         raise StateError("does not hold this model's tensors", file=file, field="payload")
-    for name, tensor in tensors.items():
+    for name in shapes:
+        tensor = tensors[name]
+        if tensor.dtype != layout.dtype(name):
+            raise StateError(
+                f"is {tensor.dtype}, this model's is {layout.dtype(name)}",
+                file=file,
+                field=name,
+                remedy="open it with the bundle it was saved with",
+            )
         # one pass that makes no array: a sum is finite only if its terms are
         if not math.isfinite(float(tensor.sum(dtype=np.float64))):
             raise StateError("is not finite", file=file, field=name)

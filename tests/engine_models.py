@@ -21,6 +21,7 @@ from edge.config import (
 from edge.export.graph import build_graph
 from edge.export.network import Network
 from edge.runtime.ort import OrtEngine
+from tests.rounded_states import round_states
 
 MAMBA1 = Mamba1Config(d_inner=24, d_state=4, d_conv=4, dt_rank=3)
 MAMBA2 = Mamba2Config(d_inner=24, d_ssm=24, d_state=8, d_conv=4, head_dim=8, n_groups=1)
@@ -49,6 +50,26 @@ CONFIGS = {
     ),
 }  # fmt: skip
 KINDS = tuple(CONFIGS)
+
+# the same models with states that are not fp32: kind → kind of the model, state → type
+ROUNDED: dict[str, tuple[str, dict[str, str]]] = {
+    "mamba1-float16": ("mamba1", {"layers.1.ssm_state": "float16"}),
+    "mamba2-int8": ("mamba2", {
+        f"layers.{i}.{which}_state": "int8" for i in range(2) for which in ("conv", "ssm")}),
+    "hybrid-mixed": ("hybrid", {
+        "layers.0.conv_state": "int8", "layers.0.ssm_state": "float16",
+        "layers.3.conv_state": "float16", "layers.3.ssm_state": "int8"}),
+}  # fmt: skip
+ALL_KINDS = (*KINDS, *ROUNDED)
+
+
+def plain(kind: str) -> str:
+    """The kind of model it is, whatever its states are kept in."""
+    return ROUNDED[kind][0] if kind in ROUNDED else kind
+
+
+def has_attention(kind: str) -> bool:
+    return CONFIGS[plain(kind)].has_attention
 
 
 @functools.cache
@@ -79,7 +100,13 @@ _ROOT = tempfile.TemporaryDirectory(prefix="edge-models-")
 
 @functools.cache
 def engine(kind: str) -> OrtEngine:
-    return OrtEngine(folder(kind) / "graphs/ort.onnx", CONFIGS[kind], threads=1, chunk=64)
+    path, dtypes = folder(plain(kind)) / "graphs/ort.onnx", None
+    if kind in ROUNDED:
+        _, dtypes = ROUNDED[kind]
+        graph = round_states(path.read_bytes(), dtypes)
+        path = path.with_name(f"{kind}.onnx")
+        path.write_bytes(graph)
+    return OrtEngine(path, CONFIGS[plain(kind)], threads=1, chunk=64, state_dtypes=dtypes)
 
 
 def tokens(count: int, *, batch: int = 1, seed: int = 0) -> np.ndarray:

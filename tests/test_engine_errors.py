@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -24,7 +25,8 @@ from edge.export.network import Network
 from edge.runtime.engine import Engine, choose_engine
 from edge.runtime.ort import OrtEngine
 from edge.runtime.state import StateBuffers
-from tests.engine_models import CONFIGS, KINDS, engine, folder, tokens
+from tests.engine_models import CONFIGS, KINDS, ROUNDED, engine, folder, plain, tokens
+from tests.rounded_states import round_states
 
 
 def refuses(
@@ -257,6 +259,45 @@ def test_a_graph_that_cannot_be_loaded(tmp_path: Path) -> None:
     for options in ({"threads": 0}, {"chunk": 0}):
         with pytest.raises(InputError, match="positive"):
             OrtEngine(folder("mamba1") / "graphs/ort.onnx", CONFIGS["mamba1"], **options)
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_states_of_other_types_than_the_manifest_says(kind: str, tmp_path: Path) -> None:
+    config, dtypes = CONFIGS[plain(kind)], ROUNDED[kind][1]
+    path = folder(plain(kind)) / "graphs" / f"{kind}.onnx"
+    engine(kind)  # which writes the graph
+    for name, dtype in dtypes.items():
+        wrong = {"int8": "float16", "float16": "int8"}[dtype]
+        for said in ({k: v for k, v in dtypes.items() if k != name}, {**dtypes, name: wrong}):
+            with pytest.raises(EngineError, match="the manifest") as caught:
+                OrtEngine(path, config, threads=1, state_dtypes=said)
+            assert (caught.value.field, caught.value.file) == (name, str(path))
+    for said in ({"layers.9.ssm_state": "int8"}, {"layers.1.key_cache": "float16"}):
+        with pytest.raises(BundleError, match="no recurrent state") as refused:
+            OrtEngine(path, config, threads=1, state_dtypes={**dtypes, **said})
+        assert refused.value.field == "state_dtypes"
+
+
+def test_a_state_that_goes_out_in_another_type(tmp_path: Path) -> None:
+    """What comes in agrees with the manifest, what goes out would not fit the same memory."""
+    model = onnx.load_from_string(
+        round_states(
+            (folder("mamba1") / "graphs/ort.onnx").read_bytes(), {"layers.0.ssm_state": "float16"}
+        )
+    )
+    (out,) = (value for value in model.graph.output if value.name == "layers.0.ssm_states")
+    out.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    (cast,) = (node for node in model.graph.node if node.output[0] == out.name)
+    cast.attribute[0].i = onnx.TensorProto.FLOAT
+    (tmp_path / "graphs").mkdir()
+    shutil.copy(folder("mamba1") / "weights.bin", tmp_path)
+    (tmp_path / "graphs/ort.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(EngineError, match=r"tensor\(float\), the manifest") as caught:
+        OrtEngine(
+            tmp_path / "graphs/ort.onnx", CONFIGS["mamba1"], threads=1,
+            state_dtypes={"layers.0.ssm_state": "float16"},
+        )  # fmt: skip
+    assert caught.value.field == "layers.0.ssm_states"
 
 
 def test_engines_by_name() -> None:

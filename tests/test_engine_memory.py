@@ -15,7 +15,7 @@ from edge.export.exporter import export_checkpoint
 from edge.runtime import memory, ort_session
 from edge.runtime.engine import open_engine
 from tests import checkpoints
-from tests.engine_models import CONFIGS, KINDS, engine, tokens
+from tests.engine_models import ALL_KINDS, ROUNDED, engine, has_attention, plain, tokens
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bundle"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize(("batch", "window", "capacity"), [(1, 8, None), (3, 2, 50)])
 def test_the_plan_is_what_a_state_takes(
     kind: str, batch: int, window: int, capacity: int | None
@@ -42,7 +42,19 @@ def test_the_plan_is_what_a_state_takes(
     assert all(plan[part] >= 0 for part in plan)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_every_value_takes_what_its_type_takes(kind: str) -> None:
+    state, full = engine(kind).new_state(), engine(plain(kind)).new_state()
+    dtypes = ROUNDED[kind][1]
+    for name, ring in state.rings.items():
+        assert ring.dtype == np.dtype(dtypes.get(name, np.float32))
+        smaller = {"int8": 4, "float16": 2}.get(dtypes.get(name, ""), 1)
+        assert ring.nbytes * smaller == full.rings[name].nbytes
+        assert ring.ctypes.data % 64 == 0
+    assert engine(kind).memory_plan()["state"] < engine(plain(kind)).memory_plan()["state"]
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_snapshot_costs_one_state_and_the_rows_in_use(kind: str) -> None:
     state = engine(kind).new_state()
     engine(kind).run(tokens(10), state, commit=True)
@@ -50,7 +62,7 @@ def test_a_snapshot_costs_one_state_and_the_rows_in_use(kind: str) -> None:
     plan = engine(kind).memory_plan()
     assert state.snapshot().nbytes == plan["state"] + rows
     assert plan["snapshot"] == plan["state"] + plan["kv_cache"]
-    assert (plan["kv_cache"] > 0) == CONFIGS[kind].has_attention
+    assert (plan["kv_cache"] > 0) == has_attention(kind)
 
 
 def test_the_plan_before_loading(exported: Path) -> None:

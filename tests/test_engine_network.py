@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 
 from edge.export.network import NetworkState
 from edge.runtime.state import StateBuffers
-from tests.engine_models import CONFIGS, KINDS, engine, network, tokens
+from tests.engine_models import CONFIGS, KINDS, ROUNDED, engine, network, plain, tokens
+from tests.rounded_states import int8_scale
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -133,3 +136,36 @@ def test_each_path_of_a_tree_is_as_if_alone(
     out = engine(kind).run(following, state)
     expected, _ = reference(kind, np.concatenate([kept, following], axis=1))
     np.testing.assert_allclose(out[:, 0], expected[:, -1], **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_states_that_are_not_fp32(kind: str, batch: int) -> None:
+    """As if the fp32 model's state were rounded by hand between its runs."""
+    state, plain_state = (engine(k).new_state(batch=batch) for k in (kind, plain(kind)))
+    ids = tokens(12, batch=batch)
+    for at in range(12):
+        step = ids[:, at : at + 1]
+        found = engine(kind).run(step, state)
+        assert np.array_equal(found, engine(plain(kind)).run(step, plain_state))
+        by_hand = plain_state.snapshot()
+        numbers = {n: rounded(n, a, kind) for n, a in by_hand.recurrent.items()}
+        plain_state.restore(replace(by_hand, recurrent={n: v for n, (_, v) in numbers.items()}))
+        for name, array in state.snapshot().recurrent.items():
+            kept, _ = numbers[name]
+            assert array.dtype == kept.dtype
+            assert np.array_equal(array, kept), name
+            assert len(np.unique(array)) > 4, "too coarse to tell a mistake by"
+    other = engine(plain(kind)).new_state(batch=batch)
+    assert not np.array_equal(found[:, 0], engine(plain(kind)).run(ids, other, commit=True)[:, 0])
+
+
+def rounded(name: str, array: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """What is kept of an fp32 state, and what that is as fp32 again."""
+    dtype = ROUNDED[kind][1].get(name)
+    if dtype == "int8":
+        scale = int8_scale(name)
+        kept = np.clip(np.round(array / scale), -128, 127).astype(np.int8)
+        return kept, kept.astype(np.float32) * scale
+    kept = array.astype(dtype or np.float32)
+    return kept, kept.astype(np.float32)

@@ -21,7 +21,7 @@ from edge.errors import StateError
 from edge.runtime import statefile
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.state import StateBuffers
-from tests.engine_models import CONFIGS, engine, tokens
+from tests.engine_models import ALL_KINDS, CONFIGS, ROUNDED, engine, plain, tokens
 
 ROOT = Path(__file__).parent.parent
 PREFIX = 8 + 4 + 4 + 8 + 8
@@ -31,12 +31,12 @@ IDENTITY = Identity(model="a" * 64, quantization="w8", tokenizer="b" * 64)
 def buffers(kind: str = "hybrid", *, identity: Identity = IDENTITY, batch: int = 1,
             capacity: int = 32) -> StateBuffers:  # fmt: skip
     """A state without an engine, filled with numbers."""
-    state = StateBuffers(
-        StateLayout.of(CONFIGS[kind], batch=batch, capacity=capacity), identity, window=2
-    )
+    dtypes = ROUNDED[kind][1] if kind in ROUNDED else None
+    layout = StateLayout.of(CONFIGS[plain(kind)], batch=batch, capacity=capacity, dtypes=dtypes)
+    state = StateBuffers(layout, identity, window=2)
     rng = np.random.default_rng(5)
     for array in (*state.rings.values(), *state.caches.values()):
-        array[:] = rng.standard_normal(array.shape)
+        array[:] = 9 * rng.standard_normal(array.shape)
     state.place = state.place.settled(2, 9)
     return state
 
@@ -64,7 +64,7 @@ def refused(path: Path, state: StateBuffers | None = None, match: str = ".") -> 
 # -- what comes back -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_loaded_state_continues_bit_for_bit(kind: str, batch: int, tmp_path: Path) -> None:
     state = engine(kind).new_state(batch=batch, window=3)
@@ -107,6 +107,34 @@ def test_of_another_shape(saved: Path) -> None:
     refused(saved, buffers("mamba1"), "expected|describe")
     refused(saved, buffers(batch=2), "1 sequences")
     refused(saved, buffers(capacity=8), "room for 8")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "field"),
+    [
+        ("hybrid", "hybrid-mixed", "layers.0.conv_state"),
+        ("hybrid-mixed", "hybrid", "layers.0.conv_state"),
+        ("mamba1", "mamba1-float16", "layers.1.ssm_state"),
+        ("mamba2-int8", "mamba2", "layers.0.conv_state"),
+    ],
+)
+def test_of_another_type(theirs: str, ours: str, field: str, tmp_path: Path) -> None:
+    """The identity agrees here, as it would not between bundles; the types are still looked at."""
+    buffers(theirs).save(tmp_path / "state")
+    assert refused(tmp_path / "state", buffers(ours), "this model's is").field == field
+
+
+def test_a_file_of_an_fp32_model_is_as_it_always_was(saved: Path) -> None:
+    """Version 1 says nothing of types in its header, so older files of such models still load."""
+
+    def check(header: dict[str, object], payload: bytes, extra: bytes) -> tuple[bytes, ...]:
+        assert header.keys() == {"identity", "position", "batch", "layout"}
+        tensors = statefile.parse_tensors(payload)
+        assert {tensor.dtype.name for tensor in tensors.values()} == {"float32"}
+        return json.dumps(header).encode(), payload, extra
+
+    forge(saved, check)
+    buffers().load(saved)
 
 
 def test_no_state_at_all(tmp_path: Path) -> None:
@@ -223,7 +251,7 @@ def test_a_payload_of_other_tensors(saved: Path) -> None:
     for change, match in (
         (lambda t: t.pop(name), "this model's tensors"),
         (lambda t: t.update({name: t[name][..., :-1].copy()}), "this model's tensors"),
-        (lambda t: t.update({name: t[name].astype(np.float64)}), "this model's tensors"),
+        (lambda t: t.update({name: t[name].astype(np.float64)}), "is float64, this model's is"),
         (lambda t: t.update({name: np.full_like(t[name], np.nan)}), "not finite"),
         (lambda t: t.update({name: np.full_like(t[name], -np.inf)}), "not finite"),
     ):
@@ -233,6 +261,38 @@ def test_a_payload_of_other_tensors(saved: Path) -> None:
     saved.write_bytes(whole)
     forge(saved, lambda h, p, e: (json.dumps(h).encode(), b"\xff" * len(p), e))
     refused(saved, match="safetensors")
+
+
+def test_half_floats_that_are_not_finite(tmp_path: Path) -> None:
+    """An fp16 state overflows to infinity where an fp32 one would not."""
+    state, path = buffers("hybrid-mixed"), tmp_path / "state"
+    state.save(path)
+    name = "layers.0.ssm_state"
+    infinite = state.snapshot().recurrent[name]
+    infinite.flat[-1] = np.inf
+
+    def rewrite(h: dict[str, object], p: bytes, e: bytes) -> tuple[bytes, ...]:
+        tensors = {**statefile.parse_tensors(p), name: infinite}
+        return json.dumps(h).encode(), statefile.format_tensors(tensors), e
+
+    forge(path, rewrite)
+    assert refused(path, buffers("hybrid-mixed"), "not finite").field == name
+    state.rings[name][2].flat[-1] = np.inf
+    with pytest.raises(StateError, match="not finite"):
+        state.save(path)
+
+
+def test_types_numpy_does_not_have(saved: Path) -> None:
+    def rewrite(h: dict[str, object], p: bytes, e: bytes, new: str) -> tuple[bytes, ...]:
+        length = struct.unpack_from("<Q", p)[0]
+        header = p[8 : 8 + length].replace(b'"F32"', b'"%s"' % new.encode(), 1)
+        return json.dumps(h).encode(), struct.pack("<Q", len(header)) + header + p[8 + length :], e
+
+    whole = saved.read_bytes()
+    for new in ("BF16", "F8_E4M3", "I8", "F64", "X"):
+        saved.write_bytes(whole)
+        forge(saved, lambda h, p, e, new=new: rewrite(h, p, e, new))
+        refused(saved, match="safetensors|this model's")
 
 
 @pytest.mark.parametrize(("offset", "form"), [(12, "<I"), (16, "<Q"), (24, "<Q")])

@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 )
 
 from edge.errors import ContextFullError, StateError
-from edge.export.network import NetworkState
+from edge.export.network import Network, NetworkState
 from edge.runtime.state import Snapshot
-from tests.engine_models import CONFIGS, KINDS, engine, network
+from tests.engine_models import ALL_KINDS, KINDS, engine, has_attention, network, plain
 
 CAPACITY = 40
 WINDOW = 4
@@ -45,6 +45,15 @@ class Run:
 class VerbsMachine(RuleBasedStateMachine):
     kind = ""
 
+    @property
+    def network(self) -> Network:
+        return network(plain(self.kind))
+
+    def close(self, have: np.ndarray, wanted: torch.Tensor) -> None:
+        """States that are rounded drift away from the network's; the oracle still agrees."""
+        if self.kind in KINDS:
+            np.testing.assert_allclose(have, wanted.numpy(), rtol=1e-4, atol=1e-4)
+
     @initialize(batch=st.sampled_from([1, 1, 2]), window=st.sampled_from([1, WINDOW]))
     def start(self, batch: int, window: int) -> None:
         self.batch, self.window = batch, window
@@ -53,13 +62,13 @@ class VerbsMachine(RuleBasedStateMachine):
         # the oracle's state is restored before every run: what it does cannot depend on its past
         self.oracle = self.new_state()
         self.empty = self.oracle.snapshot()
-        self.network_empty = network(self.kind).initial_state(batch)
+        self.network_empty = self.network.initial_state(batch)
         self.runs: list[Run] = []
         self.saved: list[tuple[Snapshot, list[Run]]] = []
         self.seed = 0
 
     def new_state(self):  # type: ignore[no-untyped-def]
-        capacity = CAPACITY if CONFIGS[self.kind].has_attention else None
+        capacity = CAPACITY if has_attention(self.kind) else None
         return self.engine.new_state(batch=self.batch, window=self.window, capacity=capacity)
 
     def ids(self, count: int) -> np.ndarray:
@@ -82,8 +91,8 @@ class VerbsMachine(RuleBasedStateMachine):
             oracle.rewind(run.ids.shape[1] - len(run.path))
         run.after = oracle.snapshot()
         kept = torch.from_numpy(run.ids[:, run.path])
-        expected, run.network_after = network(self.kind)(kept, run.network_before)
-        np.testing.assert_allclose(logits[:, run.path], expected.numpy(), rtol=1e-4, atol=1e-4)
+        expected, run.network_after = self.network(kept, run.network_before)
+        self.close(logits[:, run.path], expected)
         return logits
 
     def new_run(
@@ -219,11 +228,10 @@ class VerbsMachine(RuleBasedStateMachine):
         final = self.runs[-1].network_after if self.runs else self.network_empty
         for index, layer in enumerate(final.layers):
             for key, tensor in layer.items():
-                have = arrays[f"layers.{index}.{key}"][..., : tensor.shape[-1]]
-                np.testing.assert_allclose(have, tensor.numpy(), rtol=1e-4, atol=1e-4)
+                self.close(arrays[f"layers.{index}.{key}"][..., : tensor.shape[-1]], tensor)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_verbs_in_any_order(kind: str) -> None:
     class Machine(VerbsMachine):
         pass

@@ -18,7 +18,7 @@ from edge.apps.bench.peers import DEFAULT, PEERS
 from edge.apps.bench.runner import run
 from edge.apps.bench.shapes import SHAPES, shape_named
 from edge.apps.exits import REFUSED, exit_code_of
-from edge.runtime.cpu import usable_cores
+from edge.cpu import usable_cores
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from edge.apps.bench.check import PREFILL
 from edge.apps.bench.measure import Figure
 from edge.apps.bench.peers import RUN
-from edge.bundle import open_bundle
-from edge.config import Mamba1Config, ModelConfig
+from edge.bundle import Manifest, open_bundle
+from edge.config import Mamba1Config
 from edge.runtime import ort_session
 from edge.runtime.layout import StateLayout
 
@@ -74,7 +74,7 @@ def _profile_one(bundle: Path, threads: int, figure: Figure) -> Cost:
         session = ort_session.load(opened.read(graph), bundle / graph, options)
         # a longer prompt is run in chunks, of which this is one
         count = min(TOKENS[figure], manifest.limits.chunk)
-        feeds = _feeds(session, manifest.model, count, every_row=figure == "run")
+        feeds = _feeds(session, manifest, count, every_row=figure == "run")
         outputs = [meta.name for meta in session.get_outputs()]
         for _ in range(REPEATS[figure] + 1):
             session.run(outputs, feeds)
@@ -123,10 +123,11 @@ def _end(event: dict[str, Any]) -> float:
 
 
 def _feeds(
-    session: Any, config: ModelConfig, count: int, *, every_row: bool
+    session: Any, manifest: Manifest, count: int, *, every_row: bool
 ) -> dict[str, NDArray[Any]]:
     """Inputs of a chain of `count` tokens from a zero state, those the graph has."""
-    order = np.arange(count, dtype=np.int64)
+    config, order = manifest.model, np.arange(count, dtype=np.int64)
+    layout = StateLayout.of(config, dtypes=manifest.state_dtypes)
     taps = max(layer.d_conv for layer in config.layers if isinstance(layer, Mamba1Config)) - 1
     feeds: dict[str, NDArray[Any]] = {
         "tokens": (order % config.vocab_size)[:, None],
@@ -136,6 +137,6 @@ def _feeds(
         "parents": order - 1,
         "tree": np.array(False),
     }
-    for name, shape in StateLayout.of(config).recurrent.items():
-        feeds[name] = np.zeros(shape, np.float32)
+    for name, shape in layout.recurrent.items():
+        feeds[name] = np.zeros(shape, layout.dtype(name))
     return {meta.name: feeds[meta.name] for meta in session.get_inputs()}

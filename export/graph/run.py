@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 
+from edge import cpu
 from edge.config import Mamba1Config, Mamba2Config, ModelConfig
 from edge.errors import ExportError
 from edge.export.graph.model import GRAPH_FILE
@@ -46,6 +47,10 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     # Threads that wait by spinning take the cores from whatever else runs; see docs/decisions.md.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # the two below as in edge.runtime.ort_session: what is checked here is what will run
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    if not cpu.has_vnni():
+        options.add_session_config_entry("session.x64quantprecision", "1")
     return options
 
 
