@@ -22,7 +22,7 @@ from edge.export import text_files
 from edge.export.checkpoint import Checkpoint, open_checkpoint
 from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, BuiltGraph, build_graph
 from edge.export.graph.verify import verify_graph
-from edge.export.quantize import Recipe, recipe
+from edge.export.quantize import Recipe, plan_model, recipe
 from edge.ops import OPS
 from edge.tensors import parameters
 
@@ -107,7 +107,7 @@ def export_checkpoint(
     reads, copies = text_files.tokenizer_info(source, source.config, given)
     with BundleWriter(out) as writer:
         built = build_graph(
-            source.config, source, writer.folder, quant,
+            source.config, source, writer.folder, plan_model(source.config, chosen),
             progress=lambda stage, done, total: report("weights", 0.05 + 0.6 * done / total),
         )  # fmt: skip
         template = _copy_text(source, writer, copies)

@@ -5,9 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge.config import Mamba1Config, ModelConfig
 from edge.errors import ExportError
-from edge.export.quantize import dequantize_blocks, names, quantize_blocks, recipe, register
-from edge.export.quantize.recipes import F32, Recipe, Storage
+from edge.export.quantize import (
+    Recipe,
+    Storage,
+    dequantize_blocks,
+    names,
+    plan_model,
+    quantize_blocks,
+    recipe,
+    register,
+)
+from edge.export.quantize.build import fitting
+from edge.export.quantize.int8 import dequantize_int8, quantize_int8, round_int8
+from edge.export.quantize.plan import F32
 
 
 @pytest.mark.parametrize(("bits", "block"), [(8, 128), (8, 32), (4, 32)])
@@ -64,15 +76,22 @@ def test_what_cannot_be_rounded_is_refused() -> None:
 
 
 def test_recipes_spare_what_is_sensitive() -> None:
-    w8, w4 = recipe("w8").storage, recipe("w4").storage
-    assert w8("layers.0.in_proj.weight", 3072, 768) == Storage(8, 128)
-    assert w8("embedding.weight", 50280, 768) == Storage(8, 128)
-    assert w4("layers.0.in_proj.weight", 3072, 768) == Storage(4, 32)
-    assert w4("layers.0.x_proj.weight", 80, 1536) == Storage(8, 128)
-    assert w8("layers.0.dt_proj.weight", 1536, 48) == F32
-    assert w8("layers.0.in_proj.weight", 64, 96) == Storage(8, 32)
-    assert w8("layers.0.in_proj.weight", 64, 40) == F32
-    assert recipe("fp16").storage("layers.0.dt_proj.weight", 1536, 48) == F32
+    mamba = ModelConfig(
+        family="test",
+        vocab_size=50280,
+        d_model=768,
+        layers=(Mamba1Config(d_inner=1536, dt_rank=48),),
+    )
+    w8, w4, fp16 = (plan_model(mamba, recipe(name)) for name in ("w8", "w4", "fp16"))
+    assert w8.embedding == w8.head.weight == Storage(8, 128) and w4.embedding == Storage(4, 32)
+    kept = {name: product.weight for name, product in w8.layers[0].products.items()}
+    assert kept == {"in_proj": Storage(8, 128), "x_proj": Storage(8, 128), "dt_proj": F32,
+                    "out_proj": Storage(8, 128)}  # fmt: skip
+    kept = {name: product.weight for name, product in w4.layers[0].products.items()}
+    assert kept == {"in_proj": Storage(4, 32), "x_proj": Storage(8, 128), "dt_proj": F32,
+                    "out_proj": Storage(4, 32)}  # fmt: skip
+    assert fp16.layers[0].products["dt_proj"].weight == F32
+    assert fitting(Storage(8, 128), 96) == Storage(8, 32) and fitting(Storage(8, 128), 40) == F32
 
 
 def test_recipes_are_named_and_unique() -> None:
@@ -80,4 +99,17 @@ def test_recipes_are_named_and_unique() -> None:
     with pytest.raises(ExportError, match="choose one of: fp32, fp16, w8, w4"):
         recipe("int3")
     with pytest.raises(ValueError, match="already registered"):
-        register(Recipe("w8", 8, 128, lambda name, rows, columns: F32, {}))
+        register(Recipe("w8", 8, 128, {}, {}))
+
+
+def test_int8_is_symmetric_and_rounds_half_to_even() -> None:
+    weight = np.array([[254.0, -254.0, 1.0, 3.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
+    quants, scale = quantize_int8(weight)
+    assert scale.tolist() == [2.0]
+    assert quants.tolist() == [[127, -127, 0, 2], [0, 0, 0, 0]]
+    quants, scale = quantize_int8(weight, rows=True)
+    assert scale.tolist() == [2.0, 1.0]
+    assert np.array_equal(dequantize_int8(quants, scale, rows=True)[1], weight[1])
+    assert round_int8(np.array([1e9, -1e9], np.float32), np.float32(1)).tolist() == [127, -128]
+    with pytest.raises(ExportError, match="NaN or infinite"):
+        quantize_int8(np.array([[1.0, np.nan]], np.float32))

@@ -28,7 +28,7 @@ from edge.errors import ExportError
 from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, build_graph
 from edge.export.graph.run import GraphRunner, open_session, session_options
 from edge.export.network import Network
-from edge.export.quantize import dequantize_blocks, quantize_blocks, recipe
+from edge.export.quantize import dequantize_blocks, plan_model, quantize_blocks, recipe
 from edge.tensors import tensor_shapes
 from tests.onnx_ops import path_to, random_parents
 
@@ -227,13 +227,18 @@ def test_nodes_are_edge_ops_over_standard_ones(tmp_path: Path) -> None:
 
 def rounded(net: Network, quant: str) -> Network:
     """The network with every weight replaced by what the recipe stores."""
-    storage = recipe(quant).storage
+    plan = plan_model(net.config, recipe(quant))
+    joined = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
+              "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}  # fmt: skip
     with torch.no_grad():
         for name, parameter in net.canonical_tensors().items():
             if not name.endswith("weight") or "norm" in name or "conv1d" in name:
                 continue
-            rows, columns = parameter.shape
-            kept = storage(name, rows, columns)
+            place, _, matrix = name.removesuffix(".weight").rpartition(".")
+            kept = plan.embedding if matrix == "embedding" else plan.head.weight
+            if place:
+                products = plan.layers[int(place.removeprefix("layers."))].products
+                kept = products[joined.get(matrix, matrix)].weight
             if kept.block is not None:
                 packed = quantize_blocks(parameter.numpy(), kept.bits, kept.block)
                 wide = dequantize_blocks(*packed, kept.bits)

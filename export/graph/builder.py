@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from edge.config import ModelConfig
 from edge.errors import ExportError
 from edge.export.graph.weights import WeightFile
-from edge.export.quantize import Recipe, Storage, quantize_blocks
+from edge.export.quantize.plan import Storage
 from edge.ops import DOMAIN, VERSION
 from edge.plugins.onnx import OPSETS, Flavour, function, variants
 from edge.tensors import tensor_shapes
@@ -28,6 +28,9 @@ _TYPES = {
     "i64": TensorProto.INT64,
     "bool": TensorProto.BOOL,
 }
+
+# Types of a recurrent state other than fp32; no other input has them.
+_STATE_DTYPES: dict[str, Literal["int8", "float16"]] = {"i8": "int8", "f16": "float16"}
 
 
 class TensorSource(Protocol):
@@ -51,22 +54,22 @@ class GraphBuilder:
         config: ModelConfig,
         tensors: TensorSource | Mapping[str, Any],
         weights: WeightFile,
-        recipe: Recipe,
         flavour: Flavour = "ort",
     ) -> None:
         self.config = config
-        self.recipe = recipe
         self.flavour = flavour
         self.inputs: list[ValueInfoProto] = []
         self.outputs: list[ValueInfoProto] = []
+        self.state_dtypes: dict[str, Literal["int8", "float16"]] = {}
         self._shapes = tensor_shapes(config)
         self._tensors = tensors
         self._weights = weights
         self._nodes: list[NodeProto] = []
-        self._initializers: dict[str, TensorProto] = {}
+        self.initializers: dict[str, TensorProto] = {}
         self._functions: dict[str, None] = {}
         self._names: set[str] = set()
-        self._stored: dict[str, tuple[Storage, tuple[int, int]]] = {}
+        # matrix → how it is kept, and its shape
+        self.stored: dict[str, tuple[Storage, tuple[int, int]]] = {}
 
     def __contains__(self, name: str) -> bool:
         """Whether some node already yields `name`."""
@@ -75,6 +78,8 @@ class GraphBuilder:
     # -- values -----------------------------------------------------------------------------------
 
     def input(self, name: str, dtype: str, shape: Sequence[str | int]) -> str:
+        if dtype in _STATE_DTYPES:
+            self.state_dtypes[name] = _STATE_DTYPES[dtype]
         self.inputs.append(helper.make_tensor_value_info(name, _TYPES[dtype], shape))
         return name
 
@@ -84,13 +89,13 @@ class GraphBuilder:
     def integers(self, values: Sequence[int]) -> str:
         """An int64 constant [len(values)], kept inside the graph file."""
         name = "const." + "_".join(map(str, values))
-        if name not in self._initializers:
-            self._initializers[name] = numpy_helper.from_array(np.array(values, np.int64), name)
+        if name not in self.initializers:
+            self.initializers[name] = numpy_helper.from_array(np.array(values, np.int64), name)
         return name
 
     def floats(self, name: str, values: F32) -> str:
         """A small fp32 constant that is no weight, kept inside the graph file."""
-        self._initializers[name] = numpy_helper.from_array(np.asarray(values, np.float32), name)
+        self.initializers[name] = numpy_helper.from_array(np.asarray(values, np.float32), name)
         return name
 
     # -- nodes ------------------------------------------------------------------------------------
@@ -145,7 +150,7 @@ class GraphBuilder:
 
     def weight(self, name: str, change: Callable[[F32], F32] | None = None) -> str:
         """Store a weight as fp32, once, after `change`; returns its initializer's name."""
-        if name not in self._initializers:
+        if name not in self.initializers:
             array = self.tensor(name)
             self.constant(name, array if change is None else change(array))
         return name
@@ -154,69 +159,24 @@ class GraphBuilder:
         """Store an fp32 array that is derived from weights."""
         if not np.isfinite(array).all():
             raise ExportError("has a NaN or an infinity", field=name)
-        self._initializers[name] = self._weights.add(name, np.asarray(array, np.float32))
+        self.initializers[name] = self._weights.add(name, np.asarray(array, np.float32))
         return name
 
-    def matrix(self, name: str, make: Callable[[], F32] | None = None) -> Storage:
-        """Store the [out, in] weight `name` as the recipe says, once."""
-        if name not in self._stored:
-            array = self.tensor(name) if make is None else make()
-            rows, columns = array.shape
-            storage = self.recipe.storage(name, rows, columns)
-            self._stored[name] = (storage, (rows, columns))
-            if storage.block is not None:
-                packed, scales = quantize_blocks(array, storage.bits, storage.block)
-                for part, data in (("packed", packed), ("scales", scales)):
-                    key = f"{name}.{part}"
-                    self._initializers[key] = self._weights.add(key, data)
-            elif storage.bits == 16:
-                self._initializers[name] = self._weights.add(name, _to_half(name, array))
-            else:
-                self.constant(name, array)
-        return self._stored[name][0]
+    def raw(self, name: str, array: NDArray[Any]) -> str:
+        """Store an array in the type it has."""
+        self.initializers[name] = self._weights.add(name, array)
+        return name
 
     def matrices(self) -> dict[int, int]:
         """Bits → how many matrices are stored with so many."""
-        widths = sorted(storage.bits for storage, _ in self._stored.values())
+        widths = sorted(storage.bits for storage, _ in self.stored.values())
         return {bits: widths.count(bits) for bits in dict.fromkeys(widths)}
-
-    def embed(self, tokens: str, name: str, output: str) -> str:
-        """Rows of the table `name`, fp32 [T, B, D]."""
-        storage = self.matrix(name)
-        if storage.quantized:
-            inputs = [tokens, f"{name}.packed", f"{name}.scales"]
-            return self.call("EmbedBits", inputs, [output], **self._bits(name))[0]
-        return self.call("Embed", [tokens, name], [output])[0]
-
-    def linear(
-        self,
-        x: str,
-        name: str,
-        output: str,
-        *,
-        bias: str | None = None,
-        make: Callable[[], F32] | None = None,
-    ) -> str:
-        """x · weightᵀ (+ bias), with the weight stored as the recipe says."""
-        storage = self.matrix(name, make)
-        product = output if bias is None else f"{output}.unbiased"
-        if storage.quantized:
-            inputs = [x, f"{name}.packed", f"{name}.scales"]
-            self.call("LinearBits", inputs, [product], **self._bits(name))
-        else:
-            self.call("Linear", [x, name], [product])
-        return product if bias is None else self.node("Add", [product, bias], output)
-
-    def _bits(self, name: str) -> dict[str, int]:
-        storage, (rows, columns) = self._stored[name]
-        assert storage.block is not None
-        return {"K": columns, "N": rows, "bits": storage.bits, "block_size": storage.block}
 
     # -- the result -------------------------------------------------------------------------------
 
     def model(self) -> ModelProto:
         graph = helper.make_graph(
-            self._nodes, "model", self.inputs, self.outputs, list(self._initializers.values())
+            self._nodes, "model", self.inputs, self.outputs, list(self.initializers.values())
         )
         functions = [function(name, self.flavour) for name in self._functions]
         imports = {"": OPSETS[""], DOMAIN: VERSION}
@@ -229,9 +189,3 @@ class GraphBuilder:
             ir_version=IR_VERSION,
             opset_imports=[helper.make_opsetid(d, v) for d, v in imports.items()],
         )
-
-
-def _to_half(name: str, array: F32) -> NDArray[np.float16]:
-    if not np.isfinite(array).all() or np.abs(array).max(initial=0) > np.finfo(np.float16).max:
-        raise ExportError("does not fit fp16", field=name, remedy="export with --quant fp32 or w8")
-    return array.astype(np.float16)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
-from edge.export.graph import layers
+from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, Mixer, ModelConfig
+from edge.export.graph import layers, mamba_int8
 from edge.export.graph.builder import GraphBuilder, TensorSource
-from edge.export.graph.layers import Shared
+from edge.export.graph.place import Place, Shared
+from edge.export.graph.products import Input, embed, input_scale, linear, round_input, scale_of
 from edge.export.graph.weights import WeightFile
-from edge.export.quantize import recipe as find_recipe
+from edge.export.quantize import ModelPlan, plan_model, recipe
+from edge.export.quantize.names import head_matrix
+from edge.export.quantize.plan import Product
 from edge.plugins.onnx import Flavour
 
 GRAPH_FILE = "graphs/ort.onnx"
@@ -34,6 +37,7 @@ class BuiltGraph:
         opsets: domain → version.
         weight_bytes: size of weights.bin.
         matrices: bits → how many embedding, head and linear weights are stored with so many.
+        state_dtypes: recurrent states that are not fp32, by their name as a graph input.
     """
 
     graph: Path
@@ -41,13 +45,14 @@ class BuiltGraph:
     opsets: dict[str, int]
     weight_bytes: int
     matrices: dict[int, int]
+    state_dtypes: dict[str, Literal["int8", "float16"]]
 
 
 def build_graph(
     config: ModelConfig,
     tensors: TensorSource | Mapping[str, Any],
     out_dir: str | Path,
-    quant: str = "fp32",
+    plan: ModelPlan | str = "fp32",
     *,
     flavour: Flavour = "ort",
     progress: Progress | None = None,
@@ -55,17 +60,20 @@ def build_graph(
     """Write `graphs/ort.onnx` and `weights.bin` under `out_dir` (which must exist).
 
     Tensors are fetched one at a time, so that peak memory is one tensor and its quantized copy.
-    The same config, tensors and recipe give the same bytes. Initializers point to "weights.bin"
+    `plan` may be the name of a recipe that needs no calibration. The same config, tensors and plan
+    give the same bytes. Initializers point to "weights.bin"
     beside the bundle's manifest: load the graph from bytes, with
     `session.model_external_initializers_file_folder_path` set to the bundle's folder.
 
-    Raises ExportError when a tensor's shape or values do not fit the config or the recipe.
+    Raises ExportError when a tensor's shape or values do not fit the config or the plan.
     """
+    if isinstance(plan, str):
+        plan = plan_model(config, recipe(plan))
     out = Path(out_dir)
     (out / GRAPH_FILE).parent.mkdir(parents=True, exist_ok=True)
     with WeightFile(out / WEIGHT_FILE) as weights:
-        g = GraphBuilder(config, tensors, weights, find_recipe(quant), flavour)
-        _assemble(g, progress or (lambda what, done, total: None))
+        g = GraphBuilder(config, tensors, weights, flavour)
+        _assemble(g, plan, progress or (lambda what, done, total: None))
         model = g.model()
     data = model.SerializeToString(deterministic=True)
     (out / GRAPH_FILE).write_bytes(data)
@@ -75,36 +83,43 @@ def build_graph(
         opsets={entry.domain: entry.version for entry in model.opset_import},
         weight_bytes=weights.size,
         matrices=g.matrices(),
+        state_dtypes=g.state_dtypes,
     )
 
 
-def _assemble(g: GraphBuilder, progress: Progress) -> None:
+def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
     config = g.config
-    shared = _inputs(g)
+    shared = _inputs(g, plan)
     total = len(config.layers) + 2
     progress("embedding", 0, total)
-    x, added = g.embed("tokens", "embedding.weight", "embedded"), ""
-    for i, layer in enumerate(config.layers):
+    x, added = embed(g, "tokens", "embedding.weight", plan.embedding, "embedded"), ""
+    for i, (layer, how) in enumerate(zip(config.layers, plan.layers, strict=True)):
         progress(f"layer {i}", i + 1, total)
         prefix = f"layers.{i}"
-        u, x = _norm(g, x, added, f"{prefix}.norm", f"{prefix}.normed", f"{prefix}.residual")
-        if isinstance(layer, Mamba1Config):
-            added = layers.mamba1(g, layer, prefix, u, shared)
-        elif isinstance(layer, Mamba2Config):
-            added = layers.mamba2(g, layer, prefix, u, shared)
-        elif isinstance(layer, AttentionConfig):
-            added = layers.attention(g, layer, prefix, u, shared)
-        else:
-            added = layers.mlp(g, layer, prefix, u, shared)
+        reader = next(iter(how.products.values()))
+        u, x = _norm(
+            g, x, added, f"{prefix}.norm", (f"{prefix}.normed", f"{prefix}.residual"), reader
+        )
+        added = _mixer(Place(g, prefix, how, shared), layer, u)
     progress("head", total - 1, total)
     # Only the wanted rows go through the head: it is a third of a small model.
     x = g.node("Gather", [x, "rows"], "wanted.residual", axis=0)
     added = g.node("Gather", [added, "rows"], "wanted.added", axis=0)
-    hidden, _ = _norm(g, x, added, "norm_f", "final", "final.residual")
-    head = "embedding.weight" if config.tie_embeddings else "lm_head.weight"
-    g.linear(hidden, head, "logits")
+    hidden, _ = _norm(g, x, added, "norm_f", ("final", "final.residual"), plan.head)
+    linear(g, hidden, head_matrix(config), "logits", plan.head)
     g.outputs.insert(0, g.outputs.pop(_logits(g)))
     progress("head", total, total)
+
+
+def _mixer(at: Place, layer: Mixer, u: Input) -> str:
+    fused = at.plan.scan is not None and at.plan.scan.fused
+    if isinstance(layer, Mamba1Config):
+        return (mamba_int8 if fused else layers).mamba1(at, layer, u)
+    if isinstance(layer, Mamba2Config):
+        return (mamba_int8 if fused else layers).mamba2(at, layer, u)
+    if isinstance(layer, AttentionConfig):
+        return layers.attention(at, layer, u)
+    return layers.mlp(at, layer, u)
 
 
 def _logits(g: GraphBuilder) -> int:
@@ -113,22 +128,28 @@ def _logits(g: GraphBuilder) -> int:
 
 
 def _norm(
-    g: GraphBuilder, x: str, added: str, name: str, output: str, total: str
-) -> tuple[str, str]:
-    """(norm(x + added), x + added); without `added`, (norm(x), x)."""
+    g: GraphBuilder, x: str, added: str, name: str, outputs: tuple[str, str], reader: Product
+) -> tuple[Input, str]:
+    """(norm(x + added) as `reader` reads it, x + added); without `added`, of x alone."""
     weights = [g.weight(f"{name}.weight")]
-    kind = "RMSNorm"
+    kind, (output, total), width = "RMSNorm", outputs, g.config.d_model
     if g.config.norm.kind == "layernorm":
         weights.append(g.weight(f"{name}.bias"))
         kind = "LayerNorm"
+    at_once = kind == "RMSNorm" and reader.input is not None and reader.input.plain
+    if at_once and not reader.outliers:
+        weights.append(scale_of(g, f"{output}.scale", input_scale(reader, width)))
+        kind, output = "RMSNormQuantize", f"{output}.q"
     eps = g.config.norm.eps
-    if not added:
-        return g.call(kind, [x, *weights], [output], eps=eps)[0], x
-    y, total = g.call(f"Add{kind}", [x, added, *weights], [output, total], eps=eps)
-    return y, total
+    if added:
+        y, x = g.call(f"Add{kind}", [x, added, *weights], [output, total], eps=eps)
+    else:
+        y = g.call(kind, [x, *weights], [output], eps=eps)[0]
+    rounded = Input(rounded=y) if kind == "RMSNormQuantize" else round_input(g, y, reader, width)
+    return rounded, x
 
 
-def _inputs(g: GraphBuilder) -> Shared:
+def _inputs(g: GraphBuilder, plan: ModelPlan) -> Shared:
     """Declare the inputs this model needs, and compute what all layers share."""
     shared = Shared()
     g.input("tokens", "i64", ["T", "B"])
@@ -141,7 +162,8 @@ def _inputs(g: GraphBuilder) -> Shared:
         g.input("previous", "i64", ["T", widths[-1] - 1])
         for width in widths:
             shared.taps[width] = _taps(g, width)
-    if any(isinstance(m, Mamba1Config) for m in mixers):
+    fused = any(how.scan is not None and how.scan.fused for how in plan.layers)
+    if fused or any(isinstance(m, Mamba1Config) for m in mixers):
         g.input("parents", "i64", ["T"])
         g.input("tree", "bool", [])
         shared.last_only = _last_only(g)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
+Vector = NDArray[np.float32]
 StateType = Literal["fp32", "fp16", "int8"]
 
 
@@ -22,18 +22,25 @@ class Storage:
 
     Attributes:
         bits: 32 or 16 floating, 8 or 4 rounded.
-        block: columns that share a scale (`edge::LinearBits`, unsigned, floating activations or
-            `edge::LinearInt4`); None with 8 bits is signed int8 for `edge::LinearInt8`.
-        rows: with int8, one scale a row instead of one for the matrix.
+        block: columns that share a scale (`edge::LinearBits`, unsigned, for floating activations,
+            or `edge::LinearInt4`); None with 8 bits is signed int8 for `edge::LinearInt8`.
+        rows: with signed int8, one scale a row instead of one for the matrix.
     """
 
-    bits: int
+    bits: Literal[4, 8, 16, 32]
     block: int | None = None
     rows: bool = False
 
     @property
     def int8(self) -> bool:
+        """Signed int8, to be multiplied with int8 activations in integers."""
         return self.bits == 8 and self.block is None
+
+
+F32 = Storage(32)
+F16 = Storage(16)
+INT8 = Storage(8)
+INT8_ROWS = Storage(8, rows=True)
 
 
 @dataclass(frozen=True)
@@ -41,34 +48,35 @@ class Rounding:
     """How one activation is rounded to int8 along its last axis of C values.
 
     Attributes:
-        scale: f32 [1] or [C]; None is one scale a row, absmax/127, found at run time.
-        rotate: rounded after the Hadamard rotation of its last axis.
+        scale: f32 [1] or [C]; None is one scale a row (a token), absmax/127, found at run time.
+        rotate: rounded after the Hadamard rotation of its last axis, the scale being that of the
+            rotated values.
     """
 
-    scale: F32 | None
+    scale: Vector | None
     rotate: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """A scale known beforehand and no rotation: what a fused op can do at its end."""
+        return self.scale is not None and not self.rotate
 
 
 @dataclass(frozen=True)
 class Product:
-    """How y = x · Wᵀ runs.
+    """How y = x · Wᵀ runs. What is done to x is undone in the columns of W before W is rounded.
 
     Attributes:
         weight: how W is kept.
-        input: how x is rounded; None leaves it floating. Its rotation is undone in W.
-        x_scale: scalar of the product when `input` is static: x ≈ q · x_scale · divisor.
-        divisor: f32 [K]; columns of W are multiplied by it, and `input.scale` has it as a factor
-            (SmoothQuant's smoothing that could not be folded elsewhere).
-        outliers: columns of x and W that stay floating, in a second product.
-        output: rounds y to int8 with these scales, f32 [1] or [N].
+        input: how x is rounded; None leaves it floating.
+        outliers: columns of x and W, ascending, that stay floating, in a second product
+            (LLM.int8, arXiv 2208.07339, section 3.2); `input` then neither rotates nor finds
+            scales at run time.
     """
 
     weight: Storage
     input: Rounding | None = None
-    x_scale: float | None = None
-    divisor: F32 | None = None
     outliers: tuple[int, ...] = ()
-    output: F32 | None = None
 
 
 @dataclass(frozen=True)
@@ -76,11 +84,12 @@ class ScanPlan:
     """How a Mamba layer's convolution and scan run.
 
     Attributes:
-        fused: int8 ops, for which every site needs a static scale; otherwise floating ops on
-            values that were rounded and brought back (`edge::FakeQuantize`).
-        sites: conv_in, z, x, B, C, dt (and y of Mamba-1, when no product says) → Rounding.
-        constants: conv weight and bias, A_log, D and dt_bias in int8.
-        state: type of ssm_state; it is rounded after every token.
+        fused: int8 ops, for which every site needs a scale known beforehand and in_proj, x_proj and
+            dt_proj are int8 products; otherwise floating ops on values that were rounded and
+            brought back (`edge::FakeQuantize`), which are the same numbers.
+        sites: conv_in, z, x, dt, B and C → Rounding. A site that is absent stays floating.
+        constants: conv weight and bias, A_log, D and dt_bias are rounded to int8.
+        state: type of ssm_state, which is rounded after every token. fp32 where not fused.
         state_scale: for int8, broadcast against the state: f32 [1], [N, 1] (Mamba-1) or [H, 1, N].
     """
 
@@ -88,7 +97,7 @@ class ScanPlan:
     sites: Mapping[str, Rounding]
     constants: bool = True
     state: StateType = "fp32"
-    state_scale: F32 | None = None
+    state_scale: Vector | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,9 @@ class ModelPlan:
     """The whole model.
 
     Attributes:
+        recipe: its name, for messages.
+        embedding, head: the same matrix, so the same storage, where the model ties them.
+        layers: one a layer, in order.
         record: what the manifest tells of it: scales, ranges, clipped fractions, calibration.
     """
 

@@ -1,0 +1,83 @@
+"""Where a layer's nodes go: the names and plan that every node of one layer shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edge.export.graph.builder import F32, GraphBuilder
+from edge.export.graph.products import (
+    Input,
+    Make,
+    fake_round,
+    linear,
+    linear_to_int8,
+    round_input,
+)
+from edge.export.quantize.plan import LayerPlan, ScanPlan
+
+
+@dataclass
+class Shared:
+    """Values computed once and used by many layers; the names of graph inputs."""
+
+    taps: dict[int, tuple[str, str]] = field(default_factory=dict)
+    rotations: dict[tuple[float, int], tuple[str, str]] = field(default_factory=dict)
+    last_only: str = ""
+    last: str = ""
+    total: str = ""
+    bias: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A layer under construction; `prefix` is `layers.3`."""
+
+    g: GraphBuilder
+    prefix: str
+    plan: LayerPlan
+    shared: Shared
+
+    def named(self, name: str) -> str:
+        return f"{self.prefix}.{name}"
+
+    @property
+    def scan(self) -> ScanPlan:
+        """The plan of the scan. Only for layers that have one."""
+        assert self.plan.scan is not None
+        return self.plan.scan
+
+    def bias(self, matrix: str, present: bool) -> str | None:
+        return self.g.weight(self.named(f"{matrix}.bias")) if present else None
+
+    def split(self, value: str, parts: dict[str, int]) -> list[str]:
+        """Parts of the last axis: name → width."""
+        names = [self.named(name) for name in parts]
+        return self.g.nodes("Split", [value, self.g.integers([*parts.values()])], names, axis=-1)
+
+    def read(self, value: str, matrix: str, columns: int) -> Input:
+        """`value` as the product with `matrix` reads it."""
+        return round_input(self.g, value, self.plan.products[matrix], columns)
+
+    def linear(
+        self, matrix: str, x: Input, output: str, bias: str | None = None, make: Make | None = None
+    ) -> str:
+        name, product = self.named(f"{matrix}.weight"), self.plan.products[matrix]
+        return linear(self.g, x, name, self.named(output), product, bias=bias, make=make)
+
+    def linear_to_int8(self, matrix: str, x: Input, output: str, scale: str) -> str:
+        name, product = self.named(f"{matrix}.weight"), self.plan.products[matrix]
+        return linear_to_int8(self.g, x, name, self.named(output), product, scale)
+
+    def site(self, name: str, value: str, columns: int) -> str:
+        """A floating value, rounded and brought back where the plan of the scan says so."""
+        if self.plan.scan is None:
+            return value
+        return fake_round(self.g, value, self.plan.scan.sites.get(name), columns)
+
+
+def joined(*parts: tuple[F32, int]) -> F32:
+    """Scales of parts that lie side by side, (scale [1] or [C], C) each: [1] when all agree."""
+    wide = np.concatenate([np.broadcast_to(scale.reshape(-1), width) for scale, width in parts])
+    return wide[:1] if (wide == wide[0]).all() else wide

@@ -1,0 +1,256 @@
+"""Matrices and the products with them: embedding rows and x · Wᵀ, as a plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import ExportError
+from edge.export.graph.builder import F32, GraphBuilder
+from edge.export.quantize.blocks import quantize_blocks
+from edge.export.quantize.int8 import quantize_int8
+from edge.export.quantize.plan import Product, Rounding, Storage
+from edge.plugins.reference.hadamard import factors, rotate
+
+Make = Callable[[], F32]
+# Rounds every finite activation to 0 in columns whose floating value goes through another product.
+_NEVER = np.float32(1e30)
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a product reads; names of values, "" for what was not made.
+
+    Attributes:
+        value: fp32; a norm that rounds at once yields none.
+        rounded: int8.
+        rows: fp32 [..., 1], scales of the rows of `rounded` when the run finds them.
+    """
+
+    value: str = ""
+    rounded: str = ""
+    rows: str = ""
+
+
+def scale_of(g: GraphBuilder, name: str, scale: F32) -> str:
+    """Store a scale [1] or [C] under `name`, once. Raises ExportError unless all are positive."""
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        raise ExportError("has a scale that is zero, negative, NaN or infinite", field=name)
+    if name not in g.initializers:
+        flat = np.asarray(scale, np.float32).reshape(-1)
+        return g.floats(name, flat) if flat.size == 1 else g.constant(name, flat)
+    return name
+
+
+def input_scale(product: Product, columns: int) -> F32:
+    """Scales to round x with, [1] or [K]: those of the plan, outliers aside."""
+    assert product.input is not None and product.input.scale is not None
+    scale = np.asarray(product.input.scale, np.float32).reshape(-1)
+    if not product.outliers:
+        return scale
+    scale = np.broadcast_to(scale, columns).copy()
+    scale[list(product.outliers)] = _NEVER
+    return scale
+
+
+def _share(product: Product, columns: int) -> tuple[np.float32, F32 | None]:
+    """(scale of the product's input, what its columns are multiplied by to make it one scale)."""
+    scale = input_scale(product, columns)
+    if scale.size == 1:
+        return scale[0], None
+    kept = np.delete(scale, list(product.outliers))
+    largest = kept.max() if kept.size else np.float32(1)
+    ratio = scale / largest
+    ratio[list(product.outliers)] = 0
+    return largest, ratio
+
+
+def rotation(g: GraphBuilder, n: int, back: bool = False) -> list[str]:
+    """The constants of the rotation of n values, or of its inverse; layers share them."""
+    names = []
+    for part, matrix in zip(("slow", "fast"), factors(n), strict=True):
+        turned = back and not np.array_equal(matrix, matrix.T)
+        name = f"hadamard.{n}.{part}" + (".back" if turned else "")
+        if name not in g.initializers:
+            g.constant(name, np.ascontiguousarray(matrix.T) if turned else matrix)
+        names.append(name)
+    return names
+
+
+def round_input(g: GraphBuilder, value: str, product: Product, columns: int) -> Input:
+    """`value` fp32 [..., K], and its int8 form where the product wants one."""
+    how = product.input
+    if how is None:
+        return Input(value)
+    if how.scale is None:
+        x = value
+        if how.rotate:
+            x = g.call("Hadamard", [value, *rotation(g, columns)], [f"{value}.rotated"])[0]
+        made = g.call("QuantizeRows", [x], [f"{value}.q", f"{value}.q_scale"])
+        return Input(value, *made)
+    scale = scale_of(g, f"{value}.scale", input_scale(product, columns))
+    if how.rotate:
+        inputs = [value, *rotation(g, columns), scale]
+        return Input(value, g.call("HadamardQuantize", inputs, [f"{value}.q"])[0])
+    return Input(value, g.call("Quantize", [value, scale], [f"{value}.q"])[0])
+
+
+def fake_round(g: GraphBuilder, value: str, how: Rounding | None, columns: int) -> str:
+    """`value` rounded to int8 and brought back to fp32."""
+    if how is None:
+        return value
+    x, output = value, f"{value}.rounded"
+    if how.rotate:
+        x = g.call("Hadamard", [value, *rotation(g, columns)], [f"{value}.turned"])[0]
+        output = f"{value}.turned_rounded"
+    if how.scale is None:
+        x = g.call("FakeQuantizeRows", [x], [output])[0]
+    else:
+        x = g.call("FakeQuantize", [x, scale_of(g, f"{output}.scale", how.scale)], [output])[0]
+    if how.rotate:
+        inputs = [x, *rotation(g, columns, back=True)]
+        x = g.call("Hadamard", inputs, [f"{value}.rounded"])[0]
+    return x
+
+
+def store(
+    g: GraphBuilder, name: str, product: Product, make: Make | None = None
+) -> tuple[int, int]:
+    """Store the [N, K] weight `name`, its own tensor or what `make` gives, once, as `product` reads
+    it; returns its shape."""
+    if name in g.stored:
+        kept, shape = g.stored[name]
+        if kept != product.weight or _changes(product):
+            raise ExportError(f"is wanted as {product} and kept as {kept}", field=name)
+        return shape
+    array = g.tensor(name) if make is None else make()
+    rows, columns = array.shape
+    g.stored[name] = (product.weight, (rows, columns))
+    array = _prepared(g, name, product, array)
+    storage = product.weight
+    if storage.block is not None:
+        packed, scales = quantize_blocks(array, storage.bits, storage.block)
+        g.raw(f"{name}.packed", packed)
+        g.raw(f"{name}.scales", scales)
+    elif storage.int8:
+        quants, scale = quantize_int8(array, storage.rows)
+        g.raw(name, quants)
+        scale_of(g, f"{name}.scale", scale)
+    elif storage.bits == 16:
+        g.raw(name, _to_half(name, array))
+    else:
+        g.constant(name, array)
+    return rows, columns
+
+
+def _changes(product: Product) -> bool:
+    """Whether the weight is not kept as it is, and so cannot be a table too."""
+    how = product.input
+    many = how is not None and how.scale is not None and how.scale.size > 1
+    return many or bool(product.outliers) or (how is not None and how.rotate)
+
+
+def _prepared(g: GraphBuilder, name: str, product: Product, array: F32) -> F32:
+    """W for an input that is rotated, or has scales of its own in some columns."""
+    how = product.input
+    if how is None:
+        return array
+    if how.rotate:
+        array = rotate(array)
+    if product.outliers:
+        g.raw(f"{name}.outliers", _to_half(name, array[:, list(product.outliers)]))
+    if how.scale is not None:
+        _, ratio = _share(product, array.shape[1])
+        array = array if ratio is None else array * ratio
+    return array
+
+
+def embed(g: GraphBuilder, tokens: str, name: str, storage: Storage, output: str) -> str:
+    """Rows of the table `name`, fp32 [T, B, D]."""
+    store(g, name, Product(storage))
+    if storage.block is not None:
+        inputs = [tokens, f"{name}.packed", f"{name}.scales"]
+        return g.call("EmbedBits", inputs, [output], **_bits(g, name))[0]
+    if storage.int8:
+        return g.call("EmbedInt8", [tokens, name, f"{name}.scale"], [output])[0]
+    return g.call("Embed", [tokens, name], [output])[0]
+
+
+def linear(
+    g: GraphBuilder,
+    x: Input,
+    name: str,
+    output: str,
+    product: Product,
+    *,
+    bias: str | None = None,
+    make: Make | None = None,
+) -> str:
+    """x · weightᵀ (+ bias), fp32."""
+    _, columns = store(g, name, product, make)
+    exact = f"{output}.int8" if product.outliers else output
+    result = f"{output}.unbiased" if bias is not None else output
+    _int8_or_floating(g, x, name, product, columns, exact if product.outliers else result)
+    if product.outliers:
+        _add_outliers(g, x, name, product, exact, result)
+    return result if bias is None else g.node("Add", [result, bias], output)
+
+
+def linear_to_int8(
+    g: GraphBuilder, x: Input, name: str, output: str, product: Product, scale: str
+) -> str:
+    """x · weightᵀ, int8 as `scale` says: only for int8 products of inputs with one scale."""
+    _, columns = store(g, name, product)
+    assert product.weight.int8 and x.rounded and not x.rows and not product.outliers
+    inputs = [x.rounded, _x_scale(g, x, product, columns), name, f"{name}.scale", scale]
+    return g.call("LinearInt8Quantize", inputs, [output])[0]
+
+
+def _int8_or_floating(
+    g: GraphBuilder, x: Input, name: str, product: Product, columns: int, output: str
+) -> None:
+    if product.input is None:
+        if product.weight.block is None:
+            g.call("Linear", [x.value, name], [output])
+        else:
+            packed = [f"{name}.packed", f"{name}.scales"]
+            g.call("LinearBits", [x.value, *packed], [output], **_bits(g, name))
+    elif product.weight.block is not None:
+        packed = [_x_scale(g, x, product, columns), f"{name}.packed", f"{name}.scales"]
+        g.call("LinearInt4", [x.rounded, *packed], [output], **_bits(g, name))
+    elif x.rows:
+        g.call("LinearInt8Rows", [x.rounded, x.rows, name, f"{name}.scale"], [output])
+    else:
+        scale = _x_scale(g, x, product, columns)
+        g.call("LinearInt8", [x.rounded, scale, name, f"{name}.scale"], [output])
+
+
+def _add_outliers(
+    g: GraphBuilder, x: Input, name: str, product: Product, exact: str, output: str
+) -> None:
+    """The columns that stay floating, in a product of their own."""
+    columns = g.integers(product.outliers)
+    few = g.node("Gather", [x.value, columns], f"{output}.outlier_inputs", axis=-1)
+    side = g.call("Linear", [few, f"{name}.outliers"], [f"{output}.outliers"])[0]
+    g.node("Add", [exact, side], output)
+
+
+def _x_scale(g: GraphBuilder, x: Input, product: Product, columns: int) -> str:
+    largest, _ = _share(product, columns)
+    name = f"{x.rounded}.x_scale"
+    return scale_of(g, name, np.full(1, largest, np.float32))
+
+
+def _bits(g: GraphBuilder, name: str) -> dict[str, int]:
+    storage, (rows, columns) = g.stored[name]
+    assert storage.block is not None
+    return {"K": columns, "N": rows, "bits": storage.bits, "block_size": storage.block}
+
+
+def _to_half(name: str, array: F32) -> NDArray[np.float16]:
+    if not np.isfinite(array).all() or np.abs(array).max(initial=0) > np.finfo(np.float16).max:
+        raise ExportError("does not fit fp16", field=name, remedy="export with --quant fp32 or w8")
+    return array.astype(np.float16)

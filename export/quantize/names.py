@@ -1,0 +1,39 @@
+"""Names and sizes of the matrices that plans speak of, as the graph has them."""
+
+from __future__ import annotations
+
+from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, Mixer, ModelConfig
+
+Matrices = dict[str, tuple[int, int]]
+
+
+def padded_head_dim(layer: AttentionConfig) -> int:
+    """head_dim rounded up to a multiple of 8, as GroupQueryAttention needs; the rest is zeros."""
+    return -(-layer.head_dim // 8) * 8
+
+
+def layer_matrices(layer: Mixer, d_model: int) -> Matrices:
+    """The products of a layer, in the order they run: name → (rows N, columns K)."""
+    if isinstance(layer, Mamba1Config):
+        inner, rank = layer.d_inner, layer.dt_rank
+        return {
+            "in_proj": (2 * inner, d_model),
+            "x_proj": (rank + 2 * layer.d_state, inner),
+            "dt_proj": (inner, rank),
+            "out_proj": (d_model, inner),
+        }
+    if isinstance(layer, Mamba2Config):
+        return {"in_proj": (layer.in_proj_rows, d_model), "out_proj": (d_model, layer.d_inner)}
+    if isinstance(layer, AttentionConfig):
+        wide = padded_head_dim(layer)
+        heads = layer.n_heads + 2 * layer.n_kv_heads
+        return {"qkv_proj": (heads * wide, d_model), "o_proj": (d_model, layer.n_heads * wide)}
+    return {
+        "gate_up_proj": (2 * layer.d_intermediate, d_model),
+        "down_proj": (d_model, layer.d_intermediate),
+    }
+
+
+def head_matrix(config: ModelConfig) -> str:
+    """The weight that makes logits."""
+    return "embedding.weight" if config.tie_embeddings else "lm_head.weight"
