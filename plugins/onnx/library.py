@@ -69,11 +69,11 @@ def variants(op: str, attributes: Mapping[str, float]) -> str:
     """The function that implements `op` for these attribute values."""
     if op in ("EmbedBits", "LinearBits"):
         return f"{op}_{attributes['bits']}"
+    name = op
     if op in ("SelectiveScanInt8", "SelectiveScanHeadsInt8"):
-        return f"{op}_{attributes['state_bits']}"
-    if op in ("GatedRMSNorm", "SelectiveScanHeads") and attributes["groups"] == 1:
-        return f"{op}_1"
-    return op
+        name = f"{op}_{attributes['state_bits']}"
+    grouped = ("GatedRMSNorm", "GatedRMSNormInt8", "SelectiveScanHeads", "SelectiveScanHeadsInt8")
+    return f"{name}_1" if op in grouped and attributes["groups"] == 1 else name
 
 
 @cache
