@@ -74,17 +74,19 @@ _DEQUANTIZE = """
     keep = Constant<value = int64[2] {0, -1}>()
     wide = Reshape(blocks, keep)
     columns = Transpose<perm=[1, 0]>(wide)
-    y = MatMul(x, columns)
 """
+_MULTIPLY = "    y = MatMul(x, columns)\n"
 
 LINEAR_BITS_8 = (
     """
     quants = Cast<to=1>(packed)
 """
     + _DEQUANTIZE % {"zero": 128}
+    + _MULTIPLY
 )
 
-LINEAR_BITS_4 = (
+# A 4-bit weight as `columns`, fp32 [K, N].
+COLUMNS_4 = (
     """
     bytes = Identity(packed)
 """
@@ -97,6 +99,7 @@ LINEAR_BITS_4 = (
 """
     + _DEQUANTIZE % {"zero": 8}
 )
+LINEAR_BITS_4 = COLUMNS_4 + _MULTIPLY
 
 ORT_LINEAR_BITS = """
     y = com.microsoft.MatMulNBits<K: int = @K, N: int = @N, bits: int = @bits,
@@ -104,7 +107,7 @@ ORT_LINEAR_BITS = """
 """
 
 # Written the way ONNX Runtime recognises and fuses into one SimplifiedLayerNormalization.
-_RMS = """
+RMS = """
     two = Constant<value = float {2.0}>()
     square = Pow(%(x)s, two)
     mean = ReduceMean<keepdims=1>(square, axes)
@@ -114,12 +117,12 @@ _RMS = """
     unit = Div(%(x)s, root)
 """
 
-_LAST = "    axes = Constant<value = int64[1] {-1}>()\n"
+LAST = "    axes = Constant<value = int64[1] {-1}>()\n"
 
-RMS_NORM = _LAST + _RMS % {"x": "x"} + "    y = Mul(unit, weight)\n"
+RMS_NORM = LAST + RMS % {"x": "x"} + "    y = Mul(unit, weight)\n"
 
 ADD_RMS_NORM = (
-    _LAST + "    sum = Add(x, added)\n" + _RMS % {"x": "sum"} + "    y = Mul(unit, weight)\n"
+    LAST + "    sum = Add(x, added)\n" + RMS % {"x": "sum"} + "    y = Mul(unit, weight)\n"
 )
 
 ORT_ADD_RMS_NORM = """
@@ -141,11 +144,14 @@ ORT_ADD_LAYER_NORM = """
         <epsilon: float = @eps>(x, added, weight, bias)
 """
 
-GATED_RMS_NORM = (
-    """
-    open = Sigmoid(z)
-    gate = Mul(z, open)
+GATED = """
+    open = Sigmoid(%(z)s)
+    gate = Mul(%(z)s, open)
     gated = Mul(x, gate)
+"""
+
+NORM_OF_GROUPS = (
+    """
     groups_column = Constant<value_int: int = @groups>()
     axes = Constant<value = int64[1] {-1}>()
     group_count = Reshape(groups_column, axes)
@@ -153,7 +159,7 @@ GATED_RMS_NORM = (
     split_shape = Concat<axis=0>(stay, group_count, axes)
     grouped = Reshape(gated, split_shape)
 """
-    + _RMS % {"x": "grouped"}
+    + RMS % {"x": "grouped"}
     + """
     joined_shape = Constant<value = int64[3] {0, 0, -1}>()
     joined = Reshape(unit, joined_shape)
@@ -162,16 +168,10 @@ GATED_RMS_NORM = (
 )
 
 # One group needs no reshaping, and is then a norm ONNX Runtime fuses.
-GATED_RMS_NORM_1 = (
-    """
-    open = Sigmoid(z)
-    gate = Mul(z, open)
-    gated = Mul(x, gate)
-"""
-    + _LAST
-    + _RMS % {"x": "gated"}
-    + "    y = Mul(unit, weight)\n"
-)
+NORM_OF_ONE_GROUP = LAST + RMS % {"x": "gated"} + "    y = Mul(unit, weight)\n"
+
+GATED_RMS_NORM = GATED % {"z": "z"} + NORM_OF_GROUPS
+GATED_RMS_NORM_1 = GATED % {"z": "z"} + NORM_OF_ONE_GROUP
 
 SILU_GATE = """
     open = Sigmoid(z)

@@ -21,8 +21,9 @@ AnyArray = TypeVar("AnyArray", "NDArray[Any]", "Tensor")
 
 # Orders that are not a power of two, 4 times the odd part of n; 40 is twice 20.
 _ORDERS = (12, 20, 28)
-# fast has at most 2^7 rows: such a matrix stays in a core's first cache.
-_FAST_LOG = 7
+# fast has at most 64 rows: of all splits that, or one as good, was the fastest in ONNX Runtime for
+# n from 768 to 5120 (128 tokens of 1536: 0.38 ms, against 0.56 with 128 rows and 1.5 with 8).
+_FAST_ROWS = 64
 _TWO = np.array([[1, 1], [1, -1]], np.int8)
 
 
@@ -64,10 +65,10 @@ def rotation_blocks(n: int) -> int:
 def factors(n: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(slow [p, p], fast [q, q]) of the rotation of n values, fp32, orthonormal, not to be written.
 
-    fast = H_2^b, b up to 7; slow = H_m ⊗ H_2^a, or I ⊗ H_2^a where `rotation_blocks` is not 1.
+    fast = H_2^b, b up to 6; slow = H_m ⊗ H_2^a, or I ⊗ H_2^a where `rotation_blocks` is not 1.
     """
     blocks, order, power = _parts(n)
-    fast = min(power, 1 << _FAST_LOG)
+    fast = min(power, _FAST_ROWS)
     slow = np.kron(_unit(matrix(order)), _unit(matrix(power // fast)))
     slow = np.kron(np.eye(blocks), slow)
     pair = slow.astype(np.float32), _unit(matrix(fast)).astype(np.float32)
