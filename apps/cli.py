@@ -1,4 +1,4 @@
-"""`edge`: export and inspect bundles."""
+"""`edge`: export, inspect and evaluate bundles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from edge.apps import export_command, info_command
+from edge.apps import eval_command, export_command, info_command
 from edge.apps.exits import exit_code_of
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command("export")(export_command.export)
 app.command("info")(info_command.info)
+app.command("eval")(eval_command.evaluate)
 
 
 @app.callback(invoke_without_command=True)

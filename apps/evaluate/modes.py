@@ -1,0 +1,77 @@
+"""What `edge eval` can be asked, each answered with a dictionary for `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.apps.evaluate.against import check_same_ids, compare
+from edge.apps.evaluate.progress import shown
+from edge.apps.evaluate.score import Reader, check_context, measure
+from edge.apps.evaluate.source import Source, reading
+from edge.apps.evaluate.texts import total_bytes
+from edge.errors import InputError
+from edge.runtime.model import Model, load
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is evaluated on which text, as it was typed; `edge eval --help` has the meanings."""
+
+    bundle: str
+    texts: Sequence[Path]
+    threads: int | None = None
+    window: int | None = None
+    stride: int | None = None
+    stream: bool = False
+    max_tokens: int | None = None
+
+    def load(self, bundle: str | None = None) -> Model:
+        """The bundle, or another one, with this request's threads."""
+        return load(self.bundle if bundle is None else bundle, threads=self.threads)
+
+    @contextmanager
+    def source(self, *models: Model, passes: int = 1) -> Iterator[Source]:
+        """The text as these models are to read it, with a bar while it is read `passes` times.
+
+        Raises InputError: no text, or a way to read that a model cannot.
+        """
+        if not self.texts:
+            raise InputError("is missing", field="TEXT", remedy="give a text file to measure on")
+        how = reading([m.config for m in models], self.window, self.stride, self.stream)
+        for model in models:
+            check_context(model.engine, how)
+        with shown("reading", passes * total_bytes(self.texts)) as progress:
+            yield Source(self.texts, how, self.max_tokens, progress)
+
+
+def identity(model: Model) -> dict[str, Any]:
+    """Which bundle figures belong to."""
+    return {
+        "bundle": str(model.path),
+        "fingerprint": model.fingerprint,
+        "quantization": model.manifest.quantization.recipe,
+    }
+
+
+def perplexity(request: Request) -> dict[str, Any]:
+    """`edge eval BUNDLE TEXT…`."""
+    model = request.load()
+    with request.source(model) as source:
+        tally = measure(Reader(model.engine, source.how), source.runs(model))
+    return identity(model) | source.describe() | tally.to_dict()
+
+
+def divergence(request: Request, against: str) -> dict[str, Any]:
+    """`--against OTHER`."""
+    model, other = request.load(), request.load(against)
+    check_same_ids(model, other)
+    chunk = min(model.engine.chunk, other.engine.chunk)
+    with request.source(model, other) as source:
+        mine, theirs = (Reader(m.engine, source.how, chunk) for m in (model, other))
+        found = compare(mine, theirs, source.runs(model))
+    facts = identity(model) | source.describe() | found.this.to_dict()
+    return facts | {"against": identity(other) | found.other.to_dict()} | found.to_dict()

@@ -1,0 +1,183 @@
+"""Documents as token ids, with what is to be predicted and which bytes and words that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.apps.evaluate.texts import Block, Conversation
+from edge.errors import InputError
+from edge.text.template import ChatTemplate, Message
+from edge.text.tokenizer import Segment, Tokenizer
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive ids of a document.
+
+    Attributes:
+        ids: int64 [n].
+        wanted: bool [n], the ids that are to be predicted.
+        sizes: int64 [n], bytes of text that each id stands for.
+        bytes: UTF-8 bytes of the text that the wanted ids stand for.
+        words: words of that text, parted by white space.
+        first: the document begins here.
+    """
+
+    ids: Ints
+    wanted: Flags
+    sizes: Ints
+    bytes: int
+    words: int
+    first: bool
+
+
+class Encoder:
+    """Turns texts and conversations into parts, for one tokenizer and chat template."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+
+    @cached_property
+    def _sizes(self) -> Ints:
+        tokens = range(self.tokenizer.vocab_size)
+        return np.array([len(self.tokenizer.token_bytes(token)) for token in tokens], np.int64)
+
+    def parts(self, blocks: Iterable[Block]) -> Iterator[Part]:
+        """A part for every block. Raises InputError: messages without a chat template."""
+        for block in blocks:
+            if isinstance(block, Conversation):
+                yield self.conversation(block.messages)
+            else:
+                yield self.text(block.text, first=block.first)
+
+    def text(self, text: str, *, first: bool, wanted: bool = True) -> Part:
+        """Plain text: special tokens written in it stay text. `bos` goes before a document where
+        the model's prompts begin with one; it is not predicted.
+        """
+        ids = (self._opening if first else []) + self._encode(text, first=first)
+        array = np.array(ids, np.int64)
+        flags = np.full(len(ids), wanted)
+        sizes = self._sizes[array]
+        if first:
+            opening = len(self._opening)
+            flags[:opening] = False
+            self._without_prefix(ids, sizes, opening)
+        if not wanted:
+            return Part(array, flags, sizes, 0, 0, first)
+        return Part(array, flags, sizes, len(text.encode()), len(text.split()), first)
+
+    def _encode(self, text: str, *, first: bool) -> list[int]:
+        if first:
+            return self.tokenizer.encode(text)
+        # an id before it tells the tokenizer that the text does not begin here
+        return self.tokenizer.encode_segments([Segment("", tokens=(0,)), Segment(text)])[1:]
+
+    def _without_prefix(self, ids: Sequence[int], sizes: Ints, at: int) -> None:
+        """Take the space that `encode` put before a text off the size of its first id."""
+        if self.tokenizer.strips_space and at < len(ids):
+            sizes[at] -= self.tokenizer.token_bytes(ids[at]).startswith(b" ")
+
+    @property
+    def _opening(self) -> list[int]:
+        bos = self.tokenizer.bos
+        return [bos] if self.tokenizer.add_bos and bos is not None else []
+
+    def conversation(self, messages: Sequence[Message]) -> Part:
+        """A conversation by the chat template. Wanted are the messages' own ids, and the end token
+        that closes one; what else the template writes is fed and not predicted.
+        """
+        if self.template is None:
+            raise InputError(
+                "the bundle has no chat template for messages",
+                remedy="give plain text, or a bundle that has one",
+            )
+        segments = self.template.render(messages, add_generation_prompt=False)
+        ids, flags = self._encode_marked(segments)
+        said = [s.text for s in segments if not s.trusted and s.tokens is None]
+        opening = self._opening
+        if opening and ids[:1] != opening:
+            ids, flags = opening + ids, [False, *flags]
+        array = np.array(ids, np.int64)
+        sizes = self._sizes[array]
+        return Part(
+            array,
+            np.array(flags, np.bool_),
+            sizes,
+            sum(len(text.encode()) for text in said),
+            sum(len(text.split()) for text in said),
+            True,
+        )
+
+    def _encode_marked(self, segments: Sequence[Segment]) -> tuple[list[int], list[bool]]:
+        """Ids of a rendered prompt, and for each whether it is to be predicted."""
+        ids: list[int] = []
+        flags: list[bool] = []
+        run: list[tuple[str, bool]] = []  # text since the last special token; whether it was said
+
+        def flush() -> None:
+            found, marks = self._stretch(run, first=not ids)
+            ids.extend(found)
+            flags.extend(marks)
+            run.clear()
+
+        for segment in segments:
+            known = segment.tokens
+            for piece in self.tokenizer.split(segment) if known is None else known:
+                if isinstance(piece, str):
+                    run.append((piece, not segment.trusted))
+                    continue
+                flush()
+                # an end token right after a message: the model has to say it
+                flags.append(flags[-1:] == [True] and piece in self.tokenizer.eos)
+                ids.append(piece)
+        flush()
+        return ids, flags
+
+    def _stretch(
+        self, run: Sequence[tuple[str, bool]], *, first: bool
+    ) -> tuple[list[int], list[bool]]:
+        """Ids of texts encoded as one, as in use, and which text's mark each has.
+
+        Where a text ends is where the encoding of all up to there ends; an id that differs from
+        that encoding's, because it reaches into the next text, is the next text's.
+        """
+        ids: list[int] = []
+        marks: list[bool] = []
+        for count, (_, mark) in enumerate(run, 1):
+            upto = self._encode("".join(text for text, _ in run[:count]), first=first)
+            shared = _shared(upto, ids)
+            marks = marks[:shared] + [mark] * (len(upto) - shared)
+            ids = upto
+        return ids, marks
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids two sequences have in common from the beginning."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def first_ids(parts: Iterable[Part], limit: int, tokenizer: Tokenizer) -> Iterator[Part]:
+    """The first `limit` ids of all parts; of a part that is cut, the text is what its ids say."""
+    for part in parts:
+        if limit < len(part.ids):
+            if limit:
+                yield _cut(part, limit, tokenizer)
+            return
+        yield part
+        limit -= len(part.ids)
+
+
+def _cut(part: Part, count: int, tokenizer: Tokenizer) -> Part:
+    ids, wanted, sizes = part.ids[:count], part.wanted[:count], part.sizes[:count]
+    said = tokenizer.decode([int(token) for token in ids[wanted]])
+    return Part(ids, wanted, sizes, int(sizes[wanted].sum()), len(said.split()), part.first)

@@ -1,0 +1,71 @@
+"""Figures as aligned lines for people. `--json` has the same and more digits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def describe(facts: Mapping[str, Any]) -> str:
+    """What `edge eval BUNDLE TEXT` found, with or without another bundle."""
+    rows = {
+        "perplexity": f"{number(facts['perplexity'])} ± {number(facts['perplexity_error'])} "
+        "a token",
+        "bits per byte": number(facts["bits_per_byte"]),
+        "": f"perplexity {number(facts['byte_perplexity'])} a byte, "
+        f"{number(facts['word_perplexity'])} a word",
+        "text": counts(facts),
+        "read": reading(facts),
+    }
+    if "against" in facts:
+        rows |= _against(facts)
+    return "\n".join([facts["bundle"], *lines(rows)])
+
+
+def _against(facts: Mapping[str, Any]) -> dict[str, str]:
+    other = facts["against"]
+    return {
+        "against": f"{other['bundle']}: perplexity {number(other['perplexity'])}, "
+        f"{number(other['bits_per_byte'])} bits per byte",
+        "ratio": f"perplexity × {facts['perplexity_ratio']:.5f} "
+        f"± {facts['perplexity_ratio_error']:.5f}",
+        "KL": f"{number(facts['kl_nats_per_token'])} nats a token, "
+        f"99 % below {number(facts['kl_p99'])}, at most {number(facts['kl_max'])}",
+        "top-1": f"{100 * facts['top1_agreement']:.3f} % agree",
+    }
+
+
+def counts(facts: Mapping[str, Any]) -> str:
+    """How much was predicted."""
+    documents = f"{facts['documents']:,} document{'s' if facts['documents'] != 1 else ''}"
+    return (
+        f"{documents}: {facts['tokens']:,} tokens predicted, "
+        f"{facts['bytes']:,} bytes, {facts['words']:,} words"
+    )
+
+
+def reading(facts: Mapping[str, Any]) -> str:
+    """How the text was read."""
+    if facts["method"] == "stream":
+        return "each document in one stream, the state carried through"
+    return (
+        f"windows of {facts['window']:,} tokens, moved on by {facts['stride']:,}, "
+        "each from an empty state"
+    )
+
+
+def lines(rows: Mapping[str, str]) -> list[str]:
+    """Names and values under each other."""
+    width = max(map(len, rows)) + 2
+    return [f"  {name:<{width}}{value}" for name, value in rows.items()]
+
+
+def number(value: float | None) -> str:
+    """Four digits that count; None is what no number can say."""
+    if value is None:
+        return "∞"
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        digits = 3 if value == 0 else max(0, 3 - math.floor(math.log10(abs(value))))
+        return f"{value:.{digits}f}"
+    return f"{value:.2e}"

@@ -1,0 +1,153 @@
+"""Which ids a model is given at once, and which of them are predicted there.
+
+Two ways to read a text that is longer than a model's context:
+
+- *windows*, the usual recipe (https://huggingface.co/docs/transformers/perplexity): a window of W
+  ids moves on by S; each begins from an empty state and predicts what no window before it did, so
+  that all but the first window's ids have at least W - S ids before them;
+- *stream*: the whole document in one go, the state carried along, as a recurrent model is used.
+
+The first id of a document has nothing before it and is not predicted. Nor is, with S = W, the first
+id of any window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.apps.evaluate.parts import Flags, Ints, Part
+from edge.errors import InputError
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Ids of a window, and by how many it moves on. Raises InputError for sizes out of range."""
+
+    window: int
+    stride: int
+
+    def __post_init__(self) -> None:
+        if self.window < 2:
+            raise InputError(f"must be at least 2, not {self.window}", field="--window")
+        if not 1 <= self.stride <= self.window:
+            raise InputError(
+                f"must be 1 … {self.window}, the window, not {self.stride}", field="--stride"
+            )
+
+
+@dataclass(frozen=True)
+class Run:
+    """Ids to feed in order, after what the state holds.
+
+    Attributes:
+        ids: int64 [n]; the last one is predicted at most, not fed.
+        wanted: bool [n], the ids predicted in this run; never the first.
+        fresh: the state is cleared before.
+        carried: the next run goes on from this one's state, so that all ids but the last are fed.
+        first: a document begins.
+        bytes, words: of the text that wanted ids of this run, or of runs nearby, stand for.
+    """
+
+    ids: Ints
+    wanted: Flags
+    fresh: bool
+    carried: bool
+    first: bool
+    bytes: int
+    words: int
+
+
+def plan(parts: Iterable[Part], how: Windows | None) -> Iterator[Run]:
+    """The runs that predict every wanted id once; `how` None is one stream a document.
+
+    Holds a window and one part at a time.
+    """
+    document: _Stream | _Sliding | None = None
+    for part in parts:
+        if document is None or part.first:
+            if document is not None:
+                yield from document.finish()
+            document = _Stream() if how is None else _Sliding(how)
+        yield from document.read(part)
+    if document is not None:
+        yield from document.finish()
+
+
+class _Buffer:
+    """Ids of a document that are still needed, and what they stand for."""
+
+    def __init__(self) -> None:
+        self.ids = np.zeros(0, np.int64)
+        self.wanted = np.zeros(0, np.bool_)
+        self.sizes = np.zeros(0, np.int64)
+        self.begun = False
+        self._bytes = self._words = 0
+
+    def take(self, part: Part, drop: int) -> None:
+        """Forget the first `drop` ids, and append a part's."""
+        self.ids = np.concatenate([self.ids[drop:], part.ids])
+        self.wanted = np.concatenate([self.wanted[drop:], part.wanted])
+        self.sizes = np.concatenate([self.sizes[drop:], part.sizes])
+        self._bytes += part.bytes
+        self._words += part.words
+
+    def run(self, begin: int, end: int, done: int, *, carried: bool) -> Run:
+        """Predict what is wanted of [done, end), given the ids from `begin` on."""
+        wanted = self.wanted[begin:end].copy()
+        wanted[: max(0, done - begin)] = False
+        if wanted[0]:  # nothing comes before it
+            wanted[0] = False
+            self._bytes -= int(self.sizes[begin])
+        run = Run(
+            self.ids[begin:end],
+            wanted,
+            fresh=not (carried and self.begun),
+            carried=carried,
+            first=not self.begun,
+            bytes=self._bytes,
+            words=self._words,
+        )
+        self.begun, self._bytes, self._words = True, 0, 0
+        return run
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self._buffer = _Buffer()
+
+    def read(self, part: Part) -> Iterator[Run]:
+        # of an earlier run its last id is left, which is yet to be fed
+        buffer = self._buffer
+        buffer.take(part, max(0, len(buffer.ids) - 1))
+        if len(buffer.ids) > 1:
+            done = 1 if buffer.begun else 0
+            yield buffer.run(0, len(buffer.ids), done, carried=True)
+
+    def finish(self) -> Iterator[Run]:
+        return iter(())
+
+
+class _Sliding:
+    """`_at`: where the next window begins; `_done`: ids before it have been predicted."""
+
+    def __init__(self, how: Windows) -> None:
+        self._how = how
+        self._buffer = _Buffer()
+        self._at = self._done = 0
+
+    def read(self, part: Part) -> Iterator[Run]:
+        buffer, window, stride = self._buffer, self._how.window, self._how.stride
+        buffer.take(part, self._at)
+        self._at, self._done = 0, self._done - self._at
+        while len(buffer.ids) >= self._at + window:
+            end = self._at + window
+            yield buffer.run(self._at, end, self._done, carried=False)
+            self._at, self._done = self._at + stride, end
+
+    def finish(self) -> Iterator[Run]:
+        buffer, count = self._buffer, len(self._buffer.ids)
+        if self._done < count and (buffer.begun or count > 1):
+            yield buffer.run(self._at, count, self._done, carried=False)
