@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from edge.apps import eval_command, export_command, info_command
+from edge.apps import eval_command, export_command, info_command, serve_command
 from edge.apps.exits import exit_code_of
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command("export")(export_command.export)
 app.command("info")(info_command.info)
+app.command("serve")(serve_command.serve)
 app.command("eval")(eval_command.evaluate)
 
 

@@ -84,7 +84,7 @@ class ChatTemplate:
                 add_generation_prompt,
             )
             if _without(marks, marked) == plain:
-                segments = _split_marked(marks, marked, messages, self._gap)
+                segments = _split_marked(marks, marked, messages, self.gap)
                 if segments is not None:
                     return segments
         return self._render_broken(messages, marks[0], plain, add_generation_prompt)
@@ -101,7 +101,7 @@ class ChatTemplate:
         return ids
 
     @cached_property
-    def _gap(self) -> str:
+    def gap(self) -> str:
         """White space that earlier answers are written after and a new one is not.
 
         `Assistant: yes` follows a prompt that ends in `Assistant:` because the model writes the
@@ -232,7 +232,7 @@ def _split_marked(
 ) -> list[Segment] | None:
     """Segments of a marked rendering; None when a mark was lost or altered.
 
-    `gap` is left out before answers whose tokens are known: see `ChatTemplate._gap`.
+    `gap` is left out before answers whose tokens are known: see `ChatTemplate.gap`.
     """
     segments: list[Segment] = []
     at = 0

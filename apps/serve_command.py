@@ -1,0 +1,271 @@
+"""`edge serve BUNDLE`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge.errors import EdgeError, InputError
+
+if TYPE_CHECKING:
+    from edge.apps.server.settings import Limits, Settings
+
+MIB = 1 << 20
+KEY_VARIABLE = "EDGE_API_KEY"
+CALLERS, LIMITS, RUNNING = "Who may call", "Limits", "Running the model"
+
+
+def serve(
+    bundle: Annotated[str, typer.Argument(help="Bundle folder, or the name of a demonstration.")],
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0: a free one.")] = 8080,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name in requests; the bundle's when not given.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON lines on stdout: listening, then ready.")
+    ] = False,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What clients must send; better in {KEY_VARIABLE}, which `ps` does not show. "
+            "Without either one is made and printed.",
+            rich_help_panel=CALLERS,
+        ),
+    ] = None,
+    no_key: Annotated[
+        bool,
+        typer.Option(
+            "--no-key", help="Ask for no key; only on a loopback address.", rich_help_panel=CALLERS
+        ),
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A further name of this server; may be repeated.",
+            rich_help_panel=CALLERS,
+        ),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Web pages that may call, as https://host; may be repeated.",
+            rich_help_panel=CALLERS,
+        ),
+    ] = None,
+    queue: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Requests that may wait.", rich_help_panel=LIMITS),
+    ] = 16,
+    deadline: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            max=1e6,
+            metavar="S",
+            help="Seconds a request may take, waiting included.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 600,
+    max_prompt_tokens: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Most tokens of a prompt.", rich_help_panel=LIMITS),
+    ] = 32768,
+    max_body_kib: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Most KiB of a request's body.", rich_help_panel=LIMITS
+        ),
+    ] = 1024,
+    receive_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            max=1e6,
+            metavar="S",
+            help="Seconds for a whole request to arrive.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 10,
+    send_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            max=1e6,
+            metavar="S",
+            help="Seconds a client may leave what was sent unread.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 30,
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1e6,
+            metavar="S",
+            help="Seconds the running answer gets when told to stop.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 10,
+    cache_mib: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="MiB for states that later prompts go on from; 0 reuses none.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 256,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Tokens the KV caches hold, for models with attention.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="auto, ort, cuda or tensorrt.", rich_help_panel=RUNNING)
+    ] = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="CPU threads; one per core when not given.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = None,
+    spin: Annotated[
+        bool,
+        typer.Option(
+            "--spin",
+            help="Threads wait awake: for a machine doing nothing else.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = False,
+) -> None:
+    """Answer the OpenAI API: /v1/chat/completions, /v1/completions, /v1/models, /health.
+
+    Listens on this machine only, and asks for a key, unless told otherwise.
+
+    SIGTERM or Ctrl-C lets the running answer finish; a second one leaves at once.
+    """
+    key, made = _key(api_key, no_key)
+    for value in (deadline, receive_timeout, send_timeout, grace):
+        if math.isnan(value):  # it is within every range
+            raise typer.BadParameter("nan is no number of seconds")
+    try:
+        from edge.apps.server import run
+        from edge.apps.server.settings import Limits
+    except ModuleNotFoundError as missing:
+        raise EdgeError(
+            f"serving needs the package {missing.name}",
+            remedy="pip install 'mamba-edge[server]' (in a checkout: make test installs it)",
+        ) from None
+    limits = Limits(
+        body_bytes=max_body_kib << 10,
+        receive_s=receive_timeout,
+        send_s=send_timeout,
+        waiting=queue,
+        deadline_s=deadline,
+        prompt_tokens=max_prompt_tokens,
+        grace_s=grace,
+        cache_bytes=cache_mib * MIB,
+    )
+    listening = run.bind(host, port)
+    if key is None and not run.is_loopback(listening):
+        raise InputError(
+            f"{host} can be reached from other machines", field="--no-key",
+            remedy="let clients send a key, or listen on 127.0.0.1",
+        )  # fmt: skip
+    settings = _settings(bundle, name, key, host, allow_host or [], allow_origin or [], limits)
+    place = run.url(listening)
+    say = _say_json if as_json else _say
+    say(
+        {
+            "event": "listening",
+            "url": place,
+            "model": settings.name,
+            "api_key": key if made else None,
+            "pid": os.getpid(),
+        }
+    )
+
+    def load() -> tuple[Any, Any]:
+        from edge.apps.server.slot import Slot
+        from edge.runtime.model import load
+
+        model = load(bundle, engine=engine, threads=threads, spin=spin)
+        return model, Slot(model, capacity=context, cache_bytes=limits.cache_bytes)
+
+    raise typer.Exit(run.run(settings, listening, load, say))
+
+
+def _key(option: str | None, no_key: bool) -> tuple[str | None, bool]:
+    """The key, None for none, and whether it was made here."""
+    given = os.environ.get(KEY_VARIABLE) if option is None else option
+    if no_key:
+        if option is not None:
+            raise InputError("contradicts --api-key", field="--no-key", remedy="give one of them")
+        return None, False
+    if given is None:
+        return f"edge-{secrets.token_urlsafe(24)}", True
+    # it travels in a header
+    if not given or not all("!" <= character <= "~" for character in given):
+        raise InputError(
+            "must be printable ASCII without spaces, and not empty",
+            field=KEY_VARIABLE if option is None else "--api-key",
+        )
+    return given, False
+
+
+def _settings(
+    bundle: str, name: str | None, key: str | None, host: str,
+    allow_host: list[str], allow_origin: list[str], limits: Limits,
+) -> Settings:  # fmt: skip
+    from edge.apps.server.settings import Settings
+
+    loopback = {"localhost", "127.0.0.1", "::1"}
+    for origin in allow_origin:
+        if not origin.partition("://")[2] or origin.endswith("/"):
+            raise InputError(
+                f"{origin!r:.80} is no origin", field="--allow-origin", remedy="https://host[:port]"
+            )
+    return Settings(
+        name=name or Path(bundle).resolve().name,
+        key=key,
+        hosts=frozenset({*loopback, host.lower(), *(given.lower() for given in allow_host)}),
+        # a stranger's page comes with a name, never with a bare address
+        any_address=host not in loopback,
+        origins=frozenset(origin.lower() for origin in allow_origin),
+        limits=limits,
+    )
+
+
+def _say_json(fact: dict[str, Any]) -> None:
+    print(json.dumps(fact), flush=True)
+
+
+def _say(fact: dict[str, Any]) -> None:
+    """The same for people, on standard error."""
+    if fact["event"] == "listening":
+        lines = [f"{fact['model']} at {fact['url']}"]
+        if fact["api_key"] is not None:
+            lines.append(f"API key: {fact['api_key']}")
+        lines.append("loading the model …")
+    elif fact["event"] == "ready":
+        lines = [f"ready after {fact['load_s']:.1f} s; Ctrl-C stops"]
+    else:
+        lines = [f"{fact['signal']}: finishing the running answer; again leaves at once"]
+    print("\n".join(lines), file=sys.stderr, flush=True)

@@ -1,0 +1,97 @@
+"""Answers in the API's shapes: whole, or in chunks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from edge.apps.server.prompts import Ask
+from edge.apps.server.worker import Ended
+
+# the API knows two of our reasons; the others are told beside it
+REASONS = {"stop": "stop", "length": "length"}
+
+
+class Shape:
+    """How one answer is written.
+
+    Chat and completions differ in names only: `message` and `delta` hold a text there, `text` does
+    here.
+    """
+
+    def __init__(self, ask: Ask, name: str, fingerprint: str) -> None:
+        self._ask = ask
+        self._gap = ask.gap
+        kind = "chat.completion" if ask.chat else "text_completion"
+        self._chunk_kind = f"{kind}.chunk" if ask.chat else kind
+        self._kind = kind
+        self._head = {
+            "id": f"{'chatcmpl' if ask.chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": name,
+            "system_fingerprint": f"fp_{fingerprint[:12]}",
+        }
+
+    def shown(self, piece: str) -> str:
+        """A piece of text as clients get it: without white space that belongs to the template."""
+        while self._gap and piece:
+            if piece[0] != self._gap[0]:
+                self._gap = ""
+                break
+            piece, self._gap = piece[1:], self._gap[1:]
+        return piece
+
+    def whole(self, text: str, ended: Ended) -> dict[str, Any]:
+        """A response that is not streamed."""
+        said: dict[str, Any] = {"text": text}
+        if self._ask.chat:
+            said = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        choice = {"index": 0, **said, "logprobs": None, **_reason(ended)}
+        return {
+            **self._head,
+            "object": self._kind,
+            "choices": [choice],
+            "usage": self._usage(ended),
+        }
+
+    def opening(self) -> dict[str, Any] | None:
+        """The chunk that says who speaks; None where there is none."""
+        return self._chunk({"role": "assistant", "content": ""}) if self._ask.chat else None
+
+    def piece(self, text: str) -> dict[str, Any]:
+        """A chunk of text."""
+        return self._chunk({"content": text} if self._ask.chat else text)
+
+    def closing(self, ended: Ended) -> list[dict[str, Any]]:
+        """The chunk with the reason and, if it was asked for, the one with the usage."""
+        chunks = [self._chunk({} if self._ask.chat else "", ended)]
+        if self._ask.include_usage:
+            last = {**self._head, "object": self._chunk_kind, "choices": []}
+            chunks.append({**last, "usage": self._usage(ended)})
+        return chunks
+
+    def _chunk(self, said: Any, ended: Ended | None = None) -> dict[str, Any]:
+        reason = {"finish_reason": None} if ended is None else _reason(ended)
+        key = "delta" if self._ask.chat else "text"
+        choice = {"index": 0, key: said, "logprobs": None, **reason}
+        chunk = {**self._head, "object": self._chunk_kind, "choices": [choice]}
+        # chunks before the one with the usage have it as null
+        return {**chunk, "usage": None} if self._ask.include_usage else chunk
+
+    def _usage(self, ended: Ended) -> dict[str, Any]:
+        prompt, made = len(self._ask.tokens), len(ended.result.tokens)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": made,
+            "total_tokens": prompt + made,
+            "prompt_tokens_details": {"cached_tokens": ended.reused},
+        }
+
+
+def _reason(ended: Ended) -> dict[str, Any]:
+    """`finish_reason`, with `finish_detail` where the API has no word for what cut the answer."""
+    reason = ended.result.finish_reason
+    if reason in REASONS:
+        return {"finish_reason": REASONS[reason]}
+    return {"finish_reason": "length", "finish_detail": reason}

@@ -1,0 +1,84 @@
+"""Errors as the API says them: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edge.errors import ContextFullError, EdgeError, InputError, TokenizerError
+
+MAX_MESSAGE = 2000  # characters: messages quote what clients sent
+
+
+class ApiError(Exception):
+    """What a request is answered with instead of an answer.
+
+    Attributes:
+        status: of HTTP. code: for programs. param: the field at fault, or None.
+        headers: that go with it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message[:MAX_MESSAGE]
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def invalid(message: str, param: str | None, code: str | None = None) -> ApiError:
+    """The refusal of a parameter."""
+    return ApiError(400, message, code=code or "invalid_value", param=param)
+
+
+def busy(message: str, code: str, retry_s: int) -> ApiError:
+    """Not now: the same request may be sent again after `retry_s` seconds."""
+    return ApiError(503, message, code=code, headers={"retry-after": str(retry_s)})
+
+
+def too_late(message: str) -> ApiError:
+    """The deadline passed with nothing to show. Clients are asked not to try again unasked."""
+    return ApiError(504, message, code="deadline_exceeded", headers={"x-should-retry": "false"})
+
+
+def stopping() -> ApiError:
+    return busy("the server is shutting down", "shutting_down", 5)
+
+
+def internal() -> ApiError:
+    """What clients are told of a fault of ours; the log has the rest."""
+    return ApiError(500, "the server failed; its log says why", code="internal_error")
+
+
+def of_edge_error(problem: EdgeError) -> ApiError:
+    """The runtime's refusal as the API's. Paths of this machine are left out."""
+    message = f"{problem.message} ({problem.remedy})" if problem.remedy else problem.message
+    if isinstance(problem, ContextFullError):
+        return ApiError(400, message, code="context_length_exceeded", param=problem.field)
+    if isinstance(problem, InputError):
+        field = problem.field
+        return invalid(f"{field}: {message}" if field else message, field)
+    if isinstance(problem, TokenizerError):
+        # a template that cannot write this conversation can often write another
+        return ApiError(400, f"chat template: {message}", code="chat_template", param="messages")
+    return ApiError(500, message, code="engine_error")

@@ -1,0 +1,138 @@
+"""The bytes of a connection, with an end to everything a client could drag out.
+
+uvicorn speaks HTTP through h11 but waits for ever: for a request whose head or body trickles in,
+and for a client that does not read. Here every request must arrive, and everything sent must be
+read, in time; and what is no HTTP at all is refused in the API's own shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import ClassVar, cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from edge.apps.server.errors import ApiError
+from edge.apps.server.http import encode
+from edge.apps.server.settings import Limits
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection under `limits`."""
+
+    limits: ClassVar[Limits] = Limits()
+    _receiving: asyncio.TimerHandle | None = None
+    _sending: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        connection = cast(asyncio.Transport, transport)
+        super().connection_made(connection)
+        # told of every byte that waits, not of 64 KiB only: see pause_writing
+        connection.set_write_buffer_limits(high=0)
+        if len(self.connections) > self.limits.connections:
+            self._refuse(
+                ApiError(503, "too many connections", code="overloaded",
+                         headers={"retry-after": "1"})
+            )  # fmt: skip
+            return
+        self._watch(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watch(False)
+        self._cancel_sending()
+        super().connection_lost(exc)
+
+    # -- requests arrive in time -----------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        self._watch(self._incomplete())
+
+    def _incomplete(self) -> bool:
+        """Whether part of a request is here and part of it is not."""
+        if self.transport.is_closing():
+            return False
+        if self.conn.their_state is h11.IDLE:
+            begun = bool(self.conn.trailing_data[0])
+            if not begun and self.timeout_keep_alive_task is None:
+                # a request that was refused early is through at last
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
+            return begun
+        return self.conn.their_state is h11.SEND_BODY
+
+    def _watch(self, receiving: bool) -> None:
+        if receiving and self._receiving is None:
+            self._receiving = self.loop.call_later(self.limits.receive_s, self._late)
+        elif not receiving and self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
+
+    def _late(self) -> None:
+        self._receiving = None
+        self._refuse(
+            ApiError(
+                408,
+                f"the request did not arrive within {self.limits.receive_s:g} seconds",
+                code="request_timeout",
+            )
+        )
+
+    # -- responses are read in time --------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._sending is None:
+            self._sending = self.loop.call_later(self.limits.send_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_sending()
+
+    def _cancel_sending(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+    # -- what is no HTTP -------------------------------------------------------------------------
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn while it handles the error."""
+        problem = sys.exc_info()[1]
+        status = getattr(problem, "error_status_hint", 400)
+        self._refuse(ApiError(status, f"not a valid HTTP request: {problem}", code="bad_request"))
+
+    def _refuse(self, problem: ApiError) -> None:
+        """Answer, unless an answer has begun, and close."""
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(_raw(problem))
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+
+
+def bounded(limits: Limits) -> type[BoundedProtocol]:
+    """The protocol under these limits; uvicorn wants a class."""
+    return type("Protocol", (BoundedProtocol,), {"limits": limits})
+
+
+def _raw(problem: ApiError) -> bytes:
+    body = encode(problem.body())
+    phrase = STATUS_PHRASES[problem.status].decode()
+    lines = [
+        f"HTTP/1.1 {problem.status} {phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        *(f"{name}: {value}" for name, value in problem.headers.items()),
+        "connection: close",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body

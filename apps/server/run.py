@@ -1,0 +1,152 @@
+"""The server's process: socket, signals, start line, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from edge.apps.server.app import App
+from edge.apps.server.protocol import bounded
+from edge.apps.server.settings import Settings
+from edge.apps.server.slot import Slot
+from edge.apps.server.worker import Worker
+from edge.errors import InputError
+from edge.runtime.model import Model
+
+Say = Callable[[dict[str, Any]], None]
+JOIN_S = 5.0  # a run of the engine may be under way; it takes milliseconds, or seconds at most
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises InputError: no such address, or the port is taken."""
+    try:
+        found = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )
+        family, _, _, _, address = found[0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(128)
+        except BaseException:
+            listening.close()
+            raise
+    except (OSError, UnicodeError) as problem:
+        raise InputError(
+            f"cannot listen on {host} port {port}: {getattr(problem, 'strerror', None) or problem}",
+            field="--host/--port",
+            remedy="choose another; --port 0 takes a free one",
+        ) from None
+    return listening
+
+
+def is_loopback(listening: socket.socket) -> bool:
+    """Whether only programs on this machine can reach the socket."""
+    return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
+
+
+def url(listening: socket.socket) -> str:
+    """Where clients find the API."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def run(
+    settings: Settings,
+    listening: socket.socket,
+    load: Callable[[], tuple[Model, Slot]],
+    say: Say,
+) -> int:
+    """Serve until a signal; the exit code. Raises what loading the model raised.
+
+    0 after SIGTERM or SIGHUP, 130 after Ctrl-C. A second signal ends the process at once.
+    """
+    serving = _Serving(settings, load, say)
+    code = asyncio.run(serving.until_told(listening))
+    if not serving.worker.join(JOIN_S):
+        # loading cannot be interrupted; nothing of it needs to be put away
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    if serving.worker.problem is not None:
+        raise serving.worker.problem
+    return code
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, which end the process by the signal."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Serving:
+    def __init__(
+        self, settings: Settings, load: Callable[[], tuple[Model, Slot]], say: Say
+    ) -> None:
+        self._settings = settings
+        self._say = say
+        self._began = time.monotonic()
+        self._code: int | None = None
+        self.worker = Worker(load, self._loaded)
+        limits = settings.limits
+        self._server = _Server(
+            uvicorn.Config(
+                App(settings, self.worker),
+                http=bounded(limits),
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                h11_max_incomplete_event_size=limits.header_bytes,
+                timeout_keep_alive=limits.idle_s,
+                timeout_graceful_shutdown=int(limits.grace_s + JOIN_S),
+            )
+        )
+
+    async def until_told(self, listening: socket.socket) -> int:
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._loop.add_signal_handler(number, self._told, number)
+        # what strangers send is no warning
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)
+        self.worker.start()
+        await self._server.serve(sockets=[listening])
+        self.worker.stop()
+        return self._code or 0
+
+    def _told(self, number: int) -> None:
+        if self._code is not None:
+            os._exit(128 + number)
+        self._code = 128 + number if number == signal.SIGINT else 0
+        self._say({"event": "stopping", "signal": signal.Signals(number).name})
+        self.worker.drain()
+        self._server.should_exit = True
+        self._loop.call_later(self._settings.limits.grace_s, self.worker.stop)
+
+    def _loaded(self) -> None:
+        """In the worker's thread: the model is there, or will not be."""
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(self._say_loaded)
+
+    def _say_loaded(self) -> None:
+        if self.worker.problem is not None:
+            self._server.should_exit = True
+        elif self._code is None:
+            self._say({"event": "ready", "load_s": round(time.monotonic() - self._began, 3)})

@@ -1,0 +1,54 @@
+"""What a server is told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, or one client, may take.
+
+    Attributes:
+        body_bytes: most bytes of a request's body; header_bytes: of its head.
+        receive_s: seconds for a whole request to arrive, from the connection or its first byte on.
+        send_s: seconds that sent bytes may wait for a client to read them.
+        idle_s: seconds a connection may stay open between requests.
+        connections: most connections open at once.
+        waiting: most requests that wait while one is answered.
+        deadline_s: seconds a request may take from its arrival, waiting included.
+        prompt_tokens: most tokens of a prompt.
+        grace_s: seconds the running answer gets to finish when the server is told to stop.
+        cache_bytes: memory for states to reuse; 0 reuses nothing.
+    """
+
+    body_bytes: int = MIB
+    header_bytes: int = 16 << 10
+    receive_s: float = 10.0
+    send_s: float = 30.0
+    idle_s: int = 15
+    connections: int = 256
+    waiting: int = 16
+    deadline_s: float = 600.0
+    prompt_tokens: int = 32_768
+    grace_s: float = 10.0
+    cache_bytes: int = 256 * MIB
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Attributes:
+    name: what clients call the model.
+    key: what clients must send, None when none is asked for.
+    hosts: names in the Host header that are ours; any_address: IP addresses are, too.
+    origins: web origins whose pages may call.
+    """
+
+    name: str
+    key: str | None
+    hosts: frozenset[str]
+    any_address: bool = False
+    origins: frozenset[str] = frozenset()
+    limits: Limits = field(default_factory=Limits)

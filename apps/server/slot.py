@@ -1,0 +1,132 @@
+"""The one state that runs, and what of earlier requests it can start from.
+
+The output is that of a prompt read from its first token: a state is reused only where all tokens it
+consumed begin the prompt. In a conversation those are the earlier messages *as their text encodes*,
+so that an answer depends on the request alone and not on what the server remembers.
+
+States are kept at three places, wherever that spares at least `WORTH` tokens: where a prompt leaves
+what an earlier one began with (a system prompt that conversations share), before a prompt's last
+token (for the same prompt again, and for a talk whose last answer the client changed), and, once
+another conversation takes its place, at the end of an answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from edge.apps.server.prefixes import PrefixStore, agree, as_tokens
+from edge.runtime.context import Context
+from edge.runtime.generate import Answer, Generation
+from edge.runtime.model import Model
+from edge.runtime.sampling import Sampler, SamplingParams
+
+WORTH = 16  # tokens that a kept state must spare
+WINDOW = 2  # every token of it costs two states, and nothing here goes back far
+
+
+class Slot:
+    """One request at a time, in one thread. It is the `Owner` of the answers it begins.
+
+    Attributes:
+        reused: tokens of the last prompt that were not run again.
+        store: the states that are kept.
+    """
+
+    def __init__(self, model: Model, *, capacity: int | None, cache_bytes: int) -> None:
+        """Takes the state's memory. `capacity`: see `Engine.new_state`."""
+        self._model = model
+        state = model.engine.new_state(window=WINDOW, capacity=capacity)
+        self._context = Context(model.engine, state)
+        self.store = PrefixStore(cache_bytes)
+        # a state that alone is over the budget is not copied in vain
+        self._keeps = self._context.mark().state.nbytes <= cache_bytes
+        self._reuses = cache_bytes > 0
+        self.reused = 0
+        self._wanted: tuple[int, ...] = ()
+        self._until: float | None = None
+        self._answer: Answer | None = None
+
+    def begin(
+        self, tokens: Sequence[int], params: SamplingParams, *, continued: bool
+    ) -> Generation:
+        """An answer to the whole prompt `tokens`; nothing runs before it is iterated.
+
+        Raises ContextFullError when the KV caches cannot hold the prompt.
+        """
+        self._context.check_room(len(tokens))
+        self._wanted = tuple(tokens)
+        self._until = None
+        if params.deadline_s is not None:
+            self._until = time.monotonic() + params.deadline_s
+        self.reused = 0
+        self._answer = Answer(
+            self, self._context, self._model.tokenizer, Sampler(params), continued=continued
+        )
+        return Generation(self._answer)
+
+    # -- what an answer asks ---------------------------------------------------------------------
+
+    def held(self) -> AbstractContextManager[None]:
+        """See `Owner.held`: there is one thread."""
+        return nullcontext()
+
+    def opened(self) -> tuple[Sequence[int], int]:
+        """See `Owner.opened`. Runs the prompt up to the places where a state is kept."""
+        context, wanted = self._context, self._wanted
+        self.reused = self._recall()
+        for place in self._places():
+            if context.feed(wanted[len(context.tokens) : place], self._halted) is None:
+                break
+            self.store.add(context.mark())
+        return wanted[len(context.tokens) :], self.reused
+
+    def closed(self, answer: Answer, kept: int | None) -> None:
+        """See `Owner.closed`. However an answer ends, the state is that of its tokens."""
+        self._answer = None
+        if answer.result is None:  # it failed: of the state nothing is certain
+            self._context.clear()
+
+    def _halted(self) -> bool:
+        answer = self._answer
+        late = self._until is not None and time.monotonic() >= self._until
+        return late or (answer is not None and answer.cancelled.is_set())
+
+    # -- reuse -----------------------------------------------------------------------------------
+
+    def _recall(self) -> int:
+        """Make the state the longest there is that begins the prompt; how many tokens that is."""
+        context = self._context
+        if not self._reuses:
+            context.clear()
+            return 0
+        wanted = as_tokens(self._wanted)
+        live = min(agree(as_tokens(context.tokens), wanted), len(wanted) - 1)
+        kept = self.store.longest(wanted)
+        reachable = len(context.tokens) - live <= context.state.reach
+        if not reachable or (kept is not None and len(kept.tokens) > live):
+            self._leave()
+            if kept is None:
+                context.clear()
+            else:
+                context.restore(kept.mark)
+        return context.align(self._wanted)
+
+    def _leave(self) -> None:
+        """Keep the state that another one takes the place of."""
+        tokens = self._context.tokens
+        if self._keeps and len(tokens) - self.store.shared(as_tokens(tokens)) >= WORTH:
+            self.store.add(self._context.mark())
+
+    def _places(self) -> list[int]:
+        """How many tokens of the prompt shall have run when the state is kept, in order."""
+        if not self._keeps:
+            return []
+        at, places = self.reused, []
+        last = len(self._wanted) - 1
+        for place in (min(self.store.shared(as_tokens(self._wanted)), last), last):
+            if place - at >= WORTH:
+                places.append(place)
+                at = place
+        return places

@@ -1,0 +1,193 @@
+"""The thread in which the model is loaded and runs: one request after the other, as they came."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from edge.apps.server.errors import ApiError, busy, internal, of_edge_error, stopping, too_late
+from edge.apps.server.prompts import Ask
+from edge.apps.server.slot import Slot
+from edge.errors import EdgeError
+from edge.runtime.generate import Generation, GenerationResult
+from edge.runtime.model import Model
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The answer is complete. `reused`: tokens of the prompt that were not run again."""
+
+    result: GenerationResult
+    reused: int
+
+
+Event = str | Ended | ApiError  # a piece of text, then how it ended
+
+
+class Job:
+    """One answer to make.
+
+    Attributes:
+        until: on the monotonic clock, when there is no use in it any more.
+        begun: whether the model has taken it up.
+    """
+
+    def __init__(self, ask: Ask, until: float, post: Callable[[Event], None]) -> None:
+        """`post` is called in the worker's thread with every event."""
+        self.ask = ask
+        self.until = until
+        self.post = post
+        self.begun = False
+        self.cancelled = threading.Event()
+        self._generation: Generation | None = None
+
+    def cancel(self) -> None:
+        """End it within one step or chunk, or before it begins; from any thread, any time."""
+        self.cancelled.set()
+        generation = self._generation
+        if generation is not None:
+            generation.cancel()
+
+    def attach(self, generation: Generation) -> None:
+        """What `cancel` ends from now on."""
+        self._generation = generation
+        if self.cancelled.is_set():  # it came in between
+            generation.cancel()
+
+
+class Worker:
+    """Owns the model. `state` is `loading`, then `ready` or `failed`, at last `stopping`.
+
+    Attributes:
+        model: None until it is ready.
+        problem: why it failed.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], tuple[Model, Slot]],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`changed` is called in the worker's thread when loading has ended."""
+        self.state = "loading"
+        self.model: Model | None = None
+        self.problem: BaseException | None = None
+        self._load = load
+        self._changed = changed
+        self._jobs: deque[Job] = deque()
+        self._running: Job | None = None
+        self._wake = threading.Condition()
+        self._typical_s = 1.0
+        # a process that has to leave at once does not wait for it
+        self._thread = threading.Thread(target=self._main, name="edge-model", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def check_ready(self) -> Model:
+        """The model. Raises ApiError 503 while there is none, or no more."""
+        if self.state == "loading":
+            raise busy("the model is being loaded", "model_loading", 2)
+        if self.state == "stopping":
+            raise stopping()
+        if self.model is None:
+            raise ApiError(503, "the model could not be loaded", code="model_failed")
+        return self.model
+
+    def submit(self, job: Job) -> None:
+        """Make an answer when its turn comes. Raises ApiError 503 when none are taken."""
+        with self._wake:
+            self.check_ready()
+            self._jobs.append(job)
+            self._wake.notify()
+
+    def retry_s(self, ahead: int) -> int:
+        """Seconds after which one more request has a chance, with so many before it."""
+        return min(60, max(1, math.ceil(self._typical_s * ahead)))
+
+    def drain(self) -> None:
+        """Take nothing more and refuse what waits; the running answer goes on."""
+        with self._wake:
+            self.state = "stopping"
+            waiting = list(self._jobs)
+            self._jobs.clear()
+            self._wake.notify()
+        for job in waiting:
+            job.post(stopping())
+
+    def stop(self) -> None:
+        """`drain`, and end the running answer, too."""
+        self.drain()
+        running = self._running
+        if running is not None:
+            running.cancel()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the thread has ended; whether it has."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # -- in the thread ---------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            model, slot = self._load()
+        except BaseException as problem:  # whatever it was, the process has to hear of it
+            self.problem = problem
+            self.state = "failed"
+            self._changed()
+            return
+        self.model = model
+        with self._wake:
+            if self.state == "loading":
+                self.state = "ready"
+        self._changed()
+        while (job := self._next()) is not None:
+            began = time.monotonic()
+            job.post(self._answered(job, slot))
+            self._running = None
+            self._typical_s += 0.2 * (time.monotonic() - began - self._typical_s)
+
+    def _next(self) -> Job | None:
+        with self._wake:
+            while not self._jobs:
+                if self.state == "stopping":
+                    return None
+                self._wake.wait()
+            self._running = self._jobs.popleft()
+            return self._running
+
+    def _answered(self, job: Job, slot: Slot) -> Event:
+        """Make the answer; how it ended."""
+        try:
+            left = job.until - time.monotonic()
+            if job.cancelled.is_set() or left <= 0:
+                return too_late("the request's time was over before its turn came")
+            job.begun = True
+            ask = job.ask
+            params = replace(ask.params, deadline_s=left)
+            generation = slot.begin(ask.tokens, params, continued=not ask.chat)
+            job.attach(generation)
+            for piece in generation:
+                job.post(piece)
+            return self._ended(generation.result, slot)
+        except EdgeError as problem:
+            refusal = of_edge_error(problem)
+            if refusal.status >= 500:
+                traceback.print_exc()
+            return refusal
+        except Exception:  # the thread outlives every request
+            traceback.print_exc()
+            return internal()
+
+    def _ended(self, result: GenerationResult, slot: Slot) -> Event:
+        if result.finish_reason == "cancelled" and self.state == "stopping":
+            return stopping()
+        if result.finish_reason == "deadline" and not result.tokens:
+            return too_late("the request's time was over before the prompt was read")
+        return Ended(result, slot.reused)
