@@ -44,3 +44,13 @@ def test_both_give_the_same_logits() -> None:
     newest, oldest = (json.loads(run("--logits", oldest=which)) for which in (False, True))
     for name in newest:
         np.testing.assert_allclose(oldest[name], newest[name], atol=1e-3, err_msg=name)
+
+
+@needs_oldest
+@pytest.mark.parametrize("tests", ["test_ops_quantized.py", "test_ops_quantized_fused.py"])
+def test_the_int8_ops_agree_with_their_references_there_too(tests: str) -> None:
+    path = Path(__file__).with_name(tests)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+    environment = dict(os.environ, PYTHONPATH=str(OLDEST))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout
