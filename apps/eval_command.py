@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-READING, COMPARING = "How text is read", "Comparing"
+from edge.errors import InputError
+
+READING, COMPARING, NOISE = "How text is read", "Comparing", "Noise"
+KINDS = ("drop", "repeat", "antspeak", "uppercase", "random-case", "swap")
 
 
 def evaluate(
@@ -51,6 +55,23 @@ def evaluate(
             rich_help_panel=COMPARING,
         ),
     ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND", help=f"Spoil every other 100 words: {', '.join(KINDS)}, or all.",
+            rich_help_panel=NOISE,
+        ),
+    ] = None,
+    probability: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Of a character to be spoilt; 0.05 and 0.3.", rich_help_panel=NOISE
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of the random numbers of the noise; 0.", rich_help_panel=NOISE),
+    ] = None,
 ) -> None:  # fmt: skip
     """Measure perplexity and bits per byte on any text.
 
@@ -66,5 +87,28 @@ def evaluate(
     from edge.apps.evaluate import modes, report
 
     request = modes.Request(bundle, texts or (), threads, window, stride, stream, max_tokens)
-    facts = modes.perplexity(request) if against is None else modes.divergence(request, against)
-    print(json.dumps(facts, indent=1) if as_json else report.describe(facts))
+    _one_of({"--against": against, "--noise": noise})
+    _needs("--noise", noise, {"--probability": probability, "--seed": seed})
+    describe = report.describe
+    if noise is not None:
+        facts = modes.robustness(request, noise, probability, seed or 0)
+        describe = report.describe_noise
+    elif against is not None:
+        facts = modes.divergence(request, against)
+    else:
+        facts = modes.perplexity(request)
+    print(json.dumps(facts, indent=1, allow_nan=False) if as_json else describe(facts))
+
+
+def _one_of(options: Mapping[str, object]) -> None:
+    """Refuse two ways to evaluate at once."""
+    given = [name for name, value in options.items() if value]
+    if len(given) > 1:
+        raise InputError(f"goes without {given[1]}", field=given[0], remedy="one at a time")
+
+
+def _needs(option: str, value: object, others: Mapping[str, object]) -> None:
+    """Refuse options that mean something only beside another."""
+    given = [name for name, other in others.items() if other is not None]
+    if given and not value:
+        raise InputError(f"goes with {option} only", field=given[0])

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge.apps.evaluate.against import check_same_ids, compare
+from edge.apps.evaluate.figures import finite
+from edge.apps.evaluate.noise import chosen, noisy_parts
 from edge.apps.evaluate.progress import shown
 from edge.apps.evaluate.score import Reader, check_context, measure
 from edge.apps.evaluate.source import Source, reading
@@ -75,3 +78,22 @@ def divergence(request: Request, against: str) -> dict[str, Any]:
         found = compare(mine, theirs, source.runs(model))
     facts = identity(model) | source.describe() | found.this.to_dict()
     return facts | {"against": identity(other) | found.other.to_dict()} | found.to_dict()
+
+
+def robustness(request: Request, kind: str, probability: float | None, seed: int) -> dict[str, Any]:
+    """`--noise KIND`: word-level perplexity of clean chunks that follow spoilt ones."""
+    kinds = chosen(kind, probability, seed)
+    model = request.load()
+    with request.source(model, passes=1 + len(kinds)) as source:
+        reader = Reader(model.engine, source.how)
+        clean, *spoilt = (
+            measure(reader, source.runs(model, partial(noisy_parts, noise)))
+            for noise in (None, *kinds)
+        )
+    rows = [
+        {"kind": noise.kind, "probability": noise.probability}
+        | tally.to_dict()
+        | {"degradation": finite(tally.word_perplexity - clean.word_perplexity)}
+        for noise, tally in zip(kinds, spoilt, strict=True)
+    ]
+    return identity(model) | source.describe() | clean.to_dict() | {"seed": seed, "noise": rows}

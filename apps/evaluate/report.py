@@ -36,6 +36,27 @@ def _against(facts: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def describe_noise(facts: Mapping[str, Any]) -> str:
+    """What `--noise` found, as a table."""
+    clean = facts["word_perplexity"]
+    rows = {
+        "clean": f"word perplexity {number(clean)}, bits per byte {number(facts['bits_per_byte'])}",
+        "text": f"{counts(facts)}, in every other chunk of 100 words",
+        "read": reading(facts),
+        "noise": f"in the chunks between, seed {facts['seed']}",
+    }
+    table = ["", f"  {'noise':<12}{'probability':>12}{'word perplexity':>18}{'degradation':>15}"]
+    for row in facts["noise"]:
+        p = "" if row["probability"] is None else f"{row['probability']:g}"
+        worse = row["degradation"]
+        sign = "+" if worse is not None and worse >= 0 else ""
+        table.append(
+            f"  {row['kind']:<12}{p:>12}{number(row['word_perplexity']):>18}"
+            f"{sign + number(worse):>15}"
+        )
+    return "\n".join([facts["bundle"], *lines(rows), *table])
+
+
 def counts(facts: Mapping[str, Any]) -> str:
     """How much was predicted."""
     documents = f"{facts['documents']:,} document{'s' if facts['documents'] != 1 else ''}"

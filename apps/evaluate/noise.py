@@ -1,0 +1,160 @@
+"""Text that was spoilt on purpose, to see how a model copes with what came before.
+
+MambaByte (arXiv 2401.13660, section 5.2 and appendix G, after ByT5's benchmark, arXiv 2105.13626):
+a text is parted into chunks of 100 words, noise is put into every odd-indexed chunk, and perplexity
+is measured on the even-indexed ones, which stay as they were. The paper speaks of bytes; here a
+character is what is dropped, repeated or swapped, which is the same in ASCII and leaves every other
+text valid.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from edge.apps.evaluate.parts import Encoder, Part
+from edge.apps.evaluate.texts import Block, Conversation
+from edge.errors import InputError
+
+CHUNK_WORDS = 100
+PROBABILITIES = (0.05, 0.3)
+_WORD = re.compile(r"\s*\S+")
+
+
+def drop(text: str, p: float, rng: random.Random) -> str:
+    """Characters are dropped with probability p."""
+    return "".join(c for c in text if rng.random() >= p)
+
+
+def repeat(text: str, p: float, rng: random.Random) -> str:
+    """Characters are repeated with probability p: one, two or three more follow, each as likely."""
+    return "".join(c * (1 + rng.randint(1, 3)) if rng.random() < p else c for c in text)
+
+
+def antspeak(text: str, p: float, rng: random.Random) -> str:
+    """Every character is capitalized and padded with spaces: "abc def" is " A B C D E F "."""
+    return "".join(f" {c}" for c in text.upper() if not c.isspace()) + " "
+
+
+def uppercase(text: str, p: float, rng: random.Random) -> str:
+    """Characters become uppercase with probability p."""
+    return "".join(c.upper() if rng.random() < p else c for c in text)
+
+
+def random_case(text: str, p: float, rng: random.Random) -> str:
+    """Every character gets a random case."""
+    return "".join(c.upper() if rng.random() < 0.5 else c.lower() for c in text)
+
+
+def swap(text: str, p: float, rng: random.Random) -> str:
+    """Neighbours change places with probability p; none moves twice."""
+    characters = list(text)
+    at = 0
+    while at + 1 < len(characters):
+        if rng.random() < p:
+            characters[at : at + 2] = characters[at + 1], characters[at]
+            at += 1
+        at += 1
+    return "".join(characters)
+
+
+Function = Callable[[str, float, random.Random], str]
+KINDS: dict[str, Function] = {
+    "drop": drop,
+    "repeat": repeat,
+    "antspeak": antspeak,
+    "uppercase": uppercase,
+    "random-case": random_case,
+    "swap": swap,
+}
+# these spoil every character
+WHOLE = ("antspeak", "random-case")
+
+
+@dataclass(frozen=True)
+class Noise:
+    """One kind of noise; `probability` None where every character is meant. The same seed spoils a
+    text in the same way every time.
+    """
+
+    kind: str
+    probability: float | None
+    seed: int = 0
+
+    def spoil(self, text: str, place: str) -> str:
+        """A spoilt text; `place` tells one chunk's random numbers from another's."""
+        rng = random.Random(f"{self.seed}/{self.kind}/{self.probability}/{place}")
+        return KINDS[self.kind](text, self.probability or 0.0, rng)
+
+
+def chosen(kind: str, probability: float | None, seed: int) -> list[Noise]:
+    """The noise that `--noise KIND` means: each kind at both of the paper's probabilities, where it
+    has one. Raises InputError: an unknown kind, a probability that means nothing to it.
+    """
+    if kind != "all" and kind not in KINDS:
+        raise InputError(
+            f"{kind!r} is no noise", field="--noise", remedy=f"{', '.join(KINDS)}, or all"
+        )
+    if probability is not None and kind in WHOLE:
+        raise InputError(f"{kind} spoils every character", field="--probability")
+    found = []
+    for name in KINDS if kind == "all" else (kind,):
+        each = PROBABILITIES if probability is None else (probability,)
+        found += [Noise(name, p, seed) for p in ((None,) if name in WHOLE else each)]
+    return found
+
+
+def noisy_parts(noise: Noise | None, encoder: Encoder, blocks: Iterable[Block]) -> Iterator[Part]:
+    """Parts of texts, chunk by chunk: even-indexed ones are predicted, odd-indexed ones spoilt and
+    only read; None spoils nothing.
+
+    Each chunk is encoded for itself; white space between two chunks belongs to the later one and is
+    not spoilt. Raises InputError: conversations, or no text that goes on after an odd chunk.
+    """
+    document, affected = -1, False
+    for chunk, index in _chunks(blocks):
+        document += index == 0
+        affected |= index == 2 and not chunk.isspace()
+        if index % 2 == 0:
+            yield encoder.text(chunk, first=index == 0)
+            continue
+        text = chunk.lstrip()
+        if noise is not None:
+            text = noise.spoil(text, f"{document}/{index}")
+        space = chunk[: len(chunk) - len(chunk.lstrip())]
+        yield encoder.text(space + text, first=False, wanted=False)
+    if not affected:
+        raise InputError(
+            f"has no more than {2 * CHUNK_WORDS} words: nothing comes after a spoilt chunk",
+            field="text",
+            remedy="give a longer text",
+        )
+
+
+def _chunks(blocks: Iterable[Block]) -> Iterator[tuple[str, int]]:
+    """Chunks of CHUNK_WORDS words with the space before each, and their index in the document; the
+    last has what is left, with the space at the end.
+    """
+    held, index = "", 0
+    for block in blocks:
+        if isinstance(block, Conversation):
+            raise InputError(
+                "is for plain text, not for conversations", field="--noise",
+                remedy="give a text file",
+            )  # fmt: skip
+        if block.first:
+            if held:
+                yield held, index
+            held, index = "", 0
+        held += block.text
+        start = 0
+        for number, word in enumerate(_WORD.finditer(held), 1):
+            # a word at the very end may go on in the next stretch
+            if number % CHUNK_WORDS == 0 and word.end() < len(held):
+                yield held[start : word.end()], index
+                start, index = word.end(), index + 1
+        held = held[start:]
+    if held:
+        yield held, index
