@@ -55,8 +55,11 @@ def rotation_blocks(n: int) -> int:
     """How many blocks of n/blocks values are rotated on their own: 1 when R mixes all of them.
 
     n = m·2^k with m in {1, 12, 20, 28} (and so 40) has one block. Any other n is rotated in blocks
-    of its largest power of two; an odd n has n blocks of one value: no rotation at all.
+    of its largest power of two; an odd n has n blocks of one value: no rotation at all. Raises
+    ValueError for n < 1.
     """
+    if n < 1:
+        raise ValueError(f"{n} values cannot be rotated")
     odd = n // _power_of_two(n)
     return 1 if odd == 1 or (4 * odd in _ORDERS and n % 4 == 0) else odd
 
@@ -97,9 +100,7 @@ def rotate(x: Array) -> Array:
 
 
 def _parts(n: int) -> tuple[int, int, int]:
-    """(blocks, order of H_m, power of two), whose product is n. Raises ValueError for n < 1."""
-    if n < 1:
-        raise ValueError(f"{n} values cannot be rotated")
+    """(blocks, order of H_m, power of two), whose product is n."""
     blocks, power = rotation_blocks(n), _power_of_two(n)
     order = n // power if blocks == 1 else 1
     return (1, 4 * order, power // 4) if order > 1 else (blocks, 1, power)
