@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 KEY_VARIABLE = "EDGE_API_KEY"
-CALLERS, LIMITS, RUNNING = "Who may call", "Limits", "Running the model"
+
+_callers = partial(typer.Option, rich_help_panel="Who may call")
+_limits = partial(typer.Option, rich_help_panel="Limits")
+_seconds = partial(_limits, max=1e6, metavar="S")
+_running = partial(typer.Option, rich_help_panel="Running the model")
 
 
 def serve(
@@ -34,125 +39,55 @@ def serve(
     ] = False,
     api_key: Annotated[
         str | None,
-        typer.Option(
+        _callers(
             help=f"What clients must send; better in {KEY_VARIABLE}, which `ps` does not show. "
-            "Without either one is made and printed.",
-            rich_help_panel=CALLERS,
+            "Without either one is made and printed."
         ),
     ] = None,
     no_key: Annotated[
-        bool,
-        typer.Option(
-            "--no-key", help="Ask for no key; only on a loopback address.", rich_help_panel=CALLERS
-        ),
+        bool, _callers("--no-key", help="Ask for no key; only on a loopback address.")
     ] = False,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A further name of this server; may be repeated.",
-            rich_help_panel=CALLERS,
-        ),
+        _callers(metavar="NAME", help="A further name of this server; may be repeated."),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="Web pages that may call, as https://host; may be repeated.",
-            rich_help_panel=CALLERS,
-        ),
+        _callers(metavar="URL", help="Web pages that may call, https://host; may be repeated."),
     ] = None,
-    queue: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Requests that may wait.", rich_help_panel=LIMITS),
-    ] = 16,
+    queue: Annotated[int, _limits(min=0, metavar="N", help="Requests that may wait.")] = 16,
     deadline: Annotated[
-        float,
-        typer.Option(
-            min=0.1,
-            max=1e6,
-            metavar="S",
-            help="Seconds a request may take, waiting included.",
-            rich_help_panel=LIMITS,
-        ),
+        float, _seconds(min=0.1, help="Seconds a request may take, waiting included.")
     ] = 600,
     max_prompt_tokens: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Most tokens of a prompt.", rich_help_panel=LIMITS),
+        int, _limits(min=1, metavar="N", help="Most tokens of a prompt.")
     ] = 32768,
     max_body_kib: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="Most KiB of a request's body.", rich_help_panel=LIMITS
-        ),
+        int, _limits(min=1, metavar="N", help="Most KiB of a request's body.")
     ] = 1024,
     receive_timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.1,
-            max=1e6,
-            metavar="S",
-            help="Seconds for a whole request to arrive.",
-            rich_help_panel=LIMITS,
-        ),
+        float, _seconds(min=0.1, help="Seconds for a whole request to arrive.")
     ] = 10,
     send_timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.1,
-            max=1e6,
-            metavar="S",
-            help="Seconds a client may leave what was sent unread.",
-            rich_help_panel=LIMITS,
-        ),
+        float, _seconds(min=0.1, help="Seconds a client may leave what was sent unread.")
     ] = 30,
     grace: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1e6,
-            metavar="S",
-            help="Seconds the running answer gets when told to stop.",
-            rich_help_panel=LIMITS,
-        ),
+        float, _seconds(min=0, help="Seconds the running answer gets when told to stop.")
     ] = 10,
     cache_mib: Annotated[
         int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="MiB for states that later prompts go on from; 0 reuses none.",
-            rich_help_panel=LIMITS,
-        ),
+        _limits(min=0, metavar="N", help="MiB of states that later prompts go on from; 0: none."),
     ] = 256,
     context: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Tokens the KV caches hold, for models with attention.",
-            rich_help_panel=RUNNING,
-        ),
+        _running(min=1, metavar="N", help="Tokens the KV caches hold, for models with attention."),
     ] = None,
-    engine: Annotated[
-        str, typer.Option(help="auto, ort, cuda or tensorrt.", rich_help_panel=RUNNING)
-    ] = "auto",
+    engine: Annotated[str, _running(help="auto, ort, cuda or tensorrt.")] = "auto",
     threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="CPU threads; one per core when not given.",
-            rich_help_panel=RUNNING,
-        ),
+        int | None, _running(min=1, metavar="N", help="CPU threads; one per core when not given.")
     ] = None,
     spin: Annotated[
-        bool,
-        typer.Option(
-            "--spin",
-            help="Threads wait awake: for a machine doing nothing else.",
-            rich_help_panel=RUNNING,
-        ),
+        bool, _running("--spin", help="Threads wait awake: for a machine doing nothing else.")
     ] = False,
 ) -> None:
     """Answer the OpenAI API: /v1/chat/completions, /v1/completions, /v1/models, /health.
