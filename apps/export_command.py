@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint directory to read.")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(help="Checkpoint directory, or bundle in fp32 or fp16 (demo, …), to read."),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Bundle folder to write.")],
     quant: Annotated[str, typer.Option(help="Weights: fp32, fp16, w8 or w4.")] = "fp16",
     tokenizer: Annotated[
@@ -29,6 +32,8 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Convert a checkpoint directory into a bundle the runtime can run."""
+    from edge.runtime.model import resolve
+
     try:
         from edge.export.exporter import export_checkpoint
     except ModuleNotFoundError as missing:
@@ -51,8 +56,9 @@ def export(
             bar.update(task, description=f"{stage:<10}", completed=done)
 
         summary = export_checkpoint(
-            checkpoint, output, quant=quant, tokenizer=tokenizer, verify=verify, progress=progress
-        )
+            resolve(checkpoint), output,
+            quant=quant, tokenizer=tokenizer, verify=verify, progress=progress,
+        )  # fmt: skip
     if summary.notice:
         print(f"note: {summary.notice}", file=sys.stderr)
     print(json.dumps(summary.to_dict(), indent=1) if as_json else describe(summary))

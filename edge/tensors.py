@@ -8,6 +8,9 @@ from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, 
 
 Shapes = dict[str, tuple[int, ...]]
 
+# GroupQueryAttention takes heads of a multiple of 8 values; graphs fill them up with zeros
+HEAD_MULTIPLE = 8
+
 
 def tensor_shapes(config: ModelConfig) -> Shapes:
     """Canonical weight name → shape, in the order they are stored.
@@ -104,6 +107,11 @@ def recurrent_state_shapes(config: ModelConfig, batch: int = 1) -> Shapes:
             else:
                 shapes[f"{name}.ssm_state"] = (batch, layer.n_heads, layer.head_dim, layer.d_state)
     return shapes
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """How many values a head has in a graph."""
+    return -(-head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
 
 
 def kv_cache_shapes(config: ModelConfig, capacity: int, batch: int = 1) -> Shapes:

@@ -87,7 +87,8 @@ def export_checkpoint(
     tokenizer: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ExportSummary:
-    """Write the bundle of a checkpoint directory to `out`, whole or not at all.
+    """Write the bundle of a checkpoint directory, or of a floating bundle, to `out`, whole or not
+    at all.
 
     `progress(stage, fraction)` is called as work proceeds. With `verify`, the graph is run against
     the fp32 network and the figures go into the manifest; a model whose weights exceed VERIFY_LIMIT
@@ -126,12 +127,7 @@ def export_checkpoint(
             chat_template=template,
             generation=text_files.generation_defaults(source),
             accuracy=accuracy,
-            provenance=Provenance(
-                source=source.path.resolve().name,
-                family=source.family,
-                fingerprint=source.fingerprint(),
-                licence=text_files.licence(source),
-            ),
+            provenance=_provenance(source),
         )
         report("done", 1.0)
         return ExportSummary(
@@ -142,6 +138,17 @@ def export_checkpoint(
             verdict=_verdict(accuracy),
             notice=text_files.without_tokenizer(reads, source.config),
         )
+
+
+def _provenance(source: Checkpoint) -> Provenance:
+    if source.manifest is not None:  # what the bundle was made from, and the bundle
+        return source.manifest.provenance.model_copy(update={"bundle": source.fingerprint()})
+    return Provenance(
+        source=source.path.resolve().name,
+        family=source.family,
+        fingerprint=source.fingerprint(),
+        licence=text_files.licence(source),
+    )
 
 
 def _quantization(chosen: Recipe, built: BuiltGraph) -> Quantization:

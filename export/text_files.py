@@ -149,6 +149,8 @@ def generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
 
     Raises ExportError naming the field when a value is out of range.
     """
+    if checkpoint.manifest is not None:
+        return checkpoint.manifest.generation
     files = {p.name: p for p in checkpoint.tokenizer_files}
     path = files.get("generation_config.json")
     values = _settings(path)

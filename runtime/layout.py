@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from edge.config import ModelConfig
-from edge.tensors import kv_cache_shapes, recurrent_state_shapes
+from edge.tensors import kv_cache_shapes, padded_head_dim, recurrent_state_shapes
 
 Shape = tuple[int, ...]
 
-# GroupQueryAttention takes heads of a multiple of 8 values; exporters pad with zeros
-HEAD_MULTIPLE = 8
 DEFAULT_CAPACITY = 4096
 
 
@@ -82,7 +80,7 @@ class StateLayout:
                 shape = (shape[1], shape[0], shape[2])
             recurrent[name] = shape
         caches = {
-            name: (*shape[:3], -(-shape[3] // HEAD_MULTIPLE) * HEAD_MULTIPLE)
+            name: (*shape[:3], padded_head_dim(shape[3]))
             for name, shape in kv_cache_shapes(config, capacity, batch).items()
         }
         return StateLayout(recurrent, caches, batch, capacity, dtypes or {})

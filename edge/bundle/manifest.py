@@ -84,12 +84,18 @@ class GenerationDefaults(_Strict):
 
 
 class Provenance(_Strict):
-    """Where the weights came from. `fingerprint` is the checkpoint's, over config and weights."""
+    """Where the weights came from.
+
+    Attributes:
+        fingerprint: the checkpoint's, over config and weights.
+        bundle: fingerprint of the floating bundle that was quantized in the checkpoint's place.
+    """
 
     source: str
     family: Name
     fingerprint: Sha256
     licence: str | None = None
+    bundle: Sha256 | None = None
 
 
 class Manifest(_Strict):

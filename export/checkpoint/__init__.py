@@ -4,6 +4,7 @@
     for name, tensor in checkpoint.tensors(): ...
 
 Nothing in a checkpoint is run, and nothing of it is read before it is asked for but the headers.
+A bundle with floating weights stands for the checkpoint it was made from.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 
 from edge.errors import CheckpointError
+from edge.export.checkpoint.bundle import BundleCheckpoint, is_bundle
 from edge.export.checkpoint.checkpoint import Checkpoint
 from edge.export.checkpoint.families import FAMILIES, Family
 from edge.export.checkpoint.fields import Fields, read_json
@@ -21,17 +23,20 @@ __all__ = ["FAMILIES", "Checkpoint", "Family", "open_checkpoint"]
 
 
 def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
-    """Open a checkpoint directory; its config and all tensor headers are checked.
+    """Open a checkpoint directory, or a bundle; its config and all tensor headers are checked.
 
     Raises CheckpointError when the directory is not a checkpoint of a known family, when a file is
     damaged or would run code, and when tensors are missing, unused, of another shape or dtype:
-    all of those at once.
+    all of those at once. Of a bundle, when its weights are not floating; BundleError when it is
+    damaged.
     """
     directory = Path(path)
     if not directory.is_dir():
         raise CheckpointError(
             "is not a directory", file=directory, remedy="give the directory with config.json in it"
         )
+    if is_bundle(directory):
+        return BundleCheckpoint(directory)
     file = directory / "config.json"
     fields = Fields(file, read_json(file))
     family = next((f for f in FAMILIES if f.claims(fields)), None)

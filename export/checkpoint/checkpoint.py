@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edge.bundle import Manifest
 from edge.config import ModelConfig
 from edge.errors import CheckpointError
 from edge.export.checkpoint.fields import Fields, read_json
@@ -40,7 +41,10 @@ class Checkpoint:
         tokenizer_files: the tokenizer, chat template and generation files that are there.
         generation: `eos_token_ids` (a list), `bos_token_id`, `pad_token_id`, each only when the
             checkpoint states it; generation_config.json goes before config.json.
+        manifest: of the bundle that stands for the checkpoint, None where there is a checkpoint.
     """
+
+    manifest: Manifest | None = None
 
     def __init__(
         self,
@@ -163,7 +167,7 @@ def _check_headers(path: Path, layout: Layout, weights: Weights, stored: dict[st
     found = [f"{title} ({len(g)}):\n  " + "\n  ".join(g) for title, g in groups.items() if g]
     if found:
         raise CheckpointError(
-            "the tensors do not fit config.json\n" + "\n".join(found) + "\n",
+            "the tensors do not fit the config\n" + "\n".join(found) + "\n",
             file=path, remedy="do the config and the weights come from the same model?",
         )  # fmt: skip
 

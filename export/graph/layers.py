@@ -15,7 +15,7 @@ from edge.export.graph.builder import F32
 from edge.export.graph.constants import constant, conv_parts
 from edge.export.graph.place import Place
 from edge.export.graph.products import Input
-from edge.export.quantize.names import padded_head_dim
+from edge.tensors import padded_head_dim
 
 
 def _convolution(at: Place, layer: Mamba1Config | Mamba2Config, x: str) -> str:
@@ -140,7 +140,7 @@ def _pad_heads(weight: F32, heads: int, padded: int) -> F32:
 def attention(at: Place, layer: AttentionConfig, u: Input) -> str:
     """Grouped-query attention. q, k and v are one product; the caches are written in place."""
     g, shared = at.g, at.shared
-    heads, kv, wide = layer.n_heads, layer.n_kv_heads, padded_head_dim(layer)
+    heads, kv, wide = layer.n_heads, layer.n_kv_heads, padded_head_dim(layer.head_dim)
     parts = (("q_proj", heads), ("k_proj", kv), ("v_proj", kv))
 
     def joined(what: str) -> F32:

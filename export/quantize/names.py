@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, Mixer, ModelConfig
+from edge.tensors import padded_head_dim
 
 Matrices = dict[str, tuple[int, int]]
-
-
-def padded_head_dim(layer: AttentionConfig) -> int:
-    """head_dim rounded up to a multiple of 8, as GroupQueryAttention needs; the rest is zeros."""
-    return -(-layer.head_dim // 8) * 8
 
 
 def layer_matrices(layer: Mixer, d_model: int) -> Matrices:
@@ -25,13 +21,30 @@ def layer_matrices(layer: Mixer, d_model: int) -> Matrices:
     if isinstance(layer, Mamba2Config):
         return {"in_proj": (layer.in_proj_rows, d_model), "out_proj": (d_model, layer.d_inner)}
     if isinstance(layer, AttentionConfig):
-        wide = padded_head_dim(layer)
+        wide = padded_head_dim(layer.head_dim)
         heads = layer.n_heads + 2 * layer.n_kv_heads
         return {"qkv_proj": (heads * wide, d_model), "o_proj": (d_model, layer.n_heads * wide)}
     return {
         "gate_up_proj": (2 * layer.d_intermediate, d_model),
         "down_proj": (d_model, layer.d_intermediate),
     }
+
+
+def inputs(layer: Mixer) -> dict[str, str]:
+    """Matrix → the value of the fp32 graph that it multiplies (dt_proj: the first part of dbc)."""
+    if isinstance(layer, Mamba1Config):
+        return {"in_proj": "normed", "x_proj": "conv", "dt_proj": "dbc", "out_proj": "scan"}
+    if isinstance(layer, Mamba2Config):
+        return {"in_proj": "normed", "out_proj": "joined" if layer.d_mlp else "gated"}
+    if isinstance(layer, AttentionConfig):
+        return {"qkv_proj": "normed", "o_proj": "attended_time"}
+    return {"gate_up_proj": "normed", "down_proj": "gated"}
+
+
+def sources(matrix: str) -> tuple[str, ...]:
+    """The checkpoint's matrices whose rows a matrix of the graph joins."""
+    joined = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+    return joined.get(matrix, (matrix,))
 
 
 def head_matrix(config: ModelConfig) -> str:

@@ -1,0 +1,250 @@
+"""A bundle that keeps its weights in fp32 or fp16, read as the checkpoint it was made from.
+
+A graph keeps weights as the runtime wants them (`edge.export.graph.layers`): transposed, joined,
+padded, A in place of A_log. Here that is undone. Only A_log may differ from the checkpoint's, by
+the rounding of exp and log.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto
+from torch import Tensor
+
+from edge.bundle import Bundle, TokenizerInfo, open_bundle
+from edge.config import AttentionConfig, Mamba1Config, Mixer, MlpConfig, ModelConfig
+from edge.errors import CheckpointError
+from edge.export.checkpoint.checkpoint import Checkpoint
+from edge.export.checkpoint.layout import Layout, Piece, Shape
+from edge.export.checkpoint.weights import Entry, WeightFile, Weights
+from edge.tensors import padded_head_dim, tensor_shapes
+
+Array = NDArray[Any]
+FLOATING = ("fp32", "fp16")
+_TYPES: dict[int, tuple[torch.dtype, np.dtype[Any]]] = {
+    TensorProto.FLOAT: (torch.float32, np.dtype("<f4")),
+    TensorProto.FLOAT16: (torch.float16, np.dtype("<f2")),
+}
+_REMEDY = "start from the checkpoint, or from a bundle made of it with --quant fp32 or fp16"
+
+
+def is_bundle(directory: Path) -> bool:
+    """Whether a directory is a bundle rather than a checkpoint."""
+    return (directory / "manifest.json").is_file() and not (directory / "config.json").exists()
+
+
+class BundleCheckpoint(Checkpoint):
+    """A bundle's weights under canonical names, with what it knows of text.
+
+    Attributes:
+        manifest: the bundle's.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Opens the bundle and checks every file of it.
+
+        Raises BundleError: damaged or altered; CheckpointError: its weights are not floating, or
+        not those of its model.
+        """
+        with open_bundle(directory) as bundle:
+            manifest = bundle.manifest
+            if manifest.quantization.recipe not in FLOATING or manifest.state_dtypes:
+                raise CheckpointError(
+                    f"its weights are stored as {manifest.quantization.recipe}, which has lost "
+                    "what another recipe needs",
+                    file=directory / "manifest.json",
+                    field="quantization.recipe",
+                    remedy=_REMEDY,
+                )
+            bundle.verify()
+            config = manifest.model
+            pieces = {name: Piece(name, s, s) for name, s in tensor_shapes(config).items()}
+            weights = Weights()
+            weights.add(StoredWeights(bundle))
+            super().__init__(
+                directory,
+                manifest.provenance.family,
+                config.model_dump(mode="json"),
+                Layout(config, pieces),
+                weights,
+            )
+            self.manifest = manifest
+            self.tokenizer_files = _tokenizer_files(bundle)
+            self.generation = _special(manifest.tokenizer)
+            self._fingerprint = bundle.fingerprint
+
+    def fingerprint(self) -> str:
+        """The bundle's, which pins all its bytes; the checkpoint's is in `manifest.provenance`."""
+        return self._fingerprint
+
+
+def _tokenizer_files(bundle: Bundle) -> list[Path]:
+    manifest = bundle.manifest
+    own = manifest.tokenizer.file
+    settings = None if own is None else f"{Path(own).parent}/tokenizer_config.json"
+    names = [name for name in (own, settings, manifest.chat_template) if name is not None]
+    return [bundle.path / name for name in names if manifest.entry(name) is not None]
+
+
+def _special(info: TokenizerInfo) -> dict[str, Any]:
+    """As `Checkpoint.generation` says it."""
+    found: dict[str, Any] = {"bos_token_id": info.bos, "pad_token_id": info.pad}
+    if info.eos:
+        found["eos_token_ids"] = list(info.eos)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a graph keeps one canonical tensor.
+
+    Attributes:
+        name: of the initializer that holds it, perhaps with others.
+        shape: of that initializer.
+        restore: initializer → canonical tensor.
+    """
+
+    name: str
+    shape: Shape
+    restore: Callable[[Array], Array]
+
+
+class StoredWeights(WeightFile):
+    """The weight file of a bundle, by canonical names; one tensor is restored when asked for."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        manifest = bundle.manifest
+        graph = manifest.graphs.get("ort")
+        if graph is None:
+            raise CheckpointError(
+                "has no graph for ONNX Runtime to take weights from",
+                file=bundle.path / "manifest.json", field="graphs.ort", remedy=_REMEDY,
+            )  # fmt: skip
+        self._graph = bundle.path / graph
+        self._kept = {t.name: t for t in _parse(self._graph, bundle.read(graph)).graph.initializer}
+        self._location = _location(self._graph, self._kept["embedding.weight"])
+        self.path = bundle.path / self._location
+        # mapped through the descriptor that was checked
+        self._data = mmap.mmap(bundle.fd(self._location), 0, access=mmap.ACCESS_READ)
+        self._stored = stored_as(manifest.model)
+        shapes = tensor_shapes(manifest.model)
+        self.entries = {
+            name: self._entry(stored, shapes[name])
+            for name, stored in self._stored.items()
+            if stored.name in self._kept
+        }
+
+    def _entry(self, stored: Stored, shape: Shape) -> Entry:
+        kept = self._kept[stored.name]
+        dims = tuple(kept.dims)
+        dtype = _TYPES[kept.data_type][0] if kept.data_type in _TYPES else None
+        named = f"ONNX type {kept.data_type}"
+        return Entry(self._graph, shape if dims == stored.shape else dims, dtype, named)
+
+    def read(self, name: str) -> Tensor:
+        stored = self._stored[name]
+        array = stored.restore(self._array(self._kept[stored.name]))
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+    def _array(self, kept: TensorProto) -> Array:
+        _, dtype = _TYPES[kept.data_type]
+        if _location(self._graph, kept) != self._location:
+            raise CheckpointError("lies in another file", file=self._graph, field=kept.name)
+        where = {entry.key: entry.value for entry in kept.external_data}
+        count, length = prod(kept.dims), where.get("length", "")
+        offset = where.get("offset", "0")
+        fits = offset.isdecimal() and length == str(count * dtype.itemsize)
+        if not fits or int(offset) + int(length) > len(self._data):
+            raise CheckpointError(
+                f"{offset}+{length} is no place in {self.path.name} for {count} values of "
+                f"{dtype.itemsize} bytes", file=self._graph, field=kept.name,
+            )  # fmt: skip
+        flat = np.frombuffer(self._data, dtype, count, int(offset))
+        # a copy: what is mapped may not be written to, and torch wants to be able to
+        return flat.reshape(tuple(kept.dims)).copy()
+
+
+def _parse(file: Path, graph: bytes) -> onnx.ModelProto:
+    try:
+        model = onnx.load_from_string(graph)
+    except Exception as problem:  # protobuf's own kinds differ from version to version
+        raise CheckpointError(f"is no ONNX graph: {problem}", file=file) from None
+    if "embedding.weight" not in {tensor.name for tensor in model.graph.initializer}:
+        raise CheckpointError("lacks this weight", file=file, field="embedding.weight")
+    return model
+
+
+def _location(file: Path, kept: TensorProto) -> str:
+    where = {entry.key: entry.value for entry in kept.external_data}
+    if kept.data_location != TensorProto.EXTERNAL or "location" not in where:
+        raise CheckpointError("is not kept in a weight file", file=file, field=kept.name)
+    return where["location"]
+
+
+def stored_as(config: ModelConfig) -> dict[str, Stored]:
+    """Canonical name → how a floating graph keeps it (the inverse of `edge.export.graph.layers`).
+
+    A_log is found in double precision: it is the float nearest to ln(-A).
+    """
+    found = {}
+    for name, shape in tensor_shapes(config).items():
+        parts = name.split(".", 2)
+        layer = config.layers[int(parts[1])] if parts[0] == "layers" else None
+        changed = None if layer is None else _changed(layer, f"layers.{parts[1]}", parts[2], shape)
+        found[name] = changed or Stored(name, shape, lambda array: array)
+    return found
+
+
+def _changed(layer: Mixer, prefix: str, local: str, shape: Shape) -> Stored | None:
+    """For a tensor that a graph does not keep as it is."""
+    module, _, kind = local.partition(".")
+    if local == "conv1d.weight":
+        return Stored(f"{prefix}.{local}", (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
+    if local == "A_log":
+        turned = isinstance(layer, Mamba1Config)
+        return Stored(f"{prefix}.{local}", shape[::-1] if turned else shape, lambda a: _log(a).T)
+    if isinstance(layer, MlpConfig) and module in ("gate_proj", "up_proj"):
+        start, wide = (0 if module == "gate_proj" else shape[0]), shape[0]
+        joined = (2 * wide, *shape[1:])
+        return Stored(f"{prefix}.gate_up_proj.{kind}", joined, lambda w: w[start : start + wide])
+    if isinstance(layer, AttentionConfig):
+        return _attention(layer, prefix, module, kind, shape)
+    return None
+
+
+def _log(a: Array) -> Array:
+    with np.errstate(divide="ignore", invalid="ignore"):  # what is no logarithm is refused as NaN
+        return np.log(-a.astype(np.float64)).astype(np.float32)
+
+
+def _attention(
+    layer: AttentionConfig, prefix: str, module: str, kind: str, shape: Shape
+) -> Stored | None:
+    """Heads without the zeros that fill them up; q, k and v out of one matrix."""
+    heads, kv, own = layer.n_heads, layer.n_kv_heads, layer.head_dim
+    padded = padded_head_dim(own)
+    first = {"q_proj": 0, "k_proj": heads, "v_proj": heads + kv}.get(module)
+
+    def rows(array: Array, start: int, count: int) -> Array:
+        chosen = array[start * padded : (start + count) * padded]
+        split = chosen.reshape(count, padded, *array.shape[1:])[:, :own]
+        return split.reshape(count * own, *array.shape[1:])
+
+    if first is not None:
+        count = heads if module == "q_proj" else kv
+        joined = ((heads + 2 * kv) * padded, *shape[1:])
+        return Stored(f"{prefix}.qkv_proj.{kind}", joined, lambda w: rows(w, first, count))
+    if (module, kind) == ("o_proj", "weight"):
+        whole = (shape[0], heads * padded)
+        return Stored(f"{prefix}.o_proj.weight", whole, lambda w: rows(w.T, 0, heads).T)
+    return None
