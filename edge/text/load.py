@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.bundle import Bundle
+from edge.bundle import Bundle, TokenizerInfo
 from edge.errors import TokenizerError
 from edge.text.template import MAX_TEMPLATE, ChatTemplate
 from edge.text.tokenizer import MAX_FILE, Tokenizer
@@ -17,7 +17,15 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
     when the file was altered.
     """
     info = bundle.manifest.tokenizer
-    file = f"{bundle.path}/{info.file}"
+    data = b"" if info.file is None else _read(bundle, info.file, MAX_FILE)
+    return make_tokenizer(info, data, f"{bundle.path}/{info.file}")
+
+
+def make_tokenizer(info: TokenizerInfo, data: bytes, file: str) -> Tokenizer:
+    """The tokenizer that `info` describes; `data` is its file's, empty for bytes.
+
+    Raises TokenizerError: malformed, or another vocabulary than `info` says.
+    """
     ids: dict[str, Any] = {
         "bos": info.bos,
         "eos": info.eos,
@@ -30,8 +38,6 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
 
         tokenizer = ByteTokenizer(**ids)
     else:
-        assert info.file is not None  # the manifest demands it
-        data = _read(bundle, info.file, MAX_FILE)
         if info.kind == "sentencepiece":
             from edge.text.spm import SentencePieceTokenizer
 

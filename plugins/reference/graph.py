@@ -6,7 +6,7 @@ bodies were written for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class ReferenceGraph:
         self._graph = proto.graph
         self._ops = FLOATING | INT8 | dict(ops or {})
         self._constants = _Constants(proto.graph.initializer, Path(folder))
-        self._plans: dict[tuple[str, ...], list[_Step]] = {}
+        self._plans: dict[tuple[tuple[str, ...], frozenset[str]], list[_Step]] = {}
 
     def get_inputs(self) -> list[Port]:
         return [_port(value) for value in self._graph.input]
@@ -97,16 +97,24 @@ class ReferenceGraph:
         is not known, and for weights that are not there.
         """
         wanted = [port.name for port in self.get_outputs()] if names is None else list(names)
+        found = self.watch((), feeds, wanted)
+        return [found[name] for name in wanted]
+
+    def watch(
+        self, watched: Collection[str], feeds: Mapping[str, Array], names: Sequence[str] = ()
+    ) -> dict[str, Array]:
+        """`run` by name, where the hook is to see the values `watched`, which nobody keeps."""
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in feeds.items()}
-        found = self.values(wanted, tensors)
-        return [found[name].numpy() for name in wanted]
+        found = self._values(tuple(names), tensors, frozenset(watched))
+        return {name: tensor.numpy() for name, tensor in found.items()}
 
     @torch.no_grad()
-    def values(self, names: Sequence[str], feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`run` on tensors, by name."""
+    def _values(
+        self, names: tuple[str, ...], feeds: Mapping[str, Tensor], watched: frozenset[str]
+    ) -> dict[str, Tensor]:
         _refuse_trees(feeds)
         values = dict(feeds)
-        for step in self._plan(tuple(names)):
+        for step in self._plan(names, watched):
             inputs = [self._value(name, values, step.node) for name in step.node.input]
             outputs = step.adapter(step.attributes, *inputs)
             for name, tensor in zip(step.node.output, outputs, strict=True):
@@ -124,15 +132,17 @@ class ReferenceGraph:
             raise ExportError(f"the graph's input {name!r} was not fed", field=node.name)
         return found
 
-    def _plan(self, names: tuple[str, ...]) -> list[_Step]:
-        """The nodes that `names` depend on, in order."""
-        if names not in self._plans:
-            needed, nodes = set(names), []
+    def _plan(self, names: tuple[str, ...], watched: frozenset[str]) -> list[_Step]:
+        """The nodes that yield `names` and `watched`, and those these depend on, in order."""
+        key = (names, watched)
+        if key not in self._plans:
+            asked = watched | set(names)
+            needed, nodes = set(asked), []
             for node in reversed(self._graph.node):
                 if needed & set(node.output):
                     needed |= set(node.input)
                     nodes.append(node)
-            missing = set(names) - {name for node in nodes for name in node.output}
+            missing = asked - {name for node in nodes for name in node.output}
             if missing:
                 raise ExportError(f"no node of the graph yields {sorted(missing)[0]!r}")
             # `nodes` is last to first, so a value is first met where it is used last.
@@ -141,8 +151,8 @@ class ReferenceGraph:
                 dead = {*node.input, *node.output} - seen
                 seen |= dead
                 steps.append(self._step(node, tuple(dead)))
-            self._plans[names] = steps[::-1]
-        return self._plans[names]
+            self._plans[key] = steps[::-1]
+        return self._plans[key]
 
     def _step(self, node: NodeProto, dead: tuple[str, ...]) -> _Step:
         try:

@@ -1,0 +1,200 @@
+"""One pass of text over the fp32 graph, and what was seen of the values that are to be rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edge.config import ModelConfig
+from edge.errors import ExportError
+from edge.export.graph.model import GRAPH_FILE
+from edge.export.graph.run import GraphRunner, GraphState, states_after
+from edge.export.network.chunked import selective_scan_heads_chunked
+from edge.export.quantize.observers import Hessian, Statistics
+from edge.export.quantize.texts import CalibrationText
+from edge.plugins.reference.graph import Hook, ReferenceGraph
+from edge.plugins.reference.hadamard import factors, hadamard
+from edge.plugins.reference.nodes import scan_heads_node
+
+Progress = Callable[[int, int], None]
+Observer = Statistics | Hessian
+Tokens = NDArray[np.int64]
+
+# One thread count everywhere, so that one checkpoint gives one record on one kind of machine.
+_THREADS = 2
+# Tokens of a run that emits the state after each: 64 states of a layer are in memory at once.
+_STATE_RUN = 64
+_CHUNK = 32
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was seen.
+
+    Attributes:
+        values, rotated: value name → its statistics, and those of its Hadamard rotation.
+        text: what was fed: `CalibrationText.record`.
+    """
+
+    values: Mapping[str, Statistics]
+    rotated: Mapping[str, Statistics] = field(default_factory=dict)
+    text: Mapping[str, Any] = field(default_factory=dict)
+
+    def statistics(self, value: str, rotated: bool = False) -> Statistics:
+        """Of a value of the fp32 graph, or of its rotation. Raises KeyError if not asked for."""
+        return (self.rotated if rotated else self.values)[value]
+
+    def record(self) -> dict[str, Any]:
+        """For the manifest: the text, and the values that were never anything but 0."""
+        seen = (*self.values.values(), *self.rotated.values())
+        silent = sorted({found.name for found in seen if not found.absmax})
+        return {**self.text, **({"always_zero": silent} if silent else {})}
+
+
+def calibration_graph(folder: str | Path) -> ReferenceGraph:
+    """The fp32 graph in `folder`, with the parallel form of Mamba-2's scan, which is faster."""
+    scan = partial(selective_scan_heads_chunked, chunk=_CHUNK)
+    ops = {"SelectiveScanHeads": partial(scan_heads_node, scan=scan)}
+    return ReferenceGraph((Path(folder) / GRAPH_FILE).read_bytes(), folder, ops=ops)
+
+
+def calibrate(
+    graph: ReferenceGraph,
+    config: ModelConfig,
+    text: CalibrationText,
+    wanted: Collection[str],
+    rotated: Collection[str] = (),
+    means: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Calibration:
+    """Statistics of the values `wanted`, and of the rotations of `rotated`, over all tokens.
+
+    Values are named as in the graph (`layers.0.conv`). `ssm_states` are seen after every token,
+    with a maximum a state (Mamba-1: [N]) or a head and state (Mamba-2: [H, N]). `means`: values
+    whose mean |x| a channel is kept too. `progress(done, total)` counts sequences.
+
+    Every sequence is run on its own, from an empty state: the rounding of a product depends on how
+    many rows it has, so only this makes what is seen of a sequence the same whatever its
+    neighbours. The result depends neither on their order nor on how they are grouped.
+
+    Raises ExportError for a value that no node yields, and naming the first layer and value that
+    is NaN or infinite.
+    """
+    values = {name: Statistics(name, _axes(config, name), name in means) for name in wanted}
+    turned = {name: Statistics(f"{name}, rotated") for name in rotated}
+    _run(graph, config, text.sequences, values, turned, progress)
+    return Calibration(values, turned, text.record())
+
+
+def hessians(
+    graph: ReferenceGraph,
+    config: ModelConfig,
+    text: CalibrationText,
+    wanted: Collection[str],
+    rotated: Collection[str] = (),
+    progress: Progress | None = None,
+) -> tuple[dict[str, Hessian], dict[str, Hessian]]:
+    """Xᵀ·X of the values `wanted`, and of the rotations of `rotated`, by name.
+
+    Each is K² numbers of 8 bytes: ask for a few layers at a time. Sequences are taken in the order
+    of their tokens, so that the sums, which are floating, do not depend on the order given.
+
+    Raises ExportError as `calibrate` does.
+    """
+    values = {name: Hessian(name) for name in wanted}
+    turned = {name: Hessian(f"{name}, rotated") for name in rotated}
+    order = np.lexsort(text.sequences.T[::-1])
+    _run(graph, config, text.sequences[order], values, turned, progress)
+    return values, turned
+
+
+def _rotate(x: Tensor) -> Tensor:
+    slow, fast = (torch.from_numpy(part.copy()) for part in factors(x.shape[-1]))
+    return hadamard(x, slow, fast)
+
+
+def _axes(config: ModelConfig, name: str) -> tuple[int, ...]:
+    """Axes with a maximum of their own: channels, or those of a state that may have scales."""
+    if not name.endswith(".ssm_states"):
+        return (-1,)
+    layer = config.layers[int(name.split(".")[1])]
+    return (-2,) if layer.kind == "mamba1" else (-3, -1)
+
+
+def _run(
+    graph: ReferenceGraph,
+    config: ModelConfig,
+    sequences: Tokens,
+    values: Mapping[str, Observer],
+    turned: Mapping[str, Observer],
+    progress: Progress | None,
+) -> None:
+    """Every sequence by itself through the part of the graph that is watched."""
+
+    def look(name: str, x: Tensor) -> None:
+        if name in values:
+            values[name].observe(x)
+        if name in turned:
+            turned[name].observe(_rotate(x))
+
+    runner, watched = GraphRunner(graph, config), {*values, *turned}
+    for done, row in enumerate(sequences):
+        try:
+            with _threads(_THREADS), _hooked(graph, look):
+                _sequence(graph, runner, row[None], watched)
+        except ExportError:
+            # Not every value is watched: say where it began.
+            with _hooked(graph, _require_finite):
+                _sequence(graph, runner, row[None], watched)
+            raise
+        if progress is not None:
+            progress(done + 1, len(sequences))
+
+
+def _sequence(
+    graph: ReferenceGraph, runner: GraphRunner, tokens: Tokens, watched: set[str]
+) -> None:
+    every = any(name.endswith(".ssm_states") for name in watched)
+    length = tokens.shape[1]
+    run = _STATE_RUN if every else length
+    state = runner.initial(1, length)
+    for start in range(0, length, run):
+        part = tokens[:, start : start + run]
+        steps = part.shape[1]
+        feeds = runner.feeds(part, state, kept=range(steps) if every else None)
+        after = [port.name for port in graph.get_outputs() if port.name != "logits"]
+        out = graph.watch(watched, feeds, after if start + steps < length else ())
+        state = GraphState(states_after(out, steps - 1 if every else 0), start + steps)
+
+
+def _require_finite(name: str, x: Tensor) -> None:
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        Statistics(name).observe(x)
+
+
+@contextmanager
+def _hooked(graph: ReferenceGraph, hook: Hook) -> Iterator[None]:
+    graph.hook = hook
+    try:
+        yield
+    finally:
+        graph.hook = None
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
