@@ -46,7 +46,7 @@ def evaluate(
         ),
     ] = False,
     max_tokens: Annotated[
-        int | None, typer.Option(min=2, help="Read no more than this.", rich_help_panel=READING)
+        int | None, typer.Option(min=2, help="Stop after this many tokens.", rich_help_panel=READING)
     ] = None,
     against: Annotated[
         str | None,

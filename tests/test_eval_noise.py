@@ -182,6 +182,9 @@ def test_the_command_measures_each_kind(tmp_path: Path) -> None:
     for row in rows:
         worse = row["word_perplexity"] - facts["word_perplexity"]
         assert row["degradation"] == pytest.approx(worse) and worse != 0
+    limited = ("--noise", "all", "--json", "--max-tokens", "1500")
+    facts = json.loads(run(bundle("bytes"), text, *limited)[1])
+    assert {row["tokens"] for row in facts["noise"]} == {facts["tokens"]} == {1499}
     one = model("bytes")
     how = Windows(400, 200)
     parts: Callable[..., object] = partial(noisy_parts, Noise("swap", 0.3))

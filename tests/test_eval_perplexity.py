@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import edge
 from edge.apps.evaluate import texts
 from edge.apps.evaluate.figures import Tally
-from edge.apps.evaluate.parts import Encoder, Part, first_ids
+from edge.apps.evaluate.parts import Encoder, Part, first_wanted
 from edge.apps.evaluate.score import Reader, measure, nats
 from edge.apps.evaluate.source import Source, reading
 from edge.apps.evaluate.texts import Conversation, Stretch, read_texts
@@ -244,15 +244,18 @@ def test_of_a_conversation_what_is_said_is_predicted(tmp_path: Path) -> None:
         list(Encoder(tiny("base").tokenizer, None).parts(blocks))
 
 
-def test_a_limit_counts_ids_and_what_they_say() -> None:
+def test_a_limit_counts_wanted_ids_and_what_they_say() -> None:
     model = tiny("bytes")
     encoder = Encoder(model.tokenizer, None)
     blocks = [Stretch("ab cd ", True), Stretch("ef gh", False), Stretch("ij", True)]
     for limit in range(2, 14):
-        parts = list(first_ids(encoder.parts(blocks), limit, model.tokenizer))
+        parts = list(first_wanted(encoder.parts(blocks), limit, model.tokenizer))
         assert sum(len(p.ids) for p in parts) == sum(p.bytes for p in parts) == min(limit, 13)
         text = "ab cd ef ghij"[:limit]
         assert sum(p.words for p in parts) == len(text[:11].split()) + (limit > 11)
+    # ids that are only read do not count
+    some = [part(range(8), [i % 2 == 1 for i in range(8)], True)]
+    assert next(first_wanted(some, 2, model.tokenizer)).ids.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_logits_of_rows_that_nobody_wants_are_not_computed() -> None:

@@ -166,15 +166,18 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def first_ids(parts: Iterable[Part], limit: int, tokenizer: Tokenizer) -> Iterator[Part]:
-    """The first `limit` ids of all parts; of a part that is cut, the text is what its ids say."""
+def first_wanted(parts: Iterable[Part], limit: int, tokenizer: Tokenizer) -> Iterator[Part]:
+    """All parts up to the `limit`-th wanted id; of a part that is cut, the text is what its ids
+    say.
+    """
     for part in parts:
-        if limit < len(part.ids):
+        count = int(part.wanted.sum())
+        if count > limit:
             if limit:
-                yield _cut(part, limit, tokenizer)
+                yield _cut(part, int(np.flatnonzero(part.wanted)[limit]), tokenizer)
             return
         yield part
-        limit -= len(part.ids)
+        limit -= count
 
 
 def _cut(part: Part, count: int, tokenizer: Tokenizer) -> Part:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.apps.evaluate.parts import Encoder, Part, first_ids
+from edge.apps.evaluate.parts import Encoder, Part, first_wanted
 from edge.apps.evaluate.texts import Block, read_texts
 from edge.apps.evaluate.windows import Run, Windows, plan
 from edge.config import ModelConfig
@@ -26,7 +26,7 @@ class Source:
     Attributes:
         paths: text files.
         how: windows, or None for one stream a document.
-        limit: read no more ids than this; None is all.
+        limit: stop after so many ids that are to be predicted; None is all.
         progress: told how many more bytes of the files have been read.
     """
 
@@ -40,7 +40,7 @@ class Source:
         encoder = Encoder(model.tokenizer, model.template)
         parts = change(encoder, read_texts(self.paths, self.progress))
         if self.limit is not None:
-            parts = first_ids(parts, self.limit, model.tokenizer)
+            parts = first_wanted(parts, self.limit, model.tokenizer)
         return plan(parts, self.how)
 
     def describe(self) -> dict[str, object]:
