@@ -1,0 +1,149 @@
+"""A real `edge serve` process on a free loopback port, and raw sockets to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import openai
+
+ROOT = Path(__file__).resolve().parent.parent
+KEY = "the-key-of-the-tests"
+PATIENCE = 60  # seconds for anything on a busy machine; nothing takes that long
+END = "6"  # the demonstration model's end of turn
+ENDLESS: dict[str, Any] = {"max_tokens": 1_000_000, "logit_bias": {END: -100}}
+HELLO: list[Any] = [{"role": "user", "content": "Hello, how are you?"}]
+
+
+class Server:
+    """`edge serve` with `--json`. On leaving it is told to stop; it must have logged no failure."""
+
+    def __init__(self, *options: str, bundle: str = "demo", key: str | None = KEY) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != "EDGE_API_KEY"}
+        if key is not None:
+            environment["EDGE_API_KEY"] = key
+        command = [sys.executable, "-m", "edge.apps.cli", "serve", bundle, "--port", "0", "--json"]
+        self.process = subprocess.Popen(
+            [*command, "--threads", "1", *options],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
+        )  # fmt: skip
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._errors: list[str] = []
+        for stream, take in (
+            (self.process.stdout, self._lines.put),
+            (self.process.stderr, self._errors.append),
+        ):
+            threading.Thread(target=_pump, args=(stream, take), daemon=True).start()
+        self.key = key or ""
+        self.start: dict[str, Any] = {}
+
+    def __enter__(self) -> Server:
+        self.start = self.said("listening")
+        self.key = self.start["api_key"] or self.key
+        self.said("ready")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
+            assert self.left() is not None
+        finally:
+            self.process.kill()
+        assert "Traceback" not in self.stderr, self.stderr
+
+    def said(self, event: str) -> dict[str, Any]:
+        """The next line on standard output, which must be this event."""
+        fact: dict[str, Any] = json.loads(self._lines.get(timeout=PATIENCE))
+        assert fact["event"] == event, fact
+        return fact
+
+    def left(self) -> int:
+        """Wait for the end; the exit code."""
+        return self.process.wait(PATIENCE)
+
+    @property
+    def stderr(self) -> str:
+        return "".join(self._errors)
+
+    @property
+    def port(self) -> int:
+        return int(self.start["url"].rpartition(":")[2].partition("/")[0])
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        """The official client; it tries nothing twice."""
+        given = {"api_key": self.key, "max_retries": 0, "timeout": PATIENCE, **options}
+        return openai.OpenAI(base_url=self.start["url"], **given)
+
+    def connect(self) -> socket.socket:
+        """A bare connection."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+
+    def raw(self, data: bytes) -> tuple[int, dict[str, str], Any]:
+        """Send bytes, read until the server closes: status, headers, body as JSON or bytes."""
+        with self.connect() as connection:
+            connection.sendall(data)
+            return parsed(received(connection))
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str | None] | None = None
+    ) -> tuple[int, dict[str, str], Any]:
+        """One request over a connection of its own. A header of None is left out."""
+        data = body if isinstance(body, bytes) else b"" if body is None else _json(body)
+        fields: dict[str, str | None] = {
+            "host": f"127.0.0.1:{self.port}",
+            "authorization": f"Bearer {self.key}",
+            "content-type": "application/json",
+            "content-length": str(len(data)),
+            "connection": "close",
+        } | (headers or {})
+        lines = [f"{method} {path} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in fields.items() if value is not None]
+        return self.raw("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
+
+
+def received(connection: socket.socket) -> bytes:
+    """Everything until the server closes, or resets."""
+    data = b""
+    try:
+        while piece := connection.recv(1 << 16):
+            data += piece
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def parsed(data: bytes) -> tuple[int, dict[str, str], Any]:
+    """A whole response."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    status, *lines = head.decode("latin-1").split("\r\n")
+    fields = dict(line.split(": ", 1) for line in lines)
+    if fields.get("content-type") == "application/json":
+        return int(status.split()[1]), fields, json.loads(body)
+    return int(status.split()[1]), fields, body
+
+
+def is_error(body: Any) -> bool:
+    """Whether a body has the shape of the API's errors."""
+    return (
+        set(body) == {"error"}
+        and set(body["error"]) == {"message", "type", "param", "code"}
+        and bool(body["error"]["message"])
+    )
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _pump(stream: Any, take: Any) -> None:
+    for line in stream:
+        take(line)
