@@ -30,6 +30,7 @@ from edge.text.tokenizer import Tokenizer
 SEQUENCES, LENGTH = 128, 512
 _FIELD = "calibrate"
 _BLOCK = 1 << 18
+_STRETCH = 1 << 14
 _LINE = 1 << 24
 # No tokenizer's tokens average more bytes of text; a larger file need not be tokenized whole.
 _BYTES_PER_TOKEN = 16
@@ -158,16 +159,18 @@ class _Source:
         self._file.seek(max(0, start - 1))
         if start:
             # To the next line: the byte before says whether `start` begins one. Plain text without
-            # line breaks goes on where it is, at a whole character.
-            self._file.readline(_LINE if self._lines else _BLOCK)
+            # line breaks goes on where it is.
+            before = self._file.readline(_LINE if self._lines else _STRETCH)
+            if not before.endswith(b"\n") and not self._lines:
+                self._file.seek(start)
         return self._objects() if self._lines else self._stretches()
 
     def _stretches(self) -> Iterator[list[int]]:
         first = self._file.tell() == 0
         rest = b""
-        while block := self._file.read(_BLOCK):
+        while block := self._file.read(_STRETCH):
             text = rest + block
-            cut = max(text.rfind(b"\n"), text.rfind(b" ")) + 1 or len(text)
+            cut = max(text.rfind(b"\n"), text.rfind(b" ")) + 1 or _last_character(text)
             text, rest = text[:cut], text[cut:]
             yield self._encode(text, first)
             first = False
@@ -175,7 +178,7 @@ class _Source:
             yield self._encode(rest, first)
 
     def _encode(self, data: bytes, first: bool) -> list[int]:
-        # Only text without a space in a whole block is cut within a character, which is left out.
+        # Where a text has no line breaks, a place in it may be within a character: left out.
         text = data.decode("utf-8", errors="ignore")
         return self._reader.document(text) if first else self._reader.tokenizer.encode(text)
 
@@ -209,6 +212,14 @@ class _Source:
             self.path, f"the line at byte {at} {what}",
             'give a line for each object, with "messages" or "text"',
         )  # fmt: skip
+
+
+def _last_character(text: bytes) -> int:
+    """Where the last character begins, whole or not."""
+    at = len(text) - 1
+    while at > 0 and text[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
 
 
 def _whole(source: _Source, count: int, length: int) -> list[list[int]]:
