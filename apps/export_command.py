@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,13 +17,60 @@ if TYPE_CHECKING:
     from edge.export.exporter import ExportSummary
 
 
+class State(Enum):
+    fp32 = "fp32"
+    fp16 = "fp16"
+    int8 = "int8"
+
+
+class End(Enum):
+    int8 = "int8"
+    fp16 = "fp16"
+
+
 def export(
     checkpoint: Annotated[
         str,
         typer.Argument(help="Checkpoint directory, or bundle in fp32 or fp16 (demo, …), to read."),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Bundle folder to write.")],
-    quant: Annotated[str, typer.Option(help="Weights: fp32, fp16, w8 or w4.")] = "fp16",
+    quant: Annotated[
+        str,
+        typer.Option(
+            help="Weights alone: fp32, fp16, w8, w4, w4a16. Activations too: w8a8 (Quamba), "
+            "w8a8-o, w4a8; to compare: w8a8-static, -dynamic, -smoothquant, -hadamard."
+        ),
+    ] = "fp16",
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Other recipes for kinds of layers: attention=fp16,mlp=w4a16."),
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Text to find scales on: UTF-8, or .jsonl. [default: greetings]"),
+    ] = None,
+    calibrate_sequences: Annotated[
+        int | None, typer.Option(min=1, help="How many sequences of it. [default: 128]")
+    ] = None,
+    calibrate_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of each. [default: 512]")
+    ] = None,
+    percentile: Annotated[
+        float | None,
+        typer.Option(help="Share of the scan's inputs not clipped, in %. [default: by size]"),
+    ] = None,
+    ssm_state: Annotated[
+        State | None, typer.Option(help="How Mamba layers keep their state. [default: fp32]")
+    ] = None,
+    embedding: Annotated[
+        End | None, typer.Option(help="How the embedding is kept. [default: the recipe's]")
+    ] = None,
+    head: Annotated[
+        End | None, typer.Option(help="How the head is kept. [default: the recipe's]")
+    ] = None,
+    groups: Annotated[
+        bool, typer.Option("--groups", help="Scales for groups of Mamba-2's x, B and C.")
+    ] = False,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Tokenizer file or folder, when the checkpoint has none.")
     ] = None,
@@ -57,11 +105,32 @@ def export(
 
         summary = export_checkpoint(
             resolve(checkpoint), output,
-            quant=quant, tokenizer=tokenizer, verify=verify, progress=progress,
+            quant=quant, layers=by_kind(layers or ""),
+            calibrate=calibrate, calibrate_sequences=calibrate_sequences,
+            calibrate_length=calibrate_length, percentile=percentile,
+            ssm_state=None if ssm_state is None else ssm_state.value,
+            embedding=None if embedding is None else embedding.value,
+            head=None if head is None else head.value,
+            groups=groups, tokenizer=tokenizer, verify=verify, progress=progress,
         )  # fmt: skip
     if summary.notice:
         print(f"note: {summary.notice}", file=sys.stderr)
     print(json.dumps(summary.to_dict(), indent=1) if as_json else describe(summary))
+
+
+def by_kind(text: str) -> dict[str, str]:
+    """`attention=fp16,mlp=w8` → kind of layer: recipe. Raises ExportError."""
+    found: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        kind, equals, name = part.partition("=")
+        if not equals or not name or kind in found:
+            raise ExportError(
+                f"{part!r} does not name a kind of layer, once, and a recipe",
+                field="layers",
+                remedy="write it as --layers attention=fp16,mlp=w8",
+            )
+        found[kind] = name
+    return found
 
 
 def describe(summary: ExportSummary) -> str:
@@ -77,6 +146,8 @@ def describe(summary: ExportSummary) -> str:
         f"  size        {megabytes(bundle)} ({manifest.quantization.recipe}), "
         f"checkpoint {megabytes(summary.checkpoint_bytes)}",
         f"  tokenizer   {manifest.tokenizer.kind}, {manifest.tokenizer.vocab_size} tokens",
-        f"  accuracy    {summary.verdict}",
+        f"  accuracy    {summary.accuracy}",
+        f"talk to it: edge-chat {summary.path}",
+        summary.verdict,
     ]
-    return "\n".join([*lines, f"talk to it: edge-chat {summary.path}"])
+    return "\n".join(lines)

@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 import edge
 from edge.bundle import BundleWriter, Limits, Manifest, Provenance, Quantization
-from edge.bundle.manifest import TokenizerInfo
-from edge.config import ModelConfig
 from edge.errors import ExportError
 from edge.export import text_files
 from edge.export.checkpoint import Checkpoint, open_checkpoint
-from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, BuiltGraph, build_graph
-from edge.export.graph.verify import verify_graph
-from edge.export.quantize import Recipe, plan_model, recipe
+from edge.export.graph import GRAPH_FILE, BuiltGraph, build_graph
+from edge.export.judging import accuracy_line, judge, perplexity_line
+from edge.export.planning import Prepared, Progress, TextChoice, prepare
+from edge.export.quantize import Choices, Mixture, Recipe, mixture, recipe
+from edge.export.quantize.build import EndType
+from edge.export.quantize.plan import StateType
+from edge.export.quantize.texts import LENGTH, SEQUENCES
 from edge.ops import OPS
 from edge.tensors import parameters
 
 # The most tokens of one run. Longer chunks give larger products, which are faster, and larger
 # scan temporaries, which are slower; docs/decisions.md has the measurement.
 CHUNK = 128
-# Weights that verification holds in memory, with ONNX Runtime's own copies of them.
-VERIFY_LIMIT = 12 << 30
-VERIFY_TOKENS = 192
-# Text for verification: what a trained model sees is text, and random tokens exaggerate.
-_TEXT = """\
-The river rises in the hills north of the town and runs for forty miles before it meets the sea. In
-spring, when the snow melts, the water is cold and fast, and the bridges are closed to carts.
-Q: How long is the river? A: It is about forty miles long.
-The old mill at the bend was built in 1842; its wheel turned until 1967, and today a small turbine
-gives power to a dozen houses. "We keep it running," said the engineer, "because someone has to."
-def area(w, h): return w * h  # metres
-Step 1: open the valve. Step 2: wait until the pressure falls below 3.5 bar. Step 3: close it again,
-and write the time into the log. Thank you! What can I do next?
-"""
-
-Progress = Callable[[str, float], None]
+CALIBRATION_FILE = "calibration.json"
 
 
 @dataclass(frozen=True)
@@ -55,7 +41,8 @@ class ExportSummary:
         path: the bundle.
         parameters: of the model, each tensor counted once.
         checkpoint_bytes: size of the checkpoint's directory, its top level.
-        verdict: one line about accuracy, or why it was not measured.
+        accuracy: one line about how far it is from the network, or why that was not measured.
+        verdict: one line: recipe, size, perplexity before and after.
         notice: what the user should know before using it, or None.
     """
 
@@ -63,6 +50,7 @@ class ExportSummary:
     manifest: Manifest
     parameters: int
     checkpoint_bytes: int
+    accuracy: str
     verdict: str
     notice: str | None = None
 
@@ -82,6 +70,15 @@ def export_checkpoint(
     out: str | os.PathLike[str],
     *,
     quant: str = "fp32",
+    layers: Mapping[str, str] | None = None,
+    calibrate: str | os.PathLike[str] | None = None,
+    calibrate_sequences: int | None = None,
+    calibrate_length: int | None = None,
+    percentile: float | None = None,
+    ssm_state: StateType | None = None,
+    embedding: EndType | None = None,
+    head: EndType | None = None,
+    groups: bool = False,
     verify: bool = True,
     chunk: int = CHUNK,
     tokenizer: str | os.PathLike[str] | None = None,
@@ -90,36 +87,57 @@ def export_checkpoint(
     """Write the bundle of a checkpoint directory, or of a floating bundle, to `out`, whole or not
     at all.
 
-    `progress(stage, fraction)` is called as work proceeds. With `verify`, the graph is run against
-    the fp32 network and the figures go into the manifest; a model whose weights exceed VERIFY_LIMIT
-    in memory is not run, and the manifest says so. `tokenizer`, a file or a directory, goes before
-    what the checkpoint has; a model without one reads bytes, and `notice` says so. The same
-    checkpoint and recipe give the same bundle, byte for byte.
+    Args:
+        quant: a recipe's name (`edge.export.quantize.names()`).
+        layers: kind of layer → another recipe for it: {"attention": "fp16"}.
+        calibrate: UTF-8 text, or a .jsonl file, for recipes that find scales on text; without it
+            they use the greetings the demonstration models were trained on.
+        calibrate_sequences, calibrate_length: how much of it, in tokens; 128 × 512.
+        percentile: p of the values that a recipe clips; by default after the model's size.
+        ssm_state: "fp32", "fp16" or "int8", for layers that run on int8 ops.
+        embedding, head: "int8" or "fp16", for recipes with int8 activations.
+        groups: scales for groups of Mamba-2's x, B and C, after Quamba2.
+        verify: run the graph against the fp32 network, and put the figures into the manifest; a
+            model whose weights exceed VERIFY_LIMIT in memory is not run, and the manifest says so.
+        tokenizer: a file or directory that goes before what the checkpoint has; a model without
+            one reads bytes, and `notice` says so.
+        progress: called with a stage and the share of the export that is done.
 
-    Raises CheckpointError when the checkpoint cannot be read; ExportError when the recipe is
-    unknown, `out` is something other than a bundle, the tokenizer does not fit, or the graph is
-    wrong.
+    The same checkpoint, text and choices give the same bundle, byte for byte.
+
+    Raises CheckpointError when the checkpoint cannot be read; ExportError when a recipe is unknown
+    or does not fit the model, the calibration text is of no use, `out` is something other than a
+    bundle, the tokenizer does not fit, or the graph is wrong.
     """
     report = progress or (lambda stage, fraction: None)
-    chosen = recipe(quant)
+    choices = Choices(layers or {}, percentile, ssm_state, embedding, head, groups)
+    recipe(quant)
     report("reading", 0.0)
     source = open_checkpoint(checkpoint)
+    mixed = mixture(source.config, quant, choices)
     given = None if tokenizer is None else Path(tokenizer)
     reads, copies = text_files.tokenizer_info(source, source.config, given)
+    text = _text_choice(calibrate, calibrate_sequences, calibrate_length)
     with BundleWriter(out) as writer:
-        built = build_graph(
-            source.config, source, writer.folder, plan_model(source.config, chosen),
-            progress=lambda stage, done, total: report("weights", 0.05 + 0.6 * done / total),
-        )  # fmt: skip
+        with prepare(source, mixed, text, given, writer.folder.parent, report) as prepared:
+            built = build_graph(
+                source.config, source, writer.folder, prepared.plan, hessian=prepared.hessian,
+                progress=lambda _, done, total: report("weights", 0.5 + 0.15 * done / total),
+            )  # fmt: skip
         template = _copy_text(source, writer, copies)
         report("checking", 0.65)
         check_graph(writer.folder)
-        accuracy = _accuracy(source, chosen, writer.folder, reads, verify, report)
-        report("hashing", 0.9)
+        accuracy: dict[str, Any] = {"skipped": "verification was switched off"}
+        if verify:
+            accuracy = judge(
+                source, prepared, mixed.rounds_activations, writer.folder, reads, report
+            )
+        report("hashing", 0.95)
         manifest = writer.finish(
             created_by=f"edge {edge.__version__}",
             model=source.config,
-            quantization=_quantization(chosen, built),
+            quantization=_quantization(recipe(quant), mixed, prepared, built, writer),
+            state_dtypes=built.state_dtypes,
             opset=built.opsets,
             graphs={"ort": GRAPH_FILE},
             limits=Limits(chunk=chunk),
@@ -135,9 +153,33 @@ def export_checkpoint(
             manifest=manifest,
             parameters=parameters(source.config),
             checkpoint_bytes=sum(p.stat().st_size for p in source.path.iterdir() if p.is_file()),
-            verdict=_verdict(accuracy),
+            accuracy=accuracy_line(accuracy),
+            verdict=_verdict(manifest, parameters(source.config)),
             notice=text_files.without_tokenizer(reads, source.config),
         )
+
+
+def _text_choice(
+    path: str | os.PathLike[str] | None, sequences: int | None, length: int | None
+) -> TextChoice | None:
+    """None when nothing about the text was said."""
+    if path is None and sequences is None and length is None:
+        return None
+    return TextChoice(
+        None if path is None else Path(path),
+        SEQUENCES if sequences is None else sequences,
+        LENGTH if length is None else length,
+    )
+
+
+def _verdict(manifest: Manifest, count: int) -> str:
+    """One line: recipe, size, perplexity before and after."""
+    size = sum(entry.size for entry in manifest.files)
+    share = f"{size / 1e6:.1f} MB, {size / (4 * count):.2f} of fp32"
+    line = f"{manifest.quantization.recipe}: {share}"
+    if manifest.quantization.recipe == "fp32":
+        line = f"fp32: {size / 1e6:.1f} MB"
+    return f"{line}; {perplexity_line(manifest.accuracy)}"
 
 
 def _provenance(source: Checkpoint) -> Provenance:
@@ -151,14 +193,20 @@ def _provenance(source: Checkpoint) -> Provenance:
     )
 
 
-def _quantization(chosen: Recipe, built: BuiltGraph) -> Quantization:
+def _quantization(
+    chosen: Recipe, mixed: Mixture, prepared: Prepared, built: BuiltGraph, writer: BundleWriter
+) -> Quantization:
     # A width that no block divides keeps a matrix fp32: say what was stored, not what was asked.
-    stored = {f"{bits}-bit matrices": count for bits, count in built.matrices.items()}
+    details: dict[str, Any] = dict(chosen.details)
+    details |= {f"{bits}-bit matrices": count for bits, count in built.matrices.items()}
+    details |= mixed.choices()
+    if prepared.text is not None:
+        record = {"text": prepared.text.record(), "sites": dict(prepared.plan.record)}
+        data = json.dumps(record, indent=1, sort_keys=True, allow_nan=False) + "\n"
+        writer.path(CALIBRATION_FILE).write_text(data, "utf-8", newline="\n")
+        details["calibration"] = prepared.text.record() | {"sites": CALIBRATION_FILE}
     return Quantization(
-        recipe=chosen.name,
-        bits=chosen.bits,
-        block_size=chosen.block_size,
-        details={**chosen.details, **stored},
+        recipe=chosen.name, bits=chosen.bits, block_size=chosen.block_size, details=details
     )
 
 
@@ -190,68 +238,3 @@ def check_graph(folder: Path) -> None:
     unknown = {f.name.partition("_")[0] for f in functions} - OPS.keys()
     if unknown:
         raise ExportError(f"the graph defines ops that are not stated: {sorted(unknown)}")
-
-
-def _accuracy(
-    source: Checkpoint,
-    chosen: Recipe,
-    folder: Path,
-    tokenizer: TokenizerInfo,
-    verify: bool,
-    report: Progress,
-) -> dict[str, Any]:
-    if not verify:
-        return {"skipped": "verification was switched off"}
-    size = resident_bytes(source.config, chosen, folder)
-    if size > VERIFY_LIMIT:
-        return {
-            "skipped": f"running it takes {size >> 30} GiB, more than the {VERIFY_LIMIT >> 30} GiB "
-            "that export allows itself"
-        }
-    report("verifying", 0.7)
-    tokens, kind = sample_tokens(source.config, folder, tokenizer)
-    figures = verify_graph(source.config, source, folder, tokens, chosen.bits)
-    return {"on": kind, **figures}
-
-
-def resident_bytes(config: ModelConfig, chosen: Recipe, folder: Path) -> int:
-    """About what a session holds: floating weights widened to fp32, quantized ones packed again."""
-    if chosen.bits >= 16:
-        return 2 * 4 * parameters(config)
-    return 2 * (folder / WEIGHT_FILE).stat().st_size
-
-
-def sample_tokens(
-    config: ModelConfig, folder: Path, tokenizer: TokenizerInfo
-) -> tuple[NDArray[np.int64], str]:
-    """Tokens [1, ≤VERIFY_TOKENS] of a fixed English text, or random ones where it has too few."""
-    limit = min(VERIFY_TOKENS, config.max_context or VERIFY_TOKENS)
-    ids = _encode(folder, tokenizer)[:limit]
-    if len(ids) >= min(limit, 64) and max(ids) < config.vocab_size:
-        return np.array([ids], np.int64), "text"
-    random = np.random.default_rng(0).integers(0, tokenizer.vocab_size, (1, limit))
-    return random.astype(np.int64), "random tokens"
-
-
-def _encode(folder: Path, tokenizer: TokenizerInfo) -> list[int]:
-    if tokenizer.file is None:
-        return list(_TEXT.encode())
-    path = str(folder / tokenizer.file)
-    if tokenizer.kind == "tokenizer.json":
-        from tokenizers import Tokenizer
-
-        return list(Tokenizer.from_file(path).encode(_TEXT, add_special_tokens=False).ids)
-    from sentencepiece import SentencePieceProcessor
-
-    return list(SentencePieceProcessor(model_file=path).encode(_TEXT))
-
-
-def _verdict(accuracy: dict[str, Any]) -> str:
-    if "skipped" in accuracy:
-        return f"not measured: {accuracy['skipped']}"
-    return (
-        f"against the fp32 network over {accuracy['tokens']} tokens: "
-        f"KL {accuracy['kl_nats_per_token']:.2g} nats a token, "
-        f"top-1 agrees {accuracy['top1_agreement']:.1%}, "
-        f"largest logit difference {accuracy['max_logit_difference']:.2g}"
-    )

@@ -12,7 +12,7 @@ import torch
 
 from edge.bundle import open_bundle
 from edge.errors import CheckpointError, ExportError
-from edge.export import exporter
+from edge.export import judging
 from edge.export.checkpoint import open_checkpoint
 from edge.export.exporter import export_checkpoint
 from edge.export.graph import GRAPH_FILE, WEIGHT_FILE
@@ -57,7 +57,7 @@ def test_the_runtime_gives_the_networks_logits(family: str, tmp_path: Path) -> N
     assert summary.manifest.accuracy["relative_difference"] < 1e-4
     assert summary.manifest.accuracy["top1_agreement"] == 1.0
     assert summary.parameters == sum(p.numel() for p in net.parameters())
-    assert "KL" in summary.verdict
+    assert "KL" in summary.accuracy and summary.verdict.startswith("fp32: ")
     assert json.loads(json.dumps(summary.to_dict()))["parameters"] == summary.parameters
 
 
@@ -103,10 +103,11 @@ def test_verification_can_be_left_out_and_says_so(
 ) -> None:
     off = export_checkpoint(checkpoint, tmp_path / "off", verify=False)
     assert off.manifest.accuracy == {"skipped": "verification was switched off"}
-    monkeypatch.setattr(exporter, "VERIFY_LIMIT", 1000)
+    monkeypatch.setattr(judging, "VERIFY_LIMIT", 1000)
     large = export_checkpoint(checkpoint, tmp_path / "large")
     assert "more than" in str(large.manifest.accuracy["skipped"])
-    assert large.verdict.startswith("not measured")
+    assert large.accuracy.startswith("not measured")
+    assert large.verdict.endswith("perplexity not measured")
 
 
 def test_a_graph_that_differs_is_refused_and_nothing_is_left(

@@ -18,6 +18,8 @@ from edge.plugins.onnx import OPSETS, Flavour, function, variants
 from edge.tensors import tensor_shapes
 
 F32 = NDArray[np.float32]
+# Weight → XᵀX of what it multiplies, for GPTQ; None where it is not known.
+HessianOf = Callable[[str], NDArray[np.float64] | None]
 # IR 10 is the newest that ONNX Runtime 1.23 reads.
 IR_VERSION = 10
 _TYPES = {
@@ -55,9 +57,11 @@ class GraphBuilder:
         tensors: TensorSource | Mapping[str, Any],
         weights: WeightFile,
         flavour: Flavour = "ort",
+        hessian: HessianOf | None = None,
     ) -> None:
         self.config = config
         self.flavour = flavour
+        self.hessian = hessian
         self.inputs: list[ValueInfoProto] = []
         self.outputs: list[ValueInfoProto] = []
         self.state_dtypes: dict[str, Literal["int8", "float16"]] = {}

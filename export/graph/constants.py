@@ -13,6 +13,8 @@ from edge.export.graph.products import scale_of
 from edge.export.quantize.int8 import I8, dequantize_int8, quantize_int8
 
 Change = Callable[[F32], F32]
+# What plans call them, where that is not their name.
+_OF = {"conv1d.weight": "conv1d", "conv1d.bias": "conv1d", "dt_proj.bias": "dt_bias"}
 
 
 def conv_parts(layer: Mamba1Config | Mamba2Config) -> tuple[int, ...]:
@@ -40,7 +42,7 @@ def constant(
 
     def make(array: F32) -> F32:
         array = array if change is None else change(array)
-        if at.plan.scan is not None and at.plan.scan.constants:
+        if at.plan.scan is not None and _OF.get(name, name) in at.plan.scan.constants:
             quants, scale = _round(array, parts)
             array = dequantize_int8(quants, scale)
         return array if after is None else after(array)

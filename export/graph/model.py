@@ -11,7 +11,7 @@ import numpy as np
 
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, Mixer, ModelConfig
 from edge.export.graph import layers, mamba_int8
-from edge.export.graph.builder import GraphBuilder, TensorSource
+from edge.export.graph.builder import GraphBuilder, HessianOf, TensorSource
 from edge.export.graph.place import Place, Shared
 from edge.export.graph.products import Input, embed, input_scale, linear, round_input, scale_of
 from edge.export.graph.weights import WeightFile
@@ -55,15 +55,16 @@ def build_graph(
     plan: ModelPlan | str = "fp32",
     *,
     flavour: Flavour = "ort",
+    hessian: HessianOf | None = None,
     progress: Progress | None = None,
 ) -> BuiltGraph:
     """Write `graphs/ort.onnx` and `weights.bin` under `out_dir` (which must exist).
 
     Tensors are fetched one at a time, so that peak memory is one tensor and its quantized copy.
-    `plan` may be the name of a recipe that needs no calibration. The same config, tensors and plan
-    give the same bytes. Initializers point to "weights.bin"
-    beside the bundle's manifest: load the graph from bytes, with
-    `session.model_external_initializers_file_folder_path` set to the bundle's folder.
+    `plan` may be the name of a recipe that needs no calibration. With `hessian`, 4-bit matrices
+    that it knows are rounded by GPTQ. The same config, tensors and plan give the same bytes.
+    Initializers point to "weights.bin" beside the bundle's manifest: load the graph from bytes,
+    with `session.model_external_initializers_file_folder_path` set to the bundle's folder.
 
     Raises ExportError when a tensor's shape or values do not fit the config or the plan.
     """
@@ -72,7 +73,7 @@ def build_graph(
     out = Path(out_dir)
     (out / GRAPH_FILE).parent.mkdir(parents=True, exist_ok=True)
     with WeightFile(out / WEIGHT_FILE) as weights:
-        g = GraphBuilder(config, tensors, weights, flavour)
+        g = GraphBuilder(config, tensors, weights, flavour, hessian)
         _assemble(g, plan, progress or (lambda what, done, total: None))
         model = g.model()
     data = model.SerializeToString(deterministic=True)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edge.errors import ExportError
 from edge.export.graph.builder import F32, GraphBuilder
 from edge.export.quantize.blocks import quantize_blocks
+from edge.export.quantize.gptq import quantize_gptq
 from edge.export.quantize.int8 import quantize_int8
 from edge.export.quantize.plan import Product, Rounding, Storage
 from edge.plugins.reference.hadamard import factors, rotate
@@ -132,7 +133,7 @@ def store(
     array = _prepared(g, name, product, array)
     storage = product.weight
     if storage.block is not None:
-        packed, scales = quantize_blocks(array, storage.bits, storage.block)
+        packed, scales = _blocks(g, name, array, storage.bits, storage.block)
         g.raw(f"{name}.packed", packed)
         g.raw(f"{name}.scales", scales)
     elif storage.int8:
@@ -144,6 +145,16 @@ def store(
     else:
         g.constant(name, array)
     return rows, columns
+
+
+def _blocks(
+    g: GraphBuilder, name: str, array: F32, bits: int, block: int
+) -> tuple[NDArray[np.uint8], F32]:
+    """In blocks; by GPTQ where the inputs of a 4-bit matrix are known."""
+    hessian = g.hessian(name) if bits == 4 and g.hessian is not None else None
+    if hessian is None:
+        return quantize_blocks(array, bits, block)
+    return quantize_gptq(array, hessian, block)
 
 
 def _changes(product: Product) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from edge.config import ModelConfig
 from edge.errors import ExportError
 from edge.export.graph.builder import TensorSource
-from edge.export.graph.run import GraphRunner, open_session, session_options
+from edge.export.graph.run import GraphRunner, open_reference, open_session, session_options
 from edge.export.network.mixers import Norm
 from edge.export.network.model import Layer
 from edge.tensors import kv_cache_shapes, recurrent_state_shapes
@@ -27,6 +27,8 @@ RUNS = (64, 1, 7, 1, 1, 3, 16, 1, 2, 1, 1)
 # Largest |Δlogit| over largest |logit| at which a graph counts as wrong rather than rounded.
 # 8- and 4-bit weights are judged by KL and agreement, which are recorded, not refused.
 TOLERANCE = {32: 1e-3, 16: 5e-2}
+# How far an engine may be from the reference ops on the same graph over whole models.
+ENGINE_KL, ENGINE_TOP1 = 1e-4, 0.995
 # One thread count everywhere, so that one checkpoint gives one record on one kind of machine.
 _THREADS = 2
 
@@ -75,7 +77,12 @@ def reference_logits(
 
 
 def graph_logits(runner: GraphRunner, tokens: Tokens) -> F32:
-    """The graph's logits [1, T, V], by runs of the lengths in RUNS, from stale KV caches."""
+    """The graph's logits [S, T, V] of S sequences, each by runs of the lengths in RUNS, from stale
+    KV caches."""
+    return np.concatenate([_sequence_logits(runner, row[None]) for row in tokens])
+
+
+def _sequence_logits(runner: GraphRunner, tokens: Tokens) -> F32:
     state = runner.initial(1, tokens.shape[1], fill=np.nan)
     pieces, start, turn = [], 0, 0
     while start < tokens.shape[1]:
@@ -107,6 +114,13 @@ def _log_softmax(logits: F32) -> NDArray[np.float64]:
     return result
 
 
+def perplexity(logits: F32, tokens: Tokens) -> float:
+    """exp of the mean surprise of every token but a sequence's first; logits [S, T, V]."""
+    found = _log_softmax(logits[:, :-1])
+    surprise = -np.take_along_axis(found, tokens[:, 1:, None], -1)
+    return float(np.exp(surprise.mean()))
+
+
 def verify_graph(
     config: ModelConfig,
     tensors: TensorSource | Mapping[str, Any],
@@ -114,7 +128,7 @@ def verify_graph(
     tokens: Tokens,
     bits: int,
 ) -> dict[str, Any]:
-    """Run the graph in `folder` on tokens [1, T] and compare with the network: `accuracy`.
+    """Run the graph in `folder` on tokens [S, T] and compare with the network: `accuracy`.
 
     Raises ExportError when either has a NaN, or when the difference exceeds TOLERANCE for
     weights of `bits`.
@@ -132,9 +146,39 @@ def verify_graph(
             f"of the largest logit ({allowed:.0e} allowed)",
             remedy="please report this model's config.json",
         )
+    return {
+        "reference": "fp32 network",
+        "tokens": int(tokens.size),
+        **_rounded(figures),
+        "perplexity_before": float(f"{perplexity(reference, tokens):.6g}"),
+        "perplexity": float(f"{perplexity(found, tokens):.6g}"),
+    }
+
+
+def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str, Any]:
+    """ONNX Runtime against the reference ops on the graph in `folder` and tokens [1, T].
+
+    Raises ExportError when they are further apart than ENGINE_KL nats a token, or agree on fewer
+    than ENGINE_TOP1 of the likeliest tokens.
+    """
+    runner = GraphRunner(open_session(folder, options=session_options(_THREADS)), config)
+    reference = GraphRunner(open_reference(folder), config)
+    whole, _ = reference.run(tokens, reference.initial(1, tokens.shape[1]))
+    figures = compare(whole, graph_logits(runner, tokens))
+    if figures["kl_nats_per_token"] > ENGINE_KL or figures["top1_agreement"] < ENGINE_TOP1:
+        raise ExportError(
+            f"ONNX Runtime differs from the reference ops by {figures['kl_nats_per_token']:.1e} "
+            f"nats a token ({ENGINE_KL:.0e} allowed) and agrees on "
+            f"{figures['top1_agreement']:.1%} of tokens ({ENGINE_TOP1:.1%} needed)",
+            remedy="please report this model's config.json, the recipe and the processor",
+        )
+    return {"reference": "reference ops", "tokens": int(tokens.size), **_rounded(figures)}
+
+
+def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
     rounded = {key: float(f"{value:.2g}") for key, value in figures.items()}
     rounded["top1_agreement"] = round(figures["top1_agreement"], 4)
-    return {"reference": "fp32 network", "tokens": int(tokens.shape[1]), **rounded}
+    return rounded
 
 
 def _finite(logits: F32, whose: str, remedy: str) -> None:

@@ -1,45 +1,290 @@
-"""From a recipe to the plan of one model."""
+"""From a recipe, and what calibration saw, to the plan of one model."""
 
 from __future__ import annotations
 
-from edge.config import Mixer, ModelConfig
-from edge.export.quantize.how import Table
-from edge.export.quantize.names import layer_matrices
-from edge.export.quantize.plan import F32, LayerPlan, ModelPlan, Product, Storage
-from edge.export.quantize.recipes import Recipe, storage
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-# Blocks tried, largest first, when a recipe's own does not divide a weight's columns.
-_BLOCKS = (128, 64, 32)
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.config import Mamba1Config, Mamba2Config, Mixer, ModelConfig
+from edge.errors import ExportError
+from edge.export.quantize.how import Activation, Dynamic, Static, Table
+from edge.export.quantize.layer_plans import LayerPlanner
+from edge.export.quantize.names import inputs
+from edge.export.quantize.plan import (
+    F16,
+    F32,
+    INT8_ROWS,
+    ModelPlan,
+    Product,
+    Rounding,
+    StateType,
+    Storage,
+    fitting,
+)
+from edge.export.quantize.recipes import KINDS, LayerKind, Recipe, activation, recipe, storage
+from edge.export.quantize.sites import Calibration, Sites
+from edge.tensors import parameters
+
+Array = NDArray[np.float32]
+EndType = Literal["int8", "fp16"]
+_ENDS: dict[EndType, Storage] = {"int8": INT8_ROWS, "fp16": F16}
+# p by model size: the best of each size in Quamba's Table 5 (LAMBADA); the largest is for the rest.
+_PERCENTILES = ((370e6, 99.999), (1.4e9, 99.99))
+_LARGE = 99.9
 
 
-def fitting(wanted: Storage, columns: int) -> Storage:
-    """`wanted`, with blocks that divide the columns; fp32 where none does."""
-    if wanted.block is None:
-        return wanted
-    largest = wanted.block
-    block = next((b for b in _BLOCKS if b <= largest and columns % b == 0), None)
-    return F32 if block is None else Storage(wanted.bits, block)
+@dataclass(frozen=True)
+class Choices:
+    """What a user may change of a recipe; None leaves it as it is.
+
+    Attributes:
+        layers: kind of layer → the recipe whose table is taken for it.
+        percentile: p of sites that are clipped by a percentile.
+        ssm_state: type of every Mamba layer's ssm_state.
+        embedding, head: how the two ends are kept.
+        groups: x, B and C of Mamba-2 by Quamba2's groups.
+    """
+
+    layers: Mapping[str, str] = field(default_factory=dict)
+    percentile: float | None = None
+    ssm_state: StateType | None = None
+    embedding: EndType | None = None
+    head: EndType | None = None
+    groups: bool = False
 
 
-def plan_model(config: ModelConfig, recipe: Recipe) -> ModelPlan:
-    """The plan of a recipe that leaves activations floating."""
-    embedding = fitting(storage(recipe.ends, "embedding", F32), config.d_model)
-    head = fitting(storage(recipe.ends, "head", F32), config.d_model)
-    return ModelPlan(
-        recipe=recipe.name,
-        embedding=embedding,
-        head=Product(embedding if config.tie_embeddings else head),
-        layers=tuple(
-            _weights_only(layer, config.d_model, recipe.layers.get(layer.kind, {}))
-            for layer in config.layers
-        ),
+@dataclass(frozen=True)
+class Observations:
+    """Values of the fp32 graph that calibration has to look at: themselves, or their rotations."""
+
+    values: tuple[str, ...]
+    rotated: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.values or self.rotated)
+
+
+def default_percentile(config: ModelConfig) -> float:
+    """p for a model of this size."""
+    size = parameters(config) / 1.05  # "370M" models have a few more
+    return next((p for largest, p in _PERCENTILES if size <= largest), _LARGE)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Recipes that fit a model: one for its ends, one for each kind of layer.
+
+    `tables` are those of the recipes, changed by the user's choices.
+    """
+
+    config: ModelConfig
+    name: str
+    chosen: Choices
+    ends: Table
+    tables: Mapping[str, Table]
+    percentile: float
+    state: StateType
+
+    def observations(self) -> Observations:
+        """What calibration has to look at; nothing when no scale is to be found."""
+        found: dict[bool, list[str]] = {False: [], True: []}
+        for index, layer in enumerate(self.config.layers):
+            for name, how in self.tables[layer.kind].items():
+                if isinstance(how, Static):
+                    found[how.rotate].append(f"layers.{index}.{_value(layer, name)}")
+            if self.state == "int8" and isinstance(layer, Mamba1Config | Mamba2Config):
+                found[False].append(f"layers.{index}.ssm_states")
+        final = activation(self.ends, "final")
+        if isinstance(final, Static):
+            found[final.rotate].append("final")
+        return Observations(tuple(found[False]), tuple(found[True]))
+
+    def choices(self) -> dict[str, Any]:
+        """What differs from the recipe as it is, or follows from the model, for the manifest."""
+        found: dict[str, Any] = {}
+        hows = [how for table in self.tables.values() for how in table.values()]
+        if any(isinstance(how, Static) and how.clip == "percentile" for how in hows):
+            found["percentile"] = self.percentile
+        if self.state != "fp32":
+            found["ssm_state"] = self.state
+        if self.chosen.layers:
+            found["layers"] = dict(sorted(self.chosen.layers.items()))
+        if self.chosen.groups:
+            found["groups"] = True
+        return found
+
+    @property
+    def four_bits(self) -> bool:
+        """Whether matrices are kept in 4 bits, which GPTQ can round."""
+        used = (self.tables[layer.kind] for layer in self.config.layers)
+        return any(
+            isinstance(how, Storage) and how.bits == 4 for table in used for how in table.values()
+        )
+
+    @property
+    def rounds_activations(self) -> bool:
+        tables = (self.ends, *(self.tables[layer.kind] for layer in self.config.layers))
+        return any(isinstance(how, Activation) for table in tables for how in table.values())
+
+
+def _value(layer: Mixer, name: str) -> str:
+    """A table's name for a value → the graph's."""
+    reads = inputs(layer)
+    if name == "gated" and reads.get("out_proj") == "joined":
+        return "joined"
+    return name
+
+
+def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> Mixture:
+    """The recipes that `name` and the choices stand for, when they fit the model.
+
+    Raises ExportError for a recipe or kind of layer that is not known, and for a choice that the
+    model or the recipe has no use for.
+    """
+    choices = choices or Choices()
+    base = recipe(name)
+    present: list[LayerKind] = list(dict.fromkeys(layer.kind for layer in config.layers))
+    tables: dict[str, Table] = {kind: base.layers.get(kind, {}) for kind in present}
+    for name_of_kind, other in choices.layers.items():
+        kind = _known_kind(name_of_kind, present)
+        tables[kind] = recipe(other, "layers").layers.get(kind, {})
+    if choices.groups:
+        tables = _with_groups(tables)
+    result = Mixture(
+        config,
+        _name(name, choices.layers),
+        choices,
+        _ends(config, base, choices),
+        tables,
+        choices.percentile or default_percentile(config),
+        choices.ssm_state or "fp32",
+    )
+    _refuse_useless(result, choices)
+    return result
+
+
+def _name(name: str, layers: Mapping[str, str]) -> str:
+    return ",".join([name, *(f"{kind}={layers[kind]}" for kind in KINDS if kind in layers)])
+
+
+def _known_kind(kind: str, present: list[LayerKind]) -> LayerKind:
+    for known in present:
+        if known == kind:
+            return known
+    why = "the model has none" if kind in KINDS else "there is no such kind"
+    raise ExportError(
+        f"no layer is of kind {kind!r}: {why}",
+        field="layers",
+        remedy=f"choose of: {', '.join(present)}",
     )
 
 
-def _weights_only(layer: Mixer, d_model: int, table: Table) -> LayerPlan:
-    return LayerPlan(
-        {
-            name: Product(fitting(storage(table, name, F32), columns))
-            for name, (_, columns) in layer_matrices(layer, d_model).items()
-        }
+def _ends(config: ModelConfig, base: Recipe, choices: Choices) -> Table:
+    """The recipe's ends with the user's choices: one matrix, so one choice, where they are tied."""
+    embedding, head = choices.embedding, choices.head
+    if config.tie_embeddings and embedding != head:
+        if embedding and head:
+            raise ExportError(
+                f"the head is the embedding, and cannot be {head} while that is {embedding}",
+                field="head",
+                remedy="give both the same type",
+            )
+        embedding = head = embedding or head
+    ends = dict(base.ends)
+    for end, chosen in (("embedding", embedding), ("head", head)):
+        if chosen is None:
+            continue
+        if "final" not in ends:
+            raise ExportError(
+                f"recipe {base.name} has no int8 activations, so {chosen} is no choice here",
+                field=end,
+                remedy="choose a recipe that rounds activations, such as w8a8",
+            )
+        ends[end] = _ENDS[chosen]
+    return ends
+
+
+def _with_groups(tables: Mapping[str, Table]) -> dict[str, Table]:
+    table = dict(tables.get("mamba2", {}))
+    if not all(isinstance(table.get(name), Static) for name in "xBC"):
+        raise ExportError(
+            "groups are of Mamba-2's x, B and C, and there is none with a static scale",
+            field="groups",
+            remedy="leave --groups out",
+        )
+    return {**tables, "mamba2": table | dict.fromkeys("xBC", Static(groups=True))}
+
+
+def _refuse_useless(mixed: Mixture, choices: Choices) -> None:
+    hows = [how for table in mixed.tables.values() for how in table.values()]
+    clips = {how.clip for how in hows if isinstance(how, Static)}
+    if choices.percentile is not None:
+        if not 0 < choices.percentile <= 100:
+            raise ExportError(
+                f"{choices.percentile} is no percentile",
+                field="percentile",
+                remedy="give one above 0, up to 100",
+            )
+        if "percentile" not in clips:
+            raise ExportError(
+                f"recipe {mixed.name} clips nothing by a percentile",
+                field="percentile",
+                remedy="leave --percentile out, or choose w8a8",
+            )
+    mamba = {"mamba1", "mamba2"} & set(mixed.tables)
+    if choices.ssm_state is not None and not mamba:
+        raise ExportError(
+            "the model has no Mamba layer", field="ssm_state", remedy="leave --ssm-state out"
+        )
+
+
+def plan_model(
+    config: ModelConfig,
+    chosen: Recipe | Mixture,
+    *,
+    calibration: Calibration | None = None,
+    fetch: Callable[[str], Array] | None = None,
+) -> ModelPlan:
+    """The plan of one model.
+
+    `fetch` gives a canonical tensor as fp32; it is asked by recipes that look at weights
+    (SmoothQuant). Raises ExportError when a recipe that has to be calibrated is not, when a scale
+    comes out as zero, and when a state cannot be kept as wanted.
+    """
+    mixed = mixture(config, chosen.name) if isinstance(chosen, Recipe) else chosen
+    sites = Sites(calibration, mixed.percentile)
+    layers = tuple(
+        LayerPlanner(
+            f"layers.{index}",
+            layer,
+            config.d_model,
+            mixed.tables[layer.kind],
+            sites,
+            fetch or _no_weights,
+            mixed.state,
+        ).plan()
+        for index, layer in enumerate(config.layers)
     )
+    embedding = fitting(storage(mixed.ends, "embedding", F32), config.d_model)
+    head = _head(config, mixed, sites)
+    if config.tie_embeddings:
+        head = replace(head, weight=embedding)
+    return ModelPlan(mixed.name, embedding, head, layers, sites.record)
+
+
+def _head(config: ModelConfig, mixed: Mixture, sites: Sites) -> Product:
+    kept = fitting(storage(mixed.ends, "head", F32), config.d_model)
+    how = activation(mixed.ends, "final")
+    if how is None or not kept.int8:
+        return Product(kept)
+    if isinstance(how, Dynamic):
+        return Product(kept, Rounding(None))
+    return Product(kept, sites.rounding(sites.seen("final", how), how)[0])
+
+
+def _no_weights(name: str) -> Array:
+    raise TypeError(f"the recipe looks at {name}, and no weights were given")

@@ -41,6 +41,17 @@ F32 = Storage(32)
 F16 = Storage(16)
 INT8 = Storage(8)
 INT8_ROWS = Storage(8, rows=True)
+# Blocks tried, largest first, when those wanted do not divide a weight's columns.
+_BLOCKS = (128, 64, 32)
+
+
+def fitting(wanted: Storage, columns: int) -> Storage:
+    """`wanted`, with blocks that divide the columns; fp32 where none does."""
+    if wanted.block is None:
+        return wanted
+    largest = wanted.block
+    block = next((b for b in _BLOCKS if b <= largest and columns % b == 0), None)
+    return F32 if block is None else Storage(wanted.bits, block)
 
 
 @dataclass(frozen=True)
@@ -88,14 +99,15 @@ class ScanPlan:
             dt_proj are int8 products; otherwise floating ops on values that were rounded and
             brought back (`edge::FakeQuantize`), which are the same numbers.
         sites: conv_in, z, x, dt, B and C → Rounding. A site that is absent stays floating.
-        constants: conv weight and bias, A_log, D and dt_bias are rounded to int8.
+        constants: which of conv1d (weight and bias), A_log, D and dt_bias are rounded to int8; all
+            of them where fused.
         state: type of ssm_state, which is rounded after every token. fp32 where not fused.
         state_scale: for int8, broadcast against the state: f32 [1], [N, 1] (Mamba-1) or [H, 1, N].
     """
 
     fused: bool
     sites: Mapping[str, Rounding]
-    constants: bool = True
+    constants: frozenset[str] = frozenset()
     state: StateType = "fp32"
     state_scale: Vector | None = None
 
@@ -124,3 +136,18 @@ class ModelPlan:
     head: Product
     layers: tuple[LayerPlan, ...]
     record: Mapping[str, Any] = field(default_factory=dict)
+
+    def products(self) -> list[Product]:
+        """Every product, the head last."""
+        return [p for layer in self.layers for p in layer.products.values()] + [self.head]
+
+    @property
+    def bits(self) -> int:
+        """Of the smallest weights."""
+        return min(self.embedding.bits, *(product.weight.bits for product in self.products()))
+
+    @property
+    def exact(self) -> bool:
+        """Whether every product is what its op says to the bit of a sum: an implementation of
+        `edge::LinearBits` may round its input, and ONNX Runtime's does."""
+        return not any(p.input is None and p.weight.block is not None for p in self.products())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from edge.export.quantize.how import Table, blocks
 from edge.export.quantize.plan import F16, Storage
-from edge.export.quantize.recipes import LayerKind, Recipe, register
+from edge.export.quantize.recipes import LayerKind, Recipe
 
 
 def _layers(most: Storage, x_proj: Storage) -> dict[LayerKind, Table]:
@@ -51,5 +51,17 @@ W4 = Recipe(
     {"weights": "int4, least squares; x_proj int8", "activations": "fp32"},
 )
 
-for _recipe in (FP32, FP16, W8, W4):
-    register(_recipe)
+# "in groups of 128 for the big projections", as Quamba2 keeps weights in 4 bits; calibrated, GPTQ
+# rounds them. `dt_proj` stays 16 bits wide, as in Quamba2's code.
+_GROUPS = _layers(most=blocks(4, 128), x_proj=blocks(8, 128))
+
+W4A16 = Recipe(
+    "w4a16",
+    4,
+    128,
+    {"embedding": blocks(8, 128), "head": blocks(8, 128)},
+    _GROUPS | {"mamba1": dict(_GROUPS["mamba1"]) | {"dt_proj": F16}},
+    {"weights": "int4; x_proj, embedding, head int8", "activations": "fp32"},
+)
+
+ALL = (FP32, FP16, W8, W4, W4A16)

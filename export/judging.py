@@ -1,0 +1,120 @@
+"""Is the graph right, and what did rounding cost? The figures of `accuracy` in the manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle.manifest import TokenizerInfo
+from edge.config import ModelConfig
+from edge.export.checkpoint import Checkpoint
+from edge.export.graph import WEIGHT_FILE
+from edge.export.graph.verify import verify_engine, verify_graph
+from edge.export.planning import Prepared, Progress
+from edge.tensors import parameters
+
+Tokens = NDArray[np.int64]
+# Weights that verification holds in memory, with ONNX Runtime's own copies of them.
+VERIFY_LIMIT = 12 << 30
+VERIFY_TOKENS = 192
+# Tokens that the reference ops run: they do it token by token.
+ENGINE_TOKENS = 512
+# Text for verification: what a trained model sees is text, and random tokens exaggerate.
+_TEXT = """\
+The river rises in the hills north of the town and runs for forty miles before it meets the sea. In
+spring, when the snow melts, the water is cold and fast, and the bridges are closed to carts.
+Q: How long is the river? A: It is about forty miles long.
+The old mill at the bend was built in 1842; its wheel turned until 1967, and today a small turbine
+gives power to a dozen houses. "We keep it running," said the engineer, "because someone has to."
+def area(w, h): return w * h  # metres
+Step 1: open the valve. Step 2: wait until the pressure falls below 3.5 bar. Step 3: close it again,
+and write the time into the log. Thank you! What can I do next?
+"""
+
+
+def judge(
+    source: Checkpoint,
+    prepared: Prepared,
+    rounds_activations: bool,
+    folder: Path,
+    tokenizer: TokenizerInfo,
+    report: Progress,
+) -> dict[str, Any]:
+    """`accuracy`: the graph against the fp32 network, and ONNX Runtime against the references.
+
+    Raises ExportError when they are further apart than rounding explains.
+    """
+    config, plan = source.config, prepared.plan
+    size = resident_bytes(config, plan.bits, folder)
+    if size > VERIFY_LIMIT:
+        return {
+            "skipped": f"running it takes {size >> 30} GiB, more than the {VERIFY_LIMIT >> 30} GiB "
+            "that export allows itself"
+        }
+    report("verifying", 0.75)
+    tokens, kind = prepared.held_out, "held-out tokens of the calibration text"
+    if tokens is None:
+        tokens, kind = sample_tokens(config, folder, tokenizer)
+    figures = verify_graph(config, source, folder, tokens, plan.bits)
+    if kind == "random tokens":  # every model is equally bad at them
+        del figures["perplexity"], figures["perplexity_before"]
+    result = {"on": kind, **figures}
+    if rounds_activations and plan.exact:
+        report("verifying", 0.85)
+        result["engine"] = verify_engine(config, folder, tokens[:1, :ENGINE_TOKENS])
+    return result
+
+
+def resident_bytes(config: ModelConfig, bits: int, folder: Path) -> int:
+    """About what a session holds: floating weights widened to fp32, quantized ones packed again."""
+    if bits >= 16:
+        return 2 * 4 * parameters(config)
+    return 2 * (folder / WEIGHT_FILE).stat().st_size
+
+
+def sample_tokens(
+    config: ModelConfig, folder: Path, tokenizer: TokenizerInfo
+) -> tuple[Tokens, str]:
+    """Tokens [1, ≤VERIFY_TOKENS] of a fixed English text, or random ones where it has too few."""
+    limit = min(VERIFY_TOKENS, config.max_context or VERIFY_TOKENS)
+    ids = _encode(folder, tokenizer)[:limit]
+    if len(ids) >= min(limit, 64) and max(ids) < config.vocab_size:
+        return np.array([ids], np.int64), "text"
+    random = np.random.default_rng(0).integers(0, tokenizer.vocab_size, (1, limit))
+    return random.astype(np.int64), "random tokens"
+
+
+def _encode(folder: Path, tokenizer: TokenizerInfo) -> list[int]:
+    if tokenizer.file is None:
+        return list(_TEXT.encode())
+    path = str(folder / tokenizer.file)
+    if tokenizer.kind == "tokenizer.json":
+        from tokenizers import Tokenizer
+
+        return list(Tokenizer.from_file(path).encode(_TEXT, add_special_tokens=False).ids)
+    from sentencepiece import SentencePieceProcessor
+
+    return list(SentencePieceProcessor(model_file=path).encode(_TEXT))
+
+
+def accuracy_line(accuracy: dict[str, Any]) -> str:
+    """How far the bundle is from the network, in a line, or why that was not measured."""
+    if "skipped" in accuracy:
+        return f"not measured: {accuracy['skipped']}"
+    return (
+        f"against the fp32 network over {accuracy['tokens']} tokens: "
+        f"KL {accuracy['kl_nats_per_token']:.2g} nats a token, "
+        f"top-1 agrees {accuracy['top1_agreement']:.1%}, "
+        f"largest logit difference {accuracy['max_logit_difference']:.2g}"
+    )
+
+
+def perplexity_line(accuracy: dict[str, Any]) -> str:
+    """Perplexity before and after, or that it was not measured."""
+    if "perplexity" not in accuracy:
+        return "perplexity not measured"
+    before, after = accuracy["perplexity_before"], accuracy["perplexity"]
+    return f"perplexity {before:.4g} before, {after:.4g} after ({after / before:.3f}×)"

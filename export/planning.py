@@ -1,0 +1,125 @@
+"""From a checkpoint and a user's choices to a plan: builds the fp32 graph and runs text over it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import ExportError
+from edge.export.checkpoint import Checkpoint
+from edge.export.graph import build_graph
+from edge.export.graph.builder import HessianOf, to_numpy
+from edge.export.quantize import Mixture, ModelPlan, plan_model
+from edge.export.quantize.calibrate import Calibration, calibrate, calibration_graph
+from edge.export.quantize.hessians import HessianSource
+from edge.export.quantize.texts import (
+    LENGTH,
+    SEQUENCES,
+    CalibrationText,
+    checkpoint_reader,
+    read_text,
+)
+
+Tokens = NDArray[np.int64]
+# Called with a stage and the share of the whole export that is done.
+Progress = Callable[[str, float], None]
+# Tokens that calibration leaves for judging, where it has at least four times as many.
+HELD_OUT = 1024
+
+
+@dataclass(frozen=True)
+class TextChoice:
+    """What to calibrate on: None is the greetings of the demonstration models."""
+
+    path: Path | None = None
+    sequences: int = SEQUENCES
+    length: int = LENGTH
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan, and what it was made with.
+
+    Attributes:
+        text: what was calibrated on. held_out: i64 [S, L], tokens of the same file that were not.
+        hessian: for GPTQ, while the fp32 graph is there.
+    """
+
+    plan: ModelPlan
+    text: CalibrationText | None = None
+    held_out: Tokens | None = None
+    hessian: HessianOf | None = None
+
+
+@contextmanager
+def prepare(
+    source: Checkpoint,
+    mixed: Mixture,
+    given: TextChoice | None,
+    tokenizer: Path | None,
+    beside: Path,
+    report: Progress,
+) -> Iterator[Prepared]:
+    """The plan, calibrated where the recipe needs it, for as long as the context lasts.
+
+    `beside` is a folder on the disk to be used: the fp32 graph is built in a temporary one there.
+    """
+    config, seen = source.config, mixed.observations()
+    gptq = mixed.four_bits and (given is not None or bool(seen))
+    if not seen and not gptq:
+        if given is not None:
+            raise ExportError(
+                f"recipe {mixed.name} finds no scales on text",
+                field="calibrate",
+                remedy="leave the calibration options out",
+            )
+        yield Prepared(plan_model(config, mixed, fetch=_fetch(source)))
+        return
+    text, held_out = _texts(source, given or TextChoice(), tokenizer)
+    with tempfile.TemporaryDirectory(prefix=".fp32.", dir=beside) as name:
+        folder = Path(name)
+        build_graph(
+            config, source, folder,
+            progress=lambda what, done, total: report("preparing", 0.02 + 0.08 * done / total),
+        )  # fmt: skip
+        found: Calibration | None = None
+        if seen:
+            found = calibrate(
+                calibration_graph(folder), config, text, seen.values, seen.rotated,
+                progress=lambda done, total: report("calibrating", 0.1 + 0.4 * done / total),
+            )  # fmt: skip
+        plan = plan_model(config, mixed, calibration=found, fetch=_fetch(source))
+        hessian = HessianSource(folder, config, text, plan) if gptq else None
+        yield Prepared(plan, text, held_out, hessian)
+
+
+def _fetch(source: Checkpoint) -> Callable[[str], NDArray[np.float32]]:
+    return lambda name: to_numpy(source.tensor(name))
+
+
+def _texts(
+    source: Checkpoint, given: TextChoice, tokenizer: Path | None
+) -> tuple[CalibrationText, Tokens | None]:
+    """What to calibrate on, and what to leave for judging: the last of the sequences."""
+    config = source.config
+    length = min(given.length, config.max_context or given.length)
+    wanted = -(-HELD_OUT // length)
+    reader = checkpoint_reader(source, config, tokenizer)
+    read = read_text(given.path, reader, given.sequences + wanted, length)
+    if read.sequences.max() >= config.vocab_size:
+        raise ExportError(
+            f"token {read.sequences.max()} is none of the model's {config.vocab_size}",
+            field="calibrate",
+            remedy="give the tokenizer that belongs to the model (--tokenizer)",
+        )
+    count = len(read.sequences)
+    spare = wanted if count >= 5 * wanted else 0
+    used = min(given.sequences, count - spare)
+    kept = replace(read, sequences=read.sequences[:used], asked=given.sequences)
+    return kept, read.sequences[count - spare :] if spare else None

@@ -1,0 +1,143 @@
+"""From what calibration saw of an activation to how it is rounded, and the record of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import ExportError
+from edge.export.quantize.how import Static
+from edge.export.quantize.observers import Statistics, scale_of
+from edge.export.quantize.plan import Rounding
+from edge.export.quantize.smooth import column_absmax, smoothing
+from edge.plugins.reference.hadamard import rotation_blocks
+
+F32 = NDArray[np.float32]
+# The most of an activation's columns that stay floating: beyond, int8 would save little.
+_MOST_OUTLIERS = 16
+
+
+class Calibration(Protocol):
+    """What calibration saw."""
+
+    def statistics(self, value: str, rotated: bool = False) -> Statistics:
+        """Of a value of the fp32 graph, by name, or of its Hadamard rotation."""
+        ...
+
+
+@dataclass(frozen=True)
+class Range:
+    """What was seen of a value, or of some of its channels.
+
+    Attributes:
+        name: for messages and the record.
+        channels: f32 [C], the largest magnitude of each.
+        limit: clip → the largest magnitude that is kept.
+        clipped: scale → share of the values that it saturates.
+    """
+
+    name: str
+    channels: F32
+    limit: Callable[[str], float]
+    clipped: Callable[[float], float]
+
+
+@dataclass
+class Sites:
+    """Roundings of activations, one call a site, each remembered in `record`."""
+
+    calibration: Calibration | None
+    percentile: float
+    record: dict[str, Any] = field(default_factory=dict)
+
+    def seen(self, value: str, how: Static, part: slice = slice(None), name: str = "") -> Range:
+        """The range of the channels `part` of a value of the fp32 graph.
+
+        A part has the absmax alone: what is counted is counted of the whole value.
+        """
+        if self.calibration is None:
+            raise ExportError(
+                f"the scale of {value} must be calibrated", field="calibrate",
+                remedy="export with --calibrate FILE",
+            )  # fmt: skip
+        found = self.calibration.statistics(value, how.rotate)
+        channels = found.channel_absmax[part]
+
+        def limit(clip: str) -> float:
+            if clip == "absmax":
+                return float(channels.max(initial=0))
+            if channels.size != found.channel_absmax.size:
+                raise TypeError(f"{value} can be clipped as a whole only")
+            return found.octav() if clip == "octav" else found.percentile(self.percentile)
+
+        return Range(name or value, channels, limit, found.clipped)
+
+    def rounding(
+        self, seen: Range, how: Static, weights: Callable[[], F32] | None = None
+    ) -> tuple[Rounding, tuple[int, ...]]:
+        """(how a site is rounded, the columns that are not), for the product with `weights`."""
+        if how.outliers is not None:
+            return self._with_outliers(seen, how, how.outliers)
+        if how.smooth is not None:
+            if weights is None:
+                raise TypeError(f"{seen.name} is smoothed, and no product reads it")
+            divisor = smoothing(seen.channels, column_absmax(weights()), how.smooth)
+            scale = divisor * self._scale(seen, float((seen.channels / divisor).max()))
+        else:
+            scale = self._scale(seen, seen.limit(how.clip))
+        self._note(seen, scale, how)
+        return Rounding(scale, how.rotate), ()
+
+    def given(self, seen: Range, how: Static, scale: F32) -> Rounding:
+        """A site whose scales somebody else has worked out."""
+        self._note(seen, scale, how)
+        return Rounding(scale, how.rotate)
+
+    def _with_outliers(
+        self, seen: Range, how: Static, threshold: float
+    ) -> tuple[Rounding, tuple[int, ...]]:
+        order = np.argsort(-seen.channels, kind="stable")
+        most = seen.channels.size // _MOST_OUTLIERS
+        chosen = sorted(int(i) for i in order[:most] if seen.channels[i] >= threshold)
+        rest = np.delete(seen.channels, chosen)
+        scale = self._scale(seen, float(rest.max(initial=0)))
+        self._note(seen, scale, how)
+        if chosen:
+            self.record[seen.name]["floating_columns"] = len(chosen)
+        return Rounding(scale), tuple(chosen)
+
+    def _scale(self, seen: Range, limit: float) -> F32:
+        if not np.isfinite(limit) or limit <= 0:
+            raise ExportError(
+                f"has a scale of {limit / 127:g}: the value was never anything else in the "
+                "calibration text",
+                field=seen.name,
+                remedy="calibrate with more text, or leave this kind of layer floating "
+                "(--layers KIND=fp16)",
+            )
+        return scale_of(limit)
+
+    def _note(self, seen: Range, scale: F32, how: Static) -> None:
+        entry: dict[str, Any] = {
+            "absmax": _short(float(seen.channels.max(initial=0))),
+            "scale": _short(float(scale.max())),
+        }
+        if scale.size > 1:
+            entry["smallest_scale"] = _short(float(scale.min()))
+            entry["channels"] = int(scale.size)
+        elif how.clip != "absmax":
+            entry["clip"] = how.clip
+            entry["clipped"] = _short(seen.clipped(float(scale[0])))
+        if how.rotate:
+            blocks = rotation_blocks(seen.channels.size)
+            if blocks > 1:
+                entry["rotation_blocks"] = blocks
+        self.record[seen.name] = entry
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
