@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
-from onnx import ValueInfoProto, helper
+from onnx import ValueInfoProto, helper, numpy_helper
 
 from edge.ops import DOMAIN, VERSION
 from edge.plugins.onnx import OPSETS, Flavour, function, op_of
@@ -18,14 +19,14 @@ Array = NDArray[Any]
 LENGTHS = (1, 2, 3, 5, 7, 63, 64, 65)
 
 
-@cache
 def _session(
     name: str,
     flavour: Flavour,
     attributes: tuple[tuple[str, float], ...],
     types: tuple[np.dtype[Any], ...],
+    constants: Mapping[str, Array] = MappingProxyType({}),
 ) -> ort.InferenceSession:
-    """`types` of the inputs in the statement's order."""
+    """`types` of the inputs in the statement's order; those in `constants` are in the graph."""
     op = op_of(name)
     node = helper.make_node(
         name,
@@ -38,9 +39,11 @@ def _session(
     for value, dtype in zip(op.inputs, types, strict=True):
         rank = None if "..." in value.shape else [None] * len(value.shape)
         kind = helper.np_dtype_to_tensor_dtype(dtype)
-        inputs.append(helper.make_tensor_value_info(value.name, kind, rank))
+        if value.name not in constants:
+            inputs.append(helper.make_tensor_value_info(value.name, kind, rank))
     outputs = [ValueInfoProto(name=v.name) for v in op.outputs]
-    graph = helper.make_graph([node], "one", inputs, outputs)
+    stored = [numpy_helper.from_array(a, n) for n, a in constants.items()]
+    graph = helper.make_graph([node], "one", inputs, outputs, stored)
     imports = [helper.make_opsetid(d, v) for d, v in (OPSETS | {DOMAIN: VERSION}).items()]
     model = helper.make_model(
         graph, functions=[function(name, flavour)], opset_imports=imports, ir_version=10
@@ -54,18 +57,33 @@ def _session(
     )
 
 
+_cached_session = cache(_session)
+
+
 def _poisoned(like: Array) -> Array:
     """NaN, or a number that no test expects everywhere."""
     return np.full(like.shape, np.nan if like.dtype.kind == "f" else 77, like.dtype)
 
 
 def run_op(
-    name: str, flavour: Flavour, inputs: Mapping[str, Array], **attributes: float
+    name: str,
+    flavour: Flavour,
+    inputs: Mapping[str, Array],
+    constant: bool = False,
+    **attributes: float,
 ) -> dict[str, Array]:
-    """Outputs by name, written into poisoned buffers. `…_out` shares its input's buffer."""
+    """Outputs by name, written into poisoned buffers. `…_out` shares its input's buffer.
+
+    `constant` keeps weights in the graph, as models do: what ONNX Runtime folds, packs or chooses
+    at load is then tested too, and it takes a session a call.
+    """
     feeds = {v.name: np.array(inputs[v.name], order="C") for v in op_of(name).inputs}
-    types = tuple(a.dtype for a in feeds.values())
-    session = _session(name, flavour, tuple(attributes.items()), types)
+    what = name, flavour, tuple(attributes.items()), tuple(a.dtype for a in feeds.values())
+    if constant:
+        weights = {v.name: feeds[v.name] for v in op_of(name).inputs if v.role == "weight"}
+        session = _session(*what, weights)
+    else:
+        session = _cached_session(*what)
     used = {i.name for i in session.get_inputs()}
     results = session.run(None, {n: a for n, a in feeds.items() if n in used})
     names = [o.name for o in session.get_outputs()]

@@ -54,7 +54,7 @@ def run(
     carried = {v.name for v in statement.inputs if "u8" in v.dtypes and "i8" in v.dtypes}
     if flavour == "ort":
         feeds = feeds | {n: (feeds[n].astype(np.int16) + 128).astype(np.uint8) for n in carried}
-    out = run_op(variants(op, attributes), flavour, feeds, **attributes)
+    out = run_op(variants(op, attributes), flavour, feeds, constant=True, **attributes)
     for v in statement.outputs:
         if "u8" in v.dtypes and flavour == "ort":
             assert out[v.name].dtype == np.uint8
@@ -112,6 +112,17 @@ def test_quantize(flavour: Flavour, channels: bool, rng: np.random.Generator) ->
             y = run("Quantize", flavour, {"x": x, "scale": scale})["y"]
             seen.add(y, reference.quantize(*torched(x, scale)))
     seen.check()
+
+
+@both
+@pytest.mark.parametrize("channels", [1, 33])
+def test_a_scale_may_come_with_the_run(
+    flavour: Flavour, channels: int, rng: np.random.Generator
+) -> None:
+    x, scale = normal(rng, 7, 3, 33), positive(rng, channels, 0.01)
+    y = run_op("Quantize", flavour, {"x": x, "scale": scale})["y"]
+    expected = reference.quantize(*torched(x, scale)).numpy().astype(int)
+    assert np.array_equal(y.astype(int) - (128 if flavour == "ort" else 0), expected)
 
 
 @both
