@@ -126,7 +126,9 @@ def parsed(data: bytes) -> tuple[int, dict[str, str], Any]:
     head, _, body = data.partition(b"\r\n\r\n")
     status, *lines = head.decode("latin-1").split("\r\n")
     fields = dict(line.split(": ", 1) for line in lines)
-    if fields.get("content-type") == "application/json":
+    if "content-length" in fields:
+        body = body[: int(fields["content-length"])]
+    if fields.get("content-type") == "application/json" and body:
         return int(status.split()[1]), fields, json.loads(body)
     return int(status.split()[1]), fields, body
 

@@ -58,6 +58,7 @@ class App:
             await call.fail(internal())
 
     async def _handle(self, call: Call) -> None:
+        call.check_head(self._limits.header_bytes)
         self._guard.check_host(call.header("host"))
         origin = self._guard.check_origin(call.header("origin"))
         if origin is not None:

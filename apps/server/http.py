@@ -30,9 +30,20 @@ class Call:
         self.path: str = scope["path"]
         self.started = False
         self.extra: dict[str, str] = {}
+        self._version: str = scope["http_version"]
+        self._target = len(scope["raw_path"]) + len(scope["query_string"])
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._receive = receive
         self._send = send
+
+    def check_head(self, limit: int) -> None:
+        """Refuse another HTTP than 1.0 and 1.1, and a head of more than `limit` bytes."""
+        if self._version not in ("1.0", "1.1"):
+            raise ApiError(505, f"HTTP {self._version} is not spoken here", code="bad_request")
+        # the parser bounds a head that is incomplete, and not one that came at once
+        size = self._target + sum(len(name) + len(value) for name, value in self._headers)
+        if size > limit:
+            raise ApiError(431, f"the head is larger than {limit} bytes", code="head_too_large")
 
     def header(self, name: str) -> str | None:
         """A header's value, None when it is absent. 400 when it is given twice."""

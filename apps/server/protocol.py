@@ -112,7 +112,7 @@ class BoundedProtocol(H11Protocol):
         if self.transport.is_closing():
             return
         cycle = self.cycle
-        if cycle is None or cycle.response_complete or not cycle.response_started:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(_raw(problem))
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
