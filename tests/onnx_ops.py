@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
-from onnx import ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 from edge.ops import DOMAIN, VERSION
 from edge.plugins.onnx import OPSETS, Flavour, function, op_of
@@ -19,13 +19,13 @@ Array = NDArray[Any]
 LENGTHS = (1, 2, 3, 5, 7, 63, 64, 65)
 
 
-def _session(
+def one_op_model(
     name: str,
     flavour: Flavour,
-    attributes: tuple[tuple[str, float], ...],
-    types: tuple[np.dtype[Any], ...],
+    attributes: Iterable[tuple[str, float]],
+    types: Iterable[np.dtype[Any]],
     constants: Mapping[str, Array] = MappingProxyType({}),
-) -> ort.InferenceSession:
+) -> ModelProto:
     """`types` of the inputs in the statement's order; those in `constants` are in the graph."""
     op = op_of(name)
     node = helper.make_node(
@@ -45,9 +45,12 @@ def _session(
     stored = [numpy_helper.from_array(a, n) for n, a in constants.items()]
     graph = helper.make_graph([node], "one", inputs, outputs, stored)
     imports = [helper.make_opsetid(d, v) for d, v in (OPSETS | {DOMAIN: VERSION}).items()]
-    model = helper.make_model(
+    return helper.make_model(
         graph, functions=[function(name, flavour)], opset_imports=imports, ir_version=10
     )
+
+
+def _session(model: ModelProto) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     # As the engine does: what is to be fused is written out.
@@ -57,7 +60,14 @@ def _session(
     )
 
 
-_cached_session = cache(_session)
+@cache
+def _cached_session(
+    name: str,
+    flavour: Flavour,
+    attributes: tuple[tuple[str, float], ...],
+    types: tuple[np.dtype[Any], ...],
+) -> ort.InferenceSession:
+    return _session(one_op_model(name, flavour, attributes, types))
 
 
 def _poisoned(like: Array) -> Array:
@@ -81,7 +91,7 @@ def run_op(
     what = name, flavour, tuple(attributes.items()), tuple(a.dtype for a in feeds.values())
     if constant:
         weights = {v.name: feeds[v.name] for v in op_of(name).inputs if v.role == "weight"}
-        session = _session(*what, weights)
+        session = _session(one_op_model(*what, weights))
     else:
         session = _cached_session(*what)
     used = {i.name for i in session.get_inputs()}

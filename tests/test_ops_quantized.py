@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
 
 from edge.export.quantize import quantize_blocks
 from edge.plugins import reference
 from edge.plugins.onnx import FLAVOURS, Flavour, op_of, variants
 from edge.plugins.reference.hadamard import factors
-from tests.onnx_ops import run_op
+from tests.onnx_ops import one_op_model, run_op
 
 Array = NDArray[Any]
 both = pytest.mark.parametrize("flavour", FLAVOURS)
@@ -306,3 +307,38 @@ def test_embedding(flavour: Flavour, per_row: bool, rng: np.random.Generator) ->
         y = run("EmbedInt8", flavour, {"tokens": tokens, "table": table, "scale": scale})["y"]
         assert np.array_equal(y, reference.embed_int8(*torched(tokens, table, scale)).numpy())
         assert np.array_equal(y, (table * (scale[:, None] if per_row else scale))[tokens])
+
+
+# -- ONNX's own evaluator --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 24])
+def test_standard_bodies_mean_the_same_to_onnx(count: int, rng: np.random.Generator) -> None:
+    """A scale of one value is [1] everywhere, where ONNX speaks of a scalar."""
+    x, scale = normal(rng, 3, 2, 24), positive(rng, count, 0.02)
+    product = {
+        "x": int8(rng, 3, 2, 16), "x_scale": positive(rng, 1, 0.02), "weight": int8(rng, 24, 16),
+        "weight_scale": scale,
+    }  # fmt: skip
+    norm = {"x": x, "weight": normal(rng, 24), "scale": scale}
+    for name, feeds, attributes in (
+        ("Quantize", {"x": x, "scale": scale}, {}),
+        ("QuantizeRows", {"x": x}, {}),
+        ("Dequantize", {"x": int8(rng, 3, 2, 24), "scale": scale}, {}),
+        ("FakeQuantize", {"x": x, "scale": scale}, {}),
+        ("LinearInt8", product, {}),
+        ("LinearInt8Quantize", product | {"y_scale": scale * 50}, {}),
+        ("RMSNormQuantize", norm, {"eps": 1e-5}),
+        ("GatedRMSNormInt8", {"x": x, "z": int8(rng, 3, 2, 24), "z_scale": scale,
+                              "weight": normal(rng, 24)}, {"eps": 1e-5, "groups": 2}),
+    ):  # fmt: skip
+        ordered = {v.name: feeds[v.name] for v in op_of(name).inputs}
+        types = [a.dtype for a in ordered.values()]
+        model = one_op_model(name, "standard", attributes.items(), types)
+        judged = ReferenceEvaluator(model).run(None, ordered)
+        found = run(name, "standard", ordered, **attributes)
+        for expected, y in zip(judged, found.values(), strict=True):
+            assert y.dtype == expected.dtype
+            one_step = 1 if y.dtype == np.int8 else 1e-5 * np.abs(expected).max()
+            error = np.abs(y.astype(np.float64) - expected.astype(np.float64))
+            assert error.max() <= one_step and np.median(error) <= 1e-6 * one_step + 1e-6
