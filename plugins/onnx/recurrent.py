@@ -6,14 +6,21 @@ from string import Template
 
 from edge.plugins.onnx.recurrence import Step, walks
 
+# Taps are added up by a product with ones, because ReduceSum takes 5 µs for one token of 1536
+# channels, more than all else here, and the product with its two changes of shape 1.5 µs.
 _CONVOLUTION = Template("""
     inputs = Concat<axis=0>(conv_state, x)
     windows = Gather<axis=0>(inputs, taps)
     conv_states = Gather<axis=0>(inputs, kept_taps)
     $widen
     products = Mul($windows, $weight)
-    tap_axis = Constant<value = int64[1] {1}>()
-    summed = ReduceSum<keepdims=0>(products, tap_axis)
+    flat = Constant<value = int64[3] {0, 0, -1}>()
+    rows = Reshape(products, flat)
+    tap_count = Shape<start=0, end=1>(weight)
+    ones = ConstantOfShape<value = float[1] {1.0}>(tap_count)
+    sums = MatMul(ones, rows)
+    shape = Shape(x)
+    summed = Reshape(sums, shape)
     biased = Add(summed, $bias)
     open = Sigmoid(biased)
     $y = Mul(biased, open)

@@ -1,0 +1,110 @@
+"""What ONNX Runtime makes of the int8 convolution and scans when it loads a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
+import pytest
+
+from edge.ops import DOMAIN, OPS, VERSION
+from edge.plugins.onnx import FLAVOURS, OPSETS, Flavour, function, variants
+from tests.int8_recurrent import CASES, UNSIGNED, Array, any_feeds, conv_feeds, steering
+from tests.onnx_ops import chain, taps
+
+both = pytest.mark.parametrize("flavour", FLAVOURS)
+scans = pytest.mark.parametrize(("op", "groups"), CASES)
+states = pytest.mark.parametrize("state_bits", [32, 16, 8])
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def optimized(
+    op: str, flavour: Flavour, feeds: dict[str, Array], folder: Path, **attributes: float
+) -> onnx.GraphProto:
+    """The graph that ONNX Runtime runs, with weights and scales as initializers."""
+    statement, name = OPS[op], variants(op, attributes)
+    weights = {v.name for v in statement.inputs if v.role == "weight"}
+    node = onnx.helper.make_node(
+        name,
+        [v.name for v in statement.inputs],
+        [v.name for v in statement.outputs],
+        domain=DOMAIN,
+        **attributes,
+    )
+    inputs = [
+        onnx.helper.make_tensor_value_info(
+            n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), [None] * a.ndim
+        )
+        for n, a in feeds.items()
+        if n not in weights
+    ]
+    graph = onnx.helper.make_graph(
+        [node],
+        "one",
+        inputs,
+        [onnx.ValueInfoProto(name=v.name) for v in statement.outputs],
+        [onnx.numpy_helper.from_array(feeds[n], n) for n in sorted(weights)],
+    )
+    imports = [onnx.helper.make_opsetid(d, v) for d, v in (OPSETS | {DOMAIN: VERSION}).items()]
+    model = onnx.helper.make_model(
+        graph, functions=[function(name, flavour)], opset_imports=imports, ir_version=10
+    )
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnx.load(folder / "optimized.onnx").graph
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from all_nodes(attribute.g)
+
+
+@both
+@scans
+@states
+def test_what_is_constant_is_computed_when_the_model_is_loaded(
+    flavour: Flavour,
+    op: str,
+    groups: int,
+    state_bits: int,
+    rng: np.random.Generator,
+    tmp_path: Path,
+) -> None:
+    f, attributes = any_feeds(op, rng, 2, 1, groups, state_bits)
+    if flavour == "ort":
+        f |= {n: f[n].view(np.uint8) for n in UNSIGNED[op]}
+    f |= steering(chain(2), np.array([1]), True)
+    if op == "SelectiveScanInt8":
+        del f["ancestors"]
+    graph = optimized(op, flavour, f, tmp_path, **attributes)
+    read = {name for node in all_nodes(graph) for name in node.input}
+    assert not read & {"A_log", "D", "dt_bias", "A_log_scale", "D_scale", "dt_bias_scale"}
+    constants = [onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer]
+    rates = -np.exp(f["A_log"] * f["A_log_scale"])
+    assert any(c.shape == rates.shape and np.allclose(c, rates, rtol=1e-6) for c in constants)
+
+
+@both
+def test_the_convolution_reads_int8_and_rounds_once(
+    flavour: Flavour, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    f = conv_feeds(rng, 2, 1, 4, a_channel=True)
+    rows = taps(chain(2), 4)
+    graph = optimized("CausalConv1dInt8", flavour, f | {"taps": rows, "kept_taps": rows[:, 1:]},
+                      tmp_path)  # fmt: skip
+    kinds = [node.op_type for node in graph.node]
+    assert kinds.count("QuantizeLinear") == 1 and "QuickGelu" in kinds
+    read = {name for node in graph.node for name in node.input}
+    assert not read & {"weight", "bias", "weight_scale", "bias_scale", "x_scale"}
