@@ -1,0 +1,178 @@
+"""Every node of int8 graphs, run by the references, against its ONNX body on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx.external_data_helper import load_external_data_for_model
+
+from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, ModelConfig
+from edge.export.graph import GRAPH_FILE, build_graph
+from edge.export.graph.run import GraphRunner, open_reference
+from edge.export.quantize.names import layer_matrices
+from edge.export.quantize.plan import (
+    INT8,
+    INT8_ROWS,
+    LayerPlan,
+    ModelPlan,
+    Product,
+    Rounding,
+    ScanPlan,
+    StateType,
+    Storage,
+)
+from edge.plugins.onnx import op_of
+from edge.plugins.reference.nodes_int8 import INT8 as INT8_NODES
+from edge.tensors import tensor_shapes
+from tests.checkpoints import random_tensor
+from tests.onnx_ops import run_op
+
+SITES = ("conv_in", "z", "x", "dt", "B", "C")
+# Enough tokens that rounded values are many; odd, and more than one.
+TOKENS, BATCH = 37, 1
+CONFIG = ModelConfig(
+    family="test",
+    vocab_size=40,
+    d_model=64,
+    layers=(
+        Mamba1Config(d_inner=128, d_state=8, dt_rank=4),
+        AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=16),
+        MlpConfig(d_intermediate=96),
+        Mamba2Config(d_inner=128, d_ssm=128, d_state=8, head_dim=16, n_groups=2),
+        Mamba2Config(d_inner=128, d_ssm=128, d_state=8, head_dim=32, gated_norm=False),
+    ),
+)
+
+
+def scale(most: float, channels: int = 1) -> NDArray[np.float32]:
+    return (most / 127 * np.linspace(0.8, 1.2, channels)).astype(np.float32)
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    """Weights that keep values about 1, so that a scale of 4/127 covers them."""
+    generator = torch.Generator().manual_seed(5)
+    return {
+        name: random_tensor(name, shape, generator) for name, shape in tensor_shapes(CONFIG).items()
+    }
+
+
+def plan(
+    product: Callable[[str, int], Product],
+    state: StateType,
+    fused: bool,
+    site: NDArray[np.float32] | None,
+) -> ModelPlan:
+    layers = []
+    for layer in CONFIG.layers:
+        products = {
+            name: product(name, columns)
+            for name, (_, columns) in layer_matrices(layer, CONFIG.d_model).items()
+        }
+        scan = None
+        if isinstance(layer, Mamba1Config | Mamba2Config):
+            sites = dict.fromkeys(SITES, Rounding(site))
+            scan = ScanPlan(fused, sites, state=state, state_scale=scale(0.5))
+        layers.append(LayerPlan(products, scan))
+    return ModelPlan("int8", INT8_ROWS, Product(INT8_ROWS, Rounding(scale(4))), tuple(layers))
+
+
+def static(name: str, columns: int) -> Product:
+    return Product(INT8, Rounding(scale(4), rotate=name == "out_proj"))
+
+
+def one_scale(name: str, columns: int) -> Product:
+    return Product(INT8, Rounding(scale(4)))
+
+
+def dynamic(name: str, columns: int) -> Product:
+    return Product(INT8, Rounding(None, rotate=name == "out_proj"))
+
+
+def four_bits(name: str, columns: int) -> Product:
+    big = columns % 32 == 0
+    return Product(Storage(4, 32) if big else INT8, Rounding(scale(4)))
+
+
+def by_channel(name: str, columns: int) -> Product:
+    outliers = (1, 3) if columns > 8 else ()
+    return Product(INT8, Rounding(scale(4, columns)), outliers=outliers)
+
+
+PLANS: dict[str, ModelPlan] = {
+    "fused": plan(static, "fp32", True, scale(4)),
+    "fused, state fp16": plan(one_scale, "fp16", True, scale(4)),
+    "fused, state int8": plan(static, "int8", True, scale(4)),
+    "not fused": plan(one_scale, "fp32", False, scale(4)),
+    "dynamic": plan(dynamic, "fp32", False, None),
+    "four bits": plan(four_bits, "fp32", False, scale(4)),
+    "by channel": plan(by_channel, "fp32", False, scale(4)),
+}
+EXPECTED = {
+    "fused": {
+        "AddRMSNormQuantize", "RMSNormQuantize", "LinearInt8", "LinearInt8Quantize",
+        "CausalConv1dInt8", "SelectiveScanInt8", "SelectiveScanHeadsInt8", "GatedRMSNormInt8",
+        "HadamardQuantize", "EmbedInt8", "Quantize", "Dequantize",
+    },
+    "not fused": {"FakeQuantize"},
+    "dynamic": {"QuantizeRows", "LinearInt8Rows", "Hadamard", "FakeQuantizeRows"},
+    "four bits": {"LinearInt4"},
+}  # fmt: skip
+
+
+def run(folder: Path) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
+    """A graph and all its values: fed, stored and made by the references in two runs."""
+    graph = open_reference(folder)
+    runner = GraphRunner(graph, CONFIG)
+    model = onnx.load(folder / GRAPH_FILE, load_external_data=False)
+    load_external_data_for_model(model, str(folder))
+    values = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    tokens = np.random.default_rng(0).integers(0, CONFIG.vocab_size, (BATCH, TOKENS + 3))
+    state = runner.initial(BATCH, TOKENS + 3)
+    _, (state,) = runner.run(tokens[:, :3], state)
+    feeds = runner.feeds(tokens[:, 3:], state, kept=[1, TOKENS // 2, TOKENS - 1])
+
+    def keep(name: str, tensor: torch.Tensor) -> None:
+        values[name] = tensor.contiguous().numpy()
+
+    graph.hook = keep
+    graph.run(None, feeds)
+    return model, values | feeds
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_int8_node_is_its_body(name: str, tmp_path: Path) -> None:
+    build_graph(CONFIG, tensors(), tmp_path, PLANS[name], flavour="standard")
+    model, values = run(tmp_path)
+    seen, rounded, apart = set(), 0, 0
+    for node in model.graph.node:
+        if node.domain != "edge" or op_of(node.op_type).name not in INT8_NODES:
+            continue
+        op = op_of(node.op_type)
+        seen.add(op.name)
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        inputs = {v.name: values[n] for v, n in zip(op.inputs, node.input, strict=True)}
+        found = run_op(node.op_type, "standard", inputs, **attributes)
+        for v, output in zip(op.outputs, node.output, strict=True):
+            ours, theirs = values[output], found[v.name]
+            assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+            if ours.dtype == np.int8:
+                steps = np.abs(ours.astype(int) - theirs.astype(int))
+                assert steps.max() <= 1 and ours.any(), output
+                rounded, apart = rounded + steps.size, apart + int(steps.sum())
+            else:
+                wide, other = ours.astype(np.float64), theirs.astype(np.float64)
+                allowed = 1e-3 if ours.dtype == np.float16 else 1e-5
+                assert np.abs(wide - other).max() <= allowed * np.abs(other).max() > 0, output
+    assert EXPECTED.get(name, set()) <= seen
+    assert rounded > 10_000 and apart <= rounded / 10_000
+
+
+def test_every_int8_op_is_in_one_of_these_graphs() -> None:
+    assert set.union(*EXPECTED.values()) == set(INT8_NODES)
