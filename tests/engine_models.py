@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,9 @@ from edge.config import (
 )
 from edge.export.graph import build_graph
 from edge.export.network import Network
+from edge.export.quantize.plan import StateType
 from edge.runtime.ort import OrtEngine
+from tests import int8_models
 from tests.rounded_states import round_states
 
 MAMBA1 = Mamba1Config(d_inner=24, d_state=4, d_conv=4, dt_rank=3)
@@ -60,7 +63,12 @@ ROUNDED: dict[str, tuple[str, dict[str, str]]] = {
         "layers.0.conv_state": "int8", "layers.0.ssm_state": "float16",
         "layers.3.conv_state": "float16", "layers.3.ssm_state": "int8"}),
 }  # fmt: skip
-ALL_KINDS = (*KINDS, *ROUNDED)
+# int8 throughout: kind → types of the scans' states
+INT8: dict[str, tuple[StateType, ...]] = {
+    "int8": ("fp32", "fp32"),
+    "int8-mixed": ("int8", "fp16"),
+}
+ALL_KINDS = (*KINDS, *ROUNDED, *INT8)
 
 
 def plain(kind: str) -> str:
@@ -68,8 +76,8 @@ def plain(kind: str) -> str:
     return ROUNDED[kind][0] if kind in ROUNDED else kind
 
 
-def has_attention(kind: str) -> bool:
-    return CONFIGS[plain(kind)].has_attention
+def config_of(kind: str) -> ModelConfig:
+    return int8_models.HYBRID if kind in INT8 else CONFIGS[plain(kind)]
 
 
 @functools.cache
@@ -100,13 +108,25 @@ _ROOT = tempfile.TemporaryDirectory(prefix="edge-models-")
 
 @functools.cache
 def engine(kind: str) -> OrtEngine:
-    path, dtypes = folder(plain(kind)) / "graphs/ort.onnx", None
-    if kind in ROUNDED:
-        _, dtypes = ROUNDED[kind]
-        graph = round_states(path.read_bytes(), dtypes)
-        path = path.with_name(f"{kind}.onnx")
-        path.write_bytes(graph)
-    return OrtEngine(path, CONFIGS[plain(kind)], threads=1, chunk=64, state_dtypes=dtypes)
+    path, dtypes = _graph(kind)
+    return OrtEngine(path, config_of(kind), threads=1, chunk=64, state_dtypes=dtypes)
+
+
+def _graph(kind: str) -> tuple[Path, Mapping[str, str]]:
+    """The graph, and its states that are not fp32."""
+    if kind in INT8:
+        path = Path(_ROOT.name) / kind
+        path.mkdir()
+        built = int8_models.build_int8(path, INT8[kind])
+        return built.graph, built.state_dtypes
+    path = folder(plain(kind)) / "graphs/ort.onnx"
+    if kind not in ROUNDED:
+        return path, {}
+    dtypes = ROUNDED[kind][1]
+    graph = round_states(path.read_bytes(), dtypes)
+    path = path.with_name(f"{kind}.onnx")
+    path.write_bytes(graph)
+    return path, dtypes
 
 
 def tokens(count: int, *, batch: int = 1, seed: int = 0) -> np.ndarray:

@@ -15,7 +15,7 @@ from edge.export.exporter import export_checkpoint
 from edge.runtime import memory, ort_session
 from edge.runtime.engine import open_engine
 from tests import checkpoints
-from tests.engine_models import ALL_KINDS, ROUNDED, engine, has_attention, plain, tokens
+from tests.engine_models import ALL_KINDS, ROUNDED, config_of, engine, plain, tokens
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_snapshot_costs_one_state_and_the_rows_in_use(kind: str) -> None:
     plan = engine(kind).memory_plan()
     assert state.snapshot().nbytes == plan["state"] + rows
     assert plan["snapshot"] == plan["state"] + plan["kv_cache"]
-    assert (plan["kv_cache"] > 0) == has_attention(kind)
+    assert (plan["kv_cache"] > 0) == config_of(kind).has_attention
 
 
 def test_the_plan_before_loading(exported: Path) -> None:

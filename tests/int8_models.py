@@ -1,0 +1,71 @@
+"""A tiny model whose products, convolutions and scans are int8, with scales set by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, ModelConfig
+from edge.export.graph import build_graph
+from edge.export.graph.model import BuiltGraph
+from edge.export.quantize.names import layer_matrices
+from edge.export.quantize.plan import (
+    INT8,
+    INT8_ROWS,
+    LayerPlan,
+    ModelPlan,
+    Product,
+    Rounding,
+    ScanPlan,
+    StateType,
+)
+from edge.tensors import tensor_shapes
+
+HYBRID = ModelConfig(
+    family="test", vocab_size=40, d_model=32, max_context=96,
+    layers=(
+        Mamba1Config(d_inner=64, d_state=8, dt_rank=4),
+        AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=8),
+        MlpConfig(d_intermediate=48),
+        Mamba2Config(d_inner=64, d_ssm=64, d_state=8, head_dim=16),
+    ),
+)  # fmt: skip
+
+
+def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, NDArray[np.float32]]:
+    """Weights that keep values about 1, so that a scale of 4/127 covers them."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for name, shape in tensor_shapes(config).items():
+        values = rng.standard_normal(shape).astype(np.float32)
+        norm = name.endswith(("norm.weight", "norm_f.weight"))
+        found[name] = 1 + values / 10 if norm else values / np.float32(np.sqrt(shape[-1]))
+    return found
+
+
+def _scale(most: float) -> NDArray[np.float32]:
+    return np.full(1, most / 127, np.float32)
+
+
+def int8_plan(config: ModelConfig, states: tuple[StateType, ...]) -> ModelPlan:
+    """Everything in int8; `states` are the types of the scans' states, in the order of layers."""
+    left = list(states)
+    layers = []
+    for layer in config.layers:
+        products = {
+            name: Product(INT8, Rounding(_scale(4), rotate=name == "out_proj"))
+            for name in layer_matrices(layer, config.d_model)
+        }
+        scan = None
+        if isinstance(layer, Mamba1Config | Mamba2Config):
+            sites = {s: Rounding(_scale(4)) for s in ("conv_in", "z", "x", "dt", "B", "C")}
+            scan = ScanPlan(fused=True, sites=sites, state=left.pop(0), state_scale=_scale(0.5))
+        layers.append(LayerPlan(products, scan))
+    return ModelPlan("int8", INT8_ROWS, Product(INT8_ROWS, Rounding(_scale(4))), tuple(layers))
+
+
+def build_int8(folder: Path, states: tuple[StateType, ...]) -> BuiltGraph:
+    """The hybrid above under `folder`."""
+    return build_graph(HYBRID, random_tensors(HYBRID), folder, int8_plan(HYBRID, states))
