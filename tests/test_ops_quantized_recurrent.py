@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
 import pytest
+from onnx.reference import ReferenceEvaluator
 
-from edge.plugins.onnx import FLAVOURS, Flavour
+from edge.ops import OPS
+from edge.plugins.onnx import FLAVOURS, Flavour, variants
 from tests.int8_recurrent import (
     CASES,
     STATE_TYPES,
@@ -32,7 +34,7 @@ from tests.int8_recurrent import (
     scan_feeds,
     steering,
 )
-from tests.onnx_ops import LENGTHS, chain, path_to, taps
+from tests.onnx_ops import LENGTHS, chain, one_op_model, path_to, taps
 
 both = pytest.mark.parametrize("flavour", FLAVOURS)
 batches = pytest.mark.parametrize("batch", [1, 3])
@@ -256,6 +258,40 @@ def test_of_a_wide_state_few_values_are_apart(
         compared.state(out["ssm_states"][t], after)
         apart += int((out["ssm_states"][t] != after).sum())
     assert apart <= out["ssm_states"].size / one_in
+
+
+def judged_by_onnx(op: str, feeds: dict[str, Array], **attributes: float) -> list[Array]:
+    """Outputs of the standard flavour as ONNX's own evaluator understands it."""
+    ordered = {v.name: feeds[v.name] for v in OPS[op].inputs}
+    types = [a.dtype for a in ordered.values()]
+    name = variants(op, attributes)
+    model = one_op_model(name, "standard", attributes.items(), types)
+    return [np.asarray(a) for a in ReferenceEvaluator(model).run(None, ordered)]
+
+
+@scans
+@states
+def test_standard_scans_mean_the_same_to_onnx(
+    op: str, groups: int, state_bits: int, rng: np.random.Generator
+) -> None:
+    f, attributes = any_feeds(op, rng, 3, 2, groups, state_bits)
+    compared = Compared()
+    for route in routes(3, rng):
+        y, states = judged_by_onnx(op, f | steering(*route), **attributes)
+        found = run(op, "standard", f | steering(*route), **attributes)
+        compared.floats(found["y"], y, 1e-5)
+        compared.state(found["ssm_states"], states)
+    compared.check()
+
+
+def test_the_standard_convolution_means_the_same_to_onnx(rng: np.random.Generator) -> None:
+    rows, f = taps(chain(3), 4), conv_feeds(rng, 3, 2, 4, a_channel=True)
+    f |= {"taps": rows, "kept_taps": rows[:, 1:]}
+    y, states = judged_by_onnx("CausalConv1dInt8", f)
+    found, compared = run("CausalConv1dInt8", "standard", f), Compared()
+    compared.int8(found["y"], y)
+    assert np.array_equal(found["conv_states"], states)
+    compared.check()
 
 
 OLDEST = Path(sys.prefix) / "oldest"  # `make test` installs onnxruntime 1.23.2 there

@@ -70,15 +70,19 @@ _WALKS = Template("""
                     steps = Squeeze(length)
                     nothing = SequenceEmpty<dtype=$dtype>()
                     first = SequenceInsert(nothing, ssm_state)
-                    path, tree_reads = Loop(steps, yes, first) <
-                      body = node (int64 t, bool go, seq($element[$state]) seen)
-                          => (bool on, seq($element[$state]) grown, float[$read] read_t) {
+                    unread = SequenceEmpty<dtype=1>()
+                    path, outputs = Loop(steps, yes, first, unread) <
+                      body = node (int64 t, bool go, seq($element[$state]) seen,
+                                   seq(float[$read]) told)
+                          => (bool on, seq($element[$state]) grown, seq(float[$read]) retold) {
                         on = Identity(go)
                         parent = Gather<axis=0>(parents, t)
                         slot = Add(parent, next)
                         before = SequenceAt(seen, slot)$gathered$step
                         grown = SequenceInsert(seen, after)
+                        retold = SequenceInsert(told, read_t)
                       }>
+                    tree_reads = ConcatFromSequence<axis=0, new_axis=1>(outputs)
                     stacked = ConcatFromSequence<axis=0, new_axis=1>(path)
                     from_one = Constant<value = int64[1] {1}>()
                     to_end = Constant<value = int64[1] {9223372036854775807}>()
