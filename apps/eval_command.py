@@ -11,7 +11,7 @@ import typer
 
 from edge.errors import InputError
 
-READING, COMPARING, NOISE = "How text is read", "Comparing", "Noise"
+READING, COMPARING, NOISE, TASKS = "How text is read", "Comparing", "Noise", "Tasks"
 KINDS = ("drop", "repeat", "antspeak", "uppercase", "random-case", "swap")
 
 
@@ -46,7 +46,8 @@ def evaluate(
         ),
     ] = False,
     max_tokens: Annotated[
-        int | None, typer.Option(min=2, help="Stop after this many tokens.", rich_help_panel=READING)
+        int | None,
+        typer.Option(min=2, help="Stop after this many tokens.", rich_help_panel=READING),
     ] = None,
     against: Annotated[
         str | None,
@@ -72,6 +73,29 @@ def evaluate(
         int | None,
         typer.Option(help="Of the random numbers of the noise; 0.", rich_help_panel=NOISE),
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK,…", help="Tasks of lm-evaluation-harness, instead of a text.",
+            rich_help_panel=TASKS,
+        ),
+    ] = None,
+    task_path: Annotated[
+        Path | None,
+        typer.Option(help="Folder of task files of your own.", rich_help_panel=TASKS),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Questions of each task; all.", rich_help_panel=TASKS),
+    ] = None,
+    fewshot: Annotated[
+        int | None,
+        typer.Option(min=0, help="Examples before a question.", rich_help_panel=TASKS),
+    ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Ask through the chat template.", rich_help_panel=TASKS),
+    ] = False,
 ) -> None:  # fmt: skip
     """Measure perplexity and bits per byte on any text.
 
@@ -87,12 +111,19 @@ def evaluate(
     from edge.apps.evaluate import modes, report
 
     request = modes.Request(bundle, texts or (), threads, window, stride, stream, max_tokens)
-    _one_of({"--against": against, "--noise": noise})
+    _one_of({"--against": against, "--noise": noise, "--tasks": tasks})
     _needs("--noise", noise, {"--probability": probability, "--seed": seed})
+    asked = {"--task-path": task_path, "--limit": limit, "--fewshot": fewshot}
+    _needs("--tasks", tasks, asked | {"--chat": chat or None})
     describe = report.describe
     if noise is not None:
         facts = modes.robustness(request, noise, probability, seed or 0)
         describe = report.describe_noise
+    elif tasks is not None:
+        facts = modes.tasks(
+            request, tasks, folder=task_path, limit=limit, fewshot=fewshot, chat=chat
+        )
+        describe = report.describe_tasks
     elif against is not None:
         facts = modes.divergence(request, against)
     else:

@@ -89,6 +89,8 @@ def test_refusals_name_the_line_of_a_record(tmp_path: Path) -> None:
     assert code == 1 and "absent.txt: is not a file" in err
     code, _, err = run(bundle("bytes"))
     assert code == 1 and "TEXT" in err
+    code, _, err = run(bundle("bytes"), "--tasks", "arc_easy")
+    assert code == 1 and "pip install 'mamba-edge[eval]'" in err
 
 
 def test_divergence_is_that_of_the_definition() -> None:

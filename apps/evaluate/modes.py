@@ -15,6 +15,7 @@ from edge.apps.evaluate.noise import chosen, noisy_parts
 from edge.apps.evaluate.progress import shown
 from edge.apps.evaluate.score import Reader, check_context, measure
 from edge.apps.evaluate.source import Source, reading
+from edge.apps.evaluate.tasks import run_tasks
 from edge.apps.evaluate.texts import total_bytes
 from edge.errors import InputError
 from edge.runtime.model import Model, load
@@ -97,3 +98,23 @@ def robustness(request: Request, kind: str, probability: float | None, seed: int
         for noise, tally in zip(kinds, spoilt, strict=True)
     ]
     return identity(model) | source.describe() | clean.to_dict() | {"seed": seed, "noise": rows}
+
+
+def tasks(
+    request: Request,
+    names: str,
+    *,
+    folder: Path | None,
+    limit: int | None,
+    fewshot: int | None,
+    chat: bool,
+) -> dict[str, Any]:
+    """`--tasks A,B`."""
+    if request.texts or request.stream or request.stride or request.max_tokens:
+        raise InputError("brings its own text, read in its own way", field="--tasks")
+    model = request.load()
+    found = run_tasks(
+        model, [name.strip() for name in names.split(",") if name.strip()], folder=folder,
+        limit=limit, fewshot=fewshot, chat=chat, max_length=request.window,
+    )  # fmt: skip
+    return identity(model) | {"limit": limit, "fewshot": fewshot, "chat": chat, "tasks": found}

@@ -57,6 +57,22 @@ def describe_noise(facts: Mapping[str, Any]) -> str:
     return "\n".join([facts["bundle"], *lines(rows), *table])
 
 
+def describe_tasks(facts: Mapping[str, Any]) -> str:
+    """What `--tasks` found, a metric a line."""
+    out = [facts["bundle"]]
+    if facts["limit"] is not None:
+        out.append(f"  only the first {facts['limit']} questions of each: not a result to quote")
+    for task, values in facts["tasks"].items():
+        for key, value in values.items():
+            metric, _, how = key.partition(",")
+            error = values.get(f"{metric}_stderr,{how}")
+            if how and not metric.endswith("_stderr"):
+                shown = number(value) + (f" ± {number(error)}" if error is not None else "")
+                name = metric if how == "none" else f"{metric} ({how})"
+                out.append(f"  {task:<28}{name:<24}{shown}")
+    return "\n".join(out)
+
+
 def counts(facts: Mapping[str, Any]) -> str:
     """How much was predicted."""
     documents = f"{facts['documents']:,} document{'s' if facts['documents'] != 1 else ''}"

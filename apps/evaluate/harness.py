@@ -1,0 +1,242 @@
+"""The runtime as a model of lm-evaluation-harness: `edge`, registered by importing this module.
+
+Needs the package lm-eval, and not torch: `pip install 'mamba-edge[eval]'`. In a program:
+
+    import edge.apps.evaluate.harness
+    lm_eval.simple_evaluate(model="edge", model_args={"bundle": "demo"}, tasks=[…])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from lm_eval import utils
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from edge.apps.evaluate.score import F32, nats
+from edge.apps.evaluate.source import DEFAULT_WINDOW
+from edge.errors import InputError
+from edge.runtime.model import Model, load
+from edge.text.template import Message
+
+MAX_ANSWER = 256  # tokens, where a task does not say
+Scored = tuple[float, bool]
+
+
+@register_model("edge")
+class EdgeLM(TemplateLM):
+    """A bundle. Where text goes into tokens, and context is cut, it does as the harness' own
+    `HFLM` does, so that figures compare.
+
+    Attributes:
+        model: the loaded bundle.
+        max_length: most tokens a prediction sees; the context attention was trained for, else 2048.
+    """
+
+    def __init__(
+        self,
+        bundle: str | Model,
+        threads: int | None = None,
+        max_length: int | None = None,
+        **ignored: Any,
+    ) -> None:
+        """`ignored`: batch_size, device and what else the harness gives every model."""
+        super().__init__()
+        self.model = bundle if isinstance(bundle, Model) else load(bundle, threads=threads)
+        trained = self.model.config.max_context
+        self.max_length = max_length or trained or DEFAULT_WINDOW
+        if trained is not None and self.max_length > trained:
+            raise InputError(
+                f"the attention layers were trained for {trained} positions", field="max_length"
+            )
+        self._contexts = _Contexts(self.model, self.max_length)
+        self._templated = False
+
+    # -- text and tokens -------------------------------------------------------------------------
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.prefix_token_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text that has no context: `bos`, else an end token, else, for bytes,
+        a line feed. It is never predicted.
+        """
+        tokenizer = self.model.tokenizer
+        if tokenizer.bos is not None:
+            return tokenizer.bos
+        return tokenizer.eos[0] if tokenizer.eos else tokenizer.encode("\n")[0]
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **ignored: Any
+    ) -> list[int]:
+        """Ids of a text. What is written like a special token is one only in prompts that a chat
+        template made; elsewhere it is text, here as in every use of the runtime.
+        """
+        tokenizer = self.model.tokenizer
+        ids = tokenizer.encode(string, special=self._templated)
+        add = tokenizer.add_bos if add_special_tokens is None else add_special_tokens
+        if add and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
+            ids.insert(0, tokenizer.bos)
+        return ids
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.model.tokenizer.fingerprint
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """Names the template for the harness' caches: the fingerprint of the bundle it is in."""
+        return self.model.fingerprint if chat_template and self.model.template else None
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt of a conversation. Without the generation prompt, the last message is the
+        beginning of an answer and stays open.
+        """
+        if self.model.template is None:
+            raise InputError("has no chat template", file=self.model.path)
+        self._templated = True
+        messages = [Message(turn["role"], turn["content"]) for turn in chat_history]
+        begun = ""
+        if not add_generation_prompt and messages and messages[-1].role == "assistant":
+            begun = messages.pop().content
+        return self.model.template.render_text(messages) + begun
+
+    # -- what tasks ask --------------------------------------------------------------------------
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[Any, list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **ignored: Any,
+    ) -> list[Scored]:
+        """(ln p, whether greedy choice says the same) of continuations; contexts that requests
+        share are read once. Context beyond `max_length` is cut from the left.
+        """
+        places: dict[tuple[int, ...], list[int]] = {}
+        for place, (_, context, continuation) in enumerate(requests):
+            places.setdefault(self._cut(context, continuation), []).append(place)
+        found: list[Scored] = [(0.0, True)] * len(requests)
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="loglikelihood") as bar:
+            for seen, group in places.items():
+                self._contexts.begin(seen)
+                for place in group:
+                    request, _, continuation = requests[place]
+                    found[place] = self._contexts.score(continuation)
+                    if request is not None:
+                        self.cache_hook.add_partial("loglikelihood", request, found[place])
+                    bar.update()
+        return found
+
+    def _cut(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[int, ...]:
+        if len(continuation) > self.max_length:
+            raise InputError(
+                f"a continuation of {len(continuation)} tokens does not fit into a context of "
+                f"{self.max_length}"
+            )
+        # the last token is predicted and not fed
+        return tuple(context[-(self.max_length + 1 - len(continuation)) :])
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        """ln p of whole texts, in windows as the harness defines them."""
+        totals = []
+        for request in tqdm(requests, disable=disable_tqdm, desc="loglikelihood_rolling"):
+            (text,) = request.args
+            windows = utils.get_rolling_token_windows(
+                token_list=self.tok_encode(text), prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length, context_len=1,
+            )  # fmt: skip
+            pairs = [(None, *utils.make_disjoint_window(window)) for window in windows]
+            total = sum(ln_p for ln_p, _ in self._loglikelihood_tokens(pairs, disable_tqdm=True))
+            totals.append(total)
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
+        return totals
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Answers, greedy unless a task samples; without the string that ended them."""
+        texts = []
+        for request in tqdm(requests, disable=disable_tqdm, desc="generate_until"):
+            context, given = request.args
+            texts.append(self._generate(context, normalize_gen_kwargs(given, MAX_ANSWER)))
+            self.cache_hook.add_partial("generate_until", request.args, texts[-1])
+        return texts
+
+    def _generate(self, context: str, how: Mapping[str, Any]) -> str:
+        count = how["max_gen_toks"]
+        room = self.max_length - count
+        if room < 1:
+            raise InputError(
+                f"{count} tokens of an answer leave no room in a context of {self.max_length}",
+                field="max_gen_toks",
+                remedy="lower it in the task's generation_kwargs",
+            )
+        prompt = (self.tok_encode(context) or [self.prefix_token_id])[-room:]
+        session = self.model.session(capacity=self.max_length, undo_levels=1)
+        # the bundle's own sampling parameters are for chats
+        sampling: dict[str, Any] = {
+            "temperature": how["temperature"] if how["do_sample"] else 0.0,
+            "top_k": how.get("top_k", 0),
+            "top_p": how.get("top_p", 1.0),
+            "min_p": how.get("min_p", 0.0),
+            "repetition_penalty": how.get("repetition_penalty", 1.0),
+            "seed": how.get("seed", 0),
+            "max_tokens": count,
+            "stop": tuple(term for term in how["until"] if term),
+        }
+        return session.generate(prompt, **sampling).finish().text
+
+
+class _Contexts:
+    """A state that reads a context once and comes back to it for every continuation."""
+
+    def __init__(self, model: Model, capacity: int) -> None:
+        self._engine = model.engine
+        self._size = model.tokenizer.vocab_size
+        self._unassigned = list(model.tokenizer.unassigned)
+        self._state = model.engine.new_state(window=1, capacity=capacity)
+
+    def begin(self, context: Sequence[int]) -> None:
+        """Read a context, one token at least."""
+        self._state.clear()
+        for logits in self._feed(context, "last"):
+            self._first = logits[-1:].copy()
+        self._after = self._state.snapshot()
+
+    def score(self, continuation: Sequence[int]) -> Scored:
+        """(Σ ln p, greedy) of a continuation of the context."""
+        ids = np.array(continuation, np.int64)
+        total = -float(nats(self._first, ids[:1]).sum())
+        greedy = bool((self._choice(self._first) == ids[:1]).all())
+        self._state.restore(self._after)
+        at = 1
+        for logits in self._feed(continuation[:-1], "all"):
+            wanted = ids[at : at + len(logits)]
+            total -= float(nats(logits, wanted).sum())
+            greedy &= bool((self._choice(logits) == wanted).all())
+            at += len(logits)
+        return total, greedy
+
+    def _choice(self, logits: F32) -> NDArray[np.intp]:
+        """What greedy choice takes: ids that mean nothing are never chosen."""
+        logits = logits[:, : self._size]
+        if self._unassigned:
+            logits = logits.copy()
+            logits[:, self._unassigned] = -np.inf
+        chosen: NDArray[np.intp] = logits.argmax(-1)
+        return chosen
+
+    def _feed(self, ids: Sequence[int], rows: Any) -> Iterator[F32]:
+        chunk = self._engine.chunk
+        for start in range(0, len(ids), chunk):
+            tokens = np.array([ids[start : start + chunk]], np.int64)
+            yield self._engine.run(tokens, self._state, rows=rows, commit=True)[0]

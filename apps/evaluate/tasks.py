@@ -1,0 +1,95 @@
+"""`--tasks`: zero-shot and few-shot tasks through lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge.errors import InputError
+from edge.runtime.model import Model
+
+NEEDS = "pip install 'mamba-edge[eval]'"
+
+
+def run_tasks(
+    model: Model,
+    names: Sequence[str],
+    *,
+    folder: Path | None,
+    limit: int | None,
+    fewshot: int | None,
+    chat: bool,
+    max_length: int | None,
+) -> dict[str, dict[str, float]]:
+    """Metrics by task: `acc,none` → value, `acc_stderr,none` → error, as the harness names them.
+
+    `folder`: task files of one's own, found before the harness's. Raises InputError: lm-eval is not
+    installed, a task that is not there or cannot be loaded.
+    """
+    try:
+        import lm_eval
+        from lm_eval.tasks import TaskManager
+
+        from edge.apps.evaluate.harness import EdgeLM
+    except ModuleNotFoundError as missing:
+        raise InputError(
+            f"tasks need the package {missing.name}", field="--tasks", remedy=NEEDS
+        ) from None
+    if folder is not None and not folder.is_dir():
+        raise InputError("is not a folder", file=folder, field="--task-path")
+    if chat and model.template is None:
+        raise InputError("the bundle has no chat template", field="--chat")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    # the harness and datasets talk on standard output, which is for the result alone
+    with contextlib.redirect_stdout(sys.stderr):
+        # reading the index of the harness's own thousands of tasks takes ten seconds
+        manager = TaskManager(include_path=folder, include_defaults=False)
+        if not set(names) <= set(manager.all_tasks):
+            manager = TaskManager(include_path=folder)
+        tasks = _loaded(manager, names)
+        found = lm_eval.simple_evaluate(
+            model=EdgeLM(model, max_length=max_length),
+            tasks=tasks,
+            task_manager=manager,
+            limit=limit,
+            num_fewshot=fewshot,
+            apply_chat_template=chat,
+            log_samples=False,
+            torch_random_seed=None,  # nothing here uses torch; seeding would import it
+        )
+    assert found is not None  # only other processes of a distributed run get none
+    return {task: _numbers(values) for task, values in found["results"].items()}
+
+
+def _loaded(manager: Any, names: Sequence[str]) -> list[Any]:
+    """The tasks called so. Raises InputError for one that does not load."""
+    known = set(manager.all_tasks)
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"there is no task {name!r}",
+                field="--tasks",
+                remedy="name one of lm-eval's, or one of a folder given by --task-path",
+            )
+        try:
+            manager.load([name])
+        except Exception as problem:  # data that cannot be fetched, files that do not parse, …
+            raise InputError(
+                f"{name} cannot be loaded: {type(problem).__name__}: {problem}"[:500],
+                field="--tasks",
+                remedy="tasks of lm-eval fetch their data from the network; --task-path names a "
+                "folder of tasks with data of their own",
+            ) from problem
+    return list(names)
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        key: float(value)
+        for key, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
