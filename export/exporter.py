@@ -66,7 +66,7 @@ class ExportSummary:
 
 
 def export_checkpoint(
-    checkpoint: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str] | Checkpoint,
     out: str | os.PathLike[str],
     *,
     quant: str = "fp32",
@@ -113,7 +113,7 @@ def export_checkpoint(
     choices = Choices(layers or {}, percentile, ssm_state, embedding, head, groups)
     recipe(quant)
     report("reading", 0.0)
-    source = open_checkpoint(checkpoint)
+    source = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
     mixed = mixture(source.config, quant, choices)
     given = None if tokenizer is None else Path(tokenizer)
     reads, copies = text_files.tokenizer_info(source, source.config, given)
