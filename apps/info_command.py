@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Annotated, Any
 
 import typer
 
 from edge.apps.units import megabytes
 from edge.bundle import Bundle, open_bundle
-from edge.tensors import kv_cache_shapes, parameters, recurrent_state_shapes
-
-FP32 = 4
+from edge.tensors import parameters
 
 
 def info(
@@ -35,10 +32,11 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
     """The facts `--json` prints; `layers parameters weight_bytes state_bytes quantization files`
     are an interface.
     """
+    from edge.runtime.layout import StateLayout
+
     manifest = bundle.manifest
     kinds = [layer.kind for layer in manifest.model.layers]
-    recurrent = recurrent_state_shapes(manifest.model).values()
-    cache = kv_cache_shapes(manifest.model, context).values()
+    state = StateLayout.of(manifest.model, capacity=context, dtypes=manifest.state_dtypes)
     weights = manifest.entry("weights.bin")
     return {
         "bundle": str(bundle.path),
@@ -48,8 +46,9 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
         "vocab_size": manifest.model.vocab_size,
         "parameters": parameters(manifest.model),
         "weight_bytes": weights.size if weights else 0,
-        "state_bytes": FP32 * sum(math.prod(shape) for shape in recurrent),
-        "kv_cache_bytes": FP32 * sum(math.prod(shape) for shape in cache),
+        "state_bytes": state.slot_bytes,
+        "state_dtypes": sorted(set(manifest.state_dtypes.values())),
+        "kv_cache_bytes": state.cache_bytes,
         "context": context if manifest.model.has_attention else None,
         "quantization": manifest.quantization.model_dump(mode="json"),
         "tokenizer": manifest.tokenizer.model_dump(mode="json"),
@@ -65,7 +64,8 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
 def describe(facts: dict[str, Any]) -> str:
     """The facts as aligned lines."""
     layers = ", ".join(f"{count} {kind}" for kind, count in facts["layers"].items())
-    state = f"{megabytes(facts['state_bytes'])} a sequence, whatever its length"
+    types = f" (partly {' and '.join(facts['state_dtypes'])})" if facts["state_dtypes"] else ""
+    state = f"{megabytes(facts['state_bytes'])}{types} a sequence, whatever its length"
     if facts["kv_cache_bytes"]:
         state += (
             f"; plus KV cache {megabytes(facts['kv_cache_bytes'])} at {facts['context']} tokens"

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bundle import BundleWriter, Limits, Provenance, Quantization, TokenizerInfo
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, ModelConfig
-from edge.export.graph import build_graph
+from edge.export.graph import GRAPH_FILE, build_graph
 from edge.export.graph.model import BuiltGraph
 from edge.export.quantize.names import layer_matrices
 from edge.export.quantize.plan import (
@@ -64,6 +65,24 @@ def int8_plan(config: ModelConfig, states: tuple[StateType, ...]) -> ModelPlan:
             scan = ScanPlan(fused=True, sites=sites, state=left.pop(0), state_scale=_scale(0.5))
         layers.append(LayerPlan(products, scan))
     return ModelPlan("int8", INT8_ROWS, Product(INT8_ROWS, Rounding(_scale(4))), tuple(layers))
+
+
+def save_int8_bundle(folder: Path, states: tuple[StateType, ...]) -> Path:
+    """The same as a bundle, which reads bytes though it knows 40 tokens only."""
+    with BundleWriter(folder) as writer:
+        built = build_int8(writer.folder, states)
+        writer.finish(
+            created_by="a test",
+            model=HYBRID,
+            quantization=Quantization(recipe="int8", bits=8),
+            state_dtypes=built.state_dtypes,
+            opset=built.opsets,
+            graphs={"ort": GRAPH_FILE},
+            limits=Limits(chunk=64),
+            tokenizer=TokenizerInfo(kind="bytes", vocab_size=256),
+            provenance=Provenance(source="a test", family="test", fingerprint="0" * 64),
+        )
+    return folder
 
 
 def build_int8(folder: Path, states: tuple[StateType, ...]) -> BuiltGraph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge.apps.info_command import collect, describe
 from edge.bundle import open_bundle
 from edge.errors import BundleError, EngineError
 from edge.export.exporter import export_checkpoint
@@ -16,6 +18,7 @@ from edge.runtime import memory, ort_session
 from edge.runtime.engine import open_engine
 from tests import checkpoints
 from tests.engine_models import ALL_KINDS, ROUNDED, config_of, engine, plain, tokens
+from tests.int8_models import save_int8_bundle
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,37 @@ def test_a_snapshot_costs_one_state_and_the_rows_in_use(kind: str) -> None:
     assert state.snapshot().nbytes == plan["state"] + rows
     assert plan["snapshot"] == plan["state"] + plan["kv_cache"]
     assert (plan["kv_cache"] > 0) == config_of(kind).has_attention
+
+
+def test_a_bundle_says_what_its_states_are_kept_in(tmp_path: Path) -> None:
+    with open_bundle(save_int8_bundle(tmp_path / "b", ("int8", "fp16"))) as bundle:
+        facts = collect(bundle, context=64)
+        before = memory.plan_bundle(bundle.manifest, capacity=64)
+        loaded = open_engine(bundle, threads=1)
+    state = loaded.new_state(capacity=64)
+    loaded.run(tokens(5), state)
+    ring = {name: array.dtype.name for name, array in state.rings.items()}
+    assert set(ring.values()) == {"int8", "float16"} == set(facts["state_dtypes"])
+    snapshot = state.snapshot()
+    assert facts["state_bytes"] == before["state"]
+    assert facts["state_bytes"] == sum(a.nbytes for a in snapshot.recurrent.values())
+    assert (
+        facts["kv_cache_bytes"]
+        == before["kv_cache"]
+        == sum(cache.nbytes for cache in state.caches.values())
+    )
+    assert "partly float16 and int8" in describe(facts)
+    assert before["state_ring"] + before["kv_cache"] == state.nbytes
+
+
+def test_a_manifest_that_says_other_types(tmp_path: Path) -> None:
+    folder = save_int8_bundle(tmp_path / "b", ("int8", "fp16"))
+    said = json.loads((folder / "manifest.json").read_text())
+    said["state_dtypes"]["layers.0.ssm_state"] = "float16"
+    (folder / "manifest.json").write_text(json.dumps(said))
+    with open_bundle(folder) as bundle, pytest.raises(EngineError, match="the manifest") as caught:
+        open_engine(bundle, threads=1)
+    assert caught.value.field == "layers.0.ssm_state"
 
 
 def test_the_plan_before_loading(exported: Path) -> None:
