@@ -17,8 +17,8 @@ from edge.export.quantize import (
     recipe,
     register,
 )
-from edge.export.quantize.plan import F32, fitting
 from edge.export.quantize.int8 import dequantize_int8, quantize_int8, round_int8
+from edge.export.quantize.plan import F32, fitting
 
 
 @pytest.mark.parametrize(("bits", "block"), [(8, 128), (8, 32), (4, 32)])

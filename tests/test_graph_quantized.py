@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, ModelConfig
+from edge.export.exporter import check_graph
 from edge.export.graph import build_graph
+from edge.export.graph.run import open_session, session_options
+from edge.export.graph.verify import compare
 from edge.tensors import tensor_shapes
+from tests.quantized_models import built, in_runs, network, plan_of, runners, tokens_of
+from tests.test_graph_models import MODELS, logits
 
 HYBRID = ModelConfig(
     family="test",
@@ -50,3 +58,114 @@ def test_bundles_without_rounded_activations_stay_as_they_were(
     del model.functions[:]
     data = model.SerializeToString(deterministic=True) + built.weights.read_bytes()
     assert hashlib.sha256(data).hexdigest()[:16] == expected
+
+
+ROUNDING = ("w8a8", "w8a8-o", "w4a8", "w8a8-static", "w8a8-dynamic", "w8a8-smoothquant",
+            "w8a8-hadamard")  # fmt: skip
+
+
+def agree(name: str, folder: Path) -> None:
+    """ONNX Runtime means what the references mean: over a prefill, odd chunks and steps.
+
+    A sum that falls on the edge between two integers may round either way, and what follows it is
+    then rounded anew: rarely, and by no more than rounding costs in the first place.
+    """
+    engine, reference = runners(name, folder)
+    tokens = tokens_of(60)
+    wanted, after = in_runs(reference, tokens, (60,))
+    cost = compare(logits(network(name), tokens), wanted)
+    for runs in ((60,), (33, 1, 7, 1, 18)):
+        found, state = in_runs(engine, tokens, runs)
+        figures = compare(wanted, found)
+        assert figures["kl_nats_per_token"] <= max(1e-4, cost["kl_nats_per_token"])
+        assert figures["top1_agreement"] >= min(0.995, cost["top1_agreement"])
+        for key, array in state.arrays.items():
+            if array.dtype == np.int8:
+                steps = np.abs(array.astype(int) - after.arrays[key].astype(int))
+                assert steps.max(initial=0) <= 2 and steps.mean() <= 0.05, key
+
+
+@pytest.mark.parametrize("quant", ROUNDING)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_recipe_runs_every_layer_as_the_references_do(
+    name: str, quant: str, tmp_path: Path
+) -> None:
+    plan = plan_of(name, quant)[1]
+    built(name, plan, tmp_path)
+    check_graph(tmp_path)
+    agree(name, tmp_path)
+
+
+@pytest.mark.parametrize("quant", ["w8a8", "w8a8-dynamic", "w8a8-hadamard", "w4a8"])
+def test_the_standard_flavour_means_the_same_and_is_canonical(quant: str, tmp_path: Path) -> None:
+    plan = plan_of("all", quant)[1]
+    built("all", plan, tmp_path, "standard")
+    agree("all", tmp_path)
+    model = onnx.load(tmp_path / "graphs/ort.onnx", load_external_data=False)
+    assert {entry.domain for entry in model.opset_import} == {"", "edge"}
+    # s8 QuantizeLinear throughout
+    zeros = set()
+    for function in model.functions:
+        types = {n.output[0]: n.attribute[0].t.data_type for n in function.node
+                 if n.op_type == "Constant" and n.attribute[0].HasField("t")}  # fmt: skip
+        for node in function.node:
+            if node.op_type == "QuantizeLinear":
+                said = {a.name: a.i for a in node.attribute}
+                zeros.add(types[node.input[2]] if len(node.input) > 2 else said["output_dtype"])
+    assert zeros == (set() if quant == "w8a8-dynamic" else {TensorProto.INT8})
+
+
+@pytest.mark.parametrize("state", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("name", ["mamba1", "mamba2", "mamba2 groups"])
+def test_states_are_kept_in_the_type_asked_for(name: str, state: str, tmp_path: Path) -> None:
+    plan = plan_of(name, "w8a8", ssm_state=state)[1]
+    made = built(name, plan, tmp_path)
+    wanted = {"fp32": {}, "fp16": {"ssm_state": "float16"}, "int8": {"ssm_state": "int8"}}[state]
+    layers = range(len(MODELS[name]))
+    assert made.state_dtypes == {
+        f"layers.{i}.{key}": kind
+        for i in layers
+        for key, kind in ({"conv_state": "int8"} | wanted).items()
+    }
+    agree(name, tmp_path)
+
+
+def test_groups_and_mixtures_run_too(tmp_path: Path) -> None:
+    plan = plan_of("mamba2 groups", "w8a8", groups=True)[1]
+    assert plan.layers[0].scan is not None and plan.layers[0].scan.fused
+    built("mamba2 groups", plan, tmp_path)
+    agree("mamba2 groups", tmp_path)
+    layers = {"attention": "fp16", "mlp": "w8a8-smoothquant", "mamba1": "w8a8-hadamard"}
+    mixed, plan = plan_of("all", "w8a8", layers=layers, embedding="fp16")
+    assert mixed.name == "w8a8,mamba1=w8a8-hadamard,attention=fp16,mlp=w8a8-smoothquant"
+    built("all", plan, tmp_path)
+    agree("all", tmp_path)
+
+
+@pytest.mark.parametrize("quant", ROUNDING)
+def test_every_product_that_was_planned_in_integers_is_one(quant: str, tmp_path: Path) -> None:
+    """In the graph as ONNX Runtime optimized it, where a missed fusion would show."""
+    plan = plan_of("all", quant)[1]
+    built("all", plan, tmp_path)
+    options = session_options(1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    open_session(tmp_path, options=options)
+    model = onnx.load(tmp_path / "optimized.onnx", load_external_data=False)
+    products = plan.products()
+    int8 = sum(p.input is not None and p.weight.int8 for p in products)
+    int4 = sum(p.input is not None and p.weight.bits == 4 for p in products)
+    assert int8 + int4 == len(products)
+    counts = Counter(node.op_type for node in model.graph.node)
+    integer = sum(counts[op] for op in ("MatMulIntegerToFloat", "QLinearMatMul", "MatMulInteger"))
+    assert integer == int8 and counts["MatMulNBits"] == int4
+    # What is left of floating products has no matrix but columns that stay floating.
+    weights = {i.name for i in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type in ("MatMul", "FusedMatMul", "Gemm"):
+            matrices = {i for i in weights & set(node.input) if "_proj" in i or "embed" in i}
+            assert all("outliers" in name for name in matrices), matrices
+    zero = {i.name: i for i in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "MatMulIntegerToFloat":
+            assert zero[node.input[1]].data_type in (TensorProto.INT8, TensorProto.UINT8)
