@@ -347,11 +347,22 @@ def test_all_problems_are_told_at_once(server: Server) -> None:
 
 
 def test_a_deadline_returns_what_there_is_and_says_so() -> None:
-    with Server("--deadline", "0.5") as server:
-        answer = server.client().chat.completions.create(model="demo", messages=HELLO, **ENDLESS)
+    with Server("--deadline", "0.5", bundle="demo-draft") as server:
+        answer = server.client().chat.completions.create(
+            model="demo-draft", messages=HELLO, **ENDLESS
+        )
         choice = answer.choices[0]
         assert choice.finish_reason == "length" and choice.message.content
         assert choice.model_extra == {"finish_detail": "deadline"}
+
+
+def test_a_full_context_ends_the_answer_and_says_so(server: Server, client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="demo", messages=HELLO, **ENDLESS)
+    assert answer.usage is not None and answer.usage.total_tokens == 512 + 1
+    choice = answer.choices[0]
+    assert choice.finish_reason == "length" and choice.model_extra == {"finish_detail": "context"}
+    status, _, body = server.request("POST", "/v1/completions", {"prompt": [5] * 513})
+    assert status == 400 and body["error"]["code"] == "context_length_exceeded"
 
 
 def test_prompts_are_bounded_in_tokens() -> None:

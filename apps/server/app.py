@@ -21,6 +21,7 @@ from edge.apps.server.worker import Ended, Event, Job, Worker
 from edge.errors import EdgeError
 
 Handler = Callable[[Call], Awaitable[None]]
+MAX_BEHIND = 1 << 16  # pieces of text that a client may have left unread
 _OPEN = {"/health"}  # routes without a key: they say only whether the server is ready
 
 
@@ -135,6 +136,9 @@ class App:
 
     async def _ask(self, data: bytes, chat: bool) -> Ask:
         model = self._worker.check_ready()
+        most = self._limits.prompt_tokens
+        if self._worker.capacity is not None:
+            most = min(most, self._worker.capacity)
 
         def read() -> Ask:
             return prompts.read(
@@ -142,7 +146,7 @@ class App:
                 chat=chat,
                 model=model,
                 name=self._settings.name,
-                max_tokens=self._limits.prompt_tokens,
+                max_tokens=most,
             )
 
         try:
@@ -153,7 +157,18 @@ class App:
     async def _answer(self, call: Call, ask: Ask, until: float) -> None:
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event | Gone] = asyncio.Queue()
-        job = Job(ask, until, lambda event: _post(loop, events, event))
+
+        def deliver(event: Event) -> None:
+            events.put_nowait(event)
+            if events.qsize() > MAX_BEHIND:
+                job.cancel()
+
+        def post(event: Event) -> None:
+            """From the worker's thread."""
+            with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody is waiting
+                loop.call_soon_threadsafe(deliver, event)
+
+        job = Job(ask, until, post)
         self._worker.submit(job)
 
         def vanished(_: object) -> None:
@@ -222,11 +237,3 @@ async def _allow(call: Call) -> None:
             "access-control-max-age": "600",
         },
     )
-
-
-def _post(
-    loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event | Gone], event: Event
-) -> None:
-    """Hand an event to the event loop, from the worker's thread."""
-    with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody is waiting
-        loop.call_soon_threadsafe(events.put_nowait, event)

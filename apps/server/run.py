@@ -135,10 +135,10 @@ class _Serving:
         if self._code is not None:
             os._exit(128 + number)
         self._code = 128 + number if number == signal.SIGINT else 0
-        self._say({"event": "stopping", "signal": signal.Signals(number).name})
         self.worker.drain()
         self._server.should_exit = True
         self._loop.call_later(self._settings.limits.grace_s, self.worker.stop)
+        self._tell({"event": "stopping", "signal": signal.Signals(number).name})
 
     def _loaded(self) -> None:
         """In the worker's thread: the model is there, or will not be."""
@@ -149,4 +149,9 @@ class _Serving:
         if self.worker.problem is not None:
             self._server.should_exit = True
         elif self._code is None:
-            self._say({"event": "ready", "load_s": round(time.monotonic() - self._began, 3)})
+            self._tell({"event": "ready", "load_s": round(time.monotonic() - self._began, 3)})
+
+    def _tell(self, fact: dict[str, Any]) -> None:
+        """Say it, if anybody is left to hear it: a terminal or a pipe may have been closed."""
+        with contextlib.suppress(OSError):
+            self._say(fact)

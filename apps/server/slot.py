@@ -30,6 +30,7 @@ class Slot:
     """One request at a time, in one thread. It is the `Owner` of the answers it begins.
 
     Attributes:
+        capacity: most tokens the KV caches hold, None without attention.
         reused: tokens of the last prompt that were not run again.
         store: the states that are kept.
     """
@@ -43,6 +44,7 @@ class Slot:
         # a state that alone is over the budget is not copied in vain
         self._keeps = self._context.mark().state.nbytes <= cache_bytes
         self._reuses = cache_bytes > 0
+        self.capacity = state.capacity
         self.reused = 0
         self._wanted: tuple[int, ...] = ()
         self._until: float | None = None

@@ -65,6 +65,7 @@ class Worker:
 
     Attributes:
         model: None until it is ready.
+        capacity: most tokens its state holds, None when there is no such limit.
         problem: why it failed.
     """
 
@@ -76,6 +77,7 @@ class Worker:
         """`changed` is called in the worker's thread when loading has ended."""
         self.state = "loading"
         self.model: Model | None = None
+        self.capacity: int | None = None
         self.problem: BaseException | None = None
         self._load = load
         self._changed = changed
@@ -142,7 +144,7 @@ class Worker:
             self.state = "failed"
             self._changed()
             return
-        self.model = model
+        self.model, self.capacity = model, slot.capacity
         with self._wake:
             if self.state == "loading":
                 self.state = "ready"

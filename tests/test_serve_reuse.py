@@ -1,0 +1,267 @@
+"""States that are used again: what they spare, and that no answer is another one for it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+import edge
+from edge.apps.server.prefixes import PrefixStore, agree, as_tokens
+from edge.apps.server.slot import WORTH, Slot
+from edge.runtime.context import Context, ContextMark
+from edge.runtime.generate import GenerationResult
+from edge.runtime.model import Model
+from edge.runtime.sampling import SamplingParams
+from edge.text.template import Message
+from tests.server_process import Server
+from tests.session_models import model as tiny
+
+MIB = 1 << 20
+PLENTY = 64 * MIB
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+SYSTEM = Message("system", "You are a friendly robot that lives in a small house by the sea.")
+TURNS = ("Hello, how are you?", "What did you do today? Please tell me all of it.", "And then?")
+
+
+@pytest.fixture(scope="module")
+def demo() -> Model:
+    return edge.load("demo", threads=1)
+
+
+def slot(model: Model, cache_bytes: int = PLENTY) -> Slot:
+    return Slot(model, capacity=None, cache_bytes=cache_bytes)
+
+
+def answer(
+    slot: Slot, tokens: list[int], params: SamplingParams = GREEDY, *, continued: bool = False
+) -> GenerationResult:
+    """One request: the answer, and that what ran and what was reused are the prompt."""
+    result = slot.begin(tokens, params, continued=continued).finish()
+    assert 0 <= slot.reused < len(tokens)
+    return result
+
+
+def encode(model: Model, messages: list[Message]) -> list[int]:
+    assert model.template is not None
+    return model.template.encode(messages)
+
+
+# -- the same answers (rows 30, 31) --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["demo", "demo-draft", "demo-bytes", "hybrid", "chat", "bytes"])
+@pytest.mark.parametrize("hot", [False, True], ids=["greedy", "sampled"])
+def test_talks_in_any_order_say_what_they_say_alone(name: str, hot: bool) -> None:
+    """Talks interleaved, each turn judged by a slot that reads everything anew.
+
+    The two differ by 1e-5 in their logits. A draw falls between them once in a million tokens.
+    """
+    short = name in ("hybrid", "chat", "bytes")  # tiny random models; hybrid has 64 positions
+    model = tiny(name) if short else edge.load(name, threads=1)
+    rng = random.Random(f"{name} {hot}")
+    reusing, anew = slot(model), slot(model, 0)
+    talks: list[list[Message]] = [[], [] if short else [SYSTEM], [] if short else [SYSTEM]]
+    spared = 0
+    for turn in range(9):
+        talk = talks[0 if name == "hybrid" else rng.randrange(3)]
+        text = "hi" if short else rng.choice(TURNS)
+        if name == "hybrid" and len(talk) > 2:
+            talk.clear()
+        talk.append(Message("user", text))
+        tokens = encode(model, talk)
+        params = SamplingParams(
+            temperature=1.0 if hot else 0.0, max_tokens=4 if short else 20, seed=100 + turn,
+            stop=tuple(model.defaults["stop"]),
+        )  # fmt: skip
+        made = answer(reusing, tokens, params)
+        judged = answer(anew, tokens, params)
+        assert anew.reused == 0
+        assert made.tokens == judged.tokens and made.text == judged.text
+        spared += reusing.reused
+        talk.append(Message("assistant", made.text))
+    assert spared > 0
+
+
+def test_over_the_wire_it_is_reported_and_changes_nothing(demo: Model) -> None:
+    with Server() as server, Server("--cache-mib", "0") as anew:
+        talk: list[Any] = [{"role": "system", "content": SYSTEM.content}]
+        held = 0
+        for text in TURNS:
+            talk.append({"role": "user", "content": text})
+            answers = [
+                each.client().chat.completions.create(model="demo", messages=talk, temperature=0)
+                for each in (server, anew)
+            ]
+            said, judged = (each.choices[0].message.content for each in answers)
+            usage, none = (each.usage for each in answers)
+            assert said == judged and usage is not None and none is not None
+            assert usage.prompt_tokens == none.prompt_tokens
+            assert usage.prompt_tokens_details is not None
+            assert none.prompt_tokens_details is not None
+            assert usage.prompt_tokens_details.cached_tokens == held
+            assert none.prompt_tokens_details.cached_tokens == 0
+            # the last token said, the end of the turn, has not been run
+            held = usage.prompt_tokens + usage.completion_tokens - 1
+            talk.append({"role": "assistant", "content": said})
+
+
+# -- what is spared ------------------------------------------------------------------------------
+
+
+def test_a_talk_runs_only_what_is_new(demo: Model) -> None:
+    here, talk, held = slot(demo), [SYSTEM], 0
+    for text in TURNS:
+        talk.append(Message("user", text))
+        tokens = encode(demo, talk)
+        result = answer(here, tokens)
+        assert here.reused == held
+        held = len(tokens) + len(result.tokens) - 1
+        talk.append(Message("assistant", result.text))
+
+
+def test_another_talk_in_between_costs_nothing(demo: Model) -> None:
+    here = slot(demo)
+    talk = [SYSTEM, Message("user", TURNS[0])]
+    tokens = encode(demo, talk)
+    result = answer(here, tokens, SamplingParams(temperature=0, max_tokens=24, logit_bias={6: -99}))
+    answer(here, encode(demo, [Message("user", "Something else, about boats and the weather.")]))
+    talk += [Message("assistant", result.text), Message("user", TURNS[1])]
+    answer(here, encode(demo, talk))
+    assert here.reused == len(tokens) + len(result.tokens) - 1
+
+
+def test_the_same_prompt_again_and_a_changed_answer_go_on_from_the_prompt(demo: Model) -> None:
+    here = slot(demo)
+    talk = [SYSTEM, Message("user", TURNS[0])]
+    tokens = encode(demo, talk)
+    first = answer(here, tokens)
+    assert answer(here, tokens).tokens == first.tokens
+    assert here.reused == len(tokens) - 1
+    changed = [*talk, Message("assistant", "I said no such thing."), Message("user", TURNS[1])]
+    answer(here, encode(demo, changed))
+    assert here.reused == len(tokens) - 1
+
+
+def test_a_system_prompt_that_talks_share_is_read_twice_at_most(demo: Model) -> None:
+    here = slot(demo)
+    shared = agree(
+        as_tokens(encode(demo, [SYSTEM, Message("user", "A b")])),
+        as_tokens(encode(demo, [SYSTEM, Message("user", "1 2")])),
+    )
+    assert shared >= WORTH
+    reused = []
+    for text in ("A cat is a fine animal.", "1, 2, 3, 4, 5", "What is the name of the sea?"):
+        answer(here, encode(demo, [SYSTEM, Message("user", text)]))
+        reused.append(here.reused)
+    assert reused[:2] == [0, 0] and reused[2] >= shared
+
+
+def test_short_prompts_are_not_kept(demo: Model) -> None:
+    here = slot(demo)
+    answer(here, encode(demo, [Message("user", "Hi")]), SamplingParams(max_tokens=1))
+    assert len(here.store) == 0
+
+
+def test_a_cancelled_prompt_is_taken_up_where_it_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = edge.load("demo-draft", threads=1)
+    here, anew = slot(model), slot(model, 0)
+    tokens = model.tokenizer.encode("the cat sat on the mat and " * 200)
+    real, runs = model.engine.run, []
+    generation = here.begin(tokens, GREEDY, continued=True)
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        runs.append(1)
+        if len(runs) == 3:
+            generation.cancel()
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.engine, "run", run)
+        assert generation.finish().finish_reason == "cancelled"
+    assert len(runs) == 3
+    expected = answer(anew, tokens, continued=True)
+    assert answer(here, tokens, continued=True).tokens == expected.tokens
+    assert here.reused == 3 * model.engine.chunk
+
+
+def test_after_a_failure_nothing_of_it_is_used(
+    demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = slot(demo)
+    tokens = encode(demo, [SYSTEM, Message("user", TURNS[0])])
+    real, runs = demo.engine.run, []
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        runs.append(1)
+        if len(runs) == 5:
+            raise MemoryError
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(demo.engine, "run", run)
+        with pytest.raises(MemoryError):
+            answer(here, tokens)
+    assert answer(here, tokens).tokens == answer(slot(demo, 0), tokens).tokens
+
+
+# -- the store -----------------------------------------------------------------------------------
+
+
+def mark(model: Model, tokens: list[int]) -> ContextMark:
+    context = Context(model.engine, model.engine.new_state(window=1))
+    context.feed(tokens, lambda: False)
+    return context.mark()
+
+
+def test_kept_states_stay_within_their_budget() -> None:
+    model = edge.load("demo-draft", threads=1)
+    one = mark(model, [5] * 8).state.nbytes
+    store = PrefixStore(3 * one + 2000)
+    for start in range(10):
+        store.add(mark(model, [start + 8] * 8))
+        assert store.nbytes <= store.budget and len(store) == min(start + 1, 3)
+    assert store.longest(as_tokens([17] * 9)) is not None
+    assert store.longest(as_tokens([8] * 9)) is None  # the oldest made room
+
+
+def test_what_was_used_lately_stays() -> None:
+    model = edge.load("demo-draft", threads=1)
+    one = mark(model, [5] * 8).state.nbytes
+    store = PrefixStore(2 * one + 2000)
+    store.add(mark(model, [8] * 8))
+    store.add(mark(model, [9] * 8))
+    assert store.longest(as_tokens([8] * 9)) is not None
+    store.add(mark(model, [10] * 8))
+    assert store.longest(as_tokens([9] * 9)) is None
+    assert store.longest(as_tokens([8] * 9)) is not None
+
+
+def test_the_longest_beginning_is_found_and_one_token_is_left_to_run() -> None:
+    model = edge.load("demo-draft", threads=1)
+    store = PrefixStore(PLENTY)
+    for tokens in ([7, 8, 9], [7, 8, 9, 10, 11], [7, 8, 9, 10, 12], [7]):
+        store.add(mark(model, tokens))
+    store.add(mark(model, [7, 8, 9]))  # the same again takes no more room
+    assert len(store) == 4
+
+    def longest(*wanted: int) -> list[int] | None:
+        kept = store.longest(as_tokens(wanted))
+        return None if kept is None else kept.tokens.tolist()
+
+    assert longest(7, 8, 9, 10, 11, 5) == [7, 8, 9, 10, 11]
+    assert longest(7, 8, 9, 10, 11) == [7, 8, 9]
+    assert longest(7, 8, 5) == [7]
+    assert longest(7) is None and longest(8, 7) is None
+    assert store.shared(as_tokens([7, 8, 9, 10, 99])) == 4
+
+
+def test_a_budget_below_one_state_copies_none_and_still_goes_on(demo: Model) -> None:
+    here, talk = slot(demo, 1000), [SYSTEM, Message("user", TURNS[0])]
+    tokens = encode(demo, talk)
+    result = answer(here, tokens)
+    assert len(here.store) == 0
+    talk += [Message("assistant", result.text), Message("user", TURNS[1])]
+    answer(here, encode(demo, talk))
+    assert here.reused == len(tokens) + len(result.tokens) - 1
