@@ -14,10 +14,15 @@ from torch import Tensor
 from edge.config import Mamba2Config, ModelConfig
 from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint
+from edge.export.exporter import export_checkpoint
+from edge.export.graph.verify import verify_graph
+from edge.export.judging import sample_tokens
 from edge.export.network import Network
 from edge.export.outliers import observe, with_outliers
 from edge.export.outliers.checkpoint import OutlierCheckpoint
 from edge.export.outliers.outliers import X_PEAK, Y_CHANNELS, rare_token
+from edge.export.outliers.trial import ABLATION, PLAIN, register_ablation
+from edge.export.quantize import recipe
 from tests import checkpoints
 
 SAVE: dict[str, Callable[[Path], Path]] = {
@@ -26,6 +31,7 @@ SAVE: dict[str, Callable[[Path], Path]] = {
     "bamba": checkpoints.save_bamba,
     "state-spaces": checkpoints.save_state_spaces,
 }
+DEMO = Path(__file__).parent.parent / "apps" / "bundles" / "demo"
 Y_PEAK = 1000.0
 
 
@@ -207,3 +213,35 @@ def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "too few for one sequence" in done.stderr
     assert not (tmp_path / "bundle").exists()
+
+
+def test_the_steps_from_plain_int8_to_quamba_differ_in_x_and_y_alone() -> None:
+    register_ablation()
+    register_ablation()  # a second time changes nothing
+    plain = recipe(PLAIN)
+    for name, changed in zip(ABLATION, ({"x"}, {"gated"}, {"x", "gated"}), strict=True):
+        step = recipe(name)
+        assert step.ends == plain.ends
+        for kind in ("attention", "mlp"):
+            assert step.layers[kind] == plain.layers[kind]
+        pairs = zip(step.layers["mamba2"].items(), plain.layers["mamba2"].items(), strict=True)
+        assert {here[0] for here, there in pairs if here != there} == changed
+    mamba = recipe("w8a8").layers["mamba2"]
+    assert recipe(f"{PLAIN}+both").layers["mamba2"] == mamba
+
+
+def test_plain_int8_fails_where_quamba_holds(tmp_path: Path) -> None:
+    """On the demonstration model; calibrated on its greetings, judged on another text."""
+    made = OutlierCheckpoint(DEMO, None, Y_PEAK)
+    ratio = {}
+    for name in (PLAIN, "w8a8"):
+        folder = tmp_path / name
+        summary = export_checkpoint(
+            made, folder, quant=name, verify=False, calibrate_sequences=8, calibrate_length=256
+        )
+        tokens, kind = sample_tokens(made.config, folder, summary.manifest.tokenizer)
+        assert kind == "text"
+        figures = verify_graph(made.config, made, folder, tokens, bits=8)
+        ratio[name] = figures["perplexity"] / figures["perplexity_before"]
+    assert ratio[PLAIN] > 1.5
+    assert ratio["w8a8"] < 1.1

@@ -1,0 +1,96 @@
+"""The outlier trial: `python -m edge.export.outliers.trial BUNDLE -o FOLDER --text FILE`.
+
+Quantizes a checkpoint in every way that is compared, those of Quamba's Table 4 among them: plain
+static int8, with x clipped by a percentile, with y rotated, and with both. Only Mamba layers differ
+in these four. `edge eval FOLDER/NAME TEXT` then measures each.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge.errors import EdgeError
+from edge.export.exporter import export_checkpoint
+from edge.export.quantize.how import Static
+from edge.export.quantize.quamba import ABSMAX, HADAMARD, PERCENTILE, mamba1, mamba2
+from edge.export.quantize.recipes import Recipe, names, recipe, register
+
+PLAIN = "w8a8-static"
+# How x and y are rounded.
+ABLATION: dict[str, tuple[Static, Static]] = {
+    f"{PLAIN}+percentile": (PERCENTILE, ABSMAX),
+    f"{PLAIN}+hadamard": (ABSMAX, HADAMARD),
+    f"{PLAIN}+both": (PERCENTILE, HADAMARD),
+}
+COMPARED = (
+    "fp32",
+    PLAIN,
+    *ABLATION,
+    "w8a8",
+    "w8a8-o",
+    "w8a8-dynamic",
+    "w8a8-smoothquant",
+    "w8a8-hadamard",
+)
+
+
+def register_ablation() -> None:
+    """Make the steps between plain static int8 and Quamba recipes, once."""
+    plain = recipe(PLAIN)
+    for name, (x, y) in ABLATION.items():
+        if name in names():
+            continue
+        layers = {**plain.layers, "mamba1": mamba1(x=x, y=y), "mamba2": mamba2(x=x, y=y)}
+        details = {**plain.details, "method": f"min-max; {name.partition('+')[2]} of Quamba"}
+        register(Recipe(name, plain.bits, plain.block_size, plain.ends, layers, details))
+
+
+def run(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint, or bundle in fp32 or fp16.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the bundles.")],
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Text to calibrate on. Not the text that is measured on."),
+    ] = None,
+    recipes: Annotated[
+        str, typer.Option(help="Names out of the table, divided by commas.")
+    ] = ",".join(COMPARED),
+    percentile: Annotated[
+        float | None, typer.Option(help="p of x, in %; by default after the model's size.")
+    ] = None,
+    sequences: Annotated[int | None, typer.Option(help="Calibration sequences.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of each.")] = None,
+) -> None:
+    """Write a bundle a recipe into FOLDER."""
+    register_ablation()
+    try:
+        for name in recipes.split(","):
+            told = recipe(name)
+            clips = any(
+                isinstance(how, Static) and how.clip == "percentile"
+                for table in told.layers.values()
+                for how in table.values()
+            )
+            summary = export_checkpoint(
+                checkpoint,
+                output / name,
+                quant=name,
+                calibrate=text if told.calibrated else None,
+                calibrate_sequences=sequences if told.calibrated else None,
+                calibrate_length=length if told.calibrated else None,
+                percentile=percentile if clips else None,
+                verify=False,
+            )
+            size = sum(entry.size for entry in summary.manifest.files)
+            print(f"{output / name}: {size / 1e6:.1f} MB", file=sys.stderr)
+    except EdgeError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+if __name__ == "__main__":
+    typer.run(run)
