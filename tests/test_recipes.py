@@ -194,6 +194,12 @@ def test_odd_layers_are_not_fused() -> None:
             plan(only(layer), "w8a8", ssm_state="int8")
 
 
+def test_a_width_without_a_hadamard_matrix_is_rotated_in_blocks_and_recorded() -> None:
+    odd = only(MAMBA1.model_copy(update={"d_inner": 72}))
+    assert plan(odd, "w8a8").record["layers.0.scan"]["rotation_blocks"] == 9
+    assert "rotation_blocks" not in plan(only(MAMBA1), "w8a8").record["layers.0.scan"]
+
+
 def test_blocks_of_four_bits_fit_the_matrix() -> None:
     small = HYBRID.model_copy(update={"d_model": 96})
     layers = plan(small, "w4a16").layers

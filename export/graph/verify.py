@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -159,17 +160,20 @@ def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str
     """ONNX Runtime against the reference ops on the graph in `folder` and tokens [1, T].
 
     Raises ExportError when they are further apart than ENGINE_KL nats a token, or agree on fewer
-    than ENGINE_TOP1 of the likeliest tokens.
+    than ENGINE_TOP1 of the likeliest tokens, one aside.
     """
     runner = GraphRunner(open_session(folder, options=session_options(_THREADS)), config)
     reference = GraphRunner(open_reference(folder), config)
     whole, _ = reference.run(tokens, reference.initial(1, tokens.shape[1]))
     figures = compare(whole, graph_logits(runner, tokens))
-    if figures["kl_nats_per_token"] > ENGINE_KL or figures["top1_agreement"] < ENGINE_TOP1:
+    # in a short text a single near-tie is more than the share allowed
+    allowed = math.ceil((1 - ENGINE_TOP1) * tokens.size)
+    others = round((1 - figures["top1_agreement"]) * tokens.size)
+    if figures["kl_nats_per_token"] > ENGINE_KL or others > allowed:
         raise ExportError(
             f"ONNX Runtime differs from the reference ops by {figures['kl_nats_per_token']:.1e} "
-            f"nats a token ({ENGINE_KL:.0e} allowed) and agrees on "
-            f"{figures['top1_agreement']:.1%} of tokens ({ENGINE_TOP1:.1%} needed)",
+            f"nats a token ({ENGINE_KL:.0e} allowed) and prefers another token in {others} of "
+            f"{tokens.size} places ({allowed} allowed)",
             remedy="please report this model's config.json, the recipe and the processor",
         )
     return {"reference": "reference ops", "tokens": int(tokens.size), **_rounded(figures)}
