@@ -119,9 +119,8 @@ def steering(parents: list[int], kept: Array, last_only: bool) -> dict[str, Arra
 
 
 def conv_feeds(
-    rng: np.random.Generator, steps: int, batch: int, width: int, a_channel: bool
+    rng: np.random.Generator, steps: int, batch: int, width: int, a_channel: bool, c: int = 45
 ) -> dict[str, Array]:
-    c = 45
     of = (rng, c) if a_channel else ()
     return {
         "x": int8(rng, steps, batch, c), "x_scale": scale(4, *of),
@@ -144,10 +143,14 @@ def conv_expected(f: dict[str, Array], path: list[int]) -> tuple[Array, Array]:
 
 
 def scan_feeds(
-    rng: np.random.Generator, steps: int, batch: int, bits: int, a_channel: bool = False
+    rng: np.random.Generator,
+    steps: int,
+    batch: int,
+    bits: int,
+    a_channel: bool = False,
+    e: int = 29,
+    n: int = 5,
 ) -> dict[str, Array]:
-    e, n = 29, 5
-
     def of(*shape: int) -> tuple[Any, ...]:
         return (rng, *shape) if a_channel else ()
 
