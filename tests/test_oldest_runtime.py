@@ -49,9 +49,12 @@ def test_both_give_the_same_logits() -> None:
 @needs_oldest
 @pytest.mark.parametrize(
     "tests",
-    ["test_ops_quantized.py", "test_ops_quantized_fused.py", "test_ops_quantized_recurrent.py"],
-)
-def test_the_int8_ops_agree_with_their_references_there_too(tests: str) -> None:
+    [
+        "test_ops_quantized.py", "test_ops_quantized_fused.py", "test_ops_quantized_recurrent.py",
+        "test_graph_quantized.py",
+    ],
+)  # fmt: skip
+def test_int8_ops_and_graphs_agree_with_their_references_there_too(tests: str) -> None:
     path = Path(__file__).with_name(tests)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
     environment = dict(os.environ, PYTHONPATH=str(OLDEST))
