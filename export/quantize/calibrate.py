@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,13 +26,13 @@ from edge.export.quantize.texts import CalibrationText
 from edge.plugins.reference.graph import Hook, ReferenceGraph
 from edge.plugins.reference.hadamard import factors, hadamard
 from edge.plugins.reference.nodes import scan_heads_node
+from edge.plugins.reference.scan import selective_scan_heads
 
 Progress = Callable[[int, int], None]
 Observer = Statistics | Hessian
+_T = TypeVar("_T")
 Tokens = NDArray[np.int64]
 
-# One thread count everywhere, so that one checkpoint gives one record on one kind of machine.
-_THREADS = 2
 # Tokens of a run that emits the state after each: 64 states of a layer are in memory at once.
 _STATE_RUN = 64
 _CHUNK = 32
@@ -62,9 +64,14 @@ class Calibration:
 
 def calibration_graph(folder: str | Path) -> ReferenceGraph:
     """The fp32 graph in `folder`, with the parallel form of Mamba-2's scan, which is faster."""
-    scan = partial(selective_scan_heads_chunked, chunk=_CHUNK)
-    ops = {"SelectiveScanHeads": partial(scan_heads_node, scan=scan)}
+    ops = {"SelectiveScanHeads": partial(scan_heads_node, scan=_scan_heads)}
     return ReferenceGraph((Path(folder) / GRAPH_FILE).read_bytes(), folder, ops=ops)
+
+
+def _scan_heads(x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    if x.shape[1] < _CHUNK:
+        return selective_scan_heads(x, *others)
+    return selective_scan_heads_chunked(x, *others, _CHUNK)
 
 
 def calibrate(
@@ -89,10 +96,24 @@ def calibrate(
     Raises ExportError for a value that no node yields, and naming the first layer and value that
     is NaN or infinite.
     """
-    values = {name: Statistics(name, _axes(config, name), name in means) for name in wanted}
-    turned = {name: Statistics(f"{name}, rotated") for name in rotated}
-    _run(graph, config, text.sequences, values, turned, progress)
-    return Calibration(values, turned, text.record())
+
+    def nothing() -> tuple[dict[str, Statistics], dict[str, Statistics]]:
+        values = {name: Statistics(name, _axes(config, name), name in means) for name in wanted}
+        return values, {name: Statistics(f"{name}, rotated") for name in rotated}
+
+    def seen(row: Tokens) -> tuple[dict[str, Statistics], dict[str, Statistics]]:
+        found = nothing()
+        _watch(graph, config, row, *found)
+        return found
+
+    every = nothing()
+    with _in_parallel(seen, text.sequences) as parts:
+        for done, found in enumerate(parts):
+            for total, part in zip(every, found, strict=True):
+                for name, statistics in part.items():
+                    total[name].merge(statistics)
+            _tell(progress, done + 1, text)
+    return Calibration(*every, text.record())
 
 
 def hessians(
@@ -112,8 +133,10 @@ def hessians(
     """
     values = {name: Hessian(name) for name in wanted}
     turned = {name: Hessian(f"{name}, rotated") for name in rotated}
-    order = np.lexsort(text.sequences.T[::-1])
-    _run(graph, config, text.sequences[order], values, turned, progress)
+    with _one_thread():
+        for done, row in enumerate(text.sequences[np.lexsort(text.sequences.T[::-1])]):
+            _watch(graph, config, row, values, turned)
+            _tell(progress, done + 1, text)
     return values, turned
 
 
@@ -130,15 +153,19 @@ def _axes(config: ModelConfig, name: str) -> tuple[int, ...]:
     return (-2,) if layer.kind == "mamba1" else (-3, -1)
 
 
-def _run(
+def _tell(progress: Progress | None, done: int, text: CalibrationText) -> None:
+    if progress is not None:
+        progress(done, len(text.sequences))
+
+
+def _watch(
     graph: ReferenceGraph,
     config: ModelConfig,
-    sequences: Tokens,
+    row: Tokens,
     values: Mapping[str, Observer],
     turned: Mapping[str, Observer],
-    progress: Progress | None,
 ) -> None:
-    """Every sequence by itself through the part of the graph that is watched."""
+    """One sequence [L] through the part of the graph that is watched."""
 
     def look(name: str, x: Tensor) -> None:
         if name in values:
@@ -146,23 +173,19 @@ def _run(
         if name in turned:
             turned[name].observe(_rotate(x))
 
-    runner, watched = GraphRunner(graph, config), {*values, *turned}
-    for done, row in enumerate(sequences):
-        try:
-            with _threads(_THREADS), _hooked(graph, look):
-                _sequence(graph, runner, row[None], watched)
-        except ExportError:
-            # Not every value is watched: say where it began.
-            with _hooked(graph, _require_finite):
-                _sequence(graph, runner, row[None], watched)
-            raise
-        if progress is not None:
-            progress(done + 1, len(sequences))
+    watched = {*values, *turned}
+    try:
+        _sequence(graph, config, row[None], watched, look)
+    except ExportError:
+        # Not every value is watched: say where it began.
+        _sequence(graph, config, row[None], watched, _require_finite)
+        raise
 
 
 def _sequence(
-    graph: ReferenceGraph, runner: GraphRunner, tokens: Tokens, watched: set[str]
+    graph: ReferenceGraph, config: ModelConfig, tokens: Tokens, watched: set[str], hook: Hook
 ) -> None:
+    runner = GraphRunner(graph, config)
     every = any(name.endswith(".ssm_states") for name in watched)
     length = tokens.shape[1]
     run = _STATE_RUN if every else length
@@ -172,7 +195,7 @@ def _sequence(
         steps = part.shape[1]
         feeds = runner.feeds(part, state, kept=range(steps) if every else None)
         after = [port.name for port in graph.get_outputs() if port.name != "logits"]
-        out = graph.watch(watched, feeds, after if start + steps < length else ())
+        out = graph.watch(hook, watched, feeds, after if start + steps < length else ())
         state = GraphState(states_after(out, steps - 1 if every else 0), start + steps)
 
 
@@ -182,18 +205,25 @@ def _require_finite(name: str, x: Tensor) -> None:
 
 
 @contextmanager
-def _hooked(graph: ReferenceGraph, hook: Hook) -> Iterator[None]:
-    graph.hook = hook
-    try:
-        yield
-    finally:
-        graph.hook = None
+def _in_parallel(work: Callable[[Tokens], _T], rows: Tokens) -> Iterator[Iterator[_T]]:
+    """`work` on each row, by as many threads as there are cores; results come in order.
+
+    Leaving the context drops what has not begun.
+    """
+    with _one_thread():
+        pool = ThreadPoolExecutor(os.cpu_count() or 1)
+        try:
+            yield pool.map(work, rows)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
+    """One thread an op: how many there are changes sums, and where other programs run, two that
+    wait for each other at every op take ten times as long as one."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(1)
     try:
         yield
     finally:

@@ -97,20 +97,31 @@ class ReferenceGraph:
         is not known, and for weights that are not there.
         """
         wanted = [port.name for port in self.get_outputs()] if names is None else list(names)
-        found = self.watch((), feeds, wanted)
+        found = self.watch(self.hook, (), feeds, wanted)
         return [found[name] for name in wanted]
 
     def watch(
-        self, watched: Collection[str], feeds: Mapping[str, Array], names: Sequence[str] = ()
+        self,
+        hook: Hook | None,
+        watched: Collection[str],
+        feeds: Mapping[str, Array],
+        names: Sequence[str] = (),
     ) -> dict[str, Array]:
-        """`run` by name, where the hook is to see the values `watched`, which nobody keeps."""
+        """`run` by name, with a hook of its own that is to see the values `watched` too.
+
+        Nobody keeps those. Threads may watch at the same time.
+        """
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in feeds.items()}
-        found = self._values(tuple(names), tensors, frozenset(watched))
+        found = self._values(tuple(names), tensors, frozenset(watched), hook)
         return {name: tensor.numpy() for name, tensor in found.items()}
 
     @torch.no_grad()
     def _values(
-        self, names: tuple[str, ...], feeds: Mapping[str, Tensor], watched: frozenset[str]
+        self,
+        names: tuple[str, ...],
+        feeds: Mapping[str, Tensor],
+        watched: frozenset[str],
+        hook: Hook | None,
     ) -> dict[str, Tensor]:
         _refuse_trees(feeds)
         values = dict(feeds)
@@ -118,7 +129,7 @@ class ReferenceGraph:
             inputs = [self._value(name, values, step.node) for name in step.node.input]
             outputs = step.adapter(step.attributes, *inputs)
             for name, tensor in zip(step.node.output, outputs, strict=True):
-                changed = None if self.hook is None else self.hook(name, tensor)
+                changed = None if hook is None else hook(name, tensor)
                 values[name] = tensor if changed is None else changed
             for name in step.dead:
                 values.pop(name, None)
