@@ -25,7 +25,7 @@ from edge.export.quantize.observers import Hessian, Statistics
 from edge.export.quantize.texts import CalibrationText
 from edge.plugins.reference.graph import Hook, ReferenceGraph
 from edge.plugins.reference.hadamard import factors, hadamard
-from edge.plugins.reference.nodes import scan_heads_node
+from edge.plugins.reference.nodes import Scan, scan_heads_node
 from edge.plugins.reference.scan import selective_scan_heads
 
 Progress = Callable[[int, int], None]
@@ -68,10 +68,10 @@ def calibration_graph(folder: str | Path) -> ReferenceGraph:
     return ReferenceGraph((Path(folder) / GRAPH_FILE).read_bytes(), folder, ops=ops)
 
 
-def _scan_heads(x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    if x.shape[1] < _CHUNK:
-        return selective_scan_heads(x, *others)
-    return selective_scan_heads_chunked(x, *others, _CHUNK)
+def _scan_heads(*args: Any) -> tuple[Tensor, Tensor]:
+    parallel: Scan = partial(selective_scan_heads_chunked, chunk=_CHUNK)
+    scan = selective_scan_heads if args[0].shape[1] < _CHUNK else parallel
+    return scan(*args)
 
 
 def calibrate(
