@@ -77,7 +77,7 @@ def serve(
     cache_mib: Annotated[
         int,
         _limits(min=0, metavar="N", help="MiB of states that later prompts go on from; 0: none."),
-    ] = 256,
+    ] = 128,
     context: Annotated[
         int | None,
         _running(min=1, metavar="N", help="Tokens the KV caches hold, for models with attention."),

@@ -1,8 +1,7 @@
-"""Clients that leave, queues, deadlines, signals and exit codes."""
+"""Clients that leave, full queues, signals, exit codes: real server processes."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import select
@@ -10,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,18 +18,9 @@ from typing import Any
 import openai
 import pytest
 
-import edge
 from edge.apps import cli
 from edge.apps.server import run
-from edge.apps.server.app import App
-from edge.apps.server.errors import ApiError
-from edge.apps.server.prompts import Ask
-from edge.apps.server.settings import Limits, Settings
-from edge.apps.server.slot import Slot
-from edge.apps.server.worker import Ended, Event, Job, Worker
-from edge.runtime.model import Model
-from edge.runtime.sampling import SamplingParams
-from tests.server_process import ENDLESS, HELLO, PATIENCE, ROOT, Server, is_error, parsed, received
+from tests.server_process import ENDLESS, HELLO, PATIENCE, ROOT, Server, parsed, received
 
 DRAFT = "demo-draft"  # without attention: its answers need not end
 LONG: dict[str, Any] = {"model": DRAFT, "messages": HELLO, "stream": True, **ENDLESS}
@@ -89,137 +78,6 @@ def test_those_who_wait_have_places_until_they_leave() -> None:
                 stream.close()
                 for connection in (first, last):
                     assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-
-
-def test_requests_are_answered_in_the_order_they_came() -> None:
-    worker, events, order = _worker(), _Events(), _Events()
-    model = worker.check_ready()
-    running = Job(_ask(model, "x"), time.monotonic() + PATIENCE, events.append)
-    worker.submit(running)
-    assert isinstance(events.first(), str)
-    for name in "abcd":
-        ask = _ask(model, name, 2)
-        worker.submit(
-            Job(ask, time.monotonic() + PATIENCE,
-                lambda event, name=name: None if isinstance(event, str) else order.append(name))
-        )  # fmt: skip
-    running.cancel()
-    assert [order.first() for _ in range(4)] == ["a", "b", "c", "d"]
-    worker.stop()
-    assert worker.join(PATIENCE)
-
-
-@pytest.mark.parametrize("at", [1, 2, 5, 9])
-def test_a_cancel_takes_effect_within_one_step(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`at`: the run of the engine during which the client leaves; the first reads the prompt."""
-    runs: list[int] = []
-    worker = _worker()
-    model = worker.check_ready()
-    engine, events = model.engine, _Events()
-    job = Job(_ask(model, "x " * 600), time.monotonic() + PATIENCE, events.append)
-    real = engine.run
-
-    def run(*arguments: Any, **options: Any) -> Any:
-        runs.append(len(runs))
-        if len(runs) == at:
-            job.cancel()
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(engine, "run", run)
-    worker.submit(job)
-    ended = events.last()
-    assert isinstance(ended, Ended) and ended.result.finish_reason == "cancelled"
-    assert len(runs) == at
-    worker.submit(Job(_ask(model, "x", 3), time.monotonic() + PATIENCE, events.append))
-    ended = events.last()
-    assert isinstance(ended, Ended) and len(ended.result.tokens) == 3  # the engine is free
-    worker.stop()
-    assert worker.join(PATIENCE)
-
-
-def test_what_was_cancelled_while_it_waited_never_begins() -> None:
-    worker, events, left = _worker(), _Events(), _Events()
-    model = worker.check_ready()
-    running = Job(_ask(model, "x"), time.monotonic() + PATIENCE, events.append)
-    waiting = Job(_ask(model, "y"), time.monotonic() + PATIENCE, left.append)
-    late = Job(_ask(model, "z"), time.monotonic() - 1, left.append)
-    worker.submit(running)
-    assert isinstance(events.first(), str)
-    worker.submit(waiting)
-    waiting.cancel()
-    worker.submit(late)
-    running.cancel()
-    for _ in range(2):
-        problem = left.last()
-        assert isinstance(problem, ApiError) and problem.code == "deadline_exceeded"
-    assert not waiting.begun and not late.begun
-    worker.stop()
-    assert worker.join(PATIENCE)
-
-
-def test_a_failure_inside_is_told_and_the_next_request_is_answered(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    worker, events = _worker(), _Events()
-    model = worker.check_ready()
-
-    def broken(*arguments: Any, **options: Any) -> Any:
-        raise ZeroDivisionError("in the engine")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model.engine, "run", broken)
-        worker.submit(Job(_ask(model, "x"), time.monotonic() + PATIENCE, events.append))
-        problem = events.last()
-    assert isinstance(problem, ApiError) and problem.status == 500
-    assert "ZeroDivisionError" not in problem.message
-    assert "ZeroDivisionError" in capsys.readouterr().err
-    worker.submit(Job(_ask(model, "x", 3), time.monotonic() + PATIENCE, events.append))
-    assert isinstance(events.last(), Ended)
-    worker.stop()
-    assert worker.join(PATIENCE)
-
-
-# -- before it is ready, and when its turn never comes -------------------------------------------
-
-
-def test_while_it_loads_it_says_so() -> None:
-    loaded = threading.Event()
-    model = edge.load(DRAFT, threads=1)
-
-    def load() -> tuple[Model, Slot]:
-        assert loaded.wait(PATIENCE)
-        return model, Slot(model, capacity=None, cache_bytes=0)
-
-    ready = threading.Event()
-    worker = Worker(load, ready.set)
-    app = App(_settings(), worker)
-    worker.start()
-    status, headers, body = _call(app, "GET", "/health")
-    assert (status, body) == (503, {"status": "loading"}) and "retry-after" in headers
-    status, headers, body = _call(app, "POST", "/v1/completions", {"prompt": "x"})
-    assert status == 503 and body["error"]["code"] == "model_loading" and "retry-after" in headers
-    assert _call(app, "GET", "/v1/models")[0] == 200
-    loaded.set()
-    assert ready.wait(PATIENCE)
-    assert _call(app, "GET", "/health")[0] == 200
-    assert _call(app, "POST", "/v1/completions", {"prompt": "x"})[0] == 200
-    worker.stop()
-    assert worker.join(PATIENCE)
-    assert _call(app, "GET", "/health")[2] == {"status": "stopping"}
-    assert _call(app, "POST", "/v1/completions", {"prompt": "x"})[2]["error"]["code"] == (
-        "shutting_down"
-    )
-
-
-def test_a_deadline_counts_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = _worker()
-    monkeypatch.setattr(worker, "submit", lambda job: None)  # its turn never comes
-    app = App(_settings(Limits(deadline_s=0.05)), worker)
-    status, headers, body = _call(app, "POST", "/v1/completions", {"prompt": "x"})
-    assert status == 504 and is_error(body) and body["error"]["code"] == "deadline_exceeded"
-    assert headers["x-should-retry"] == "false"
-    worker.stop()
-    assert worker.join(PATIENCE)
 
 
 def test_a_prompt_that_outlasts_the_deadline_is_given_up() -> None:
@@ -345,70 +203,6 @@ def test_without_its_packages_it_says_what_to_install(tmp_path: Path) -> None:
 
 
 # -- helpers -------------------------------------------------------------------------------------
-
-
-class _Events:
-    """What a job posts, for a thread that waits."""
-
-    def __init__(self) -> None:
-        self._all: list[Event] = []
-        self._more = threading.Condition()
-
-    def append(self, event: Event) -> None:
-        with self._more:
-            self._all.append(event)
-            self._more.notify()
-
-    def first(self) -> Event:
-        """The next event."""
-        with self._more:
-            assert self._more.wait_for(lambda: self._all, PATIENCE)
-            return self._all.pop(0)
-
-    def last(self) -> Event:
-        """The next event that ends an answer."""
-        while isinstance(event := self.first(), str):
-            pass
-        return event
-
-
-def _worker() -> Worker:
-    """One that is ready."""
-    model, ready = edge.load(DRAFT, threads=1), threading.Event()
-    worker = Worker(lambda: (model, Slot(model, capacity=None, cache_bytes=1 << 20)), ready.set)
-    worker.start()
-    assert ready.wait(PATIENCE)
-    return worker
-
-
-def _ask(model: Model, text: str, max_tokens: int = 1_000_000) -> Ask:
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, logit_bias={6: -100.0})
-    return Ask(False, tuple(model.tokenizer.encode(text)), params, False, False)
-
-
-def _settings(limits: Limits | None = None) -> Settings:
-    return Settings("demo", None, frozenset({"localhost"}), limits=limits or Limits())
-
-
-def _call(app: App, method: str, path: str, body: Any = None) -> tuple[int, dict[str, str], Any]:
-    """One request to the application, without a server around it."""
-    sent: list[Any] = []
-
-    async def one() -> None:
-        data: asyncio.Queue[Any] = asyncio.Queue()
-        data.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-        scope = {"type": "http", "http_version": "1.1", "method": method, "path": path,
-                 "raw_path": path.encode(), "query_string": b"", "headers": headers}  # fmt: skip
-        await app(scope, data.get, send)
-
-    asyncio.run(one())
-    fields = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], fields, json.loads(b"".join(part["body"] for part in sent[1:]))
 
 
 def _answers(client: openai.OpenAI) -> bool:

@@ -34,7 +34,7 @@ class Limits:
     deadline_s: float = 600.0
     prompt_tokens: int = 32_768
     grace_s: float = 10.0
-    cache_bytes: int = 256 * MIB
+    cache_bytes: int = 128 * MIB
 
 
 @dataclass(frozen=True)
