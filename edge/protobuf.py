@@ -1,0 +1,66 @@
+"""Protocol buffers on the wire, for the few fields that are read without their libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise ValueError(f"ends inside a number at byte {at}")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def _put_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+    """(field number, wire type, value) of every field; ValueError where the message is cut."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, wire = key >> 3, key & 7
+        value: int | bytes
+        if wire == VARINT:
+            value, at = _varint(data, at)
+        else:
+            if wire == _BYTES:
+                size, at = _varint(data, at)
+            elif wire in (_FIXED64, _FIXED32):
+                size = 8 if wire == _FIXED64 else 4
+            else:
+                raise ValueError(f"wire type {wire} at byte {at}")
+            if number == 0 or size > len(data) - at:
+                raise ValueError(f"field {number} of {size} bytes runs past the end")
+            value, at = data[at : at + size], at + size
+        yield number, wire, value
+
+
+def put(number: int, wire: int, value: int | bytes) -> bytes:
+    """One field as bytes."""
+    key = _put_varint(number << 3 | wire)
+    if isinstance(value, int):
+        return key + _put_varint(value)
+    return key + (_put_varint(len(value)) if wire == _BYTES else b"") + value
+
+
+def message(value: int | bytes) -> bytes:
+    """A field that has to be bytes: a message, a text. ValueError for a number."""
+    if isinstance(value, int):
+        raise ValueError("has a number where a message belongs")
+    return value
