@@ -20,6 +20,8 @@ Tokens = NDArray[np.int64]
 # Weights that verification holds in memory, with ONNX Runtime's own copies of them.
 VERIFY_LIMIT = 12 << 30
 VERIFY_TOKENS = 192
+# Logits of the network, and of the graph, that are held at once.
+LOGITS = 1 << 26
 # Tokens that the reference ops run: they do it token by token.
 ENGINE_TOKENS = 512
 # Text for verification: what a trained model sees is text, and random tokens exaggerate.
@@ -58,6 +60,7 @@ def judge(
     tokens, kind = prepared.held_out, "held-out tokens of the calibration text"
     if tokens is None:
         tokens, kind = sample_tokens(config, folder, tokenizer)
+    tokens = tokens[:, : max(VERIFY_TOKENS, LOGITS // (config.vocab_size * len(tokens)))]
     figures = verify_graph(config, source, folder, tokens, plan.bits)
     if kind == "random tokens":  # every model is equally bad at them
         del figures["perplexity"], figures["perplexity_before"]

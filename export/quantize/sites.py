@@ -133,6 +133,7 @@ class Sites:
             entry["clip"] = how.clip
             entry["clipped"] = _short(seen.clipped(float(scale[0])))
         if how.rotate:
+            entry["rotated"] = True
             blocks = rotation_blocks(seen.channels.size)
             if blocks > 1:
                 entry["rotation_blocks"] = blocks
