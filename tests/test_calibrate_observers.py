@@ -24,8 +24,8 @@ def values(kind: str) -> Tensor:
     return normal
 
 
-def seen(x: Tensor, means: bool = False) -> Statistics:
-    found = Statistics("layers.0.conv", means=means)
+def seen(x: Tensor) -> Statistics:
+    found = Statistics("layers.0.conv")
     found.observe(x)
     return found
 
@@ -34,28 +34,24 @@ def test_what_is_counted_is_exact() -> None:
     x = values("normal")
     x[3, 0, 5] = -77.25
     x[4, 0, 6] = 0.0
-    found = seen(x, means=True)
+    found = seen(x)
     size = x.abs().numpy()
     assert found.count == x.numel() and found.absmax == 77.25
     np.testing.assert_array_equal(found.channel_absmax, size.max((0, 1)))
-    np.testing.assert_allclose(found.channel_mean, size.astype(np.float64).mean((0, 1)), atol=1e-6)
     bins = size.view(np.uint32) >> 16
     np.testing.assert_array_equal(found.counts, np.bincount(bins.ravel(), minlength=0x7F80))
-    with pytest.raises(ValueError, match="without means"):
-        _ = seen(x).channel_mean
 
 
 def test_order_and_grouping_leave_no_trace() -> None:
     x = torch.cat([values(kind) for kind in ("normal", "outliers", "skewed")])
-    whole = seen(x, means=True)
+    whole = seen(x)
     rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
-    pieces = [seen(part, means=True) for part in x[rows].split([1, 700, 30, 805])]
-    merged = Statistics("layers.0.conv", means=True)
+    pieces = [seen(part) for part in x[rows].split([1, 700, 30, 805])]
+    merged = Statistics("layers.0.conv")
     for part in reversed(pieces):
         merged.merge(part)
     np.testing.assert_array_equal(merged.counts, whole.counts)
     np.testing.assert_array_equal(merged.channel_absmax, whole.channel_absmax)
-    np.testing.assert_array_equal(merged.channel_mean, whole.channel_mean)
     assert merged.octav() == whole.octav() and merged.percentile(99.9) == whole.percentile(99.9)
 
 

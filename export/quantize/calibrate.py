@@ -55,12 +55,6 @@ class Calibration:
         """Of a value of the fp32 graph, or of its rotation. Raises KeyError if not asked for."""
         return (self.rotated if rotated else self.values)[value]
 
-    def record(self) -> dict[str, Any]:
-        """For the manifest: the text, and the values that were never anything but 0."""
-        seen = (*self.values.values(), *self.rotated.values())
-        silent = sorted({found.name for found in seen if not found.absmax})
-        return {**self.text, **({"always_zero": silent} if silent else {})}
-
 
 def calibration_graph(folder: str | Path) -> ReferenceGraph:
     """The fp32 graph in `folder`, with the parallel form of Mamba-2's scan, which is faster."""
@@ -80,14 +74,13 @@ def calibrate(
     text: CalibrationText,
     wanted: Collection[str],
     rotated: Collection[str] = (),
-    means: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Calibration:
     """Statistics of the values `wanted`, and of the rotations of `rotated`, over all tokens.
 
     Values are named as in the graph (`layers.0.conv`). `ssm_states` are seen after every token,
-    with a maximum a state (Mamba-1: [N]) or a head and state (Mamba-2: [H, N]). `means`: values
-    whose mean |x| a channel is kept too. `progress(done, total)` counts sequences.
+    with a maximum a state (Mamba-1: [N]) or a head and state (Mamba-2: [H, N]). `progress(done,
+    total)` counts sequences.
 
     Every sequence is run on its own, from an empty state: the rounding of a product depends on how
     many rows it has, so only this makes what is seen of a sequence the same whatever its
@@ -98,7 +91,7 @@ def calibrate(
     """
 
     def nothing() -> tuple[dict[str, Statistics], dict[str, Statistics]]:
-        values = {name: Statistics(name, _axes(config, name), name in means) for name in wanted}
+        values = {name: Statistics(name, _axes(config, name)) for name in wanted}
         return values, {name: Statistics(f"{name}, rotated") for name in rotated}
 
     def seen(row: Tokens) -> tuple[dict[str, Statistics], dict[str, Statistics]]:

@@ -22,8 +22,6 @@ I64 = NDArray[np.int64]
 # The top 15 bits of |x| as fp32, sign aside: its bfloat16, cut off. From _FINITE on: inf and NaN.
 _BINS, _FINITE = 1 << 15, 0x7F80
 _LOW = (np.arange(_FINITE + 1, dtype=np.uint32) << 16).view(np.float32).astype(np.float64)
-# Sums of |x| are kept in multiples of this, as integers: exact, whatever the order.
-_QUANTUM = 2.0**-20
 _LARGEST = 127
 # OCTAV stands still when a step changes less than this share; halving alone gets there in 30 turns.
 _STILL, _TURNS = 1e-9, 100
@@ -39,13 +37,12 @@ class Statistics:
         channel_absmax: largest |x| of each channel: of the last axis, or of `axes`.
     """
 
-    def __init__(self, name: str, axes: tuple[int, ...] = (-1,), means: bool = False) -> None:
-        """`axes`: those that are not reduced by `channel_absmax`. `means`: keep mean |x| too."""
+    def __init__(self, name: str, axes: tuple[int, ...] = (-1,)) -> None:
+        """`axes`: those that are not reduced by `channel_absmax`."""
         self.name = name
         self.counts: I64 = np.zeros(_FINITE, np.int64)
         self.channel_absmax: F32 = np.zeros(0, np.float32)
-        self._axes, self._means = axes, means
-        self._sums: I64 = np.zeros(0, np.int64)
+        self._axes = axes
 
     def observe(self, x: Tensor) -> None:
         """Add the values of x, fp32 of any shape with the axes given.
@@ -58,21 +55,17 @@ class Statistics:
         _require_finite(self.name, int(counts[_FINITE:].sum()), x.numel())
         axes = sorted(axis % x.dim() for axis in self._axes)
         others = [axis for axis in range(x.dim()) if axis not in axes]
-        found = Statistics(self.name, self._axes, self._means)
+        found = Statistics(self.name, self._axes)
         found.counts = counts[:_FINITE]
         found.channel_absmax = (size.amax(others) if others else size).numpy()
-        if self._means:
-            whole = (size.double() / _QUANTUM).round().to(torch.int64)
-            found._sums = (whole.sum(others) if others else whole).numpy()
         self.merge(found)
 
     def merge(self, other: Statistics) -> None:
         """Add what another saw of the same value. Any order and grouping gives the same."""
         if not self.channel_absmax.size:
-            self.channel_absmax, self._sums = other.channel_absmax.copy(), other._sums.copy()
+            self.channel_absmax = other.channel_absmax.copy()
         elif other.channel_absmax.size:
             self.channel_absmax = np.maximum(self.channel_absmax, other.channel_absmax)
-            self._sums = self._sums + other._sums
         self.counts = self.counts + other.counts
 
     @property
@@ -84,14 +77,6 @@ class Statistics:
     def absmax(self) -> float:
         """The largest |x|; 0 when nothing was seen."""
         return float(self.channel_absmax.max(initial=0))
-
-    @property
-    def channel_mean(self) -> F32:
-        """Mean |x| of each channel, to 1e-6. Raises ValueError unless means were asked for."""
-        if not self._means:
-            raise ValueError(f"{self.name} was observed without means")
-        per_channel = self.count / self.channel_absmax.size
-        return (self._sums * (_QUANTUM / per_channel)).astype(np.float32)
 
     def percentile(self, p: float) -> float:
         """The |x| that p % of the numbers do not exceed (Quamba, arXiv 2410.13229, section 4.2).
