@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from edge.errors import ExportError
+from edge.export.checkpoint import open_checkpoint
 from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, build_graph
 from edge.export.graph.run import (
     GraphRunner,
@@ -29,6 +30,7 @@ from edge.ops import OPS
 from edge.plugins.reference.graph import ReferenceGraph
 from edge.plugins.reference.nodes import FLOATING, scan_heads_node
 from edge.plugins.reference.nodes_int8 import INT8
+from tests.checkpoints import save_bamba, save_mamba, save_mamba2, save_mambabyte
 from tests.test_graph_models import MODELS, network, tokens_of
 
 
@@ -87,6 +89,21 @@ def test_a_graph_runs_as_the_network_and_as_onnx_runtime(name: str, tmp_path: Pa
             elif key == "conv_state":
                 array = array.swapaxes(0, 1)
             np.testing.assert_allclose(array, tensor.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("save", [save_mamba, save_mamba2, save_bamba, save_mambabyte])
+def test_a_checkpoint_of_every_family(save: Callable[[Path], Path], tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(save(tmp_path / "checkpoint"))
+    net = Network(checkpoint.config).eval()
+    net.load_canonical({name: tensor.float() for name, tensor in checkpoint.tensors()})
+    build_graph(checkpoint.config, checkpoint, tmp_path)
+    tokens = np.random.default_rng(0).integers(0, 200, (1, 19))
+    with torch.no_grad():
+        expected = net(torch.from_numpy(tokens))[0].numpy()
+    found, _ = in_runs(open_reference(tmp_path), net, tokens, (11, 1, 7))
+    close(found, expected, 1e-4)
+    session = open_session(tmp_path, options=session_options(1))
+    close(found, in_runs(session, net, tokens, (11, 1, 7))[0], 1e-4)
 
 
 @pytest.mark.parametrize("quant", ["fp16", "w8", "w4"])
