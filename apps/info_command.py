@@ -78,7 +78,7 @@ def describe(facts: dict[str, Any]) -> str:
         "state": state,
         "tokenizer": f"{facts['tokenizer']['kind']}, {facts['tokenizer']['vocab_size']} tokens"
         + (", with a chat template" if facts["chat_template"] else ", no chat template"),
-        "accuracy": ", ".join(f"{k} {v}" for k, v in facts["accuracy"].items()) or "not recorded",
+        "accuracy": _figures(facts["accuracy"]) or "not recorded",
         "source": facts["provenance"]["source"],
         "licence": facts["provenance"]["licence"] or "not stated",
         "fingerprint": facts["fingerprint"],
@@ -86,3 +86,11 @@ def describe(facts: dict[str, Any]) -> str:
     lines = [facts["bundle"], *(f"  {name:<12}{value}" for name, value in rows.items()), "  files"]
     lines += [f"    {size:>12,}  {path}" for path, size in facts["files"].items()]
     return "\n".join(lines)
+
+
+def _figures(accuracy: dict[str, Any]) -> str:
+    """The figures of a run, with those of one inside it in brackets."""
+    return ", ".join(
+        f"{name} ({_figures(value)})" if isinstance(value, dict) else f"{name} {value}"
+        for name, value in accuracy.items()
+    )

@@ -14,6 +14,7 @@ from edge.bundle import open_bundle
 from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.exporter import CALIBRATION_FILE, ExportSummary, export_checkpoint
+from edge.export.graph import verify as verification
 from edge.export.graph.verify import verify_graph
 from edge.export.quantize import names
 from edge.export.quantize.texts import checkpoint_reader, read_text
@@ -169,6 +170,22 @@ def test_calibration_that_cannot_be_used_is_refused(
     with pytest.raises(ExportError, match="cannot be read"):
         export(source, out, "w8a8", tmp_path / "none.txt")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["short.txt"]
+
+
+def test_an_engine_that_differs_from_the_references_is_refused(
+    sources: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = verification.open_reference
+
+    def wrong(folder: Path) -> Any:
+        graph = right(folder)
+        graph.hook = lambda name, x: x * 1.5 if name == "layers.1.out" else None
+        return graph
+
+    monkeypatch.setattr(verification, "open_reference", wrong)
+    with pytest.raises(ExportError, match="ONNX Runtime differs from the reference ops"):
+        export(sources["mamba2"], tmp_path / "b", "w8a8", text)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_kinds_of_layers_are_read_from_the_command_line() -> None:
