@@ -36,14 +36,18 @@ def scale(of: float, rng: np.random.Generator | None = None, *shape: int) -> Arr
 
 
 def run(
-    op: str, flavour: Flavour, feeds: dict[str, Array], **attributes: float
+    op: str,
+    flavour: Flavour,
+    feeds: dict[str, Array],
+    constant: bool = False,
+    **attributes: float,
 ) -> dict[str, Array]:
-    """Outputs in int8, whatever the flavour holds them in."""
+    """Outputs in int8, whatever the flavour holds them in. `constant` is `run_op`'s."""
     feeds = dict(feeds)
     if flavour == "ort":
         for name in UNSIGNED[op]:
             feeds[name] = (feeds[name].astype(np.int16) + 128).astype(np.uint8)
-    out = run_op(variants(op, attributes), flavour, feeds, **attributes)
+    out = run_op(variants(op, attributes), flavour, feeds, constant, **attributes)
     if out["y"].dtype == np.uint8:
         out["y"] = (out["y"].astype(np.int16) - 128).astype(np.int8)
     return out
@@ -235,9 +239,15 @@ CASES = [("SelectiveScanInt8", 1), ("SelectiveScanHeadsInt8", 1), ("SelectiveSca
 
 
 def any_feeds(
-    op: str, rng: np.random.Generator, steps: int, batch: int, groups: int, bits: int
+    op: str,
+    rng: np.random.Generator,
+    steps: int,
+    batch: int,
+    groups: int,
+    bits: int,
+    a_channel: bool = True,
 ) -> tuple[dict[str, Array], dict[str, float]]:
     if op == "SelectiveScanInt8":
-        return scan_feeds(rng, steps, batch, bits, a_channel=True), {"state_bits": bits}
-    feeds = heads_feeds(rng, steps, batch, groups, bits, a_channel=True)
+        return scan_feeds(rng, steps, batch, bits, a_channel), {"state_bits": bits}
+    feeds = heads_feeds(rng, steps, batch, groups, bits, a_channel)
     return feeds, heads_attributes(groups, (0.01, 3.0), bits)

@@ -12,12 +12,22 @@ import pytest
 
 from edge.ops import OPS
 from edge.plugins.onnx import FLAVOURS, Flavour, variants
-from tests.int8_recurrent import CASES, UNSIGNED, Array, any_feeds, conv_feeds, steering
+from tests.int8_recurrent import (
+    CASES,
+    UNSIGNED,
+    Array,
+    Compared,
+    any_feeds,
+    conv_feeds,
+    run,
+    steering,
+)
 from tests.onnx_ops import chain, one_op_model, taps
 
 both = pytest.mark.parametrize("flavour", FLAVOURS)
 scans = pytest.mark.parametrize(("op", "groups"), CASES)
 states = pytest.mark.parametrize("state_bits", [32, 16, 8])
+scales = pytest.mark.parametrize("a_channel", [False, True])
 
 
 @pytest.fixture
@@ -52,35 +62,76 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 @both
 @scans
 @states
+@scales
 def test_what_is_constant_is_computed_when_the_model_is_loaded(
     flavour: Flavour,
     op: str,
     groups: int,
     state_bits: int,
+    a_channel: bool,
     rng: np.random.Generator,
     tmp_path: Path,
 ) -> None:
-    f, attributes = any_feeds(op, rng, 2, 1, groups, state_bits)
+    f, attributes = any_feeds(op, rng, 2, 1, groups, state_bits, a_channel)
     if flavour == "ort":
         f |= {n: f[n].view(np.uint8) for n in UNSIGNED[op]}
     f |= steering(chain(2), np.array([1]), True)
     graph = optimized(op, flavour, f, tmp_path, **attributes)
     read = {name for node in all_nodes(graph) for name in node.input}
     assert not read & {"A_log", "D", "dt_bias", "A_log_scale", "D_scale", "dt_bias_scale"}
+    # What is left to be decided is which way the tokens take: one of five, or one for all.
+    decisions = [node for node in graph.node if node.op_type == "If"]
+    assert len(decisions) == (0 if op == "SelectiveScanHeadsInt8" and state_bits == 32 else 1)
     constants = [onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer]
     rates = -np.exp(f["A_log"] * f["A_log_scale"])
     assert any(c.shape == rates.shape and np.allclose(c, rates, rtol=1e-6) for c in constants)
 
 
 @both
-def test_the_convolution_reads_int8_and_rounds_once(
-    flavour: Flavour, rng: np.random.Generator, tmp_path: Path
+@scales
+def test_the_convolution_rounds_once(
+    flavour: Flavour, a_channel: bool, rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    f = conv_feeds(rng, 2, 1, 4, a_channel=True)
-    rows = taps(chain(2), 4)
-    graph = optimized("CausalConv1dInt8", flavour, f | {"taps": rows, "kept_taps": rows[:, 1:]},
-                      tmp_path)  # fmt: skip
+    f, rows = conv_feeds(rng, 2, 1, 4, a_channel), taps(chain(2), 4)
+    f |= {"taps": rows, "kept_taps": rows[:, 1:]}
+    graph = optimized("CausalConv1dInt8", flavour, f, tmp_path)
     kinds = [node.op_type for node in graph.node]
-    assert kinds.count("QuantizeLinear") == 1 and "QuickGelu" in kinds
+    assert kinds.count("QuantizeLinear") == 1 and "QuickGelu" in kinds and "If" not in kinds
+    if flavour == "ort":
+        assert ("Div" in kinds) == a_channel
     read = {name for node in graph.node for name in node.input}
     assert not read & {"weight", "bias", "weight_scale", "bias_scale", "x_scale"}
+
+
+@both
+@scans
+@states
+@scales
+def test_constants_give_what_inputs_give(
+    flavour: Flavour,
+    op: str,
+    groups: int,
+    state_bits: int,
+    a_channel: bool,
+    rng: np.random.Generator,
+) -> None:
+    f, attributes = any_feeds(op, rng, 3, 2, groups, state_bits, a_channel)
+    f |= steering(chain(3), np.array([2]), True)
+    found, expected = (run(op, flavour, f, fixed, **attributes) for fixed in (True, False))
+    compared = Compared()
+    compared.floats(found["y"], expected["y"], 1e-5)
+    compared.state(found["ssm_states"], expected["ssm_states"])
+    compared.check()
+
+
+@both
+@scales
+def test_a_constant_filter_gives_what_an_input_gives(
+    flavour: Flavour, a_channel: bool, rng: np.random.Generator
+) -> None:
+    f, rows = conv_feeds(rng, 3, 2, 4, a_channel), taps(chain(3), 4)
+    f |= {"taps": rows, "kept_taps": rows[:, 1:]}
+    found, expected = (run("CausalConv1dInt8", flavour, f, fixed) for fixed in (True, False))
+    compared = Compared()
+    compared.int8(found["y"], expected["y"])
+    compared.check()
