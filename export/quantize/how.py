@@ -21,7 +21,7 @@ class Static:
 
     Attributes:
         clip: the largest value kept: `absmax` keeps all; `percentile` cuts the rarest (Quamba,
-            section 4.2); `octav` minimizes the squared error (OCTAV, arXiv 2206.06501, equation 7).
+            section 4.2); `octav` minimizes the squared error (OCTAV, arXiv 2206.06501, equation 6).
         rotate: rounded after a Hadamard rotation (Quamba, equation 3).
         smooth: α of SmoothQuant (arXiv 2211.10438, equation 4): a divisor a channel, whose inverse
             is in the weight's columns.
