@@ -25,13 +25,20 @@ def test_equation_4() -> None:
     np.testing.assert_allclose(x / s, w * s, rtol=1e-6)
 
 
-def test_dead_channels_are_left_alone_and_extremes_bounded() -> None:
-    x = np.array([0.0, 5.0, 0.0, 1e12], np.float32)
-    w = np.array([2.0, 0.0, 0.0, 1e-12], np.float32)
+def test_channels_that_never_were_active_are_left_alone_and_extremes_bounded() -> None:
+    x = np.array([0.0, 0.0, 1e12], np.float32)
+    w = np.array([2.0, 0.0, 1e-12], np.float32)
     s = smoothing(x, w)
-    np.testing.assert_array_equal(s[:3], [1, 1, 1])
-    assert s[3] == np.float32(1e5)
-    assert smoothing(w[3:], x[3:])[0] == np.float32(1e-5)
+    np.testing.assert_array_equal(s[:2], [1, 1])
+    assert s[2] == np.float32(1e5)
+    assert smoothing(w[2:], np.array([1e12], np.float32))[0] == np.float32(1e-5)
+
+
+def test_a_channel_that_nothing_reads_does_not_set_the_scale() -> None:
+    x = np.array([40.0, 20.0, 3.0], np.float32)
+    w = np.array([0.0, 0.1, 0.2], np.float32)
+    s = smoothing(x, w)
+    assert (x / s).argmax() == 1
 
 
 def test_the_product_does_not_change() -> None:

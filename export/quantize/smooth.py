@@ -10,6 +10,9 @@ from edge.errors import ExportError
 F32 = NDArray[np.float32]
 # Smoothing a channel by more than this either way leaves nothing of it in int8.
 _LARGEST = np.float32(1e5)
+# Taken for the largest weight of a column that has none, as SmoothQuant's code does: nothing reads
+# the channel, and it must not set the scale of those that are read.
+_UNREAD = 1e-5
 
 
 def column_absmax(*weights: F32) -> F32:
@@ -21,8 +24,8 @@ def smoothing(x_absmax: F32, w_absmax: F32, alpha: float = 0.5) -> F32:
     """Divisors of the activation's channels, s [K] (SmoothQuant, arXiv 2211.10438, equation 4).
 
     s_j = max|X_j|^alpha / max|W_j|^(1-alpha). With X/s and W·s the product is the same, and alpha
-    says how much of the difficulty goes into the weight. A channel that is dead on either side
-    keeps s = 1, and s stays within 1e-5 and 1e5: both have no quotient worth following.
+    says how much of the difficulty goes into the weight. A channel that never was active keeps
+    s = 1, one that no weight reads is made small, and s stays within 1e-5 and 1e5.
 
     x_absmax, w_absmax: f32 [K], of the calibrated activation and of the weight's columns.
 
@@ -41,9 +44,8 @@ def smoothing(x_absmax: F32, w_absmax: F32, alpha: float = 0.5) -> F32:
     for name, values in (("activation", x), ("weight", w)):
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise ExportError(f"a channel maximum of the {name} is negative or not finite")
-    alive = (x > 0) & (w > 0)
     s = np.ones_like(x)
-    np.divide(x**alpha, w ** (1 - alpha), out=s, where=alive)
+    np.divide(x**alpha, np.maximum(w, _UNREAD) ** (1 - alpha), out=s, where=x > 0)
     clipped: F32 = np.clip(s, 1 / _LARGEST, _LARGEST).astype(np.float32)
     return clipped
 
