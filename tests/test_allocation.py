@@ -202,7 +202,8 @@ def test_no_memory_is_taken_per_run(
     record_property("small_allocations_per_run", seen["small"] / runs)
     assert seen["pages"] == 0, "the address space grew"
     assert seen["mapped"] == 0
-    assert seen["large"] <= runs, "more than the table of values"
+    # the arena's list of its pieces doubles when one more than ever before is in use
+    assert seen["large"] <= runs + 1, "more than the table of values"
     assert seen["largest"] < seen["tensor"], "an allocation as large as a state tensor"
 
 
