@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_a_large_file_is_read_where_its_sequences_are(tmp_path: Path) -> None:
     np.testing.assert_array_equal(text.sequences, again.sequences)
 
 
-def test_little_of_a_large_file_is_tokenized(tmp_path: Path) -> None:
+def test_little_of_a_large_file_is_held_and_tokenized(tmp_path: Path) -> None:
     class Counting(ByteTokenizer):
         encoded = 0
 
@@ -83,8 +84,11 @@ def test_little_of_a_large_file_is_tokenized(tmp_path: Path) -> None:
 
     path = written(tmp_path / "a.txt", numbers(1_000_000))
     counting = Counting()
+    tracemalloc.start()
     read_text(path, Reader(counting), 10, 24)
-    assert counting.encoded < 1_000_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert counting.encoded < 1_000_000 and peak < 4_000_000 < path.stat().st_size
 
 
 @pytest.mark.parametrize("filler", ["é", "東"])
