@@ -19,7 +19,7 @@ _ATTEMPTS = 6
 
 
 def quantize_gptq(
-    weight: F32, hessian: F64, block: int, damp: float = 0.01, act_order: bool = False
+    weight: F32, hessian: F64, block: int, damp: float = 0.01, act_order: bool = True
 ) -> tuple[U8, F32]:
     """weight [N, K] → packed [N, K/block, block/2] and scales [N, K/block], as `quantize_blocks`.
 
@@ -34,7 +34,8 @@ def quantize_gptq(
             leaves the result as it is.
         damp: added to its diagonal, as a share of the diagonal's mean.
         act_order: round the most active inputs first, while most columns can still make up for
-            them, instead of from left to right.
+            them, instead of from left to right. Scales stand already, so nothing is reordered in
+            what is stored.
 
     Raises ExportError for a Hessian of another shape, or with values that are not finite, and for
     a weight that `quantize_blocks` refuses.
