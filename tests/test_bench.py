@@ -64,7 +64,7 @@ def test_report_says_what_was_measured_where(measured: Report) -> None:
     ours = found["peers"]["edge-w8"]
     assert ours["right"] and ours["agreement"].keys() == {"prompt", "run", "steps", "prefill"}
     assert ours["decode"]["rounds_ms"] and ours["prefill"]["median_ms"] > 0
-    assert found["costs"].keys() == {"decode", "prefill", "run"}
+    assert found["costs"].keys() == {f"edge-w8 {figure}" for figure in ("decode", "prefill", "run")}
     assert all("MatMulNBits" in cost["ops"] for cost in found["costs"].values())
     console = Console(file=io.StringIO(), width=80)
     measured.show(console)

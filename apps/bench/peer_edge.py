@@ -11,7 +11,7 @@ from edge.apps.bench.peers import Bits, Logits, Tokens, Workspace, installed
 from edge.bundle import open_bundle
 from edge.runtime.engine import Rows, open_engine
 
-_BITS: dict[str, Bits] = {"fp32": 32, "fp16": 16, "w8": 8, "w4": 4}
+_BITS: dict[str, Bits] = {"fp32": 32, "fp16": 16, "w8": 8, "w8a8": 8, "w4": 4}
 
 
 class EdgePeer:

@@ -126,6 +126,8 @@ def _transformers(workspace: Workspace, threads: int) -> Peer:
 PEERS = {
     "edge-w8": _edge("w8"),
     "edge-w8-spin": _edge("w8", spin=True),
+    "edge-w8a8": _edge("w8a8"),
+    "edge-w8a8-spin": _edge("w8a8", spin=True),
     "edge-w4": _edge("w4"),
     "edge-fp16": _edge("fp16"),
     "edge-fp32": _edge("fp32"),
@@ -137,7 +139,8 @@ PEERS = {
     ),
 }
 DEFAULT = (
-    "edge-w8", "edge-w8-spin", "edge-w4", "edge-fp32", "llama-q8_0", "llama-q4_0", "transformers",
+    "edge-w8", "edge-w8-spin", "edge-w8a8", "edge-w8a8-spin", "edge-w4", "edge-fp32",
+    "llama-q8_0", "llama-q4_0", "transformers",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from edge.apps.bench import check
 from edge.apps.bench.check import Reference
 from edge.apps.bench.measure import FIGURES, PAUSE, Timings, measure
 from edge.apps.bench.peers import PEERS, RUN, Peer, Workspace, missing
-from edge.apps.bench.report import OURS, PeerResult, Report
+from edge.apps.bench.report import GOALS, PeerResult, Report
 from edge.apps.bench.shapes import Shape
 from edge.errors import EngineError, InputError
 
@@ -61,8 +61,9 @@ def run(
     timings = _timed(peers, reference, rounds, say)
     report = Report(shape, threads, rounds, command, results, timings, absent)
     report.others = max(others, _used_by_others())
-    if OURS in timings and (profiled or report.missed):
-        _explain(report, workspace, profiled, say)
+    for name in GOALS:
+        if name in timings and (profiled or report.missed(name)):
+            _explain(report, name, workspace, profiled, say)
     return report
 
 
@@ -98,17 +99,18 @@ def _timed(peers: Sequence[Peer], reference: Reference, rounds: int, say: Say) -
             peer.close()
 
 
-def _explain(report: Report, workspace: Workspace, every: bool, say: Say) -> None:
+def _explain(report: Report, name: str, workspace: Workspace, every: bool, say: Say) -> None:
     from edge.apps.bench.peer_edge import bundle_path
     from edge.apps.bench.profile import profile
 
     # what a short run costs is seen beside a step
-    wanted = set(FIGURES) if every else {*report.missed}
+    wanted = set(FIGURES) if every else {*report.missed(name)}
     if "run" in wanted:
         wanted.add("decode")
-    say("profiling")
+    say(f"profiling {name}")
     figures = [figure for figure in FIGURES if figure in wanted]
-    report.costs = profile(bundle_path(workspace, OURS), report.threads, figures)
+    costs = profile(bundle_path(workspace, name), report.threads, figures)
+    report.costs |= {f"{name} {figure}": cost for figure, cost in costs.items()}
 
 
 def _install(name: str) -> str:
