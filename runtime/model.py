@@ -16,7 +16,7 @@ from edge.runtime.engine import Engine, choose_engine, open_engine
 from edge.runtime.session import Session
 from edge.text import ChatTemplate, Tokenizer, load_template, load_tokenizer
 
-EMBEDDED = ("demo", "demo-draft", "demo-bytes")
+EMBEDDED = ("demo", "demo-fp16", "demo-draft", "demo-bytes")
 
 
 class Model:
