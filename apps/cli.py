@@ -1,4 +1,4 @@
-"""`edge`: export, inspect and evaluate bundles."""
+"""`edge`: export, inspect, evaluate, profile and serve bundles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import sys
 
 import typer
 
-from edge.apps import eval_command, export_command, info_command, serve_command
+from edge.apps import (
+    eval_command,
+    export_command,
+    info_command,
+    profile_command,
+    serve_command,
+)
 from edge.apps.exits import exit_code_of
 
 app = typer.Typer(
@@ -20,6 +26,7 @@ app.command("export")(export_command.export)
 app.command("info")(info_command.info)
 app.command("serve")(serve_command.serve)
 app.command("eval")(eval_command.evaluate)
+app.command("profile")(profile_command.profile)
 
 
 @app.callback(invoke_without_command=True)

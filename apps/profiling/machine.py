@@ -1,0 +1,176 @@
+"""The machine measured on: what it is, and how it fared meanwhile."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped, unused-ignore]
+
+from edge.apps.profiling.sysfs import ROOT, folders, number, text
+
+BUSY = 0.1  # share of the processor that others may use before times are not to be trusted
+_CPUS = "sys/devices/system/cpu"
+
+
+def machine(root: Path = ROOT) -> dict[str, object]:
+    """The processor, and how much of it this process may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": _cpu_name(root),
+        "board": text(root / "proc/device-tree/model"),
+        "usable_cpus": usable,
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_name(root: Path) -> str:
+    for line in (text(root / "proc/cpuinfo") or "").splitlines():
+        if line.lower().startswith(("model name", "hardware")):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+
+def governor(root: Path = ROOT) -> str | None:
+    """Frequency governors of the CPUs, those there are."""
+    paths = folders(root / _CPUS, "cpu[0-9]*")
+    found = {text(path / "cpufreq/scaling_governor") for path in paths}
+    return ", ".join(sorted(name for name in found if name)) or None
+
+
+def power_mode(root: Path = ROOT) -> str | None:
+    """A Jetson's nvpmodel by name, or the platform profile of a laptop's firmware.
+
+    nvpmodel keeps `pmode:0002` in /var/lib/nvpmodel/status, and the names in /etc/nvpmodel.conf.
+    """
+    status = re.search(r"pmode:0*(\d+)", text(root / "var/lib/nvpmodel/status") or "")
+    if status is None:
+        return text(root / "sys/firmware/acpi/platform_profile")
+    named = r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>"
+    names: dict[str, str] = dict(re.findall(named, text(root / "etc/nvpmodel.conf") or ""))
+    return names.get(status[1], f"mode {status[1]}")
+
+
+# -- conditions -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """One moment.
+
+    Attributes:
+        clocks_mhz: of each CPU that says.
+        temperatures_c: by sensor.
+        throttles: events counted since boot, or how far a cooling device limits, by name.
+    """
+
+    clocks_mhz: tuple[float, ...]
+    temperatures_c: Mapping[str, float]
+    throttles: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "clock_mhz": {"min": min(self.clocks_mhz), "max": max(self.clocks_mhz)}
+            if self.clocks_mhz
+            else None,
+            "temperature_c": dict(self.temperatures_c),
+        }
+
+
+def conditions(root: Path = ROOT) -> Conditions:
+    """Now."""
+    return Conditions(_clocks(root), _temperatures(root), _throttles(root))
+
+
+def throttled(before: Conditions, after: Conditions) -> list[str] | None:
+    """What limited the machine in between, by name; None where nothing is counted."""
+    if not after.throttles:
+        return None
+    changed = (n for n, count in after.throttles.items() if count > before.throttles.get(n, 0))
+    return sorted(changed)
+
+
+def _clocks(root: Path) -> tuple[float, ...]:
+    paths = folders(root / _CPUS, "cpu[0-9]*")
+    found = [number(path / "cpufreq/scaling_cur_freq") for path in paths]
+    if clocks := [kilohertz / 1e3 for kilohertz in found if kilohertz]:
+        return tuple(clocks)
+    lines = (text(root / "proc/cpuinfo") or "").splitlines()
+    values = [line.partition(":")[2] for line in lines if line.startswith("cpu MHz")]
+    return tuple(float(value) for value in values)
+
+
+def _temperatures(root: Path) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for zone in folders(root / "sys/class/thermal", "thermal_zone*"):
+        name, value = text(zone / "type"), number(zone / "temp")
+        if name and value is not None:
+            found[name] = value / 1e3
+    for chip in folders(root / "sys/class/hwmon", "hwmon*"):
+        for file in folders(chip, "temp*_input"):
+            value = number(file)
+            if value is not None:
+                label = text(chip / file.name.replace("_input", "_label")) or file.name[:-6]
+                found[f"{text(chip / 'name') or chip.name} {label}"] = value / 1e3
+    return found
+
+
+def _throttles(root: Path) -> dict[str, int]:
+    """Counters of x86 CPUs, of a Jetson's over-current alarms, and states of cooling devices."""
+    found: dict[str, int] = {}
+    for cpu in folders(root / _CPUS, "cpu[0-9]*"):
+        for file in folders(cpu / "thermal_throttle", "*_throttle_count"):
+            _put(found, f"{cpu.name} {file.name.removesuffix('_throttle_count')}", number(file))
+    for chip in folders(root / "sys/class/hwmon", "hwmon*"):
+        for file in folders(chip, "oc*_event_cnt"):
+            _put(found, f"over-current {file.name.removesuffix('_event_cnt')}", number(file))
+    for device in folders(root / "sys/class/thermal", "cooling_device*"):
+        kind = text(device / "type") or device.name
+        if "fan" not in kind:  # a fan that turns is no throttling
+            _put(found, f"cooling {kind} ({device.name})", number(device / "cur_state"))
+    return found
+
+
+def _put(found: dict[str, int], name: str, value: int | None) -> None:
+    if value is not None:
+        found[name] = value
+
+
+# -- other programs -------------------------------------------------------------------------------
+
+
+class OtherLoad:
+    """How much of the processor other programs use while this one measures."""
+
+    def __init__(self) -> None:
+        self._system, self._own = _busy_and_all(), _own_seconds()
+
+    def share(self) -> float:
+        """Of all CPUs, since this was made: 0 to 1."""
+        (busy, everything), own = _busy_and_all(), _own_seconds()
+        total = everything - self._system[1]
+        if total <= 0:
+            return 0.0
+        others = (busy - self._system[0]) - (own - self._own)
+        return min(1.0, max(0.0, others / total))
+
+
+def _busy_and_all() -> tuple[float, float]:
+    times = psutil.cpu_times()
+    everything = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return everything - times.idle - getattr(times, "iowait", 0.0), everything
+
+
+def _own_seconds() -> float:
+    times = os.times()
+    return times.user + times.system

@@ -1,0 +1,248 @@
+"""What is timed: answers to prompts of several lengths, and single steps at several depths.
+
+The clock and the runner are given, so that the arithmetic can be tested without a second passing.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Clock = Callable[[], float]
+Say = Callable[[str], None]
+
+PAUSE = 0.05  # seconds in which another engine's idle threads stop spinning
+
+
+class Runner(Protocol):
+    """One model with one sequence."""
+
+    def clear(self) -> None:
+        """Back to before any token."""
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """Consume a prompt, or go on with one."""
+
+    def step(self, token: int) -> None:
+        """Consume one token."""
+
+    def sample(self) -> int:
+        """The next token, from the logits of the last one consumed."""
+
+    def mark(self) -> Any:
+        """A place to come back to."""
+
+    def restore(self, mark: Any) -> None:
+        """Back to a mark."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer. Seconds since the request, with the prompt's token ids at hand.
+
+    Attributes:
+        prompt: tokens of the prompt.
+        began: on the clock, when it was requested.
+        prompt_s: when the prompt had been consumed.
+        token_s: when each token had been sampled.
+        sampling_s: what choosing tokens from logits took of all that.
+    """
+
+    prompt: int
+    began: float
+    prompt_s: float
+    token_s: tuple[float, ...]
+    sampling_s: float
+
+    @property
+    def ttft(self) -> float:
+        """Time to the first token."""
+        return self.token_s[0]
+
+    @property
+    def ttlt(self) -> float:
+        """Time to the last token."""
+        return self.token_s[-1]
+
+    @property
+    def gaps(self) -> tuple[float, ...]:
+        """Inter-token latencies: one less than there are tokens."""
+        return tuple(b - a for a, b in zip(self.token_s, self.token_s[1:], strict=False))
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first: (TTLT - TTFT) / (n - 1); None of one token."""
+        later = len(self.token_s) - 1
+        return (self.ttlt - self.ttft) / later if later else None
+
+    @property
+    def prefill_rate(self) -> float | None:
+        """Prompt tokens a second; None where the clock did not move."""
+        return self.prompt / self.prompt_s if self.prompt_s > 0 else None
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Generated tokens a second after the first."""
+        return 1 / self.tpot if self.tpot else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Milliseconds and tokens a second, as everywhere in the output."""
+        return {
+            "ttft_ms": 1e3 * self.ttft,
+            "tpot_ms": None if self.tpot is None else 1e3 * self.tpot,
+            "ttlt_ms": 1e3 * self.ttlt,
+            "prefill_ms": 1e3 * self.prompt_s,
+            "sampling_ms": 1e3 * self.sampling_s,
+            "prefill_tokens_per_s": self.prefill_rate,
+            "decode_tokens_per_s": self.decode_rate,
+            "itl_ms": [1e3 * gap for gap in self.gaps],
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, of every runner.
+
+    Attributes:
+        prompts: tokens of each prompt length, ids.
+        generated: tokens of an answer.
+        context: one long prompt, of which `depths` are beginnings.
+        steps: single steps timed at each depth in each repetition.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    generated: int
+    repetitions: int
+    warmup: int
+    context: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    steps: int = 16
+
+
+def answer(runner: Runner, prompt: Sequence[int], count: int, clock: Clock) -> Sample:
+    """Read a prompt and generate `count` ≥ 1 tokens. An end token ends nothing here."""
+    runner.clear()
+    began = clock()
+    runner.feed(prompt)
+    ready = clock()
+    prompt_s, sampling, stamps = ready - began, 0.0, []
+    while True:
+        token = runner.sample()
+        now = clock()
+        sampling += now - ready
+        stamps.append(now - began)
+        if len(stamps) == count:
+            return Sample(len(prompt), began, prompt_s, tuple(stamps), sampling)
+        runner.step(token)
+        ready = clock()
+
+
+def answers(
+    runners: Mapping[str, Runner], plan: Plan, clock: Clock, say: Say, pause: float = PAUSE
+) -> dict[str, list[list[Sample]]]:
+    """Samples of each runner, for each prompt length, for each repetition.
+
+    One after another within a repetition, so that every runner sees the same machine; another one
+    begins each time, so that none always follows the same one.
+    """
+    found: dict[str, list[list[Sample]]] = {name: [[] for _ in plan.prompts] for name in runners}
+    for number in range(-plan.warmup, plan.repetitions):
+        warming = number < 0
+        say("warming up" if warming else f"repetition {number + 1} of {plan.repetitions}")
+        for index, prompt in enumerate(plan.prompts):
+            for name in in_turn(list(runners), number):
+                _rest(pause if len(runners) > 1 else 0)
+                sample = answer(runners[name], prompt, plan.generated, clock)
+                if not warming:
+                    found[name][index].append(sample)
+    return found
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Single steps after `context` tokens; seconds of each, all repetitions together.
+
+    `prefill_s`: what reading so many tokens took, once.
+    """
+
+    context: int
+    prefill_s: float
+    step_s: tuple[float, ...]
+
+
+def depths(
+    runners: Mapping[str, Runner], plan: Plan, clock: Clock, say: Say, pause: float = PAUSE
+) -> dict[str, list[Depth]]:
+    """Time of a step against what was read before it.
+
+    The context is read once, with a mark at each depth; then every repetition goes to every depth
+    by restoring its mark, so that a slow minute does not fall on one depth alone.
+    """
+    if not plan.depths:
+        return {name: [] for name in runners}
+    say(f"reading {max(plan.depths)} tokens of context")
+    places = {name: _read(runner, plan, clock) for name, runner in runners.items()}
+    steps: dict[tuple[str, int], list[float]] = {}
+    for number in range(plan.repetitions):
+        say(f"steps at {len(plan.depths)} depths, {number + 1} of {plan.repetitions}")
+        for depth in in_turn(plan.depths, number):
+            for name in in_turn(list(runners), number):
+                _rest(pause if len(runners) > 1 else 0)
+                runners[name].restore(places[name][depth][0])
+                steps.setdefault((name, depth), []).extend(_steps(runners[name], plan, clock))
+    return {
+        name: [Depth(d, places[name][d][1], tuple(steps[name, d])) for d in plan.depths]
+        for name in runners
+    }
+
+
+def _read(runner: Runner, plan: Plan, clock: Clock) -> dict[int, tuple[Any, float]]:
+    """A mark at every depth, and the seconds it took to get there."""
+    runner.clear()
+    out, done, spent = {}, 0, 0.0
+    for depth in sorted(plan.depths):
+        began = clock()
+        runner.feed(plan.context[done:depth])
+        spent += clock() - began
+        out[depth] = (runner.mark(), spent)
+        done = depth
+    return out
+
+
+def _steps(runner: Runner, plan: Plan, clock: Clock) -> Iterator[float]:
+    """Seconds of each of `steps` steps and the choice that follows it, after one that warms up."""
+    token = plan.context[0]
+    for number in range(plan.steps + 1):
+        began = clock()
+        runner.step(token)
+        token = runner.sample()
+        if number:
+            yield clock() - began
+
+
+def in_turn(names: Sequence[Any], number: int) -> list[Any]:
+    """All of them, beginning with another one each time."""
+    start = number % len(names)
+    return [*names[start:], *names[:start]]
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """No garbage collection, which would be charged to whatever runs just then."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _rest(seconds: float) -> None:
+    if seconds:
+        time.sleep(seconds)

@@ -1,0 +1,201 @@
+"""Watts and joules: sources that say either, and a log of them to be read between two moments."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from edge.apps.profiling.sysfs import ROOT, folders, number, text
+
+Unit = Literal["J", "W"]
+PERIOD = 0.05  # seconds between readings
+_WHOLE_RAILS = ("VDD_IN", "VIN", "POM_5V_IN", "VIN_SYS_5V0", "VIN_SYS_20V", "Total Power")
+
+
+class Source(Protocol):
+    """Something that knows the power of one or more rails.
+
+    Attributes:
+        name: of the interface.
+        unit: what `read` gives: joules since some moment, or watts now.
+        whole: rails that together are all there is to count, never counted twice.
+    """
+
+    name: str
+    unit: Unit
+    whole: tuple[str, ...]
+
+    def read(self) -> Mapping[str, float]:
+        """Rail → reading; rails that cannot be read now are left out."""
+        ...
+
+
+# -- sources --------------------------------------------------------------------------------------
+
+
+class Rails:
+    """A Jetson's INA3221 monitors: in{n}_label, in{n}_input (mV), curr{n}_input (mA)."""
+
+    name = "INA3221"
+    unit: Unit = "W"
+
+    def __init__(self, rails: Mapping[str, tuple[Path, Path]]) -> None:
+        self._rails = rails
+        self.whole: tuple[str, ...] = tuple(name for name in rails if name in _WHOLE_RAILS)[:1]
+
+    @classmethod
+    def find(cls, root: Path = ROOT) -> Rails | None:
+        rails = {}
+        for chip in folders(root / "sys/class/hwmon", "hwmon*"):
+            if text(chip / "name") != "ina3221":
+                continue
+            for label in folders(chip, "in*_label"):
+                which, name = label.name[2:-6], text(label)
+                current = chip / f"curr{which}_input"
+                if name and number(current) is not None:  # "sum of shunt voltages" has no current
+                    rails[name] = (chip / f"in{which}_input", current)
+        return cls(rails) if rails else None
+
+    def read(self) -> Mapping[str, float]:
+        found = {}
+        for name, (voltage, current) in self._rails.items():
+            millivolts, milliamperes = number(voltage), number(current)
+            if millivolts is not None and milliamperes is not None:
+                found[name] = millivolts * milliamperes / 1e6
+        return found
+
+
+class Rapl:
+    """Energy counters of x86 packages (powercap, energy_uj), which wrap around."""
+
+    name = "RAPL"
+    unit: Unit = "J"
+
+    def __init__(self, zones: Mapping[str, Path]) -> None:
+        self._zones = zones
+        self._last: dict[str, int] = {}
+        self._turns: dict[str, int] = {}
+        packages = tuple(name for name in zones if name.startswith("package"))
+        # psys is the whole platform, packages included
+        self.whole: tuple[str, ...] = ("psys",) if "psys" in zones else packages
+
+    @classmethod
+    def find(cls, root: Path = ROOT) -> Rapl | None:
+        """None where there is none, or only root may read it (the rule since 2020)."""
+        zones = {}
+        for zone in folders(root / "sys/class/powercap", "intel-rapl:*"):
+            name = text(zone / "name")
+            if name and number(zone / "energy_uj") is not None:
+                zones[f"{name} ({zone.name})" if name in zones else name] = zone
+        return cls(zones) if zones else None
+
+    def read(self) -> Mapping[str, float]:
+        found = {}
+        for name, zone in self._zones.items():
+            value = number(zone / "energy_uj")
+            if value is None:
+                continue
+            if value < self._last.get(name, 0):
+                self._turns[name] = self._turns.get(name, 0) + 1
+            self._last[name] = value
+            range_uj = number(zone / "max_energy_range_uj") or 0
+            found[name] = (value + self._turns.get(name, 0) * range_uj) / 1e6
+        return found
+
+
+def why_none(root: Path = ROOT) -> str:
+    """Why neither rails nor counters can be read."""
+    if (root / "sys/class/powercap/intel-rapl:0").exists():
+        return "the RAPL counters are for root only (chmod a+r …/intel-rapl:0/energy_uj)"
+    return "no INA3221 rails and no RAPL counters here (a virtual machine shows none)"
+
+
+# -- the log --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Log:
+    """Readings of one source over time.
+
+    Attributes:
+        times: seconds on the clock of the windows that are asked for.
+        readings: rail → one value for each time.
+    """
+
+    unit: Unit
+    times: list[float] = field(default_factory=list)
+    readings: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, when: float, values: Mapping[str, float]) -> None:
+        """Rails that are missing once keep their last value."""
+        self.times.append(when)
+        for rail in {*values, *self.readings}:
+            row = self.readings.setdefault(rail, [])
+            row += [values.get(rail, row[-1] if row else 0.0)] * (len(self.times) - len(row))
+
+    def joules(self, rail: str, windows: Sequence[tuple[float, float]]) -> float | None:
+        """Energy in all windows together; None where less than two readings fall on them."""
+        row, times = self.readings.get(rail), self.times
+        if row is None or not windows:
+            return None
+        inside = sum(1 for t in times if any(begin <= t <= end for begin, end in windows))
+        if inside < 2:
+            return None
+        energy = row if self.unit == "J" else _integral(times, row)
+        return sum(_at(times, energy, end) - _at(times, energy, begin) for begin, end in windows)
+
+
+def _integral(times: Sequence[float], watts: Sequence[float]) -> list[float]:
+    """Joules since the first reading, by the trapezoid rule."""
+    total = [0.0]
+    for i in range(1, len(times)):
+        total.append(total[-1] + (times[i] - times[i - 1]) * (watts[i] + watts[i - 1]) / 2)
+    return total
+
+
+def _at(times: Sequence[float], values: Sequence[float], when: float) -> float:
+    """A value between two readings; the nearest one outside of them all."""
+    if when <= times[0]:
+        return values[0]
+    for i in range(1, len(times)):
+        if when <= times[i]:
+            share = (when - times[i - 1]) / (times[i] - times[i - 1])
+            return values[i - 1] + share * (values[i] - values[i - 1])
+    return values[-1]
+
+
+class Meter:
+    """Reads a source every PERIOD in a thread of its own, while the block runs."""
+
+    def __init__(
+        self,
+        source: Source,
+        clock: Callable[[], float] = time.perf_counter,
+        period: float = PERIOD,
+    ) -> None:
+        self.source = source
+        self.log = Log(source.unit)
+        self._clock, self._period = clock, period
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edge-power", daemon=True)
+
+    def __enter__(self) -> Meter:
+        self._note()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._note()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._period):
+            self._note()
+
+    def _note(self) -> None:
+        self.log.add(self._clock(), self.source.read())

@@ -1,0 +1,281 @@
+"""The JSON object of a measurement; the table and the page are made from it and the samples."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from edge.apps.profiling.definitions import DEFINITIONS, INSIDE
+from edge.apps.profiling.machine import BUSY, governor, machine, power_mode, throttled
+from edge.apps.profiling.measure import Sample
+from edge.apps.profiling.power import why_none
+from edge.apps.profiling.roofline import bound_s, work
+from edge.apps.profiling.run import OTHER, THIS, Result, Side
+from edge.apps.profiling.statistics import Spread, ratio
+from edge.runtime.model import resolve
+
+PACKAGES = ("mamba-edge", "onnxruntime", "numpy")
+Facts = dict[str, Any]
+_COMPARED: dict[str, Callable[[Sample], float | None]] = {
+    "ttft": lambda sample: sample.ttft,
+    "tpot": lambda sample: sample.tpot,
+    "ttlt": lambda sample: sample.ttlt,
+}
+
+
+def to_dict(result: Result) -> Facts:
+    """The object `--json` prints. `ttft_ms tpot_ms itl_ms ttlt_ms prefill_tokens_per_s
+    decode_tokens_per_s peak_memory_bytes state_bytes` are an interface, of the first prompt length;
+    `tests` has them of every length. What could not be had is null and named in `absent`.
+    """
+    absent: dict[str, str] = {}
+    facts = _side(result, result.sides[THIS], absent)
+    facts |= _settings(result)
+    facts["machine"] = _machine(result, absent)
+    if other := result.sides.get(OTHER):
+        facts["against"] = _side(result, other, absent)
+        facts["ratio"] = _ratios(result, absent)
+    facts["warnings"], facts["notes"] = list(_warnings(result)), result.notes
+    facts["absent"] = absent
+    facts["definitions"] = DEFINITIONS
+    return facts
+
+
+def lines(result: Result) -> Iterator[Facts]:
+    """An object for each repetition of each prompt length of each side."""
+    for side in result.sides.values():
+        for prompt, samples in zip(result.plan.prompts, side.samples, strict=True):
+            for number, sample in enumerate(samples):
+                yield {
+                    "bundle": side.facts["bundle"],
+                    "engine": side.facts["engine"],
+                    "threads": side.facts["threads"],
+                    "prompt_tokens": len(prompt),
+                    "generated_tokens": result.plan.generated,
+                    "repetition": number,
+                    **sample.to_dict(),
+                }
+
+
+# -- one side -------------------------------------------------------------------------------------
+
+
+def _side(result: Result, side: Side, absent: dict[str, str]) -> Facts:
+    tests = [_test(result, samples, absent) for samples in side.samples]
+    first = tests[0]
+    if side.facts["peak_memory_bytes"] is None:
+        absent["peak_memory_bytes"] = "/proc/self/status does not say"
+    if not side.depths:
+        absent["contexts"] = "--context 0, or no depth fits"
+    return {
+        **side.facts,
+        **{name: first[name]["mean"] if first[name] else None for name in (
+            "ttft_ms", "tpot_ms", "ttlt_ms", "prefill_tokens_per_s", "decode_tokens_per_s")},
+        "itl_ms": first["itl_ms"],
+        "tests": tests,
+        "contexts": [
+            {
+                "context": depth.context,
+                "prefill_ms": 1e3 * depth.prefill_s,
+                "step_ms": _spread([1e3 * step for step in depth.step_s]),
+            }
+            for depth in side.depths
+        ],
+        "breakdown": _breakdown(result, side, absent),
+        "roofline": _roofline(result, side, absent),
+    }  # fmt: skip
+
+
+def _test(result: Result, samples: Sequence[Sample], absent: dict[str, str]) -> Facts:
+    """Everything of one prompt length."""
+    if samples and samples[0].tpot is None:
+        absent["tpot_ms"] = absent["itl_ms"] = "one generated token has no next one (-n 2 or more)"
+    rows = [sample.to_dict() for sample in samples]
+    spreads = {
+        name: _spread([row[name] for row in rows if row[name] is not None])
+        for name in ("ttft_ms", "tpot_ms", "ttlt_ms", "prefill_ms", "sampling_ms",
+                     "prefill_tokens_per_s", "decode_tokens_per_s")
+    }  # fmt: skip
+    return {
+        "prompt_tokens": samples[0].prompt,
+        "generated_tokens": result.plan.generated,
+        **spreads,
+        "itl_ms": _spread([gap for row in rows for gap in row["itl_ms"]]),
+        "energy": _energy(result, samples, absent),
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | int | None] | None:
+    spread = Spread.of(values)
+    return spread.to_dict() if spread else None
+
+
+def _energy(result: Result, samples: Sequence[Sample], absent: dict[str, str]) -> Facts | None:
+    """Joules and watts of each rail over prefill and decode, and tokens for a joule."""
+    windows = {
+        "prefill": [(s.began, s.began + s.prompt_s) for s in samples],
+        "decode": [(s.began + s.ttft, s.began + s.ttlt) for s in samples],
+    }
+    tokens = {
+        "prefill": sum(s.prompt for s in samples),
+        "decode": sum(len(s.gaps) for s in samples),
+    }
+    if not result.logs:
+        absent["energy"] = why_none()
+        return None
+    found: Facts = {}
+    for source, log in result.logs:
+        for phase, spans in windows.items():
+            seconds = sum(end - begin for begin, end in spans)
+            rails = {rail: log.joules(rail, spans) for rail in log.readings}
+            known = {rail: joules for rail, joules in rails.items() if joules is not None}
+            if not known or seconds <= 0:
+                absent[f"energy of {phase}, {source.name}"] = (
+                    f"{1e3 * seconds:.0f} ms are too short for readings every 50 ms"
+                )
+                continue
+            whole = [known[rail] for rail in source.whole if rail in known]
+            joules = sum(whole)
+            found.setdefault(source.name, {})[phase] = {
+                "watts": {rail: value / seconds for rail, value in known.items()},
+                "joules": joules if whole else None,
+                "tokens_per_joule": tokens[phase] / joules if joules > 0 else None,
+            }
+    return found or None
+
+
+def _breakdown(result: Result, side: Side, absent: dict[str, str]) -> Facts:
+    if not side.costs:
+        absent["breakdown"] = (
+            "not asked for (--no-breakdown)"
+            if not result.request.explain
+            else f"engine {side.facts['engine']} has no profiler here"
+        )
+    for name, cost in side.costs.items():
+        if not cost.layers:
+            absent[f"layers of {name}"] = "the profile does not match the optimized graph"
+    return {name: cost.to_dict() for name, cost in side.costs.items()}
+
+
+def _roofline(result: Result, side: Side, absent: dict[str, str]) -> Facts | None:
+    """Bytes and operations of a step and of a chunk, what they took, and what they take at least.
+
+    A chunk's time is a share of the longest prompt's, so that of a whole chunk where one fits.
+    """
+    if result.roof is None:
+        absent["roofline"] = "not asked for (--no-breakdown)"
+        return None
+    if result.roof.flops is None:
+        absent["arithmetic"] = "measured with one thread for each core only"
+    found: Facts = {"roof": result.roof.to_dict(), "runs": {}}
+    prompt = max(side.samples, key=lambda samples: samples[0].prompt)
+    tokens = min(prompt[0].prompt, side.facts["chunk"])
+    share = tokens / prompt[0].prompt
+    steps = [s.tpot for samples in side.samples for s in samples if s.tpot is not None]
+    times = {"decode": (1, steps), "prefill": (tokens, [share * s.prompt_s for s in prompt])}
+    from edge.bundle import open_bundle
+
+    with open_bundle(resolve(side.facts["bundle"])) as opened:
+        config = opened.manifest.model
+    for name, (count, taken) in times.items():
+        if not taken:
+            continue
+        demand = work(config, side.facts["weight_bytes"], side.facts["state_bytes"], count)
+        seconds = sorted(taken)[len(taken) // 2]
+        found["runs"][name] = {
+            "tokens": count,
+            "bytes": demand.bytes,
+            "flops": demand.flops,
+            "flops_per_byte": demand.intensity,
+            "ms": 1e3 * seconds,
+            "bound_ms": 1e3 * bound_s(demand, result.roof),
+            "share_of_bandwidth": bound_s(demand, result.roof) / seconds,
+            "flops_per_s": demand.flops / seconds,
+        }
+    return found
+
+
+# -- all together ---------------------------------------------------------------------------------
+
+
+def _settings(result: Result) -> Facts:
+    plan = result.plan
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "prompt_tokens": [len(prompt) for prompt in plan.prompts],
+        "generated_tokens": plan.generated,
+        "repetitions": plan.repetitions,
+        "warmup": plan.warmup,
+        "temperature": result.request.temperature,
+        "inside": INSIDE,
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _machine(result: Result, absent: dict[str, str]) -> Facts:
+    limited = throttled(result.before, result.after)
+    facts = machine() | {
+        "governor": governor(),
+        "power_mode": power_mode(),
+        "before": result.before.to_dict(),
+        "after": result.after.to_dict(),
+        "throttled": limited,
+        "used_by_others": result.others,
+        "trustworthy": result.others <= BUSY,
+        "gpu": result.gpu.facts() if result.gpu else None,
+    }
+    reasons = {
+        "governor": (facts["governor"] is None, "no cpufreq in /sys"),
+        "power_mode": (facts["power_mode"] is None, "no nvpmodel, no platform profile"),
+        "clock": (not result.after.clocks_mhz, "neither cpufreq nor /proc/cpuinfo says"),
+        "temperature": (not result.after.temperatures_c, "no thermal zones, no sensors"),
+        "throttling": (limited is None, "nothing here counts it"),
+        "gpu": (result.gpu is None, "no NVIDIA driver"),
+    }
+    absent |= {name: reason for name, (missing, reason) in reasons.items() if missing}
+    return facts
+
+
+def _ratios(result: Result, absent: dict[str, str]) -> list[Facts]:
+    """Of each prompt length: this ÷ the other."""
+    found = []
+    pairs = zip(result.sides[THIS].samples, result.sides[OTHER].samples, strict=True)
+    for ours, theirs in pairs:
+        row: Facts = {"prompt_tokens": ours[0].prompt}
+        for name, of in _COMPARED.items():
+            a, b = _known(ours, of), _known(theirs, of)
+            row[name] = ratio(a, b).to_dict() if a and b else None
+        found.append(row)
+    if result.plan.repetitions < 2:
+        absent["interval of the ratio"] = "one repetition has no spread (-r 2 or more)"
+    return found
+
+
+def _known(samples: Sequence[Sample], of: Callable[[Sample], float | None]) -> list[float]:
+    return [value for sample in samples if (value := of(sample)) is not None]
+
+
+def _warnings(result: Result) -> Iterator[str]:
+    if result.others > BUSY:
+        yield (
+            f"other programs used {result.others:.0%} of the processor meanwhile: "
+            "do not trust the times"
+        )
+    if limited := throttled(result.before, result.after):
+        yield f"the machine was throttled: {', '.join(limited)}"
+    if result.gpu and (reasons := result.gpu.facts()["throttled"]):
+        yield f"the GPU was throttled: {', '.join(reasons)}"
+
+
+def side_by_side(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """This side, and the other where there is one."""
+    return [facts, *([facts["against"]] if "against" in facts else [])]

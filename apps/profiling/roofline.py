@@ -1,0 +1,160 @@
+"""How fast the machine could be: bandwidth and arithmetic as measured here, and what a token needs.
+
+Williams, Waterman, Patterson: "Roofline" (CACM 2009). A token of decode reads every weight once, so
+its bound is bytes ÷ bandwidth; a chunk of prefill reads them once for all of its tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil  # type: ignore[import-untyped, unused-ignore]
+
+from edge.apps.profiling.sysfs import ROOT, folders, text
+from edge.config import ModelConfig
+from edge.tensors import parameters
+
+Clock = Callable[[], float]
+CACHES = 8  # times the last cache that is read
+_SMALLEST, _LARGEST = 64 << 20, 1 << 30
+_SIDE = 1024  # of the product that arithmetic is measured with
+
+
+@dataclass(frozen=True)
+class Roof:
+    """Measured here.
+
+    Attributes:
+        read, copy: bytes a second; a copied byte counts twice, as it is read and written.
+        buffer_bytes: how much was read.
+        flops: fp32 operations a second of numpy's matrix product, None where not measured.
+    """
+
+    read: float
+    copy: float
+    buffer_bytes: int
+    flops: float | None
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second: the best this machine was seen to do."""
+        return max(self.read, self.copy)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "read_bytes_per_s": self.read,
+            "copy_bytes_per_s": self.copy,
+            "buffer_bytes": self.buffer_bytes,
+            "fp32_flops_per_s": self.flops,
+        }
+
+
+def measure_roof(
+    threads: int, *, size: int | None = None, arithmetic: bool = True, rounds: int = 5,
+    clock: Clock = time.perf_counter,
+) -> Roof:  # fmt: skip
+    """Read and copy a buffer far larger than the last cache, by as many threads; best of `rounds`.
+
+    Arithmetic is numpy's, with as many threads as its BLAS takes.
+    """
+    size = buffer_size() if size is None else size
+    source = np.ones(size // 8, np.int64)
+    target = np.zeros_like(source)
+    edges = np.linspace(0, len(source), threads + 1).astype(int).tolist()
+    slices = [slice(edges[i], edges[i + 1]) for i in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        # both let go of the interpreter's lock, so the threads really run side by side
+        reading = _best(pool, lambda part: source[part].max(), slices, rounds, clock)
+        copying = _best(pool, lambda part: np.copyto(target[part], source[part]), slices, rounds,
+                        clock)  # fmt: skip
+    flops = _flops(rounds, clock) if arithmetic else None
+    return Roof(source.nbytes / reading, 2 * source.nbytes / copying, source.nbytes, flops)
+
+
+def _best(
+    pool: ThreadPoolExecutor,
+    work: Callable[[slice], object],
+    slices: Sequence[slice],
+    rounds: int,
+    clock: Clock,
+) -> float:
+    taken = []
+    for _ in range(rounds):
+        began = clock()
+        list(pool.map(work, slices))
+        taken.append(clock() - began)
+    return min(taken)
+
+
+def _flops(rounds: int, clock: Clock) -> float:
+    a = np.ones((_SIDE, _SIDE), np.float32)
+    b, out = a.copy(), np.empty_like(a)
+    taken = []
+    for _ in range(rounds + 1):
+        began = clock()
+        np.matmul(a, b, out=out)
+        taken.append(clock() - began)
+    return 2 * _SIDE**3 / min(taken)
+
+
+def buffer_size(root: Path = ROOT) -> int:
+    """CACHES times the last cache, at most an eighth of the memory that is free."""
+    found = [_bytes(text(cache / "size")) for cache in folders(
+        root / "sys/devices/system/cpu/cpu0/cache", "index*")]  # fmt: skip
+    wanted = min(max(CACHES * max(found, default=0), _SMALLEST), _LARGEST)
+    return int(min(wanted, psutil.virtual_memory().available // 8))
+
+
+def _bytes(size: str | None) -> int:
+    """`32768K` as bytes; 0 where it is something else."""
+    unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get((size or " ")[-1], 1)
+    digits = (size or "").rstrip("KMG")
+    return int(digits) * unit if digits.isdigit() else 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run of `tokens` has to do.
+
+    Attributes:
+        bytes: weights, and the recurrent state read and written. KV caches are left out.
+        flops: two for each weight and token; the scan's own are left out.
+    """
+
+    tokens: int
+    bytes: int
+    flops: float
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte."""
+        return self.flops / self.bytes
+
+
+def work(config: ModelConfig, weight_bytes: int, state_bytes: int, tokens: int) -> Work:
+    """What a run of `tokens` reads and computes.
+
+    An embedding that is not the head's matrix too is looked up, not read: a row a token, which is
+    left out. Its bytes are its share of the parameters.
+    """
+    numbers, table = parameters(config), config.vocab_size * config.d_model
+    looked_up = 0 if config.tie_embeddings else table
+    read = weight_bytes * (numbers - looked_up) // numbers
+    # of the head only the last token's row of logits is computed
+    products = tokens * (numbers - table - looked_up) + table
+    return Work(tokens, read + 2 * state_bytes, 2.0 * products)
+
+
+def bound_s(demand: Work, roof: Roof) -> float:
+    """Seconds that such a run takes at least: reading its bytes, or computing, whichever is longer.
+
+    Arithmetic of 8-bit products can be faster than the fp32 that was measured; so for a bound only
+    memory counts.
+    """
+    return demand.bytes / roof.bandwidth

@@ -1,0 +1,230 @@
+"""One measurement, from bundles to everything the report needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edge.apps.profiling.breakdown import DECODE, PREFILL, breakdown
+from edge.apps.profiling.machine import Conditions, OtherLoad, conditions
+from edge.apps.profiling.measure import (
+    Depth,
+    Plan,
+    Sample,
+    Say,
+    answers,
+    depths,
+    without_collections,
+)
+from edge.apps.profiling.nvml import Gpu
+from edge.apps.profiling.power import Log, Meter, Rails, Rapl, Source
+from edge.apps.profiling.roofline import Roof, measure_roof
+from edge.apps.profiling.subject import Subject, longest_context
+from edge.apps.profiling.trace import Cost
+from edge.cpu import usable_cores
+from edge.errors import InputError
+from edge.runtime.sampling import SamplingParams
+
+ENGINES = ("ort", "cuda", "tensorrt")
+DEFAULT_PROMPT = 512
+DEFAULT_DEPTHS = (128, 512, 1024, 2048, 4096)
+STEPS = 16
+THIS, OTHER = "this", "other"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is measured, as it was typed; `edge profile --help` has the meanings."""
+
+    bundle: str
+    against: str | None = None
+    engine: str = "auto"
+    threads: int | None = None
+    spin: bool = False
+    prompts: tuple[int, ...] | None = None
+    generated: int = 128
+    repetitions: int = 5
+    warmup: int = 1
+    contexts: tuple[int, ...] | None = None
+    temperature: float = 0.0
+    explain: bool = True
+
+    @property
+    def sides(self) -> dict[str, tuple[str, str]]:
+        """Who is measured: bundle and engine; `--against` names another of either."""
+        if self.against is None:
+            return {THIS: (self.bundle, self.engine)}
+        if self.against in ENGINES:
+            other = (self.bundle, self.against)
+        else:
+            other = (self.against, self.engine)
+        return {THIS: (self.bundle, self.engine), OTHER: other}
+
+
+@dataclass
+class Side:
+    """What was measured of one bundle on one engine.
+
+    Attributes:
+        facts: which it is, and its bytes.
+        samples: for each prompt length, for each repetition.
+        costs: of a step and of a prefill, by the engine's profiler; empty when not asked for.
+    """
+
+    facts: dict[str, Any]
+    subject: Subject | None
+    samples: list[list[Sample]] = field(default_factory=list)
+    depths: list[Depth] = field(default_factory=list)
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+
+
+@dataclass
+class Result:
+    """Everything; `notes` are for the reader, `others` is the share of the CPU others used."""
+
+    request: Request
+    plan: Plan
+    sides: dict[str, Side]
+    before: Conditions
+    after: Conditions
+    others: float
+    logs: list[tuple[Source, Log]]
+    gpu: Gpu | None
+    roof: Roof | None
+    notes: list[str]
+
+
+def profile(request: Request, say: Say = lambda text: None) -> Result:
+    """Measure. Raises InputError: lengths a model cannot take; what loading a bundle raises."""
+    plan, notes = make_plan(request)
+    longest = max((*plan.prompts, plan.context), key=len)
+    sides: dict[str, Side] = {}
+    for name, (bundle, engine) in request.sides.items():
+        say(f"loading {bundle}")
+        sides[name] = _load(request, bundle, engine, plan, longest, sides.get(THIS))
+    runners = {name: side.subject for name, side in sides.items() if side.subject}
+    others, before = OtherLoad(), conditions()
+    gpu = Gpu.find()
+    with ExitStack() as stack:
+        meters = [stack.enter_context(Meter(source)) for source in _sources(sides, gpu)]
+        stack.enter_context(without_collections())
+        samples = answers(runners, plan, time.perf_counter, say)
+        deep = depths(runners, plan, time.perf_counter, say)
+    share, after = others.share(), conditions()
+    for name, side in sides.items():
+        side.samples, side.depths = samples[name], deep[name]
+        side.subject = None  # its memory goes before the profiler loads the graph again
+    del runners
+    roof = None
+    if request.explain:
+        _explain(request, sides, say)
+        say("measuring memory bandwidth")
+        cores = usable_cores()
+        threads = request.threads or cores
+        roof = measure_roof(threads, arithmetic=threads == cores)
+    logs = [(meter.source, meter.log) for meter in meters]
+    return Result(request, plan, sides, before, after, share, logs, gpu, roof, notes)
+
+
+def make_plan(request: Request) -> tuple[Plan, list[str]]:
+    """Lengths that every model takes, and what had to be left out. Raises InputError."""
+    bundles = {bundle for bundle, _ in request.sides.values()}
+    limits = [limit for limit in map(longest_context, bundles) if limit is not None]
+    limit, notes = min(limits, default=None), []
+    lengths = request.prompts
+    if lengths is None:
+        room = DEFAULT_PROMPT if limit is None else limit - request.generated
+        lengths = (max(1, min(DEFAULT_PROMPT, room)),)
+        if lengths[0] < DEFAULT_PROMPT:
+            notes.append(f"prompt of {lengths[0]} tokens: the attention was made for {limit}")
+    _check_room(lengths, request.generated, limit, "-p")
+    wanted = DEFAULT_DEPTHS if request.contexts is None else request.contexts
+    fitting = tuple(d for d in wanted if limit is None or d + STEPS + 1 <= limit)
+    if request.contexts is not None:
+        _check_room(wanted, STEPS + 1, limit, "--context")
+    elif len(fitting) < len(wanted):
+        notes.append(f"contexts up to {max(fitting, default=0)}: attention ends at {limit} tokens")
+    rng = np.random.default_rng(0)
+    # few ids, which every vocabulary has: what a token is makes no difference to its cost
+    ids = rng.integers(0, _smallest_vocabulary(bundles), max((*lengths, *fitting)))
+    tokens = tuple(ids.tolist())
+    return Plan(
+        prompts=tuple(tokens[:length] for length in lengths),
+        generated=request.generated,
+        repetitions=request.repetitions,
+        warmup=request.warmup,
+        context=tokens[: max(fitting, default=0)],
+        depths=fitting,
+        steps=STEPS,
+    ), notes
+
+
+def _check_room(lengths: Sequence[int], more: int, limit: int | None, option: str) -> None:
+    for length in lengths:
+        if limit is not None and length + more > limit:
+            raise InputError(
+                f"{length} tokens and {more} after them do not fit into a context of {limit}",
+                field=option,
+                remedy=f"at most {max(0, limit - more)}; without attention there is no such limit",
+            )
+
+
+def _smallest_vocabulary(bundles: set[str]) -> int:
+    from edge.bundle import open_bundle
+    from edge.runtime.model import resolve
+
+    sizes = []
+    for bundle in bundles:
+        with open_bundle(resolve(bundle)) as opened:
+            sizes.append(opened.manifest.tokenizer.vocab_size)
+    return min(sizes)
+
+
+def _load(
+    request: Request,
+    bundle: str,
+    engine: str,
+    plan: Plan,
+    longest: Sequence[int],
+    first: Side | None,
+) -> Side:
+    sampling = SamplingParams(temperature=request.temperature, seed=0)
+    subject = Subject(
+        bundle, engine=engine, threads=request.threads, spin=request.spin, sampling=sampling
+    )
+    deepest = max((len(prompt) + plan.generated for prompt in plan.prompts), default=0)
+    subject.prepare(max(deepest, len(plan.context) + STEPS + 1), longest)
+    program = None
+    if first is not None and first.subject is not None:
+        program = first.subject.memory.program_bytes
+    facts = subject.facts() | {
+        "peak_memory_bytes": subject.memory.peak_bytes(program),
+        "memory": subject.memory.to_dict(),
+    }
+    return Side(facts, subject)
+
+
+def _sources(sides: Mapping[str, Side], gpu: Gpu | None) -> list[Source]:
+    """What knows of watts here. A GPU only counts when something runs on it."""
+    found: list[Source | None] = [Rails.find(), Rapl.find()]
+    if any(side.facts["engine"] != "ort" for side in sides.values()):
+        found.append(gpu)
+    return [source for source in found if source is not None]
+
+
+def _explain(request: Request, sides: Mapping[str, Side], say: Say) -> None:
+    from edge.runtime.model import resolve
+
+    for name, (bundle, _) in request.sides.items():
+        side = sides[name]
+        if side.facts["engine"] == "ort":
+            say(f"profiling {bundle}")
+            kinds = {"decode": DECODE, "prefill": PREFILL}
+            side.costs = breakdown(
+                resolve(bundle), request.threads, kinds, spin=request.spin
+            )  # fmt: skip

@@ -1,0 +1,100 @@
+"""What many repetitions say: percentiles, mean and deviation, ratios with an interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean, stdev
+
+# two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+_Z95 = 1.959964
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of all lie, interpolated linearly between neighbours.
+
+    numpy's and pandas' default (Hyndman & Fan's type 7). `values` must not be empty.
+    """
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Many measurements of one thing, in its own unit.
+
+    Attributes:
+        deviation: sample standard deviation; None of a single measurement.
+    """
+
+    mean: float
+    deviation: float | None
+    p50: float
+    p90: float
+    p99: float
+    count: int
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread | None:
+        """None of no measurements."""
+        if not values:
+            return None
+        return Spread(
+            mean=mean(values),
+            deviation=stdev(values) if len(values) > 1 else None,
+            p50=percentile(values, 0.50),
+            p90=percentile(values, 0.90),
+            p99=percentile(values, 0.99),
+            count=len(values),
+        )
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as much, with its 95 % confidence interval; None with fewer than two pairs."""
+
+    value: float
+    low: float | None
+    high: float | None
+    pairs: int
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        return asdict(self)
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """ours ÷ theirs: the geometric mean of the ratios within each pair.
+
+    Pairs were measured right after one another, so what slowed both of them down cancels out.
+    Logarithms of ratios are averaged (3 and 1/3 are as far from 1), with Student's t interval.
+    Both must be positive, of one length and not empty.
+    """
+    logs = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
+    centre = mean(logs)
+    if len(logs) < 2:
+        return Ratio(math.exp(centre), None, None, len(logs))
+    half = student_t95(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    return Ratio(math.exp(centre), math.exp(centre - half), math.exp(centre + half), len(logs))
+
+
+def student_t95(freedom: int) -> float:
+    """Half-width, in standard errors, of a 95 % interval with so many degrees of freedom.
+
+    Past the table by the Cornish-Fisher expansion (Abramowitz & Stegun 26.7.5, two terms).
+    """
+    if freedom <= len(_T95):
+        return _T95[freedom - 1]
+    z = _Z95
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
