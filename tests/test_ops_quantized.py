@@ -239,6 +239,24 @@ def test_linear_int4(flavour: Flavour, block: int, rng: np.random.Generator) -> 
             close(y, reference.linear_int4(*torched(x, x_scale, packed, scales)))
 
 
+@both
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_linear_int4_quantize(
+    flavour: Flavour, per_channel: bool, rng: np.random.Generator
+) -> None:
+    packed, scales = quantize_blocks(normal(rng, 40, 256), 4, 128)
+    y_scale = rng.uniform(0.1, 0.3, 40 if per_channel else 1).astype(np.float32)
+    for steps, batch in RUNS:
+        x, x_scale = int8(rng, steps, batch, 256), np.array([0.013], np.float32)
+        feeds = {"x": x, "x_scale": x_scale, "packed": packed, "scales": scales}
+        feeds |= {"y_scale": y_scale}
+        y = run("LinearInt4Quantize", flavour, feeds, K=256, N=40, bits=4, block_size=128)["y"]
+        wanted = reference.linear_int4_quantize(*torched(*feeds.values())).numpy()
+        assert y.dtype == np.int8 and 20 < np.abs(wanted).max() <= 128
+        differing = y != wanted
+        assert differing.mean() <= 1e-3 and np.abs(y.astype(int) - wanted).max() <= 1
+
+
 # -- norms, rotation, embedding --------------------------------------------------------------------
 
 

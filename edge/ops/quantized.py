@@ -113,6 +113,15 @@ LINEAR_INT4 = Op(
     "Quamba2, arXiv 2503.22879 (W4A8); the layout of com.microsoft.MatMulNBits",
 )
 
+LINEAR_INT4_QUANTIZE = Op(
+    "LinearInt4Quantize",
+    (*LINEAR_INT4.inputs, weight("y_scale", "f32[1|N]", "of y")),
+    LINEAR_INT8_QUANTIZE.outputs,
+    LINEAR_INT4.attributes,
+    "y = round of LinearInt4(x, x_scale, packed, scales) / y_scale, as Quantize rounds",
+    "LinearInt4, then Quantize",
+)
+
 _NORM_SCALE = weight("scale", "f32[1|D]", "of y")
 _NORMED = value("y", "i8|u8[...,D]", "normed, then rounded")
 _NORM_ROUND = _ROUND.format("weight · {0} / sqrt(mean({0}²) + eps) / scale")
@@ -197,6 +206,7 @@ ALL: tuple[Op, ...] = (
     LINEAR_INT8_QUANTIZE,
     LINEAR_INT8_ROWS,
     LINEAR_INT4,
+    LINEAR_INT4_QUANTIZE,
     RMS_NORM_QUANTIZE,
     ADD_RMS_NORM_QUANTIZE,
     GATED_RMS_NORM_INT8,

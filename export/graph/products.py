@@ -213,11 +213,15 @@ def linear(
 def linear_to_int8(
     g: GraphBuilder, x: Input, name: str, output: str, product: Product, scale: str
 ) -> str:
-    """x · weightᵀ, int8 as `scale` says: only for int8 products of inputs with one scale."""
+    """x · weightᵀ, rounded to int8 by `scale`: of an input that was rounded by known scales."""
     _, columns = store(g, name, product)
-    assert product.weight.int8 and x.rounded and not x.rows and not product.outliers
-    inputs = [x.rounded, _x_scale(g, x, product, columns), name, f"{name}.scale", scale]
-    return g.call("LinearInt8Quantize", inputs, [output])[0]
+    assert product.weight.bits <= 8 and x.rounded and not x.rows and not product.outliers
+    inputs = [x.rounded, _x_scale(g, x, product, columns)]
+    if product.weight.block is None:
+        inputs += [name, f"{name}.scale", scale]
+        return g.call("LinearInt8Quantize", inputs, [output])[0]
+    inputs += [f"{name}.packed", f"{name}.scales", scale]
+    return g.call("LinearInt4Quantize", inputs, [output], **_bits(g, name))[0]
 
 
 def _int8_or_floating(

@@ -78,6 +78,8 @@ class LayerPlanner:
         if matrix in self._known:
             return Product(kept, self._known[matrix])
         if isinstance(how, Dynamic):
+            if kept.block is not None:
+                raise TypeError(f"{matrix}: no op multiplies blocks by what has a scale a token")
             return Product(kept, Rounding(None))
         seen = self.sites.seen(self._value(value), how)
         rounding, outliers = self.sites.rounding(seen, how, lambda: self._columns(matrix))
@@ -190,16 +192,16 @@ class LayerPlanner:
         if isinstance(layer, Mamba2Config) and layer.d_mlp:
             return "a part of it is an MLP (d_ssm is less than d_inner)"
         for matrix in inputs(layer):
-            product = self._product_kind(matrix)
-            if matrix != "out_proj" and not product:
-                return f"{matrix} is no int8 product with a scale known beforehand"
+            if matrix != "out_proj" and not self._integer(matrix):
+                return f"{matrix} is no integer product with a scale known beforehand"
         return ""
 
-    def _product_kind(self, matrix: str) -> bool:
-        """Whether the recipe makes a matrix a signed int8 product with a static input."""
+    def _integer(self, matrix: str) -> bool:
+        """Whether the recipe makes a matrix an integer product with a static input."""
         how = activation(self.table, inputs(self.layer)[matrix])
         static = isinstance(how, Static) and how.outliers is None
-        return static and storage(self.table, matrix, FLOATING).int8
+        kept = storage(self.table, matrix, FLOATING)
+        return static and (kept.int8 or kept.bits == 4)
 
     def _state_scale(self) -> F32:
         """Of an int8 state: [N, 1] of Mamba-1, [H, 1, N] of Mamba-2."""

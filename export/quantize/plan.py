@@ -96,7 +96,7 @@ class ScanPlan:
 
     Attributes:
         fused: int8 ops, for which every site needs a scale known beforehand and in_proj, x_proj and
-            dt_proj are int8 products; otherwise floating ops on values that were rounded and
+            dt_proj are integer products; otherwise floating ops on values that were rounded and
             brought back (`edge::FakeQuantize`), which are the same numbers.
         sites: conv_in, z, x, dt, B and C → Rounding. A site that is absent stays floating.
         constants: which of conv1d (weight and bias), A_log, D and dt_bias are rounded to int8; all

@@ -139,6 +139,25 @@ ORT_LINEAR_INT4 = (
 """
 )
 
+LINEAR_INT4_QUANTIZE = (
+    _FLOATING_X
+    + dense.COLUMNS_4
+    + """
+    product = MatMul(floating, columns)
+    y = QuantizeLinear<axis=-1, output_dtype: int=3>(product, y_scale)
+"""
+)
+# By channel QuantizeLinear is slow (see `_TO_U8`); dividing first is not.
+ORT_LINEAR_INT4_QUANTIZE = (
+    ORT_LINEAR_INT4.replace("    y = com", "    product = com")
+    + _ONE
+    + """
+    s8_zero = Constant<value = int8 {0}>()
+    steps = Div(product, y_scale)
+    y = QuantizeLinear(steps, one, s8_zero)
+"""
+)
+
 # -- norms -----------------------------------------------------------------------------------------
 
 _NORMED = dense.LAST + dense.RMS % {"x": "x"}
@@ -212,6 +231,7 @@ BODIES = {
     "LinearInt8Quantize": LINEAR_INT8_QUANTIZE,
     "LinearInt8Rows": LINEAR_INT8_ROWS,
     "LinearInt4": LINEAR_INT4,
+    "LinearInt4Quantize": LINEAR_INT4_QUANTIZE,
     "RMSNormQuantize": RMS_NORM_QUANTIZE,
     "AddRMSNormQuantize": ADD_RMS_NORM_QUANTIZE,
     "GatedRMSNormInt8": _GATE + dense.NORM_OF_GROUPS,
@@ -229,6 +249,7 @@ ORT_BODIES = {
     "LinearInt8Quantize": ORT_LINEAR_INT8_QUANTIZE,
     "LinearInt8Rows": ORT_LINEAR_INT8_ROWS,
     "LinearInt4": ORT_LINEAR_INT4,
+    "LinearInt4Quantize": ORT_LINEAR_INT4_QUANTIZE,
     "RMSNormQuantize": ORT_RMS_NORM_QUANTIZE,
     "AddRMSNormQuantize": ORT_ADD_RMS_NORM_QUANTIZE,
     "GatedRMSNormInt8": _ORT_GATE + dense.NORM_OF_GROUPS,

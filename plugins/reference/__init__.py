@@ -8,7 +8,12 @@ as T calls of one.
 from edge.plugins.reference.attention import attention, rope
 from edge.plugins.reference.conv import causal_conv1d
 from edge.plugins.reference.hadamard import hadamard
-from edge.plugins.reference.linear_int8 import linear_int4, linear_int8, linear_int8_quantize
+from edge.plugins.reference.linear_int8 import (
+    linear_int4,
+    linear_int4_quantize,
+    linear_int8,
+    linear_int8_quantize,
+)
 from edge.plugins.reference.norm import gated_rms_norm, layer_norm, rms_norm
 from edge.plugins.reference.quantize import (
     dequantize,
@@ -40,6 +45,7 @@ __all__ = [
     "hadamard",
     "layer_norm",
     "linear_int4",
+    "linear_int4_quantize",
     "linear_int8",
     "linear_int8_quantize",
     "quantize",

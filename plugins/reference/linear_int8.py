@@ -43,6 +43,13 @@ def linear_int4(x: Tensor, x_scale: Tensor, packed: Tensor, scales: Tensor) -> T
     return total.float() * x_scale
 
 
+def linear_int4_quantize(
+    x: Tensor, x_scale: Tensor, packed: Tensor, scales: Tensor, y_scale: Tensor
+) -> Tensor:
+    """linear_int4, rounded by y_scale [1|N] → i8 [..., N]."""
+    return quantize(linear_int4(x, x_scale, packed, scales), y_scale)
+
+
 def _sums(x: Tensor, weight: Tensor) -> Tensor:
     """Σ_k x[..., k] · weight[n, k], exact, as f64 [..., N]."""
     parts = zip(x.split(_EXACT_COLUMNS, -1), weight.split(_EXACT_COLUMNS, -1), strict=True)

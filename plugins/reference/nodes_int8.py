@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from edge.plugins.reference.hadamard import hadamard
-from edge.plugins.reference.linear_int8 import linear_int4, linear_int8, linear_int8_quantize
+from edge.plugins.reference.linear_int8 import (
+    linear_int4,
+    linear_int4_quantize,
+    linear_int8,
+    linear_int8_quantize,
+)
 from edge.plugins.reference.nodes import by_pieces, swap
 from edge.plugins.reference.nodes_standard import Adapter, Attributes, Outputs
 from edge.plugins.reference.quantize import (
@@ -70,6 +75,12 @@ def _linear_int4(
     a: Attributes, x: Tensor, x_scale: Tensor, packed: Tensor, scales: Tensor
 ) -> Outputs:
     return (linear_int4(x, x_scale, packed, scales),)
+
+
+def _linear_int4_quantize(
+    a: Attributes, x: Tensor, x_scale: Tensor, packed: Tensor, scales: Tensor, y_scale: Tensor
+) -> Outputs:
+    return (linear_int4_quantize(x, x_scale, packed, scales, y_scale),)
 
 
 def _rms_norm_quantize(a: Attributes, x: Tensor, weight: Tensor, scale: Tensor) -> Outputs:
@@ -201,6 +212,7 @@ INT8: dict[str, Adapter] = {
     "LinearInt8Quantize": _linear_int8_quantize,
     "LinearInt8Rows": _linear_int8,
     "LinearInt4": _linear_int4,
+    "LinearInt4Quantize": _linear_int4_quantize,
     "RMSNormQuantize": _rms_norm_quantize,
     "AddRMSNormQuantize": _add_rms_norm_quantize,
     "GatedRMSNormInt8": _gated_rms_norm_int8,
