@@ -23,7 +23,6 @@ from edge.apps.bench.__main__ import app
 from edge.apps.bench.measure import Timing
 from edge.apps.bench.peer_transformers import TransformersPeer
 from edge.apps.bench.peers import Bits, Logits, Tokens, Workspace
-from edge.apps.bench.profile import summarise
 from edge.apps.bench.report import Report
 from edge.apps.bench.shapes import SHAPES
 from edge.errors import InputError
@@ -161,23 +160,6 @@ def test_gguf_holds_the_same_weights(folder: Path) -> None:
     packed = stored["blk.1.ssm_in.weight"]
     assert packed.tensor_type.name == "Q8_0"
     assert np.abs(dequantize(packed.data, packed.tensor_type) - matrix).max() < 0.01
-
-
-def test_profile_charges_a_body_to_its_own_operators() -> None:
-    def event(name: str, ts: int, dur: int, op: str = "") -> dict[str, Any]:
-        return {"name": name, "cat": "Node", "ts": ts, "dur": dur, "args": {"op_name": op}}
-
-    warm_up = [event("model_run", 0, 900), event("s_kernel_time", 1, 800, "Scan")]
-    run = [
-        event("model_run", 1000, 500),
-        event("s_kernel_time", 1010, 400, "Scan"),
-        event("a_kernel_time", 1020, 100, "Add"),
-        event("b_kernel_time", 1130, 50, "Add"),
-        event("m_kernel_time", 1420, 60, "MatMul"),
-    ]
-    cost = summarise("step", warm_up + run, 1)
-    assert cost.ops == {"Scan": (0.25, 1), "Add": (0.15, 2), "MatMul": (0.06, 1)}
-    assert cost.total == 0.5 and cost.between == pytest.approx(0.04)
 
 
 def test_ratio_is_taken_within_rounds() -> None:

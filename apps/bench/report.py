@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,11 +12,11 @@ from rich.table import Table
 from edge.apps.bench.check import PREFILL, Verdict
 from edge.apps.bench.measure import FIGURES, Figure, Timing, Timings
 from edge.apps.bench.peers import RUN, Peer, installed
-from edge.apps.bench.profile import Cost
 from edge.apps.bench.shapes import Shape
+from edge.apps.profiling.machine import BUSY, machine
+from edge.apps.profiling.trace import Cost
 from edge.apps.units import megabytes
 
-BUSY = 0.1
 THEIRS = "llama-q8_0"
 OURS = "edge-w8"  # what ratios are given to
 
@@ -230,28 +228,6 @@ def _expected(name: str, goal: Goal, timings: Timings) -> Iterable[Expectation]:
     run = ours["run"].over(ours["decode"])
     text = f"{name} {RUN}-token run ≤ {goal.run:g} × a step"
     yield Expectation(name, "run", text, run, run <= goal.run)
-
-
-def machine() -> dict[str, object]:
-    """The processor, and how much of it this process may use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "cpu": _cpu_name(),
-        "usable_cpus": usable,
-        "system": platform.platform(terse=True),
-        "python": platform.python_version(),
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            for line in lines:
-                if line.lower().startswith(("model name", "hardware")):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _table(title: str, *left: str) -> Table:

@@ -20,12 +20,13 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Series:
-    """One line or one set of points; `low` and `high` draw a band around it."""
+    """One line or one set of points; `low` and `high` draw a band, `names` are of the points."""
 
     name: str
     points: Sequence[Point]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+    names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,10 @@ def line_chart(
     series: Sequence[Series], x: Axis, y: Axis, labels: tuple[str, str],
     formats: tuple[Format, Format], *, dots_only: Sequence[Series] = (),
 ) -> str:  # fmt: skip
-    """Lines with their points, and lone points, over two axes."""
+    """Lines with their points, and lone points with their names, over two axes.
+
+    Beside lone points a line is a bound, not a measurement: it has no points of its own.
+    """
     body = [*_grid(x, y, labels, formats)]
     for number, line in enumerate(series):
         places = [_place(x, y, point) for point in line.points]
@@ -85,14 +89,16 @@ def line_chart(
             upper = [_place(x, y, (p[0], v)) for p, v in zip(line.points, line.high, strict=True)]
             lower = [_place(x, y, (p[0], v)) for p, v in zip(line.points, line.low, strict=True)]
             body.append(f'<polygon class="band s{number}" points="{_path(upper + lower[::-1])}"/>')
-        body.append(f'<polyline class="line s{number}" points="{_path(places)}"/>')
-        body += [_dot(number, place, line.name, point, formats)
+        kind = "bound" if dots_only else f"s{number}"
+        body.append(f'<polyline class="line {kind}" points="{_path(places)}"/>')
+        body += [] if dots_only else [_dot(number, place, line.name, point, formats)
                  for place, point in zip(places, line.points, strict=True)]  # fmt: skip
     for number, lone in enumerate(dots_only):
-        for point in lone.points:
+        for name, point in zip(lone.names, lone.points, strict=True):
             place = _place(x, y, point)
-            body.append(_dot(number, place, lone.name, point, formats))
-            body.append(_text(place[0] + 8, place[1] + 14, lone.name))
+            body.append(_dot(number, place, f"{lone.name} {name}", point, formats))
+            if not number:  # the others' points of that name are near
+                body.append(_text(place[0] - 8, place[1] - 6, name, "end"))
     return _svg(HEIGHT, body, labels[1])
 
 

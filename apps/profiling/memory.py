@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from edge.runtime.memory import trim
 
 PROC = Path("/proc/self")
 _PARTS = {"anonymous": "RssAnon", "file": "RssFile", "shared": "RssShmem"}
@@ -69,6 +72,8 @@ class Usage:
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
+        gc.collect()
+        trim()  # what others freed must not hide what this one takes
         self._restarted = restart_peak(proc)
         self._before = resident(proc)
         self._loaded: Resident | None = None
@@ -80,24 +85,30 @@ class Usage:
     def used(self) -> None:
         self._used = resident(self._proc)
 
-    def peak_bytes(self, program: int | None = None) -> int | None:
-        """Most bytes resident at once since before it was loaded, those of the program included.
-
-        `program`: what the program alone held, where another bundle was loaded before this one.
-        """
-        if self._used is None or self._before is None:
-            return None
-        peak = self._used.peak
-        return peak if program is None else program + max(0, peak - self._before.total)
-
     @property
-    def program_bytes(self) -> int | None:
-        """Resident before loading: the interpreter and its libraries."""
-        return None if self._before is None else self._before.total
+    def program(self) -> Resident | None:
+        """Resident before loading: the interpreter and its libraries, and bundles before this."""
+        return self._before
 
-    def to_dict(self) -> dict[str, Any]:
-        stages = {"before": self._before, "loaded": self._loaded, "used": self._used}
+    def to_dict(self, program: Resident | None = None) -> dict[str, Any] | None:
+        """Bytes: the peak, and each part after use, those of the program included; None unknown.
+
+        `program`: what the program alone held, where another bundle was loaded before this one. Of
+        that one nothing is counted here.
+        """
+        before, used = self._before, self._used
+        if before is None or used is None or self._loaded is None:
+            return None
+        alone = program or before
         return {
-            **{name: stage.to_dict() if stage else None for name, stage in stages.items()},
+            "peak": alone.total + max(0, used.peak - before.total),
+            "anonymous": alone.anonymous + max(0, used.anonymous - before.anonymous),
+            "file": alone.file + max(0, used.file - before.file),
+            "program": alone.to_dict(),
+            "stages": {
+                "before": before.to_dict(),
+                "loaded": self._loaded.to_dict(),
+                "used": used.to_dict(),
+            },
             "peak_restarted": self._restarted,
         }

@@ -94,6 +94,12 @@ def _layer(rank: int) -> str:
     return named.get(rank, f"layer {rank - 1}")
 
 
+def in_order(layer: str) -> int:
+    """Sorts names of layers as a token passes through them."""
+    ends = {ONCE: -2, EMBEDDING: -1, HEAD: _LAST}
+    return ends[layer] if layer in ends else int(layer.removeprefix("layer "))
+
+
 def _part(node: GraphNode) -> str:
     return _function(node.outputs) or _function(node.inputs) or node.operator
 

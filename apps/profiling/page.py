@@ -17,6 +17,7 @@ from edge.apps.units import megabytes
 
 Facts = Mapping[str, Any]
 _BINS, _PARTS = 48, 12
+NOUNS = {"decode": "step", "prefill": "chunk of prefill"}
 _STYLE = """
 :root{--ink:#1c1e21;--soft:#5c6470;--line:#d9dde3;--paper:#fff;--card:#f5f6f8;
 --s0:#2563c9;--s1:#d1730a}
@@ -34,7 +35,7 @@ margin-top:20px}
 section{background:var(--card);border-radius:8px;padding:14px 16px;min-width:0;overflow-x:auto}
 .warning{border-left:4px solid var(--s1);padding:6px 12px;background:var(--card);color:var(--ink)}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{text-align:right;padding:3px 10px;border-bottom:1px solid var(--line);white-space:nowrap}
+th,td{text-align:right;padding:3px 7px;border-bottom:1px solid var(--line);white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
 dt{font-weight:600}dd{margin:0 0 6px;color:var(--soft)}
 pre{white-space:pre-wrap;color:var(--soft);margin:0;font-size:13px}
@@ -42,7 +43,7 @@ svg{width:100%;height:auto;display:block}
 svg text{font-size:11px;fill:var(--soft)}
 .key{display:inline-block;width:10px;height:10px;border-radius:2px;margin:0 4px 0 10px}
 .grid{stroke:var(--line);stroke-width:1}
-.line{fill:none;stroke-width:2}.dot{stroke:none}.band{opacity:.18}.bar{opacity:.75}
+.line{fill:none;stroke-width:2}.line.bound{stroke:var(--soft)}.dot{stroke:none}.band{opacity:.18}.bar{opacity:.75}
 .line.s0,.line.s2{stroke:var(--s0)}.line.s1,.line.s3{stroke:var(--s1)}
 .dot.s0,.band.s0,.bar.s0,.key.s0{fill:var(--s0);background:var(--s0)}
 .dot.s1,.band.s1,.bar.s1,.key.s1{fill:var(--s1);background:var(--s1)}
@@ -164,7 +165,9 @@ def _breakdowns(sides: Sequence[Facts]) -> Iterator[str]:
                     list(layers.items()), lambda v: f"{ms(v)} ms", number
                 )
             head = f"<p>{ms(total)} ms while profiled</p>"
-            yield _section(f"Where a {name} goes: {name_of(side)}", head + pictures)
+            yield _section(
+                f"Where the time of a {NOUNS[name]} goes: {name_of(side)}", head + pictures
+            )
 
 
 def _roofline(sides: Sequence[Facts]) -> Iterator[str]:
@@ -173,9 +176,9 @@ def _roofline(sides: Sequence[Facts]) -> Iterator[str]:
     for side in sides:
         if found := side["roofline"]:
             roof = found["roof"]
-            points.append(Series(name_of(side), [
-                (run["flops_per_byte"], run["flops_per_s"] / 1e9) for run in found["runs"].values()
-            ]))  # fmt: skip
+            runs = found["runs"]
+            spots = [(run["flops_per_byte"], run["flops_per_s"] / 1e9) for run in runs.values()]
+            points.append(Series(name_of(side), spots, names=list(runs)))
     if roof is None or not any(series.points for series in points):
         return
     bandwidth = max(roof["read_bytes_per_s"], roof["copy_bytes_per_s"]) / 1e9
@@ -188,22 +191,15 @@ def _roofline(sides: Sequence[Facts]) -> Iterator[str]:
     y = charts.log_axis([point[1] for point in (*corners, *spots)])
     chart = charts.line_chart(
         [Series("roof", corners)], x, y, ("operations a byte", "billion operations a second"),
-        (_count, _count), dots_only=_named(sides, points),
+        (_count, _count), dots_only=points,
     )  # fmt: skip
-    limit = "not measured" if flops is None else f"{flops / 1e9:.0f} GFLOP/s of fp32 products"
-    note = (
-        f"<p>Measured here: {bandwidth:.1f} GB/s; {limit}. Left of the corner memory is the limit. "
+    note = f"<p>Measured here: {bandwidth:.1f} GB/s. " + (
+        "Arithmetic was not measured.</p>"
+        if flops is None
+        else f"{flops / 1e9:.0f} GFLOP/s of fp32 products; left of the corner memory is the limit. "
         "Products of 8-bit integers may lie above the flat part.</p>"
     )
     yield _section("Roofline", _keys(sides) + note + chart)
-
-
-def _named(sides: Sequence[Facts], points: Sequence[Series]) -> list[Series]:
-    """The points, each side's steps and chunks in one series."""
-    return [
-        Series(" and ".join(side["roofline"]["runs"]), series.points)
-        for side, series in zip(sides, points, strict=True)
-    ]
 
 
 def _ratio(facts: Facts) -> Iterator[str]:

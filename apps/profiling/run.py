@@ -199,14 +199,10 @@ def _load(
     )
     deepest = max((len(prompt) + plan.generated for prompt in plan.prompts), default=0)
     subject.prepare(max(deepest, len(plan.context) + STEPS + 1), longest)
-    program = None
-    if first is not None and first.subject is not None:
-        program = first.subject.memory.program_bytes
-    facts = subject.facts() | {
-        "peak_memory_bytes": subject.memory.peak_bytes(program),
-        "memory": subject.memory.to_dict(),
-    }
-    return Side(facts, subject)
+    alone = first.subject.memory.program if first and first.subject else None
+    memory = subject.memory.to_dict(alone)
+    peak = memory["peak"] if memory else None
+    return Side(subject.facts() | {"peak_memory_bytes": peak, "memory": memory}, subject)
 
 
 def _sources(sides: Mapping[str, Side], gpu: Gpu | None) -> list[Source]:

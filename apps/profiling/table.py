@@ -125,11 +125,11 @@ def _ratio(facts: Facts) -> Table:
 
 
 def _memory(side: Facts) -> Iterable[str]:
-    used, peak = side["memory"]["used"], side["peak_memory_bytes"]
-    if used and peak is not None:
+    if memory := side["memory"]:
         yield (
-            f"memory  {name_of(side)}: at most {megabytes(peak)}; anonymous "
-            f"{megabytes(used['anonymous'])}, file-backed {megabytes(used['file'])}"
+            f"memory  {name_of(side)}: at most {megabytes(memory['peak'])}; anonymous "
+            f"{megabytes(memory['anonymous'])}, file-backed {megabytes(memory['file'])}; of these "
+            f"{megabytes(memory['program']['total'])} are the program's without a model"
         )
     cache = side["kv_cache_bytes"]
     yield f"state  {name_of(side)}: {megabytes(side['state_bytes'])}" + (

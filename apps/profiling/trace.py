@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge.apps.profiling.optimized import Place
+from edge.apps.profiling.optimized import Place, in_order
 
 Event = dict[str, Any]
 SHOWN = 8
@@ -96,7 +96,7 @@ def _by_place(
     for event, place in zip(nodes, places, strict=True):
         parts[place.part] += event["dur"] / 1e3
         layers[place.layer] += event["dur"] / 1e3
-    return dict(parts), dict(layers)
+    return dict(parts), {name: layers[name] for name in sorted(layers, key=in_order)}
 
 
 def _outermost(nodes: Iterable[Event]) -> Iterator[Event]:
