@@ -20,11 +20,6 @@ from edge.plugins.onnx.recurrent import (
 
 _SUFFIX = "_wide"  # what a value is called once it is fp32
 
-_CONSTANT = Template("""
-    ${name}_float = Cast<to=1>($name)
-    ${name}_wide = Mul(${name}_float, ${name}_scale)
-""")
-
 _A = """
     A_size = Exp(A_log_wide)
     A = Neg(A_size)
@@ -60,8 +55,8 @@ _STEPS_AND_ZEROS = """
 # -- convolution -----------------------------------------------------------------------------------
 
 _CONV_WIDEN = (
-    _CONSTANT.substitute(name="weight")
-    + _CONSTANT.substitute(name="bias")
+    _FLOAT.substitute(name="weight", scale="weight_scale")
+    + _FLOAT.substitute(name="bias", scale="bias_scale")
     + """
     weight_of_steps = Mul(weight_wide, x_scale)
     windows_wide = Cast<to=1>(windows)
@@ -95,39 +90,26 @@ def _conv(ort: bool) -> str:
 
 # -- scans -----------------------------------------------------------------------------------------
 
-# State bits → Mamba-1's token. An int8 state is counted in steps of state_scale, which B is divided
-# and C multiplied by: keeping it is then rounding alone, whatever the scales' shape.
-_STEPS = {
-    32: STEP,
-    16: Step(
-        """
+# How a state is kept. One of int8 is counted in steps of state_scale, which B is divided and C
+# multiplied by: keeping it is then rounding alone, whatever the scale's shape.
+_KEEP = {16: "Cast<to=10>(h)", 8: "QuantizeLinear(h, one_step, zero_s8)"}
+
+
+def _rounded(token: str, state_bits: int, rows: Mapping[str, str], state: str, read: str) -> Step:
+    """`token` goes from `wide`, the state in fp32, to `h` and `read_t`."""
+    kept = f"""
+            wide = Cast<to=1>({{before}}){token}
+            after = {_KEEP[state_bits]}"""
+    return Step(kept, rows, state, read)
+
+
+_TOKEN = """
             exponent = Mul({delta4}, A)
             decay = Exp(exponent)
             fed = Mul({scaled4}, {B4})
-            wide = Cast<to=1>({before})
             faded = Mul(decay, wide)
             h = Add(faded, fed)
-            read_t = MatMul({C4}, h)
-            after = Cast<to=10>(h)""",
-        STEP.rows,
-        STEP.state,
-        STEP.read,
-    ),
-    8: Step(
-        """
-            exponent = Mul({delta4}, A)
-            decay = Exp(exponent)
-            fed = Mul({scaled4}, {B4})
-            wide = Cast<to=1>({before})
-            faded = Mul(decay, wide)
-            h = Add(faded, fed)
-            read_t = MatMul({C4}, h)
-            after = QuantizeLinear(h, one_step, zero_s8)""",
-        STEP.rows,
-        STEP.state,
-        STEP.read,
-    ),
-}
+            read_t = MatMul({C4}, h)"""
 _STATE_STEPS = """
     along_axis = Constant<value = int64[1] {-1}>()
     state_steps = Reshape(state_scale, along_axis)
@@ -143,7 +125,7 @@ def _prelude(ort: bool, scales: Mapping[str, str]) -> str:
         zero = "zero_s8" if name in ("dt", "z") else "zero_u8"
         text += (_ORT_FLOAT if ort else _FLOAT).substitute(name=name, scale=scale, zero=zero)
     for name in ("A_log", "D", "dt_bias"):
-        text += _CONSTANT.substitute(name=name)
+        text += _FLOAT.substitute(name=name, scale=f"{name}_scale")
     return text + _A
 
 
@@ -153,26 +135,18 @@ def _scan(state_bits: int, ort: bool) -> str:
     if state_bits == 8:
         text += _STATE_STEPS
         scales |= {"B": "B_steps", "C": "C_steps"}
-    return text + _prelude(ort, scales) + selective_scan(_SUFFIX, _STEPS[state_bits], state_bits)
+    step = STEP
+    if state_bits != 32:
+        step = _rounded(_TOKEN, state_bits, STEP.rows, STEP.state, STEP.read)
+    return text + _prelude(ort, scales) + selective_scan(_SUFFIX, step, state_bits)
 
 
 _HEADS_ROWS = {"decay5": "B,H,1,1", "scaled5": "B,H,P,1", "B5": "B,G,1,N", "C5": "B,G,N,1"}
-_HEADS_STEPS = {
-    16: """
-            wide = Cast<to=1>({before})
+_HEADS_TOKEN = """
             faded = Mul(wide, {decay5})
             fed = Mul({scaled5}, {B5})
             h = Add(faded, fed)
-            read_t = MatMul(h, {C5})
-            after = Cast<to=10>(h)""",
-    8: """
-            wide = Cast<to=1>({before})
-            faded = Mul(wide, {decay5})
-            fed = Mul({scaled5}, {B5})
-            h = Add(faded, fed)
-            read_t = MatMul(h, {C5})
-            after = QuantizeLinear(h, one_step, zero_s8)""",
-}
+            read_t = MatMul(h, {C5})"""
 _HEADS_COLUMNS = {
     16: """
     B5 = Unsqueeze($B_heads, axis3)
@@ -190,7 +164,7 @@ _HEADS_COLUMNS = {
 
 def _token_by_token(state_bits: int) -> Template:
     """Mamba-2's recurrence with a state that is rounded after every token."""
-    step = Step(_HEADS_STEPS[state_bits], _HEADS_ROWS, state="B,H,P,N", read="B,H,P,1")
+    step = _rounded(_HEADS_TOKEN, state_bits, _HEADS_ROWS, state="B,H,P,N", read="B,H,P,1")
     return Template(
         """
     decay = Exp(rate)
