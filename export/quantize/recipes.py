@@ -38,11 +38,6 @@ class Recipe:
         tables = (self.ends, *self.layers.values())
         return any(isinstance(how, Static) for table in tables for how in table.values())
 
-    @property
-    def rounds_activations(self) -> bool:
-        tables = (self.ends, *self.layers.values())
-        return any(isinstance(how, Activation) for table in tables for how in table.values())
-
 
 def storage(table: Table, name: str, default: Storage) -> Storage:
     """What a table says of a weight."""

@@ -48,13 +48,3 @@ def smoothing(x_absmax: F32, w_absmax: F32, alpha: float = 0.5) -> F32:
     np.divide(x**alpha, np.maximum(w, _UNREAD) ** (1 - alpha), out=s, where=x > 0)
     clipped: F32 = np.clip(s, 1 / _LARGEST, _LARGEST).astype(np.float32)
     return clipped
-
-
-def fold_into_norm(weight: F32, s: F32) -> F32:
-    """The norm's weight (or bias) [K] that makes its output come out divided by s [K]."""
-    return (weight / s).astype(np.float32)
-
-
-def fold_into_columns(weight: F32, s: F32) -> F32:
-    """The matrix [N, K] that reads an input divided by s [K]."""
-    return (weight * s).astype(np.float32)
