@@ -140,7 +140,7 @@ def requests(number):
         state.fork()
         state.restore(snapshot)
 
-requests(100)
+requests(300)
 before = memory.private_bytes()
 requests(300)
 print(memory.private_bytes() - before)
