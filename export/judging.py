@@ -12,7 +12,8 @@ from edge.bundle.manifest import TokenizerInfo
 from edge.config import ModelConfig
 from edge.export.checkpoint import Checkpoint
 from edge.export.graph import WEIGHT_FILE
-from edge.export.graph.verify import verify_engine, verify_graph
+from edge.export.graph.agreement import verify_engine
+from edge.export.graph.verify import verify_graph
 from edge.export.planning import Prepared, Progress
 from edge.tensors import parameters
 

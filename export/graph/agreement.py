@@ -1,0 +1,173 @@
+"""Does ONNX Runtime compute what the reference ops do, on a whole model whose values are rounded?
+
+Two engines that add in another order differ by 1e-7, and now and then that makes one round up what
+the other rounds down. One such step is a sixth of a layer's whole rounding noise at 512 channels,
+and every later layer rounds anew: after a few layers both have rounding noise of the same size and
+of their own, though each computes every op right. What a model makes of that says little about
+either engine. So the reference is kept on the engine's track: at every rounded value it is told
+what the engine rounded to, after its own result has been compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edge.config import ModelConfig
+from edge.errors import ExportError
+from edge.export.graph.model import GRAPH_FILE
+from edge.export.graph.run import (
+    GraphRunner,
+    Session,
+    open_reference,
+    open_session,
+    session_options,
+)
+from edge.export.graph.verify import THREADS, compare, graph_logits, rounded
+from edge.ops import DOMAIN
+from edge.plugins.onnx.library import op_of
+
+Tokens = NDArray[np.int64]
+
+# On one track: KL in nats a token, the same likeliest token, and values rounded differently.
+KL, TOP1, FLIPS = 1e-4, 0.995, 1e-4
+# Of the largest value: between the noise of floats and a step of rounding.
+_SAME = 1e-3
+_FAKE = ("FakeQuantize", "FakeQuantizeRows")
+
+
+def rounded_values(model: onnx.ModelProto) -> list[str]:
+    """Names of the values that some node of the graph rounds, states aside."""
+    names = []
+    for node in model.graph.node:
+        if node.domain == DOMAIN:
+            op = op_of(node.op_type)
+            for name, value in zip(node.output, op.outputs, strict=True):
+                if value.role == "value" and ("i8" in value.dtypes or op.name in _FAKE):
+                    names.append(name)
+    return names
+
+
+@dataclass
+class _Recorder:
+    """A session that keeps what it computed of some values, run after run."""
+
+    session: Session
+    names: Collection[str]
+    seen: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
+
+    def get_inputs(self) -> Sequence[Any]:
+        return self.session.get_inputs()
+
+    def get_outputs(self) -> Sequence[Any]:
+        return self.session.get_outputs()
+
+    def run(self, names: list[str], feeds: dict[str, Any]) -> Sequence[Any]:
+        found = self.session.run(names, feeds)
+        for name, array in zip(names, found, strict=True):
+            if name in self.names:
+                self.seen.setdefault(name, []).append(_signed(array))
+        return found
+
+    def values(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Each value over all runs; time is the first axis."""
+        for name, parts in self.seen.items():
+            yield name, np.concatenate(parts)
+
+
+def _signed(array: NDArray[Any]) -> NDArray[Any]:
+    """The int8 numbers that ONNX Runtime holds as u8 with zero point 128."""
+    if array.dtype == np.uint8:
+        return (array.astype(np.int16) - 128).astype(np.int8)
+    return np.array(array)
+
+
+@dataclass
+class _Track:
+    """Compares what the reference rounds to with what the engine did, and goes on with that."""
+
+    engine: dict[str, NDArray[Any]]
+    values: int = 0
+    flips: int = 0
+    worst: tuple[int, str] = (0, "")
+
+    def __call__(self, name: str, tensor: Tensor) -> Tensor | None:
+        found = self.engine.get(name)
+        if found is None:
+            return None
+        if tensor.dtype == torch.int8:
+            apart = np.abs(found.astype(np.int16) - tensor.numpy())
+            self.worst = max(self.worst, (int(apart.max(initial=0)), name))
+        else:
+            wanted = tensor.numpy()
+            apart = np.abs(found - wanted) > _SAME * max(float(np.abs(wanted).max()), 1e-30)
+        self.values += apart.size
+        self.flips += int(np.count_nonzero(apart))
+        return torch.from_numpy(found)
+
+
+def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str, Any]:
+    """ONNX Runtime against the reference ops on the graph in `folder` and tokens [1, T].
+
+    `flips` is the share of rounded values that differ, by one step, between engines that were given
+    the same values; `free_*` are the figures of engines that go on with their own.
+
+    Raises ExportError when more than FLIPS do or one differs by more than a step, or when with the
+    same rounded values the logits are further apart than KL, or the likeliest token is another more
+    often than TOP1 allows, one near-tie aside.
+    """
+    data = (folder / GRAPH_FILE).read_bytes()
+    model = onnx.load_from_string(data)
+    names = rounded_values(model)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    opened = open_session(folder, model.SerializeToString(), session_options(THREADS))
+    recorder = _Recorder(opened, frozenset(names))
+    found = graph_logits(GraphRunner(recorder, config), tokens)
+    reference = open_reference(folder)
+    runner = GraphRunner(reference, config)
+    free, _ = runner.run(tokens, runner.initial(1, tokens.shape[1]))
+    track = _Track(dict(recorder.values()))
+    reference.hook = track
+    held, _ = runner.run(tokens, runner.initial(1, tokens.shape[1]))
+    figures = compare(held, found)
+    _judge(track, figures, tokens.size)
+    apart = compare(free, found)
+    return {
+        "reference": "reference ops",
+        "tokens": int(tokens.size),
+        "flips": float(f"{track.flips / max(1, track.values):.2g}"),
+        **rounded(figures),
+        "free_kl_nats_per_token": float(f"{apart['kl_nats_per_token']:.2g}"),
+        "free_top1_agreement": round(apart["top1_agreement"], 4),
+    }
+
+
+def _judge(track: _Track, figures: dict[str, float], count: int) -> None:
+    remedy = "please report this model's config.json, the recipe and the processor"
+    steps, name = track.worst
+    if steps > 1:
+        raise ExportError(
+            f"ONNX Runtime rounds a value {steps} steps from the reference ops",
+            field=name,
+            remedy=remedy,
+        )
+    others = round((1 - figures["top1_agreement"]) * count)
+    divergence = figures["kl_nats_per_token"]
+    # in a short text a single near-tie is more than the share allowed
+    too_often = others > max(1, (1 - TOP1) * count)
+    # a single flip in a small model is more than the share allowed too
+    if divergence > KL or too_often or track.flips > max(1, FLIPS * track.values):
+        raise ExportError(
+            f"ONNX Runtime differs from the reference ops by {divergence:.1e} nats a token "
+            f"({KL:.0e} allowed), prefers another token in {others} of {count} places, and rounds "
+            f"{track.flips} of {track.values} values to the other side",
+            remedy=remedy,
+        )

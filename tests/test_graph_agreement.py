@@ -1,0 +1,78 @@
+"""The check that an engine computes what the reference ops do: it passes, and it can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, numpy_helper
+
+from edge.errors import ExportError
+from edge.export.graph import GRAPH_FILE
+from edge.export.graph.agreement import rounded_values, verify_engine
+from tests.quantized_models import built, network, plan_of, tokens_of
+from tests.test_graph_models import MODELS
+
+
+def engine_figures(name: str, folder: Path) -> dict[str, float]:
+    found = verify_engine(network(name).config, folder, tokens_of(120))
+    return {key: value for key, value in found.items() if isinstance(value, float)}
+
+
+@pytest.mark.parametrize("quant", ["w8a8", "w8a8-dynamic", "w8a8-hadamard", "w4a8"])
+@pytest.mark.parametrize("name", MODELS)
+def test_engines_on_one_track_agree(name: str, quant: str, tmp_path: Path) -> None:
+    built(name, plan_of(name, quant)[1], tmp_path)
+    found = engine_figures(name, tmp_path)
+    assert found["kl_nats_per_token"] <= 1e-4 and found["top1_agreement"] >= 0.99
+    assert found["flips"] <= 1e-3
+
+
+def test_every_int8_value_is_compared(tmp_path: Path) -> None:
+    built("all", plan_of("all", "w8a8")[1], tmp_path)
+    model = onnx.load(tmp_path / GRAPH_FILE, load_external_data=False)
+    names = rounded_values(model)
+    products = [n for n in model.graph.node if n.op_type.startswith("LinearInt8")]
+    made = {name for node in model.graph.node for name in node.output if name in names}
+    split = {
+        out for n in model.graph.node if n.op_type == "Split" and n.input[0] in made
+        for out in n.output
+    }  # fmt: skip
+    assert products and all(node.input[0] in made | split for node in products)
+
+
+def shift_zero_point(model: ModelProto) -> None:
+    """Every value that a convolution rounds is one step too large."""
+    for function in model.functions:
+        if function.name == "CausalConv1dInt8":
+            for node in function.node:
+                if node.op_type == "Constant" and node.attribute[0].t.data_type == 2:
+                    node.attribute[0].t.CopyFrom(numpy_helper.from_array(np.array(127, np.uint8)))
+
+
+def forget_the_skip(model: ModelProto) -> None:
+    """The scan's D·x is taken away instead of added."""
+    for function in model.functions:
+        if function.name.startswith("SelectiveScan"):
+            after_skip = {n.output[0] for n in function.node if "skip" in n.output[0]}
+            for node in function.node:
+                if node.op_type == "Add" and after_skip & set(node.input):
+                    node.op_type = "Sub"
+
+
+@pytest.mark.parametrize("spoil", [shift_zero_point, forget_the_skip])
+@pytest.mark.parametrize("name", ["mamba1", "mamba2"])
+def test_a_wrong_function_body_is_refused(
+    name: str, spoil: Callable[[ModelProto], None], tmp_path: Path
+) -> None:
+    built(name, plan_of(name, "w8a8")[1], tmp_path)
+    model = onnx.load(tmp_path / GRAPH_FILE, load_external_data=False)
+    before = model.SerializeToString()
+    spoil(model)
+    assert model.SerializeToString() != before
+    (tmp_path / GRAPH_FILE).write_bytes(model.SerializeToString())
+    with pytest.raises(ExportError, match=r"ONNX Runtime (rounds|differs)"):
+        engine_figures(name, tmp_path)
