@@ -5,13 +5,14 @@ Read a table as: this tensor is kept so. Activations have the names they have in
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edge.export.quantize.how import Static, Table, blocks
 from edge.export.quantize.plan import INT8, INT8_ROWS, Storage
-from edge.export.quantize.recipes import LayerKind, Recipe
+from edge.export.quantize.recipes import Recipe
 
 ABSMAX = Static()
 PERCENTILE = Static(clip="percentile")
-OCTAV = Static(clip="octav")
 HADAMARD = Static(rotate=True)
 # LLM.int8() (arXiv 2208.07339): channels that reach 6 stay floating, weights have a scale a row
 OUTLIERS = Static(outliers=6.0)
@@ -73,31 +74,43 @@ def mlp(reads: Static, weights: Storage) -> Table:
     return {"normed": reads, "gate_up_proj": weights, "gated": reads, "down_proj": weights}
 
 
-def _quamba(x: Static) -> dict[LayerKind, Table]:
-    return {
-        "mamba1": mamba1(x=x, y=HADAMARD),
-        "mamba2": mamba2(x=x, y=HADAMARD),
-        "attention": attention(OUTLIERS, INT8_ROWS),
-        "mlp": mlp(OUTLIERS, INT8_ROWS),
-    }
-
-
 W8A8 = Recipe(
     "w8a8",
     8,
     None,
     ENDS,
-    _quamba(x=PERCENTILE),
+    {
+        "mamba1": mamba1(x=PERCENTILE, y=HADAMARD),
+        "mamba2": mamba2(x=PERCENTILE, y=HADAMARD),
+        "attention": attention(OUTLIERS, INT8_ROWS),
+        "mlp": mlp(OUTLIERS, INT8_ROWS),
+    },
     {"weights": "int8", "activations": "int8, static", "method": "Quamba"},
 )
 
-# The paper sets OCTAV beside the percentiles of x (Table 5, section 6.2) and clips nothing else.
+
+def _octav(table: Table) -> Table:
+    """OCTAV in place of every absmax and percentile.
+
+    The paper names no sites: "a clipping optimization algorithm can be applied to Quamba" (section
+    5.1) follows the sentence on the scales of all operators, so it is taken to mean all of them.
+    xBC keeps its absmax, being counted as a whole and scaled in parts, and so do channels beside
+    floating ones.
+    """
+    return {
+        name: replace(how, clip="octav")
+        if isinstance(how, Static) and how.outliers is None and name != "xBC"
+        else how
+        for name, how in table.items()
+    }
+
+
 W8A8_O = Recipe(
     "w8a8-o",
     8,
     None,
-    ENDS,
-    _quamba(x=OCTAV),
+    _octav(ENDS),
+    {kind: _octav(table) for kind, table in W8A8.layers.items()},
     {"weights": "int8", "activations": "int8, static", "method": "Quamba-O"},
 )
 
