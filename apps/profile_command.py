@@ -131,14 +131,14 @@ def profile(
 
 
 def _lengths(text: str, option: str) -> tuple[int, ...]:
-    """`128,512`: ascending, each once. Raises InputError."""
+    """`128,512`: in this order, each once. Raises InputError."""
     try:
-        found = sorted({int(part) for part in text.split(",")})
+        found = list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise InputError(
             f"{text!r:.60} is no list of whole numbers", field=option, remedy=f"{option} 128,512"
         ) from None
-    if found[0] < 1 or found[-1] > MOST:
+    if min(found) < 1 or max(found) > MOST:
         raise InputError(f"lengths are 1 to {MOST}, not {text:.60}", field=option)
     return tuple(found)
 

@@ -16,6 +16,7 @@ from edge.apps.profiling.sysfs import ROOT, folders, number, text
 
 BUSY = 0.1  # share of the processor that others may use before times are not to be trusted
 _CPUS = "sys/devices/system/cpu"
+_COOLING = "cooling"
 
 
 def machine(root: Path = ROOT) -> dict[str, object]:
@@ -93,11 +94,18 @@ def conditions(root: Path = ROOT) -> Conditions:
 
 
 def throttled(before: Conditions, after: Conditions) -> list[str] | None:
-    """What limited the machine in between, by name; None where nothing is counted."""
+    """What limited the machine, by name; None where nothing is counted.
+
+    A counter that rose, or a cooling device at work at either moment.
+    """
     if not after.throttles:
         return None
-    changed = (n for n, count in after.throttles.items() if count > before.throttles.get(n, 0))
-    return sorted(changed)
+    first = before.throttles
+    return sorted(
+        name
+        for name, count in after.throttles.items()
+        if count > first.get(name, 0) or (name.startswith(_COOLING) and first.get(name, 0) > 0)
+    )
 
 
 def _clocks(root: Path) -> tuple[float, ...]:
@@ -136,8 +144,9 @@ def _throttles(root: Path) -> dict[str, int]:
             _put(found, f"over-current {file.name.removesuffix('_event_cnt')}", number(file))
     for device in folders(root / "sys/class/thermal", "cooling_device*"):
         kind = text(device / "type") or device.name
-        if "fan" not in kind:  # a fan that turns is no throttling
-            _put(found, f"cooling {kind} ({device.name})", number(device / "cur_state"))
+        # a fan that turns is no throttling, and TCC Offset is a setting
+        if "fan" not in kind.lower() and kind != "TCC Offset":
+            _put(found, f"{_COOLING} {kind} ({device.name})", number(device / "cur_state"))
     return found
 
 

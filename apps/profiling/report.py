@@ -67,6 +67,8 @@ def _side(result: Result, side: Side, absent: dict[str, str]) -> Facts:
     first = tests[0]
     if side.facts["peak_memory_bytes"] is None:
         absent["peak_memory_bytes"] = "/proc/self/status does not say"
+    elif not side.facts["memory"]["peak_restarted"]:
+        absent["peak of this bundle alone"] = "VmHWM cannot be restarted: it is the program's"
     if not side.depths:
         absent["contexts"] = "--context 0, or no depth fits"
     return {

@@ -28,6 +28,7 @@ from edge.apps.profiling.subject import Subject, longest_context
 from edge.apps.profiling.trace import Cost
 from edge.cpu import usable_cores
 from edge.errors import InputError
+from edge.runtime.engine import choose_engine
 from edge.runtime.sampling import SamplingParams
 
 ENGINES = ("ort", "cuda", "tensorrt")
@@ -101,6 +102,8 @@ class Result:
 
 def profile(request: Request, say: Say = lambda text: None) -> Result:
     """Measure. Raises InputError: lengths a model cannot take; what loading a bundle raises."""
+    for _, engine in request.sides.values():
+        choose_engine(engine)  # before anything is loaded
     plan, notes = make_plan(request)
     longest = max((*plan.prompts, plan.context), key=len)
     sides: dict[str, Side] = {}
@@ -143,7 +146,7 @@ def make_plan(request: Request) -> tuple[Plan, list[str]]:
         if lengths[0] < DEFAULT_PROMPT:
             notes.append(f"prompt of {lengths[0]} tokens: the attention was made for {limit}")
     _check_room(lengths, request.generated, limit, "-p")
-    wanted = DEFAULT_DEPTHS if request.contexts is None else request.contexts
+    wanted = DEFAULT_DEPTHS if request.contexts is None else sorted(request.contexts)
     fitting = tuple(d for d in wanted if limit is None or d + STEPS + 1 <= limit)
     if request.contexts is not None:
         _check_room(wanted, STEPS + 1, limit, "--context")

@@ -1,0 +1,127 @@
+"""Where time goes: events of ONNX Runtime's profiler, told their layer by the optimized graph."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from edge.apps.profiling.breakdown import DECODE, PREFILL, Kind, breakdown, ranked
+from edge.apps.profiling.optimized import GraphNode, Place, places, read_nodes
+from edge.apps.profiling.trace import summarise
+from edge.bundle import open_bundle
+from edge.runtime import ort_session
+from edge.runtime.ort import OrtEngine
+from tests.session_models import bundle, model
+
+
+def event(name: str, ts: int, dur: int, op: str = "") -> dict[str, Any]:
+    return {"name": name, "cat": "Node", "ts": ts, "dur": dur, "args": {"op_name": op}}
+
+
+RUN = [
+    event("model_run", 1000, 500),
+    event("s_kernel_time", 1010, 400, "Scan"),
+    event("a_kernel_time", 1020, 100, "Add"),
+    event("b_kernel_time", 1130, 50, "Add"),
+    event("m_kernel_time", 1420, 60, "MatMul"),
+]
+
+
+def test_profile_charges_a_body_to_its_own_operators() -> None:
+    warm_up = [event("model_run", 0, 900), event("s_kernel_time", 1, 800, "Scan")]
+    cost = summarise("step", warm_up + RUN, 1)
+    assert cost.ops == {"Scan": (0.25, 1), "Add": (0.15, 2), "MatMul": (0.06, 1)}
+    assert cost.total == 0.5 and cost.between == pytest.approx(0.04)
+    assert cost.parts == cost.layers == {}
+
+
+def test_profile_charges_a_body_to_its_owners_layer() -> None:
+    where = [Place("Scan", "SelectiveScan", "layer 10"), Place("MatMul", "Linear", "layer 9")]
+    cost = summarise("step", RUN, 1, where)
+    assert cost.parts == {"SelectiveScan": 0.4, "Linear": 0.06}
+    assert list(cost.layers.items()) == [("layer 9", 0.06), ("layer 10", 0.4)]
+
+
+def test_quickest_run_is_taken() -> None:
+    slow = [event("model_run", 2000, 900), event("m_kernel_time", 2001, 800, "MatMul")]
+    assert summarise("step", RUN + slow, 2).total == 0.5
+
+
+def test_graph_that_did_not_run_tells_nothing() -> None:
+    cost = summarise("step", RUN, 1, [Place("Scan", "SelectiveScan", "layer 0")])
+    assert cost.ops and cost.parts == cost.layers == {}
+
+
+def test_nodes_inside_a_function_are_of_the_layer_they_read() -> None:
+    nodes = [
+        GraphNode("Range", ("tokens",), ("run.index",)),
+        GraphNode("Gather", ("embedding.weight", "tokens"), ("embedded",)),
+        GraphNode("MatMul", ("embedded", "_inlfunc_Linear_columns"), ("layers.0.xz",)),
+        GraphNode("Exp", ("layers.0.xz",), ("_inlfunc_SelectiveScanHeads_1_token_4_u",)),
+        GraphNode("Mul", ("_inlfunc_SelectiveScanHeads_1_token_4_u", "run.index"), ("anon",)),
+        GraphNode("Add", ("anon", "embedded"), ("layers.1.residual",)),
+        GraphNode("Mul", ("layers.1.residual", "norm_f.weight"), ("_inlfunc_RMSNorm_y",)),
+        GraphNode("MatMul", ("_inlfunc_RMSNorm_y", "embedding.weight"), ("logits",)),
+        GraphNode("Sub", ("run.index",), ("taps",)),
+    ]
+    found = places(nodes)
+    assert [place.layer for place in found] == [
+        "once", "embedding", "layer 0", "layer 0", "layer 0", "layer 1", "head", "head", "once",
+    ]  # fmt: skip
+    assert [place.part for place in found][2:5] == [
+        "Linear", "SelectiveScanHeads", "SelectiveScanHeads"]  # fmt: skip
+
+
+def test_graphs_are_read_as_onnx_reads_them(tmp_path: Path) -> None:
+    """Of a real optimized graph; its events come in the order of its nodes, and no weights lie
+    beside it.
+    """
+    with open_bundle(bundle("hybrid")) as opened:
+        engine = OrtEngine.from_bundle(opened, threads=1, profile=tmp_path)
+    state = engine.new_state()
+    engine.run(np.array([[5, 6, 7]]), state, commit=True)
+    events = json.loads(engine.end_profile().read_text())
+    path = tmp_path / ort_session.OPTIMIZED_GRAPH
+    found = read_nodes(path.read_bytes())
+    wanted = onnx.load(path, load_external_data=False).graph.node
+    assert found == [GraphNode(n.op_type, tuple(n.input), tuple(n.output)) for n in wanted]
+    cost = summarise("run", events, 1, places(found))
+    assert cost.layers
+    written = sum(file.stat().st_size for file in tmp_path.iterdir() if file.is_file())
+    assert written < 2_000_000 and not (tmp_path / "weights").is_file()
+
+
+@pytest.mark.parametrize("kind", ["base", "chat", "hybrid", "bytes"])
+def test_every_layer_and_op_has_its_share(kind: str) -> None:
+    kinds = {"decode": DECODE, "prefill": PREFILL, "run": Kind(4, 2)}
+    found = breakdown(bundle(kind), 1, kinds)
+    layers = model(kind).config.layers
+    wanted = {f"layer {index}" for index in range(len(layers))} | {"embedding", "head"}
+    for name, cost in found.items():
+        assert wanted <= cost.layers.keys() <= wanted | {"once"}, name
+        assert sum(cost.layers.values()) == pytest.approx(sum(cost.parts.values()))
+        assert sum(cost.layers.values()) <= cost.total
+        assert any(part.startswith("SelectiveScan") for part in cost.parts)
+        assert "Linear" in cost.parts
+    assert found["prefill"].title == "fp32 prefill, one run of 16"  # the bundle's chunk
+
+
+def test_profiling_leaves_the_results_alone(tmp_path: Path) -> None:
+    tokens = np.array([[5, 6, 7, 8]])
+    with open_bundle(bundle("chat")) as opened:
+        plain = OrtEngine.from_bundle(opened, threads=1)
+        profiled = OrtEngine.from_bundle(opened, threads=1, profile=tmp_path)
+    logits = [engine.run(tokens, engine.new_state(), rows="all") for engine in (plain, profiled)]
+    profiled.end_profile()
+    assert np.allclose(*logits, atol=1e-5)
+
+
+def test_the_rest_is_one_row() -> None:
+    assert ranked({"a": 1.0, "b": 3.0, "c": 2.0, "d": 0.5}, 2) == [
+        ("b", 3.0), ("c", 2.0), ("others", 1.5)]  # fmt: skip
+    assert ranked({"a": 1.0}, 2) == [("a", 1.0)]

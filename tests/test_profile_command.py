@@ -1,0 +1,258 @@
+"""`edge profile` as people and scripts use it, on tiny bundles. Nothing here asserts a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.apps.profiling import charts, page
+from edge.apps.profiling.run import Request, make_plan
+from edge.errors import EngineError, InputError
+from tests.session_models import bundle
+
+# as on a machine where only the runtime is installed
+WITHOUT_TORCH = """
+import sys
+for name in ("torch", "onnx", "transformers"):
+    sys.modules[name] = None
+from edge.apps.cli import main
+main()
+"""
+FEW = ("-p", "12,20", "-n", "6", "-r", "2", "--context", "8,32", "--threads", "1")
+FIGURES = {
+    "ttft_ms", "tpot_ms", "ttlt_ms", "prefill_tokens_per_s", "decode_tokens_per_s",
+    "peak_memory_bytes", "state_bytes",
+}  # fmt: skip
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, "profile", *map(str, arguments)],
+        capture_output=True, text=True, timeout=300, env=os.environ | {"NO_COLOR": "1"},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@cache
+def measured() -> tuple[dict[str, Any], str]:
+    """The object and the page of one measurement of two bundles."""
+    path = bundle("base").parent / "profile.html"
+    code, out, err = run(
+        bundle("base"), *FEW, "--against", bundle("chat"), "--json", "--html", path
+    )
+    assert code == 0, err
+    return json.loads(out), path.read_text()
+
+
+def test_json_has_the_interface(tmp_path: Path) -> None:
+    facts, _ = measured()
+    for side in (facts, facts["against"]):
+        assert all(side[name] > 0 for name in FIGURES)
+        itl = side["itl_ms"]
+        assert 0 < itl["p50"] <= itl["p90"] <= itl["p99"] and itl["count"] == 2 * 5
+        assert [test["prompt_tokens"] for test in side["tests"]] == [12, 20]
+        assert [row["context"] for row in side["contexts"]] == [8, 32]
+        assert all(row["step_ms"]["count"] == 2 * 16 for row in side["contexts"])
+        first = side["tests"][0]
+        assert first["ttft_ms"]["mean"] == side["ttft_ms"] < side["ttlt_ms"]
+        assert first["decode_tokens_per_s"]["deviation"] is not None
+        assert side["memory"]["anonymous"] > 0 and side["memory"]["file"] > 0
+        assert side["breakdown"].keys() == {"decode", "prefill"}
+        assert side["roofline"]["runs"]["decode"]["bound_ms"] > 0
+    assert facts["inside"]["sampling"] is True and facts["inside"]["tokenization"] is False
+    assert facts["repetitions"] == 2 and facts["warmup"] == 1
+    assert facts["fingerprint"] != facts["against"]["fingerprint"]
+
+
+def test_ratio_is_of_the_two_sides() -> None:
+    facts, _ = measured()
+    assert [row["prompt_tokens"] for row in facts["ratio"]] == [12, 20]
+    for row in facts["ratio"]:
+        for name in ("ttft", "tpot", "ttlt"):
+            found = row[name]
+            assert found["low"] <= found["value"] <= found["high"] and found["pairs"] == 2
+
+
+def test_what_is_null_is_named_with_its_reason() -> None:
+    facts, _ = measured()
+    machine, absent = facts["machine"], facts["absent"]
+    assert all(reason for reason in absent.values())
+    for name in ("governor", "power_mode", "gpu"):
+        assert (machine[name] is None) == (name in absent), name
+    assert (machine["throttled"] is None) == ("throttling" in absent)
+    assert bool(machine["after"]["temperature_c"]) == ("temperature" not in absent)
+    energies = [test["energy"] for test in facts["tests"]]
+    assert ("energy" in absent) == (energies == [None, None])
+    assert machine["trustworthy"] == (not any("other programs" in w for w in facts["warnings"]))
+
+
+def test_table_for_people() -> None:
+    code, out, err = run(bundle("hybrid"), "-n", "6", "-r", "2")
+    assert code == 0, err
+    assert re.search(r"\| hybrid fp32 +\| .* \| +ort +\| .* \| +pp58 \|", out)
+    assert "tg6 @ d58" in out and "repetition 2 of 2" in err and "repetition" not in out.split()[0]
+    assert "note  prompt of 58 tokens: the attention was made for 64" in out
+    assert "TPOT: time per output token" in out and "KV caches of" in out
+    assert "tokenization and detokenization are not" in out
+    assert max(map(len, out.splitlines()[:20])) <= 160
+
+
+def test_lines_are_repetitions() -> None:
+    code, out, err = run(bundle("base"), *FEW, "--jsonl", "--no-breakdown")
+    assert code == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [(row["prompt_tokens"], row["repetition"]) for row in rows] == [
+        (12, 0), (12, 1), (20, 0), (20, 1)]  # fmt: skip
+    for row in rows:
+        assert len(row["itl_ms"]) == 5 and row["ttft_ms"] < row["ttlt_ms"]
+        assert row["tpot_ms"] == pytest.approx(sum(row["itl_ms"]) / 5)
+        assert row["prefill_ms"] < row["ttft_ms"]
+
+
+def test_one_token_and_one_repetition_lack_what_they_lack() -> None:
+    code, out, err = run(
+        bundle("base"), "-p", "8", "-n", "1", "-r", "1", "--context", "0", "--json",
+        "--no-breakdown", "--warmup", "0", "--against", bundle("base"),
+    )  # fmt: skip
+    assert code == 0, err
+    facts = json.loads(out)
+    assert facts["tpot_ms"] is facts["itl_ms"] is facts["decode_tokens_per_s"] is None
+    assert facts["ttft_ms"] == facts["ttlt_ms"] and facts["contexts"] == []
+    assert facts["ratio"][0]["tpot"] is None and facts["ratio"][0]["ttft"]["low"] is None
+    wanted = {"tpot_ms", "itl_ms", "contexts", "breakdown", "roofline", "interval of the ratio"}
+    assert wanted <= facts["absent"].keys()
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+class Outline(HTMLParser):
+    """Refuses tags that do not match; collects what a browser would fetch or run."""
+
+    VOID = ("meta", "line", "polyline", "polygon")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.titles: list[str] = []
+        self.foreign: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag in ("script", "link", "img", "iframe", "object"):
+            self.foreign.append(tag)
+        self.foreign += [n for n, _ in attributes if n in ("src", "href") or n.startswith("on")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "h2":
+            self.titles.append(data)
+
+
+def test_page_is_whole_and_stands_alone() -> None:
+    _, text = measured()
+    outline = Outline()
+    outline.feed(text)
+    assert outline.open == [] and outline.foreign == []
+    assert not re.search(r"https?:|url\(|@import", text)
+    wanted = {"Latency against context", "Inter-token latency", "Roofline", "This ÷ the other"}
+    assert wanted <= set(outline.titles)
+    assert "Where the time of a step goes: base fp32" in outline.titles
+    pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(pictures) == 3 + 2 * 2 * 2  # three, and parts and layers of each run of each side
+    for picture in pictures:
+        for shape in ET.fromstring(picture).iter():
+            for name in ("x", "y", "width", "height", "cx", "cy", "x1", "y2"):
+                assert float(shape.get(name, "0")) >= 0, ET.tostring(shape)
+
+
+def test_page_escapes_what_a_bundle_is_called() -> None:
+    bars = charts.bars([("<script>", 1.0), ("a&b", 2.0)], str)
+    assert "<script>" not in bars and "&lt;script&gt;" in bars and "a&amp;b" in bars
+    assert page._table(("<b>",), [("<i>",)]).count("&lt;") == 2
+
+
+def test_axes_hold_their_values() -> None:
+    for values in ([0.003], [0.0], [7.0, 12.0], [1e9, 3.0]):
+        axis = charts.linear_axis(values)
+        assert axis.low == 0 and axis.high >= max(values) and len(axis.ticks) <= 8
+    for values in ([100.0], [0.5, 100.0], [1.0, 1.0]):
+        axis = charts.log_axis(values)
+        assert axis.low <= min(values) and axis.high >= max(values) and axis.low < axis.high
+        assert 0 <= axis.share(values[0]) <= 1
+
+
+def test_histogram_counts_every_value() -> None:
+    values = [1.0] * 7 + [2.0] * 2 + [50.0]
+    found = charts.histogram([("x", values)], 10, "ms", lambda v: f"{v:g}")
+    counts = [int(n) for n in re.findall(r"<title>(\d+) between", found)]
+    assert sum(counts) == len(values)
+    charts.histogram([("x", [3.0])], 10, "ms", str)  # a single value has no width
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-p", "twelve"), "no list of whole numbers"),
+        (("-p", "0"), "lengths are 1 to"),
+        (("-p", "9999999"), "lengths are 1 to"),
+        (("--context", "1,,2"), "no list of whole numbers"),
+        (("--json", "--jsonl"), "goes without --jsonl"),
+        (("--html", "/nowhere/page.html"), "cannot be written"),
+        (("--engine", "cuda"), "engine cuda is not available"),
+        (("--against", "tensorrt"), "engine tensorrt is not available"),
+        (("--against", "/nowhere/bundle"), "/nowhere/bundle"),
+    ],
+)
+def test_refused_before_anything_is_measured(arguments: tuple[str, ...], words: str) -> None:
+    code, out, err = run(bundle("base"), *arguments)
+    assert code == 1 and out == "" and words in err and "repetition" not in err
+
+
+def test_lengths_that_attention_cannot_hold_are_refused() -> None:
+    hybrid = str(bundle("hybrid"))  # 64 positions
+    with pytest.raises(InputError, match=r"-p: 60 tokens and 8 .* context of 64 \(at most 56"):
+        make_plan(Request(hybrid, prompts=(20, 60), generated=8))
+    with pytest.raises(InputError, match=r"--context: 50 tokens"):
+        make_plan(Request(hybrid, prompts=(8,), generated=8, contexts=(20, 50)))
+    plan, notes = make_plan(Request(hybrid, generated=8))
+    assert [len(prompt) for prompt in plan.prompts] == [56] and plan.depths == ()
+    assert len(notes) == 2
+
+
+def test_constant_memory_takes_any_length() -> None:
+    plan, notes = make_plan(Request(str(bundle("base")), prompts=(9000, 10), generated=8))
+    assert [len(prompt) for prompt in plan.prompts] == [9000, 10] and notes == []
+    assert plan.depths == (128, 512, 1024, 2048, 4096) and len(plan.context) == 4096
+
+
+def test_against_is_a_bundle_or_an_engine() -> None:
+    sides = Request("a", against="b", engine="ort").sides
+    assert sides == {"this": ("a", "ort"), "other": ("b", "ort")}
+    assert Request("a", against="cuda").sides["other"] == ("a", "cuda")
+    with pytest.raises(EngineError):
+        from edge.apps.profiling.run import profile
+
+        profile(Request("demo", engine="gpu"))
