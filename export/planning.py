@@ -92,10 +92,13 @@ def prepare(
         if seen:
             found = calibrate(
                 calibration_graph(folder), config, text, seen.values, seen.rotated,
-                progress=lambda done, total: report("calibrating", 0.1 + 0.4 * done / total),
+                progress=lambda done, total: report("calibrating", 0.1 + 0.3 * done / total),
             )  # fmt: skip
         plan = plan_model(config, mixed, calibration=found, fetch=_fetch(source))
-        hessian = HessianSource(folder, config, text, plan) if gptq else None
+        hessian: HessianSource | None = None
+        if gptq:
+            hessian = HessianSource(folder, config, text, plan)
+            hessian.prefetch(lambda done, total: report("correlating", 0.4 + 0.1 * done / total))
         yield Prepared(plan, text, held_out, hessian)
 
 

@@ -123,17 +123,20 @@ def test_the_same_checkpoint_and_text_give_the_same_bundle(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
 
 
-def test_progress_names_the_stages(sources: dict[str, Path], text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("quant", "gptq"), [("w8a8", []), ("w4a8", ["correlating"])])
+def test_progress_names_the_stages(
+    quant: str, gptq: list[str], sources: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
     seen: list[tuple[str, float]] = []
     export(
-        sources["mamba2"], tmp_path / "b", "w8a8", text,
+        sources["mamba2"], tmp_path / "b", quant, text,
         progress=lambda stage, done: seen.append((stage, done)),
     )  # fmt: skip
     fractions = [done for _, done in seen]
     assert fractions == sorted(fractions) and fractions[-1] == 1.0
     stages = list(dict.fromkeys(stage for stage, _ in seen))
-    assert stages == ["reading", "preparing", "calibrating", "weights", "checking", "verifying",
-                      "hashing", "done"]  # fmt: skip
+    assert stages == ["reading", "preparing", "calibrating", *gptq, "weights", "checking",
+                      "verifying", "hashing", "done"]  # fmt: skip
 
 
 def test_calibration_text_makes_four_bits_closer(text: Path, tmp_path: Path) -> None:

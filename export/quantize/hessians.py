@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.config import ModelConfig
-from edge.export.quantize.calibrate import calibration_graph, hessians
+from edge.export.quantize.calibrate import Progress, calibration_graph, hessians
 from edge.export.quantize.names import inputs, layer_matrices
 from edge.export.quantize.observers import Hessian
 from edge.export.quantize.plan import ModelPlan
@@ -75,7 +75,12 @@ class HessianSource:
         found = self._held.pop(weight, None)
         return None if found is None else found.total
 
-    def _next(self) -> None:
+    def prefetch(self, progress: Progress | None = None) -> None:
+        """Run the text for the first matrices asked for: of all but large models, for all."""
+        if self._batches:
+            self._next(progress)
+
+    def _next(self, progress: Progress | None = None) -> None:
         batch = self._batches.pop(0)
         self._held.clear()
         values: Any
@@ -85,5 +90,6 @@ class HessianSource:
             self.text,
             [w.value for w in batch if not w.rotated],
             [w.value for w in batch if w.rotated],
+            progress=progress,
         )
         self._held = {w.weight: (turned if w.rotated else values)[w.value] for w in batch}
