@@ -56,6 +56,34 @@ def evaluate(
             rich_help_panel=COMPARING,
         ),
     ] = None,
+    layers: Annotated[
+        bool,
+        typer.Option(
+            "--layers", help="With --against: signal to noise of every layer.",
+            rich_help_panel=COMPARING,
+        ),
+    ] = False,
+    sensitivity: Annotated[
+        bool,
+        typer.Option(
+            "--sensitivity",
+            help="With --against a floating bundle: what each rounding costs alone.",
+            rich_help_panel=COMPARING,
+        ),
+    ] = False,
+    each_layer: Annotated[
+        bool,
+        typer.Option(
+            "--each-layer", help="With --sensitivity: not all layers of a kind together.",
+            rich_help_panel=COMPARING,
+        ),
+    ] = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --sensitivity: also draw it.", rich_help_panel=COMPARING
+        ),
+    ] = None,
     noise: Annotated[
         str | None,
         typer.Option(
@@ -108,14 +136,16 @@ def evaluate(
 
     docs/evaluation.md defines every figure.
     """
-    from edge.apps.evaluate import modes, report
+    from edge.apps.evaluate import modes, picture, report
 
     request = modes.Request(bundle, texts or (), threads, window, stride, stream, max_tokens)
     _one_of({"--against": against, "--noise": noise, "--tasks": tasks})
-    _needs("--noise", noise, {"--probability": probability, "--seed": seed})
+    _one_of({"--layers": layers, "--sensitivity": sensitivity})
     asked = {"--task-path": task_path, "--limit": limit, "--fewshot": fewshot}
     _needs("--tasks", tasks, asked | {"--chat": chat or None})
-    describe = report.describe
+    _needs("--noise", noise, {"--probability": probability, "--seed": seed})
+    _needs("--against", against, {"--layers": layers or None, "--sensitivity": sensitivity or None})
+    _needs("--sensitivity", sensitivity, {"--each-layer": each_layer or None, "--svg": svg})
     if noise is not None:
         facts = modes.robustness(request, noise, probability, seed or 0)
         describe = report.describe_noise
@@ -124,10 +154,17 @@ def evaluate(
             request, tasks, folder=task_path, limit=limit, fewshot=fewshot, chat=chat
         )
         describe = report.describe_tasks
-    elif against is not None:
-        facts = modes.divergence(request, against)
+    elif against is None:
+        facts, describe = modes.perplexity(request), report.describe
+    elif layers:
+        facts, describe = modes.divergence_of_layers(request, against), report.describe_layers
+    elif sensitivity:
+        facts = modes.sensitivity(request, against, each_layer)
+        describe = report.describe_sensitivity
+        if svg is not None:
+            _write(svg, picture.draw(facts))
     else:
-        facts = modes.perplexity(request)
+        facts, describe = modes.divergence(request, against), report.describe
     print(json.dumps(facts, indent=1, allow_nan=False) if as_json else describe(facts))
 
 
@@ -143,3 +180,12 @@ def _needs(option: str, value: object, others: Mapping[str, object]) -> None:
     given = [name for name, other in others.items() if other is not None]
     if given and not value:
         raise InputError(f"goes with {option} only", field=given[0])
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as problem:
+        raise InputError(
+            f"cannot be written: {problem.strerror}", file=path, field="--svg"
+        ) from None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from edge.apps.evaluate.tasks import run_tasks
 from edge.apps.evaluate.texts import total_bytes
 from edge.errors import InputError
 from edge.runtime.model import Model, load
+
+# ids of a window that the reference ops read, unless told otherwise
+SHORT_WINDOW = 512
 
 
 @dataclass(frozen=True)
@@ -118,3 +122,66 @@ def tasks(
         limit=limit, fewshot=fewshot, chat=chat, max_length=request.window,
     )  # fmt: skip
     return identity(model) | {"limit": limit, "fewshot": fewshot, "chat": chat, "tasks": found}
+
+
+def divergence_of_layers(request: Request, against: str) -> dict[str, Any]:
+    """`--against OTHER --layers`: signal to noise of every layer."""
+    layers = _reference("--layers", "layers")
+    model, other, shortened = _pair(request, against, layers.DEFAULT_TOKENS)
+    with shortened.source(model, other) as source:
+        found = layers.measure_layers(model, other, source.runs(model))
+    rows = [
+        {
+            "index": layer.index,
+            "kind": layer.kind,
+            "output_snr_db": finite(layer.output.decibels),
+            "residual_snr_db": finite(layer.residual.decibels),
+        }
+        for layer in found
+    ]
+    facts = identity(model) | source.describe() | {"max_tokens": shortened.max_tokens}
+    return facts | {"against": identity(other), "layers": rows}
+
+
+def sensitivity(request: Request, against: str, each_layer: bool) -> dict[str, Any]:
+    """`--against FLOATING --sensitivity`: every rounding of BUNDLE alone, worst first."""
+    module = _reference("--sensitivity", "sensitivity")
+    this, floating, shortened = _pair(request, against, module.DEFAULT_TOKENS)
+    chosen = module.sites(this, floating, each_layer)
+    with shortened.source(this, floating) as source:
+        found = module.measure_sites(floating, chosen, source.runs(floating))
+    rows = [
+        {"name": site.name, "kind": site.kind, "places": site.places}
+        | {"perplexity": finite(comparison.this.perplexity)}
+        | comparison.to_dict()
+        for site, comparison in found
+    ]
+    rows.sort(key=lambda row: (-row["kl_nats_per_token"], row["name"]))
+    facts = identity(this) | source.describe() | {"max_tokens": shortened.max_tokens}
+    plain = identity(floating) | found[0][1].other.to_dict()
+    return facts | {"against": plain, "sensitivity": rows}
+
+
+def _pair(request: Request, against: str, tokens: int) -> tuple[Model, Model, Request]:
+    """Both models, and the request for as much text as the slow reference ops can read."""
+    this, other = request.load(), request.load(against)
+    check_same_ids(this, other)
+    if request.stream:
+        raise InputError("is not read by the reference ops", field="--stream")
+    longest = [m.config.max_context or SHORT_WINDOW for m in (this, other)]
+    return this, other, replace(
+        request,
+        window=request.window or min(SHORT_WINDOW, *longest),
+        max_tokens=request.max_tokens or tokens,
+    )  # fmt: skip
+
+
+def _reference(option: str, name: str) -> Any:
+    """A module that needs the reference ops. Raises InputError without torch or onnx."""
+    try:
+        return import_module(f"edge.apps.evaluate.{name}")
+    except ModuleNotFoundError as missing:
+        raise InputError(
+            f"needs the package {missing.name}", field=option,
+            remedy="pip install 'mamba-edge[export]'",
+        ) from None  # fmt: skip

@@ -57,6 +57,39 @@ def describe_noise(facts: Mapping[str, Any]) -> str:
     return "\n".join([facts["bundle"], *lines(rows), *table])
 
 
+def describe_layers(facts: Mapping[str, Any]) -> str:
+    """What `--layers` found, as a table."""
+    rows = {
+        "against": f"{facts['against']['bundle']}, which is the signal",
+        "read": f"{reading(facts)}; at most {facts['max_tokens']:,} tokens",
+    }
+    table = ["", f"  {'layer':<8}{'kind':<12}{'output, dB':>12}{'residual after it, dB':>24}"]
+    for row in facts["layers"]:
+        output, residual = (
+            "∞" if row[key] is None else f"{row[key]:.1f}"
+            for key in ("output_snr_db", "residual_snr_db")
+        )
+        table.append(f"  {row['index']:<8}{row['kind']:<12}{output:>12}{residual:>24}")
+    return "\n".join([f"{facts['bundle']}: signal to noise", *lines(rows), *table])
+
+
+def describe_sensitivity(facts: Mapping[str, Any]) -> str:
+    """What `--sensitivity` found, as a table, worst first."""
+    plain = facts["against"]
+    rows = {
+        "in": f"{plain['bundle']}: perplexity {number(plain['perplexity'])} a token",
+        "text": counts(plain),
+        "read": reading(facts),
+    }
+    table = ["", f"  {'rounded alone':<44}{'places':>7}{'perplexity':>13}{'KL, nats':>12}"]
+    for row in facts["sensitivity"]:
+        table.append(
+            f"  {row['name']:<44}{row['places']:>7}{'×':>4}{row['perplexity_ratio']:>9.5f}"
+            f"{row['kl_nats_per_token']:>12.2e}"
+        )
+    return "\n".join([f"{facts['bundle']}: what rounding costs", *lines(rows), *table])
+
+
 def describe_tasks(facts: Mapping[str, Any]) -> str:
     """What `--tasks` found, a metric a line."""
     out = [facts["bundle"]]

@@ -1,0 +1,290 @@
+"""What a bundle's graph rounds: every activation that becomes int8, every weight that is kept so.
+
+Read from the graph's nodes, so that it is what runs, whichever recipe made it. Names are those of
+the floating graph: a value `V` is rounded to `V.q`, or to `V.rounded` and brought back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from torch import Tensor
+
+from edge.errors import InputError
+from edge.export.quantize.blocks import dequantize_blocks
+from edge.export.quantize.int8 import dequantize_int8
+from edge.ops import DOMAIN
+from edge.plugins.onnx.library import op_of
+from edge.plugins.reference.hadamard import hadamard
+from edge.plugins.reference.quantize import fake_quantize, fake_quantize_rows
+
+F32 = NDArray[np.float32]
+# scales above this keep a column out of the int8 product: it goes through a floating one
+_NEVER = 1e29
+_ENDINGS = (".q", ".turned", ".rotated")
+
+# op → (input that is rounded, its scale) for ops that round or read what was rounded
+_PAIRS: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "Quantize": ((0, 1),),
+    "FakeQuantize": ((0, 1),),
+    "HadamardQuantize": ((0, 3),),
+    "QuantizeRows": ((0, None),),
+    "FakeQuantizeRows": ((0, None),),
+    "CausalConv1dInt8": ((0, 1),),
+    "SelectiveScanInt8": ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9)),
+    "SelectiveScanHeadsInt8": ((0, 1), (2, 3), (4, 5), (6, 7)),
+    "GatedRMSNormInt8": ((1, 2),),
+}
+# norms round what they yield: op → input with the scale
+_NORMS = {"RMSNormQuantize": 2, "AddRMSNormQuantize": 3}
+# products: op → input with the weight
+_PRODUCTS = {
+    "Linear": 1, "LinearBits": 1, "LinearInt8": 2, "LinearInt8Quantize": 2, "LinearInt8Rows": 2,
+    "LinearInt4": 2, "LinearInt4Quantize": 2,
+}  # fmt: skip
+_TABLES = ("EmbedInt8", "EmbedBits")
+# an op with one of these in its name rounds something: it must be known here
+_ROUNDS = ("Int8", "Int4", "Quantize", "Bits")
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a value is rounded to int8.
+
+    Attributes:
+        scale: f32 [1] or [C]; None is a scale a row, found at run time.
+        turn: slow and fast of the rotation it is rounded after, or None.
+    """
+
+    scale: Tensor | None
+    turn: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x fp32 [..., C] rounded and brought back; columns that stay floating as they are."""
+        if self.turn is None:
+            return self._round(x)
+        slow, fast = self.turn
+        return hadamard(self._round(hadamard(x, slow, fast)), slow.T, fast.T)
+
+    def _round(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            return fake_quantize_rows(x)
+        rounded = fake_quantize(x, self.scale)
+        return torch.where(self.scale > _NEVER, x, rounded)
+
+
+@dataclass
+class StateRounding:
+    """How a scan's state is kept between tokens: `bits` 16 or 8, then with a scale."""
+
+    bits: int
+    scale: Tensor
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """A state fp32 as the next token finds it."""
+        if self.bits == 16:
+            return h.to(torch.float16).float()
+        return torch.round(h / self.scale).clamp(-128, 127) * self.scale
+
+
+@dataclass
+class Found:
+    """Attributes:
+    values: value → how it is rounded.
+    weights: initializer of the floating graph → what the bundle keeps of it, fp32.
+    states: `layers.N.ssm_states` → how it is kept.
+    """
+
+    values: dict[str, Rounding] = field(default_factory=dict)
+    weights: dict[str, F32] = field(default_factory=dict)
+    states: dict[str, StateRounding] = field(default_factory=dict)
+
+
+class Initializers(Mapping[str, NDArray[Any]]):
+    """A graph's constants by name, read when they are asked for."""
+
+    def __init__(self, model: ModelProto, folder: Path) -> None:
+        self._protos: dict[str, TensorProto] = {t.name: t for t in model.graph.initializer}
+        self._folder = folder
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return numpy_helper.to_array(self._protos[name], base_dir=str(self._folder))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._protos)
+
+    def __len__(self) -> int:
+        return len(self._protos)
+
+
+def find(model: ModelProto, folder: Path, floating: Mapping[str, NDArray[Any]]) -> Found:
+    """Everything that a graph rounds and the graph with the constants `floating` does not."""
+    finder = _Finder(Initializers(model, folder), floating)
+    nodes = [(n, op_of(n.op_type).name) for n in model.graph.node if n.domain == DOMAIN]
+    for node, op in nodes:
+        finder.activations(node, op)
+    for node in model.graph.node:
+        if node.op_type == "Split":
+            finder.split(node)
+    for node, op in nodes:
+        finder.products(node, op)
+    finder.constants()
+    return finder.found
+
+
+class _Finder:
+    def __init__(
+        self, constants: Mapping[str, NDArray[Any]], floating: Mapping[str, NDArray[Any]]
+    ) -> None:
+        self.found = Found()
+        self._constants = constants
+        self._floating = floating
+        self._turns: dict[str, tuple[Tensor, Tensor]] = {}
+        self._parts: dict[str, Rounding] = {}  # of values that were rounded as a whole
+
+    def activations(self, node: NodeProto, op: str) -> None:
+        """Note the values that one node rounds, or reads rounded."""
+        known = op in _PAIRS or op in _NORMS or op in _PRODUCTS or op in _TABLES
+        if not known and any(part in op for part in _ROUNDS):
+            raise InputError(f"what {op} rounds is not known here", field=node.name or op)
+        inputs = list(node.input)
+        turned = ""
+        if op in ("Hadamard", "HadamardQuantize"):
+            slow, fast = (torch.from_numpy(self._constants[n].copy()) for n in inputs[1:3])
+            turned = inputs[0] if op == "HadamardQuantize" else node.output[0]
+            self._turns[turned] = (slow, fast)
+        for at, scale in _PAIRS.get(op, ()):
+            self._value(inputs[at], None if scale is None else inputs[scale])
+        if op == "HadamardQuantize":
+            del self._turns[turned]  # others may read the value as it is
+        if op in _NORMS:
+            self._value(node.output[0], inputs[_NORMS[op]])
+        if op in ("SelectiveScanInt8", "SelectiveScanHeadsInt8"):
+            self._state(node)
+
+    def split(self, node: NodeProto) -> None:
+        """Note how the parts of a value are rounded."""
+        whole = self.found.values.get(_without(node.input[0], _ENDINGS))
+        if whole is None or whole.scale is None:
+            return
+        sizes = [int(size) for size in self._constants[node.input[1]]]
+        parts = torch.split(whole.scale.expand(sum(sizes)), sizes)
+        for name, scale in zip(node.output, parts, strict=True):
+            self._parts[_without(name, _ENDINGS)] = Rounding(scale)
+
+    def products(self, node: NodeProto, op: str) -> None:
+        """Note the matrix that one node reads."""
+        inputs = list(node.input)
+        if op in _PRODUCTS:
+            self._product(node, op, inputs)
+        if op == "EmbedInt8":
+            self._weight(inputs[1], self._stored(inputs[1]))
+        if op == "EmbedBits":
+            self._weight(_without(inputs[1], (".packed",)), self._blocks(node, inputs[1:3]))
+
+    def _value(self, name: str, scale: str | None) -> None:
+        turn = self._turns.get(name)
+        vector = None if scale is None else torch.from_numpy(self._constants[scale].copy())
+        self.found.values.setdefault(_without(name, _ENDINGS), Rounding(vector, turn))
+
+    def _state(self, node: NodeProto) -> None:
+        bits = _attributes(node)["state_bits"]
+        if bits == 32:
+            return
+        names = [name for name in node.input if name.endswith(".ssm_state.scale")]
+        scale = torch.from_numpy(self._constants[names[0]].copy())
+        self.found.states[node.output[1]] = StateRounding(bits, scale)
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    def _product(self, node: NodeProto, op: str, inputs: list[str]) -> None:
+        stored = inputs[_PRODUCTS[op]]
+        name = _without(stored, (".packed",))
+        if op == "Linear":
+            if not stored.endswith(".outliers"):
+                self._weight(name, self._constants[stored].astype(np.float32))
+            return
+        if op in ("LinearBits", "LinearInt4", "LinearInt4Quantize"):
+            weight = self._blocks(node, inputs[_PRODUCTS[op] : _PRODUCTS[op] + 2])
+        else:
+            weight = self._stored(stored)
+        if op != "LinearBits":
+            shared = None if op == "LinearInt8Rows" else self._constants[inputs[1]]
+            weight = self._for_floating_input(inputs[0], name, weight, shared)
+        self._weight(name, weight)
+
+    def _for_floating_input(
+        self, x: str, name: str, weight: F32, shared: NDArray[Any] | None
+    ) -> F32:
+        """W such that W·x is the product for an x that nobody rounded: without the rotation, with
+        the columns' scales, and with the columns that have a product of their own.
+        """
+        name_of_x = _without(x, _ENDINGS)
+        value = self.found.values.get(name_of_x) or self._parts.get(name_of_x)
+        if value is None:
+            raise InputError(f"reads {x}, of which no rounding is known", field=name)
+        if value.turn is not None:
+            slow, fast = value.turn
+            weight = hadamard(torch.from_numpy(weight), slow.T, fast.T).numpy()
+        if value.scale is not None and shared is not None and value.scale.numel() > 1:
+            scale = value.scale.numpy()
+            weight = weight * (shared / scale)
+            if f"{name}.outliers" in self._constants:
+                weight[:, scale > _NEVER] = self._constants[f"{name}.outliers"]
+        return np.ascontiguousarray(weight, np.float32)
+
+    def _stored(self, name: str) -> F32:
+        quants, scale = self._constants[name], self._constants[f"{name}.scale"]
+        rows = scale.size > 1 and scale.size == quants.shape[0] and quants.ndim == 2
+        return dequantize_int8(quants, scale, rows=rows)
+
+    def _blocks(self, node: NodeProto, names: list[str]) -> F32:
+        packed, scales = (self._constants[name] for name in names)
+        return dequantize_blocks(packed, scales, _attributes(node)["bits"])
+
+    def _weight(self, name: str, weight: F32) -> None:
+        same = self._floating.get(name)
+        if same is not None and not np.array_equal(same.astype(np.float32), weight):
+            self.found.weights[name] = weight
+
+    def constants(self) -> None:
+        """Small weights, which scans and convolutions read: in int8, or on its grid."""
+        for name, same in self._floating.items():
+            if not name.startswith("layers.") or name in self.found.weights:
+                continue
+            if name not in self._constants or same.dtype != np.float32:
+                continue
+            kept = self._constants[name]
+            if kept.dtype == np.int8 and f"{name}.scale" in self._constants:
+                kept = dequantize_int8(kept, self._constants[f"{name}.scale"])
+                if name.endswith(".A_log"):  # the floating scan reads -exp of it
+                    kept = -np.exp(kept)
+            if kept.shape == same.shape and kept.dtype == np.float32:
+                self._weight(name, kept)
+
+
+def _attributes(node: NodeProto) -> dict[str, Any]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def _without(name: str, endings: tuple[str, ...]) -> str:
+    for ending in endings:
+        name = name.removesuffix(ending)
+    return name
+
+
+def with_weights(model: ModelProto, weights: Mapping[str, F32]) -> ModelProto:
+    """A copy of a graph whose initializers of these names are other arrays."""
+    changed = ModelProto()
+    changed.CopyFrom(model)
+    for tensor in changed.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
+    return changed

@@ -1,0 +1,182 @@
+"""Which rounding hurts: each one alone, in a model that is floating everywhere else.
+
+After Quamba's figures 9 to 11 (arXiv 2410.13229, appendix). The floating bundle's graph is run by
+the reference ops; what the quantized bundle's graph rounds is rounded in it, a kind of value or
+weight at a time, with the very scales and weights of that bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+from torch import Tensor
+
+from edge.apps.evaluate.against import Comparison
+from edge.apps.evaluate.kinds import name_of
+from edge.apps.evaluate.parts import Ints
+from edge.apps.evaluate.roundings import Found, Initializers, StateRounding, find, with_weights
+from edge.apps.evaluate.score import F32, count_text
+from edge.apps.evaluate.windows import Run
+from edge.config import ModelConfig
+from edge.errors import InputError
+from edge.export.graph.model import GRAPH_FILE
+from edge.export.graph.run import GraphRunner
+from edge.export.network.chunked import selective_scan_heads_chunked
+from edge.plugins.reference.graph import ReferenceGraph
+from edge.plugins.reference.nodes import scan_heads_node
+from edge.runtime.model import Model
+
+ALL, WEIGHTS, ACTIVATIONS = "everything", "all weights", "all activations"
+_CHUNK = 32
+DEFAULT_TOKENS = 2048
+Rounder = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is rounded together.
+
+    Attributes:
+        name: for people.
+        kind: `weight`, `activation`, `state` or `all`.
+        values: value of the floating graph → how.
+        weights: initializer → array.
+        states: state → how it is kept after every token.
+    """
+
+    name: str
+    kind: str
+    values: Mapping[str, Rounder] = field(default_factory=dict)
+    weights: Mapping[str, F32] = field(default_factory=dict)
+    states: Mapping[str, StateRounding] = field(default_factory=dict)
+
+    @property
+    def places(self) -> int:
+        """How many values and weights that is."""
+        return len(self.values) + len(self.weights) + len(self.states)
+
+
+NOTHING = Site("nothing", "none")
+
+
+def graph_of(model: Model) -> ModelProto:
+    """The graph that a bundle's ONNX Runtime engine runs, without its weights."""
+    proto: ModelProto = ModelProto.FromString((model.path / GRAPH_FILE).read_bytes())
+    return proto
+
+
+def reference(model: Model, proto: ModelProto) -> ReferenceGraph:
+    """A graph over a bundle's weights, Mamba-2's floating scan in its parallel form."""
+    scan = partial(selective_scan_heads_chunked, chunk=_CHUNK)
+    ops = {"SelectiveScanHeads": partial(scan_heads_node, scan=scan)}
+    return ReferenceGraph(proto, model.path, ops=ops)
+
+
+def sites(this: Model, floating: Model, each_layer: bool = False) -> list[Site]:
+    """What `this` rounds and `floating` does not: a kind of value or weight over all layers, or
+    with `each_layer` every one; and all together.
+
+    Raises InputError: graphs of different models, or nothing that is rounded.
+    """
+    if this.config != floating.config:
+        raise InputError(
+            f"{floating.path} is another model than {this.path}", field="--against",
+            remedy="give the floating bundle it was made from",
+        )  # fmt: skip
+    constants = Initializers(graph_of(floating), floating.path)
+    for name in constants:
+        if name.endswith(".packed") or constants[name].dtype == np.int8:
+            raise InputError(
+                f"is not floating: {name}", file=floating.path, field="--against",
+                remedy="give an fp32 or fp16 bundle",
+            )  # fmt: skip
+    found = find(graph_of(this), this.path, constants)
+    alone = _grouped(this.config, found, each_layer)
+    if not alone:
+        raise InputError(
+            f"rounds nothing that {floating.path} does not", file=this.path,
+            remedy="give the quantized bundle first, the floating one by --against",
+        )  # fmt: skip
+    together = [Site(ALL, "all", found.values, found.weights)]
+    if found.weights and found.values:
+        together += [Site(WEIGHTS, "all", weights=found.weights)]
+        together += [Site(ACTIVATIONS, "all", values=found.values)]
+    return alone + together
+
+
+def _grouped(config: ModelConfig, found: Found, each_layer: bool) -> list[Site]:
+    def groups(names: Iterable[str], weight: bool) -> dict[str, list[str]]:
+        out: dict[str, list[str]] = {}
+        for name in names:
+            out.setdefault(name if each_layer else name_of(config, name, weight), []).append(name)
+        return out
+
+    weights = groups(found.weights, True).items()
+    values = groups(found.values, False).items()
+    states = groups(found.states, False).items()
+    return [
+        *(Site(n, "weight", weights={k: found.weights[k] for k in ks}) for n, ks in weights),
+        *(Site(n, "activation", values={k: found.values[k] for k in ks}) for n, ks in values),
+        *(Site(n, "state", states={k: found.states[k] for k in ks}) for n, ks in states),
+    ]  # fmt: skip
+
+
+def measure_sites(
+    floating: Model, chosen: Iterable[Site], runs: Iterable[Run]
+) -> list[tuple[Site, Comparison]]:
+    """Every site alone, on the same windows, beside the floating model."""
+    proto = graph_of(floating)
+    plain = reference(floating, proto)
+    runner = GraphRunner(plain, floating.config)
+    graphs = [
+        (site, reference(floating, with_weights(proto, site.weights)) if site.weights else plain)
+        for site in chosen
+    ]
+    found = [Comparison() for _ in graphs]
+    for run in runs:
+        wanted = np.flatnonzero(run.wanted)
+        if not len(wanted):
+            continue
+        ids = run.ids[wanted]
+        truth = _logits(plain, runner, run.ids, NOTHING)[wanted - 1]
+        for (site, graph), comparison in zip(graphs, found, strict=True):
+            count_text(comparison.this, run)
+            count_text(comparison.other, run)
+            comparison.add(ids, _logits(graph, runner, run.ids, site)[wanted - 1], truth)
+    return [(site, comparison) for (site, _), comparison in zip(graphs, found, strict=True)]
+
+
+def _logits(graph: ReferenceGraph, runner: GraphRunner, ids: Ints, site: Site) -> F32:
+    """Logits [T - 1, V] that predict ids[1:], from an empty state, with a site rounded."""
+
+    def hook(name: str, x: Tensor) -> Tensor | None:
+        how = site.values.get(name) or site.states.get(name)
+        return None if how is None else how(x)
+
+    pieces = []
+    state = runner.initial(1, len(ids))
+    for start, stop in _steps(len(ids) - 1, bool(site.states)):
+        feeds = runner.feeds(ids[None, start:stop], state)
+        names = [port.name for port in graph.get_outputs()]
+        out = graph.watch(hook, (), feeds, names)
+        pieces.append(out["logits"][:, 0])
+        if site.states:
+            state = type(state)(_after(out), stop)
+    return np.concatenate(pieces)
+
+
+def _steps(count: int, single: bool) -> Iterator[tuple[int, int]]:
+    """One run; or one a token, where what is rounded is the state between tokens."""
+    return ((i, i + 1) for i in range(count)) if single else iter([(0, count)])
+
+
+def _after(out: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    states = {n[:-1]: array[0] for n, array in out.items() if n.endswith("_states")}
+    caches = {n.removesuffix("_out"): a for n, a in out.items() if n.endswith("_cache_out")}
+    return states | caches
