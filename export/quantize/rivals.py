@@ -1,4 +1,7 @@
-"""What Quamba is compared with, in its own tables' words (Quamba, section 6 and appendix H)."""
+"""What Quamba is compared with, in its own tables' words (Quamba, section 6 and appendix H).
+
+The head reads `final` neither smoothed nor rotated: its matrix may be the embedding's table too.
+"""
 
 from __future__ import annotations
 
