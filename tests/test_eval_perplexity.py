@@ -54,7 +54,7 @@ def found(model: Model, path: Path, how: Windows | None) -> Tally:
 
 def test_windows_are_those_of_the_usual_recipe(tmp_path: Path) -> None:
     """The loop of https://huggingface.co/docs/transformers/perplexity on the demo bundle."""
-    demo = edge.load("demo", threads=1)
+    demo = edge.load("demo-fp16", threads=1)
     path = head_of(PROSE, 700, tmp_path)
     text = path.read_text("utf-8")
     ids = demo.tokenizer.encode(text)

@@ -63,7 +63,7 @@ def quantized(kind: str, quant: str, **choices: Any) -> Model:
 
 @cache
 def floating_of(kind: str) -> Model:
-    return edge.load("demo", threads=1) if kind == "demo" else model(kind)
+    return edge.load("demo-fp16", threads=1) if kind == "demo" else model(kind)
 
 
 def runs(of: Model, count: int = 120, window: int = 40) -> list[Run]:
