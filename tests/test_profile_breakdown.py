@@ -12,8 +12,9 @@ import pytest
 
 from edge.apps.profiling.breakdown import DECODE, PREFILL, Kind, breakdown, ranked
 from edge.apps.profiling.optimized import GraphNode, Place, places, read_nodes
-from edge.apps.profiling.trace import summarise
+from edge.apps.profiling.trace import read_events, summarise
 from edge.bundle import open_bundle
+from edge.errors import EngineError
 from edge.runtime import ort_session
 from edge.runtime.ort import OrtEngine
 from tests.session_models import bundle, model
@@ -85,15 +86,20 @@ def test_graphs_are_read_as_onnx_reads_them(tmp_path: Path) -> None:
         engine = OrtEngine.from_bundle(opened, threads=1, profile=tmp_path)
     state = engine.new_state()
     engine.run(np.array([[5, 6, 7]]), state, commit=True)
-    events = json.loads(engine.end_profile().read_text())
+    written = engine.end_profile()
+    events = read_events(written)
+    whole = [e for e in json.loads(written.read_text()) if e["name"].endswith("_kernel_time")]
+    assert summarise("run", [*whole, *(e for e in events if e["cat"] == "Session")], 1) == (
+        summarise("run", events, 1)
+    )
     path = tmp_path / ort_session.OPTIMIZED_GRAPH
     found = read_nodes(path.read_bytes())
     wanted = onnx.load(path, load_external_data=False).graph.node
     assert found == [GraphNode(n.op_type, tuple(n.input), tuple(n.output)) for n in wanted]
     cost = summarise("run", events, 1, places(found))
     assert cost.layers
-    written = sum(file.stat().st_size for file in tmp_path.iterdir() if file.is_file())
-    assert written < 2_000_000 and not (tmp_path / "weights").is_file()
+    size = sum(file.stat().st_size for file in tmp_path.iterdir() if file.is_file())
+    assert size < 2_000_000 and not (tmp_path / "weights").is_file()
 
 
 @pytest.mark.parametrize("kind", ["base", "chat", "hybrid", "bytes"])
@@ -119,6 +125,13 @@ def test_profiling_leaves_the_results_alone(tmp_path: Path) -> None:
     logits = [engine.run(tokens, engine.new_state(), rows="all") for engine in (plain, profiled)]
     profiled.end_profile()
     assert np.allclose(*logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["[\n]\n", '[\n{"name"', '[\n{"name": "model_run"}\n]', "{}"])
+def test_profile_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "profile.json").write_text(text)
+    with pytest.raises(EngineError, match=r"profile\.json: the profile (cannot|holds no)"):
+        read_events(tmp_path / "profile.json")
 
 
 def test_the_rest_is_one_row() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from edge.apps.profiling import optimized
-from edge.apps.profiling.trace import Cost, summarise
+from edge.apps.profiling.trace import Cost, read_events, summarise
 from edge.bundle import open_bundle
 from edge.errors import EngineError
 from edge.runtime import ort_session
@@ -29,7 +28,7 @@ class Kind:
     prefill: bool = False
 
 
-DECODE, PREFILL = Kind(1, 20), Kind(1 << 16, 3, prefill=True)
+DECODE, PREFILL = Kind(1, 20), Kind(1 << 16, 2, prefill=True)
 
 
 def breakdown(
@@ -47,7 +46,7 @@ def _one(bundle: Path, threads: int | None, name: str, kind: Kind, spin: bool) -
         place = Path(folder)
         engine = OrtEngine.from_bundle(opened, threads=threads, spin=spin, profile=place)
         count = _run(engine, kind)
-        events = json.loads(engine.end_profile().read_text())
+        events = read_events(engine.end_profile())
         recipe = opened.manifest.quantization.recipe
         title = f"{recipe} {name}, one run of {count}"
         return summarise(title, events, kind.repeats, _places(place))

@@ -67,13 +67,18 @@ def restart_peak(proc: Path = PROC) -> bool:
     return True
 
 
+def release() -> None:
+    """Give back what nobody holds any more."""
+    gc.collect()
+    trim()
+
+
 class Usage:
     """What one bundle takes. Made before it is loaded, told when it is, and when it has run."""
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
-        gc.collect()
-        trim()  # what others freed must not hide what this one takes
+        release()  # what others freed must not hide what this one takes
         self._restarted = restart_peak(proc)
         self._before = resident(proc)
         self._loaded: Resident | None = None

@@ -21,6 +21,7 @@ from edge.apps.profiling.measure import (
     depths,
     without_collections,
 )
+from edge.apps.profiling.memory import release
 from edge.apps.profiling.nvml import Gpu
 from edge.apps.profiling.power import Log, Meter, Rails, Rapl, Source
 from edge.apps.profiling.roofline import Roof, measure_roof
@@ -123,6 +124,7 @@ def profile(request: Request, say: Say = lambda text: None) -> Result:
         side.samples, side.depths = samples[name], deep[name]
         side.subject = None  # its memory goes before the profiler loads the graph again
     del runners
+    release()
     roof = None
     if request.explain:
         _explain(request, sides, say)
