@@ -51,12 +51,13 @@ def encode(model: Model, messages: list[Message]) -> list[int]:
 # -- the same answers (rows 30, 31) --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["demo", "demo-draft", "demo-bytes", "hybrid", "chat", "bytes"])
+@pytest.mark.parametrize("name", ["demo-fp16", "demo-draft", "demo-bytes", "hybrid", "chat", "bytes"])
 @pytest.mark.parametrize("hot", [False, True], ids=["greedy", "sampled"])
 def test_talks_in_any_order_say_what_they_say_alone(name: str, hot: bool) -> None:
     """Talks interleaved, each turn judged by a slot that reads everything anew.
 
     The two differ by 1e-5 in their logits. A draw falls between them once in a million tokens.
+    (With int8 activations they differ by what rounding costs, and a talk may go another way.)
     """
     short = name in ("hybrid", "chat", "bytes")  # tiny random models; hybrid has 64 positions
     model = tiny(name) if short else edge.load(name, threads=1)
