@@ -144,20 +144,21 @@ def test_counters_for_root_only_are_named(tmp_path: Path) -> None:
 
 def test_watts_become_joules_between_two_moments() -> None:
     log = Log("W")
-    for when, watts in ((0.0, 4.0), (1.0, 4.0), (2.0, 8.0), (3.0, 8.0)):
-        log.add(when, {"VDD_IN": watts})
+    for i in range(13):  # 4 W for a second, up to 8 W within the next, and so on for a third
+        log.add(i / 4, {"VDD_IN": min(8.0, max(4.0, i))})
     assert log.joules("VDD_IN", [(0.0, 3.0)]) == pytest.approx(4 + 6 + 8)
-    # between two readings their mean power counts; two windows are one sum
-    assert log.joules("VDD_IN", [(0.5, 1.5), (2.5, 3.0)]) == pytest.approx(2 + 3 + 4)
-    assert log.joules("VDD_IN", [(0.1, 0.9)]) is None  # between two readings
+    assert log.joules("VDD_IN", [(0.5, 1.5), (2.0, 3.0)]) == pytest.approx(2 + 2.5 + 8)
+    # between two readings their mean power counts
+    assert log.joules("VDD_IN", [(0.9, 2.1)]) == pytest.approx(0.4 + 6 + 0.8)
+    assert log.joules("VDD_IN", [(0.1, 0.9)]) is None  # three readings say too little
     assert log.joules("VDD_SOC", [(0.0, 3.0)]) is None
     assert log.joules("VDD_IN", []) is None
 
 
 def test_counted_joules_are_differences() -> None:
     log = Log("J")
-    for when, joules in ((0.0, 100.0), (1.0, 103.0), (2.0, 109.0)):
-        log.add(when, {"package-0": joules})
+    for i in range(9):
+        log.add(i / 4, {"package-0": 100 + 3 * i / 4 + 3 * max(0, i - 4) / 4})
     assert log.joules("package-0", [(0.0, 2.0)]) == pytest.approx(9)
     assert log.joules("package-0", [(0.5, 2.0)]) == pytest.approx(7.5)
 
@@ -174,9 +175,9 @@ def test_meter_reads_at_both_ends(tmp_path: Path) -> None:
     assert rails is not None
     moments = iter([1.0, 2.0])
     with Meter(rails, lambda: next(moments), period=3600) as meter:
-        pass
+        tree(tmp_path, {f"{MONITOR}/curr1_input": 1400})
     assert meter.log.times == [1.0, 2.0]
-    assert meter.log.joules("VDD_IN", [(1.0, 2.0)]) == pytest.approx(6.0)
+    assert meter.log.readings["VDD_IN"] == pytest.approx([6.0, 7.0])
 
 
 class Library:

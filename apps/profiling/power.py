@@ -13,6 +13,7 @@ from edge.apps.profiling.sysfs import ROOT, folders, number, text
 
 Unit = Literal["J", "W"]
 PERIOD = 0.05  # seconds between readings
+FEWEST = 4  # readings that a window needs
 _WHOLE_RAILS = ("VDD_IN", "VIN", "POM_5V_IN", "VIN_SYS_5V0", "VIN_SYS_20V", "Total Power")
 
 
@@ -133,17 +134,20 @@ class Log:
     def add(self, when: float, values: Mapping[str, float]) -> None:
         """Rails that are missing once keep their last value."""
         self.times.append(when)
-        for rail in {*values, *self.readings}:
+        for rail in dict.fromkeys((*self.readings, *values)):
             row = self.readings.setdefault(rail, [])
             row += [values.get(rail, row[-1] if row else 0.0)] * (len(self.times) - len(row))
 
     def joules(self, rail: str, windows: Sequence[tuple[float, float]]) -> float | None:
-        """Energy in all windows together; None where less than two readings fall on them."""
+        """Energy in all windows together; None with fewer than FEWEST readings for each of them.
+
+        With fewer, too much of it would be that of what came before and after.
+        """
         row, times = self.readings.get(rail), self.times
         if row is None or not windows:
             return None
         inside = sum(1 for t in times if any(begin <= t <= end for begin, end in windows))
-        if inside < 2:
+        if inside < FEWEST * len(windows):
             return None
         energy = row if self.unit == "J" else _integral(times, row)
         return sum(_at(times, energy, end) - _at(times, energy, begin) for begin, end in windows)

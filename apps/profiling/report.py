@@ -10,7 +10,7 @@ from typing import Any
 from edge.apps.profiling.definitions import DEFINITIONS, INSIDE
 from edge.apps.profiling.machine import BUSY, governor, machine, power_mode, throttled
 from edge.apps.profiling.measure import Sample
-from edge.apps.profiling.power import why_none
+from edge.apps.profiling.power import PERIOD, why_none
 from edge.apps.profiling.roofline import bound_s, work
 from edge.apps.profiling.run import OTHER, THIS, Result, Side
 from edge.apps.profiling.statistics import Spread, ratio
@@ -135,7 +135,8 @@ def _energy(result: Result, samples: Sequence[Sample], absent: dict[str, str]) -
             known = {rail: joules for rail, joules in rails.items() if joules is not None}
             if not known or seconds <= 0:
                 absent[f"energy of {phase}, {source.name}"] = (
-                    f"{1e3 * seconds:.0f} ms are too short for readings every 50 ms"
+                    f"{1e3 * seconds:.0f} ms in {len(spans)} turns are too short "
+                    f"for readings every {1e3 * PERIOD:.0f} ms"
                 )
                 continue
             whole = [known[rail] for rail in source.whole if rail in known]
