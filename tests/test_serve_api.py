@@ -12,7 +12,7 @@ import pytest
 import edge
 from edge.runtime.model import Model
 from edge.text.template import Message
-from tests.server_process import ENDLESS, HELLO, KEY, Server, is_error
+from tests.server_process import END, ENDLESS, HELLO, KEY, Server, is_error
 
 GREEDY: dict[str, Any] = {"model": "demo", "temperature": 0}
 
@@ -76,18 +76,20 @@ def test_usage_is_streamed_only_when_asked_for(client: openai.OpenAI) -> None:
 
 
 def test_a_completion_continues_the_text(client: openai.OpenAI, model: Model) -> None:
-    prompt = "Once upon a time"
-    answer = client.completions.create(prompt=prompt, **GREEDY)
-    expected = model.session().generate(prompt, temperature=0, max_tokens=16).finish()
+    prompt, given = "Once upon a time", {**GREEDY, "logit_bias": {END: -100}}
+    answer = client.completions.create(prompt=prompt, **given)
+    expected = model.session().generate(
+        prompt, temperature=0, max_tokens=16, logit_bias={int(END): -100.0}
+    ).finish()  # fmt: skip
     assert answer.object == "text_completion" and answer.id.startswith("cmpl-")
     assert answer.choices[0].text == expected.text
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None and answer.usage.completion_tokens == 16  # the API's default
     ids = model.tokenizer.encode(prompt)
     for same in ([prompt], ids, [ids]):
-        again = client.completions.create(prompt=same, **GREEDY)
+        again = client.completions.create(prompt=same, **given)
         assert again.choices[0].text == expected.text
-    chunks = list(client.completions.create(prompt=prompt, stream=True, **GREEDY))
+    chunks = list(client.completions.create(prompt=prompt, stream=True, **given))
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
     assert chunks[-1].choices[0].finish_reason == "length"
 
@@ -131,10 +133,9 @@ def test_sampling_extensions_reach_the_sampler(client: openai.OpenAI) -> None:
     greedy = client.chat.completions.create(messages=HELLO, **GREEDY, max_tokens=12)
     for extra in ({"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-9}):
         assert said(**extra) == greedy.choices[0].message.content
-    penalised = client.completions.create(
-        prompt="ha ha ha ha ha ha", **GREEDY, extra_body={"repetition_penalty": 50.0}
-    )
-    plain = client.completions.create(prompt="ha ha ha ha ha ha", **GREEDY)
+    going_on: dict[str, Any] = {**GREEDY, "prompt": "ha ha ha ha ha ha", "logit_bias": {END: -100}}
+    penalised = client.completions.create(**going_on, extra_body={"repetition_penalty": 50.0})
+    plain = client.completions.create(**going_on)
     assert penalised.choices[0].text != plain.choices[0].text
 
 

@@ -187,6 +187,13 @@ def test_what_cannot_be_served_is_refused(
     assert said in capsys.readouterr().err
 
 
+def test_small_pieces_are_sent_at_once() -> None:
+    """asyncio asks for that only where the protocol is named; else answers take 40 ms more."""
+    for host in ("127.0.0.1", "localhost"):
+        with run.bind(host, 0) as listening:
+            assert listening.proto == socket.IPPROTO_TCP
+
+
 def test_a_port_that_is_taken_is_named() -> None:
     with run.bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

@@ -34,8 +34,9 @@ def bind(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )
-        family, _, _, _, address = found[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio sends small pieces at once (TCP_NODELAY) only on sockets that name their protocol
+        family, kind, protocol, _, address = found[0]
+        listening = socket.socket(family, kind, protocol)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
