@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from edge.apps.profiling import memory
-from edge.config import ModelConfig
 from edge.runtime.context import Context, ContextMark, Logits
 from edge.runtime.model import Model, load, resolve
 from edge.runtime.sampling import Sampler, SamplingParams
@@ -31,7 +30,6 @@ class Subject:
         sampling: SamplingParams | None = None,
     ) -> None:
         """Load it. Raises BundleError, EngineError, TokenizerError."""
-        self.bundle = bundle
         self.memory = memory.Usage()
         self.model: Model = load(bundle, engine=engine, threads=threads, spin=spin)
         self.memory.loaded()
@@ -45,7 +43,7 @@ class Subject:
         """Take the memory of a sequence of `capacity` tokens, and use all that a prompt needs."""
         engine = self.model.engine
         room = capacity if self.model.config.has_attention else None
-        self.capacity = room
+        self._capacity = room
         self._context = Context(engine, engine.new_state(capacity=room))
         self.feed(prompt)
         self.step(self.sample())
@@ -74,41 +72,25 @@ class Subject:
 
     # -- what it is ------------------------------------------------------------------------------
 
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def state_bytes(self) -> int:
-        """One recurrent state: constant, however long the text."""
-        return self._plan["state"]
-
-    @property
-    def _plan(self) -> dict[str, int]:
-        return self.model.engine.memory_plan(capacity=self.capacity)
-
-    @property
-    def weight_bytes(self) -> int:
-        entry = self.model.manifest.entry("weights.bin")
-        return entry.size if entry else 0
-
     def facts(self) -> dict[str, Any]:
         """Which bundle on which engine, and the bytes it takes."""
-        model, plan = self.model, self._plan
+        model = self.model
+        plan = model.engine.memory_plan(capacity=self._capacity)
+        weights = model.manifest.entry("weights.bin")
         return {
             "bundle": str(model.path),
             "fingerprint": model.fingerprint,
             "family": model.config.family,
             "quantization": model.manifest.quantization.recipe,
             "parameters": parameters(model.config),
-            "weight_bytes": self.weight_bytes,
+            "weight_bytes": weights.size if weights else 0,
             "engine": model.engine.name,
             "threads": self.threads,
             "spin": self.spin,
             "chunk": model.engine.chunk,
             "state_bytes": plan["state"],
             "kv_cache_bytes": plan["kv_cache"],
-            "kv_cache_tokens": self.capacity,
+            "kv_cache_tokens": self._capacity,
             "memory_plan": plan,
         }
 
