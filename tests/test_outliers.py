@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from edge.bundle import open_bundle
 from edge.config import Mamba2Config, ModelConfig
 from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint
@@ -245,3 +246,21 @@ def test_plain_int8_fails_where_quamba_holds(tmp_path: Path) -> None:
         ratio[name] = figures["perplexity"] / figures["perplexity_before"]
     assert ratio[PLAIN] > 1.5
     assert ratio["w8a8"] < 1.1
+
+
+def test_the_trial_writes_a_bundle_a_recipe(tmp_path: Path) -> None:
+    folder = checkpoints.save_mamba2(tmp_path / "m")
+    text = tmp_path / "text.txt"
+    text.write_text("a robot walks and then it stops and looks at the river again\n" * 20)
+    wanted = ["fp32", f"{PLAIN}+both", "w8a8-dynamic"]
+    command = [sys.executable, "-m", "edge.export.outliers.trial", str(folder), "-o",
+               str(tmp_path / "trial"), "--text", str(text), "--recipes", ",".join(wanted),
+               "--sequences", "2", "--length", "32", "--percentile", "99.9"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in wanted:
+        with open_bundle(tmp_path / "trial" / name) as bundle:
+            assert bundle.manifest.quantization.recipe == name
+    refused = subprocess.run([*command, "--recipes", "w9"], capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "no quantization recipe is called 'w9'" in refused.stderr
