@@ -112,6 +112,7 @@ PLANS: dict[str, ModelPlan] = {
     "not fused": plan(one_scale, "fp32", False, scale(4)),
     "dynamic": plan(dynamic, "fp32", False, None),
     "four bits": plan(four_bits, "fp32", False, scale(4)),
+    "four bits, fused": plan(four_bits, "fp32", True, scale(4)),
     "by channel": plan(by_channel, "fp32", False, scale(4)),
 }
 EXPECTED = {
@@ -123,6 +124,7 @@ EXPECTED = {
     "not fused": {"FakeQuantize"},
     "dynamic": {"QuantizeRows", "LinearInt8Rows", "Hadamard", "FakeQuantizeRows"},
     "four bits": {"LinearInt4"},
+    "four bits, fused": {"LinearInt4Quantize"},
 }  # fmt: skip
 
 
