@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from edge.bundle import Manifest
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
-from edge.errors import EngineError
+from edge.errors import EdgeError, EngineError, StateError
 from edge.runtime.layout import StateLayout
 from edge.runtime.ring import slots_for
+from edge.tensors import parameters
 
+CHECK_VARIABLE = "EDGE_MEMORY_CHECK"
 _MEMINFO = "/proc/meminfo"
+_GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _FLOAT = 4
+
+# Measured as growth of anonymous and file-backed resident memory, ONNX Runtime 1.31.1, x86-64: 24
+# Mamba layers of 768 (129 M parameters) in fp32, fp16, w8, w4 and w8a8, and the demonstrations.
+# A process that has imported the runtime and loaded nothing holds 68 MB.
+PROGRAM = 68_000_000
+# ONNX Runtime's own code that loading and the first runs bring in: 8 MB, then 4 to 8.
+_LIBRARY = 14_000_000
+# Nodes of a session, beyond its weights: 21 to 24 MB for 24 Mamba layers.
+_MAMBA_NODES, _OTHER_NODES = 900_000, 300_000
+# Rounded weights, unpacked scales included, in files' sizes: 1.02 (w8), 1.08 (w8a8), 1.17 (w4).
+_ROUNDED = 1.1
+# What loading holds for a moment. fp16 is made fp32 before it is packed: 2.0 to 2.2 times the fp32
+# size; fp32: 1.45; rounded: 1.3 to 1.7 times the files.
+_LOADING = {32: 1.5, 16: 2.1}
+_LOADING_ROUNDED = 1.7
+# Heap, bindings and the least an arena takes.
+_RUN = 4_000_000
 
 
 def plan(
@@ -33,7 +54,7 @@ def plan(
         "state_ring": slots_for(window) * state,
         "kv_cache": cache,
         "logits": _FLOAT * (window + 1) * layout.batch * config.vocab_size,
-        "workspace": workspace_bytes(config, chunk * layout.batch),
+        "workspace": workspace_bytes(config, chunk * layout.batch, layout.capacity),
     }
     out["total"] = sum(out.values())
     out["state"] = state
@@ -42,45 +63,69 @@ def plan(
 
 
 def plan_bundle(
-    manifest: Manifest, *, batch: int = 1, window: int = 8, capacity: int | None = None
+    manifest: Manifest,
+    *,
+    batch: int = 1,
+    window: int = 8,
+    capacity: int | None = None,
+    snapshots: int = 0,
+    program: int = 0,
 ) -> dict[str, int]:
-    """The plan of a bundle not yet loaded, as `plan`, with `weights` estimated from its files.
+    """The plan of a bundle not yet loaded: `plan`, with what loading adds, estimated.
 
-    Loading was seen to take 1.1 times the file (8-bit blocks and fp32, 24 Mamba layers), and 1.25
-    times for int8, whose largest matrix is kept twice.
+    `weights` are what ONNX Runtime keeps of them and maps. Besides the keys of `plan`: `program`
+    (the `program` bytes given, and the code that loading brings in), `snapshots` (that many, with
+    full KV caches), `loading` (the most there is while loading, before any state). `total` is the
+    sum of the parts, or `loading` where that is more.
     """
-    files = sum(entry.size for entry in manifest.files if entry.path.endswith((".bin", ".onnx")))
     layout = StateLayout.of(
         manifest.model, batch=batch, capacity=capacity, dtypes=manifest.state_dtypes
     )
-    return plan(
-        manifest.model,
-        layout,
-        window=window,
-        chunk=manifest.limits.chunk,
-        weights=files + files // 4,
-    )
+    kept, moment = _weights(manifest)
+    out = plan(manifest.model, layout, window=window, chunk=manifest.limits.chunk, weights=kept)
+    out["program"] = program + _LIBRARY
+    out["snapshots"] = snapshots * out["snapshot"]
+    out["loading"] = moment + out["program"]
+    out["total"] = max(out["total"] + out["program"] + out["snapshots"], out["loading"])
+    return out
 
 
-def workspace_bytes(config: ModelConfig, tokens: int) -> int:
+def _weights(manifest: Manifest) -> tuple[int, int]:
+    """Bytes of the weights once loaded, and the most that loading them takes."""
+    config, bits = manifest.model, manifest.quantization.bits
+    files = sum(entry.size for entry in manifest.files if entry.path.endswith((".bin", ".onnx")))
+    mamba = sum(isinstance(c, Mamba1Config | Mamba2Config) for c in config.layers)
+    nodes = mamba * _MAMBA_NODES + (len(config.layers) - mamba) * _OTHER_NODES
+    # the table of embeddings is read where it lies in the file, in bytes at the least
+    table = config.vocab_size * config.d_model * max(1, bits // 8)
+    if bits in _LOADING:
+        size = _FLOAT * parameters(config)
+        return size + nodes + table, int(_LOADING[bits] * size) + nodes
+    return int(_ROUNDED * files) + nodes + table, int(_LOADING_ROUNDED * files) + nodes
+
+
+def workspace_bytes(config: ModelConfig, tokens: int, capacity: int) -> int:
     """What the intermediate values of a run of `tokens` take at most, estimated.
 
-    One layer's values live at a time. A Mamba-1 scan holds about four arrays of tokens × state
-    (105 MB measured, 101 estimated, for 256 tokens of a 130M-shaped model); the others hold a few
-    rows a token and matrices of tokens × tokens a head.
+    One layer's values live at a time, but memory for attention over `capacity` tokens is taken
+    apart from the others'. A Mamba-1 scan holds one array of tokens × state and about eight rows a
+    token (for 256 tokens of a 130M-shaped model 30 to 44 MB measured, 45 estimated), Mamba-2 a few
+    rows a token and matrices of tokens × tokens a head (44 MB measured, 52 estimated, 24 heads).
     """
-    most = 0
+    most = attention = 0
     for layer in config.layers:
+        if isinstance(layer, AttentionConfig):
+            values = 4 * layer.n_heads * layer.head_dim + layer.n_heads * max(tokens, capacity)
+            attention = max(attention, values)
+            continue
         if isinstance(layer, Mamba1Config):
-            values = 4 * layer.d_inner * layer.d_state
+            values = layer.d_inner * (layer.d_state + 8)
         elif isinstance(layer, Mamba2Config):
             values = 4 * layer.in_proj_rows + 5 * layer.n_heads * tokens
-        elif isinstance(layer, AttentionConfig):
-            values = 4 * layer.n_heads * layer.head_dim + 2 * layer.n_heads * tokens
         else:
             values = 3 * layer.d_intermediate
         most = max(most, values)
-    return _FLOAT * tokens * (most + 4 * config.d_model)
+    return _FLOAT * tokens * (most + attention + 4 * config.d_model) + _RUN
 
 
 def available_bytes() -> int | None:
@@ -92,14 +137,40 @@ def available_bytes() -> int | None:
     return min(found) if found else None
 
 
-def check_fits(plan: Mapping[str, int], *, available: int | None = None) -> None:
-    """Raises EngineError when a plan's `total` exceeds the memory available."""
+def check_fits(
+    plan: Mapping[str, int],
+    *,
+    available: int | None = None,
+    file: Path | None = None,
+    error: type[EdgeError] = EngineError,
+    remedy: str = "use a smaller quantization, window or capacity, or stop other programs",
+) -> None:
+    """Raises `error` when a plan's `total` exceeds the memory available.
+
+    Nothing is refused where EDGE_MEMORY_CHECK=off, nor where the system does not say.
+    """
+    if os.environ.get(CHECK_VARIABLE, "").lower() in ("off", "0", "no"):
+        return
     available = available_bytes() if available is None else available
     if available is not None and plan["total"] > available:
-        raise EngineError(
+        raise error(
             f"needs {_mib(plan['total'])} of memory, {_mib(available)} are available",
-            remedy="use a smaller quantization, window or capacity, or stop other programs",
+            file=file,
+            remedy=f"{remedy}; {CHECK_VARIABLE}=off tries all the same",
         )
+
+
+def check_load(manifest: Manifest, path: Path) -> None:
+    """Refuse a bundle that has no room here even with the smallest state. Raises EngineError."""
+    remedy = "use a bundle of fewer bits (edge export --quant w4), or stop other programs"
+    check_fits(plan_bundle(manifest, window=1, capacity=1), file=path, remedy=remedy)
+
+
+def check_state(plan: Mapping[str, int]) -> None:
+    """Refuse a state, of an engine's `memory_plan`, that has no room. Raises StateError."""
+    size = plan["state_ring"] + plan["kv_cache"] + plan["logits"]
+    remedy = "use a smaller capacity, window or batch, or stop other programs"
+    check_fits({"total": size}, error=StateError, remedy=remedy)
 
 
 def trim() -> None:
@@ -119,17 +190,36 @@ def _system() -> int | None:
 
 
 def _group() -> int | None:
-    """What the control group (version 2) has left; page cache counts as free."""
-    root = Path("/sys/fs/cgroup")
+    """What the control groups (version 2) of this process have left; page cache counts as free.
+
+    A limit may stand on any group above, and a container may show its own group as the root.
+    """
     try:
-        limit = (root / "memory.max").read_text().strip()
-        used = int((root / "memory.current").read_text())
-        cached = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        lines = _OWN_GROUP.read_text().splitlines()
+    except OSError:
+        lines = []
+    own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
+    places = [_GROUPS, *(_GROUPS / part for part in _stems(own))]
+    found = [left for left in map(_left, places) if left is not None]
+    return min(found) if found else None
+
+
+def _stems(path: str) -> list[str]:
+    """`a/b` is `a` and `a/b`; a path outside, as `../a`, is none."""
+    parts = path.split("/") if path else []
+    return [] if ".." in parts else ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
+
+
+def _left(group: Path) -> int | None:
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit == "max":
+            return None
+        used = int((group / "memory.current").read_text())
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return max(0, int(limit) - used + int(cached.get("inactive_file", 0)))
     except (OSError, ValueError):
         return None
-    if limit == "max":
-        return None
-    return max(0, int(limit) - used + int(cached.get("inactive_file", 0)))
 
 
 def _fields(file: str) -> dict[str, int]:

@@ -12,6 +12,7 @@ import edge
 from edge.bundle import Manifest, open_bundle
 from edge.config import ModelConfig
 from edge.errors import BundleError
+from edge.runtime import memory
 from edge.runtime.engine import Engine, choose_engine, open_engine
 from edge.runtime.session import Session
 from edge.text import ChatTemplate, Tokenizer, load_template, load_tokenizer
@@ -79,11 +80,13 @@ def load(
 
     A folder with one of these names is meant by `./demo`. `threads` None is one per core this
     process may use; `spin` keeps them awake between products (see `open_engine`). Raises
-    BundleError, EngineError, TokenizerError.
+    BundleError, EngineError (also where it has no room in memory: EDGE_MEMORY_CHECK=off tries all
+    the same), TokenizerError.
     """
     choose_engine(engine)
     path = resolve(bundle)
     with open_bundle(path) as opened:
+        memory.check_load(opened.manifest, path)
         tokenizer = load_tokenizer(opened)
         template = load_template(opened, tokenizer)
         running = open_engine(opened, engine, threads=threads, spin=spin)

@@ -124,6 +124,7 @@ class OrtEngine:
         """See `Engine.new_state`."""
         self._check_process()
         layout = self._layout(batch, window, capacity)
+        memory.check_state(self.memory_plan(batch=batch, window=window, capacity=capacity))
         state = StateBuffers(layout, self.identity, window=window)
         self.attach(state)
         return state

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import edge
+from edge.apps import chat, cli
+from edge.apps.exits import exit_code_of
 from edge.apps.info_command import collect, describe
+from edge.apps.server.worker import Worker
 from edge.bundle import open_bundle
-from edge.errors import BundleError, EngineError
+from edge.errors import BundleError, EngineError, StateError
 from edge.export.exporter import export_checkpoint
 from edge.runtime import memory, ort_session
 from edge.runtime.engine import open_engine
@@ -103,11 +109,12 @@ def test_the_plan_before_loading(exported: Path) -> None:
     with open_bundle(exported) as bundle:
         before = memory.plan_bundle(bundle.manifest, window=4, capacity=64)
         after = open_engine(bundle, threads=1).memory_plan(window=4, capacity=64)
-    weights = sum((exported / name).stat().st_size for name in ("weights.bin", "graphs/ort.onnx"))
-    assert weights <= before["weights"] <= 1.3 * weights
-    assert {k: v for k, v in before.items() if k not in ("weights", "total")} == {
-        k: v for k, v in after.items() if k not in ("weights", "total")
-    }
+    assert before["weights"] > (exported / "weights.bin").stat().st_size
+    assert before["snapshots"] == 0
+    same = after.keys() - {"weights", "total"}
+    assert {key: before[key] for key in same} == {key: after[key] for key in same}
+    parts = ("weights", "state_ring", "kv_cache", "logits", "workspace", "program", "snapshots")
+    assert before["total"] == max(sum(before[part] for part in parts), before["loading"])
 
 
 def test_refused_before_it_is_loaded() -> None:
@@ -122,6 +129,101 @@ def test_refused_before_it_is_loaded() -> None:
     assert available is not None
     assert 0 < available < 1 << 50
     assert memory.private_bytes() > 0
+
+
+def test_no_load_begins_that_has_no_room(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_bundle(exported) as bundle:
+        least = memory.plan_bundle(bundle.manifest, window=1, capacity=1)["total"]
+    started: list[object] = []
+    monkeypatch.setattr(ort_session, "load", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(memory, "available_bytes", lambda: least - 1)
+    with pytest.raises(EngineError, match="MiB are available") as caught:
+        edge.load(exported)
+    assert not started
+    assert caught.value.file == str(exported)
+    assert "fewer bits" in str(caught.value.remedy)
+    assert "EDGE_MEMORY_CHECK=off" in str(caught.value.remedy)
+    monkeypatch.undo()
+    for available in (least, None):
+        monkeypatch.setattr(memory, "available_bytes", lambda it=available: it)
+        edge.load(exported, threads=1)
+
+
+def test_a_state_without_room_and_what_is_tried_all_the_same(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = edge.load(exported, threads=1)
+    plan = loaded.engine.memory_plan(capacity=64)
+    size = plan["state_ring"] + plan["kv_cache"] + plan["logits"]
+    monkeypatch.setattr(memory, "available_bytes", lambda: size)
+    loaded.session(capacity=64)
+    with pytest.raises(StateError, match="MiB are available") as caught:
+        loaded.session(capacity=65)
+    assert "smaller capacity" in str(caught.value.remedy)
+    monkeypatch.setenv(memory.CHECK_VARIABLE, "off")
+    loaded.session(capacity=65)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1)
+    edge.load(exported, threads=1)
+
+
+@pytest.mark.parametrize(
+    "program", [["edge-chat"], ["edge", "eval"], ["edge", "profile"]], ids=" ".join
+)
+def test_programs_refuse_it_too(
+    program: list[str],
+    exported: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a text of several words\n" * 20)
+    rest = {"edge-chat": ["-p", "hello"], "eval": [str(text)], "profile": []}[program[-1]]
+    monkeypatch.setattr(sys, "argv", [*program, str(exported), *rest])
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1)
+    app = chat.app if program == ["edge-chat"] else cli.app
+    assert exit_code_of(app) == 1
+    assert "of memory, 0 MiB are available" in capsys.readouterr().err
+
+
+def test_a_server_refuses_it_too(exported: Path) -> None:
+    def load() -> tuple[Any, Any]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "available_bytes", lambda: 1)
+            return edge.load(exported), None
+
+    worker = Worker(load, lambda: None)
+    worker.start()
+    worker.join(60)
+    assert worker.state == "failed"
+    assert isinstance(worker.problem, EngineError)
+
+
+def test_what_control_groups_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def group(path: str, limit: str, used: int, cached: int) -> None:
+        folder = tmp_path / path
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\n")
+
+    own = tmp_path / "cgroup"
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_GROUP", own)
+    own.write_text("4:memory:/old\n0::/a/b\n")
+    assert memory._group() is None  # no group says anything
+    group("a", "max", 50, 0)
+    group("a/b", "1000", 900, 60)
+    assert memory._group() == 160
+    group("a", "500", 450, 0)  # a limit above, shared with others
+    assert memory._group() == 50
+    assert memory.available_bytes() == 50
+    group("a", "500", 600, 0)
+    assert memory._group() == 0
+    own.write_text("0::/../outside\n")
+    assert memory._group() is None
+    group(".", "70", 10, 0)  # a container's own group, shown as the root
+    assert memory._group() == 60
 
 
 def test_a_bundle_runs(exported: Path) -> None:
