@@ -22,7 +22,7 @@ from edge.apps.bench import check, gguf_file, model, peers, runner
 from edge.apps.bench.__main__ import app
 from edge.apps.bench.measure import Timing
 from edge.apps.bench.peer_transformers import TransformersPeer
-from edge.apps.bench.peers import Bits, Logits, Tokens, Workspace
+from edge.apps.bench.peers import Logits, Rounding, Tokens, Workspace
 from edge.apps.bench.report import Report
 from edge.apps.bench.shapes import SHAPES
 from edge.errors import InputError
@@ -76,7 +76,7 @@ class Forgetful:
     """transformers, but a convolution state is lost before the short run."""
 
     name, version, note, weight_bytes = "forgetful", "", "", 0
-    bits: Bits = 8
+    rounding: Rounding = "w8"
 
     def __init__(self, workspace: Workspace) -> None:
         self._inner = TransformersPeer(workspace, 1)
@@ -114,7 +114,7 @@ def test_logits_that_are_not_numbers_never_agree() -> None:
 def test_wrong_result_of_ours_gets_no_figures_and_exit_code_1(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(check.KL_LIMITS, 8, 0.0)  # nothing quantized is that close
+    monkeypatch.setitem(check.KL_LIMITS, "w8", 0.0)  # nothing quantized is that close
     arguments = ["--shape", "tiny", "--rounds", "1", "--peers", "edge-w8", "--json"]
     result = CliRunner().invoke(app, [*arguments, "--keep", str(folder)])
     assert result.exit_code == 1

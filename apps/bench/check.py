@@ -17,7 +17,7 @@ STEPS = 4
 # Most KL divergence from fp32, nats a token, that rounding the weights (and, below 16 bits, the
 # activations to 8) explains. Random layers amplify rounding far more than trained ones do, so these
 # are wide: unrelated logits are 1 nat apart, lost scan states cost 0.5, those of one layer 0.14.
-KL_LIMITS = {32: 1e-5, 16: 1e-3, 8: 0.06, 4: 0.8}
+KL_LIMITS = {"fp32": 1e-5, "fp16": 1e-3, "w8": 0.06, "w4": 0.8, "w8a8": 0.12}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def verdict(peer: Peer, reference: Reference) -> Verdict:
     got["prefill"] = np.concatenate([last, peer.step(int(reference.long[-1])).copy()])
     wanted["prefill"] = reference.long_logits[-2:]
     parts = {name: compare(wanted[name], got[name]) for name in wanted}
-    return Verdict(parts, KL_LIMITS[peer.bits])
+    return Verdict(parts, KL_LIMITS[peer.rounding])
 
 
 def compare(wanted: Logits, got: Logits) -> Agreement:

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.apps.bench.peers import Bits, Logits, Tokens, Workspace, installed
+from edge.apps.bench.peers import Logits, Rounding, Tokens, Workspace, installed
 from edge.bundle import open_bundle
 from edge.runtime.engine import Rows, open_engine
-
-_BITS: dict[str, Bits] = {"fp32": 32, "fp16": 16, "w8": 8, "w8a8": 8, "w4": 4}
 
 
 class EdgePeer:
@@ -19,9 +17,9 @@ class EdgePeer:
 
     note: str = ""
 
-    def __init__(self, workspace: Workspace, recipe: str, threads: int, *, spin: bool) -> None:
+    def __init__(self, workspace: Workspace, recipe: Rounding, threads: int, *, spin: bool) -> None:
         self.name = f"edge-{recipe}-spin" if spin else f"edge-{recipe}"
-        self.bits = _BITS[recipe]
+        self.rounding = recipe
         if spin:
             self.note = "threads wait awake (edge.load(…, spin=True)), as llama.cpp's do"
         with open_bundle(export_bundle(workspace, f"edge-{recipe}", recipe)) as bundle:

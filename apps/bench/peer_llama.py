@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from edge.apps.bench.peers import Bits, Logits, Tokens, Workspace, installed
+from edge.apps.bench.peers import Logits, Rounding, Tokens, Workspace, installed
 from edge.errors import EngineError
 
 BATCH = 512  # a prompt of 256 is then one physical batch
-_BITS: dict[str, Bits] = {"f16": 16, "q8_0": 8, "q4_0": 4}
+_ROUNDING: dict[str, Rounding] = {"f16": "fp16", "q8_0": "w8", "q4_0": "w4"}
 
 
 class LlamaPeer:
@@ -22,7 +22,7 @@ class LlamaPeer:
 
     def __init__(self, workspace: Workspace, kind: str, threads: int) -> None:
         self.name = f"llama-{kind}"
-        self.bits = _BITS[kind]
+        self.rounding = _ROUNDING[kind]
         self.version = f"llama-cpp-python {installed('llama-cpp-python')}"
         self._vocab_size = workspace.shape.vocab_size
         path = workspace.gguf(kind)

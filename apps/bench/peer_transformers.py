@@ -9,7 +9,7 @@ import torch
 from transformers import MambaForCausalLM
 from transformers.utils import logging
 
-from edge.apps.bench.peers import Bits, Logits, Tokens, Workspace, installed
+from edge.apps.bench.peers import Logits, Rounding, Tokens, Workspace, installed
 
 
 class TransformersPeer:
@@ -18,7 +18,7 @@ class TransformersPeer:
     """
 
     name = "transformers"
-    bits: Bits = 32
+    rounding: Rounding = "fp32"
     note = "eager fp32; continues by single tokens only, so its 4-token run is 4 steps"
 
     def __init__(self, workspace: Workspace, threads: int) -> None:

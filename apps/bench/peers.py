@@ -18,7 +18,7 @@ from edge.errors import InputError
 
 Tokens = NDArray[np.int64]
 Logits = NDArray[np.float32]
-Bits = Literal[4, 8, 16, 32]
+Rounding = Literal["fp32", "fp16", "w8", "w4", "w8a8"]  # w8a8: activations by scales found before
 
 RUN = 4  # tokens of the short run
 INSTALL_LLAMA = ".venv/bin/pip install llama-cpp-python gguf"
@@ -29,14 +29,14 @@ class Peer(Protocol):
 
     Attributes:
         name: as on the command line.
-        bits: of the weights; what may be asked of its results depends on it.
+        rounding: of what; how close its results have to be depends on it.
         version: of the program.
         weight_bytes: what it reads from disk.
         note: what a reader has to know about its figures, or "".
     """
 
     name: str
-    bits: Bits
+    rounding: Rounding
     version: str
     weight_bytes: int
     note: str
@@ -99,7 +99,7 @@ class Entry:
     make: Callable[[Workspace, int], Peer]
 
 
-def _edge(recipe: str, *, spin: bool = False) -> Entry:
+def _edge(recipe: Rounding, *, spin: bool = False) -> Entry:
     def make(workspace: Workspace, threads: int) -> Peer:
         from edge.apps.bench.peer_edge import EdgePeer
 
