@@ -83,7 +83,6 @@ def run(
                 calibrate_sequences=sequences if told.calibrated else None,
                 calibrate_length=length if told.calibrated else None,
                 percentile=percentile if clips else None,
-                verify=False,
             )
             size = sum(entry.size for entry in summary.manifest.files)
             print(f"{output / name}: {size / 1e6:.1f} MB", file=sys.stderr)
