@@ -7,25 +7,52 @@ from typing import Annotated, Any
 
 import typer
 
+from edge.apps import info_memory
+from edge.apps.boards import BOARDS, sized
+from edge.apps.boards import board as named
+from edge.apps.exits import REFUSED
 from edge.apps.units import megabytes
 from edge.bundle import Bundle, open_bundle
+from edge.errors import InputError
 from edge.tensors import parameters
 
 
 def info(
     bundle: Annotated[str, typer.Argument(help="Bundle folder, or the name of a demonstration.")],
     context: Annotated[
-        int, typer.Option(min=1, help="Tokens of context to size the KV cache for.")
+        int, typer.Option(min=1, max=1 << 24, help="Tokens of context to size the KV cache for.")
     ] = 2048,
+    batch: Annotated[int, typer.Option(min=1, max=1024, help="Sequences at a time.")] = 1,
+    snapshots: Annotated[
+        int, typer.Option(min=0, max=1 << 20, help="Copies of a state, as /undo keeps.")
+    ] = 4,
+    board: Annotated[
+        str | None, typer.Option(help=f"Plan for a board: {', '.join(BOARDS)}.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Plan for this much free memory, as 4GB or 512MiB.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show sizes, state bytes, quantization and provenance; checks every file."""
+    """Show sizes, quantization, provenance and the memory plan; checks every file.
+
+    The plan is for this machine unless --board or --memory name another: then the exit code is 1
+    where the model does not fit.
+    """
     from edge.runtime.model import resolve
 
+    if board is not None and memory is not None:
+        raise InputError("is given with --board", field="--memory", remedy="give one of the two")
+    asked = named(board) if board is not None else sized(memory) if memory is not None else None
+    sizes = info_memory.Sizes(context, batch, snapshots)
     with open_bundle(resolve(bundle)) as opened:
         opened.verify()
         facts = collect(opened, context)
+        place = asked or info_memory.this_machine()
+        facts["memory"] = info_memory.facts(opened.manifest, sizes, place)
     print(json.dumps(facts, indent=1) if as_json else describe(facts))
+    if asked and not facts["memory"]["fits"]:
+        raise typer.Exit(REFUSED)
 
 
 def collect(bundle: Bundle, context: int) -> dict[str, Any]:
@@ -83,7 +110,8 @@ def describe(facts: dict[str, Any]) -> str:
         "licence": facts["provenance"]["licence"] or "not stated",
         "fingerprint": facts["fingerprint"],
     }
-    lines = [facts["bundle"], *(f"  {name:<12}{value}" for name, value in rows.items()), "  files"]
+    lines = [facts["bundle"], *(f"  {name:<12}{value}" for name, value in rows.items())]
+    lines += [*info_memory.lines(facts["memory"]), "  files"] if "memory" in facts else ["  files"]
     lines += [f"    {size:>12,}  {path}" for path, size in facts["files"].items()]
     return "\n".join(lines)
 

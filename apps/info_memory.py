@@ -1,0 +1,139 @@
+"""The memory plan as `edge info` shows it: whether a bundle fits a place, and what to lower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from edge.apps.boards import Place
+from edge.apps.units import megabytes
+from edge.bundle import Manifest
+from edge.tensors import parameters
+
+# files' bytes a weight: 129 M parameters took 141 MB in w8 and 91 MB in w4
+_SMALLER = {"w8": (8, 1.1), "w4": (4, 0.71)}
+_PARTS = {
+    "weights": "as loaded, estimated",
+    "state_ring": "the states that up to 8 tokens can be taken back to",
+    "kv_cache": "KV caches",
+    "snapshots": "",
+    "workspace": "values of one run, estimated",
+    "logits": "of the tokens that can be taken back",
+    "program": "interpreter and libraries",
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is asked of the model: tokens of KV cache, sequences, copies of a state kept."""
+
+    context: int
+    batch: int
+    snapshots: int
+
+    def plan(self, manifest: Manifest) -> dict[str, int]:
+        """Bytes by purpose, of a whole process (`edge.runtime.memory.plan_bundle`)."""
+        from edge.runtime.memory import PROGRAM, plan_bundle
+
+        return plan_bundle(
+            manifest,
+            batch=self.batch,
+            capacity=self.context,
+            snapshots=self.snapshots,
+            program=PROGRAM,
+        )
+
+
+def this_machine() -> Place:
+    from edge.runtime.memory import available_bytes
+
+    return Place("this machine", available_bytes(), "free now, control groups counted")
+
+
+def facts(manifest: Manifest, sizes: Sizes, place: Place) -> dict[str, Any]:
+    """The plan for `--json`: sizes asked for, `plan` in bytes, `fits` (None unknown), `lower`."""
+    plan = sizes.plan(manifest)
+    fits = None if place.available is None else plan["total"] <= place.available
+    return {
+        "place": place.name,
+        "available_bytes": place.available,
+        "available_basis": place.basis,
+        **asdict(sizes),
+        "plan": plan,
+        "fits": fits,
+        "lower": lower(manifest, sizes, place.available or 0) if fits is False else [],
+    }
+
+
+def lower(manifest: Manifest, sizes: Sizes, available: int) -> list[str]:
+    """Each single thing that, lowered, makes the model fit; or how little all of them leave."""
+
+    def fits(changed: Sizes) -> bool:
+        return changed.plan(manifest)["total"] <= available
+
+    found = []
+    if manifest.model.has_attention and (
+        most := _most(sizes.context - 1, 1, lambda n: fits(replace(sizes, context=n)))
+    ):
+        found.append(f"--context {most}")
+    most = _most(sizes.snapshots - 1, 0, lambda n: fits(replace(sizes, snapshots=n)))
+    if most is not None:
+        found.append(f"--snapshots {most}")
+    if most := _most(sizes.batch - 1, 1, lambda n: fits(replace(sizes, batch=n))):
+        found.append(f"--batch {most}")
+    for recipe, (bits, _) in _SMALLER.items():
+        if bits < manifest.quantization.bits:
+            total = sizes.plan(rounded(manifest, recipe))["total"]
+            if total <= available:
+                found.append(f"--quant {recipe} when exporting: about {megabytes(total)}")
+    if not found:
+        least = Sizes(1, 1, 0)
+        smallest = [manifest, *(rounded(manifest, recipe) for recipe in _SMALLER)]
+        total = min(least.plan(one)["total"] for one in smallest)
+        enough = ", which fits" if total <= available else ": use a smaller model"
+        found.append(
+            "several at once: with 4-bit weights, one sequence, one token of context and no "
+            f"snapshots it takes about {megabytes(total)}{enough}"
+        )
+    return found
+
+
+def rounded(manifest: Manifest, recipe: str) -> Manifest:
+    """The manifest that exporting with `recipe` would give, its files' size estimated."""
+    bits, each = _SMALLER[recipe]
+    weights = manifest.files[0].model_copy(
+        update={"path": "weights.bin", "size": int(each * parameters(manifest.model))}
+    )
+    quantization = manifest.quantization.model_copy(update={"recipe": recipe, "bits": bits})
+    return manifest.model_copy(update={"quantization": quantization, "files": (weights,)})
+
+
+def _most(high: int, low: int, good: Callable[[int], bool]) -> int | None:
+    """The largest number low … high that is good, where all below a good one are; None if none."""
+    if high < low or not good(low):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if good(middle) else (low, middle - 1)
+    return low
+
+
+def lines(facts: dict[str, Any]) -> list[str]:
+    """The plan as aligned lines."""
+    plan, free = facts["plan"], facts["available_bytes"]
+    notes = _PARTS | {
+        "kv_cache": f"{facts['context']} tokens, batch {facts['batch']}",
+        "snapshots": f"{facts['snapshots']} of {megabytes(plan['snapshot'])}",
+    }
+    shown = [part for part in notes if plan[part]]
+    out = [f"  memory on {facts['place']}"]
+    out += [f"    {megabytes(plan[p]):>9}  {p.replace('_', ' '):<11}{notes[p]}" for p in shown]
+    out.append(f"    {megabytes(plan['total']):>9}  total")
+    if plan["total"] == plan["loading"]:
+        out[-1] += "      while loading, which takes more than running"
+    if free is None:
+        return [*out, "  the system does not say what is free"]
+    verdict = "fits" if facts["fits"] else "does not fit"
+    out.append(f"  {verdict} in {megabytes(free)} ({facts['available_basis']})")
+    return out + [f"    lower: {what}" for what in facts["lower"]]
