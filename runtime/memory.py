@@ -20,9 +20,9 @@ _MEMINFO = "/proc/meminfo"
 _GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _FLOAT = 4
 
-# Measured as growth of anonymous and file-backed resident memory, ONNX Runtime 1.31.1, x86-64: 24
-# Mamba layers of 768 (129 M parameters) in fp32, fp16, w8, w4 and w8a8, and the demonstrations.
-# The sum was 1.04 to 1.19 times what was measured; 1.25 for a hybrid with 4096 tokens of context.
+# Measured as growth of anonymous and file-backed resident memory, ONNX Runtime 1.31.1 and 1.23.2,
+# x86-64: 24 Mamba layers of 768 (129 M parameters) in fp32, fp16, w8, w4, w8a8; demonstrations.
+# The sum was 1.04 to 1.26 times what was measured; 1.25 for a hybrid with 4096 tokens of context.
 # `edge profile BUNDLE --json` gives a bundle's own figures, under `memory`.
 # A process that has imported the runtime and loaded nothing holds 68 MB.
 PROGRAM = 68_000_000
@@ -51,12 +51,14 @@ def plan(
     with full KV caches).
     """
     state, cache = layout.slot_bytes, layout.cache_bytes
+    # several sequences are read token by token where there is attention
+    tokens = 1 if layout.batch > 1 and config.has_attention else chunk
     out = {
         "weights": weights,
         "state_ring": slots_for(window) * state,
         "kv_cache": cache,
         "logits": _FLOAT * (window + 1) * layout.batch * config.vocab_size,
-        "workspace": workspace_bytes(config, chunk * layout.batch, layout.capacity),
+        "workspace": workspace_bytes(config, tokens, layout.batch, layout.capacity),
     }
     out["total"] = sum(out.values())
     out["state"] = state
@@ -106,8 +108,8 @@ def _weights(manifest: Manifest) -> tuple[int, int]:
     return int(_ROUNDED * files) + nodes + table, int(_LOADING_ROUNDED * files) + nodes
 
 
-def workspace_bytes(config: ModelConfig, tokens: int, capacity: int) -> int:
-    """What the intermediate values of a run of `tokens` take at most, estimated.
+def workspace_bytes(config: ModelConfig, tokens: int, batch: int, capacity: int) -> int:
+    """What the intermediate values of a run of `batch` × `tokens` take at most, estimated.
 
     One layer's values live at a time, but memory for attention over `capacity` tokens is taken
     apart from the others'. A Mamba-1 scan holds one array of tokens × state and about eight rows a
@@ -127,7 +129,7 @@ def workspace_bytes(config: ModelConfig, tokens: int, capacity: int) -> int:
         else:
             values = 3 * layer.d_intermediate
         most = max(most, values)
-    return _FLOAT * tokens * (most + attention + 4 * config.d_model) + _RUN
+    return _FLOAT * batch * tokens * (most + attention + 4 * config.d_model) + _RUN
 
 
 def available_bytes() -> int | None:

@@ -22,6 +22,7 @@ from edge.errors import BundleError, EngineError, StateError
 from edge.export.exporter import export_checkpoint
 from edge.runtime import memory, ort_session
 from edge.runtime.engine import open_engine
+from edge.runtime.layout import StateLayout
 from tests import checkpoints
 from tests.engine_models import ALL_KINDS, ROUNDED, config_of, engine, plain, tokens
 from tests.int8_models import save_int8_bundle
@@ -115,6 +116,23 @@ def test_the_plan_before_loading(exported: Path) -> None:
     assert {key: before[key] for key in same} == {key: after[key] for key in same}
     parts = ("weights", "state_ring", "kv_cache", "logits", "workspace", "program", "snapshots")
     assert before["total"] == max(sum(before[part] for part in parts), before["loading"])
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_the_workspace_of_several_sequences(kind: str) -> None:
+    config = config_of(kind)
+    fixed = memory.workspace_bytes(config, 0, 1, 0)
+
+    def workspace(batch: int, chunk: int) -> int:
+        layout = StateLayout.of(config, batch=batch)
+        return memory.plan(config, layout, window=2, chunk=chunk, weights=0)["workspace"] - fixed
+
+    assert workspace(1, 64) > workspace(1, 16) > 0
+    if config.has_attention:  # token by token, however many a run may hold
+        assert workspace(3, 64) == workspace(3, 16) < workspace(1, 16)
+        assert workspace(6, 16) == 2 * workspace(3, 16)
+    else:
+        assert workspace(3, 16) == 3 * workspace(1, 16)
 
 
 def test_refused_before_it_is_loaded() -> None:
