@@ -105,7 +105,7 @@ def describe(facts: dict[str, Any]) -> str:
         "state": state,
         "tokenizer": f"{facts['tokenizer']['kind']}, {facts['tokenizer']['vocab_size']} tokens"
         + (", with a chat template" if facts["chat_template"] else ", no chat template"),
-        "accuracy": _figures(facts["accuracy"]) or "not recorded",
+        "accuracy": _figures(facts["accuracy"]),
         "source": facts["provenance"]["source"],
         "licence": facts["provenance"]["licence"] or "not stated",
         "fingerprint": facts["fingerprint"],
@@ -116,9 +116,20 @@ def describe(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+# the keys of a manifest's `accuracy` (edge.export.graph.verify), and what they are called here
+_ACCURACY = {
+    "kl_nats_per_token": "KL in nats a token",
+    "top1_agreement": "top-1 agreement",
+    "perplexity_before": "perplexity before",
+    "perplexity": "after",
+    "tokens": "tokens",
+    "on": "on",
+}
+
+
 def _figures(accuracy: dict[str, Any]) -> str:
-    """The figures of a run, with those of one inside it in brackets."""
-    return ", ".join(
-        f"{name} ({_figures(value)})" if isinstance(value, dict) else f"{name} {value}"
-        for name, value in accuracy.items()
-    )
+    """What export found beside the fp32 network; --json has every figure."""
+    if "skipped" in accuracy:
+        return f"not measured: {accuracy['skipped']}"
+    found = [f"{name} {accuracy[key]}" for key, name in _ACCURACY.items() if key in accuracy]
+    return ", ".join(found) or "not recorded"

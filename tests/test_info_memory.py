@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge.apps import boards, cli, info_memory
+from edge.apps import boards, cli, info_command, info_memory
 from edge.apps.exits import exit_code_of
 from edge.apps.info_memory import Sizes
 from edge.bundle import Manifest, open_bundle
@@ -170,3 +170,12 @@ def test_what_is_refused(run: Any) -> None:
     assert code == 1
     assert "one of the two" in err
     assert run(bundle("chat"), "--batch", "0")[0] == 2
+
+
+def test_accuracy_is_told_in_a_line_of_words() -> None:
+    figures = {"kl_nats_per_token": 0.0044, "perplexity_before": 24.8, "perplexity": 25.0,
+               "tokens": 1024, "engine": {"flips": 1e-6}}  # fmt: skip
+    told = info_command._figures(figures)
+    assert told == "KL in nats a token 0.0044, perplexity before 24.8, after 25.0, tokens 1024"
+    assert info_command._figures({"skipped": "too large"}) == "not measured: too large"
+    assert info_command._figures({}) == "not recorded"
