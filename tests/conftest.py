@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# before Triton's first import: kernels are then interpreted, on the CPU
+os.environ["TRITON_INTERPRET"] = "1"
+
 import torch
 
 # tiny tensors: a second thread only makes them wait, tenfold when other programs run

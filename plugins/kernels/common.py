@@ -1,0 +1,49 @@
+"""Arithmetic that every kernel shares: the same numbers compiled and interpreted."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def round_even(x):
+    """To the nearest integer, ties to even; x fp32, |x| < 2²². No libdevice: it is not interpreted.
+
+    Above 2²³ the spacing of fp32 is 1, so adding 1.5·2²³ leaves no room for a fraction.
+    """
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def round8(x):
+    """clip(round_half_even(x), -128, 127) as int8; clipped first, so that any finite x is right."""
+    return round_even(tl.minimum(tl.maximum(x, -128.0), 127.0)).to(tl.int8)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)), never inf/inf."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
+def silu(x):
+    return x * sigmoid(x)
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)), accurate where exp(x) is far below 1 and where it overflows.
+
+    log1p(u) = log(1+u) · u / ((1+u) - 1) undoes the rounding of 1+u (Higham, Accuracy and Stability
+    of Numerical Algorithms, section 1.14.1).
+    """
+    u = tl.exp(-tl.abs(x))
+    one_more = 1.0 + u
+    rounded = one_more - 1.0
+    log1p = tl.where(
+        rounded == 0.0, u, tl.log(one_more) * (u / tl.where(rounded == 0, 1.0, rounded))
+    )
+    return tl.maximum(x, 0.0) + log1p

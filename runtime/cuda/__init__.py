@@ -1,0 +1,1 @@
+"""The CUDA engine: a launch plan over preallocated device memory."""
