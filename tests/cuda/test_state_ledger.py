@@ -1,0 +1,161 @@
+"""The books of a device state against memory that is really overwritten and a list of tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from edge.runtime.cuda import taps
+from edge.runtime.cuda.ledger import ADVANCED, LAST, Ledger, Step, log_slots
+
+GARBAGE = -7
+WIDTH = 4  # of the convolution
+
+
+class Memory:
+    """What kernels keep of a model whose state is the list of its tokens."""
+
+    def __init__(self, window: int) -> None:
+        self.states: list[tuple[int, ...]] = [(), (GARBAGE,)]
+        self.conv = [[0] * (WIDTH - 1), [GARBAGE] * (WIDTH - 1)]
+        self.log = [GARBAGE] * log_slots(window)
+
+    def run(self, step: Step, tokens: list[int]) -> list[tuple[tuple[int, ...], list[int]]]:
+        """Each token's history and convolution window, by the rules that kernels follow."""
+        index = np.full((len(tokens), WIDTH), -1, np.int32)
+        state_index = np.full(WIDTH - 1, -1, np.int32)
+        taps.fill(step, WIDTH, index, state_index)
+        rows = [*self.conv[step.source], *self.log, *tokens]
+        history, target = self.states[step.source], 1 - step.source
+        for j, slot in enumerate(step.pending):
+            history += (self.log[slot],)
+            if step.store == ADVANCED and j + 1 == step.advance:
+                self.states[target] = history
+        seen: list[tuple[int, ...]] = []
+        for t, token in enumerate(tokens):
+            parent = t - 1 if step.parents is None else step.parents[t]
+            seen.append((seen[parent] if parent >= 0 else history) + (token,))
+        if step.store == LAST:
+            self.states[target] = seen[-1] if seen else history
+        if step.store:
+            self.conv[target] = [rows[i] for i in state_index]
+        for slot, token in zip(step.slots, tokens, strict=True):
+            if slot >= 0:
+                assert slot not in step.pending, "the run would overwrite what it replays"
+                self.log[slot] = token
+        return [(h, [rows[i] for i in row]) for h, row in zip(seen, index, strict=True)]
+
+
+def window_of(history: tuple[int, ...]) -> list[int]:
+    return [0] * (WIDTH - len(history)) + list(history[-WIDTH:])
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    @initialize(window=st.integers(1, 6))
+    def start(self, window: int) -> None:
+        self.window, self.ledger, self.memory = window, Ledger(window), Memory(window)
+        self.tokens: tuple[int, ...] = ()
+        self.last, self.promised = 0, 0
+
+    def fresh(self, count: int) -> list[int]:
+        self.last += count
+        return list(range(self.last - count + 1, self.last + 1))
+
+    def run(self, step: Step, tokens: list[int], paths: list[tuple[int, ...]]) -> None:
+        assert (step.source, step.past) == (self.ledger.source, len(self.tokens))
+        for (history, window), path in zip(self.memory.run(step, tokens), paths, strict=True):
+            assert history == self.tokens + path
+            assert window == window_of(history)
+
+    @rule(data=st.data())
+    def chain(self, data: st.DataObject) -> None:
+        new = self.fresh(data.draw(st.integers(1, self.window)))
+        step = self.ledger.run(len(new))
+        self.run(step, new, [tuple(new[: i + 1]) for i in range(len(new))])
+        self.tokens += tuple(new)
+        self.ledger = step.after
+        self.promised = min(self.window, self.promised + len(new))
+
+    @rule(data=st.data(), committing=st.booleans())
+    def run_that_fails(self, data: st.DataObject, committing: bool) -> None:
+        new = self.fresh(data.draw(st.integers(1, self.window)))
+        self.memory.run(
+            self.ledger.commit(len(new)) if committing else self.ledger.run(len(new)), new
+        )
+
+    @rule(count=st.integers(1, 9))
+    def commit(self, count: int) -> None:
+        new = self.fresh(count)
+        step = self.ledger.commit(count)
+        self.run(step, new, [tuple(new[: i + 1]) for i in range(count)])
+        assert set(step.slots) == {-1}
+        self.tokens += tuple(new)
+        self.ledger = step.after
+        self.promised = 0
+
+    @rule(data=st.data())
+    def tree(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(1, self.window))
+        parents = tuple(data.draw(st.integers(-1, node - 1)) for node in range(count))
+        new = self.fresh(count)
+        step = self.ledger.run(count, parents=parents)
+        assert step.after.tree is not None
+        paths = [step.after.tree.path(node) for node in range(count)]
+        assert all(path[-1] == node for node, path in enumerate(paths))
+        self.run(step, new, [tuple(new[i] for i in path) for path in paths])
+        node = data.draw(st.integers(-1, count - 1))
+        path = step.after.tree.path(node)
+        self.ledger = step.after.chosen(path)
+        self.tokens += tuple(new[i] for i in path)
+        self.promised = min(self.window, min(self.promised, self.window - count) + len(path))
+
+    @rule(data=st.data())
+    def rewind(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(0, self.ledger.reach))
+        self.ledger = self.ledger.back(count)
+        self.tokens = self.tokens[: len(self.tokens) - count]
+        self.promised = max(0, self.promised - count)
+
+    @invariant()
+    def books_are_in_order(self) -> None:
+        ledger = self.ledger
+        assert ledger.position == len(self.tokens)
+        assert self.promised <= ledger.reach <= self.window
+        assert len(set(ledger.pending)) == len(ledger.pending)
+        assert {ledger.source, ledger.spare} == {0, 1}
+
+    @invariant()
+    def everything_in_reach_is_intact(self) -> None:
+        for back in range(self.ledger.reach + 1):
+            ledger = self.ledger.back(back)
+            step = ledger.settle()
+            assert step.after == ledger, "a copy must not cost what can be taken back"
+            self.memory.run(step, [])
+            tokens = self.tokens[: len(self.tokens) - back]
+            assert self.memory.states[ledger.spare] == tokens
+            assert self.memory.conv[ledger.spare] == window_of(tokens)[1:]
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("window", [1, 2, 8])
+def test_single_steps_keep_a_whole_window_in_reach(window: int) -> None:
+    ledger = Ledger(window)
+    for count in range(5 * window):
+        step = ledger.run(1)
+        assert step.store == (ADVANCED if count >= window else 0)
+        ledger = step.after
+        assert ledger.reach == min(window, count + 1)
+
+
+def test_a_wide_tree_costs_no_more_reach_than_its_longest_path() -> None:
+    ledger = Ledger(4).run(4).after
+    step = ledger.run(4, parents=(-1, -1, 0, 0))
+    assert (step.advance, step.store) == (2, ADVANCED)
+    assert step.after.chosen((1,)).reach == 3
+    assert step.after.chosen(()).reach == 2
