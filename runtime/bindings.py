@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.runtime.buffers import StateBuffers
 from edge.runtime.request import Request
-from edge.runtime.state import StateBuffers
 
 if TYPE_CHECKING:
     from edge.runtime.ort import OrtEngine

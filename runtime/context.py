@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge.errors import ContextFullError
 from edge.runtime.engine import Engine
-from edge.runtime.state import Snapshot, StateBuffers
+from edge.runtime.state import Snapshot, State
 
 Logits = NDArray[np.float32]
 
@@ -32,7 +32,7 @@ class Context:
         pending: the last sampled token when it has not been fed yet.
     """
 
-    def __init__(self, engine: Engine, state: StateBuffers) -> None:
+    def __init__(self, engine: Engine, state: State) -> None:
         self.engine = engine
         self.state = state
         self.tokens: list[int] = []

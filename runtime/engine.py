@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge.config import ModelConfig
 from edge.errors import EngineError
-from edge.runtime.state import StateBuffers
+from edge.runtime.state import State
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -47,7 +47,7 @@ class Engine(Protocol):
 
     def new_state(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
-    ) -> StateBuffers:
+    ) -> State:
         """A cleared state of `batch` sequences with everything its runs need, allocated now.
 
         `window`: most tokens of a run that can be taken back. `capacity`: tokens the KV caches
@@ -59,7 +59,7 @@ class Engine(Protocol):
     def run(
         self,
         tokens: NDArray[np.int64],
-        state: StateBuffers,
+        state: State,
         *,
         parents: Sequence[int] | None = None,
         rows: Rows = "last",

@@ -16,11 +16,12 @@ from edge.config import Mamba1Config, Mamba2Config, ModelConfig
 from edge.errors import BundleError, EngineError, InputError, StateError
 from edge.runtime import memory, ort_session
 from edge.runtime.bindings import Bound, Constants, Key, Workspace
+from edge.runtime.buffers import StateBuffers
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.request import Request, check
 from edge.runtime.ring import Tree
-from edge.runtime.state import StateBuffers
+from edge.runtime.state import State
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -156,7 +157,7 @@ class OrtEngine:
     def run(
         self,
         tokens: NDArray[np.int64],
-        state: StateBuffers,
+        state: State,
         *,
         parents: Sequence[int] | None = None,
         rows: Rows = "last",
@@ -165,14 +166,14 @@ class OrtEngine:
         """See `Engine.run`."""
         self._check_process()
         workspace = state.workspace
-        if workspace is None or workspace.engine is not self:
+        if not isinstance(state, StateBuffers) or getattr(workspace, "engine", None) is not self:
             raise StateError("the state belongs to another engine")
         with state.held():
             request = check(
                 tokens, state, parents, rows, commit,
                 vocab_size=self.config.vocab_size, chunk=self.chunk,
             )  # fmt: skip
-            if state.batch > 1 and state.caches:
+            if state.batch > 1 and state.layout.caches:
                 if parents is not None:
                     raise InputError(
                         "a model with attention runs a tree for one sequence at a time",

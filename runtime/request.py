@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ContextFullError, InputError, StateError
-from edge.runtime.state import StateBuffers
+from edge.runtime.state import State
 
 Rows = Literal["last", "all"] | Sequence[int]
 Tokens = NDArray[np.int64]
@@ -43,7 +43,7 @@ class Request:
 
 def check(
     tokens: Any,
-    state: StateBuffers,
+    state: State,
     parents: Sequence[int] | None,
     rows: Rows,
     commit: bool,
@@ -52,7 +52,7 @@ def check(
     chunk: int,
 ) -> Request:
     """A request that fits the state. Raises InputError, ContextFullError, StateError."""
-    if state.place.tree is not None:
+    if state.tree is not None:
         raise StateError(
             "a tree was run and no node of it selected",
             remedy="select a node first; select(-1) drops the tree",
@@ -65,7 +65,7 @@ def check(
         _at_most(count, chunk, "chunk", "split the prompt into chunks")
     else:
         _at_most(count, state.window, "window", "commit the run, or make the window larger")
-    if state.caches and state.position + count > state.layout.capacity:
+    if state.layout.caches and state.position + count > state.layout.capacity:
         raise ContextFullError(
             f"{count} more tokens do not fit: {state.position} of {state.layout.capacity} in use",
             field="tokens",

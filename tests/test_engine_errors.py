@@ -22,9 +22,9 @@ from edge.errors import (
 )
 from edge.export.graph import build_graph
 from edge.export.network import Network
+from edge.runtime.buffers import StateBuffers
 from edge.runtime.engine import Engine, choose_engine
 from edge.runtime.ort import OrtEngine
-from edge.runtime.state import StateBuffers
 from tests.engine_models import CONFIGS, KINDS, ROUNDED, engine, folder, plain, tokens
 from tests.rounded_states import round_states
 

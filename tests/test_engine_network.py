@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.export.network import NetworkState
-from edge.runtime.state import StateBuffers
+from edge.runtime.buffers import StateBuffers
 from tests.engine_models import CONFIGS, INT8, KINDS, ROUNDED, engine, network, plain, tokens
 from tests.rounded_states import int8_scale
 

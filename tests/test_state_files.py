@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from edge.errors import StateError
 from edge.runtime import statefile
+from edge.runtime.buffers import StateBuffers
 from edge.runtime.layout import Identity, StateLayout
-from edge.runtime.state import StateBuffers
 from tests.engine_models import ALL_KINDS, CONFIGS, ROUNDED, engine, plain, tokens
 
 ROOT = Path(__file__).parent.parent

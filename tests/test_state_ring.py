@@ -21,7 +21,7 @@ class RingMachine(RuleBasedStateMachine):
         self.slots[0] = ()
         self.tokens: tuple[int, ...] = ()
         self.next_token = 0
-        # tokens that must be within reach, by the promise of `StateBuffers.reach`
+        # tokens that must be within reach, by the promise of `State.reach`
         self.promised = 0
 
     def write(self, count: int) -> int:
