@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from edge.apps.exits import INTERRUPTED, exit_code_of
+
+if TYPE_CHECKING:
+    from edge.runtime.model import Model
 
 ENGINES = ("auto", "ort", "cuda", "tensorrt")
 
@@ -21,7 +24,12 @@ def chat(
         str, typer.Argument(help="Bundle folder, or demo, demo-draft, demo-bytes.")
     ] = "demo",
     engine: Annotated[str, typer.Option(help="auto, ort, cuda or tensorrt.")] = "auto",
-    draft: Annotated[str, typer.Option(help="Drafting bundle; only none so far.")] = "none",
+    draft: Annotated[
+        str, typer.Option(help="Who drafts: a bundle of the same tokenizer, ngram, or none.")
+    ] = "none",
+    draft_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of every draft; found by trying when not given.")
+    ] = None,
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", help="Answer this and leave.")
     ] = None,
@@ -58,7 +66,7 @@ def chat(
         "repetition_penalty": repetition_penalty,
         "stop": tuple(stop) if stop else None,
     }
-    _check(draft, sampling | {"seed": seed}, threads)
+    _check(sampling | {"seed": seed}, threads)
     # imported late, so that --help and refusals come at once
     from edge.apps import chat_once, chat_talk
 
@@ -66,7 +74,12 @@ def chat(
     from edge.runtime.model import load
 
     model = load(bundle, engine=engine, threads=threads, spin=spin)
-    session = model.session(system=system if model.template else None, seed=seed)
+    session = model.session(
+        system=system if model.template else None,
+        seed=seed,
+        draft=_drafter(draft, engine, threads, spin),
+        draft_tokens=draft_tokens,
+    )
     if system is not None and model.template is None:
         print("note: this model has no chat template; --system is not used", file=sys.stderr)
     if once is not None:
@@ -77,15 +90,21 @@ def chat(
         raise typer.Exit(INTERRUPTED)
 
 
-def _check(draft: str, sampling: dict[str, Any], threads: int | None) -> None:
+def _drafter(
+    draft: str, engine: str, threads: int | None, spin: bool
+) -> Model | Literal["ngram"] | None:
+    from edge.runtime.model import load
+
+    if draft == "none":
+        return None
+    return "ngram" if draft == "ngram" else load(draft, engine=engine, threads=threads, spin=spin)
+
+
+def _check(sampling: dict[str, Any], threads: int | None) -> None:
     """Refuse what can be refused before anything is loaded."""
     from edge.errors import InputError
     from edge.runtime.sampling import make_params
 
-    if draft != "none":
-        raise InputError(
-            "drafting is not available in this version", field="--draft", remedy="use --draft none"
-        )
     if threads is not None and threads < 1:
         raise InputError(f"must be at least 1, not {threads}", field="--threads")
     try:

@@ -12,6 +12,7 @@ from edge.apps.units import megabytes
 if TYPE_CHECKING:
     from edge.runtime.generate import GenerationResult
     from edge.runtime.session import Session
+    from edge.runtime.speculate.decode import Speculation
 
 FLUSH_SECONDS = 0.05  # 20 times a second is as fast as anyone reads, and slow lines can bear it
 # control characters, which a terminal would obey: all but line feed and tab
@@ -70,10 +71,22 @@ def figures(result: GenerationResult, session: Session) -> str:
     ]
     if result.timings.ttft_s is not None:
         parts.append(f"TTFT {result.timings.ttft_s * 1000:.0f} ms")
+    if drafted := result.speculation:
+        parts.append(_drafting(drafted))
     parts += [f"reused {result.reused_tokens}", f"state {megabytes(session.state_bytes)}"]
     if ended := ENDS[result.finish_reason]:
         parts.append(ended)
     return f"[ {' | '.join(parts)} ]"
+
+
+def _drafting(drafted: Speculation) -> str:
+    """How much of an answer came from drafts. What it gained is for `edge profile` to measure."""
+    if drafted.problem:
+        return f"drafting given up: {drafted.problem}"
+    if drafted.acceptance_length is None:
+        return f"{drafted.drafter} drafted nothing"
+    share = drafted.accepted / (drafted.accepted + drafted.rounds + drafted.steps)
+    return f"{drafted.drafter} {drafted.acceptance_length:.1f} a run, {share:.0%} drafted"
 
 
 def _rate(per_second: float | None) -> str:

@@ -14,6 +14,8 @@ import numpy as np
 from edge.errors import EdgeError, InputError
 from edge.runtime.context import Context, Logits
 from edge.runtime.sampling import Sampler
+from edge.runtime.speculate.decode import Plain, Source, Speculation, Speculative
+from edge.runtime.speculate.draft import Drafting
 from edge.text.stream import StopMatcher, StreamDecoder
 from edge.text.tokenizer import Tokenizer
 
@@ -57,6 +59,7 @@ class GenerationResult:
             caches are full; `cancelled` or `deadline`: the text is what there was.
         prompt_tokens: tokens that were fed for this answer before the first was sampled.
         reused_tokens: tokens of the prompt that the state already held.
+        speculation: what drafting did; None without a drafter.
     """
 
     text: str
@@ -65,6 +68,7 @@ class GenerationResult:
     prompt_tokens: int
     reused_tokens: int
     timings: Timings
+    speculation: Speculation | None = None
 
     @property
     def prompt_tokens_per_s(self) -> float | None:
@@ -95,6 +99,7 @@ class Answer:
         context: Context,
         tokenizer: Tokenizer,
         sampler: Sampler,
+        drafting: Drafting | None,
         *,
         continued: bool,
     ) -> None:
@@ -112,10 +117,25 @@ class Answer:
         self._continued = continued
         self._decoder = StreamDecoder(tokenizer, continued=continued)
         self._matcher = StopMatcher(self.params.stop)
+        self._recent: list[int] = []
+        self._decoding = self._decoding_with(drafting)
         self._began = time.monotonic()
         self._times: list[float] = []
         self._prompt = (0, 0)
         self._prompt_s = 0.0
+
+    def _decoding_with(self, drafting: Drafting | None) -> Plain | Speculative:
+        source = Source(
+            self._context,
+            self.sampler,
+            self._allowed,
+            self._recent,
+            self._tokenizer.special_ids,
+            lambda: self.params.max_tokens - len(self.tokens),
+        )
+        if drafting is None:
+            return Plain(source)
+        return Speculative(source, drafting.drafter, drafting.policy)
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -155,25 +175,21 @@ class Answer:
         return logits
 
     def _answer(self, logits: Logits) -> Iterator[str]:
-        params, context = self.params, self._context
-        recent = self._recent()
-        while True:
-            token = self.sampler(self._allowed(logits), recent)
-            context.pending = token
+        self._recent[:] = self._said_lately()
+        reason: FinishReason = "stop"
+        for token in self._decoding.tokens(logits):
             self.tokens.append(token)
             self._times.append(time.monotonic() - self._began)
             if token in self._tokenizer.eos:
-                reason: FinishReason = "stop"
                 break
             if token not in self._tokenizer.special_ids:
-                recent.append(token)
+                self._recent.append(token)
             if piece := self._matcher.feed(self._decoder.feed(token)):
                 yield piece
-            ended = self._ended(params.max_tokens)
+            ended = self._ended(self.params.max_tokens)
             if ended is not None:
                 reason = ended
                 break
-            logits = context.step(token)
         if tail := self._held_text():
             yield tail
         self.end(reason, self._kept())
@@ -185,7 +201,7 @@ class Answer:
             return "length"
         return self._halted() or ("context" if self._context.full else None)
 
-    def _recent(self) -> list[int]:
+    def _said_lately(self) -> list[int]:
         """What a repetition penalty looks at. Special tokens end turns: they are no repetition."""
         window = self.params.repetition_window
         if self.params.repetition_penalty == 1 or not window:
@@ -225,6 +241,7 @@ class Answer:
     def end(self, reason: FinishReason, kept: int | None) -> None:
         """Record the result and hand the turn back."""
         self.done = True
+        self._decoding.settle()
         prompt, reused = self._prompt
         self.result = GenerationResult(
             text="".join(self.text),
@@ -233,6 +250,7 @@ class Answer:
             prompt_tokens=prompt,
             reused_tokens=reused,
             timings=Timings(self._prompt_s, tuple(self._times), time.monotonic() - self._began),
+            speculation=self._decoding.figures,
         )
         self.owner.closed(self, kept)
 

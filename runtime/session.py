@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from edge.runtime.sampling import (
     restore_rng,
     rng_state,
 )
+from edge.runtime.speculate.choose import drafting
 from edge.text.template import Message
 from edge.text.tokenizer import check_text
 
@@ -65,12 +66,16 @@ class Session:
         seed: int | None = None,
         max_prompt_tokens: int = MAX_PROMPT_TOKENS,
         undo_levels: int = UNDO_LEVELS,
+        draft: Model | Literal["ngram"] | None = None,
+        draft_tokens: int | None = None,
     ) -> None:
         """Everything is allocated here.
 
         `system`: the chat's first message. `window`, `capacity`: see `Engine.new_state`. `seed`: of
         random numbers that answers without a seed of their own draw from. `undo_levels`: how many
-        turns `undo` can take back; each holds a copy of one state.
+        turns `undo` can take back; each holds a copy of one state. `draft`: a model of the same
+        tokenizer, or "ngram", that proposes tokens for this one to verify; `draft_tokens` of them
+        at a time, or as many as prove quickest.
         """
         self.model = model
         self.max_prompt_tokens = max_prompt_tokens
@@ -78,6 +83,9 @@ class Session:
             check_text(system)
         self._opening = [] if system is None else [Message("system", system)]
         self._messages = list(self._opening)
+        self._drafting = drafting(model, draft, draft_tokens, capacity)
+        if self._drafting is not None:
+            window = max(window, self._drafting.window)
         state = model.engine.new_state(window=window, capacity=capacity)
         self._context = Context(model.engine, state)
         self._rng = new_rng(SamplingParams(seed=seed).seed)
@@ -189,7 +197,9 @@ class Session:
             tokenizer.check_id(token)
         # random numbers are copied: those of an answer that leaves no trace are not used up
         sampler = Sampler(params, restore_rng(rng_state(self._rng)))
-        turn.answer = Answer(self, self._context, tokenizer, sampler, continued=continued)
+        turn.answer = Answer(
+            self, self._context, tokenizer, sampler, self._drafting, continued=continued
+        )
         self._turn = turn
         return Generation(turn.answer)
 

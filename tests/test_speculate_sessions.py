@@ -1,0 +1,206 @@
+"""Speculation in sessions: the same words as without, and a state that fits the transcript."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+import edge
+from edge.errors import EngineError, InputError
+from edge.runtime.model import Model
+from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.session import Session
+from edge.runtime.speculate.draft import Draft
+from edge.runtime.speculate.ngram import NgramDrafter
+from edge.runtime.speculate.policy import Bandit
+from tests.session_models import bundle, model
+
+KINDS = ["chat", "hybrid", "base"]
+PROMPT = "one two three one two three one two"
+
+
+@cache
+def other(kind: str) -> Model:
+    """The same bundle again: a drafter that is nearly always right."""
+    return edge.load(bundle(kind), threads=1)
+
+
+def _session(kind: str, draft: str, tokens: int | None = 3, **options: object) -> Session:
+    drafter = {"none": None, "ngram": "ngram", "model": other(kind)}[draft]
+    return model(kind).session(
+        draft=drafter, draft_tokens=None if drafter is None else tokens, seed=3, **options
+    )
+
+
+def _same(a: Session, b: Session) -> None:
+    assert a.tokens == b.tokens
+    assert a.pending == b.pending
+    state, other_state = a._context.state, b._context.state
+    for name, values in state.arrays().items():
+        np.testing.assert_allclose(values, other_state.arrays()[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("draft", ["ngram", "model"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_and_state_are_those_without_drafting(kind: str, draft: str) -> None:
+    plain, drafting = _session(kind, "none"), _session(kind, draft)
+    for prompt in (PROMPT, " and one two three"):
+        options = {"temperature": 0, "max_tokens": 13}
+        expected = plain.generate(prompt, **options).finish()
+        result = drafting.generate(prompt, **options).finish()
+        assert result.tokens == expected.tokens
+        assert result.text == expected.text
+        assert result.finish_reason == expected.finish_reason
+        _same(plain, drafting)
+    if draft == "model":
+        assert result.speculation is not None
+        assert result.speculation.acceptance_length > 2
+        assert result.speculation.drafted <= 3 * result.speculation.rounds
+
+
+@pytest.mark.parametrize("length", range(1, 9))
+def test_an_answer_may_end_at_any_token_of_a_round(length: int) -> None:
+    plain, drafting = _session("chat", "none"), _session("chat", "model", 5)
+    for session in (plain, drafting):
+        session.generate(PROMPT, temperature=0, max_tokens=length).finish()
+    _same(plain, drafting)
+
+
+@pytest.mark.parametrize("after", range(1, 8))
+def test_closing_in_the_middle_of_a_round(after: int) -> None:
+    plain, drafting = _session("base", "none"), _session("base", "model", 4)
+    sampled = []
+    for session in (plain, drafting):
+        generation = session.generate(PROMPT, temperature=0, max_tokens=32)
+        for _ in range(after):
+            next(generation)
+        generation.close()
+        sampled.append(generation.result.tokens)
+    assert sampled[0] == sampled[1]
+    _same(plain, drafting)
+
+
+def test_stop_strings_end_inside_a_round() -> None:
+    text = _session("base", "none").generate(PROMPT, temperature=0, max_tokens=24).finish().text
+    stop = text[7:9]
+    plain, drafting = _session("base", "none"), _session("base", "model", 4)
+    results = [
+        session.generate(PROMPT, temperature=0, max_tokens=24, stop=(stop,)).finish()
+        for session in (plain, drafting)
+    ]
+    assert results[0].text == results[1].text == text[: text.index(stop)]
+    _same(plain, drafting)
+
+
+def test_sampled_tokens_have_the_targets_distribution() -> None:
+    """The third token after a prompt, over many seeds, with a drafter of another temperature."""
+    target, sampling = model("chat"), {"temperature": 0.8, "top_k": 4, "max_tokens": 3}
+    prompt = [5, 9, 11]
+    counts = []
+    for draft in ("none", "model"):
+        session = _session("chat", draft, 2)
+        mark = session.snapshot()
+        seen: dict[int, int] = {}
+        for seed in range(600):
+            session.restore(mark)
+            tokens = session.generate(prompt, seed=seed, **sampling).finish().tokens
+            if len(tokens) == 3:
+                seen[tokens[2]] = seen.get(tokens[2], 0) + 1
+        counts.append(seen)
+    assert target.config.vocab_size == 400
+    ids = sorted({*counts[0], *counts[1]})
+    a, b = (np.array([seen.get(token, 0) for token in ids], float) for seen in counts)
+    common = (a + b) >= 20
+    a, b = a[common], b[common]
+    # two samples of nearly one size: the difference of each count against its spread
+    worst = np.abs(a - b) / np.sqrt(a + b)
+    assert len(a) >= 4
+    assert worst.max() < 4.5, dict(zip(ids, zip(a, b, strict=True), strict=False))
+
+
+def test_undo_after_speculation_restores_what_was() -> None:
+    session, plain = _session("chat", "model"), _session("chat", "none")
+    for one in (session, plain):
+        one.chat("one two three", temperature=0, max_tokens=9).finish()
+        one.chat("and then", temperature=0, max_tokens=9).finish()
+        one.undo()
+        one.chat("instead", temperature=0, max_tokens=9).finish()
+    _same(plain, session)
+
+
+def test_a_failing_drafter_is_given_up_and_the_answer_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = _session("chat", "none").generate(PROMPT, temperature=0, max_tokens=12).finish()
+    session = _session("chat", "model")
+    drafter = session._drafting.drafter
+    real, calls = drafter.propose, []
+
+    def fails_later(*arguments: object) -> Draft:
+        calls.append(1)
+        if len(calls) > 1:
+            raise EngineError("the logits are not finite")
+        return real(*arguments)
+
+    monkeypatch.setattr(drafter, "propose", fails_later)
+    result = session.generate(PROMPT, temperature=0, max_tokens=12).finish()
+    assert result.tokens == expected.tokens
+    assert "not finite" in result.speculation.problem
+    assert len(calls) == 2
+
+
+def test_a_context_that_fills_up_ends_where_it_would_without() -> None:
+    plain, drafting = _session("hybrid", "none"), _session("hybrid", "model", 5)
+    results = [
+        session.generate(PROMPT, temperature=0, max_tokens=200).finish()
+        for session in (plain, drafting)
+    ]
+    assert results[0].finish_reason == results[1].finish_reason == "context"
+    assert results[0].tokens == results[1].tokens
+
+
+def test_refusals() -> None:
+    with pytest.raises(InputError, match="another tokenizer"):
+        model("chat").session(draft=model("base"))
+    for tokens in (0, -1, 1000):
+        with pytest.raises(InputError, match="draft_tokens"):
+            model("chat").session(draft="ngram", draft_tokens=tokens)
+
+
+def _propose(drafter: NgramDrafter, tokens: list[int], count: int = 3) -> tuple[int, ...]:
+    sampler = Sampler(SamplingParams(temperature=0))
+    return drafter.propose(tokens[:-1], tokens[-1], count, sampler, []).tokens
+
+
+def test_ngrams_follow_the_text_and_forget_what_was_taken_back() -> None:
+    drafter = NgramDrafter()
+    assert _propose(drafter, [1, 2, 3]) == ()
+    assert _propose(drafter, [1, 2, 3, 9, 1, 2]) == (3, 9, 1)
+    assert _propose(drafter, [1, 2, 3, 9, 1, 2, 7, 1, 2]) == (7, 1, 2), "the latest one counts"
+    assert _propose(drafter, [1, 2, 3, 9, 1, 2, 7, 1, 2], 1) == (7,)
+    assert _propose(drafter, [8, 3, 9, 1, 2]) == (), "another text"
+    assert _propose(drafter, [8, 3, 9, 1, 2, 3, 9]) == (1, 2, 3)
+
+
+def _play(bandit: Bandit, seconds: dict[int, float], tokens: dict[int, float], rounds: int) -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(rounds):
+        arm = bandit.choose()
+        made = 1 + rng.binomial(arm, tokens[arm] / arm) if arm else 1
+        bandit.learn(arm, made, seconds[arm] * rng.uniform(0.9, 1.1))
+
+
+def test_the_bandit_finds_the_quickest_length_and_stops_drafting_when_it_does_not_pay() -> None:
+    accepted = {0: 0.0, 1: 0.8, 3: 1.9, 6: 2.2}
+    bandit = Bandit((1, 3, 6))
+    _play(bandit, {0: 1.0, 1: 1.25, 3: 1.5, 6: 2.6}, accepted, 400)
+    assert max(bandit.pulls, key=bandit.pulls.__getitem__) == 3
+    assert bandit.pulls[3] > 200
+    slow = Bandit((1, 3, 6))
+    _play(slow, {0: 1.0, 1: 2.5, 3: 5.0, 6: 9.0}, accepted, 400)
+    assert slow.pulls[0] > 320
+    # the text changes: drafting begins to pay
+    _play(slow, {0: 1.0, 1: 1.2, 3: 1.4, 6: 2.6}, accepted, 400)
+    assert slow.pulls[3] > 100
