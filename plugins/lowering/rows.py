@@ -1,0 +1,101 @@
+"""How `kernels.rows` is called: ONNX's Add, Gather and Concat where a graph has them on rows."""
+
+from __future__ import annotations
+
+from edge.errors import ExportError
+from edge.launch import Size
+from edge.plugins.lowering.context import Lower, Lowering, Node, View, cdiv, next_power_of_2
+from edge.plugins.lowering.norm import Warps, warps_for
+
+_BLOCK = 1024
+
+
+def lower_add(at: Lowering, node: Node) -> None:
+    """x + y, or x + a constant [D] (a bias), in either order."""
+    names = sorted(node.inputs[:2], key=lambda name: name in at.constants)
+    a = at.view(names[0])
+    constant = at.constants.get(names[1])
+    b = at.view(names[1]) if constant is None else constant
+    if (b.width if isinstance(b, View) else b.size) != a.width:
+        raise ExportError(f"adds {names[1]!r} of another width", field=node.name)
+    y = at.new(node.outputs[0], "f32", a.rows, a.width)
+    grid, block, warps = _blocks(y)
+    at.launch(
+        "rows.add",
+        {"a": at.pointer(a), "b": at.pointer(b), "y": at.pointer(y)},
+        {
+            "WIDTH": a.width,
+            "A_STRIDE": a.stride,
+            "B_STRIDE": b.stride if isinstance(b, View) else 0,
+            "BLOCK": block,
+        },
+        grid,
+        warps=warps,
+    )
+
+
+def lower_gather(at: Lowering, node: Node) -> None:
+    """Columns by a constant list, or the wanted rows by the input `rows`."""
+    x, index = at.view(node.inputs[0]), node.inputs[1]
+    if node.attributes.get("axis", 0) == 0 and index == "rows":
+        return gather_rows(at, x, node.outputs[0])
+    columns = at.constant(index)
+    y = at.new(node.outputs[0], x.dtype, x.rows, columns.size)
+    grid, block, warps = _blocks(y)
+    at.launch(
+        "rows.gather_columns",
+        {"x": at.pointer(x), "columns": at.pointer(columns), "y": at.pointer(y)},
+        {"WIDTH": columns.size, "X_STRIDE": x.stride, "BLOCK": block},
+        grid,
+        warps=warps,
+    )
+    return None
+
+
+def gather_rows(at: Lowering, x: View, name: str) -> None:
+    """Row l·B+b of `name` is row rows[l]·B+b of x."""
+    y = at.new(name, x.dtype, "LB", x.width)
+    grid, block, warps = _blocks(y)
+    at.launch(
+        "rows.gather_rows",
+        {
+            "x": at.pointer(x),
+            "rows": at.input("rows", "i32", Size(of="L")),
+            "y": at.pointer(y),
+            "B": at.size("B"),
+        },
+        {"WIDTH": x.width, "X_STRIDE": x.stride, "BLOCK": block},
+        grid,
+        warps=warps,
+    )
+
+
+def lower_concat(at: Lowering, node: Node) -> None:
+    """Two values side by side."""
+    if len(node.inputs) != 2:
+        raise ExportError("joins other than two values", field=node.name)
+    a, b = (at.view(name) for name in node.inputs)
+    y = at.new(node.outputs[0], a.dtype, a.rows, a.width + b.width)
+    grid, block, warps = _blocks(y)
+    at.launch(
+        "rows.concat",
+        {"a": at.pointer(a), "b": at.pointer(b), "y": at.pointer(y)},
+        {
+            "A_WIDTH": a.width,
+            "B_WIDTH": b.width,
+            "A_STRIDE": a.stride,
+            "B_STRIDE": b.stride,
+            "BLOCK": block,
+        },
+        grid,
+        warps=warps,
+    )
+
+
+def _blocks(y: View) -> tuple[tuple[Size, Size], int, Warps]:
+    """Grid, channels and warps of a program."""
+    block = min(next_power_of_2(y.width), _BLOCK)
+    return (Size(of=y.rows), Size(times=cdiv(y.width, block))), block, warps_for(block)
+
+
+LOWER: dict[str, Lower] = {"Add": lower_add, "Gather": lower_gather, "Concat": lower_concat}
