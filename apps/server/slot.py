@@ -64,7 +64,7 @@ class Slot:
             self._until = time.monotonic() + params.deadline_s
         self.reused = 0
         self._answer = Answer(
-            self, self._context, self._model.tokenizer, Sampler(params), continued=continued
+            self, self._context, self._model.tokenizer, Sampler(params), None, continued=continued
         )
         return Generation(self._answer)
 
