@@ -1,0 +1,88 @@
+"""Variants compiled for architectures, through the cache."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from edge.errors import ExportError
+from edge.launch import CompiledKernel, KernelIndex, Variant
+from edge.plugins.compiler import cache, pool
+
+Progress = Callable[[int, int], None]
+INSTALL = "pip install 'mamba-edge[kernels]' (Linux; in a checkout: make test installs it)"
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A plan's kernels for one architecture: the index, and each cubin by its file's name."""
+
+    index: KernelIndex
+    cubins: dict[str, bytes]
+
+
+def compile_variant(variant: Variant, sm: int) -> tuple[CompiledKernel, bytes]:
+    """One kernel for one architecture (87 for sm_87), never from the cache. Raises ExportError."""
+    triton_version()
+    with pool.Worker() as worker:
+        made = worker.compile(variant, sm)
+    return made.kernel, made.cubin
+
+
+def compile_variants(
+    variants: Iterable[Variant], architectures: Sequence[int], progress: Progress | None = None
+) -> dict[int, Kernels]:
+    """All variants for all architectures; `progress` is told how many are made, and of how many.
+
+    The same variants, Triton and ptxas give the same bytes. Raises ExportError: no Triton here, or
+    a kernel that cannot be compiled, by name.
+    """
+    version = triton_version()
+    unique = list({variant.key: variant for variant in variants}.values())
+    total, made = len(unique) * len(architectures), _kept(unique, architectures, version)
+    report = progress or (lambda done, of: None)
+    report(len(made), total)
+
+    def keep(variant: Variant, sm: int, compiled: pool.Compiled) -> None:
+        cache.write(cache.entry(variant, sm, version), compiled)
+        made[variant.key, sm] = compiled
+        report(len(made), total)
+
+    jobs = [(v, sm) for sm in architectures for v in unique if (v.key, sm) not in made]
+    pool.compile_each(jobs, keep)
+    return {
+        sm: _collected(sm, version, {v.key: made[v.key, sm] for v in unique})
+        for sm in architectures
+    }
+
+
+def _kept(
+    variants: Sequence[Variant], architectures: Sequence[int], version: str
+) -> dict[tuple[str, int], pool.Compiled]:
+    read = {
+        (variant.key, sm): cache.read(cache.entry(variant, sm, version))
+        for sm in architectures
+        for variant in variants
+    }
+    return {key: found for key, found in read.items() if found is not None}
+
+
+def _collected(sm: int, version: str, made: dict[str, pool.Compiled]) -> Kernels:
+    index = KernelIndex(
+        sm=sm,
+        triton=version,
+        ptxas=", ".join(sorted({compiled.ptxas for compiled in made.values()})),
+        kernels={key: compiled.kernel for key, compiled in made.items()},
+    )
+    return Kernels(index, {compiled.kernel.file: compiled.cubin for compiled in made.values()})
+
+
+def triton_version() -> str:
+    """Of the Triton that is installed. Raises ExportError when there is none."""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        raise ExportError(
+            "compiling kernels needs the package triton", field="--target", remedy=INSTALL
+        ) from None

@@ -1,0 +1,79 @@
+"""Compiled kernels kept between runs, named by everything that can change their bytes.
+
+One file each in the user's cache folder, `kernels/<hash>`: SHA-256 of the rest in hexadecimal, a
+line of JSON, the cubin. It appears whole or not at all; one that does not match its hash is made
+again. Without a writable folder every run compiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from edge.bundle.stamps import cache_folder
+from edge.launch import CompiledKernel, Variant
+from edge.plugins import kernels
+from edge.plugins.compiler.pool import TOOLS, Compiled
+
+_DIGEST = 64
+
+
+def entry(variant: Variant, sm: int, triton: str) -> Path:
+    """Where the kernel is kept: by variant, architecture, Triton, ptxas and kernel sources."""
+    parts = (variant.key, str(sm), triton, sources(), *(_tool(name) for name in TOOLS))
+    return cache_folder() / "kernels" / hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def read(path: Path) -> Compiled | None:
+    """What is kept there; None when there is nothing, or it is damaged."""
+    try:
+        data = path.read_bytes()
+        digest, body = data[:_DIGEST], data[_DIGEST:]
+        if hashlib.sha256(body).hexdigest().encode() != digest:
+            return None
+        header, _, cubin = body.partition(b"\n")
+        facts = json.loads(header)
+        return Compiled(CompiledKernel.model_validate(facts["kernel"]), facts["ptxas"], cubin)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write(path: Path, made: Compiled) -> None:
+    """Keep a kernel, if the folder can be written."""
+    facts = {"kernel": made.kernel.model_dump(mode="json"), "ptxas": made.ptxas}
+    body = json.dumps(facts).encode() + b"\n" + made.cubin
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(hashlib.sha256(body).hexdigest().encode() + body)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+@functools.cache
+def sources() -> str:
+    """SHA-256 over the kernels' files, and over how they are compiled."""
+    files = sorted(Path(kernels.__path__[0]).glob("*.py"))
+    digest = hashlib.sha256()
+    for file in [*files, Path(__file__).with_name("worker.py")]:
+        digest.update(f"{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _tool(name: str) -> str:
+    """Another ptxas than Triton's own, when one is named."""
+    path = os.environ.get(name, "")
+    try:
+        info = os.stat(path)
+    except OSError:
+        return path
+    return f"{path} {info.st_size} {info.st_mtime_ns}"

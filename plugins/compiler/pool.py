@@ -1,0 +1,157 @@
+"""Worker processes that compile, two at a time, in an environment that only they have."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import edge
+from edge.errors import ExportError
+from edge.launch import CompiledKernel, Variant
+
+PARALLEL = 2
+# Seconds for one kernel: the slowest take a few. A plan from elsewhere must not compile for ever.
+LIMIT = 300.0
+TOOLS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
+# Everything else may change what Triton makes (its own variables, LLVM's, ptxas options).
+_KEPT = (
+    "PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV",
+    *TOOLS,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel as it was compiled, and by which ptxas."""
+
+    kernel: CompiledKernel
+    ptxas: str
+    cubin: bytes
+
+
+class Worker:
+    """One process. Use as a context manager; several threads need several."""
+
+    def __init__(self) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="mamba-edge-compile-")
+        folder = Path(self._scratch.name)
+        self._log = folder / "log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "edge.plugins.compiler.worker"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                cwd=folder, env=_environment(folder), start_new_session=True,
+            )  # fmt: skip
+
+    def compile(self, variant: Variant, sm: int) -> Compiled:
+        """Raises ExportError naming the kernel."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        request = json.dumps({"variant": variant.model_dump(mode="json"), "sm": sm})
+        limit = threading.Timer(LIMIT, self._kill)
+        limit.start()
+        try:
+            self._process.stdin.write(request.encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+            answer: dict[str, Any] = (
+                json.loads(line) if line else {"error": self._last_words(), "bytes": 0}
+            )
+            cubin = self._process.stdout.read(answer["bytes"])
+        except BrokenPipeError:
+            answer, cubin = {"error": self._last_words()}, b""
+        finally:
+            limit.cancel()
+        if "error" in answer:
+            raise ExportError(
+                f"cannot be compiled for sm_{sm}: {answer['error']}",
+                field=variant.kernel,
+                remedy=answer.get("remedy"),
+            )
+        return Compiled(CompiledKernel.model_validate(answer["kernel"]), answer["ptxas"], cubin)
+
+    def _last_words(self) -> dict[str, Any]:
+        """An answer in place of the one that never came."""
+        status = self._process.wait()
+        said = self._log.read_text("utf-8", "replace").strip().splitlines()[-1:]
+        why = f"the compiler ended with {status}: {''.join(said)}"
+        if status == -signal.SIGKILL:
+            why = f"the compiler was ended: it took more than {LIMIT:.0f} s, or memory ran out"
+        return {"error": why, "bytes": 0}
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # ptxas, which it started, too
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._kill()
+        self._process.communicate()
+        self._scratch.cleanup()
+
+
+def compile_each(
+    jobs: Iterable[tuple[Variant, int]], done: Callable[[Variant, int, Compiled], None]
+) -> None:
+    """Compile every (variant, sm); `done` is called for each, one at a time, in any order.
+
+    Raises ExportError for the first that cannot be; the rest are given up.
+    """
+    waiting, lock = list(jobs), threading.Lock()
+    queue: Iterator[tuple[Variant, int]] = iter(waiting)
+    failed = threading.Event()
+
+    def work() -> None:
+        with Worker() as worker:
+            while not failed.is_set():
+                with lock:
+                    job = next(queue, None)
+                if job is None:
+                    return
+                try:
+                    made = worker.compile(*job)
+                    with lock:
+                        done(*job, made)
+                except BaseException:
+                    failed.set()
+                    raise
+
+    count = min(PARALLEL, len(waiting))
+    with ThreadPoolExecutor(max(1, count)) as threads:
+        running = [threads.submit(work) for _ in range(count)]
+        try:
+            for future in running:
+                future.result()
+        finally:  # an interrupt lands here
+            failed.set()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    root = str(Path(edge.__file__).parent.parent)
+    kept["PYTHONPATH"] = os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH"))))
+    return kept | {
+        "TMPDIR": str(folder),
+        "TRITON_HOME": str(folder),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        # line tables would put this machine's paths into the cubins
+        "TRITON_DISABLE_LINE_INFO": "1",
+    }

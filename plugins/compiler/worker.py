@@ -1,0 +1,118 @@
+"""A process that compiles: lines of JSON in; a line of JSON and the cubin out for each.
+
+It runs in an environment of its own (`edge.plugins.compiler.pool`), without TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+from edge.errors import EdgeError, ExportError
+from edge.launch import CompiledKernel, Variant
+from edge.plugins.compiler.cubin import resources
+
+KERNELS = "edge.plugins.kernels"
+
+
+def main() -> None:
+    """Answer requests {"variant", "sm"} with {"kernel", "ptxas", "bytes"} or {"error", …}."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # Triton prints the source when ptxas fails
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        cubin = b""
+        try:
+            variant = Variant.model_validate(request["variant"])
+            compiled, ptxas, cubin = compile_here(variant, request["sm"])
+            answer: dict[str, Any] = {"kernel": compiled.model_dump(), "ptxas": ptxas}
+        except EdgeError as problem:
+            answer = {"error": problem.message, "remedy": problem.remedy}
+        except Exception as problem:  # Triton raises many kinds: all mean this kernel
+            answer = {"error": f"{type(problem).__name__}: {problem}", "remedy": None}
+        answers.write(json.dumps({**answer, "bytes": len(cubin)}).encode() + b"\n" + cubin)
+        answers.flush()
+
+
+def compile_here(variant: Variant, sm: int) -> tuple[CompiledKernel, str, bytes]:
+    """The kernel, ptxas' version and the cubin. Raises ExportError and what Triton raises."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import get_ptxas
+    from triton.compiler import ASTSource
+
+    function = _function(variant)
+    signature, attributes = _signature(variant, function.arg_names)
+    built = triton.compile(
+        ASTSource(function, signature, dict(variant.constants), attributes),
+        target=GPUTarget("cuda", sm, 32),
+        options={
+            "num_warps": variant.warps,
+            "num_stages": variant.stages,
+            # products and sums are rounded one by one, as the references do
+            "enable_fp_fusion": False,
+        },
+    )
+    cubin = built.asm["cubin"]
+    return _described(variant, built.metadata, cubin), get_ptxas(sm).version, cubin
+
+
+def _function(variant: Variant) -> Any:
+    from triton.runtime import JITFunction
+
+    file, _, name = variant.kernel.partition(".")
+    try:
+        function = getattr(importlib.import_module(f"{KERNELS}.{file}"), name, None)
+    except ModuleNotFoundError:
+        function = None
+    if not isinstance(function, JITFunction):
+        raise ExportError(
+            "this version of mamba-edge has no such kernel",
+            remedy="export the model again with this version",
+        )
+    return function
+
+
+def _signature(
+    variant: Variant, names: list[str]
+) -> tuple[dict[str, str], dict[tuple[int, ...], list[list[Any]]]]:
+    """Types by parameter, and which parameters are multiples of 16."""
+    runtime = tuple(name for name in names if name not in variant.constants)
+    if runtime != variant.arguments or not variant.constants.keys() <= set(names):
+        raise ExportError(
+            f"its parameters are {', '.join(names)}; the plan gives {', '.join(variant.arguments)} "
+            f"and the constants {', '.join(variant.constants)}",
+            remedy="export the model again with this version",
+        )
+    types = dict(zip(variant.arguments, variant.types, strict=True))
+    signature = {name: types.get(name, "constexpr").partition(":")[0] for name in names}
+    aligned: dict[tuple[int, ...], list[list[Any]]] = {
+        (names.index(name),): [["tt.divisibility", 16]]
+        for name, kind in types.items()
+        if kind.endswith(":16")
+    }
+    return signature, aligned
+
+
+def _described(variant: Variant, metadata: Any, cubin: bytes) -> CompiledKernel:
+    for what in ("global_scratch_size", "profile_scratch_size"):
+        if getattr(metadata, what):
+            raise ExportError(f"needs {getattr(metadata, what)} bytes of {what}, there are none")
+    found = resources(cubin, metadata.name)
+    if found.threads != 32 * variant.warps:
+        raise ExportError(f"wants blocks of {found.threads} threads, not {32 * variant.warps}")
+    return CompiledKernel(
+        file=f"{variant.key}.cubin",
+        symbol=metadata.name,
+        shared_bytes=metadata.shared,
+        scratch=found.parameters - len(variant.arguments),
+        registers=found.registers,
+        local_bytes=found.local_bytes,
+    )
+
+
+if __name__ == "__main__":
+    main()
