@@ -1,0 +1,174 @@
+"""What a bundle's graph says: the nodes that make logits, its constants, its index inputs.
+
+Nodes of the standard domain that only steer (which rows, which angles) are computed by the host,
+which hands their results to the kernels as inputs: they are left out, as is what nothing reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from edge.errors import ExportError
+from edge.launch import DType
+from edge.ops import DOMAIN, OPS
+from edge.plugins.lowering.context import Array, Constant, Node
+from edge.plugins.onnx.library import op_of
+
+WEIGHT_FILE = "weights.bin"
+_DTYPES: Mapping[int, DType] = {
+    TensorProto.FLOAT: "f32",
+    TensorProto.FLOAT16: "f16",
+    TensorProto.INT8: "i8",
+    TensorProto.UINT8: "u8",
+    TensorProto.INT32: "i32",
+    TensorProto.INT64: "i64",
+}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph as lowerings see it.
+
+    Attributes:
+        nodes: those of values with channels, in order; an output that nothing reads is named "".
+        constants: initializers by name.
+        offsets: where those of weights.bin start in it.
+        outputs: what an engine reads after a run.
+        rotations: (theta, dim) of the rope tables `rope{i}`, in order.
+    """
+
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, Constant]
+    offsets: Mapping[str, int]
+    outputs: frozenset[str]
+    rotations: tuple[tuple[float, int], ...]
+
+
+def read_graph(model: bytes | ModelProto, folder: str | Path) -> Graph:
+    """The graph of a model whose `weights.bin` lies in `folder`.
+
+    Raises ExportError when some op or type is not known, or a weight is not where it should be.
+    """
+    graph = (ModelProto.FromString(model) if isinstance(model, bytes) else model).graph
+    weights = _Weights(Path(folder) / WEIGHT_FILE)
+    constants = {proto.name: weights.constant(proto) for proto in graph.initializer}
+    outputs = frozenset(value.name for value in graph.output)
+    nodes = _flowing(_node(proto) for proto in graph.node)
+    return Graph(
+        nodes=live(nodes, outputs),
+        constants=constants,
+        offsets=weights.offsets,
+        outputs=outputs,
+        rotations=_rotations(constants),
+    )
+
+
+def live(nodes: Iterable[Node], outputs: frozenset[str]) -> tuple[Node, ...]:
+    """The nodes that `outputs` depend on; of theirs, outputs that nothing reads are named ""."""
+    read, kept = set(outputs), []
+    for node in reversed(list(nodes)):
+        names = tuple(name if name in read else "" for name in node.outputs)
+        if any(names):
+            read |= set(node.inputs)
+            kept.append(replace(node, outputs=names))
+    return tuple(reversed(kept))
+
+
+def _node(proto: NodeProto) -> Node:
+    if proto.domain not in ("", DOMAIN):
+        raise ExportError(f"no kernel runs {proto.domain}::{proto.op_type}", field=proto.name)
+    op = proto.op_type
+    if proto.domain == DOMAIN:
+        try:
+            op = op_of(op).name
+        except KeyError:
+            raise ExportError(f"the op {op!r} is not stated", field=proto.name) from None
+    return Node(
+        op=op,
+        name=proto.name or proto.output[0],
+        inputs=tuple(proto.input),
+        outputs=tuple(proto.output),
+        attributes={a.name: helper.get_attribute_value(a) for a in proto.attribute},
+    )
+
+
+def _flowing(nodes: Iterable[Node]) -> list[Node]:
+    """Without those that no op of ours comes before: they steer."""
+    made: set[str] = set()
+    flowing = []
+    for node in nodes:
+        if node.op in OPS or made & set(node.inputs):
+            made |= set(node.outputs)
+            flowing.append(node)
+    return flowing
+
+
+class _Weights:
+    """Constants, and where those of weights.bin start; it is mapped when one is first looked at."""
+
+    def __init__(self, path: Path) -> None:
+        self.offsets: dict[str, int] = {}
+        self._path = path
+        self._data: Array | None = None
+
+    def constant(self, proto: TensorProto) -> Constant:
+        if proto.data_type not in _DTYPES:
+            raise ExportError("has a type that no kernel reads", field=proto.name)
+        dtype, shape = _DTYPES[proto.data_type], tuple(proto.dims)
+        if proto.data_location != TensorProto.EXTERNAL:
+            return Constant(
+                proto.name, "inline", dtype, shape, lambda: numpy_helper.to_array(proto)
+            )
+        entry = {e.key: e.value for e in proto.external_data}
+        if entry.get("location") != WEIGHT_FILE:
+            raise ExportError(f"is not in {WEIGHT_FILE}", field=proto.name)
+        start, size = int(entry["offset"]), int(entry["length"])
+        self.offsets[proto.name] = start
+        kind = helper.tensor_dtype_to_np_dtype(proto.data_type)
+
+        def read() -> Array:
+            return self._bytes(start, size, proto.name).view(kind).reshape(shape)
+
+        return Constant(proto.name, "weight", dtype, shape, read)
+
+    def _bytes(self, start: int, size: int, name: str) -> Array:
+        if self._data is None:
+            try:
+                self._data = np.memmap(self._path, np.uint8, "r")
+            except (OSError, ValueError) as problem:
+                raise ExportError(f"cannot be read: {problem}", file=self._path) from None
+        if start + size > self._data.size:
+            raise ExportError(
+                f"ends before {name!r}",
+                file=self._path,
+                remedy="the file does not belong to this graph",
+            )
+        return self._data[start : start + size]
+
+
+def _rotations(constants: Mapping[str, Constant]) -> tuple[tuple[float, int], ...]:
+    found: list[tuple[float, int]] = []
+    while f"rope{len(found)}.inverse" in constants:
+        constant = constants[f"rope{len(found)}.inverse"]
+        found.append((_theta(constant.array(), constant.name), 2 * constant.size))
+    return tuple(found)
+
+
+def _theta(inverse: Array, name: str) -> float:
+    """The shortest theta whose theta^(-2i/dim) are `inverse` [dim/2], to fp32's last digit."""
+    dim = 2 * inverse.size
+    if dim == 2:
+        return 1.0  # theta^0 is 1 whatever it is
+    exponents = -np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    near = float(inverse[-1]) ** (-dim / (dim - 2)) if inverse[-1] > 0 else 0.0
+    for digits in range(1, 10):
+        theta = float(f"{near:.{digits}g}")
+        # machines differ in the last bit of a power
+        if np.allclose(np.power(np.float32(theta), exponents), inverse, rtol=5e-7, atol=0):
+            return theta
+    raise ExportError("are no powers of one theta", field=name)

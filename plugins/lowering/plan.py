@@ -1,0 +1,122 @@
+"""From a bundle's graph to its launch plan: every regime's walk over the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from onnx import ModelProto
+
+from edge.errors import ExportError
+from edge.launch import Launch, LaunchPlan, Pointer, Program, Weight
+from edge.plugins.lowering import registry
+from edge.plugins.lowering.context import Lower, Lowering, Regime, Tables
+from edge.plugins.lowering.fuse import fuse, wanted_rows
+from edge.plugins.lowering.graph import Graph, live, read_graph
+
+# Most rows of a run that the kernels for a step take; a decoded token, its drafts, a small batch.
+FEW_ROWS = 16
+REGIMES = (
+    Regime("chain", 1),
+    Regime("chain", FEW_ROWS),
+    Regime("tree", FEW_ROWS),
+    Regime("chain", None),
+)
+LOGITS = "logits"
+
+
+class LoweringError(ExportError):
+    """A graph has a node that no kernel runs, or not in this form; `field` names the node."""
+
+
+def lower(
+    model: bytes | ModelProto, folder: str | Path, *, ops: Mapping[str, Lower] = registry.LOWER
+) -> LaunchPlan:
+    """The plan of the graph `model`, whose weights.bin lies in `folder`.
+
+    The same graph gives the same plan. `ops` are the lowerings by op.
+
+    Raises LoweringError when some node cannot be run by the kernels there are.
+    """
+    try:
+        graph = read_graph(model, folder)
+        return _plan(graph, ops)
+    except LoweringError:
+        raise
+    except ExportError as problem:
+        raise LoweringError(
+            problem.message, file=problem.file, field=problem.field, remedy=problem.remedy
+        ) from problem
+
+
+def _plan(graph: Graph, ops: Mapping[str, Lower]) -> LaunchPlan:
+    tables = Tables()
+    tables.weights |= {
+        name: Weight(dtype=constant.dtype, offset=graph.offsets[name], elements=constant.size)
+        for name, constant in graph.constants.items()
+        if name in graph.offsets
+    }
+    programs = [_program(graph, ops, regime, tables) for regime in REGIMES]
+    launches = tuple(launch for _, launch in tables.launches.values())
+    # a state is advanced alone by the kernels that run it over any number of rows
+    settling = tuple(index for index in programs[-1].launches if launches[index].settles)
+    programs.append(Program(kind="settle", max_rows=None, launches=settling))
+    return LaunchPlan(
+        variants=tuple(variant for _, variant in tables.variants.values()),
+        launches=launches,
+        programs=tuple(programs),
+        values=tables.values,
+        inputs=tables.inputs,
+        weights=_pointed_at(tables.weights, launches),
+        inline=tables.inline,
+        logs=tables.logs,
+        taps=_taps(graph),
+        rotations=graph.rotations,
+    )
+
+
+def _program(graph: Graph, ops: Mapping[str, Lower], regime: Regime, tables: Tables) -> Program:
+    nodes = fuse(
+        wanted_rows(graph.nodes, graph.outputs),
+        graph.outputs,
+        graph.constants,
+        known=ops.keys(),
+        few=not regime.many,
+    )
+    at = Lowering(regime, tables, graph.constants)
+    for node in live(nodes, graph.outputs):
+        if node.op not in ops:
+            raise LoweringError(f"no kernel runs {node.op}", field=node.name)
+        try:
+            ops[node.op](at, node)
+        except ExportError as problem:
+            where = "" if problem.field == node.name else f"{problem.field}: "
+            raise LoweringError(f"{where}{problem.message}", field=node.name) from problem
+    logits = at.view(LOGITS)
+    if (logits.buffer, logits.dtype, logits.rows, logits.offset) != (LOGITS, "f32", "LB", 0):
+        raise LoweringError("are not fp32 of the wanted rows", field=LOGITS)
+    return Program(kind=regime.kind, max_rows=regime.max_rows, launches=tuple(at.order))
+
+
+def _pointed_at(weights: Mapping[str, Weight], launches: tuple[Launch, ...]) -> dict[str, Weight]:
+    used = {
+        argument.name
+        for launch in launches
+        for argument in launch.arguments
+        if isinstance(argument, Pointer) and argument.space == "weight"
+    }
+    return {name: weight for name, weight in weights.items() if name in used}
+
+
+def _taps(graph: Graph) -> tuple[int, ...]:
+    """Widths K of the convolutions, whose weights are [K, 1, C]."""
+    position = {"CausalConv1d": 4, "CausalConv1dInt8": 5}
+    return tuple(
+        sorted(
+            {
+                graph.constants[node.inputs[position[node.op]]].shape[0]
+                for node in graph.nodes
+                if node.op in position
+            }
+        )
+    )
