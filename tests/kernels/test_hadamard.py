@@ -40,7 +40,7 @@ def test_rotation(n: int, steps: int, batch: int) -> None:
 
 def test_the_inverse_is_the_transpose() -> None:
     """H_20 and H_40 are not symmetric: a graph turns back with slowᵀ."""
-    bench, x, slow, fast = _bench(640, 2, 1)
+    bench, x, slow, _ = _bench(640, 2, 1)
     assert not torch.equal(slow, slow.T)
     bench.constant("back", slow.T.contiguous())
     bench.lower(LOWER, "Hadamard", ("x", "slow", "fast"), ("turned",))
