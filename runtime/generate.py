@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -77,14 +77,31 @@ class GenerationResult:
         return self.prompt_tokens / spent if self.prompt_tokens and spent > 0 else None
 
 
+class Opening(NamedTuple):
+    """How a turn begins.
+
+    Attributes:
+        tokens: to feed.
+        reused: how many more tokens of the prompt the state already holds.
+        logits: [V] after them all, where the turn was answered before: there is nothing to feed.
+    """
+
+    tokens: Sequence[int]
+    reused: int
+    logits: Logits | None = None
+
+
 class Owner(Protocol):
     """What an answer needs of its session."""
 
     def held(self) -> AbstractContextManager[None]:
         """The session, for this thread. Raises EngineError while another thread has it."""
 
-    def opened(self) -> tuple[Sequence[int], int]:
-        """Prepare the turn: the tokens to feed, and how many the state already holds."""
+    def opened(self) -> Opening:
+        """Prepare the turn."""
+
+    def prompted(self, logits: Logits) -> None:
+        """The prompt has been fed; `logits` [V] are valid until the next run."""
 
     def closed(self, answer: Answer, kept: int | None) -> None:
         """End the turn: keep that many of the answer's tokens, or with None undo all of it."""
@@ -168,10 +185,14 @@ class Answer:
             raise
 
     def _prefill(self) -> Logits | None:
-        tokens, reused = self.owner.opened()
-        logits = self._context.feed(tokens, self._halted)
-        self._prompt = (len(tokens), reused)
+        opening = self.owner.opened()
+        logits = opening.logits
+        if logits is None:
+            logits = self._context.feed(opening.tokens, self._halted)
+        self._prompt = (len(opening.tokens), opening.reused)
         self._prompt_s = time.monotonic() - self._began
+        if logits is not None:
+            self.owner.prompted(logits)
         return logits
 
     def _answer(self, logits: Logits) -> Iterator[str]:

@@ -7,15 +7,13 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from edge.errors import EngineError, InputError, StateError, TokenizerError
 from edge.runtime import transcript
-from edge.runtime.context import Context, ContextMark
-from edge.runtime.generate import Answer, Generation
+from edge.runtime.context import Context, Logits
+from edge.runtime.generate import Answer, Generation, Opening
+from edge.runtime.prompt import PromptReader
 from edge.runtime.sampling import (
     Sampler,
     SamplingParams,
@@ -25,6 +23,7 @@ from edge.runtime.sampling import (
     rng_state,
 )
 from edge.runtime.speculate.choose import drafting
+from edge.runtime.turn import Prompted, SessionSnapshot, Turn
 from edge.text.template import Message
 from edge.text.tokenizer import check_text
 
@@ -33,15 +32,6 @@ if TYPE_CHECKING:
 
 MAX_PROMPT_TOKENS = 1 << 17
 UNDO_LEVELS = 4
-
-
-@dataclass(frozen=True)
-class SessionSnapshot:
-    """All of a session at one moment. Holds a copy of one state."""
-
-    context: ContextMark
-    messages: tuple[Message, ...]
-    rng: Mapping[str, Any]
 
 
 class Session:
@@ -53,7 +43,6 @@ class Session:
 
     Attributes:
         model: what it runs on.
-        max_prompt_tokens: most tokens of one prompt.
     """
 
     def __init__(
@@ -71,14 +60,15 @@ class Session:
     ) -> None:
         """Everything is allocated here.
 
-        `system`: the chat's first message. `window`, `capacity`: see `Engine.new_state`. `seed`: of
-        random numbers that answers without a seed of their own draw from. `undo_levels`: how many
-        turns `undo` can take back; each holds a copy of one state. `draft`: a model of the same
-        tokenizer, or "ngram", that proposes tokens for this one to verify; `draft_tokens` of them
-        at a time, or as many as prove quickest.
+        `system`: the chat's first message. `max_prompt_tokens`: most tokens of one prompt.
+        `window`, `capacity`: see `Engine.new_state`. `seed`: of random numbers that answers without
+        a seed of their own draw from. `undo_levels`: how many turns `undo` can take back; each
+        holds a copy of one state. `draft`: a model of the same tokenizer, or "ngram", that proposes
+        tokens for this one to verify; `draft_tokens` of them at a time, or as many as prove
+        quickest.
         """
         self.model = model
-        self.max_prompt_tokens = max_prompt_tokens
+        self._reader = PromptReader(model.tokenizer, max_prompt_tokens)
         if system is not None:
             check_text(system)
         self._opening = [] if system is None else [Message("system", system)]
@@ -91,7 +81,8 @@ class Session:
         self._rng = new_rng(SamplingParams(seed=seed).seed)
         self._undo: deque[SessionSnapshot] = deque(maxlen=max(1, undo_levels))
         self._lock = threading.Lock()
-        self._turn: _Turn | None = None
+        self._turn: Turn | None = None
+        self._last: Turn | None = None
 
     # -- what it is ------------------------------------------------------------------------------
 
@@ -137,11 +128,11 @@ class Session:
                 raise InputError(
                     "this session is a chat", remedy="use chat(), or a session without messages"
                 )
-            given = self._encode(prompt)
+            given = self._reader.encode(prompt)
             context = self._context
             pending = [] if context.pending is None else [context.pending]
             if not context.tokens and not pending:
-                given = self._with_bos(given, isinstance(prompt, str) or prompt is None)
+                given = self._reader.with_bos(given, isinstance(prompt, str) or prompt is None)
             feed = [*pending, *given]
             if not feed:
                 raise InputError(
@@ -149,9 +140,9 @@ class Session:
                     field="prompt",
                     remedy="give some text",
                 )
-            self._check_length(len(feed))
+            self._reader.check_length(len(feed))
             context.check_room(len(context.tokens) + len(feed))
-            return self._begin(_Turn(feed, None), sampling, continued=True)
+            return self._begin(Turn(feed, None), sampling, continued=True)
 
     def chat(
         self, text: str | Sequence[Message | Mapping[str, str]], **sampling: Any
@@ -176,13 +167,26 @@ class Session:
                     "this session is a running text", remedy="use generate(), or another session"
                 )
             messages = transcript.extended(self._messages, text)
-            self._check_size(messages)
+            self._reader.check_messages(messages)
             wanted = template.encode(messages)
-            self._check_length(len(wanted))
+            self._reader.check_length(len(wanted))
             self._context.check_room(len(wanted))
             if not wanted:
                 raise InputError("the conversation has no tokens", field="messages")
-            return self._begin(_Turn(wanted, messages), sampling, continued=False)
+            return self._begin(Turn(wanted, messages), sampling, continued=False)
+
+    def regenerate(self, **sampling: Any) -> Generation:
+        """Answer the last turn again, from the state in which its prompt had been read.
+
+        The answer before is forgotten when this one leaves a trace. Raises StateError when the last
+        thing done was no turn.
+        """
+        with self._idle():
+            last = self._last
+            if last is None:
+                raise StateError("there is no answer to make again", remedy="say something first")
+            turn = Turn(last.tokens, last.messages, prompted=last.prompted, again=True)
+            return self._begin(turn, sampling, continued=turn.messages is None)
 
     def cancel(self) -> None:
         """End the answer that is being made, within one step or chunk; from any thread."""
@@ -190,7 +194,7 @@ class Session:
         if turn is not None:
             turn.answer.cancelled.set()
 
-    def _begin(self, turn: _Turn, sampling: Mapping[str, Any], *, continued: bool) -> Generation:
+    def _begin(self, turn: Turn, sampling: Mapping[str, Any], *, continued: bool) -> Generation:
         tokenizer = self.model.tokenizer
         params = make_params(self.model.defaults, sampling)
         for token in params.logit_bias:
@@ -203,52 +207,18 @@ class Session:
         self._turn = turn
         return Generation(turn.answer)
 
-    # -- prompts ---------------------------------------------------------------------------------
-
-    def _encode(self, prompt: str | Sequence[int] | None) -> list[int]:
-        tokenizer = self.model.tokenizer
-        if prompt is None:
-            return []
-        if isinstance(prompt, str):
-            check_text(prompt)
-            self._check_text_size(len(prompt.encode()))
-            return tokenizer.encode(prompt)
-        self._check_length(len(prompt))
-        for token in prompt:
-            if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
-                raise InputError(f"{token!r:.40} is no token id", field="prompt")
-            tokenizer.check_id(int(token))
-        return [int(token) for token in prompt]
-
-    def _with_bos(self, tokens: list[int], text: bool) -> list[int]:
-        tokenizer = self.model.tokenizer
-        if tokenizer.bos is None or not text:
-            return tokens
-        return [tokenizer.bos, *tokens] if tokenizer.add_bos or not tokens else tokens
-
-    def _check_size(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            check_text(message.content)
-        self._check_text_size(sum(len(message.content.encode()) for message in messages))
-
-    def _check_text_size(self, size: int) -> None:
-        """Refuse, before it is encoded, what cannot fit whatever its tokens are."""
-        self._check_length(-(-size // self.model.tokenizer.longest_piece))
-
-    def _check_length(self, count: int) -> None:
-        if count > self.max_prompt_tokens:
-            raise InputError(
-                f"has at least {count} tokens, at most {self.max_prompt_tokens} allowed",
-                field="prompt",
-                remedy="send less, or raise max_prompt_tokens",
-            )
-
     # -- going back ------------------------------------------------------------------------------
 
-    def reset(self) -> None:
-        """Forget everything but the system message; `undo` brings it back."""
+    def reset(self, system: str | None = None) -> None:
+        """Forget everything but the system message, or put another one in its place ("": none);
+        `undo` brings back what was said.
+        """
+        if system is not None:
+            check_text(system)
+            self._opening = [Message("system", system)] if system else []
         with self._idle():
             self._undo.append(self._snapshot())
+            self._last = None
             self._context.clear()
             self._messages = list(self._opening)
 
@@ -278,6 +248,7 @@ class Session:
         return SessionSnapshot(self._context.mark(), self.messages, rng_state(self._rng))
 
     def _restore(self, snapshot: SessionSnapshot) -> None:
+        self._last = None
         self._context.restore(snapshot.context)
         self._messages = list(snapshot.messages)
         self._rng = restore_rng(snapshot.rng)
@@ -313,6 +284,7 @@ class Session:
                 self._restore(before)
                 raise
             self._undo.append(before)
+            self._last = None
             self._context.tokens[:] = saved.tokens
             self._context.pending = saved.pending
             self._messages, self._rng = list(saved.messages), rng
@@ -342,15 +314,25 @@ class Session:
                 )
             yield
 
-    def opened(self) -> tuple[Sequence[int], int]:
+    def opened(self) -> Opening:
         """See `Owner.opened`."""
         turn = self._turn
         assert turn is not None
         turn.before = self._snapshot()
+        if turn.prompted is not None:
+            self._context.restore(turn.prompted.context)
+            return Opening((), turn.prompted.length, turn.prompted.logits)
         if turn.messages is None:
-            return turn.tokens, len(self._context.tokens)
+            return Opening(turn.tokens, len(self._context.tokens))
         reused = self._context.align(turn.tokens)
-        return turn.tokens[reused:], reused
+        return Opening(turn.tokens[reused:], reused)
+
+    def prompted(self, logits: Logits) -> None:
+        """See `Owner.prompted`."""
+        turn, context = self._turn, self._context
+        assert turn is not None
+        if turn.prompted is None:
+            turn.prompted = Prompted(context.mark(), logits.copy(), len(context.tokens))
 
     def closed(self, answer: Answer, kept: int | None) -> None:
         """See `Owner.closed`."""
@@ -361,7 +343,9 @@ class Session:
                 self._restore(turn.before)
             return
         assert turn.before is not None
-        self._undo.append(turn.before)
+        if not turn.again:
+            self._undo.append(turn.before)
+        self._last = turn
         self._rng = answer.sampler.rng
         kept = self._drop_last(len(answer.tokens), kept)
         if turn.messages is not None:
@@ -383,15 +367,3 @@ class Session:
         if not kept:
             context.pending = None
         return kept
-
-
-@dataclass
-class _Turn:
-    """A turn that has begun: tokens of the prompt, and of a chat the transcript it answers."""
-
-    tokens: list[int]
-    messages: list[Message] | None
-    before: SessionSnapshot | None = None
-
-    def __post_init__(self) -> None:
-        self.answer: Answer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.errors import ContextFullError, InputError, StateError
+from edge.errors import ContextFullError, EngineError, InputError, StateError
 from edge.runtime.session import Session
 from edge.text.template import Message
 from tests.session_models import END, model
@@ -263,3 +263,73 @@ def test_reset_keeps_the_system_message_and_can_be_undone() -> None:
     assert session.messages == (Message("system", "be kind"),) and session.tokens == ()
     session.undo()
     assert (session.messages, session.tokens) == before
+
+
+def _chatting(**options: object) -> Session:
+    return model("chat").session(seed=5, **options)
+
+
+def test_an_answer_is_made_again_from_the_state_after_its_prompt() -> None:
+    session, plain = _chatting(), _chatting()
+    for one in (session, plain):
+        one.chat("first", temperature=0, max_tokens=5).finish()
+    session.chat("one two", temperature=2, max_tokens=6).finish()
+    before = session.messages
+    again = session.regenerate(temperature=0, max_tokens=6).finish()
+    expected = plain.chat("one two", temperature=0, max_tokens=6).finish()
+    assert again.tokens == expected.tokens
+    assert again.prompt_tokens == 0
+    assert again.reused_tokens == expected.prompt_tokens + expected.reused_tokens
+    assert session.messages == plain.messages != before
+    assert session.tokens == plain.tokens
+    assert session.undo_levels == plain.undo_levels
+    session.undo()
+    assert len(session.messages) == 2
+
+
+def test_made_again_and_again_and_sampled_anew_each_time() -> None:
+    session = _chatting()
+    session.chat("one two", temperature=1.5, max_tokens=8).finish()
+    texts = {session.regenerate(temperature=1.5, max_tokens=8).finish().tokens for _ in range(4)}
+    assert len(texts) > 1
+    assert len(session.messages) == 2
+
+
+def test_an_answer_made_again_that_fails_leaves_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = _chatting()
+    session.chat("one two", temperature=0, max_tokens=5).finish()
+    messages, tokens = session.messages, session.tokens
+
+    def fails(*_: object, **__: object) -> None:
+        raise EngineError("no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.model.engine, "run", fails)
+        with pytest.raises(EngineError):
+            session.regenerate(temperature=0, max_tokens=5).finish()
+    assert (session.messages, session.tokens) == (messages, tokens)
+
+
+def test_nothing_to_make_again() -> None:
+    session = _chatting()
+    with pytest.raises(StateError, match="no answer"):
+        session.regenerate()
+    session.chat("one two", temperature=0, max_tokens=5).finish()
+    session.undo()
+    with pytest.raises(StateError, match="no answer"):
+        session.regenerate()
+
+
+def test_another_system_message_begins_anew() -> None:
+    session = _chatting(system="one")
+    session.chat("first", temperature=0, max_tokens=4).finish()
+    session.reset("two three")
+    assert [message.content for message in session.messages] == ["two three"]
+    session.chat("first", temperature=0, max_tokens=4).finish()
+    fresh = _chatting(system="two three")
+    fresh.chat("first", temperature=0, max_tokens=4).finish()
+    assert session.tokens == fresh.tokens
+    session.reset("")
+    assert session.messages == ()

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from edge.apps.server.prefixes import PrefixStore, agree, as_tokens
-from edge.runtime.context import Context
-from edge.runtime.generate import Answer, Generation
+from edge.runtime.context import Context, Logits
+from edge.runtime.generate import Answer, Generation, Opening
 from edge.runtime.model import Model
 from edge.runtime.sampling import Sampler, SamplingParams
 
@@ -74,7 +74,7 @@ class Slot:
         """See `Owner.held`: there is one thread."""
         return nullcontext()
 
-    def opened(self) -> tuple[Sequence[int], int]:
+    def opened(self) -> Opening:
         """See `Owner.opened`. Runs the prompt up to the places where a state is kept."""
         context, wanted = self._context, self._wanted
         self.reused = self._recall()
@@ -82,7 +82,10 @@ class Slot:
             if context.feed(wanted[len(context.tokens) : place], self._halted) is None:
                 break
             self.store.add(context.mark())
-        return wanted[len(context.tokens) :], self.reused
+        return Opening(wanted[len(context.tokens) :], self.reused)
+
+    def prompted(self, logits: Logits) -> None:
+        """See `Owner.prompted`. Nothing of a prompt is kept but what `opened` keeps."""
 
     def closed(self, answer: Answer, kept: int | None) -> None:
         """See `Owner.closed`. However an answer ends, the state is that of its tokens."""
