@@ -1,0 +1,222 @@
+"""Mamba-2's selective scan, token by token: steps, chains and trees, and prefill of rounded states.
+
+A program holds the states [BLOCK_P, N] of some channels of one head of one sequence in registers,
+replays the tokens that its logs hold and then runs the new ones: no state in between reaches memory
+("multi-step": The Mamba in the Llama, arXiv 2408.15237, algorithm 2). The recurrence is that of
+Mamba-2, arXiv 2405.21060, equation 1. y is read from h before h is rounded to what is kept of it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from edge.plugins.kernels import common
+
+# fields of the input `run`, as edge.launch numbers them
+PENDING = tl.constexpr(0)
+ADVANCE = tl.constexpr(1)
+SOURCE = tl.constexpr(2)
+TARGET = tl.constexpr(3)
+STORE = tl.constexpr(4)
+
+
+@triton.jit
+def factor(scale, channel, mask, SCALES: tl.constexpr):
+    """What the values of these channels are multiplied by; 0 scales: they are floats already."""
+    if SCALES == 0:
+        value = 1.0
+    elif SCALES == 1:
+        value = tl.load(scale)
+    else:
+        value = tl.load(scale + channel, mask=mask, other=1.0)
+    return value
+
+
+@triton.jit
+def clamped_step(dt, dt_bias, DT_MIN: tl.constexpr, DT_MAX: tl.constexpr):
+    """Δ = clamp(softplus(dt + dt_bias), DT_MIN, DT_MAX); NaN stays NaN."""
+    delta = common.softplus(dt + dt_bias)
+    delta = tl.where(delta < DT_MIN, DT_MIN, delta)
+    return tl.where(delta > DT_MAX, DT_MAX, delta)
+
+
+@triton.jit
+def update(h, x, delta, b, a):
+    """exp(Δ·A)·h + Δ·x⊗B. h [BLOCK_P, BLOCK_N], x [BLOCK_P], b [BLOCK_N], delta and a scalars."""
+    return tl.exp(delta * a) * h + (delta * x)[:, None] * b[None, :]
+
+
+@triton.jit
+def read_row(x, dt, B, row, at, inside, STRIDES: tl.constexpr):
+    """x, dt and B of one token, as they are stored."""
+    x_row = tl.load(x + row * STRIDES[0] + at[0], mask=inside[0], other=0)
+    b_row = tl.load(B + row * STRIDES[2] + at[2], mask=inside[1], other=0)
+    return x_row, tl.load(dt + row * STRIDES[1] + at[1]), b_row
+
+
+@triton.jit
+def advanced(h, token, factors, layer, LIMITS: tl.constexpr):
+    """(h after a token, not yet rounded; its x in fp32). layer: A and dt_bias of the head."""
+    x = token[0].to(tl.float32) * factors[0]
+    b = token[2].to(tl.float32) * factors[2]
+    dt = token[1].to(tl.float32) * factors[1]
+    delta = clamped_step(dt, layer[1], LIMITS[0], LIMITS[1])
+    return update(h, x, delta, b, layer[0]), x
+
+
+@triton.jit
+def kept(h, state_scale, kind: tl.constexpr):
+    """h as the next token finds it, fp32: rounded to kind and read back."""
+    if kind == tl.int8:
+        # times 1/scale, not over scale: 2·10⁻⁷ of the quotient apart, at a tenth of the work
+        quotient = h * (1.0 / state_scale)
+        h = common.round_even(tl.minimum(tl.maximum(quotient, -128.0), 127.0)) * state_scale
+    elif kind == tl.float16:
+        h = h.to(tl.float16).to(tl.float32)
+    return h
+
+
+@triton.jit
+def load_state(pointers, mask, state_scale, kind: tl.constexpr):
+    h = tl.load(pointers, mask=mask, other=0).to(tl.float32)
+    if kind == tl.int8:
+        h = h * state_scale
+    return h
+
+
+@triton.jit
+def store_state(pointers, h, mask, state_scale, kind: tl.constexpr):
+    """h as `kept` made it: dividing q·scale by the scale gives q, but for a rounding."""
+    if kind == tl.int8:
+        h = common.round_even(h * (1.0 / state_scale))
+    tl.store(pointers, h.to(kind), mask=mask)
+
+
+@triton.jit
+def scan(
+    x,  # f32 or i8 [T·B, X_STRIDE]; likewise dt, B and C
+    dt,
+    B,
+    C,
+    A,  # f32 [HEADS], or i8: A = -exp(A_scale·A)
+    D,  # f32 or i8 [HEADS]
+    dt_bias,  # f32 or i8 [HEADS]
+    x_scale,  # f32 [X_SCALES]: 1, or one a channel; all scales are None where x is f32
+    dt_scale,
+    B_scale,
+    C_scale,
+    A_scale,  # f32 [1]
+    D_scale,
+    dt_bias_scale,
+    state_scale,  # f32 [1] or [HEADS, 1, N], None unless the state is i8
+    state,  # f32, f16 or i8 [2, batch, HEADS, P, N]
+    log_x,  # as x [S·B, HEADS·P]
+    log_dt,  # as dt [S·B, HEADS]
+    log_B,  # as B [S·B, GROUPS·N]
+    y,  # f32 [T·B, HEADS·P]
+    run,  # i32 [8]
+    replay,  # i32 [S]
+    slots,  # i32 [T]
+    ancestors,  # i32 [T, T], looked at by trees
+    tokens,  # T
+    batch,  # B
+    HEADS: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # a power of two, at least N
+    X_STRIDE: tl.constexpr,
+    DT_STRIDE: tl.constexpr,
+    B_STRIDE: tl.constexpr,
+    C_STRIDE: tl.constexpr,
+    X_SCALES: tl.constexpr,  # 0 of f32
+    DT_SCALES: tl.constexpr,
+    B_SCALES: tl.constexpr,
+    C_SCALES: tl.constexpr,
+    STATE_SCALES: tl.constexpr,
+    DT_MIN: tl.constexpr,
+    DT_MAX: tl.constexpr,
+    TREE: tl.constexpr,
+):
+    head = tl.program_id(0)
+    part = tl.program_id(1)
+    sequence = tl.program_id(2)
+    group = head // (HEADS // GROUPS)
+    p = part * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    p_inside = p < P
+    n_inside = n < N
+    inside = p_inside[:, None] & n_inside[None, :]
+    kind: tl.constexpr = state.dtype.element_ty
+
+    # the state first: everything else is small and comes while it is on its way
+    slot_size = batch.to(tl.int64) * (HEADS * P * N)
+    states = state + (sequence * HEADS + head) * (P * N) + p[:, None] * N + n[None, :]
+    state_factor = 1.0
+    if kind == tl.int8:
+        if STATE_SCALES == 1:
+            state_factor = tl.load(state_scale)
+        else:
+            state_factor = tl.load(state_scale + head * N + n, mask=n_inside, other=1.0)[None, :]
+    h = load_state(states + tl.load(run + SOURCE) * slot_size, inside, state_factor, kind)
+    targets = states + tl.load(run + TARGET) * slot_size
+    store = tl.load(run + STORE)
+    pending = tl.load(run + PENDING)
+    advance = tl.where(store == 1, tl.load(run + ADVANCE), 0)
+
+    at = (head * P + p, head, group * N + n)
+    limits: tl.constexpr = (DT_MIN, DT_MAX)
+    log_strides: tl.constexpr = (HEADS * P, HEADS, GROUPS * N)
+    strides: tl.constexpr = (X_STRIDE, DT_STRIDE, B_STRIDE)
+    factors = (
+        factor(x_scale, at[0], p_inside, X_SCALES),
+        factor(dt_scale, head, head < HEADS, DT_SCALES),
+        factor(B_scale, at[2], n_inside, B_SCALES),
+    )
+    c_factor = factor(C_scale, at[2], n_inside, C_SCALES)
+    a = tl.load(A + head).to(tl.float32)
+    skip = tl.load(D + head).to(tl.float32)
+    bias = tl.load(dt_bias + head).to(tl.float32)
+    if X_SCALES > 0:
+        a = -tl.exp(a * tl.load(A_scale))
+        skip = skip * tl.load(D_scale)
+        bias = bias * tl.load(dt_bias_scale)
+    layer = (a, bias)
+
+    for j in range(pending):
+        row = tl.load(replay + j) * batch + sequence
+        token = read_row(log_x, log_dt, log_B, row, at, (p_inside, n_inside), log_strides)
+        h, _ = advanced(h, token, factors, layer, limits)
+        h = kept(h, state_factor, kind)
+        if j + 1 == advance:
+            store_state(targets, h, inside, state_factor, kind)
+
+    start = h
+    for t in range(tokens):
+        if TREE:
+            h = start
+            for j in range(t):
+                if tl.load(ancestors + t * tokens + j) != 0:
+                    row = j * batch + sequence
+                    token = read_row(x, dt, B, row, at, (p_inside, n_inside), strides)
+                    h, _ = advanced(h, token, factors, layer, limits)
+                    h = kept(h, state_factor, kind)
+        row = t * batch + sequence
+        token = read_row(x, dt, B, row, at, (p_inside, n_inside), strides)
+        c = tl.load(C + row * C_STRIDE + at[2], mask=n_inside, other=0).to(tl.float32) * c_factor
+        slot = tl.load(slots + t)
+        h, x_t = advanced(h, token, factors, layer, limits)
+        out = tl.sum(h * c[None, :], 1) + skip * x_t
+        tl.store(y + row * (HEADS * P) + at[0], out, mask=p_inside)
+        h = kept(h, state_factor, kind)
+        if slot >= 0:
+            row = slot * batch + sequence
+            tl.store(log_x + row * (HEADS * P) + at[0], token[0], mask=p_inside)
+            if part == 0:
+                tl.store(log_dt + row * HEADS + head, token[1])
+                if head % (HEADS // GROUPS) == 0:
+                    tl.store(log_B + row * (GROUPS * N) + at[2], token[2], mask=n_inside)
+    if not TREE and store == 2:
+        store_state(targets, h, inside, state_factor, kind)

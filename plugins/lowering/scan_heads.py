@@ -1,0 +1,145 @@
+"""Mamba-2's scans: which kernel runs them, and on how large a piece of the state.
+
+A step reads and writes the state once, and hardly anything else: 80 heads of [64, 128] are 2.6 MB
+in fp32. A program takes 2048 values of it, 16 a thread of 4 warps: a thread's 16 int8 values are
+one load of 16 bytes, 16 fp32 values four of them. Mamba-2 2.7B then has 320 programs, which keep
+the 8 multiprocessors of an Orin Nano full and give those of an H200 two or three each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edge.launch import Argument, DType, Size
+from edge.plugins.lowering.context import Lower, Lowering, Node, View, next_power_of_2
+
+_ELEMENTS = 2048  # of the state, for a program
+_LARGEST = 3.4028234e38  # fp32; stands for an infinite dt_max
+_STATES: Mapping[int, DType] = {32: "f32", 16: "f16", 8: "i8"}
+_VALUES = ("x", "dt", "B", "C")
+_WEIGHTS = ("A", "D", "dt_bias")
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """A node's inputs by the kernel's names; `state_type` is how the state is kept."""
+
+    views: Mapping[str, View]
+    weights: Mapping[str, str]
+    scales: Mapping[str, str]
+    state: str
+    state_type: DType
+
+
+def _floating(low: Lowering, node: Node) -> _Scan:
+    views = {name: low.view(value) for name, value in zip(_VALUES, node.inputs[:4], strict=True)}
+    weights = dict(zip(_WEIGHTS, node.inputs[4:7], strict=True))
+    return _Scan(views, weights, {}, node.inputs[7], "f32")
+
+
+def _int8(low: Lowering, node: Node) -> _Scan:
+    names = (*_VALUES, *_WEIGHTS)
+    given = dict(zip(names, node.inputs[0:14:2], strict=True))
+    scales = {f"{n}_scale": s for n, s in zip(names, node.inputs[1:14:2], strict=True)}
+    state_type = _STATES[node.attributes["state_bits"]]
+    if state_type == "i8":
+        scales["state_scale"] = node.inputs[15]
+    return _Scan(
+        {name: low.view(given[name]) for name in _VALUES},
+        {name: given[name] for name in _WEIGHTS},
+        scales,
+        node.inputs[14],
+        state_type,
+    )
+
+
+def _lower(low: Lowering, node: Node, scan: _Scan) -> None:
+    attributes = node.attributes
+    heads, p, n = attributes["heads"], attributes["head_dim"], attributes["d_state"]
+    y = low.new(node.outputs[0], "f32", "TB", heads * p)
+    arguments, absent = _arguments(low, scan, y, node)
+    block_n = next_power_of_2(n)
+    block_p = min(next_power_of_2(p), max(1, _ELEMENTS // block_n))
+    warps: Literal[1, 2, 4] = 4 if block_p * block_n >= 2048 else 2
+    if block_p * block_n <= 512:
+        warps = 1
+    low.launch(
+        "scan_heads.scan",
+        arguments,
+        {
+            **dict.fromkeys(absent),
+            **_constants(low, scan, attributes),
+            "BLOCK_P": block_p,
+            "BLOCK_N": block_n,
+            "TREE": low.regime.kind == "tree",
+        },
+        (Size(times=heads), Size(times=-(-p // block_p)), Size(of="B")),
+        warps=warps,
+        stages=1,
+        settles=True,
+    )
+
+
+def _arguments(
+    low: Lowering, scan: _Scan, y: View, node: Node
+) -> tuple[dict[str, tuple[Argument, str]], list[str]]:
+    """Run-time arguments in the kernel's order, and the names of those that are not there."""
+    x, b = scan.views["x"], scan.views["B"]
+    prefix = scan.state.removesuffix("ssm_state")
+    widths = {"x": x.width, "dt": scan.views["dt"].width, "B": b.width}
+    every: dict[str, tuple[Argument, str] | None] = {
+        **{name: low.pointer(view) for name, view in scan.views.items()},
+        **{name: low.pointer(low.constant(value)) for name, value in scan.weights.items()},
+        **dict.fromkeys(f"{name}_scale" for name in (*_VALUES, *_WEIGHTS)),
+        "state_scale": None,
+        **{name: low.pointer(low.constant(value)) for name, value in scan.scales.items()},
+        "state": low.state(scan.state, scan.state_type),
+        **{
+            f"log_{name}": low.log(f"{prefix}scan_{name}", scan.views[name].dtype, width)
+            for name, width in widths.items()
+        },
+        "y": low.pointer(y),
+        "run": low.run(),
+        "replay": low.replay(),
+        "slots": low.slots(),
+        "ancestors": low.ancestors() if low.regime.kind == "tree" else None,
+        "tokens": low.size("T"),
+        "batch": low.size("B"),
+    }
+    present = {name: value for name, value in every.items() if value is not None}
+    return present, [name for name, value in every.items() if value is None]
+
+
+def _constants(low: Lowering, scan: _Scan, attributes: Mapping[str, Any]) -> dict[str, int | float]:
+    def count(name: str) -> int:
+        return low.constant(scan.scales[name]).size if name in scan.scales else 0
+
+    return {
+        "HEADS": attributes["heads"],
+        "P": attributes["head_dim"],
+        "N": attributes["d_state"],
+        "GROUPS": attributes["groups"],
+        "DT_MIN": float(attributes["dt_min"]),
+        "DT_MAX": min(float(attributes["dt_max"]), _LARGEST),
+        **{f"{name.upper()}_STRIDE": scan.views[name].stride for name in _VALUES},
+        **{f"{name.upper()}_SCALES": count(f"{name}_scale") for name in _VALUES},
+        "STATE_SCALES": count("state_scale"),
+    }
+
+
+def scan_heads(low: Lowering, node: Node) -> None:
+    """`SelectiveScanHeads`: fp32."""
+    _lower(low, node, _floating(low, node))
+
+
+def scan_heads_int8(low: Lowering, node: Node) -> None:
+    """`SelectiveScanHeadsInt8`: int8 values, a state of 32, 16 or 8 bits."""
+    _lower(low, node, _int8(low, node))
+
+
+LOWER: dict[str, Lower] = {
+    "SelectiveScanHeads": scan_heads,
+    "SelectiveScanHeadsInt8": scan_heads_int8,
+}

@@ -1,0 +1,243 @@
+"""Mamba-2 scans on small random layers, through their lowering and Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from edge.launch import ADVANCE, PENDING, SOURCE, STORE, TARGET
+from edge.plugins.lowering.context import Regime
+from edge.plugins.lowering.scan_heads import LOWER
+from edge.plugins.reference.quantized_recurrent import selective_scan_heads_int8
+from edge.plugins.reference.scan import selective_scan_heads
+from tests.kernels.rowwise import CHAIN, Workbench, poisoned
+
+_STATES = {32: torch.float32, 16: torch.float16, 8: torch.int8}
+_VALUES = ("x", "dt", "B", "C")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Sizes and forms of one layer.
+
+    Attributes:
+        bits: how the state is kept.
+        int8: values and weights are int8.
+        channels: scales of values and state are one a channel, not one for all.
+    """
+
+    heads: int = 2
+    p: int = 20
+    n: int = 16
+    groups: int = 1
+    bits: int = 8
+    int8: bool = True
+    channels: bool = False
+    dt_limit: tuple[float, float] = (0.0, float("inf"))
+    seed: int = 0
+
+    @property
+    def widths(self) -> dict[str, int]:
+        wide, shares = self.heads * self.p, self.groups * self.n
+        return {"x": wide, "dt": self.heads, "B": shares, "C": shares}
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        return self.heads, self.p, self.n
+
+    def weights(self) -> dict[str, Tensor]:
+        """A (A_log where it is int8), D, dt_bias, and all scales."""
+        random = torch.Generator().manual_seed(self.seed)
+        if not self.int8:
+            return {
+                "A": -torch.empty(self.heads).uniform_(0.2, 4, generator=random),
+                "D": torch.randn(self.heads, generator=random),
+                "dt_bias": torch.randn(self.heads, generator=random),
+            }
+        made = {
+            name: torch.randint(-127, 128, (self.heads,), generator=random, dtype=torch.int8)
+            for name in ("A", "D", "dt_bias")
+        }
+        scales = {"x": 0.02, "dt": 0.02, "B": 0.015, "C": 0.015}
+        for name, size in scales.items():
+            made[f"{name}_scale"] = torch.full((self.widths[name] if self.channels else 1,), size)
+        shape = (self.heads, 1, self.n) if self.channels else (1,)
+        made["state_scale"] = torch.full(shape, 0.03)
+        for name, size in (("A", 0.01), ("D", 0.01), ("dt_bias", 0.02)):
+            made[f"{name}_scale"] = torch.tensor([size])
+        if self.channels:
+            for name in (*scales, "state"):
+                scale = made[f"{name}_scale"]
+                scale *= torch.empty_like(scale).uniform_(0.5, 2, generator=random)
+        return made
+
+    def tokens(self, count: int, batch: int, seed: int = 1) -> dict[str, Tensor]:
+        """x, dt, B, C of [count, batch, width]."""
+        random = torch.Generator().manual_seed(seed)
+        shapes = {name: (count, batch, width) for name, width in self.widths.items()}
+        if self.int8:
+            return {
+                name: torch.randint(-128, 128, shape, generator=random, dtype=torch.int8)
+                for name, shape in shapes.items()
+            }
+        return {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
+
+    def start(self, batch: int, seed: int = 2) -> Tensor:
+        """A state [batch, H, P, N]."""
+        random = torch.Generator().manual_seed(seed)
+        shape = (batch, *self.state_shape)
+        if self.bits == 8:
+            return torch.randint(-128, 128, shape, generator=random, dtype=torch.int8)
+        return torch.randn(shape, generator=random).to(_STATES[self.bits])
+
+    def reference(self, tokens: dict[str, Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        """y [T, batch, H·P] and the state after the last token."""
+        w = self.weights()
+        x, dt, b, c = (tokens[name].swapaxes(0, 1) for name in _VALUES)
+        if not self.int8:
+            x = x.unflatten(-1, (self.heads, self.p))
+            b, c = (m.unflatten(-1, (self.groups, self.n)) for m in (b, c))
+            y, h = selective_scan_heads(
+                x, dt, torch.log(-w["A"]), b, c, w["D"], w["dt_bias"], state, self.dt_limit
+            )
+            return y.flatten(-2).swapaxes(0, 1), h
+        scaled = [
+            part
+            for name, value in {
+                "x": x, "dt": dt, "A": w["A"], "B": b, "C": c, "D": w["D"], "dt_bias": w["dt_bias"],
+            }.items()
+            for part in (value, w[f"{name}_scale"])
+        ]  # fmt: skip
+        y, h = selective_scan_heads_int8(
+            *scaled, state, w["state_scale"], self.groups, self.dt_limit
+        )
+        return y.swapaxes(0, 1), h
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch: `old` tokens lie in the log, of which the first PENDING are replayed.
+
+    Attributes:
+        replay: log slots to replay, oldest first.
+        slots: where new tokens are kept, -1 nowhere.
+        ancestors: [T, T] of a tree.
+    """
+
+    layer: Layer
+    state: Tensor  # [batch, …], in slot `source`
+    new: dict[str, Tensor]
+    old: dict[str, Tensor] | None = None
+    replay: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+    log_slots: int = 12
+    advance: int = 0
+    store: int = 0
+    source: int = 0
+    regime: Regime = CHAIN
+    ancestors: Tensor | None = None
+
+
+@dataclass
+class Outcome:
+    """What a run left: y [T, batch, H·P], state [2, batch, …], logs [S, batch, width]."""
+
+    y: Tensor
+    state: Tensor
+    logs: dict[str, Tensor] = field(default_factory=dict)
+
+
+def launch(run: Run) -> Outcome:
+    """Lower the op, run what it launches. The other state slot and free log rows are poisoned."""
+    layer, batch = run.layer, run.state.shape[0]
+    steps = run.new["x"].shape[0]
+    bench = Workbench(run.regime, T=steps, B=batch, S=run.log_slots)
+    for name, value in run.new.items():
+        # as in a layer: x, B and C are parts of one row, dt of another
+        width = value.shape[-1]
+        bench.value(name, value.reshape(-1, width), stride=width + 48, start=16)
+    weights = layer.weights()
+    for name, array in weights.items():
+        bench.constant(name, array)
+    _give_state(bench, run)
+    numbers = torch.zeros(8, dtype=torch.int32)
+    for at, value in (
+        (PENDING, len(run.replay)), (ADVANCE, run.advance), (SOURCE, run.source),
+        (TARGET, 1 - run.source), (STORE, run.store),
+    ):  # fmt: skip
+        numbers[at] = value
+    bench.given("input", "run", numbers)
+    replay = poisoned(run.log_slots, torch.int32)
+    replay[: len(run.replay)] = torch.tensor(run.replay, dtype=torch.int32)
+    bench.given("input", "replay", replay)
+    slots = run.slots or (-1,) * steps
+    bench.given("input", "slots", torch.tensor(slots, dtype=torch.int32))
+    if run.ancestors is not None:
+        bench.given("input", "ancestors", run.ancestors.to(torch.int32))
+    _lower(bench, layer)
+    bench.run()
+    shape = (run.log_slots, batch)
+    return Outcome(
+        bench.read("y").view(steps, batch, layer.widths["x"]),
+        bench.whole("state", "layers.3.ssm_state", (2, *run.state.shape)),
+        {
+            name: bench.whole("log", f"layers.3.scan_{name}", (*shape, layer.widths[name]))
+            for name in ("x", "dt", "B")
+        },
+    )
+
+
+def _give_state(bench: Workbench, run: Run) -> None:
+    both = poisoned(2 * run.state.numel(), run.state.dtype).view(2, *run.state.shape)
+    both[run.source] = run.state
+    bench.given("state", "layers.3.ssm_state", both)
+    for name in ("x", "dt", "B"):
+        dtype = run.new[name].dtype
+        batch, width = run.state.shape[0], run.layer.widths[name]
+        log = poisoned(run.log_slots * batch * width, dtype).view(run.log_slots, batch, width)
+        if run.old is not None:
+            for slot, row in zip(run.replay, run.old[name], strict=True):
+                log[slot] = row
+        bench.given("log", f"layers.3.scan_{name}", log)
+
+
+def _lower(bench: Workbench, layer: Layer) -> None:
+    low, high = layer.dt_limit
+    sizes = {"heads": layer.heads, "head_dim": layer.p, "groups": layer.groups}
+    sizes["d_state"] = layer.n
+    limits = {"dt_min": low, "dt_max": high}
+    order = (*_VALUES, "A", "D", "dt_bias")
+    state, outputs = "layers.3.ssm_state", ("y", "states")
+    if layer.int8:
+        inputs = tuple(part for name in order for part in (name, f"{name}_scale"))
+        inputs += (state, "state_scale", "kept", "parents", "tree", "last_only", "ancestors")
+        bench.lower(
+            LOWER, "SelectiveScanHeadsInt8", inputs, outputs, **sizes, **limits,
+            state_bits=layer.bits,
+        )  # fmt: skip
+    else:
+        inputs = (*order, state, "kept", "ancestors")
+        bench.lower(LOWER, "SelectiveScanHeads", inputs, outputs, **sizes, **limits)
+
+
+def part(tokens: dict[str, Tensor], rows: slice | list[int]) -> dict[str, Tensor]:
+    return {name: value[rows] for name, value in tokens.items()}
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Bit for bit, NaN like any other."""
+    return a.shape == b.shape and bool(torch.equal(_bits(a), _bits(b)))
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.int8)
+
+
+def untouched(x: Tensor) -> bool:
+    """Still as `poisoned` left it."""
+    return same(x, poisoned(x.numel(), x.dtype).view(x.shape))
+
+
+__all__ = ["Layer", "Outcome", "Run", "launch", "part", "replace", "same", "untouched"]
