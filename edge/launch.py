@@ -25,6 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SCHEMA_VERSION = 1
 
+# Compute capabilities that kernels are compiled for: 87 is 8.7, sm_87.
+ARCHITECTURES = (75, 80, 86, 87, 89, 90, 100, 120)
+
 # Fields of the input `run`, i32. A run starts from recurrent state slot SOURCE, replays the first
 # PENDING tokens that the list `replay` names from the logs, then runs T new ones. STORE says which
 # state goes to slot TARGET: 0 none, 1 the one after ADVANCE replayed tokens, 2 the last one.

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 
 from edge.bundle.paths import check_relative
 from edge.config import ModelConfig
+from edge.launch import ARCHITECTURES
 
 SCHEMA_VERSION = 1
 
@@ -108,7 +109,10 @@ class Manifest(_Strict):
     # state tensors that are not fp32, by their name as a graph input
     state_dtypes: dict[str, Literal["int8", "float16"]] = {}
     opset: dict[str, int]
+    # `ort` for ONNX Runtime, `cuda` the launch plan
     graphs: dict[Name, str]
+    # indices of the plan's compiled kernels by architecture: {"sm_87": "kernels/sm_87/…"}
+    kernels: dict[Name, str] = {}
     limits: Limits
     tokenizer: TokenizerInfo
     chat_template: str | None = None
@@ -117,6 +121,14 @@ class Manifest(_Strict):
     provenance: Provenance
     files: tuple[FileEntry, ...] = Field(min_length=1, max_length=10_000)
 
+    @field_validator("kernels")
+    @classmethod
+    def _known_architectures(cls, kernels: dict[str, str]) -> dict[str, str]:
+        known = [f"sm_{sm}" for sm in ARCHITECTURES]
+        if unknown := sorted(kernels.keys() - set(known)):
+            raise ValueError(f"{', '.join(unknown)}: this runtime knows {', '.join(known)}")
+        return kernels
+
     @model_validator(mode="after")
     def _names_listed_files(self) -> Manifest:
         paths = [entry.path for entry in self.files]
@@ -124,10 +136,14 @@ class Manifest(_Strict):
         if len(listed) != len(paths):
             twice = sorted({path for path in paths if paths.count(path) > 1})
             raise ValueError(f"files listed twice: {twice}")
-        named = [*self.graphs.values(), self.tokenizer.file, self.chat_template]
-        absent = sorted({path for path in named if path is not None and path not in listed})
-        if absent:
-            raise ValueError(f"named but not in files: {absent}")
+        named = {f"graphs.{name}": path for name, path in self.graphs.items()}
+        named |= {f"kernels.{name}": path for name, path in self.kernels.items()}
+        own = {"tokenizer.file": self.tokenizer.file, "chat_template": self.chat_template}
+        named |= {field: path for field, path in own.items() if path is not None}
+        if absent := [f"{field} {path!r}" for field, path in named.items() if path not in listed]:
+            raise ValueError(f"named but not in files: {', '.join(absent)}")
+        if self.kernels and "cuda" not in self.graphs:
+            raise ValueError("kernels are those of a plan, and graphs.cuda names none")
         return self
 
     def entry(self, path: str) -> FileEntry | None:
@@ -137,6 +153,8 @@ class Manifest(_Strict):
     def to_json(self) -> bytes:
         """The one byte form: sorted keys, so that equal manifests have equal fingerprints."""
         data: dict[str, Any] = self.model_dump(mode="json")
+        if not self.kernels:  # a runtime from before there were any refuses the key
+            del data["kernels"]
         return (
             json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
         ).encode()

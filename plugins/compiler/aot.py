@@ -21,6 +21,11 @@ class Kernels:
     index: KernelIndex
     cubins: dict[str, bytes]
 
+    def get(self, variant: Variant) -> tuple[CompiledKernel, bytes]:
+        """A kernel of the plan and its cubin."""
+        found = self.index.kernels[variant.key]
+        return found, self.cubins[found.file]
+
 
 def compile_variant(variant: Variant, sm: int) -> tuple[CompiledKernel, bytes]:
     """One kernel for one architecture (87 for sm_87), never from the cache. Raises ExportError."""

@@ -1,0 +1,155 @@
+"""A bundle's launch plan and its compiled kernels: opened, checked, one cubin at a time."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from edge.bundle import strict_json
+from edge.bundle.paths import REMEDY
+from edge.bundle.reader import Bundle
+from edge.errors import BundleError
+from edge.launch import (
+    ITEM_SIZE,
+    SCHEMA_VERSION,
+    CompiledKernel,
+    KernelIndex,
+    LaunchPlan,
+    Variant,
+)
+
+PLAN = "cuda"
+PLAN_FILE = "graphs/cuda.json"
+WEIGHT_FILE = "weights.bin"
+_LARGEST = 64 << 20
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
+
+
+def index_file(sm: int) -> str:
+    """Where a bundle keeps the index of an architecture; its cubins lie beside it."""
+    return f"kernels/sm_{sm}/kernels.json"
+
+
+class BundledKernels:
+    """The kernels of a bundle for one architecture.
+
+    Attributes:
+        index: what the plan's variants were compiled to.
+    """
+
+    def __init__(self, bundle: Bundle, file: str, index: KernelIndex) -> None:
+        self.index = index
+        self._bundle = bundle
+        self._file = file
+        self._folder = file.rpartition("/")[0]
+
+    def get(self, variant: Variant) -> tuple[CompiledKernel, bytes]:
+        """A kernel and its cubin, whose hash has been checked.
+
+        Raises BundleError: it is not in the index, or its file is altered or truncated.
+        """
+        found = self.index.kernels.get(variant.key)
+        if found is None:
+            raise BundleError(
+                f"has no kernel {variant.key}, which the plan launches",
+                file=f"{self._bundle.path}/{self._file}",
+                field="kernels",
+                remedy=_command(self._bundle, self.index.sm),
+            )
+        return found, self._bundle.read(f"{self._folder}/{found.file}")
+
+
+def open_plan(bundle: Bundle) -> LaunchPlan:
+    """The bundle's launch plan.
+
+    Raises BundleError: it has none, it is of another version, or points outside the weights.
+    """
+    file = bundle.manifest.graphs.get(PLAN)
+    if file is None:
+        raise BundleError(
+            "has no launch plan, which the CUDA engine runs",
+            file=f"{bundle.path}/manifest.json",
+            field=f"graphs.{PLAN}",
+            remedy=f"add it with this version: {_export(bundle, 'cpu')}",
+        )
+    plan = _parsed(bundle, file, LaunchPlan)
+    entry = bundle.manifest.entry(WEIGHT_FILE)
+    size = 0 if entry is None else entry.size
+    for name, weight in plan.weights.items():
+        if weight.offset + weight.elements * ITEM_SIZE[weight.dtype] > size:
+            raise BundleError(
+                f"ends after the {size} bytes of {WEIGHT_FILE}",
+                file=f"{bundle.path}/{file}",
+                field=f"weights.{name}",
+                remedy=REMEDY,
+            )
+    return plan
+
+
+def open_kernels(bundle: Bundle, sm: int) -> BundledKernels:
+    """The bundle's kernels for an architecture, 87 for sm_87.
+
+    Raises BundleError: there are none (`field` is kernels.sm_87), the index is of another version
+    or architecture, or it names a file that the bundle does not have.
+    """
+    file = bundle.manifest.kernels.get(f"sm_{sm}")
+    if file is None:
+        there = ", ".join(sorted(bundle.manifest.kernels)) or "none"
+        raise BundleError(
+            f"has no kernels for sm_{sm}; there are: {there}",
+            file=f"{bundle.path}/manifest.json",
+            field=f"kernels.sm_{sm}",
+            remedy=_command(bundle, sm),
+        )
+    index = _parsed(bundle, file, KernelIndex)
+    where = f"{bundle.path}/{file}"
+    if index.sm != sm:
+        raise BundleError(f"is {index.sm}, not {sm}", file=where, field="sm", remedy=REMEDY)
+    folder = file.rpartition("/")[0]
+    for key, kernel in index.kernels.items():
+        if bundle.manifest.entry(f"{folder}/{kernel.file}") is None:
+            raise BundleError(
+                f"names {kernel.file}, which the manifest does not list",
+                file=where,
+                field=f"kernels.{key}.file",
+                remedy=REMEDY,
+            )
+    return BundledKernels(bundle, file, index)
+
+
+def _parsed(bundle: Bundle, file: str, kind: type[_Parsed]) -> _Parsed:
+    where, entry = f"{bundle.path}/{file}", bundle.manifest.entry(file)
+    if entry is not None and entry.size > _LARGEST:
+        raise BundleError(f"has {entry.size} bytes, at most {_LARGEST} allowed", file=where)
+    try:
+        data = strict_json.loads(bundle.read(file))
+    except ValueError as problem:
+        raise BundleError(f"is not valid JSON: {problem}", file=where, remedy=REMEDY) from None
+    # the plan leaves out what has its default, the index does not
+    version = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise BundleError(
+            f"is {version!r}, this runtime reads version {SCHEMA_VERSION}",
+            file=where,
+            field="schema_version",
+            remedy="export the model again with this version, or update mamba-edge",
+        )
+    try:
+        return kind.model_validate(data)
+    except ValidationError as problem:
+        first = problem.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or file
+        raise BundleError(first["msg"], file=where, field=field, remedy=REMEDY) from None
+
+
+def _command(bundle: Bundle, sm: int) -> str:
+    return (
+        f"add them: {_export(bundle, f'sm_{sm}')}; "
+        "or install Triton on this machine, which compiles them when the bundle is loaded: "
+        "pip install 'mamba-edge[kernels]'"
+    )
+
+
+def _export(bundle: Bundle, target: str) -> str:
+    return f"edge export {bundle.path} -o NEW_BUNDLE --target {target}"
