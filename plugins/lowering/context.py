@@ -120,6 +120,7 @@ class Lowering:
         views: value name → where it is; a lowering adds its node's outputs.
         constants: initializers by name.
         order: launches so far, as indices.
+        waiting: values that are made by the node which reads them, and the nodes they are of.
     """
 
     def __init__(self, regime: Regime, tables: Tables, constants: Mapping[str, Constant]) -> None:
@@ -127,6 +128,7 @@ class Lowering:
         self.views: dict[str, View] = {}
         self.constants = constants
         self.order: list[int] = []
+        self.waiting: dict[str, Node] = {}
         self._tables = tables
 
     # -- values ----------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ class Lowering:
     def launch(
         self,
         kernel: str,
-        arguments: Mapping[str, tuple[Argument, str]],
+        arguments: Mapping[str, tuple[Argument, str] | None],
         constants: Mapping[str, bool | int | float | str | None],
         grid: tuple[Size, Size, Size] | tuple[Size, Size] | tuple[Size],
         *,
@@ -221,12 +223,17 @@ class Lowering:
         stages: int = 2,
         settles: bool = False,
     ) -> None:
-        """Append a launch. `arguments` are in the kernel's own order; see `Launch`, `Variant`."""
+        """Append a launch. `arguments` are in the kernel's own order; see `Launch`, `Variant`.
+
+        One that is None is not there: the kernel is compiled with None in its place.
+        """
+        given = {name: one for name, one in arguments.items() if one is not None}
+        absent = dict.fromkeys(name for name, one in arguments.items() if one is None)
         variant = Variant(
             kernel=kernel,
-            arguments=tuple(arguments),
-            types=tuple(kind for _, kind in arguments.values()),
-            constants=dict(constants),
+            arguments=tuple(given),
+            types=tuple(kind for _, kind in given.values()),
+            constants={**absent, **constants},
             warps=warps,
             stages=stages,
         )
@@ -237,7 +244,7 @@ class Lowering:
         launch = Launch(
             variant=number,
             grid=(full[0], full[1], full[2]),
-            arguments=tuple(argument for argument, _ in arguments.values()),
+            arguments=tuple(argument for argument, _ in given.values()),
             settles=settles,
         )
         key = launch.model_dump_json()

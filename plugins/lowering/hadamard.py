@@ -23,24 +23,23 @@ def lower_hadamard(at: Lowering, node: Node) -> None:
     p, q = slow.shape[0], fast.shape[0]
     if p * q != x.width:
         raise ExportError(f"rotates {x.width} values by {p} x {q}", field=node.name)
-    arguments = {
-        "x": at.pointer(x), "slow": at.pointer(slow), "fast": at.pointer(fast)
-    }  # fmt: skip
-    scales = 0
-    if node.op == "HadamardQuantize":
-        scale = at.constant(node.inputs[3])
-        scales, arguments["scale"] = scale.size, at.pointer(scale)
-    y = at.new(node.outputs[0], "i8" if scales else "f32", x.rows, x.width)
+    scale = at.constant(node.inputs[3]) if node.op == "HadamardQuantize" else None
+    y = at.new(node.outputs[0], "f32" if scale is None else "i8", x.rows, x.width)
     block = 32 if at.regime.many and 4 * cdiv(p, 32) * 32 <= 5 * cdiv(p, 16) * 16 else 16
     at.launch(
         "hadamard.hadamard",
-        arguments | {"y": at.pointer(y)},
         {
-            **({} if scales else {"scale": None}),
+            "x": at.pointer(x),
+            "slow": at.pointer(slow),
+            "fast": at.pointer(fast),
+            "scale": None if scale is None else at.pointer(scale),
+            "y": at.pointer(y),
+        },
+        {
             "P": p,
             "Q": q,
             "X_STRIDE": x.stride,
-            "SCALES": scales,
+            "SCALES": 0 if scale is None else scale.size,
             "BLOCK_P": block,
             "BLOCK_K": _BLOCK_K,
             "BLOCK_Q": max(16, next_power_of_2(q)),

@@ -48,9 +48,8 @@ def lower_norm(at: Lowering, node: Node) -> None:
     block = next_power_of_2(x.width)
     at.launch(
         "norm.norm",
-        {name: pointer for name, pointer in pointers.items() if pointer is not None},
+        pointers,
         {
-            **{name: None for name, pointer in pointers.items() if pointer is None},
             "WIDTH": x.width,
             "BLOCK": block,
             "X_STRIDE": x.stride,

@@ -32,19 +32,11 @@ def lower_rows(at: Lowering, node: Node) -> None:
     x, back = at.view(node.inputs[0]), node.op == "FakeQuantizeRows"
     y = at.new(node.outputs[0], "f32" if back else "i8", x.rows, x.width)
     block = next_power_of_2(x.width)
-    arguments = {"x": at.pointer(x)}
-    if not back:
-        arguments["scale"] = at.pointer(at.new(node.outputs[1], "f32", x.rows, 1))
+    scale = None if back else at.pointer(at.new(node.outputs[1], "f32", x.rows, 1))
     at.launch(
         "rounding.quantize_rows",
-        arguments | {"y": at.pointer(y)},
-        {
-            **({"scale": None} if back else {}),
-            "WIDTH": x.width,
-            "X_STRIDE": x.stride,
-            "BACK": back,
-            "BLOCK": block,
-        },
+        {"x": at.pointer(x), "scale": scale, "y": at.pointer(y)},
+        {"WIDTH": x.width, "X_STRIDE": x.stride, "BACK": back, "BLOCK": block},
         (Size(of=x.rows),),
         warps=warps_for(block),
     )
