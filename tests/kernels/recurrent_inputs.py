@@ -1,0 +1,147 @@
+"""A run of a recurrent kernel: tokens waiting in the logs, new ones, and what it may write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edge.launch import RUN_FIELDS
+from edge.plugins.lowering.context import Regime
+from tests.kernels.rowwise import CHAIN, MANY, TREE, Workbench, poisoned
+
+KEEP, ADVANCED, LAST = range(3)  # values of run[STORE]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the host says of a run.
+
+    Attributes:
+        pending: tokens of the feeds that wait in the logs, in order.
+        new: tokens of the feeds that the run is given.
+        advance, store, source: fields of `run`.
+        parents: of the new tokens, for a tree; -1 is what comes before them.
+        logged: whether the new tokens are kept in the logs.
+        spare: log slots that nothing uses.
+    """
+
+    pending: Sequence[int] = ()
+    new: Sequence[int] = ()
+    advance: int = 0
+    store: int = KEEP
+    source: int = 0
+    parents: Sequence[int] | None = None
+    logged: bool = True
+    spare: int = 3
+
+    @property
+    def slots(self) -> int:
+        return len(self.pending) + len(self.new) + self.spare
+
+    @property
+    def replay(self) -> list[int]:
+        """Log slots of the pending tokens: not in order, as they come to be after some runs."""
+        return [int(s) for s in self._shuffled()[: len(self.pending)]]
+
+    @property
+    def stash(self) -> list[int]:
+        """Log slots of the new tokens; every third is not kept, or none is."""
+        found = self._shuffled()[len(self.pending) :][: len(self.new)]
+        return [int(s) if self.logged and i % 3 != 2 else -1 for i, s in enumerate(found)]
+
+    @property
+    def regime(self) -> Regime:
+        if self.parents is not None:
+            return TREE
+        return CHAIN if len(self.new) <= 16 else MANY
+
+    def path(self, t: int) -> list[int]:
+        """New tokens from the first to token `t` on its way."""
+        if self.parents is None:
+            return list(range(t + 1))
+        nodes: list[int] = []
+        while t >= 0:
+            nodes.insert(0, t)
+            t = self.parents[t]
+        return nodes
+
+    def before(self, t: int) -> list[int]:
+        """Tokens of the feeds that new token `t` comes after, itself last."""
+        return [*self.pending, *(self.new[i] for i in self.path(t))]
+
+    def _shuffled(self) -> Any:
+        return np.random.default_rng(self.slots).permutation(self.slots)
+
+    def inputs(self) -> dict[str, Tensor]:
+        fields = dict.fromkeys(RUN_FIELDS, 0) | {
+            "PENDING": len(self.pending), "ADVANCE": self.advance, "SOURCE": self.source,
+            "TARGET": 1 - self.source, "STORE": self.store, "PAST": 1 << 20,
+        }  # fmt: skip
+        count = len(self.new)
+        ancestors = torch.zeros(count, count, dtype=torch.int32)
+        for t in range(count):
+            ancestors[t, self.path(t)] = 1
+        replay = torch.full((self.slots,), 1 << 20, dtype=torch.int32)
+        replay[: len(self.pending)] = torch.tensor(self.replay, dtype=torch.int32)
+        return {
+            "run": torch.tensor([*fields.values(), -7, -7], dtype=torch.int32),
+            "replay": replay,
+            "slots": torch.tensor(self.stash, dtype=torch.int32),
+            "ancestors": ancestors,
+        }
+
+    def bench(self, batch: int) -> Workbench:
+        bench = Workbench(self.regime, T=len(self.new), B=batch, S=self.slots)
+        for name, value in self.inputs().items():
+            bench.given("input", name, value)
+        return bench
+
+
+@dataclass
+class Logs:
+    """Logs of a run: filled with the pending tokens, then compared with what must be there."""
+
+    run: Run
+    batch: int
+    before: dict[str, Tensor] = field(default_factory=dict)
+
+    def fill(self, bench: Workbench, name: str, rows: Tensor) -> None:
+        """`rows` [tokens, B, width] of all tokens of the feeds."""
+        log = poisoned(self.run.slots * self.batch * rows.shape[2], rows.dtype)
+        log = log.view(self.run.slots, self.batch, rows.shape[2])
+        for slot, token in zip(self.run.replay, self.run.pending, strict=True):
+            log[slot] = rows[token]
+        self.before[name] = log
+        bench.given("log", name, log)
+
+    def check(self, bench: Workbench, name: str, rows: Tensor) -> None:
+        """The new tokens are in their slots, and nothing else has changed."""
+        expected = self.before[name].clone()
+        for slot, token in zip(self.run.stash, self.run.new, strict=True):
+            if slot >= 0:
+                expected[slot] = rows[token]
+        found = bench.whole("log", name, tuple(expected.shape))
+        assert same_bits(found, expected), f"the log {name} is not as it must be"
+
+
+def two_slots(state: Tensor, source: int) -> Tensor:
+    """[2, …] with `state` at `source` and poison beside it."""
+    other = poisoned(state.numel(), state.dtype).view(state.shape)
+    return torch.stack([state, other] if source == 0 else [other, state])
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and bytes_of(a) == bytes_of(b)
+
+
+def bytes_of(a: Tensor) -> bytes:
+    return a.contiguous().numpy().tobytes()
+
+
+def by_tokens(feeds: Mapping[str, Any], *names: str) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(np.ascontiguousarray(feeds[name])) for name in names}
