@@ -57,20 +57,10 @@ class Worker:
 
     def compile(self, variant: Variant, sm: int) -> Compiled:
         """Raises ExportError naming the kernel."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        request = json.dumps({"variant": variant.model_dump(mode="json"), "sm": sm})
         limit = threading.Timer(LIMIT, self._kill)
         limit.start()
         try:
-            self._process.stdin.write(request.encode() + b"\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-            answer: dict[str, Any] = (
-                json.loads(line) if line else {"error": self._last_words(), "bytes": 0}
-            )
-            cubin = self._process.stdout.read(answer["bytes"])
-        except BrokenPipeError:
-            answer, cubin = {"error": self._last_words()}, b""
+            answer, cubin = self._ask({"variant": variant.model_dump(mode="json"), "sm": sm})
         finally:
             limit.cancel()
         if "error" in answer:
@@ -81,6 +71,20 @@ class Worker:
             )
         return Compiled(CompiledKernel.model_validate(answer["kernel"]), answer["ptxas"], cubin)
 
+    def _ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line.endswith(b"\n"):
+            return self._last_words(), b""
+        answer = json.loads(line)
+        cubin = self._process.stdout.read(answer["bytes"])
+        return (answer, cubin) if len(cubin) == answer["bytes"] else (self._last_words(), b"")
+
     def _last_words(self) -> dict[str, Any]:
         """An answer in place of the one that never came."""
         status = self._process.wait()
@@ -88,7 +92,7 @@ class Worker:
         why = f"the compiler ended with {status}: {''.join(said)}"
         if status == -signal.SIGKILL:
             why = f"the compiler was ended: it took more than {LIMIT:.0f} s, or memory ran out"
-        return {"error": why, "bytes": 0}
+        return {"error": why}
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
