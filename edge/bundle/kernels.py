@@ -11,13 +11,13 @@ from edge.bundle.paths import REMEDY
 from edge.bundle.reader import Bundle
 from edge.errors import BundleError
 from edge.launch import (
-    ITEM_SIZE,
     SCHEMA_VERSION,
     CompiledKernel,
     KernelIndex,
     LaunchPlan,
     Variant,
 )
+from edge.launch_checks import check_plan
 
 PLAN = "cuda"
 PLAN_FILE = "graphs/cuda.json"
@@ -63,7 +63,7 @@ class BundledKernels:
 def open_plan(bundle: Bundle) -> LaunchPlan:
     """The bundle's launch plan.
 
-    Raises BundleError: it has none, it is of another version, or points outside the weights.
+    Raises BundleError: it has none, it is of another version, or is none of this model.
     """
     file = bundle.manifest.graphs.get(PLAN)
     if file is None:
@@ -74,16 +74,21 @@ def open_plan(bundle: Bundle) -> LaunchPlan:
             remedy=f"add it with this version: {_export(bundle, 'cpu')}",
         )
     plan = _parsed(bundle, file, LaunchPlan)
-    entry = bundle.manifest.entry(WEIGHT_FILE)
-    size = 0 if entry is None else entry.size
-    for name, weight in plan.weights.items():
-        if weight.offset + weight.elements * ITEM_SIZE[weight.dtype] > size:
-            raise BundleError(
-                f"ends after the {size} bytes of {WEIGHT_FILE}",
-                file=f"{bundle.path}/{file}",
-                field=f"weights.{name}",
-                remedy=REMEDY,
-            )
+    manifest, entry = bundle.manifest, bundle.manifest.entry(WEIGHT_FILE)
+    try:
+        check_plan(
+            plan,
+            manifest.model,
+            weight_bytes=0 if entry is None else entry.size,
+            state_dtypes=manifest.state_dtypes,
+        )
+    except BundleError as problem:
+        raise BundleError(
+            problem.message,
+            file=f"{bundle.path}/{file}",
+            field=problem.field,
+            remedy=problem.remedy,
+        ) from None
     return plan
 
 

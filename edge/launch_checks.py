@@ -1,0 +1,261 @@
+"""What a launch plan must keep to before anything of it is run: a plan may come from anywhere.
+
+`check_plan` looks at everything that does not depend on a run's sizes, `check_sizes` at what one
+program does with given ones. They see which memory is named, how it is typed and how large grids
+and buffers are. How far a kernel reads from where it is pointed to follows from its constants and
+cannot be seen here: like the compiled kernels, it is as good as where the bundle comes from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import NoReturn
+
+from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
+from edge.errors import BundleError
+from edge.launch import (
+    ITEM_SIZE,
+    Argument,
+    Buffer,
+    DType,
+    LaunchPlan,
+    Log,
+    Pointer,
+    Program,
+    Size,
+    Sizes,
+)
+from edge.tensors import kv_cache_shapes, padded_head_dim, recurrent_state_shapes
+
+REMEDY = "export the model again with this version, or update mamba-edge"
+LOGITS = "logits"
+# CUDA's limits of a grid, of every compute capability there is.
+GRID = (2**31 - 1, 65535, 65535)
+_INT32 = 2**31 - 1
+# Far beyond any device: what is larger was never planned for one.
+_MOST_BYTES = 1 << 42
+_MOST = {"variants": 1 << 12, "launches": 1 << 18, "programs": 64}
+_MOST_STEPS = 1 << 16
+_TRITON: Mapping[str, DType] = {
+    "fp32": "f32", "fp16": "f16", "i8": "i8", "u8": "u8", "i32": "i32", "i64": "i64",
+}  # fmt: skip
+_STATES: Mapping[str, DType] = {"int8": "i8", "float16": "f16"}
+
+
+def check_plan(
+    plan: LaunchPlan,
+    config: ModelConfig,
+    *,
+    weight_bytes: int,
+    state_dtypes: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse a plan that is not one of this model. Raises BundleError, `field` says where.
+
+    `weight_bytes`: size of weights.bin. `state_dtypes`: of the manifest.
+    """
+    for name, most in _MOST.items():
+        if len(getattr(plan, name)) > most:
+            _refuse(name, f"has more than {most} entries")
+    _check_constants(plan, weight_bytes)
+    _check_inputs(plan, config)
+    _check_logs(plan, config)
+    _check_programs(plan, config)
+    memory = _Memory(plan, config, state_dtypes or {})
+    for number, launch in enumerate(plan.launches):
+        variant = plan.variants[launch.variant]
+        for name, kind, argument in zip(
+            variant.arguments, variant.types, launch.arguments, strict=True
+        ):
+            memory.check(f"launches.{number}.{name}", kind, argument)
+
+
+def check_sizes(plan: LaunchPlan, program: Program, sizes: Sizes) -> None:
+    """Refuse sizes that a program's launches cannot take. Raises BundleError.
+
+    Grids stay within CUDA's limits, integers within i32, pointers within their buffers.
+    """
+    for number in dict.fromkeys(program.launches):
+        launch = plan.launches[number]
+        for axis, size, most in zip("xyz", launch.grid, GRID, strict=True):
+            if size.value(sizes) > most:
+                _refuse(f"launches.{number}.grid.{axis}", f"is {size.value(sizes)}, over {most}")
+        names = plan.variants[launch.variant].arguments
+        for name, argument in zip(names, launch.arguments, strict=True):
+            where = f"launches.{number}.{name}"
+            if isinstance(argument, Size) and argument.value(sizes) > _INT32:
+                _refuse(where, f"is {argument.value(sizes)}, no 32-bit integer")
+            if isinstance(argument, Pointer) and argument.space in ("value", "input"):
+                buffers = plan.values if argument.space == "value" else plan.inputs
+                _check_start(where, argument, buffers[argument.name].elements.value(sizes))
+    for kind, buffers in (("values", plan.values), ("inputs", plan.inputs)):
+        for name, buffer in buffers.items():
+            if buffer.elements.value(sizes) * ITEM_SIZE[buffer.dtype] > _MOST_BYTES:
+                _refuse(f"{kind}.{name}", f"has {buffer.elements.value(sizes)} elements")
+
+
+def _refuse(field: str, message: str) -> NoReturn:
+    raise BundleError(message, field=field, remedy=REMEDY)
+
+
+def _check_start(where: str, pointer: Pointer, elements: int) -> None:
+    """A pointer starts inside what it points to; of what is empty, nothing is read."""
+    if 0 < elements <= pointer.at:
+        _refuse(where, f"points to element {pointer.at} of {elements} of {pointer.name!r}")
+
+
+# -- what there is -----------------------------------------------------------------------------
+
+
+def _check_constants(plan: LaunchPlan, weight_bytes: int) -> None:
+    for name, weight in plan.weights.items():
+        item = ITEM_SIZE[weight.dtype]
+        end = weight.offset + weight.elements * item
+        if end > weight_bytes or weight.offset % item:
+            _refuse(f"weights.{name}", f"does not lie in the {weight_bytes} bytes of weights.bin")
+    for name, inline in plan.inline.items():
+        if len(inline.data) % (2 * ITEM_SIZE[inline.dtype]):
+            _refuse(f"inline.{name}", f"is not a number of {inline.dtype}")
+
+
+def _check_inputs(plan: LaunchPlan, config: ModelConfig) -> None:
+    """Inputs are of the forms that a host writes; what they are made from belongs to the model."""
+    widths = {m.d_conv for m in config.layers if isinstance(m, Mamba1Config | Mamba2Config)}
+    if not widths.issuperset(plan.taps):
+        _refuse("taps", f"has other widths than the model's {sorted(widths)}")
+    ropes = [m.rope for m in config.layers if isinstance(m, AttentionConfig) and m.rope]
+    for theta, dim in plan.rotations:
+        if not any(r.dim == dim and (dim == 2 or _near(r.theta, theta)) for r in ropes):
+            _refuse("rotations", f"the model has none of theta {theta} and {dim} values")
+    forms = _input_forms(plan)
+    for name, buffer in plan.inputs.items():
+        if buffer not in forms.get(name, ()):
+            _refuse(f"inputs.{name}", "is no input, or not of the form that this version makes")
+
+
+def _near(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-6)
+
+
+def _input_forms(plan: LaunchPlan) -> dict[str, tuple[Buffer, ...]]:
+    def integers(times: int, of: str) -> tuple[Buffer, ...]:
+        elements = Size(times=times, of=of)
+        return Buffer(dtype="i32", elements=elements), Buffer(dtype="i64", elements=elements)
+
+    forms = {
+        "run": integers(8, ""),
+        "tokens": integers(1, "TB"),
+        "rows": integers(1, "L"),
+        "replay": integers(1, "S"),
+        "slots": integers(1, "T"),
+        "positions": integers(1, "T"),
+        "ancestors": integers(1, "TT"),
+    }
+    for width in plan.taps:
+        forms |= {
+            f"taps{width}": integers(width, "T"),
+            f"state_taps{width}": integers(width - 1, ""),
+        }
+    for index, (_, dim) in enumerate(plan.rotations):
+        table = (Buffer(dtype="f32", elements=Size(times=dim // 2, of="T")),)
+        forms |= {f"rope{index}.cos": table, f"rope{index}.sin": table}
+    return forms
+
+
+def _check_logs(plan: LaunchPlan, config: ModelConfig) -> None:
+    widths = dict(_log_widths(config))
+    for name, log in plan.logs.items():
+        if widths.get(name) != log.width:
+            _refuse(f"logs.{name}", f"is {log.width} wide, the model keeps {widths.get(name, 0)}")
+
+
+def _log_widths(config: ModelConfig) -> Iterator[tuple[str, int]]:
+    """What a replay reads of each layer (edge.launch: Pointer)."""
+    for index, layer in enumerate(config.layers):
+        if isinstance(layer, Mamba1Config):
+            scan = {"x": layer.d_inner, "dt": layer.d_inner, "B": layer.d_state}
+        elif isinstance(layer, Mamba2Config):
+            shares = layer.n_groups * layer.d_state
+            scan = {"x": layer.d_ssm, "dt": layer.n_heads, "B": shares}
+        else:
+            continue
+        yield f"layers.{index}.conv_in", layer.conv_channels
+        yield from ((f"layers.{index}.scan_{name}", width) for name, width in scan.items())
+
+
+def _check_programs(plan: LaunchPlan, config: ModelConfig) -> None:
+    logits = Buffer(dtype="f32", elements=Size(times=config.vocab_size, of="LB"))
+    if plan.values.get(LOGITS) != logits:
+        _refuse(f"values.{LOGITS}", f"are not fp32 of {config.vocab_size} tokens and wanted rows")
+    kinds = {(program.kind, program.max_rows) for program in plan.programs}
+    if not kinds.issuperset({("chain", None), ("settle", None)}):
+        _refuse("programs", "has none for runs of any length, or none that only settles a state")
+    for number, program in enumerate(plan.programs):
+        if len(program.launches) > _MOST_STEPS:
+            _refuse(f"programs.{number}", f"has more than {_MOST_STEPS} launches")
+        named = (_values(plan.launches[index].arguments) for index in program.launches)
+        if program.kind != "settle" and not any(LOGITS in names for names in named):
+            _refuse(f"programs.{number}", "makes no logits")
+
+
+def _values(arguments: tuple[Argument, ...]) -> set[str]:
+    return {a.name for a in arguments if isinstance(a, Pointer) and a.space == "value"}
+
+
+# -- what is pointed to -------------------------------------------------------------------------
+
+
+class _Memory:
+    """Types and, where they do not depend on a run, sizes of everything an argument may name."""
+
+    def __init__(
+        self, plan: LaunchPlan, config: ModelConfig, state_dtypes: Mapping[str, str]
+    ) -> None:
+        self._plan = plan
+        self._states: dict[str, tuple[DType, int]] = {
+            name: (_STATES.get(state_dtypes.get(name, ""), "f32"), 2 * math.prod(shape))
+            for name, shape in recurrent_state_shapes(config).items()
+        }
+        self._caches: dict[str, tuple[DType, int]] = {
+            name: ("f32", shape[1] * padded_head_dim(shape[3]))
+            for name, shape in kv_cache_shapes(config, 1).items()
+        }
+
+    def check(self, where: str, kind: str, argument: Argument) -> None:
+        """An argument against its Triton type."""
+        base, _, multiple = kind.partition(":")
+        if not base.startswith("*"):
+            wanted = {"fp32": float, "i32": Size}.get(base)
+            if wanted is None or multiple or not isinstance(argument, wanted):
+                _refuse(where, f"is no {kind}")
+            return
+        if not isinstance(argument, Pointer):
+            _refuse(where, f"is no {kind}")
+        dtype, elements, offset = self._find(where, argument)
+        if _TRITON.get(base[1:]) != dtype:
+            _refuse(where, f"reads {argument.name!r}, which is {dtype}, as {base}")
+        if elements is not None:
+            _check_start(where, argument, elements)
+        if multiple and (offset + argument.at * ITEM_SIZE[dtype]) % int(multiple):
+            _refuse(where, f"reads {argument.name!r} where it is no multiple of {multiple} bytes")
+
+    def _find(self, where: str, pointer: Pointer) -> tuple[DType, int | None, int]:
+        """(type, elements at least there or None, offset from a multiple of 256 bytes)."""
+        plan, name = self._plan, pointer.name
+        if pointer.space == "weight":
+            weight = plan.weights[name]
+            return weight.dtype, weight.elements, weight.offset
+        if pointer.space == "inline":
+            inline = plan.inline[name]
+            return inline.dtype, len(inline.data) // (2 * ITEM_SIZE[inline.dtype]), 0
+        if pointer.space == "value":
+            return plan.values[name].dtype, None, 0
+        if pointer.space == "input":
+            return plan.inputs[name].dtype, None, 0
+        if pointer.space == "log":
+            log: Log = plan.logs[name]
+            return log.dtype, log.width, 0
+        known = self._states if pointer.space == "state" else self._caches
+        if name not in known:
+            _refuse(where, f"the model has no {pointer.space} {name!r}")
+        return *known[name], 0
