@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edge.plugins.lowering import norm, views
+from edge.plugins.lowering import (
+    hadamard,
+    norm,
+    rope,
+    rounding,
+    rows,
+    scan,
+    scan_heads,
+    views,
+)
 from edge.plugins.lowering.context import Lower
 
-LOWER: Mapping[str, Lower] = {
-    op: lower for module in (norm, views) for op, lower in module.LOWER.items()
-}
+_MODULES = (hadamard, norm, rope, rounding, rows, scan, scan_heads, views)
+LOWER: Mapping[str, Lower] = {op: lower for each in _MODULES for op, lower in each.LOWER.items()}
