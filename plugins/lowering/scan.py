@@ -64,9 +64,8 @@ def lower_scan(at: Lowering, node: Node) -> None:
     block_e = 64 * _STATES_A_THREAD // max(_STATES_A_THREAD, block_n)
     at.launch(
         "scan.scan",
-        {name: pointer for name, pointer in pointers.items() if pointer is not None},
+        pointers,
         {
-            **{name: None for name, pointer in pointers.items() if pointer is None},
             "E": channels,
             "N": n,
             "BLOCK_E": block_e,

@@ -74,6 +74,20 @@ class Run:
         """Tokens of the feeds that new token `t` comes after, itself last."""
         return [*self.pending, *(self.new[i] for i in self.path(t))]
 
+    def taps(self, width: int) -> tuple[Tensor, Tensor]:
+        """Rows of [state | log | new]: a convolution's windows [T, K], the stored state's [K-1]."""
+        state = list(range(width - 1))
+        log = [width - 1 + slot for slot in self.replay]
+        first = width - 1 + self.slots
+        windows = [
+            [*state, *log, *(first + i for i in self.path(t))][-width:]
+            for t in range(len(self.new))
+        ]
+        every = [*state, *log, *(first + t for t in range(len(self.new)))]
+        end = len(every) if self.store == LAST else width - 1 + self.advance
+        stored = every[end - (width - 1) : end] if self.store else [1 << 20] * (width - 1)
+        return _i32(windows), _i32(stored)
+
     def _shuffled(self) -> Any:
         return np.random.default_rng(self.slots).permutation(self.slots)
 
@@ -87,11 +101,11 @@ class Run:
         for t in range(count):
             ancestors[t, self.path(t)] = 1
         replay = torch.full((self.slots,), 1 << 20, dtype=torch.int32)
-        replay[: len(self.pending)] = torch.tensor(self.replay, dtype=torch.int32)
+        replay[: len(self.pending)] = _i32(self.replay)
         return {
-            "run": torch.tensor([*fields.values(), -7, -7], dtype=torch.int32),
+            "run": _i32([*fields.values(), -7, -7]),
             "replay": replay,
-            "slots": torch.tensor(self.stash, dtype=torch.int32),
+            "slots": _i32(self.stash),
             "ancestors": ancestors,
         }
 
@@ -127,6 +141,10 @@ class Logs:
                 expected[slot] = rows[token]
         found = bench.whole("log", name, tuple(expected.shape))
         assert same_bits(found, expected), f"the log {name} is not as it must be"
+
+
+def _i32(rows: Sequence[Any]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int32)
 
 
 def two_slots(state: Tensor, source: int) -> Tensor:
