@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.config import ModelConfig
-from edge.errors import EngineError
+from edge.errors import EngineError, InputError
+from edge.runtime.layout import StateLayout
 from edge.runtime.state import State
 
 if TYPE_CHECKING:
@@ -19,12 +20,7 @@ Rows = Literal["last", "all"] | Sequence[int]
 
 DEFAULT_WINDOW = 8
 MAX_WINDOW = 256
-
-# what is missing before each can be chosen
-UNAVAILABLE = {
-    "cuda": "it needs a bundle with compiled kernels and the cuda-core package",
-    "tensorrt": "it needs TensorRT and an engine built on this device",
-}
+MAX_BATCH = 1024
 
 
 @runtime_checkable
@@ -88,13 +84,39 @@ class Engine(Protocol):
         ...
 
 
+def layout_of(
+    config: ModelConfig,
+    batch: int,
+    window: int,
+    capacity: int | None,
+    dtypes: Mapping[str, str],
+) -> StateLayout:
+    """The layout of a state that `Engine.new_state` is asked for. Raises InputError."""
+    _within(batch, MAX_BATCH, "batch")
+    _within(window, MAX_WINDOW, "window")
+    if capacity is not None and config.has_attention:
+        _within(capacity, config.max_context or 1 << 24, "capacity")
+    return StateLayout.of(config, batch=batch, capacity=capacity, dtypes=dtypes)
+
+
+def _within(value: int, limit: int, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+        raise InputError(f"must be 1 … {limit}, got {value!r}", field=name)
+
+
 def choose_engine(name: str) -> str:
-    """The engine that `name` means here. Raises EngineError for one that cannot run."""
+    """The engine that `name` means here. Raises EngineError for one that cannot run.
+
+    "auto" is "ort": the CUDA engine has not been measured on a GPU.
+    """
     if name in ("auto", "ort"):
         return "ort"
-    if name in UNAVAILABLE:
+    if name == "cuda":
+        return name
+    if name == "tensorrt":
         raise EngineError(
-            f"engine {name} is not available in this version: {UNAVAILABLE[name]}",
+            "engine tensorrt is not available in this version: it needs TensorRT and an engine "
+            "built on this device",
             field="engine",
             remedy="use --engine ort",
         )
@@ -108,11 +130,14 @@ def open_engine(
 ) -> Engine:
     """Load a bundle's graph into the engine called `name`.
 
-    `threads` None is one per physical core this process may use. `spin`: threads wait for work
-    awake, quicker on a machine that does nothing else and far slower beside other work. Raises
-    BundleError, EngineError.
+    `threads`, `spin` are for `ort`: None is one per physical core this process may use; threads
+    that spin wait for work awake, quicker on a machine that does nothing else and far slower beside
+    other work. Raises BundleError, EngineError.
     """
-    choose_engine(name)
+    if choose_engine(name) == "cuda":
+        from edge.runtime.cuda.opening import from_bundle
+
+        return from_bundle(bundle)
     from edge.runtime.ort import OrtEngine
 
     return OrtEngine.from_bundle(bundle, threads=threads, spin=spin)

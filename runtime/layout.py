@@ -6,12 +6,15 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge.config import ModelConfig
 from edge.tensors import kv_cache_shapes, padded_head_dim, recurrent_state_shapes
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
 
 Shape = tuple[int, ...]
 
@@ -31,6 +34,16 @@ class Identity:
     model: str
     quantization: str = ""
     tokenizer: str = ""
+
+    @staticmethod
+    def of_bundle(bundle: Bundle) -> Identity:
+        """For a bundle's states, whichever engine runs it."""
+        manifest = bundle.manifest
+        return Identity(
+            model=bundle.fingerprint,
+            quantization=manifest.quantization.recipe,
+            tokenizer=manifest.tokenizer.sha256 or manifest.tokenizer.kind,
+        )
 
     @staticmethod
     def of_graph(config: ModelConfig, graph: bytes) -> Identity:

@@ -83,10 +83,11 @@ def load(
     BundleError, EngineError (also where it has no room in memory: EDGE_MEMORY_CHECK=off tries all
     the same), TokenizerError.
     """
-    choose_engine(engine)
+    chosen = choose_engine(engine)
     path = resolve(bundle)
     with open_bundle(path) as opened:
-        memory.check_load(opened.manifest, path)
+        if chosen == "ort":
+            memory.check_load(opened.manifest, path)
         tokenizer = load_tokenizer(opened)
         template = load_template(opened, tokenizer)
         running = open_engine(opened, engine, threads=threads, spin=spin)

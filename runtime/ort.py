@@ -17,7 +17,7 @@ from edge.errors import BundleError, EngineError, InputError, StateError
 from edge.runtime import memory, ort_session
 from edge.runtime.bindings import Bound, Constants, Key, Workspace
 from edge.runtime.buffers import StateBuffers
-from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows
+from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, layout_of
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.request import Request, check
 from edge.runtime.ring import Tree
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
 
 DEFAULT_CHUNK = 256
-MAX_BATCH = 1024
 
 
 class OrtEngine:
@@ -106,11 +105,7 @@ class OrtEngine:
                 manifest.model,
                 threads=threads,
                 chunk=manifest.limits.chunk,
-                identity=Identity(
-                    model=bundle.fingerprint,
-                    quantization=manifest.quantization.recipe,
-                    tokenizer=manifest.tokenizer.sha256 or manifest.tokenizer.kind,
-                ),
+                identity=Identity.of_bundle(bundle),
                 spin=spin,
                 data=bundle.read(graph),
                 state_dtypes=manifest.state_dtypes,
@@ -144,13 +139,7 @@ class OrtEngine:
         )
 
     def _layout(self, batch: int, window: int, capacity: int | None) -> StateLayout:
-        _within(batch, MAX_BATCH, "batch")
-        _within(window, MAX_WINDOW, "window")
-        if capacity is not None and self.config.has_attention:
-            _within(capacity, self.config.max_context or 1 << 24, "capacity")
-        return StateLayout.of(
-            self.config, batch=batch, capacity=capacity, dtypes=self._state_dtypes
-        )
+        return layout_of(self.config, batch, window, capacity, self._state_dtypes)
 
     # -- running ---------------------------------------------------------------------------------
 
@@ -279,8 +268,3 @@ class OrtEngine:
                 "the engine was loaded before this process was forked: its threads are not here",
                 remedy="load the model in the child process",
             )
-
-
-def _within(value: int, limit: int, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-        raise InputError(f"must be 1 … {limit}, got {value!r}", field=name)

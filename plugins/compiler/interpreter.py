@@ -1,0 +1,239 @@
+"""A device without a GPU: kernels run in Triton's interpreter, one program after the other.
+
+It is `edge.runtime.cuda.device.Device` by its shape. Slow by a factor of thousands, it shows that
+launches, memory and books are right, and finds what a GPU would let pass: pointers that are not
+aligned as promised, copies beyond a buffer, writes next to one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError
+from edge.launch import CompiledKernel, Variant
+
+Bytes = NDArray[np.uint8]
+VARIABLE = "TRITON_INTERPRET"
+ALIGNMENT = 256
+# No number a kernel could use: NaN in fp16 and fp32, -1 in integers.
+_GUARD_BYTE, _GUARD = 0xFF, 4096
+_TYPES: Mapping[str, type[np.generic]] = {
+    "fp32": np.float32,
+    "fp16": np.float16,
+    "i8": np.int8,
+    "u8": np.uint8,
+    "i32": np.int32,
+    "i64": np.int64,
+}
+# the interpreter patches Triton's own modules while a kernel runs
+_LOCK = threading.Lock()
+
+
+class GuardedMemory:
+    """Bytes between two guard zones."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        try:
+            self._block: Bytes = np.zeros(nbytes + 2 * _GUARD + ALIGNMENT, np.uint8)
+        except MemoryError:
+            raise EngineError(f"no memory for {nbytes} bytes") from None
+        self._start = _GUARD + (-(self._block.ctypes.data + _GUARD) % ALIGNMENT)
+        self.address = self._block.ctypes.data + self._start
+        self.data = self._block[self._start : self._start + nbytes]
+        self.guards = (self._block[: self._start], self._block[self._start + nbytes :])
+        self.guard()
+
+    def guard(self) -> None:
+        for zone in self.guards:
+            zone[:] = _GUARD_BYTE
+
+    def at(self, address: int, dtype: type[np.generic]) -> NDArray[Any]:
+        """One value where `address` points; it may be the end of the buffer."""
+        start = address - self._block.ctypes.data
+        return self._block[start : start + np.dtype(dtype).itemsize].view(dtype)
+
+    def part(self, at: int, nbytes: int) -> Bytes:
+        """Raises EngineError for bytes outside."""
+        if at < 0 or nbytes < 0 or at + nbytes > self.nbytes:
+            raise EngineError(f"bytes {at} … {at + nbytes} of a buffer of {self.nbytes}")
+        return self.data[at : at + nbytes]
+
+
+class Recorded:
+    """What was issued while recording."""
+
+    def __init__(self, actions: list[Callable[[], None]]) -> None:
+        self._actions = actions
+
+    def replay(self) -> None:
+        for action in self._actions:
+            action()
+
+
+class InterpretDevice:
+    """See the module. Raises EngineError unless Triton was imported to interpret.
+
+    Attributes:
+        name, sm: as `Device` says.
+    """
+
+    name = "Triton's interpreter"
+    sm = 0
+
+    def __init__(self, package: str = "edge.plugins.kernels") -> None:
+        """`package`: where the kernels' files are."""
+        if os.environ.get(VARIABLE) != "1":
+            raise EngineError(
+                "Triton interprets kernels only when told so before it is imported",
+                field=VARIABLE,
+                remedy=f"set {VARIABLE}=1",
+            )
+        self._package = package
+        self._memories: weakref.WeakSet[GuardedMemory] = weakref.WeakSet()
+        self._hosts: dict[int, weakref.ref[Bytes]] = {}
+        self._recording: list[Callable[[], None]] | None = None
+        self._launched: list[str] = []
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> GuardedMemory:
+        memory = GuardedMemory(nbytes)
+        self._memories.add(memory)
+        return memory
+
+    def host(self, nbytes: int) -> Bytes:
+        array: Bytes = np.zeros(nbytes, np.uint8)
+        self._hosts = {key: ref for key, ref in self._hosts.items() if ref() is not None}
+        self._hosts[id(array)] = weakref.ref(array)
+        return array
+
+    def write(self, target: GuardedMemory, at: int, source: Bytes) -> None:
+        self._check_host(source)
+        part = target.part(at, source.nbytes)
+        self._issue(lambda: np.copyto(part, source))
+
+    def read(self, target: Bytes, source: GuardedMemory, at: int) -> None:
+        self._check_host(target)
+        part = source.part(at, target.nbytes)
+        self._issue(lambda: np.copyto(target, part))
+
+    def copy(
+        self, target: GuardedMemory, at: int, source: GuardedMemory, start: int, nbytes: int
+    ) -> None:
+        to, part = target.part(at, nbytes), source.part(start, nbytes)
+        if np.shares_memory(to, part):
+            raise EngineError(f"a copy of {nbytes} bytes onto itself")
+        self._issue(lambda: np.copyto(to, part))
+
+    def fill(self, target: GuardedMemory, at: int, nbytes: int, byte: int) -> None:
+        part = target.part(at, nbytes)
+        self._issue(lambda: part.fill(byte))
+
+    def _check_host(self, array: Bytes) -> None:
+        owner: Any = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        known = self._hosts.get(id(owner))
+        if known is None or known() is not owner or not array.flags.c_contiguous:
+            raise EngineError("not memory made by host(), or not all in one piece")
+
+    # -- launches --------------------------------------------------------------------------------
+
+    def load(self, variant: Variant, compiled: CompiledKernel | None, cubin: bytes) -> Any:
+        """(variant, function). Raises EngineError: no such function, or other parameters."""
+        file, _, name = variant.kernel.partition(".")
+        try:
+            function = getattr(importlib.import_module(f"{self._package}.{file}"), name)
+        except (ImportError, AttributeError) as problem:
+            raise EngineError(f"there is no kernel {variant.kernel}: {problem}") from None
+        if type(function).__name__ != "InterpretedFunction":
+            raise EngineError(
+                "Triton was imported without being told to interpret",
+                field=VARIABLE,
+                remedy=f"set {VARIABLE}=1 before the process starts",
+            )
+        wanted = [*variant.arguments, *variant.constants]
+        if sorted(function.arg_names) != sorted(wanted):
+            raise EngineError(f"{variant.kernel} takes {function.arg_names}, given is {wanted}")
+        return variant, function
+
+    def launch(
+        self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[int | float]
+    ) -> None:
+        variant, function = kernel
+        if min(grid) < 1:
+            raise EngineError(f"{variant.kernel}: a grid of {grid}")
+        values = {
+            name: self._argument(variant, name, kind, value)
+            for name, kind, value in zip(variant.arguments, variant.types, arguments, strict=True)
+        }
+        self._issue(lambda: self._run(variant, function, grid, values))
+
+    def _argument(self, variant: Variant, name: str, kind: str, value: int | float) -> Any:
+        if not kind.startswith("*"):
+            return float(value) if kind.startswith("fp") else int(value)
+        kind, _, multiple = kind[1:].partition(":")
+        address = int(value)
+        memory = next(
+            (m for m in self._memories if m.address <= address <= m.address + m.nbytes), None
+        )
+        if memory is None or address % int(multiple or np.dtype(_TYPES[kind]).itemsize):
+            what = "points nowhere" if memory is None else "is not aligned as promised"
+            raise EngineError(f"{variant.kernel}: {name} {what}")
+        import torch
+
+        return torch.from_numpy(memory.at(address, _TYPES[kind]))
+
+    def _run(
+        self, variant: Variant, function: Any, grid: tuple[int, int, int], values: dict[str, Any]
+    ) -> None:
+        self._launched.append(variant.kernel)
+        try:
+            with _LOCK, np.errstate(all="ignore"):
+                function[grid](**values, **variant.constants)
+        except Exception as problem:
+            raise EngineError(f"{variant.kernel} failed: {problem}") from problem
+
+    # -- order -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def record(self) -> Iterator[list[Recorded]]:
+        """Raises EngineError inside another recording."""
+        if self._recording is not None:
+            raise EngineError("a recording is under way")
+        out: list[Recorded] = []
+        actions: list[Callable[[], None]] = []
+        self._recording = actions
+        try:
+            yield out
+        finally:
+            self._recording = None
+        out.append(Recorded(actions))
+
+    def _issue(self, action: Callable[[], None]) -> None:
+        if self._recording is None:
+            action()
+        else:
+            self._recording.append(action)
+
+    def wait(self) -> None:
+        """Raises EngineError when a guard zone was written since the last time."""
+        launched, self._launched = dict.fromkeys(self._launched), []
+        for memory in self._memories:
+            for where, zone in zip(("before", "after"), memory.guards, strict=True):
+                if (zone != _GUARD_BYTE).any():
+                    memory.guard()
+                    raise EngineError(
+                        f"bytes {where} a buffer of {memory.nbytes} were written by one of: "
+                        f"{', '.join(launched) or 'no kernel'}"
+                    )

@@ -1,0 +1,183 @@
+"""The `cuda` engine: a bundle's launch plan on a device, one recorded graph of launches a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.config import ModelConfig
+from edge.errors import EngineError, StateError
+from edge.launch import ITEM_SIZE, LaunchPlan, Pointer
+from edge.runtime.cuda.device import Device, Memory
+from edge.runtime.cuda.exclusive import Exclusive
+from edge.runtime.cuda.inputs import Run, Sources
+from edge.runtime.cuda.runs import Runs
+from edge.runtime.cuda.state import DeviceState, places, total
+from edge.runtime.cuda.weights import Weights
+from edge.runtime.cuda.workspace import Workspace
+from edge.runtime.engine import DEFAULT_WINDOW, Rows, layout_of
+from edge.runtime.layout import Identity, StateLayout
+from edge.runtime.request import check
+from edge.runtime.state import State
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+
+DEFAULT_CHUNK = 256
+
+
+class CudaEngine:
+    """A launch plan on one device. Several states, each on its own thread, may share it: their runs
+    follow one another.
+
+    Attributes:
+        plan, kernels: what is launched; kernels by variant.
+        exclusive: the device.
+        weights: the model's constants there.
+        sources: how inputs are computed.
+        identity: what the states it makes belong to.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        config: ModelConfig,
+        exclusive: Exclusive,
+        weights: Weights,
+        kernels: Mapping[int, Any],
+        *,
+        chunk: int = DEFAULT_CHUNK,
+        identity: Identity,
+        state_dtypes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Raises BundleError: the plan wants an input that this version does not make."""
+        self.plan = plan
+        self.config = config
+        self.exclusive = exclusive
+        self.weights = weights
+        self.kernels = kernels
+        self.chunk = chunk
+        self.identity = identity
+        self.sources = Sources(plan)
+        self._state_dtypes = dict(state_dtypes or {})
+        self._layout = StateLayout.of(config, capacity=1, dtypes=self._state_dtypes)
+        self._arena: Memory | None = None
+
+    @staticmethod
+    def from_bundle(bundle: Bundle, *, device: Device | None = None) -> CudaEngine:
+        """The engine for a bundle's plan; `device` None is the one EDGE_DEVICE means.
+
+        Raises BundleError, EngineError: no device, no kernels for it.
+        """
+        from edge.runtime.cuda.opening import from_bundle
+
+        return from_bundle(bundle, device)
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def new_state(
+        self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
+    ) -> DeviceState:
+        """See `Engine.new_state`."""
+        self.exclusive.check_process()
+        layout = layout_of(self.config, batch, window, capacity, self._state_dtypes)
+        state = DeviceState(layout, self.identity, self.plan.logs, self.exclusive, window=window)
+        self.attach(state)
+        return state
+
+    def attach(self, state: DeviceState) -> None:
+        """Give a state the workspace its runs need. Raises StateError without memory."""
+        try:
+            state.workspace = Workspace(self, state)
+        except EngineError as problem:
+            raise StateError(
+                f"no room for the runs of a state: {problem.message}",
+                remedy="make window or batch smaller",
+            ) from problem
+
+    def arena(self, nbytes: int) -> Memory:
+        """Memory for the values of one run, shared by all states: runs follow one another."""
+        if self._arena is None or self._arena.nbytes < nbytes:
+            with self.exclusive as device:
+                self._arena = device.allocate(max(1, nbytes))
+        return self._arena
+
+    def runs(self, layout: StateLayout, window: int) -> Runs:
+        """The runs that a state of this layout can ask for."""
+        return Runs(
+            plan=self.plan,
+            chunk=self.chunk,
+            batch=layout.batch,
+            window=window,
+            capacity=layout.capacity,
+            vocab=self.config.vocab_size,
+        )
+
+    def item_size(self, pointer: Pointer) -> int:
+        """Bytes of one element of what it points to."""
+        name = pointer.name
+        if pointer.space in ("state", "cache"):
+            return self._layout.dtype(name).itemsize
+        tables: Mapping[str, Mapping[str, Any]] = {
+            "value": self.plan.values,
+            "input": self.plan.inputs,
+            "weight": self.plan.weights,
+            "inline": self.plan.inline,
+            "log": self.plan.logs,
+        }
+        return ITEM_SIZE[tables[pointer.space][name].dtype]
+
+    def memory_plan(
+        self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
+    ) -> dict[str, int]:
+        """See `Engine.memory_plan`. On the device, but for `logits`, which are here."""
+        layout = layout_of(self.config, batch, window, capacity, self._state_dtypes)
+        recurrent, caches = places(layout, self.plan.logs, window)
+        runs = self.runs(layout, window)
+        out = {
+            "weights": self.weights.nbytes,
+            "state_ring": total(recurrent),
+            "kv_cache": total(caches),
+            "logits": runs.logits_bytes(window),
+            "workspace": runs.values_bytes + runs.inputs_bytes,
+        }
+        out["total"] = sum(out.values())
+        out["state"] = layout.slot_bytes
+        out["snapshot"] = layout.slot_bytes + layout.cache_bytes
+        return out
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def run(
+        self,
+        tokens: NDArray[np.int64],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: Rows = "last",
+        commit: bool = False,
+    ) -> NDArray[np.float32]:
+        """See `Engine.run`."""
+        self.exclusive.check_process()
+        workspace = state.workspace
+        if not isinstance(state, DeviceState) or getattr(workspace, "engine", None) is not self:
+            raise StateError("the state belongs to another engine")
+        with state.held():
+            request = check(
+                tokens, state, parents, rows, commit,
+                vocab_size=self.config.vocab_size, chunk=self.chunk,
+            )  # fmt: skip
+            if commit:
+                step = state.ledger.commit(request.count)
+            else:
+                step = state.ledger.run(request.count, parents=request.parents)
+            with self.exclusive:
+                logits = workspace.run(Run(request.tokens, step, request.row_indices))
+            state.ledger = step.after
+            result: NDArray[np.float32] = logits.transpose(1, 0, 2)
+            return result

@@ -1,0 +1,85 @@
+"""A device used by one thread at a time, and copies between it and ordinary arrays."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError
+from edge.runtime.cuda.device import Bytes, Device, Memory
+
+STAGING = 4 << 20
+
+Array = NDArray[Any]
+# device memory, an offset in it, and a contiguous array
+Piece = tuple[Memory, int, Array]
+
+
+class Exclusive:
+    """A device, its lock and a staging buffer; `with` it before anything is issued.
+
+    Raises EngineError in a process that was forked from the one it was made in: a driver's context
+    does not survive that.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._staging = device.host(STAGING)
+
+    def check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise EngineError(
+                "the engine was loaded before this process was forked: its device is not here",
+                remedy="load the model in the child process",
+            )
+
+    def __enter__(self) -> Device:
+        self.check_process()
+        self._lock.acquire()
+        return self.device
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def download(self, pieces: Iterable[Piece]) -> None:
+        """Fill the arrays from the device's memory."""
+        self._staged(pieces, fetch=True)
+
+    def upload(self, pieces: Iterable[Piece]) -> None:
+        """Copy the arrays into the device's memory."""
+        self._staged(pieces, fetch=False)
+
+    def _staged(self, pieces: Iterable[Piece], *, fetch: bool) -> None:
+        with self:
+            used = 0
+            arrived: list[tuple[Bytes, Bytes]] = []
+            for memory, at, array in pieces:
+                flat: Bytes = array.reshape(-1).view(np.uint8)
+                start = 0
+                while start < flat.size:
+                    if used == STAGING:
+                        self._land(arrived)
+                        used = 0
+                    size = min(flat.size - start, STAGING - used)
+                    stage, part = self._staging[used : used + size], flat[start : start + size]
+                    if fetch:
+                        self.device.read(stage, memory, at + start)
+                        arrived.append((part, stage))
+                    else:
+                        stage[:] = part
+                        self.device.write(memory, at + start, stage)
+                    start, used = start + size, used + size
+            self._land(arrived)
+
+    def _land(self, arrived: list[tuple[Bytes, Bytes]]) -> None:
+        self.device.wait()
+        for part, stage in arrived:
+            part[:] = stage
+        arrived.clear()

@@ -1,0 +1,193 @@
+"""What the host writes before a run: all of it in one block, so that one copy brings it over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import BundleError
+from edge.launch import (
+    ADVANCE,
+    ITEM_SIZE,
+    PAST,
+    PENDING,
+    SOURCE,
+    STORE,
+    TARGET,
+    DType,
+    LaunchPlan,
+    Sizes,
+)
+from edge.runtime.cuda import taps
+from edge.runtime.cuda.device import Bytes
+from edge.runtime.cuda.ledger import Step
+
+Array = NDArray[Any]
+
+ALIGNMENT = 256
+_NUMPY: dict[DType, type[np.generic]] = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "i8": np.int8,
+    "u8": np.uint8,
+    "i32": np.int32,
+    "i64": np.int64,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: tokens [T, B], what the ledger says of it, and the wanted rows."""
+
+    tokens: NDArray[np.int64]
+    step: Step
+    rows: Sequence[int]
+
+
+class Sources:
+    """How each of a plan's inputs is computed.
+
+    Raises BundleError for one that this version does not know, or of another type.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        self._inverses = [_inverse(theta, dim) for theta, dim in plan.rotations]
+        self._fill: dict[str, Callable[[Array, Run], None]] = {
+            "run": _fields,
+            "tokens": _tokens,
+            "rows": _rows,
+            "replay": _replay,
+            "slots": _slots,
+            "ancestors": _ancestors,
+            "positions": _write_positions,
+        }
+        for width in plan.taps:
+            # written together with the taps
+            self._fill |= {f"taps{width}": _nothing, f"state_taps{width}": _nothing}
+        known = {(name, dtype) for name in self._fill for dtype in ("i32", "i64")}
+        for index in range(len(plan.rotations)):
+            cos, sin = f"rope{index}.cos", f"rope{index}.sin"
+            self._fill |= {cos: self._turned(np.cos, index), sin: self._turned(np.sin, index)}
+            known |= {(cos, "f32"), (sin, "f32")}
+        for name, buffer in plan.inputs.items():
+            if (name, buffer.dtype) not in known:
+                raise BundleError(
+                    f"wants an input {name!r} of {buffer.dtype} that this version does not make",
+                    field=f"inputs.{name}",
+                    remedy="export the model again with this version, or update mamba-edge",
+                )
+
+    def fill(self, arrays: dict[str, Array], run: Run) -> None:
+        """Write the inputs of a run."""
+        for name, array in arrays.items():
+            self._fill[name](array, run)
+        for width in self._plan.taps:
+            index, state = arrays.get(f"taps{width}"), arrays.get(f"state_taps{width}")
+            if index is not None or state is not None:
+                count = len(run.step.slots)
+                index = np.empty((count, width), np.int32) if index is None else index
+                state = np.empty(width - 1, np.int32) if state is None else state
+                taps.fill(run.step, width, index.reshape(count, width), state)
+
+    def _turned(
+        self, function: Callable[[Array], Array], index: int
+    ) -> Callable[[Array, Run], None]:
+        """cos or sin of position · theta^(-2i/dim), in fp32 as the graph computes it."""
+
+        def fill(array: Array, run: Run) -> None:
+            column = positions(run.step).astype(np.float32)[:, None]
+            array[:] = function(column * self._inverses[index]).ravel()
+
+        return fill
+
+
+def _inverse(theta: float, dim: int) -> Array:
+    exponents = -np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    return np.power(np.float32(theta), exponents)
+
+
+def positions(step: Step) -> NDArray[np.int64]:
+    """Each new token's place in its sequence."""
+    out = np.arange(step.past, step.past + len(step.slots))
+    for node, parent in enumerate(step.parents or ()):
+        out[node] = step.past if parent < 0 else out[parent] + 1
+    return out
+
+
+def _fields(array: Array, run: Run) -> None:
+    step = run.step
+    array[PENDING], array[ADVANCE] = len(step.pending), step.advance
+    array[SOURCE], array[TARGET] = step.source, 1 - step.source
+    array[STORE], array[PAST] = step.store, step.past
+
+
+def _tokens(array: Array, run: Run) -> None:
+    array[:] = run.tokens.ravel()
+
+
+def _rows(array: Array, run: Run) -> None:
+    array[:] = run.rows
+
+
+def _replay(array: Array, run: Run) -> None:
+    array[: len(run.step.pending)] = run.step.pending
+
+
+def _slots(array: Array, run: Run) -> None:
+    array[:] = run.step.slots
+
+
+def _ancestors(array: Array, run: Run) -> None:
+    count = len(run.step.slots)
+    matrix = array.reshape(count, count)
+    if run.step.parents is None:
+        matrix[:] = np.tri(count, dtype=np.int32)
+        return
+    matrix[:] = 0
+    for node, parent in enumerate(run.step.parents):
+        if parent >= 0:
+            matrix[node] = matrix[parent]
+        matrix[node, node] = 1
+
+
+def _write_positions(array: Array, run: Run) -> None:
+    array[:] = positions(run.step)
+
+
+def _nothing(array: Array, run: Run) -> None:
+    pass
+
+
+class Block:
+    """Where the inputs of runs of one size lie, one after the other, each on 256 bytes.
+
+    Attributes:
+        offsets: input name → byte.
+        nbytes: of all.
+    """
+
+    def __init__(self, plan: LaunchPlan, names: Sequence[str], sizes: Sizes) -> None:
+        self.offsets: dict[str, int] = {}
+        self.nbytes = 0
+        self._plan, self._sizes = plan, sizes
+        for name in names:
+            self.offsets[name] = self.nbytes
+            self.nbytes += -(-self._size(name) // ALIGNMENT) * ALIGNMENT
+
+    def _size(self, name: str) -> int:
+        buffer = self._plan.inputs[name]
+        return ITEM_SIZE[buffer.dtype] * max(1, buffer.elements.value(self._sizes))
+
+    def views(self, host: Bytes) -> dict[str, Array]:
+        """The inputs as arrays in `host`, flat."""
+        out: dict[str, Array] = {}
+        for name, offset in self.offsets.items():
+            buffer = self._plan.inputs[name]
+            end = offset + ITEM_SIZE[buffer.dtype] * buffer.elements.value(self._sizes)
+            out[name] = host[offset:end].view(_NUMPY[buffer.dtype])
+        return out

@@ -1,0 +1,122 @@
+"""From a bundle to a running engine: the device, its kernels, the weights."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from edge.bundle.kernels import WEIGHT_FILE, open_kernels, open_plan
+from edge.errors import BundleError, EdgeError, EngineError
+from edge.launch import CompiledKernel, LaunchPlan, Variant
+from edge.runtime.cuda.device import Device
+from edge.runtime.cuda.engine import CudaEngine
+from edge.runtime.cuda.exclusive import Exclusive
+from edge.runtime.cuda.weights import Weights, upload
+from edge.runtime.layout import Identity
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+
+DEVICE_VARIABLE = "EDGE_DEVICE"
+INTERPRET = "interpret"
+Kernels = Callable[[Variant], tuple[CompiledKernel | None, bytes]]
+
+
+def from_bundle(bundle: Bundle, device: Device | None = None) -> CudaEngine:
+    """The engine for a bundle; `device` None is the one EDGE_DEVICE means.
+
+    Raises BundleError: no plan, no kernels for this device, an altered file; EngineError: no
+    device, no memory.
+    """
+    plan = open_plan(bundle)
+    device = open_device() if device is None else device
+    found = kernels_for(bundle, plan, device.sm)
+    exclusive = Exclusive(device)
+    with exclusive:
+        kernels = {
+            index: device.load(variant, *found(variant))
+            for index, variant in enumerate(plan.variants)
+        }
+    weights = Weights(plan, exclusive)
+    if plan.weights:
+        upload(bundle, WEIGHT_FILE, weights)
+    manifest = bundle.manifest
+    return CudaEngine(
+        plan,
+        manifest.model,
+        exclusive,
+        weights,
+        kernels,
+        chunk=manifest.limits.chunk,
+        identity=Identity.of_bundle(bundle),
+        state_dtypes=manifest.state_dtypes,
+    )
+
+
+def open_device(name: str | None = None) -> Device:
+    """The device called `name`: "interpret", the number of a GPU; None is EDGE_DEVICE.
+
+    Without either it is the GPU of the context that is current, else the first.
+
+    Raises EngineError: no such device, or nothing to drive it with.
+    """
+    name = os.environ.get(DEVICE_VARIABLE, "") if name is None else name
+    if name == INTERPRET:
+        # never imported by the runtime itself: it needs Triton
+        try:
+            module = importlib.import_module("edge.plugins.compiler.interpreter")
+        except ImportError as problem:
+            raise _not_a_device(name, f"cannot be interpreted on: {problem}") from problem
+        interpreter: Device = module.InterpretDevice()
+        return interpreter
+    if name and not name.isdecimal():
+        raise _not_a_device(name, f"is {name!r:.40}, neither a number nor {INTERPRET!r}")
+    from edge.runtime.cuda.core import CoreDevice
+
+    return CoreDevice(int(name) if name else None)
+
+
+def _not_a_device(name: str, message: str) -> EngineError:
+    return EngineError(
+        message, field=DEVICE_VARIABLE, remedy="unset it, or give the number of a GPU: 0, 1, …"
+    )
+
+
+def kernels_for(bundle: Bundle, plan: LaunchPlan, sm: int) -> Kernels:
+    """The bundle's kernels for an architecture, or, where Triton is installed, those it compiles.
+
+    `sm` 0 needs none. Raises BundleError saying how to get them.
+    """
+    if sm == 0:
+        return lambda variant: (None, b"")
+    try:
+        return open_kernels(bundle, sm).get
+    except BundleError as problem:
+        if f"sm_{sm}" in bundle.manifest.kernels:
+            raise
+        compiled = _compiled(plan, sm)
+        if compiled is None:
+            raise
+        if isinstance(compiled, EdgeError):
+            raise problem from compiled
+        return compiled
+
+
+def _compiled(plan: LaunchPlan, sm: int) -> Kernels | EdgeError | None:
+    """Kernels made now; None without Triton, or why it cannot make them."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    aot: Any = importlib.import_module("edge.plugins.compiler.aot")
+    try:
+        made = aot.compile_variants(plan.variants, [sm])[sm]
+    except EdgeError as problem:
+        return problem
+
+    def get(variant: Variant) -> tuple[CompiledKernel, bytes]:
+        kernel: CompiledKernel = made.index.kernels[variant.key]
+        return kernel, made.cubins[kernel.file]
+
+    return get

@@ -1,0 +1,111 @@
+"""Which runs a state can ask for, and how much memory each needs. Numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from edge.errors import InputError
+from edge.launch import ITEM_SIZE, LaunchPlan, Sizes
+from edge.runtime.cuda.arena import Arena, place
+from edge.runtime.cuda.inputs import Block
+from edge.runtime.cuda.ledger import log_slots
+from edge.runtime.cuda.program import choose, reads
+
+# Chains and trees of at most so many tokens are recorded when a state is made: what decoding and
+# drafting use. Longer runs take milliseconds, beside which issuing their launches is little.
+RECORDED = 16
+
+
+class Key(NamedTuple):
+    """What tells one run from another: the program, T and L."""
+
+    program: int
+    tokens: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of one state.
+
+    Attributes:
+        chunk: most tokens of a committing run.
+        batch, window, capacity: of the state.
+        vocab: logits of a row.
+    """
+
+    plan: LaunchPlan
+    chunk: int
+    batch: int
+    window: int
+    capacity: int
+    vocab: int
+
+    def sizes(self, key: Key) -> Sizes:
+        """The symbols of `edge.launch`."""
+        return {
+            "T": key.tokens,
+            "B": self.batch,
+            "L": key.rows,
+            "C": self.capacity,
+            "S": log_slots(self.window),
+        }
+
+    def key(self, kind: str, tokens: int, rows: int) -> Key:
+        """Raises InputError when no program takes so many."""
+        found = choose(self.plan, kind, tokens * self.batch)
+        if found is None:
+            most = max((p.max_rows or 0 for p in self.plan.programs if p.kind == kind), default=0)
+            raise InputError(
+                f"{tokens} tokens for {self.batch} sequences are too many for a {kind}: "
+                f"tokens · sequences must be at most {most}",
+                field="parents",
+                remedy="draft fewer tokens",
+            )
+        return Key(found, tokens, rows)
+
+    def recorded(self) -> list[Key]:
+        """What decoding, drafting and reading prompts use."""
+        keys = []
+        for count in range(1, min(self.window, RECORDED) + 1):
+            keys += [self.key("chain", count, 1), self.key("chain", count, count)]
+            if choose(self.plan, "tree", count * self.batch) is not None:
+                keys.append(self.key("tree", count, count))
+        keys += [self.key("chain", self.chunk, 1), self.key("settle", 0, 0)]
+        return list(dict.fromkeys(keys))
+
+    def foreseen(self) -> Iterator[Key]:
+        """The largest of all runs, but for those that want more logits than a window has rows."""
+        yield from self.recorded()
+        yield self.key("chain", self.window, self.window)
+        yield self.key("chain", self.chunk, min(self.window, self.chunk))
+
+    def arena(self, key: Key) -> Arena:
+        """Where the values lie."""
+        return place(self.plan.programs[key.program], self.plan, self.sizes(key))
+
+    def block(self, key: Key) -> Block:
+        """Where the inputs lie."""
+        return Block(self.plan, reads(self.plan, key.program), self.sizes(key))
+
+    @property
+    def values_bytes(self) -> int:
+        """Of the values of the foreseen runs."""
+        return max(self.arena(key).total for key in self.foreseen())
+
+    @property
+    def inputs_bytes(self) -> int:
+        """Of the inputs of any run."""
+        longest = max(self.chunk, self.window)
+        sizes = [self.block(self.key("settle", 0, 0)).nbytes]
+        for index, program in enumerate(self.plan.programs):
+            most = longest if program.max_rows is None else program.max_rows // self.batch
+            if program.kind != "settle" and most > 0:
+                count = min(most, longest)
+                sizes.append(self.block(Key(index, count, count)).nbytes)
+        return max(1, *sizes)
+
+    def logits_bytes(self, rows: int) -> int:
+        return ITEM_SIZE["f32"] * rows * self.batch * self.vocab

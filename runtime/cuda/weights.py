@@ -1,0 +1,138 @@
+"""A bundle's weights in device memory, checked on their way there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge.errors import BundleError
+from edge.launch import ITEM_SIZE, LaunchPlan, Weight
+from edge.runtime.cuda.device import Memory
+from edge.runtime.cuda.exclusive import Exclusive
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+
+# A driver finds room for many middling pieces where it has none for one of gigabytes.
+SEGMENT = 256 << 20
+ALIGNMENT = 256
+_BLOCK = 4 << 20
+
+
+class Segment:
+    """Neighbouring bytes of weights.bin: `start` … `end`, and where they lie on the device."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end = start, end
+        self.memory: Memory | None = None
+
+
+class Weights:
+    """What a plan's `weight` and `inline` pointers mean.
+
+    Attributes:
+        nbytes: device memory taken.
+    """
+
+    def __init__(self, plan: LaunchPlan, exclusive: Exclusive) -> None:
+        self._plan = plan
+        self._exclusive = exclusive
+        self._segments = segments(plan.weights)
+        self._inline, size = _inline_offsets(plan)
+        self.nbytes = size + sum(segment.end - segment.start for segment in self._segments)
+        with exclusive as device:
+            self._constants = device.allocate(max(1, size))
+            for segment in self._segments:
+                segment.memory = device.allocate(segment.end - segment.start)
+        exclusive.upload(
+            (
+                self._constants,
+                offset,
+                np.frombuffer(bytes.fromhex(plan.inline[name].data), np.uint8),
+            )
+            for name, offset in self._inline.items()
+        )
+
+    def read(self, blocks: Iterable[bytes]) -> None:
+        """Fill the weights from the content of weights.bin, given from its beginning."""
+        at = 0
+        for block in blocks:
+            data = np.frombuffer(block, np.uint8)
+            self._exclusive.upload(
+                (segment.memory, max(at, segment.start) - segment.start,
+                 data[max(at, segment.start) - at : min(at + len(data), segment.end) - at])
+                for segment in self._segments
+                if segment.memory is not None
+                and segment.start < at + len(data)
+                and at < segment.end
+            )  # fmt: skip
+            at += len(data)
+        if self._segments and at < self._segments[-1].end:
+            raise BundleError(f"ends at byte {at}, the plan reads {self._segments[-1].end}")
+
+    def address(self, name: str) -> int:
+        """Where the weight starts."""
+        offset = self._plan.weights[name].offset
+        for segment in self._segments:
+            if segment.start <= offset < segment.end:
+                assert segment.memory is not None
+                return segment.memory.address + offset - segment.start
+        raise BundleError("lies in no segment of the weights", field=f"weights.{name}")
+
+    def inline(self, name: str) -> int:
+        """Where the small constant starts."""
+        return self._constants.address + self._inline[name]
+
+
+def segments(weights: Mapping[str, Weight], largest: int = SEGMENT) -> list[Segment]:
+    """Runs of weights of at most `largest` bytes, unless one alone is larger; gaps left out.
+
+    Each begins with a weight, on a multiple of 256 bytes of the file or, where the weight is not
+    on one, before it: so that weights are aligned on the device as in the file.
+    """
+    out: list[Segment] = []
+    for weight in sorted(weights.values(), key=lambda weight: weight.offset):
+        start = weight.offset - weight.offset % ALIGNMENT
+        end = weight.offset + max(1, weight.elements * ITEM_SIZE[weight.dtype])
+        last = out[-1] if out else None
+        # weights that share bytes stay together
+        shared = last is not None and weight.offset < last.end
+        near = last is not None and start - last.end < ALIGNMENT and end - last.start <= largest
+        if last is not None and (shared or near):
+            last.end = max(last.end, end)
+        else:
+            out.append(Segment(start, end))
+    return out
+
+
+def _inline_offsets(plan: LaunchPlan) -> tuple[dict[str, int], int]:
+    offsets, at = {}, 0
+    for name, constant in plan.inline.items():
+        offsets[name] = at
+        at += -(-max(1, len(constant.data) // 2) // ALIGNMENT) * ALIGNMENT
+    return offsets, at
+
+
+def upload(bundle: Bundle, path: str, weights: Weights) -> None:
+    """Read the bundle's file `path` once: hashed, and copied to the device.
+
+    Raises BundleError: it is not what the manifest says. The weights must then not be used.
+    """
+    fd, entry = bundle.fd(path), bundle.manifest.entry(path)
+    assert entry is not None
+    digest = hashlib.sha256()
+
+    def blocks() -> Iterable[bytes]:
+        at = 0
+        while at < entry.size and (block := os.pread(fd, min(_BLOCK, entry.size - at), at)):
+            digest.update(block)
+            at += len(block)
+            yield block
+
+    weights.read(blocks())
+    if digest.hexdigest() != entry.sha256:
+        raise BundleError("changed while it was read", file=bundle.path / path)

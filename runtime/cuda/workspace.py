@@ -1,0 +1,168 @@
+"""What one state's runs need besides the state, made before the first of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError
+from edge.launch import Pointer
+from edge.runtime.cuda import program
+from edge.runtime.cuda.arena import LOGITS
+from edge.runtime.cuda.device import Bytes, Graph, Memory
+from edge.runtime.cuda.inputs import Run
+from edge.runtime.cuda.ledger import Step
+from edge.runtime.cuda.runs import Key
+from edge.runtime.cuda.state import DeviceState
+
+if TYPE_CHECKING:
+    from edge.runtime.cuda.engine import CudaEngine
+
+Floats = NDArray[np.float32]
+
+# sizes kept ready besides the recorded ones
+_KEPT = 64
+
+
+class Prepared:
+    """A run of one size, with every address known.
+
+    Attributes:
+        inputs: views of the block that is copied to the device.
+        logits: [L, B, V], what is copied back.
+        graph: the recorded run, or None: its launches are issued one by one.
+    """
+
+    def __init__(self, workspace: Workspace, key: Key) -> None:
+        engine, runs = workspace.engine, workspace.runs
+        self._device = engine.exclusive.device
+        self._arena, self._memory = workspace.arena, workspace.memory
+        block, values = runs.block(key), runs.arena(key)
+        self._host = workspace.host[: block.nbytes]
+        self.inputs = block.views(workspace.host)
+        starts = {
+            "value": lambda name: self._arena.address + values.offsets[name],
+            "input": lambda name: self._memory.address + block.offsets[name],
+            "weight": engine.weights.address,
+            "inline": engine.weights.inline,
+        }
+
+        def resolve(pointer: Pointer) -> int:
+            start = starts.get(pointer.space, workspace.addresses.__getitem__)
+            return start(pointer.name) + pointer.at * engine.item_size(pointer)
+
+        self._calls = program.bind(
+            engine.plan, key.program, runs.sizes(key), engine.kernels, resolve
+        )
+        self._out = workspace.out[: runs.logits_bytes(key.rows)]
+        self._at = values.offsets.get(LOGITS, 0)
+        self.logits: Floats = self._out.view(np.float32).reshape(key.rows, runs.batch, runs.vocab)
+        self.graph: Graph | None = None
+
+    def record(self) -> None:
+        """Record the run, to be issued in one piece."""
+        with self._device.record() as graphs:
+            self._issue()
+        self.graph = graphs[0]
+
+    def run(self) -> None:
+        """Until it is done. Raises EngineError."""
+        if self.graph is None:
+            self._issue()
+        else:
+            self.graph.replay()
+        self._device.wait()
+
+    def _issue(self) -> None:
+        if self._host.size:
+            self._device.write(self._memory, 0, self._host)
+        for call in self._calls:
+            call.issue(self._device)
+        if self._out.size:
+            self._device.read(self._out, self._arena, self._at)
+
+
+class Workspace:
+    """Inputs, logits and prepared runs of one state; values live in the engine's arena.
+
+    Attributes:
+        engine: whose it is.
+        runs: what can be asked for.
+        addresses: where each tensor, log and cache of the state starts.
+        host, memory: the inputs, here and on the device.
+        out: the logits, here.
+        arena: device memory for the values of a run, shared by the engine's states.
+    """
+
+    def __init__(self, engine: CudaEngine, state: DeviceState) -> None:
+        # not the state itself: a cycle would keep its memory until the next garbage collection
+        self.engine = engine
+        self.runs = runs = engine.runs(state.layout, state.window)
+        self.addresses = {name: state.address(name) for name in (*state.where, *state.cache_where)}
+        # the state's memory lives as long as what points into it
+        self._kept: Any = (state.recurrent, state.caches)
+        self._prepared: OrderedDict[Key, Prepared] = OrderedDict()
+        self._finite = np.zeros((runs.batch, runs.vocab), np.bool_)
+        with engine.exclusive as device:
+            nbytes = runs.inputs_bytes
+            self.host: Bytes = device.host(nbytes)
+            self.memory: Memory = device.allocate(nbytes)
+            self.out: Bytes = device.host(runs.logits_bytes(runs.window))
+            self.arena: Memory = engine.arena(runs.values_bytes)
+            self._record()
+
+    def run(self, run: Run) -> Floats:
+        """Logits [L, B, V] of a run; a view of memory that the next one overwrites.
+
+        Raises EngineError: the device failed, or the logits are not finite; InputError: a tree that
+        no program takes.
+        """
+        kind = "chain" if run.step.parents is None else "tree"
+        prepared = self._ready(self.runs.key(kind, len(run.tokens), len(run.rows)))
+        self.engine.sources.fill(prepared.inputs, run)
+        prepared.run()
+        for row in prepared.logits:
+            if not np.isfinite(row, out=self._finite).all():
+                raise EngineError(
+                    "the logits are not finite", remedy="check the bundle, or clear the state"
+                )
+        return prepared.logits
+
+    def settle(self, step: Step) -> None:
+        """Write the live state to the spare slot."""
+        prepared = self._ready(self.runs.key("settle", 0, 0))
+        tokens = np.zeros((0, self.runs.batch), np.int64)
+        self.engine.sources.fill(prepared.inputs, Run(tokens, step, ()))
+        prepared.run()
+
+    def _record(self) -> None:
+        for key in self.runs.recorded():
+            self._prepared[key] = Prepared(self, key)
+            self._prepared[key].record()
+
+    def _ready(self, key: Key) -> Prepared:
+        found = self._prepared.get(key)
+        if found is not None:
+            self._prepared.move_to_end(key)
+            return found
+        self._grow(key)
+        found = self._prepared[key] = Prepared(self, key)
+        spare = [each for each, prepared in self._prepared.items() if prepared.graph is None]
+        if len(spare) > _KEPT:
+            del self._prepared[spare[0]]
+        return found
+
+    def _grow(self, key: Key) -> None:
+        """Room for a run that was not foreseen: all logits of a chunk. Kept from then on."""
+        values, logits = self.runs.arena(key).total, self.runs.logits_bytes(key.rows)
+        if values <= self.arena.nbytes and logits <= self.out.nbytes:
+            return
+        self._prepared.clear()
+        if logits > self.out.nbytes:
+            self.out = self.engine.exclusive.device.host(logits)
+        if values > self.arena.nbytes:
+            self.arena = self.engine.arena(values)
+        self._record()
