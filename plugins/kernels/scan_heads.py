@@ -49,10 +49,10 @@ def update(h, x, delta, b, a):
 
 @triton.jit
 def read_row(x, dt, B, row, at, inside, STRIDES: tl.constexpr):
-    """x, dt and B of one token, as they are stored."""
+    """x, dt and B of one token, as they are stored. at, inside: columns and masks of the three."""
     x_row = tl.load(x + row * STRIDES[0] + at[0], mask=inside[0], other=0)
-    b_row = tl.load(B + row * STRIDES[2] + at[2], mask=inside[1], other=0)
-    return x_row, tl.load(dt + row * STRIDES[1] + at[1]), b_row
+    dt_row = tl.load(dt + row * STRIDES[1] + at[1], mask=inside[1], other=0)
+    return x_row, dt_row, tl.load(B + row * STRIDES[2] + at[2], mask=inside[2], other=0)
 
 
 @triton.jit
@@ -167,6 +167,7 @@ def scan(
     advance = tl.where(store == 1, tl.load(run + ADVANCE), 0)
 
     at = (head * P + p, head, group * N + n)
+    columns = (p_inside, head < HEADS, n_inside)
     limits: tl.constexpr = (DT_MIN, DT_MAX)
     log_strides: tl.constexpr = (HEADS * P, HEADS, GROUPS * N)
     strides: tl.constexpr = (X_STRIDE, DT_STRIDE, B_STRIDE)
@@ -185,9 +186,23 @@ def scan(
         bias = bias * tl.load(dt_bias_scale)
     layer = (a, bias)
 
+    # Tokens are read one ahead, slots of replayed ones two: else each would wait for memory. The
+    # masks say that there is a first one; they are comparisons, because the interpreter does not
+    # know a mask that is a block & a scalar.
+    any_token = tl.minimum(tokens, 1)
+    exists = (p < P * any_token, head < HEADS * any_token, n < N * any_token)
+    ahead = read_row(x, dt, B, sequence, at, exists, strides)
+    c_ahead = tl.load(C + sequence * C_STRIDE + at[2], mask=exists[2], other=0)
+
+    any_old = tl.minimum(pending, 1)
+    exists = (p < P * any_old, head < HEADS * any_old, n < N * any_old)
+    row = tl.load(replay, mask=0 < pending, other=0) * batch + sequence
+    old = read_row(log_x, log_dt, log_B, row, at, exists, log_strides)
+    slot = tl.load(replay + 1, mask=1 < pending, other=0)
     for j in range(pending):
-        row = tl.load(replay + j) * batch + sequence
-        token = read_row(log_x, log_dt, log_B, row, at, (p_inside, n_inside), log_strides)
+        token = old
+        old = read_row(log_x, log_dt, log_B, slot * batch + sequence, at, columns, log_strides)
+        slot = tl.load(replay + j + 2, mask=j + 2 < pending, other=0)
         h, _ = advanced(h, token, factors, layer, limits)
         h = kept(h, state_factor, kind)
         if j + 1 == advance:
@@ -200,13 +215,16 @@ def scan(
             for j in range(t):
                 if tl.load(ancestors + t * tokens + j) != 0:
                     row = j * batch + sequence
-                    token = read_row(x, dt, B, row, at, (p_inside, n_inside), strides)
+                    token = read_row(x, dt, B, row, at, columns, strides)
                     h, _ = advanced(h, token, factors, layer, limits)
                     h = kept(h, state_factor, kind)
         row = t * batch + sequence
-        token = read_row(x, dt, B, row, at, (p_inside, n_inside), strides)
-        c = tl.load(C + row * C_STRIDE + at[2], mask=n_inside, other=0).to(tl.float32) * c_factor
         slot = tl.load(slots + t)
+        token = ahead
+        c = c_ahead.to(tl.float32) * c_factor
+        following = tl.minimum(t + 1, tokens - 1) * batch + sequence
+        ahead = read_row(x, dt, B, following, at, columns, strides)
+        c_ahead = tl.load(C + following * C_STRIDE + at[2], mask=n_inside, other=0)
         h, x_t = advanced(h, token, factors, layer, limits)
         out = tl.sum(h * c[None, :], 1) + skip * x_t
         tl.store(y + row * (HEADS * P) + at[0], out, mask=p_inside)

@@ -1,9 +1,10 @@
 """Mamba-2's scans: which kernel runs them, and on how large a piece of the state.
 
 A step reads and writes the state once, and hardly anything else: 80 heads of [64, 128] are 2.6 MB
-in fp32. A program takes 2048 values of it, 16 a thread of 4 warps: a thread's 16 int8 values are
-one load of 16 bytes, 16 fp32 values four of them. Mamba-2 2.7B then has 320 programs, which keep
-the 8 multiprocessors of an Orin Nano full and give those of an H200 two or three each.
+in fp32. A program takes 4096 values of it, 16 a thread of 8 warps: a thread's 16 int8 values are
+one load of 16 bytes, 16 fp32 values four of them. With as many threads (256) a row of B or C has
+fewer values (128) than threads, and Triton lets each thread read those that it needs, also 16 bytes
+at once, instead of passing them through shared memory behind a barrier for every token.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Literal
 from edge.launch import Argument, DType, Size
 from edge.plugins.lowering.context import Lower, Lowering, Node, View, next_power_of_2
 
-_ELEMENTS = 2048  # of the state, for a program
+_ELEMENTS = 4096  # of the state, for a program
 _LARGEST = 3.4028234e38  # fp32; stands for an infinite dt_max
 _STATES: Mapping[int, DType] = {32: "f32", 16: "f16", 8: "i8"}
 _VALUES = ("x", "dt", "B", "C")
@@ -62,9 +63,7 @@ def _lower(low: Lowering, node: Node, scan: _Scan) -> None:
     arguments, absent = _arguments(low, scan, y, node)
     block_n = next_power_of_2(n)
     block_p = min(next_power_of_2(p), max(1, _ELEMENTS // block_n))
-    warps: Literal[1, 2, 4] = 4 if block_p * block_n >= 2048 else 2
-    if block_p * block_n <= 512:
-        warps = 1
+    warps = _warps(block_p * block_n)
     low.launch(
         "scan_heads.scan",
         arguments,
@@ -80,6 +79,15 @@ def _lower(low: Lowering, node: Node, scan: _Scan) -> None:
         stages=1,
         settles=True,
     )
+
+
+def _warps(values: int) -> Literal[1, 2, 4, 8]:
+    """16 values a thread."""
+    if values >= 4096:
+        return 8
+    if values >= 2048:
+        return 4
+    return 2 if values >= 1024 else 1
 
 
 def _arguments(
