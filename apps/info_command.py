@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from edge.apps import info_memory
+from edge.apps import info_launches, info_memory
 from edge.apps.boards import BOARDS, sized
 from edge.apps.boards import board as named
 from edge.apps.exits import REFUSED
-from edge.apps.units import megabytes
+from edge.apps.units import kernel_line, megabytes
 from edge.bundle import Bundle, open_bundle
+from edge.bundle.kernels import PLAN, open_kernels, open_plan
+from edge.bundle.kernels import sizes as kernel_sizes
 from edge.errors import InputError
 from edge.tensors import parameters
 
@@ -32,6 +34,9 @@ def info(
     memory: Annotated[
         str | None, typer.Option(help="Plan for this much free memory, as 4GB or 512MiB.")
     ] = None,
+    launches: Annotated[
+        bool, typer.Option(help="Show what each kind of run launches on a GPU.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show sizes, quantization, provenance and the memory plan; checks every file.
@@ -46,13 +51,24 @@ def info(
     asked = named(board) if board is not None else sized(memory) if memory is not None else None
     sizes = info_memory.Sizes(context, batch, snapshots)
     with open_bundle(resolve(bundle)) as opened:
-        opened.verify()
+        check(opened)
         facts = collect(opened, context)
         place = asked or info_memory.this_machine()
         facts["memory"] = info_memory.facts(opened.manifest, sizes, place)
+        if launches:
+            facts["launches"] = info_launches.facts(opened, context)
     print(json.dumps(facts, indent=1) if as_json else describe(facts))
     if asked and not facts["memory"]["fits"]:
         raise typer.Exit(REFUSED)
+
+
+def check(bundle: Bundle) -> None:
+    """Hash every file; read the plan and the indices of kernels. Raises BundleError."""
+    bundle.verify()
+    if PLAN in bundle.manifest.graphs:
+        open_plan(bundle)
+    for name in bundle.manifest.kernels:
+        open_kernels(bundle, int(name.removeprefix("sm_")))
 
 
 def collect(bundle: Bundle, context: int) -> dict[str, Any]:
@@ -81,6 +97,10 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
         "tokenizer": manifest.tokenizer.model_dump(mode="json"),
         "chat_template": manifest.chat_template is not None,
         "graphs": manifest.graphs,
+        "kernels": {
+            name: {"kernels": count, "bytes": size}
+            for name, (count, size) in kernel_sizes(manifest).items()
+        },
         "accuracy": manifest.accuracy,
         "provenance": manifest.provenance.model_dump(mode="json"),
         "fingerprint": bundle.fingerprint,
@@ -105,14 +125,24 @@ def describe(facts: dict[str, Any]) -> str:
         "state": state,
         "tokenizer": f"{facts['tokenizer']['kind']}, {facts['tokenizer']['vocab_size']} tokens"
         + (", with a chat template" if facts["chat_template"] else ", no chat template"),
+        "kernels": kernel_line(
+            {name: (found["kernels"], found["bytes"]) for name, found in facts["kernels"].items()},
+            None if PLAN in facts["graphs"] else "made by an older version, or none is possible",
+        ),
         "accuracy": _figures(facts["accuracy"]),
         "source": facts["provenance"]["source"],
         "licence": facts["provenance"]["licence"] or "not stated",
         "fingerprint": facts["fingerprint"],
     }
     lines = [facts["bundle"], *(f"  {name:<12}{value}" for name, value in rows.items())]
-    lines += [*info_memory.lines(facts["memory"]), "  files"] if "memory" in facts else ["  files"]
-    lines += [f"    {size:>12,}  {path}" for path, size in facts["files"].items()]
+    lines += info_memory.lines(facts["memory"]) if "memory" in facts else []
+    lines += info_launches.lines(facts["launches"]) if "launches" in facts else []
+    lines.append("  files")
+    lines += [
+        f"    {size:>12,}  {path}"
+        for path, size in facts["files"].items()
+        if not path.endswith(".cubin")  # hundreds, told of above
+    ]
     return "\n".join(lines)
 
 

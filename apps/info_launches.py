@@ -1,0 +1,108 @@
+"""The launch plan as `edge info --launches` shows it: what each kind of run takes on a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from edge.apps.units import megabytes
+from edge.bundle import Bundle
+from edge.bundle.kernels import open_plan
+from edge.config import ModelConfig
+from edge.launch import ITEM_SIZE, Launch, LaunchPlan, Pointer, Program, Sizes
+
+# a run's state may be taken back by so many tokens; the logs have twice as many slots
+_WINDOW = 8
+_LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+def facts(bundle: Bundle, context: int) -> dict[str, Any]:
+    """`collect` of a bundle. Raises BundleError: it has no plan."""
+    manifest = bundle.manifest
+    return collect(open_plan(bundle), manifest.model, chunk=manifest.limits.chunk, context=context)
+
+
+def collect(plan: LaunchPlan, config: ModelConfig, *, chunk: int, context: int) -> dict[str, Any]:
+    """For `--json`: `programs`, and how many kernels they are made of.
+
+    Of each program: `run` and the tokens it is counted for, `launches`, `layer` (launches of a
+    layer by kind, the most where they differ), `kernels` (name → launches), `weight_bytes` read
+    (of a table of embeddings, nothing counts) and `arena_bytes` of values.
+    """
+    from edge.runtime.cuda.arena import place
+
+    rows = []
+    for program in plan.programs:
+        tokens = 0 if program.kind == "settle" else program.max_rows or chunk
+        wanted = tokens if program.kind == "tree" else min(1, tokens)
+        sizes: Sizes = {"T": tokens, "B": 1, "L": wanted, "C": context, "S": 2 * _WINDOW}
+        launches = [plan.launches[index] for index in program.launches]
+        rows.append(
+            {
+                "run": _run(program),
+                "tokens": tokens,
+                "launches": len(launches),
+                "layer": _of_layers(launches, config),
+                "kernels": dict(sorted(Counter(_kernel(plan, one) for one in launches).items())),
+                "weight_bytes": _weights(plan, launches),
+                "arena_bytes": place(program, plan, sizes).total,
+            }
+        )
+    return {"variants": len(plan.variants), "programs": rows}
+
+
+def _run(program: Program) -> str:
+    if program.kind == "settle":
+        return "settle"
+    return program.kind if program.max_rows is None else f"{program.kind} <= {program.max_rows}"
+
+
+def _kernel(plan: LaunchPlan, launch: Launch) -> str:
+    return plan.variants[launch.variant].kernel
+
+
+def _weights(plan: LaunchPlan, launches: list[Launch]) -> int:
+    """Bytes of the weights that the launches read whole."""
+    read = {
+        argument.name
+        for launch in launches
+        if not _kernel(plan, launch).startswith("embed.")
+        for argument in launch.arguments
+        if isinstance(argument, Pointer) and argument.space == "weight"
+    }
+    held = (plan.weights[name] for name in sorted(read))
+    return sum(weight.elements * ITEM_SIZE[weight.dtype] for weight in held)
+
+
+def _of_layers(launches: list[Launch], config: ModelConfig) -> dict[str, int]:
+    count = Counter(map(_layer, launches))
+    most: dict[str, int] = {}
+    for index, layer in enumerate(config.layers):
+        most[layer.kind] = max(most.get(layer.kind, 0), count[index])
+    return most
+
+
+def _layer(launch: Launch) -> int | None:
+    """The layer whose weights or states a launch reads; without any, whose values it makes."""
+    pointers = [argument for argument in launch.arguments if isinstance(argument, Pointer)]
+    fixed = [p for p in pointers if p.space not in ("value", "input")]
+    found = [_LAYER.match(pointer.name) for pointer in fixed or pointers]
+    return max((int(match[1]) for match in found if match), default=None)
+
+
+def lines(facts: dict[str, Any]) -> list[str]:
+    """The programs as a table, then the kernels of a step."""
+    out = [f"  launches of {facts['variants']} kernels"]
+    out.append(
+        f"    {'run':<12}{'tokens':>7}{'launches':>10}{'weights':>10}{'values':>10}  a layer"
+    )
+    for row in facts["programs"]:
+        layer = ", ".join(f"{kind} {count}" for kind, count in row["layer"].items())
+        out.append(
+            f"    {row['run']:<12}{row['tokens']:>7}{row['launches']:>10}"
+            f"{megabytes(row['weight_bytes']):>10}{megabytes(row['arena_bytes']):>10}  {layer}"
+        )
+    step = facts["programs"][0]
+    out.append(f"  kernels of {step['run']}")
+    return out + [f"    {count:>6}  {name}" for name, count in step["kernels"].items()]
