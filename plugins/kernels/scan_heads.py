@@ -196,9 +196,9 @@ def scan(
 
     any_old = tl.minimum(pending, 1)
     exists = (p < P * any_old, head < HEADS * any_old, n < N * any_old)
-    row = tl.load(replay, mask=0 < pending, other=0) * batch + sequence
+    row = tl.load(replay, mask=pending > 0, other=0) * batch + sequence
     old = read_row(log_x, log_dt, log_B, row, at, exists, log_strides)
-    slot = tl.load(replay + 1, mask=1 < pending, other=0)
+    slot = tl.load(replay + 1, mask=pending > 1, other=0)
     for j in range(pending):
         token = old
         old = read_row(log_x, log_dt, log_B, slot * batch + sequence, at, columns, log_strides)
