@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge.apps.units import megabytes
-from edge.errors import ExportError
+from edge.apps.units import kernel_line, megabytes
+from edge.bundle.kernels import sizes
+from edge.errors import ExportError, InputError
 
 if TYPE_CHECKING:
     from edge.export.exporter import ExportSummary
@@ -31,16 +32,27 @@ class End(Enum):
 def export(
     checkpoint: Annotated[
         str,
-        typer.Argument(help="Checkpoint directory, or bundle in fp32 or fp16 (demo, …), to read."),
+        typer.Argument(
+            help="Checkpoint directory, or bundle in fp32 or fp16 (demo-fp16, …), to read; with "
+            "--target and no --quant any bundle, which keeps its weights."
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Bundle folder to write.")],
     quant: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Weights alone: fp32, fp16, w8, w4, w4a16. Activations too: w8a8 (Quamba), "
-            "w8a8-o, w4a8; to compare: w8a8-static, -dynamic, -smoothquant, -hadamard."
+            "w8a8-o, w4a8; to compare: w8a8-static, -dynamic, -smoothquant, -hadamard. "
+            "[default: fp16]"
         ),
-    ] = "fp16",
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="GPUs to compile kernels for: sm_87,sm_89 or names of boards (orin-nano, …); "
+            "the CPU is always one. Needs Triton."
+        ),
+    ] = None,
     layers: Annotated[
         str | None,
         typer.Option(help="Other recipes for kinds of layers: attention=fp16,mlp=w4a16."),
@@ -82,8 +94,17 @@ def export(
     """Convert a checkpoint directory into a bundle the runtime can run."""
     from edge.runtime.model import resolve
 
+    architectures = _architectures(target or [])
+    source = resolve(checkpoint)
+    options = (
+        quant, layers, calibrate, calibrate_sequences, calibrate_length, percentile, ssm_state,
+        embedding, head, tokenizer, groups or None,
+    )  # fmt: skip
+    same_weights = bool(target) and all(option is None for option in options)
     try:
+        from edge.export.checkpoint.bundle import is_bundle
         from edge.export.exporter import export_checkpoint
+        from edge.export.retarget import add_targets
     except ModuleNotFoundError as missing:
         raise ExportError(
             f"exporting needs the package {missing.name}",
@@ -103,19 +124,35 @@ def export(
         def progress(stage: str, done: float) -> None:
             bar.update(task, description=f"{stage:<10}", completed=done)
 
-        summary = export_checkpoint(
-            resolve(checkpoint), output,
-            quant=quant, layers=by_kind(layers or ""),
-            calibrate=calibrate, calibrate_sequences=calibrate_sequences,
-            calibrate_length=calibrate_length, percentile=percentile,
-            ssm_state=None if ssm_state is None else ssm_state.value,
-            embedding=None if embedding is None else embedding.value,
-            head=None if head is None else head.value,
-            groups=groups, tokenizer=tokenizer, verify=verify, progress=progress,
-        )  # fmt: skip
+        if same_weights and is_bundle(source):
+            summary = add_targets(source, output, architectures, progress=progress)
+        else:
+            summary = export_checkpoint(
+                source, output,
+                quant=quant or "fp16", layers=by_kind(layers or ""),
+                calibrate=calibrate, calibrate_sequences=calibrate_sequences,
+                calibrate_length=calibrate_length, percentile=percentile,
+                ssm_state=None if ssm_state is None else ssm_state.value,
+                embedding=None if embedding is None else embedding.value,
+                head=None if head is None else head.value,
+                groups=groups, tokenizer=tokenizer, verify=verify,
+                architectures=architectures, progress=progress,
+            )  # fmt: skip
     if summary.notice:
         print(f"note: {summary.notice}", file=sys.stderr)
     print(json.dumps(summary.to_dict(), indent=1) if as_json else describe(summary))
+
+
+def _architectures(targets: list[str]) -> tuple[int, ...]:
+    """What --target names; a name that is not known is a mistake in usage."""
+    from edge.export.targets import architectures
+
+    try:
+        return architectures(targets)
+    except InputError as problem:
+        raise typer.BadParameter(
+            f"{problem.message} ({problem.remedy})", param_hint="--target"
+        ) from None
 
 
 def by_kind(text: str) -> dict[str, str]:
@@ -147,6 +184,7 @@ def describe(summary: ExportSummary) -> str:
         f"checkpoint {megabytes(summary.checkpoint_bytes)}",
         f"  tokenizer   {manifest.tokenizer.kind}, {manifest.tokenizer.vocab_size} tokens",
         f"  accuracy    {summary.accuracy}",
+        f"  kernels     {kernel_line(sizes(manifest), summary.unplanned)}",
         f"talk to it: edge-chat {summary.path}",
         summary.verdict,
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 def megabytes(size: int) -> str:
     """Bytes as kB, MB or GB with three significant digits (powers of 1000)."""
@@ -11,3 +13,12 @@ def megabytes(size: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
         value /= 1000
     raise AssertionError("unreachable")
+
+
+def kernel_line(sizes: Mapping[str, tuple[int, int]], unplanned: str | None) -> str:
+    """What a GPU finds in a bundle; `unplanned` says why there is no launch plan."""
+    if unplanned is not None:
+        return f"none, nor a plan to compile them from: {unplanned}"
+    if not sizes:
+        return "none, but the plan to compile them from (edge export --target)"
+    return ", ".join(f"{sm}: {n} in {megabytes(size)}" for sm, (n, size) in sizes.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ import onnx
 
 import edge
 from edge.bundle import BundleWriter, Limits, Manifest, Provenance, Quantization
+from edge.bundle.kernels import sizes
 from edge.errors import ExportError
 from edge.export import text_files
 from edge.export.checkpoint import Checkpoint, open_checkpoint
 from edge.export.graph import GRAPH_FILE, BuiltGraph, build_graph
 from edge.export.judging import accuracy_line, judge, perplexity_line
+from edge.export.kernels import add_kernels, add_plan, check_can_compile
 from edge.export.planning import Prepared, Progress, TextChoice, prepare
 from edge.export.quantize import Choices, Mixture, Recipe, mixture, recipe
 from edge.export.quantize.build import EndType
@@ -44,6 +46,7 @@ class ExportSummary:
         accuracy: one line about how far it is from the network, or why that was not measured.
         verdict: one line: recipe, size, perplexity before and after.
         notice: what the user should know before using it, or None.
+        unplanned: why it has no launch plan for the CUDA engine, or None.
     """
 
     path: Path
@@ -53,6 +56,7 @@ class ExportSummary:
     accuracy: str
     verdict: str
     notice: str | None = None
+    unplanned: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -60,6 +64,10 @@ class ExportSummary:
             "parameters": self.parameters,
             "checkpoint_bytes": self.checkpoint_bytes,
             "bundle_bytes": sum(entry.size for entry in self.manifest.files),
+            "kernels": {
+                name: {"kernels": count, "bytes": size}
+                for name, (count, size) in sizes(self.manifest).items()
+            },
             "quantization": self.manifest.quantization.model_dump(mode="json"),
             "accuracy": self.manifest.accuracy,
         }
@@ -82,6 +90,7 @@ def export_checkpoint(
     verify: bool = True,
     chunk: int = CHUNK,
     tokenizer: str | os.PathLike[str] | None = None,
+    architectures: Sequence[int] = (),
     progress: Progress | None = None,
 ) -> ExportSummary:
     """Write the bundle of a checkpoint directory, or of a floating bundle, to `out`, whole or not
@@ -101,17 +110,20 @@ def export_checkpoint(
             model whose weights exceed VERIFY_LIMIT in memory is not run, and the manifest says so.
         tokenizer: a file or directory that goes before what the checkpoint has; a model without
             one reads bytes, and `notice` says so.
+        architectures: to compile the kernels of the CUDA engine for, as 87 for sm_87. Without any
+            the bundle still has the plan to compile from, if there are kernels for its ops.
         progress: called with a stage and the share of the export that is done.
 
     The same checkpoint, text and choices give the same bundle, byte for byte.
 
     Raises CheckpointError when the checkpoint cannot be read; ExportError when a recipe is unknown
     or does not fit the model, the calibration text is of no use, `out` is something other than a
-    bundle, the tokenizer does not fit, or the graph is wrong.
+    bundle, the tokenizer does not fit, the graph is wrong, or kernels cannot be compiled.
     """
     report = progress or (lambda stage, fraction: None)
     choices = Choices(layers or {}, percentile, ssm_state, embedding, head, groups)
     recipe(quant)
+    check_can_compile(architectures)
     report("reading", 0.0)
     source = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
     mixed = mixture(source.config, quant, choices)
@@ -127,19 +139,22 @@ def export_checkpoint(
         template = _copy_text(source, writer, copies)
         report("checking", 0.65)
         check_graph(writer.folder)
+        plan = add_plan(writer, GRAPH_FILE, architectures)
         accuracy: dict[str, Any] = {"skipped": "verification was switched off"}
         if verify:
             accuracy = judge(
                 source, prepared, mixed.rounds_activations, writer.folder, reads, report
             )
-        report("hashing", 0.95)
+        added = add_kernels(writer, plan, architectures, report, (0.9, 0.97))
+        report("hashing", 0.97)
         manifest = writer.finish(
             created_by=f"edge {edge.__version__}",
             model=source.config,
             quantization=_quantization(recipe(quant), mixed, prepared, built, writer),
             state_dtypes=built.state_dtypes,
             opset=built.opsets,
-            graphs={"ort": GRAPH_FILE},
+            graphs={"ort": GRAPH_FILE, **added.graphs},
+            kernels=added.kernels,
             limits=Limits(chunk=chunk),
             tokenizer=reads,
             chat_template=template,
@@ -154,8 +169,9 @@ def export_checkpoint(
             parameters=parameters(source.config),
             checkpoint_bytes=sum(p.stat().st_size for p in source.path.iterdir() if p.is_file()),
             accuracy=accuracy_line(accuracy),
-            verdict=_verdict(manifest, parameters(source.config)),
+            verdict=verdict(manifest, parameters(source.config)),
             notice=text_files.without_tokenizer(reads, source.config),
+            unplanned=added.unplanned,
         )
 
 
@@ -172,7 +188,7 @@ def _text_choice(
     )
 
 
-def _verdict(manifest: Manifest, count: int) -> str:
+def verdict(manifest: Manifest, count: int) -> str:
     """One line: recipe, size, perplexity before and after."""
     size = sum(entry.size for entry in manifest.files)
     share = f"{size / 1e6:.1f} MB, {size / (4 * count):.2f} of fp32"

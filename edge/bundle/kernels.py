@@ -7,6 +7,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from edge.bundle import strict_json
+from edge.bundle.manifest import Manifest
 from edge.bundle.paths import REMEDY
 from edge.bundle.reader import Bundle
 from edge.errors import BundleError
@@ -29,6 +30,15 @@ _Parsed = TypeVar("_Parsed", bound=BaseModel)
 def index_file(sm: int) -> str:
     """Where a bundle keeps the index of an architecture; its cubins lie beside it."""
     return f"kernels/sm_{sm}/kernels.json"
+
+
+def sizes(manifest: Manifest) -> dict[str, tuple[int, int]]:
+    """How many cubins there are for each architecture ("sm_87"), and bytes with their index."""
+    found = {}
+    for name, index in sorted(manifest.kernels.items(), key=lambda item: int(item[0][3:])):
+        files = [e for e in manifest.files if e.path.startswith(f"{index.rpartition('/')[0]}/")]
+        found[name] = (len(files) - 1, sum(entry.size for entry in files))
+    return found
 
 
 class BundledKernels:

@@ -127,6 +127,9 @@ class Manifest(_Strict):
         known = [f"sm_{sm}" for sm in ARCHITECTURES]
         if unknown := sorted(kernels.keys() - set(known)):
             raise ValueError(f"{', '.join(unknown)}: this runtime knows {', '.join(known)}")
+        for name, path in kernels.items():
+            if path != f"kernels/{name}/kernels.json":
+                raise ValueError(f"the index of {name} is at {path!r}")
         return kernels
 
     @model_validator(mode="after")

@@ -1,0 +1,98 @@
+"""A finished bundle gets a launch plan and kernels; its weights and graph stay what they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge.bundle import Bundle, BundleWriter, Manifest, open_bundle
+from edge.bundle.hashing import blocks
+from edge.bundle.kernels import PLAN, PLAN_FILE
+from edge.errors import BundleError
+from edge.export.exporter import ExportSummary, verdict
+from edge.export.judging import accuracy_line
+from edge.export.kernels import Added, add_kernels, add_plan, check_can_compile
+from edge.export.planning import Progress
+from edge.tensors import parameters
+
+
+def add_targets(
+    bundle: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    architectures: Sequence[int] = (),
+    *,
+    progress: Progress | None = None,
+) -> ExportSummary:
+    """Write the bundle with this version's plan, and kernels for `architectures`, to `out`.
+
+    Kernels that it has for other architectures are made again for the plan. Files that stay are
+    hard links where the file system allows, copies elsewhere; `out` may be the bundle itself.
+
+    Raises BundleError: damaged or altered; ExportError: no plan can be made of the graph, or no
+    kernels here.
+    """
+    report = progress or (lambda stage, fraction: None)
+    report("reading", 0.0)
+    with open_bundle(bundle) as opened, BundleWriter(out) as writer:
+        manifest = opened.manifest
+        graph = manifest.graphs.get("ort")
+        if graph is None:
+            raise BundleError(
+                "names no graph to make a plan of",
+                file=opened.path / "manifest.json",
+                field="graphs.ort",
+                remedy="export the model again from its checkpoint",
+            )
+        wanted = sorted({*architectures, *(int(name[3:]) for name in manifest.kernels)})
+        check_can_compile(wanted)
+        for path in _kept(manifest):
+            _carry(opened, path, writer.path(path))
+        report("planning", 0.2)
+        plan = add_plan(writer, graph, wanted)
+        added = add_kernels(writer, plan, wanted, report, (0.3, 0.9))
+        report("hashing", 0.9)
+        written = writer.finish(**_fields(manifest, added))
+        report("done", 1.0)
+        size = sum(entry.size for entry in manifest.files)
+        return ExportSummary(
+            path=writer.target,
+            manifest=written,
+            parameters=parameters(manifest.model),
+            checkpoint_bytes=size,
+            accuracy=accuracy_line(manifest.accuracy),
+            verdict=verdict(written, parameters(manifest.model)),
+            unplanned=added.unplanned,
+        )
+
+
+def _kept(manifest: Manifest) -> list[str]:
+    made = (PLAN_FILE, *(f"kernels/{name}/" for name in manifest.kernels))
+    return [entry.path for entry in manifest.files if not entry.path.startswith(made)]
+
+
+def _fields(manifest: Manifest, added: Added) -> dict[str, object]:
+    kept = {name: getattr(manifest, name) for name in Manifest.model_fields if name != "files"}
+    graphs = {name: path for name, path in manifest.graphs.items() if name != PLAN}
+    return kept | {"graphs": graphs | added.graphs, "kernels": added.kernels}
+
+
+def _carry(bundle: Bundle, path: str, target: Path) -> None:
+    """The file itself, or a copy: of what was hashed, whatever lies there by now."""
+    fd = bundle.fd(path)
+    if _linked(bundle.path / path, target):
+        checked, found = os.fstat(fd), os.lstat(target)
+        if (checked.st_dev, checked.st_ino) == (found.st_dev, found.st_ino):
+            return
+        target.unlink()
+    with target.open("xb") as copy:
+        for block in blocks(fd, os.fstat(fd).st_size):
+            copy.write(block)
+
+
+def _linked(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # another file system, one without hard links, someone else's file
+        return False
+    return True
