@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edge.launch import Launch, LaunchPlan, Pointer, Size, Sizes
+from edge.launch_checks import check_sizes
 from edge.runtime.cuda.device import Device
 
 # where a pointer's buffer starts
@@ -44,7 +45,11 @@ def reads(plan: LaunchPlan, program: int) -> tuple[str, ...]:
 def bind(
     plan: LaunchPlan, program: int, sizes: Sizes, kernels: Mapping[int, Any], resolve: Resolve
 ) -> list[Call]:
-    """The program's launches for these sizes. `kernels` are by variant."""
+    """The program's launches for these sizes. `kernels` are by variant.
+
+    Raises BundleError for sizes that a launch of it cannot take.
+    """
+    check_sizes(plan, plan.programs[program], sizes)
     calls = []
     for launch in _launches(plan, program):
         x, y, z = (max(1, size.value(sizes)) for size in launch.grid)
