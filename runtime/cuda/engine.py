@@ -67,6 +67,7 @@ class CudaEngine:
         self._state_dtypes = dict(state_dtypes or {})
         self._layout = StateLayout.of(config, capacity=1, dtypes=self._state_dtypes)
         self._arena: Memory | None = None
+        self._runs: dict[tuple[int, int, int], Runs] = {}
 
     @staticmethod
     def from_bundle(bundle: Bundle, *, device: Device | None = None) -> CudaEngine:
@@ -108,15 +109,18 @@ class CudaEngine:
         return self._arena
 
     def runs(self, layout: StateLayout, window: int) -> Runs:
-        """The runs that a state of this layout can ask for."""
-        return Runs(
-            plan=self.plan,
-            chunk=self.chunk,
-            batch=layout.batch,
-            window=window,
-            capacity=layout.capacity,
-            vocab=self.config.vocab_size,
-        )
+        """The runs that a state of this layout can ask for; states of the same sizes share them."""
+        key = (layout.batch, window, layout.capacity)
+        if key not in self._runs:
+            self._runs[key] = Runs(
+                plan=self.plan,
+                chunk=self.chunk,
+                batch=layout.batch,
+                window=window,
+                capacity=layout.capacity,
+                vocab=self.config.vocab_size,
+            )
+        return self._runs[key]
 
     def item_size(self, pointer: Pointer) -> int:
         """Bytes of one element of what it points to."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edge.errors import InputError
@@ -42,6 +42,7 @@ class Runs:
     window: int
     capacity: int
     vocab: int
+    _arenas: dict[Key, Arena] = field(default_factory=dict, repr=False, compare=False)
 
     def sizes(self, key: Key) -> Sizes:
         """The symbols of `edge.launch`."""
@@ -84,7 +85,10 @@ class Runs:
 
     def arena(self, key: Key) -> Arena:
         """Where the values lie."""
-        return place(self.plan.programs[key.program], self.plan, self.sizes(key))
+        if key not in self._arenas:
+            program = self.plan.programs[key.program]
+            self._arenas[key] = place(program, self.plan, self.sizes(key))
+        return self._arenas[key]
 
     def block(self, key: Key) -> Block:
         """Where the inputs lie."""
