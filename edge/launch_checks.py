@@ -37,6 +37,7 @@ _INT32 = 2**31 - 1
 _MOST_BYTES = 1 << 42
 _MOST = {"variants": 1 << 12, "launches": 1 << 18, "programs": 64}
 _MOST_STEPS = 1 << 16
+_MOST_PARAMETERS = 128
 _TRITON: Mapping[str, DType] = {
     "fp32": "f32", "fp16": "f16", "i8": "i8", "u8": "u8", "i32": "i32", "i64": "i64",
 }  # fmt: skip
@@ -57,6 +58,7 @@ def check_plan(
     for name, most in _MOST.items():
         if len(getattr(plan, name)) > most:
             _refuse(name, f"has more than {most} entries")
+    _check_variants(plan)
     _check_constants(plan, weight_bytes)
     _check_inputs(plan, config)
     _check_logs(plan, config)
@@ -105,6 +107,18 @@ def _check_start(where: str, pointer: Pointer, elements: int) -> None:
 
 
 # -- what there is -----------------------------------------------------------------------------
+
+
+def _check_variants(plan: LaunchPlan) -> None:
+    """Nothing that would keep a compiler busy for ever, or that no kernel could take."""
+    for number, variant in enumerate(plan.variants):
+        names = (*variant.arguments, *variant.constants)
+        if len(names) > _MOST_PARAMETERS or len(set(names)) < len(names):
+            _refuse(f"variants.{number}", "has too many parameters, or one twice")
+        for name, value in variant.constants.items():
+            large = isinstance(value, int) and abs(value) > _INT32
+            if large or (isinstance(value, str) and len(value) > _MOST_PARAMETERS):
+                _refuse(f"variants.{number}.constants.{name}", "is too large")
 
 
 def _check_constants(plan: LaunchPlan, weight_bytes: int) -> None:

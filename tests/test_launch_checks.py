@@ -158,6 +158,11 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a large integer": (pointed("tokens", times=1 << 40), "launches.0.tokens"),
     "a huge value": (entry("values", "layers.0.xz", elements={"times": 1 << 40, "of": "TB"}),
                      "values.layers.0.xz"),
+    "a constant beyond reason": (
+        lambda data: data["variants"][0]["constants"].update(BLOCK=1 << 40),
+        "variants.0.constants.BLOCK"),
+    "a parameter twice": (lambda data: data["variants"][0]["constants"].update(x=None),
+                          "variants.0"),
     "programs without end": (lambda data: data["programs"].extend(data["programs"][:1] * 100),
                              "programs"),
     "a program without end": (lambda data: data["programs"][0].update(launches=[0, 1] * 40000),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge.plugins.lowering import (
+    conv,
     hadamard,
     norm,
     rope,
@@ -16,5 +17,5 @@ from edge.plugins.lowering import (
 )
 from edge.plugins.lowering.context import Lower
 
-_MODULES = (hadamard, norm, rope, rounding, rows, scan, scan_heads, views)
+_MODULES = (conv, hadamard, norm, rope, rounding, rows, scan, scan_heads, views)
 LOWER: Mapping[str, Lower] = {op: lower for each in _MODULES for op, lower in each.LOWER.items()}
