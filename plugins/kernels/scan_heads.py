@@ -11,32 +11,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from edge.plugins.kernels import common
-
-# fields of the input `run`, as edge.launch numbers them
-PENDING = tl.constexpr(0)
-ADVANCE = tl.constexpr(1)
-SOURCE = tl.constexpr(2)
-TARGET = tl.constexpr(3)
-STORE = tl.constexpr(4)
-
-
-@triton.jit
-def factor(scale, channel, mask, SCALES: tl.constexpr):
-    """What the values of these channels are multiplied by; 0 scales: they are floats already."""
-    if SCALES == 0:
-        value = 1.0
-    elif SCALES == 1:
-        value = tl.load(scale)
-    else:
-        value = tl.load(scale + channel, mask=mask, other=1.0)
-    return value
+from edge.plugins.kernels.common import softplus
+from edge.plugins.kernels.replay import (
+    ADVANCE,
+    PENDING,
+    SOURCE,
+    STORE,
+    TARGET,
+    factor,
+    kept,
+    load_state,
+    store_state,
+)
 
 
 @triton.jit
 def clamped_step(dt, dt_bias, DT_MIN: tl.constexpr, DT_MAX: tl.constexpr):
     """Δ = clamp(softplus(dt + dt_bias), DT_MIN, DT_MAX); NaN stays NaN."""
-    delta = common.softplus(dt + dt_bias)
+    delta = softplus(dt + dt_bias)
     delta = tl.where(delta < DT_MIN, DT_MIN, delta)
     return tl.where(delta > DT_MAX, DT_MAX, delta)
 
@@ -44,7 +36,7 @@ def clamped_step(dt, dt_bias, DT_MIN: tl.constexpr, DT_MAX: tl.constexpr):
 @triton.jit
 def update(h, x, delta, b, a):
     """exp(Δ·A)·h + Δ·x⊗B. h [BLOCK_P, BLOCK_N], x [BLOCK_P], b [BLOCK_N], delta and a scalars."""
-    return tl.exp(delta * a) * h + (delta * x)[:, None] * b[None, :]
+    return tl.fma(tl.exp(delta * a), h, (delta * x)[:, None] * b[None, :])
 
 
 @triton.jit
@@ -63,34 +55,6 @@ def advanced(h, token, factors, layer, LIMITS: tl.constexpr):
     dt = token[1].to(tl.float32) * factors[1]
     delta = clamped_step(dt, layer[1], LIMITS[0], LIMITS[1])
     return update(h, x, delta, b, layer[0]), x
-
-
-@triton.jit
-def kept(h, state_scale, kind: tl.constexpr):
-    """h as the next token finds it, fp32: rounded to kind and read back."""
-    if kind == tl.int8:
-        # times 1/scale, not over scale: 2·10⁻⁷ of the quotient apart, at a tenth of the work
-        quotient = h * (1.0 / state_scale)
-        h = common.round_even(tl.minimum(tl.maximum(quotient, -128.0), 127.0)) * state_scale
-    elif kind == tl.float16:
-        h = h.to(tl.float16).to(tl.float32)
-    return h
-
-
-@triton.jit
-def load_state(pointers, mask, state_scale, kind: tl.constexpr):
-    h = tl.load(pointers, mask=mask, other=0).to(tl.float32)
-    if kind == tl.int8:
-        h = h * state_scale
-    return h
-
-
-@triton.jit
-def store_state(pointers, h, mask, state_scale, kind: tl.constexpr):
-    """h as `kept` made it: dividing q·scale by the scale gives q, but for a rounding."""
-    if kind == tl.int8:
-        h = common.round_even(h * (1.0 / state_scale))
-    tl.store(pointers, h.to(kind), mask=mask)
 
 
 @triton.jit
@@ -156,10 +120,9 @@ def scan(
     states = state + (sequence * HEADS + head) * (P * N) + p[:, None] * N + n[None, :]
     state_factor = 1.0
     if kind == tl.int8:
-        if STATE_SCALES == 1:
-            state_factor = tl.load(state_scale)
-        else:
-            state_factor = tl.load(state_scale + head * N + n, mask=n_inside, other=1.0)[None, :]
+        state_factor = factor(state_scale, head * N + n, n_inside, STATE_SCALES)
+        if STATE_SCALES > 1:
+            state_factor = state_factor[None, :]
     h = load_state(states + tl.load(run + SOURCE) * slot_size, inside, state_factor, kind)
     targets = states + tl.load(run + TARGET) * slot_size
     store = tl.load(run + STORE)

@@ -60,15 +60,13 @@ def _lower(low: Lowering, node: Node, scan: _Scan) -> None:
     attributes = node.attributes
     heads, p, n = attributes["heads"], attributes["head_dim"], attributes["d_state"]
     y = low.new(node.outputs[0], "f32", "TB", heads * p)
-    arguments, absent = _arguments(low, scan, y, node)
     block_n = next_power_of_2(n)
     block_p = min(next_power_of_2(p), max(1, _ELEMENTS // block_n))
     warps = _warps(block_p * block_n)
     low.launch(
         "scan_heads.scan",
-        arguments,
+        _arguments(low, scan, y),
         {
-            **dict.fromkeys(absent),
             **_constants(low, scan, attributes),
             "BLOCK_P": block_p,
             "BLOCK_N": block_n,
@@ -90,14 +88,12 @@ def _warps(values: int) -> Literal[1, 2, 4, 8]:
     return 2 if values >= 1024 else 1
 
 
-def _arguments(
-    low: Lowering, scan: _Scan, y: View, node: Node
-) -> tuple[dict[str, tuple[Argument, str]], list[str]]:
-    """Run-time arguments in the kernel's order, and the names of those that are not there."""
+def _arguments(low: Lowering, scan: _Scan, y: View) -> dict[str, tuple[Argument, str] | None]:
+    """In the kernel's order; None is not there."""
     x, b = scan.views["x"], scan.views["B"]
     prefix = scan.state.removesuffix("ssm_state")
     widths = {"x": x.width, "dt": scan.views["dt"].width, "B": b.width}
-    every: dict[str, tuple[Argument, str] | None] = {
+    return {
         **{name: low.pointer(view) for name, view in scan.views.items()},
         **{name: low.pointer(low.constant(value)) for name, value in scan.weights.items()},
         **dict.fromkeys(f"{name}_scale" for name in (*_VALUES, *_WEIGHTS)),
@@ -116,8 +112,6 @@ def _arguments(
         "tokens": low.size("T"),
         "batch": low.size("B"),
     }
-    present = {name: value for name, value in every.items() if value is not None}
-    return present, [name for name, value in every.items() if value is None]
 
 
 def _constants(low: Lowering, scan: _Scan, attributes: Mapping[str, Any]) -> dict[str, int | float]:

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge.launch import ADVANCE, PENDING, SOURCE, STORE, TARGET
-from edge.plugins.kernels import scan_heads
 from tests.kernels.head_scans import Layer, Outcome, Run, launch, part, replace, same, untouched
 from tests.kernels.rowwise import MANY, TREE, assert_steps
 
@@ -49,13 +47,6 @@ def states_agree(found: Tensor, expected: Tensor) -> None:
 
 def joined(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.cat([value, b[name]]) for name, value in a.items()}
-
-
-def test_fields_of_run_are_those_of_the_plan() -> None:
-    names = ("PENDING", "ADVANCE", "SOURCE", "TARGET", "STORE")
-    assert [getattr(scan_heads, name).value for name in names] == [
-        PENDING, ADVANCE, SOURCE, TARGET, STORE,
-    ]  # fmt: skip
 
 
 @forms
