@@ -6,6 +6,21 @@ import triton
 import triton.language as tl
 
 
+def tensor_cores(_semantic=None):
+    """Whether `tl.dot` runs on tensor cores: known when a kernel is compiled; interpreted, yes.
+
+    Triton 3.9 multiplies on the plain lanes below sm_80, and there has no product of int8.
+    """
+    if _semantic is None:
+        return True
+    arch = _semantic.builder.options.arch  # "sm75"
+    return tl.constexpr(int(arch.removeprefix("sm")) >= 80)
+
+
+# what `tl.core.builtin` sets; that refuses to be called by the interpreter from outside `tl`
+tensor_cores.__triton_builtin__ = True  # type: ignore[attr-defined]
+
+
 @triton.jit
 def round_even(x):
     """To the nearest integer, ties to even; x fp32, |x| < 2²². No libdevice: it is not interpreted.

@@ -1,0 +1,165 @@
+"""int8 rows times int8 weights, exact sums; scaled to fp32, or rounded to int8 again.
+
+`few` is for at most 16 rows and bound by reading the weights. Tensor cores multiply 8 or 16 rows
+for the price of one; the weights are their left operand, whose rows the warps share, so that each
+is read from shared memory once. `many` is the usual tiled product.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from edge.plugins.kernels.common import round8, tensor_cores
+
+
+@triton.jit
+def dot_int8(x, w, total):
+    """total + x · w, exact. x i8 [M, K], w i8 [K, N], total i32 [M, N].
+
+    Without tensor cores (sm_75, for which Triton 3.9 has none) the products are fp32, exact up to a
+    K of 1024: as many products of two int8 values are at most 2²⁴.
+    """
+    if tensor_cores():
+        return tl.dot(x, w, total)
+    else:
+        products = tl.dot(x.to(tl.float32), w.to(tl.float32), input_precision="ieee")
+        return total + products.to(tl.int32)
+
+
+@triton.jit
+def scaled(
+    total,  # i32 [BLOCK_M, BLOCK_N], sums
+    m,  # their rows and
+    n,  # columns
+    x_scale,
+    weight_scale,
+    y_scale,
+    M,
+    N: tl.constexpr,
+    X_SCALE_STEP: tl.constexpr,
+    WEIGHT_SCALE_STEP: tl.constexpr,
+    Y_SCALE_STEP: tl.constexpr,
+):
+    """What the sums stand for, f32; divided by y_scale and rounded to int8 when there is one."""
+    of_x = tl.load(x_scale + m * X_SCALE_STEP, mask=m < M, other=1.0)
+    of_weight = tl.load(weight_scale + n * WEIGHT_SCALE_STEP, mask=n < N, other=1.0)
+    y = total.to(tl.float32) * (of_x[:, None] * of_weight[None, :])
+    if y_scale is not None:
+        y = round8(
+            tl.div_rn(y, tl.load(y_scale + n * Y_SCALE_STEP, mask=n < N, other=1.0)[None, :])
+        )
+    return y
+
+
+@triton.jit
+def few(
+    x,  # i8 [M, K], rows X_STRIDE apart; M is at most 16
+    x_scale,  # f32 [1] or [M], X_SCALE_STEP is 0 or 1
+    weight,  # i8 [N, K]
+    weight_scale,  # f32 [1] or [N], WEIGHT_SCALE_STEP is 0 or 1
+    y_scale,  # f32 [1] or [N], or None: y is f32 then
+    y,  # i8 or f32 [M, N]
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    X_SCALE_STEP: tl.constexpr,
+    WEIGHT_SCALE_STEP: tl.constexpr,
+    Y_SCALE_STEP: tl.constexpr,
+    ROWS: tl.constexpr,  # 8 or 16, at least M
+    BLOCK_N: tl.constexpr,  # 16 a warp
+    BLOCK_K: tl.constexpr,  # columns of a step
+):
+    m = tl.arange(0, ROWS)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = few_int8(x, weight, m, n, M, N, K, X_STRIDE, ROWS, BLOCK_N, BLOCK_K)
+    out = scaled(
+        total, m, n, x_scale, weight_scale, y_scale, M, N,
+        X_SCALE_STEP, WEIGHT_SCALE_STEP, Y_SCALE_STEP,
+    )  # fmt: skip
+    tl.store(y + m[:, None] * N + n[None, :], out, mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def few_int8(
+    x,
+    weight,
+    m,
+    n,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Σ_k x[m, k] · weight[n, k], i32 [ROWS, BLOCK_N]; zeros outside."""
+    # Two products a step: of a single one sm_8x fetches the first part a step ahead, byte by byte.
+    STEP: tl.constexpr = BLOCK_K // 2 if tensor_cores() else 32
+    k = tl.arange(0, STEP)
+    x += m[None, :] * X_STRIDE + k[:, None]
+    weight += n.to(tl.int64)[:, None] * K + k[None, :]
+    total = tl.zeros([BLOCK_N, ROWS], tl.int32)
+    for start in range(0, K, 2 * STEP):
+        for half in tl.static_range(2):
+            first = start + half * STEP
+            rows, columns = (m < M)[None, :], (n < N)[:, None]
+            if K % (2 * STEP):
+                rows &= (first + k < K)[:, None]
+                columns &= (first + k < K)[None, :]
+            total = dot_int8(
+                tl.load(weight + first, mask=columns, other=0),
+                tl.load(x + first, mask=rows, other=0),
+                total,
+            )
+    return tl.trans(total)
+
+
+@triton.jit
+def many(
+    x,  # as for `few`; any M
+    x_scale,
+    weight,
+    weight_scale,
+    y_scale,
+    y,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    X_SCALE_STEP: tl.constexpr,
+    WEIGHT_SCALE_STEP: tl.constexpr,
+    Y_SCALE_STEP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    # Neighbouring programs share their weights: a chunk of rows is in L2, and weights come once.
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    # Two products a step, as in few_int8; without tensor cores their operands are in registers.
+    STEP: tl.constexpr = BLOCK_K // 2 if tensor_cores() else 8
+    k = tl.arange(0, STEP)
+    x += m.to(tl.int64)[:, None] * X_STRIDE + k[None, :]
+    weight += n.to(tl.int64)[None, :] * K + k[:, None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
+    for start in range(0, K, 2 * STEP):
+        for half in tl.static_range(2):
+            first = start + half * STEP
+            rows, columns = (m < M)[:, None], (n < N)[None, :]
+            if K % (2 * STEP):
+                rows &= (first + k < K)[None, :]
+                columns &= (first + k < K)[:, None]
+            total = dot_int8(
+                tl.load(x + first, mask=rows, other=0),
+                tl.load(weight + first, mask=columns, other=0),
+                total,
+            )
+    out = scaled(
+        total, m, n, x_scale, weight_scale, y_scale, M, N,
+        X_SCALE_STEP, WEIGHT_SCALE_STEP, Y_SCALE_STEP,
+    )  # fmt: skip
+    place = m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(y + place, out, mask=(m < M)[:, None] & (n < N)[None, :])
