@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from edge.bundle.kernels import WEIGHT_FILE, open_kernels, open_plan
-from edge.errors import BundleError, EdgeError, EngineError
-from edge.launch import CompiledKernel, LaunchPlan, Variant
+from edge.bundle.kernels import WEIGHT_FILE, open_plan
+from edge.errors import EngineError
+from edge.launch import LaunchPlan
 from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
 DEVICE_VARIABLE = "EDGE_DEVICE"
 INTERPRET = "interpret"
-Kernels = Callable[[Variant], tuple[CompiledKernel | None, bytes]]
 
 
 def from_bundle(bundle: Bundle, device: Device | None = None) -> CudaEngine:
@@ -33,13 +30,8 @@ def from_bundle(bundle: Bundle, device: Device | None = None) -> CudaEngine:
     """
     plan = open_plan(bundle)
     device = open_device() if device is None else device
-    found = kernels_for(bundle, plan, device.sm)
     exclusive = Exclusive(device)
-    with exclusive:
-        kernels = {
-            index: device.load(variant, *found(variant))
-            for index, variant in enumerate(plan.variants)
-        }
+    kernels = _load(bundle, plan, device, exclusive)
     weights = Weights(plan, exclusive)
     if plan.weights:
         upload(bundle, WEIGHT_FILE, weights)
@@ -85,38 +77,12 @@ def _not_a_device(name: str, message: str) -> EngineError:
     )
 
 
-def kernels_for(bundle: Bundle, plan: LaunchPlan, sm: int) -> Kernels:
-    """The bundle's kernels for an architecture, or, where Triton is installed, those it compiles.
-
-    `sm` 0 needs none. Raises BundleError saying how to get them.
-    """
-    if sm == 0:
-        return lambda variant: (None, b"")
-    try:
-        return open_kernels(bundle, sm).get
-    except BundleError as problem:
-        if f"sm_{sm}" in bundle.manifest.kernels:
-            raise
-        compiled = _compiled(plan, sm)
-        if compiled is None:
-            raise
-        if isinstance(compiled, EdgeError):
-            raise problem from compiled
-        return compiled
-
-
-def _compiled(plan: LaunchPlan, sm: int) -> Kernels | EdgeError | None:
-    """Kernels made now; None without Triton, or why it cannot make them."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    aot: Any = importlib.import_module("edge.plugins.compiler.aot")
-    try:
-        made = aot.compile_variants(plan.variants, [sm])[sm]
-    except EdgeError as problem:
-        return problem
-
-    def get(variant: Variant) -> tuple[CompiledKernel, bytes]:
-        kernel: CompiledKernel = made.index.kernels[variant.key]
-        return kernel, made.cubins[kernel.file]
-
-    return get
+def _load(bundle: Bundle, plan: LaunchPlan, device: Device, exclusive: Exclusive) -> dict[int, Any]:
+    """The plan's kernels by variant: the bundle's, or compiled here where Triton is installed."""
+    if device.sm == 0:
+        return {i: device.load(variant, None, b"") for i, variant in enumerate(plan.variants)}
+    # by name: what compiles is no part of the runtime
+    fallback: Any = importlib.import_module("edge.plugins.compiler.fallback")
+    kernels = fallback.kernels_for(bundle, plan, device.sm)
+    with exclusive:
+        return {i: device.load(each, *kernels.get(each)) for i, each in enumerate(plan.variants)}
