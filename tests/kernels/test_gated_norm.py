@@ -1,0 +1,88 @@
+"""Gates and gated norms as kernels, against the references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edge.errors import ExportError
+from edge.plugins.lowering.gated_norm import LOWER
+from edge.plugins.reference.norm import gated_rms_norm
+from edge.plugins.reference.quantize import gated_rms_norm_int8
+from tests.kernels.rowwise import CHAIN, MANY, Workbench
+
+EPS = 1e-5
+# (width, groups, T, B)
+SHAPES = [(1, 1, 1, 1), (80, 1, 5, 3), (96, 3, 17, 1), (192, 8, 2, 2), (5120, 1, 1, 2)]
+
+
+def _bench(width: int, steps: int, batch: int, int8: bool) -> tuple[Workbench, list[Tensor]]:
+    make = torch.Generator().manual_seed(width + steps)
+    rows = steps * batch
+    x, z, weight = (torch.randn(n, width, generator=make) * 3 for n in (rows, rows, 1))
+    if int8:
+        z = torch.randint(-128, 128, (rows, width), generator=make, dtype=torch.int8)
+    bench = Workbench(CHAIN if rows <= 16 else MANY, T=steps, B=batch)
+    bench.value("x", x, stride=width + 3, start=2)
+    # the gate is a part of what the input projection makes
+    bench.value("z", z, stride=2 * width + 7, start=width)
+    bench.constant("weight", weight[0])
+    return bench, [x, z, weight[0]]
+
+
+@pytest.mark.parametrize(("width", "groups", "steps", "batch"), SHAPES)
+def test_gated_norm_is_the_reference(width: int, groups: int, steps: int, batch: int) -> None:
+    bench, (x, z, weight) = _bench(width, steps, batch, False)
+    bench.lower(LOWER, "GatedRMSNorm", ("x", "z", "weight"), ("y",), eps=EPS, groups=groups)
+    bench.run()
+    expected = gated_rms_norm(x, z, weight, EPS, groups)
+    torch.testing.assert_close(bench.read("y"), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("one", [True, False])
+@pytest.mark.parametrize(("width", "groups", "steps", "batch"), SHAPES)
+def test_gate_in_int8(width: int, groups: int, steps: int, batch: int, one: bool) -> None:
+    bench, (x, z, weight) = _bench(width, steps, batch, True)
+    make = torch.Generator().manual_seed(2)
+    scale = torch.full((1,), 0.05) if one else torch.rand(width, generator=make) * 0.1 + 0.01
+    bench.constant("z_scale", scale)
+    names = ("x", "z", "z_scale", "weight")
+    bench.lower(LOWER, "GatedRMSNormInt8", names, ("y",), eps=EPS, groups=groups)
+    bench.run()
+    expected = gated_rms_norm_int8(x, z, scale, weight, EPS, groups)
+    torch.testing.assert_close(bench.read("y"), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("width", "steps", "batch"), [(1, 1, 1), (80, 5, 3), (1300, 7, 2)])
+def test_silu_gate_is_the_reference(width: int, steps: int, batch: int) -> None:
+    bench, (x, z, _) = _bench(width, steps, batch, False)
+    bench.lower(LOWER, "SiluGate", ("x", "z"), ("y",))
+    bench.run()
+    torch.testing.assert_close(bench.read("y"), x * F.silu(z), rtol=2e-5, atol=2e-5)
+
+
+def test_a_row_of_zeros_is_zero() -> None:
+    bench, (x, *_) = _bench(96, 1, 1, False)
+    bench.value("x", torch.zeros_like(x))
+    bench.lower(LOWER, "GatedRMSNorm", ("x", "z", "weight"), ("y",), eps=EPS, groups=3)
+    bench.run()
+    assert not bench.read("y").any()
+
+
+def test_nan_stays_in_its_group() -> None:
+    bench, (x, *_) = _bench(96, 1, 1, False)
+    x[0, 40] = float("nan")
+    bench.value("x", x)
+    bench.lower(LOWER, "GatedRMSNorm", ("x", "z", "weight"), ("y",), eps=EPS, groups=3)
+    bench.run()
+    y = bench.read("y")
+    assert y[:, 32:64].isnan().all()
+    assert y[:, :32].isfinite().all() and y[:, 64:].isfinite().all()
+
+
+def test_groups_that_do_not_divide_the_channels_are_refused() -> None:
+    bench, _ = _bench(80, 1, 1, False)
+    with pytest.raises(ExportError, match="80 channels are not 3 groups"):
+        bench.lower(LOWER, "GatedRMSNorm", ("x", "z", "weight"), ("y",), eps=EPS, groups=3)
