@@ -76,14 +76,14 @@ def _weights(plan: LaunchPlan, launches: list[Launch]) -> int:
 
 
 def _of_layers(launches: list[Launch], config: ModelConfig) -> dict[str, int]:
-    count = Counter(map(_layer, launches))
+    count = Counter(map(layer_of, launches))
     most: dict[str, int] = {}
     for index, layer in enumerate(config.layers):
         most[layer.kind] = max(most.get(layer.kind, 0), count[index])
     return most
 
 
-def _layer(launch: Launch) -> int | None:
+def layer_of(launch: Launch) -> int | None:
     """The layer whose weights or states a launch reads; without any, whose values it makes."""
     pointers = [argument for argument in launch.arguments if isinstance(argument, Pointer)]
     fixed = [p for p in pointers if p.space not in ("value", "input")]

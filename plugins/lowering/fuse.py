@@ -118,9 +118,10 @@ def _convolve(graph: _Graph, node: Node) -> tuple[Node, Node] | None:
     product = {"CausalConv1d": "Linear", "CausalConv1dInt8": "LinearInt8Quantize"}.get(node.op)
     split = graph.maker(node.inputs[0], "Split") if product else None
     first = graph.maker(split.inputs[0], product) if split and product else None
-    if first is None or split is None:
+    parts = graph.constants.get(split.inputs[1]) if split else None
+    if first is None or split is None or parts is None:
         return None
-    widths = [int(width) for width in graph.constants[split.inputs[1]].array()]
+    widths = [int(width) for width in parts.array()]
     start = sum(widths[: split.outputs.index(node.inputs[0])])
     return first, replace(
         node,

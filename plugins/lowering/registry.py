@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from edge.plugins.lowering import (
     conv,
+    gated_norm,
     hadamard,
+    linear_int8,
     norm,
     rope,
     rounding,
@@ -17,5 +19,17 @@ from edge.plugins.lowering import (
 )
 from edge.plugins.lowering.context import Lower
 
-_MODULES = (conv, hadamard, norm, rope, rounding, rows, scan, scan_heads, views)
+_MODULES = (
+    conv,
+    gated_norm,
+    hadamard,
+    linear_int8,
+    norm,
+    rope,
+    rounding,
+    rows,
+    scan,
+    scan_heads,
+    views,
+)
 LOWER: Mapping[str, Lower] = {op: lower for each in _MODULES for op, lower in each.LOWER.items()}
