@@ -1,43 +1,56 @@
-"""A talk at a terminal: a prompt, answers that are only ever appended to, a few commands."""
+"""A talk at a terminal: a prompt, answers that are only ever appended to, and commands."""
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from edge.apps import chat_output
+from edge.apps import chat_files, chat_output
+from edge.apps.chat_commands import COMMANDS, Talk
+from edge.apps.chat_input import reader
 from edge.apps.chat_once import NO_TEMPLATE, begin, stopping
 from edge.apps.units import megabytes
 from edge.errors import EdgeError, InputError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
+    from edge.runtime.generate import Generation
     from edge.runtime.session import Session
 
-PROMPT = ">>> "
-HELP = """\
-/reset        forget the conversation
-/undo         take back the last turn
-/save FILE    write the conversation, with its state
-/load FILE    take up a saved conversation
-/bye          leave (as Ctrl-D does)
-Ctrl-C stops an answer; again, at the prompt, leaves."""
 
-Ask = Callable[[], str]
+class HangUp(SystemExit):
+    """The terminal is gone, or the process is told to end. Event loops let this one through."""
 
 
 def talk(session: Session, name: str, sampling: Mapping[str, Any]) -> bool:
-    """Talk until /bye, Ctrl-D (False) or Ctrl-C twice (True)."""
+    """Talk until /bye, Ctrl-D (False) or Ctrl-C twice (True). A hang-up saves the talk, then
+    raises SystemExit with 128 + the signal's number.
+    """
     chat_output.prepare()
     engine, state = session.model.engine.name, megabytes(session.state_bytes)
     chat_output.note(f"{name} on {engine}, state {state} whatever the length; /help for commands")
     if session.model.template is None:
         chat_output.note(f"{NO_TEMPLATE}; an empty line goes on")
-    ask = _asker()
+    this = Talk(session, name, dict(sampling))
+    ask = reader({name: command.words for name, command in COMMANDS.items()})
+    try:
+        with _hanging_up(session) as told:
+            return _loop(this, ask, told)
+    except HangUp:
+        _save_talk(session)
+        raise
+
+
+def _loop(this: Talk, ask: Callable[[], str], told: list[int]) -> bool:
     stopped = False
     while True:
+        if told:
+            raise HangUp(128 + told[0])
         try:
             line = ask()
         except EOFError:
@@ -49,9 +62,9 @@ def talk(session: Session, name: str, sampling: Mapping[str, Any]) -> bool:
             chat_output.note("Ctrl-C again, or /bye, leaves")
             continue
         try:
-            if line.strip() == "/bye":
-                return False
-            stopped = _turn(session, line, sampling)
+            stopped = _turn(this, line)
+        except EOFError:
+            return False
         except KeyboardInterrupt:
             # pressed twice, or before the answer began: that turn has left no trace
             stopped = True
@@ -61,82 +74,78 @@ def talk(session: Session, name: str, sampling: Mapping[str, Any]) -> bool:
             print(f"error: {problem}", file=sys.stderr, flush=True)
 
 
-def _turn(session: Session, line: str, sampling: Mapping[str, Any]) -> bool:
+def _turn(this: Talk, line: str) -> bool:
     """A command or a message; whether an answer was stopped."""
     if line.startswith("/") and line[1:2].isalpha():
-        command, _, argument = line.strip().partition(" ")
-        chat_output.note(_command(session, command, argument.strip()))
-        return False
-    text: str | None = line
+        word, _, argument = line.strip().partition(" ")
+        if word not in COMMANDS:
+            raise InputError(f"there is no command {word}", remedy="/help lists them")
+        said = COMMANDS[word].run(this, argument.strip())
+        if isinstance(said, str):
+            chat_output.note(said)
+            return False
+        return _answer(this, said)
+    session, text = this.session, this.attached + line
     if session.model.template is None:
-        if line.strip():
-            session.reset()  # each text is continued by itself
-        else:
-            text = None
-    elif not line.strip():
+        if not text.strip():
+            return _answer(this, begin(session, None, this.sampling))
+        session.reset()  # each text is continued by itself
+    elif not text.strip():
         return False
+    generation = begin(session, text, this.sampling)
+    this.attached = ""
+    return _answer(this, generation)
+
+
+def _answer(this: Talk, generation: Generation) -> bool:
     stream = chat_output.Stream(sys.stdout)
-    generation = begin(session, text, sampling)
     try:
-        with stopping(session):
+        with stopping(this.session):
             for piece in generation:
                 stream.write(piece)
     finally:
+        # first: of an answer that cannot be written the session must know
+        generation.close()
         stream.end()
-    chat_output.note(chat_output.figures(generation.result, session))
-    return generation.result.finish_reason == "cancelled"
+    result = this.last = generation.result
+    this.answers, this.tokens = this.answers + 1, this.tokens + len(result.tokens)
+    if this.figures:
+        chat_output.note(chat_output.figures(result, this.session))
+    return result.finish_reason == "cancelled"
 
 
-def _command(session: Session, command: str, argument: str) -> str:
-    if command == "/help":
-        return HELP
-    if command == "/reset":
-        session.reset()
-        return "forgotten; /undo brings it back"
-    if command == "/undo":
-        session.undo()
-        return f"taken back; {_length(session)}"
-    if command == "/save":
-        path = _file(command, argument)
-        session.save(path)
-        return f"saved {_length(session)} to {path} ({megabytes(path.stat().st_size)})"
-    if command == "/load":
-        path = _file(command, argument)
-        spared = session.load(path)
-        return f"took up {_length(session)}: {spared} tokens need not be run again"
-    raise InputError(f"there is no command {command}", remedy="/help lists them")
+@contextmanager
+def _hanging_up(session: Session) -> Iterator[list[int]]:
+    """SIGHUP and SIGTERM end an answer where it is, then the talk: the list names the signal."""
+    told: list[int] = []
+
+    def hang_up(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        if session.busy:
+            session.cancel()
+        else:
+            raise HangUp(128 + number)
+
+    numbers = (signal.SIGHUP, signal.SIGTERM)
+    before = [signal.signal(number, hang_up) for number in numbers]
+    try:
+        yield told
+    except OSError:
+        # a terminal that is gone refuses to be written to, sometimes before the signal comes
+        raise HangUp(128 + (told[0] if told else signal.SIGHUP)) from None
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
-def _file(command: str, argument: str) -> Path:
-    if not argument:
-        raise InputError("needs a file", field=command, remedy=f"{command} FILE")
-    return Path(os.path.expanduser(argument))
-
-
-def _length(session: Session) -> str:
-    if session.model.template is None:
-        return f"a text of {len(session.tokens)} tokens"
-    return f"a conversation of {len(session.messages)} messages"
-
-
-def _asker() -> Ask:
-    """How lines are read: with history and editing where the terminal can do that."""
-    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
-        return _plain_ask
-    # some terminals, and all serial lines, never answer where the cursor is
-    os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.completion import WordCompleter
-
-    words = ["/help", "/reset", "/undo", "/save", "/load", "/bye"]
-    completer = WordCompleter(words, sentence=True)
-    prompt: PromptSession[str] = PromptSession(completer=completer, complete_while_typing=False)
-    return lambda: prompt.prompt(PROMPT)
-
-
-def _plain_ask() -> str:
-    print(PROMPT, end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.rstrip("\n")
+def _save_talk(session: Session) -> None:
+    if not session.tokens:
+        return
+    path = chat_files.talks() / time.strftime("hangup-%Y%m%d-%H%M%S.edge")
+    # nobody may be there to read either line
+    with suppress(OSError):
+        try:
+            session.save(chat_files.ready(path))
+            chat_output.note(f"the talk is saved: /load {path.stem}")
+        except EdgeError as problem:
+            print(f"error: {problem}", file=sys.stderr, flush=True)

@@ -107,6 +107,20 @@ class Session:
         return self._context.state.nbytes
 
     @property
+    def snapshot_bytes(self) -> int:
+        """What a copy of the state takes now, bytes: of `undo`, `regenerate` and `snapshot`."""
+        state = self._context.state
+        rows = state.layout.cache_shapes(state.position)
+        return state.layout.slot_bytes + sum(
+            state.layout.bytes_of(name, shape) for name, shape in rows.items()
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is being made."""
+        return self._turn is not None
+
+    @property
     def undo_levels(self) -> int:
         """How many turns `undo` can take back now."""
         return len(self._undo)
@@ -239,10 +253,16 @@ class Session:
         with self._idle():
             return self._snapshot()
 
-    def restore(self, snapshot: SessionSnapshot) -> None:
-        """Back to a snapshot of a session of the same model. Raises StateError otherwise."""
+    def restore(self, snapshot: SessionSnapshot, *, undoable: bool = False) -> None:
+        """Back to a snapshot of a session of the same model. Raises StateError otherwise.
+
+        `undoable`: `undo` takes this back, as it does with a turn.
+        """
         with self._idle():
+            before = self._snapshot() if undoable else None
             self._restore(snapshot)
+            if before is not None:
+                self._undo.append(before)
 
     def _snapshot(self) -> SessionSnapshot:
         return SessionSnapshot(self._context.mark(), self.messages, rng_state(self._rng))

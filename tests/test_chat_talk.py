@@ -2,70 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import re
-import select
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.session_models import bundle
-
-ENDLESS = ["--temperature", "5", "--max-tokens", "100000000"]
-SHORT = ["--temperature", "5", "--max-tokens", "4", "--seed", "1"]
-ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[=>]|\].*?\x07)")
-GIVE_UP = 60  # seconds; a talk that hangs must fail
-
-
-class Terminal:
-    """A program on a terminal of its own, which it is the foreground process of."""
-
-    def __init__(self, *arguments: str, term: str = "xterm", **environment: str) -> None:
-        self._master, slave = pty.openpty()
-        # opening a terminal makes it the controlling one of a new session: Ctrl-C then works
-        self.process = subprocess.Popen(
-            ["sh", "-c", 'exec "$@" <"$TTY" >"$TTY" 2>&1', "sh", sys.executable, "-m",
-             "edge.apps.chat", *arguments],
-            start_new_session=True,
-            env=os.environ | {"TTY": os.ttyname(slave), "TERM": term} | environment,
-        )  # fmt: skip
-        self._slave = slave
-        self.raw = ""
-        self._seen = 0
-
-    def wait_for(self, text: str) -> str:
-        """What came since the last wait, up to `text`, without escape sequences."""
-        deadline = time.monotonic() + GIVE_UP
-        while True:
-            plain = ESCAPES.sub("", self.raw)
-            at = plain.find(text, self._seen)
-            if at >= 0:
-                since, self._seen = plain[self._seen : at], at + len(text)
-                return since
-            assert time.monotonic() < deadline, f"no {text!r} in {plain[self._seen :]!r}"
-            if select.select([self._master], [], [], 0.2)[0]:
-                self.raw += os.read(self._master, 65536).decode(errors="replace")
-
-    def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    def ask(self, text: str) -> None:
-        """Type a line at the prompt."""
-        self.wait_for(">>>")
-        self.type(text + "\r")
-
-    def leave(self) -> int:
-        code = self.process.wait(timeout=GIVE_UP)
-        while select.select([self._master], [], [], 0)[0]:
-            self.raw += os.read(self._master, 65536).decode(errors="replace")
-        os.close(self._slave)
-        os.close(self._master)
-        assert "Traceback" not in self.raw
-        return code
+from tests.terminal import ENDLESS, SHORT, Terminal
 
 
 def test_a_talk_with_every_command(tmp_path: Path) -> None:
@@ -90,9 +33,9 @@ def test_a_talk_with_every_command(tmp_path: Path) -> None:
     terminal.wait_for("took up a conversation of 5 messages")
     assert int(terminal.wait_for(" tokens need not be run again").strip(": ")) > 10
     for line, says in [
-        ("/help", "/load FILE"),
+        ("/help", "/load NAME"),
         ("/nonsense", "error: there is no command /nonsense (/help lists them)"),
-        ("/save", "error: /save: needs a file"),
+        ("/save", "error: /save: needs a name or a file"),
         ("/load /nowhere/at/all", "error: "),
         ("", ">>>"),
     ]:

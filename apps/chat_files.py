@@ -1,0 +1,75 @@
+"""Where `edge-chat` keeps what it keeps: saved talks and the history of lines."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from edge.errors import InputError
+
+_NAME = re.compile(r"[\w][\w-]*")
+_SUFFIX = ".edge"
+MAX_TEXT = 1 << 20  # bytes of a file that /read takes
+
+
+def _folder(variable: str, default: str) -> Path:
+    base = os.environ.get(variable) or os.path.join(os.path.expanduser("~"), *default.split("/"))
+    return Path(base) / "mamba-edge"
+
+
+def talks() -> Path:
+    """`$XDG_DATA_HOME/mamba-edge/talks`, or under `~/.local/share`."""
+    return _folder("XDG_DATA_HOME", ".local/share") / "talks"
+
+
+def history() -> Path:
+    """`$XDG_STATE_HOME/mamba-edge/history`, or under `~/.local/state`."""
+    return _folder("XDG_STATE_HOME", ".local/state") / "history"
+
+
+def place(command: str, argument: str) -> Path:
+    """The file that a name or a path means: a plain word is a talk in the usual folder."""
+    if not argument:
+        raise InputError("needs a name or a file", field=command, remedy=f"{command} NAME")
+    if _NAME.fullmatch(argument):
+        return talks() / (argument + _SUFFIX)
+    return Path(os.path.expanduser(argument))
+
+
+def saved() -> Iterator[tuple[str, int, str]]:
+    """(name, bytes, when) of the talks in the usual folder, newest first."""
+    try:
+        found = [(path, path.stat()) for path in talks().glob("*" + _SUFFIX)]
+    except OSError:
+        return
+    for path, facts in sorted(found, key=lambda item: -item[1].st_mtime):
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.st_mtime))
+        yield path.stem, facts.st_size, when
+
+
+def ready(path: Path) -> Path:
+    """`path`, its folder made where it is one of ours."""
+    if path.parent == talks():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path
+
+
+def text_of(command: str, argument: str) -> str:
+    """A text file's content. Raises InputError: not there, too large, not UTF-8."""
+    if not argument:
+        raise InputError("needs a file", field=command, remedy=f"{command} FILE")
+    path = Path(os.path.expanduser(argument))
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT + 1)
+    except OSError as problem:
+        raise InputError(f"cannot be read: {problem.strerror}", file=path) from None
+    if len(data) > MAX_TEXT:
+        raise InputError(f"is larger than {MAX_TEXT} bytes", file=path, remedy="send a part of it")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise InputError(f"is not UTF-8 at byte {problem.start}", file=path) from None

@@ -1,0 +1,123 @@
+"""How lines are read: with history, editing and completion where the terminal can do that."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from edge.apps import chat_files
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import Completer
+    from prompt_toolkit.history import History
+    from prompt_toolkit.key_binding import KeyBindings
+
+PROMPT = ">>> "
+MORE = "... "
+FENCE = '"""'
+
+Ask = Callable[[str], str]
+
+
+def reader(words: Mapping[str, Iterable[str] | None]) -> Callable[[], str]:
+    r"""A function that reads what is said next: a line, or all that stands between \"\"\".
+
+    `words`: command → what may follow it; None is a path. The function raises EOFError at the end
+    and KeyboardInterrupt for Ctrl-C.
+    """
+    capable = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    ask = _toolkit_ask(words) if capable else _plain_ask
+    return lambda: _whole(ask)
+
+
+def _whole(ask: Ask) -> str:
+    line = ask(PROMPT)
+    if not line.lstrip().startswith(FENCE):
+        return line
+    text = line.lstrip()[len(FENCE) :]
+    while FENCE not in text:
+        text += "\n" + ask(MORE)
+    return text[: text.index(FENCE)].strip("\n")
+
+
+def _plain_ask(prompt: str) -> str:
+    print(prompt, end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
+
+
+def _toolkit_ask(words: Mapping[str, Iterable[str] | None]) -> Ask:
+    # some terminals, and all serial lines, never answer where the cursor is
+    os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
+    from prompt_toolkit import PromptSession
+
+    session: PromptSession[str] = PromptSession(
+        completer=_completer(words),
+        complete_while_typing=False,
+        history=_history(),
+        key_bindings=_keys(),
+        enable_history_search=True,
+    )
+    return session.prompt
+
+
+def _completer(words: Mapping[str, Iterable[str] | None]) -> Completer:
+    """Commands, then what may follow each. (NestedCompleter takes no slash for a letter.)"""
+    from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+    from prompt_toolkit.document import Document
+
+    paths = PathCompleter(expanduser=True)
+
+    class Commands(Completer):
+        def get_completions(
+            self, document: Document, complete_event: CompleteEvent
+        ) -> Iterator[Completion]:
+            text = document.text_before_cursor
+            command, space, rest = text.partition(" ")
+            following = words.get(command, ()) if space else words
+            if following is None:
+                inside = Document(rest.lstrip())
+                yield from paths.get_completions(inside, complete_event)
+                return
+            typed = rest.lstrip() if space else text
+            for word in following if typed or space else ():
+                if word.startswith(typed):
+                    yield Completion(word, start_position=-len(typed))
+
+    return Commands()
+
+
+def _history() -> History:
+    """Lines said before, of earlier talks too; of this one alone where they cannot be kept."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    path = chat_files.history()
+    try:
+        if os.environ.get("EDGE_CHAT_HISTORY") == "off":
+            return InMemoryHistory()
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with path.open("ab"):
+            pass
+        with suppress(OSError):
+            path.chmod(0o600)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(path)
+
+
+def _keys() -> KeyBindings:
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    @keys.add("c-g")
+    def _edit(event: KeyPressEvent) -> None:
+        event.current_buffer.open_in_editor()
+
+    return keys

@@ -1,0 +1,91 @@
+"""`edge-chat` on a pseudo-terminal, and what its user sees there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pyte
+
+ENDLESS = ["--temperature", "5", "--max-tokens", "100000000"]
+SHORT = ["--temperature", "5", "--max-tokens", "4", "--seed", "1"]
+ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[=>]|\].*?\x07)")
+GIVE_UP = 60  # seconds; a talk that hangs must fail
+
+
+class Terminal:
+    """A program on a terminal of its own, which it is the foreground process of."""
+
+    def __init__(
+        self, *arguments: str, term: str = "xterm", size: tuple[int, int] = (24, 80),
+        **environment: str,
+    ) -> None:  # fmt: skip
+        self._master, slave = pty.openpty()
+        self._size = size
+        self.resize(*size)
+        # opening a terminal makes it the controlling one of a new session: Ctrl-C then works
+        self.process = subprocess.Popen(
+            ["sh", "-c", 'exec "$@" <"$TTY" >"$TTY" 2>&1', "sh", sys.executable, "-m",
+             "edge.apps.chat", *arguments],
+            start_new_session=True,
+            env=os.environ | {"TTY": os.ttyname(slave), "TERM": term} | environment,
+        )  # fmt: skip
+        self._slave = slave
+        self.raw = ""
+        self._seen = 0
+
+    def wait_for(self, text: str) -> str:
+        """What came since the last wait, up to `text`, without escape sequences."""
+        deadline = time.monotonic() + GIVE_UP
+        while True:
+            plain = ESCAPES.sub("", self.raw)
+            at = plain.find(text, self._seen)
+            if at >= 0:
+                since, self._seen = plain[self._seen : at], at + len(text)
+                return since
+            assert time.monotonic() < deadline, f"no {text!r} in {plain[self._seen :]!r}"
+            if select.select([self._master], [], [], 0.2)[0]:
+                self.raw += os.read(self._master, 65536).decode(errors="replace")
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def ask(self, text: str) -> None:
+        """Type a line at the prompt."""
+        self.wait_for(">>>")
+        self.type(text + "\r")
+
+    def resize(self, rows: int, columns: int) -> None:
+        """As a window does that is dragged: the program is told by SIGWINCH."""
+        self._size = (rows, columns)
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def screen(self) -> list[str]:
+        """Every line a terminal of this size has shown, scrolled off or not, as it looks now."""
+        rows, columns = self._size
+        shown = pyte.HistoryScreen(columns, rows, history=10_000, ratio=1.0)
+        pyte.Stream(shown).feed(self.raw)
+        above = ["".join(line[x].data for x in range(columns)) for line in shown.history.top]
+        return [line.rstrip() for line in [*above, *shown.display]]
+
+    def hang_up(self) -> None:
+        """Close both ends: the kernel tells the program, as when a connection is lost."""
+        os.close(self._slave)
+        os.close(self._master)
+
+    def leave(self) -> int:
+        code = self.process.wait(timeout=GIVE_UP)
+        while select.select([self._master], [], [], 0)[0]:
+            self.raw += os.read(self._master, 65536).decode(errors="replace")
+        os.close(self._slave)
+        os.close(self._master)
+        assert "Traceback" not in self.raw
+        return code

@@ -1,0 +1,275 @@
+"""What the commands of a talk do, and what a terminal shows: real processes, real screens."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import edge
+from tests.session_models import bundle
+from tests.terminal import ENDLESS, GIVE_UP, SHORT, Terminal
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """Folders of its own for what is kept between talks."""
+    return {
+        "HOME": str(tmp_path),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
+
+
+def test_regen_fork_and_undo_copy_states_and_say_so(home: dict[str, str]) -> None:
+    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
+    terminal.ask("hello")
+    terminal.wait_for("[ prompt")
+    terminal.ask("/regen")
+    assert "reused" in terminal.wait_for("state ")
+    terminal.ask("/fork before")
+    terminal.wait_for("kept as before: /load before comes back here;")
+    terminal.wait_for("of state copied, nothing run again")
+    terminal.ask("more")
+    terminal.wait_for("[ prompt")
+    terminal.ask("/list")
+    terminal.wait_for("before               fork of this talk")
+    terminal.ask("/load before")
+    terminal.wait_for("back at before: a conversation of 2 messages")
+    terminal.ask("/undo")
+    terminal.wait_for("taken back; a conversation of 4 messages")
+    terminal.ask("/regen")
+    terminal.wait_for("error: there is no answer to make again")
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+
+
+def test_a_regenerated_turn_feeds_nothing(home: dict[str, str]) -> None:
+    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
+    terminal.ask("hello")
+    terminal.wait_for("[ prompt")
+    terminal.wait_for("]")
+    terminal.ask("/regen")
+    terminal.wait_for("[ prompt 0 |")
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+
+
+def test_saved_by_name_and_listed(home: dict[str, str]) -> None:
+    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
+    terminal.ask("hello")
+    terminal.wait_for("[ prompt")
+    terminal.ask("/save monday")
+    terminal.wait_for("saved a conversation of 2 messages")
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+    file = Path(home["XDG_DATA_HOME"]) / "mamba-edge" / "talks" / "monday.edge"
+    assert file.is_file()
+    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
+    terminal.ask("/list")
+    terminal.wait_for("monday               saved 20")
+    terminal.ask("/load monday")
+    terminal.wait_for("took up a conversation of 2 messages")
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+
+
+def test_parameters_are_checked_before_they_are_taken(home: dict[str, str]) -> None:
+    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
+    for line, says in [
+        ("/set temperature 0", "temperature 0.0"),
+        ("/set temperature -1", "error: temperature: must be from 0 to 100, not -1.0"),
+        ("/set temperature warm", "error: temperature: 'warm' is not a number"),
+        ("/set max_tokens 2", "max_tokens 2"),
+        ("/set stop 'a b' c", "stop ('a b', 'c')"),
+        ("/set stop", "stop none"),
+        ("/set colour red", "error: /set: there is no colour"),
+        ("/set", "max_tokens           2"),
+        ("/show parameters", "temperature          0.0"),
+        ("/stats", "no answer yet"),
+        ("hello", "[ prompt"),
+        ("/stats off", "figures off"),
+        ("again", ">>>"),
+        ("/stats", "2 answers, 4 tokens"),
+        ("/show", "a conversation of 4 messages"),
+        ("/show transcript", "user: again"),
+        ("/show me", "error: /show: there is no me"),
+    ]:
+        terminal.ask(line)
+        terminal.wait_for(says)
+        if says == ">>>":
+            terminal.type("\r")
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+
+
+def test_another_system_message(home: dict[str, str]) -> None:
+    terminal = Terminal(str(bundle("chat")), *SHORT, "--system", "one", **home)
+    for line, says in [
+        ("/show system", "one"),
+        ("/system two three", "the system message is set"),
+        ("/show system", "two three"),
+        ("/system", "there is no system message now"),
+        ("/show system", "there is no system message"),
+    ]:
+        terminal.ask(line)
+        terminal.wait_for(says)
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+
+
+def test_files_become_part_of_the_next_message(home: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("one two three\n")
+    (tmp_path / "bad.bin").write_bytes(b"ok \xff\xfe")
+    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
+    for line, says in [
+        (f"/read {tmp_path}/notes.txt", "tokens, part of the next message"),
+        (f"/read {tmp_path}/bad.bin", "is not UTF-8 at byte 3"),
+        (f"/read {tmp_path}/none.txt", "cannot be read: No such file"),
+        ("/read", "error: /read: needs a file"),
+        ("what is this?", "[ prompt"),
+        ("/show transcript", "user: one two three"),
+    ]:
+        terminal.ask(line)
+        terminal.wait_for(says)
+    assert "what is this?" in terminal.wait_for("assistant:")
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+
+
+def test_messages_of_several_lines_typed_and_pasted(home: dict[str, str]) -> None:
+    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
+    terminal.ask('"""one')
+    terminal.wait_for("...")
+    terminal.type('two\rthree"""\r')
+    terminal.wait_for("[ prompt")
+    terminal.wait_for(">>>")
+    terminal.type("\x1b[200~four\nfive\x1b[201~")  # a paste, as terminals bracket it
+    terminal.wait_for("five")
+    terminal.type("\r")
+    terminal.wait_for("[ prompt")
+    terminal.ask("/show transcript")
+    said = terminal.wait_for("user: four")
+    assert "user: one\ntwo\nthree" in said.replace("\r", "")
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+
+
+def test_history_is_kept_privately_and_comes_back(home: dict[str, str]) -> None:
+    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
+    terminal.ask("remember me")
+    terminal.wait_for("[ prompt")
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+    file = Path(home["XDG_STATE_HOME"]) / "mamba-edge" / "history"
+    assert file.stat().st_mode & 0o077 == 0
+    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
+    terminal.wait_for(">>>")
+    terminal.type("\x1b[A\x1b[A")  # up: /bye, then what was said before it
+    terminal.wait_for("remember me")
+    terminal.type("\x03")
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+
+
+def test_commands_and_files_are_completed(home: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "a-long-name.txt").write_text("text")
+    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
+    terminal.wait_for(">>>")
+    terminal.type("/rege\t")
+    terminal.wait_for("/regen")
+    terminal.type("\x15/read ~/a-lo\t")
+    terminal.wait_for("a-long-name.txt")
+    terminal.type("\r")
+    terminal.wait_for("part of the next message")
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+
+
+@pytest.mark.parametrize("when", ["answering", "waiting"])
+@pytest.mark.parametrize("how", ["connection", "signal"])
+def test_a_hang_up_saves_the_talk(home: dict[str, str], when: str, how: str) -> None:
+    options = ENDLESS if when == "answering" else SHORT
+    terminal = Terminal(str(bundle("bytes")), *options, **home)
+    terminal.ask("hello")
+    if when == "answering":
+        time.sleep(0.5)
+    else:
+        terminal.wait_for("[ prompt")
+        terminal.wait_for(">>>")
+    if how == "connection":
+        terminal.hang_up()
+    else:
+        os.kill(terminal.process.pid, signal.SIGHUP)
+    assert terminal.process.wait(timeout=GIVE_UP) == 129
+    saved = list((Path(home["XDG_DATA_HOME"]) / "mamba-edge" / "talks").glob("hangup-*.edge"))
+    assert len(saved) == 1
+    session = edge.load(bundle("bytes"), threads=1).session()
+    session.load(saved[0])
+    roles = [message.role for message in session.messages]
+    assert roles == ["user", "assistant"]
+
+
+def _prompts(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith(">>>")]
+
+
+def test_what_was_written_is_never_redrawn_when_the_window_shrinks(home: dict[str, str]) -> None:
+    terminal = Terminal("demo", "--temperature", "0", "--max-tokens", "60", **home)
+    terminal.ask("Tell me about the sea.")
+    terminal.wait_for("[ prompt")
+    answer = re.sub(r"\s+", " ", terminal.raw)
+    terminal.wait_for(">>>")
+    terminal.resize(8, 40)
+    time.sleep(0.3)
+    terminal.type("/show\r")
+    terminal.wait_for("whatever the length")
+    lines = terminal.screen()
+    assert sum(line.startswith("[ prompt") for line in lines) == 1
+    assert len([line for line in lines if "Tell me about the sea." in line]) == 1
+    assert "Tell me about the sea." in answer
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed: apt install tmux")
+def test_a_talk_inside_tmux(home: dict[str, str], tmp_path: Path) -> None:
+    socket = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null"]
+    environment = os.environ | home
+
+    def tmux(*arguments: str) -> str:
+        done = subprocess.run(
+            [*socket, *arguments], env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    def shows(text: str) -> str:
+        deadline = time.monotonic() + GIVE_UP
+        while True:
+            screen = tmux("capture-pane", "-p", "-t", "talk", "-S", "-200")
+            if text in screen:
+                return screen
+            assert time.monotonic() < deadline, screen
+            time.sleep(0.1)
+
+    command = f"{sys.executable} -m edge.apps.chat demo --temperature 0 --max-tokens 40"
+    tmux("new-session", "-d", "-s", "talk", "-x", "72", "-y", "12", command)
+    try:
+        shows(">>>")
+        tmux("send-keys", "-t", "talk", "What is a robot?", "Enter")
+        before = shows("[ prompt")
+        tmux("resize-window", "-t", "talk", "-x", "50", "-y", "8")
+        tmux("send-keys", "-t", "talk", "/stats", "Enter")
+        after = shows("1 answers")
+        assert before.count("What is a robot?") == after.count("What is a robot?") == 1
+        assert after.count("[ prompt") == 2  # after the answer, and asked for
+        tmux("send-keys", "-t", "talk", "C-d")
+    finally:
+        subprocess.run([*socket, "kill-server"], env=environment, check=False)
