@@ -163,13 +163,14 @@ def export_checkpoint(
             provenance=_provenance(source),
         )
         report("done", 1.0)
+        count = parameters(source.config)
         return ExportSummary(
             path=writer.target,
             manifest=manifest,
-            parameters=parameters(source.config),
+            parameters=count,
             checkpoint_bytes=sum(p.stat().st_size for p in source.path.iterdir() if p.is_file()),
             accuracy=accuracy_line(accuracy),
-            verdict=verdict(manifest, parameters(source.config)),
+            verdict=f"{size_line(manifest, count)}; {perplexity_line(accuracy)}",
             notice=text_files.without_tokenizer(reads, source.config),
             unplanned=added.unplanned,
         )
@@ -188,14 +189,13 @@ def _text_choice(
     )
 
 
-def verdict(manifest: Manifest, count: int) -> str:
-    """One line: recipe, size, perplexity before and after."""
+def size_line(manifest: Manifest, count: int) -> str:
+    """Recipe, size, and share of `count` fp32 parameters."""
     size = sum(entry.size for entry in manifest.files)
-    share = f"{size / 1e6:.1f} MB, {size / (4 * count):.2f} of fp32"
-    line = f"{manifest.quantization.recipe}: {share}"
     if manifest.quantization.recipe == "fp32":
-        line = f"fp32: {size / 1e6:.1f} MB"
-    return f"{line}; {perplexity_line(manifest.accuracy)}"
+        return f"fp32: {size / 1e6:.1f} MB"
+    share = f"{size / 1e6:.1f} MB, {size / (4 * count):.2f} of fp32"
+    return f"{manifest.quantization.recipe}: {share}"
 
 
 def _provenance(source: Checkpoint) -> Provenance:

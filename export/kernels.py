@@ -62,8 +62,8 @@ def add_kernels(
         return Added(unplanned=plan)
 
     def progress(done: int, total: int) -> None:
-        part = done / max(1, total)
-        report(f"kernels {done}/{total}", share[0] + (share[1] - share[0]) * part)
+        left = 1 - done / max(1, total)
+        report(f"kernels {done}/{total}", share[1] - (share[1] - share[0]) * left)
 
     graphs, kernels = {PLAN: PLAN_FILE}, {}
     if not architectures:

@@ -10,8 +10,7 @@ from edge.bundle import Bundle, BundleWriter, Manifest, open_bundle
 from edge.bundle.hashing import blocks
 from edge.bundle.kernels import PLAN, PLAN_FILE
 from edge.errors import BundleError
-from edge.export.exporter import ExportSummary, verdict
-from edge.export.judging import accuracy_line
+from edge.export.exporter import ExportSummary, size_line
 from edge.export.kernels import Added, add_kernels, add_plan, check_can_compile
 from edge.export.planning import Progress
 from edge.tensors import parameters
@@ -54,14 +53,14 @@ def add_targets(
         report("hashing", 0.9)
         written = writer.finish(**_fields(manifest, added))
         report("done", 1.0)
-        size = sum(entry.size for entry in manifest.files)
+        count = parameters(manifest.model)
         return ExportSummary(
             path=writer.target,
             manifest=written,
-            parameters=parameters(manifest.model),
-            checkpoint_bytes=size,
-            accuracy=accuracy_line(manifest.accuracy),
-            verdict=verdict(written, parameters(manifest.model)),
+            parameters=count,
+            checkpoint_bytes=sum(entry.size for entry in manifest.files),
+            accuracy="what it was: the graph and the weights are the same",
+            verdict=f"{size_line(written, count)}; weights as they were",
             unplanned=added.unplanned,
         )
 
