@@ -1,0 +1,277 @@
+"""The CUDA engine's device on an NVIDIA GPU: cuda-core over the driver, and numpy.
+
+No toolkit, PyTorch or Triton is needed. Importing this asks nothing of the machine.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from edge.errors import EngineError
+from edge.launch import CompiledKernel, Variant
+from edge.runtime.cuda import core_kernel, core_memory, install, place
+from edge.runtime.cuda.core_kernel import LoadedKernel
+from edge.runtime.cuda.device import Bytes, Graph, Memory
+from edge.runtime.cuda.faults import NEW_PROCESS, Faults
+from edge.runtime.cuda.turns import Turns
+
+# How long `wait` waits for a kernel. A step takes milliseconds, a chunk of a prompt seconds.
+LIMIT_S = 120.0
+# `wait` asks without a pause for as long as a step takes, then every tenth of a millisecond
+_AWAKE_S, _PAUSE_S = 0.05, 1e-4
+
+
+class CoreDevice:
+    """See `edge.runtime.cuda.device.Device`.
+
+    What is issued goes to one stream, in order. Threads may take turns; two at once are refused.
+    After an error that corrupts the context (an illegal address, a failed launch, …), a kernel that
+    does not end, or a fork, the device is lost: every call raises, nothing is freed, the process
+    lives on.
+
+    Attributes:
+        name: for messages.
+        sm: compute capability, 87 for 8.7.
+        integrated: it shares the CPU's memory.
+        multiprocessors: SMs.
+    """
+
+    def __init__(
+        self,
+        device: int | None = None,
+        stream: object | None = None,
+        *,
+        limit_s: float | None = LIMIT_S,
+    ) -> None:
+        """`device` counts what CUDA_VISIBLE_DEVICES leaves; None is the one of the context that is
+        current, else 0. `stream`: the user's, as cuda-core, PyTorch, PyCUDA or CuPy make it, or its
+        address; else one is made. `limit_s`: the longest `wait`; None waits for ever.
+
+        Which context is used: `edge.runtime.cuda.place`. Raises EngineError: no driver or
+        cuda-core, no such GPU, no stream, or the default one.
+        """
+        self._modules = install.load()
+        self._faults = Faults(self._modules.api)
+        self._place = place.choose(self._modules, self._faults, device, stream)
+        self._turns = Turns(self._modules, self._faults, self._place)
+        self._limit_s = limit_s
+        self._graph: Recorded | None = None
+        # what copies under way use; the driver does not keep it alive
+        self._under_way: dict[int, object] = {}
+        with self._turns, self._faults.of("asking the GPU"):
+            gpu = self._modules.core.Device(self._place.ordinal)
+            self.name = f"GPU {self._place.ordinal} ({gpu.name})"
+            major, minor = gpu.compute_capability
+            self.sm = 10 * int(major) + int(minor)
+            self.integrated = bool(gpu.properties.integrated)
+            self.multiprocessors = int(gpu.properties.multiprocessor_count)
+
+    @property
+    def lost(self) -> str | None:
+        """Why the device can no longer be used; None while it can."""
+        return self._faults.lost
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes free and in all; on a Jetson what the system can give. Raises EngineError."""
+        with self._turns:
+            return core_memory.available(self._turns, self.integrated)
+
+    def allocate(self, nbytes: int) -> Memory:
+        """See `Device.allocate`: zeros from the stream's point of view."""
+        self._not_recording("allocate")
+        with self._turns:
+            if self._turns.freeing:
+                self._poll()
+                self._turns.free_now()
+            got = core_memory.allocate(self._turns, nbytes, self.integrated)
+            self._fill(got.address, nbytes, 0)
+            return got
+
+    def borrow(self, address: int, nbytes: int, owner: object = None) -> Memory:
+        """The user's own memory of this GPU as a Memory; `owner` is kept alive with it.
+
+        The caller orders its work with the stream's. Raises EngineError: not memory of this GPU,
+        less than `nbytes`, not on 256 bytes.
+        """
+        with self._turns:
+            return core_memory.borrow(self._turns, self._place.ordinal, address, nbytes, owner)
+
+    def host(self, nbytes: int) -> Bytes:
+        """See `Device.host`."""
+        self._not_recording("allocate")
+        with self._turns:
+            return core_memory.pinned(self._turns, nbytes)
+
+    # -- copies ----------------------------------------------------------------------------------
+
+    def write(self, target: Memory, at: int, source: Bytes) -> None:
+        """See `Device.write`."""
+        count = source.nbytes
+        to = core_memory.within(target, at, count, "target")
+        start, holder = core_memory.checked(self._turns, source, "source")
+        self._copy("to the GPU", self._modules.api.cuMemcpyHtoDAsync, to, start, count)
+        self._keep(target, holder)
+
+    def read(self, target: Bytes, source: Memory, at: int) -> None:
+        """See `Device.read`."""
+        count = target.nbytes
+        start = core_memory.within(source, at, count, "source")
+        to, holder = core_memory.checked(self._turns, target, "target")
+        self._copy("from the GPU", self._modules.api.cuMemcpyDtoHAsync, to, start, count)
+        self._keep(holder, source)
+
+    def copy(self, target: Memory, at: int, source: Memory, start: int, nbytes: int) -> None:
+        """See `Device.copy`."""
+        to = core_memory.within(target, at, nbytes, "target")
+        first = core_memory.within(source, start, nbytes, "source")
+        self._copy("on the GPU", self._modules.api.cuMemcpyDtoDAsync, to, first, nbytes)
+        self._keep(target, source)
+
+    def fill(self, target: Memory, at: int, nbytes: int, byte: int) -> None:
+        """See `Device.fill`."""
+        to = core_memory.within(target, at, nbytes, "target")
+        with self._turns:
+            self._fill(to, nbytes, byte)
+        self._keep(target)
+
+    def _copy(self, where: str, call: Any, to: int, start: int, nbytes: int) -> None:
+        if nbytes == 0:
+            self._faults.refuse_lost()
+            return
+        doing = f"copying {nbytes} bytes {where}"
+        with self._turns, self._faults.of(doing):
+            self._faults.check(call(to, start, nbytes, self._place.handle), doing)
+
+    def _fill(self, address: int, nbytes: int, byte: int) -> None:
+        if nbytes == 0:
+            return
+        doing = f"filling {nbytes} bytes"
+        call = self._modules.api.cuMemsetD8Async
+        with self._faults.of(doing):
+            self._faults.check(call(address, byte, nbytes, self._place.handle), doing)
+
+    def _keep(self, *used: object) -> None:
+        """Until the stream is waited for; what a graph uses, as long as the graph."""
+        kept = self._under_way if self._graph is None else self._graph.kept
+        for one in used:
+            kept[id(one)] = one
+
+    # -- kernels ---------------------------------------------------------------------------------
+
+    def load(self, variant: Variant, compiled: CompiledKernel | None, cubin: bytes) -> LoadedKernel:
+        """See `Device.load`. EngineError: no code for this GPU, or not what the variant says."""
+        if compiled is None:
+            raise EngineError(
+                f"{variant.kernel} is not compiled for sm_{self.sm}",
+                remedy=f"edge export --target sm_{self.sm}",
+            )
+        self._not_recording("load a kernel")
+        with self._turns:
+            loaded = core_kernel.load(
+                self._modules, self._faults, self._place.ordinal, variant, compiled, cubin
+            )
+            self._turns.hold(loaded)
+            return loaded
+
+    def launch(
+        self, kernel: LoadedKernel, grid: tuple[int, int, int], arguments: Sequence[int | float]
+    ) -> None:
+        """See `Device.launch`."""
+        packed = kernel.pack(arguments)
+        core = self._modules.core
+        with self._turns, self._faults.of(f"launching {kernel.name} on grid {grid}"):
+            config = core.LaunchConfig(grid=grid, block=kernel.threads, shmem_size=kernel.shared)
+            core.launch(self._place.stream, config, kernel.kernel, *packed)
+        self._keep(kernel)
+
+    # -- graphs ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def record(self) -> Iterator[list[Graph]]:
+        """See `Device.record`. The graph keeps the memory of its copies and its kernels alive;
+        memory that launches point to is the caller's to keep.
+        """
+        self._not_recording("record again")
+        out: list[Graph] = []
+        graph, doing = Recorded(self), "recording a graph"
+        self._turns.hold(graph)
+        with self._turns, self._faults.of(doing):
+            graph.builder = self._place.stream.create_graph_builder()
+            graph.builder.begin_building()
+        self._graph, self._turns.recorder = graph, threading.get_ident()
+        try:
+            yield out
+            with self._turns, self._faults.of(doing):
+                graph.builder.end_building()
+                graph.executable = graph.builder.complete()
+                # what the first launch would otherwise allocate
+                graph.executable.upload(self._place.stream)
+            out.append(graph)
+        finally:
+            # what failed is thrown away, and the stream must not go on recording
+            with suppress(EngineError), self._turns, self._faults.of(doing):
+                graph.builder.close()
+            self._graph = self._turns.recorder = None
+
+    def replay(self, graph: Recorded) -> None:
+        """Issue a recorded graph: one launch. Raises EngineError."""
+        self._not_recording("replay")
+        with self._turns, self._faults.of("launching a graph"):
+            graph.executable.launch(self._place.stream)
+        self._keep(graph)
+
+    def _not_recording(self, doing: str) -> None:
+        if self._graph is not None:
+            raise EngineError(f"cannot {doing} while a graph is recorded")
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """See `Device.wait`. A stream that is not done within `limit_s` is given up: lost."""
+        self._not_recording("wait")
+        with self._turns, self._faults.of("running on the GPU"):
+            self._poll()
+            self._under_way.clear()
+            self._turns.free_now()
+
+    def _poll(self) -> None:
+        """Ask, so that an interrupt and the limit are noticed, which a blocking call ignores."""
+        query, handle = self._modules.api.cuStreamQuery, self._place.handle
+        not_ready = self._modules.api.CUresult.CUDA_ERROR_NOT_READY
+        began = time.monotonic()
+        while (answer := query(handle))[0] == not_ready:
+            spent = time.monotonic() - began
+            if self._limit_s is not None and spent > self._limit_s:
+                self._faults.lose(f"work was not done after {self._limit_s:g} s")
+                raise EngineError(
+                    f"{self.name} is not done after {self._limit_s:g} s; the device is lost",
+                    remedy=f"{NEW_PROCESS}; a longer limit is `limit_s`",
+                )
+            if spent > _AWAKE_S:
+                time.sleep(_PAUSE_S)
+        self._faults.check(answer, "running on the GPU")
+
+
+class Recorded:
+    """See `device.Graph`.
+
+    Attributes:
+        kept: what its copies and launches use.
+        builder, executable: cuda-core's GraphBuilder and Graph.
+    """
+
+    def __init__(self, device: CoreDevice) -> None:
+        self._device = device
+        self.kept: dict[int, object] = {}
+        self.builder: Any = None
+        self.executable: Any = None
+
+    def replay(self) -> None:
+        """See `Graph.replay`. Raises EngineError."""
+        self._device.replay(self)

@@ -1,0 +1,156 @@
+"""Memory on the GPU, and host memory that it copies without staging."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from edge.errors import EngineError
+from edge.runtime import memory
+from edge.runtime.cuda.device import Bytes
+from edge.runtime.cuda.turns import Turns
+
+_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
+ALIGNMENT = 256
+
+
+class DeviceMemory:
+    """Bytes on the GPU; see `device.Memory`. `owner` is kept alive where the memory is the user's.
+
+    Attributes:
+        address: as kernels take it.
+        nbytes: how many.
+    """
+
+    __slots__ = ("__weakref__", "address", "handle", "nbytes", "owner")
+
+    def __init__(self, handle: Any, nbytes: int, owner: object = None) -> None:
+        self.handle = handle
+        self.address = int(handle)
+        self.nbytes = nbytes
+        self.owner = owner
+
+
+def allocate(turns: Turns, nbytes: int, integrated: bool) -> DeviceMemory:
+    """Memory of this size, not yet zeroed, within a turn. Raises EngineError."""
+    if nbytes < 0:
+        raise EngineError(f"cannot allocate {nbytes} bytes", field="nbytes")
+    doing = f"allocating {nbytes} bytes"
+    with turns.faults.of(doing):
+        code, handle = turns.api.cuMemAlloc(max(1, nbytes))
+        if code == turns.api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise _no_room(turns, nbytes, integrated)
+        turns.faults.check((code,), doing)
+    got = DeviceMemory(handle, nbytes)
+    weakref.finalize(got, turns.free, turns.api.cuMemFree, handle).atexit = False
+    return got
+
+
+def available(turns: Turns, integrated: bool) -> tuple[int, int]:
+    """Bytes that are free and that there are.
+
+    On a Jetson, CPU and GPU share the memory and cuMemGetInfo does not count the page cache, which
+    the system gives back: there MemAvailable is what is free.
+    """
+    answer = turns.api.cuMemGetInfo()
+    if int(answer[0]):
+        raise turns.faults.error(answer[0].name, "asking for the free memory")
+    free, total = int(answer[1]), int(answer[2])
+    if integrated:
+        free = min(memory.available_bytes() or free, total)
+    return free, total
+
+
+def _no_room(turns: Turns, nbytes: int, integrated: bool) -> EngineError:
+    free, total = available(turns, integrated)
+    text = f"the GPU has no room for {nbytes} bytes: {free} of {total} are free"
+    if integrated and free > nbytes:
+        # L4T 36.4.7's NvMap refuses large buffers with "error 12", seen here as out of memory
+        return EngineError(
+            f"{text}, and yet the driver refused",
+            remedy="L4T 36.4.7 refuses large allocations (NvMap error 12): update to L4T 36.5, "
+            "or restart the board if its memory is fragmented",
+        )
+    return EngineError(
+        text, remedy="use a smaller model, window or capacity, or stop other programs"
+    )
+
+
+def borrow(turns: Turns, ordinal: int, address: int, nbytes: int, owner: object) -> DeviceMemory:
+    """The user's own device memory. Raises EngineError where the driver knows it otherwise."""
+    doing = f"asking about address {address:#x}"
+    api, faults = turns.api, turns.faults
+    attribute = api.CUpointer_attribute
+    with faults.of(doing):
+        handle = api.CUdeviceptr(address)
+
+        def ask(name: str) -> int:
+            which = getattr(attribute, f"CU_POINTER_ATTRIBUTE_{name}")
+            return int(faults.check(api.cuPointerGetAttribute(which, handle), doing))
+
+        if ask("MEMORY_TYPE") != _DEVICE or ask("DEVICE_ORDINAL") != ordinal:
+            raise EngineError(f"{address:#x} is not memory of GPU {ordinal}", field="address")
+        room = ask("RANGE_START_ADDR") + ask("RANGE_SIZE") - address
+    if nbytes > room:
+        raise EngineError(f"{address:#x} has {room} bytes, not {nbytes}", field="nbytes")
+    if address % ALIGNMENT:
+        raise EngineError(f"{address:#x} does not start on {ALIGNMENT} bytes", field="address")
+    return DeviceMemory(handle, nbytes, owner)
+
+
+# -- host memory ----------------------------------------------------------------------------------
+
+
+class _Pinned:
+    """Page-locked host memory, as numpy takes it."""
+
+    def __init__(self, turns: Turns, address: int, nbytes: int) -> None:
+        self.turns = turns
+        self.__array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def pinned(turns: Turns, nbytes: int) -> Bytes:
+    """Zeroed page-locked memory, within a turn. Raises EngineError."""
+    if nbytes < 0:
+        raise EngineError(f"cannot allocate {nbytes} bytes", field="nbytes")
+    doing = f"allocating {nbytes} bytes of page-locked memory"
+    with turns.faults.of(doing):
+        address = int(turns.faults.check(turns.api.cuMemHostAlloc(max(1, nbytes), 0), doing))
+    holder = _Pinned(turns, address, nbytes)
+    weakref.finalize(holder, turns.free, turns.api.cuMemFreeHost, address).atexit = False
+    out: Bytes = np.asarray(holder)
+    out[:] = 0
+    return out
+
+
+def checked(turns: Turns, array: Bytes, name: str) -> tuple[int, object]:
+    """The address of an array made by `pinned`, or of a slice, and what holds the memory.
+
+    Raises EngineError for any other.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if not isinstance(base, _Pinned) or base.turns is not turns:
+        raise EngineError("is not memory that this device's `host` made", field=name)
+    if array.dtype != np.uint8 or not array.flags.c_contiguous:
+        raise EngineError("must be contiguous bytes", field=name)
+    return int(array.ctypes.data), base
+
+
+def within(held: Any, at: int, nbytes: int, name: str) -> int:
+    """The address `at` bytes into device memory. Raises EngineError: the bytes are not in it."""
+    if not isinstance(held, DeviceMemory):
+        raise EngineError(f"a {type(held).__name__} is not memory of a GPU", field=name)
+    if at < 0 or nbytes < 0 or at + nbytes > held.nbytes:
+        raise EngineError(
+            f"bytes {at} to {at + nbytes} are not within its {held.nbytes}", field=name
+        )
+    return held.address + at

@@ -1,0 +1,95 @@
+"""What a driver's error means: one call that failed, or a device that is lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from edge.errors import EngineError
+
+# After one of these the context is corrupt: the driver repeats the error at every call until the
+# process ends (CUDA Driver API, CUresult: "leaves the process in an inconsistent state"). Names,
+# since older bindings do not know all of them.
+STICKY = frozenset(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        "DEINITIALIZED", "DEVICE_UNAVAILABLE", "ECC_UNCORRECTABLE", "NVLINK_UNCORRECTABLE",
+        "CONTAINED", "ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "CONTEXT_IS_DESTROYED", "ASSERT",
+        "HARDWARE_STACK_ERROR", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS",
+        "INVALID_ADDRESS_SPACE", "INVALID_PC", "LAUNCH_FAILED", "TENSOR_MEMORY_LEAK",
+        "MPS_CLIENT_TERMINATED", "EXTERNAL_DEVICE", "UNKNOWN",
+    )
+)  # fmt: skip
+NEW_PROCESS = "start a new process"
+_REMEDY = {
+    "CUDA_ERROR_NO_DEVICE": "check nvidia-smi and CUDA_VISIBLE_DEVICES",
+    "CUDA_ERROR_NOT_INITIALIZED": "CUDA does not outlive a fork: start the process with spawn",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "compile for this GPU: edge export --target",
+    "CUDA_ERROR_INVALID_IMAGE": "compile again: edge export --target",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "restart the machine after the driver's update",
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "compile again for this GPU: edge export --target",
+    "CUDA_ERROR_OUT_OF_MEMORY": "use a smaller model, window or capacity, or stop other programs",
+}
+
+
+class Faults:
+    """Errors of one device, typed. `lost` says why nothing can be done with it any more."""
+
+    def __init__(self, api: ModuleType) -> None:
+        self.lost: str | None = None
+        self._api = api
+
+    def refuse_lost(self) -> None:
+        """Raises EngineError where an earlier error has taken the device."""
+        if self.lost is not None:
+            raise EngineError(f"the device is lost: {self.lost}", remedy=NEW_PROCESS)
+
+    def check(self, answer: tuple[Any, ...], doing: str) -> Any:
+        """The value that a call of the bindings returned. Raises EngineError."""
+        if int(answer[0]):
+            raise self.error(_name(answer[0]), doing, self._text(answer[0]))
+        return answer[1] if len(answer) > 1 else None
+
+    @contextmanager
+    def of(self, doing: str) -> Iterator[None]:
+        """What cuda-core or the bindings raise inside becomes an EngineError."""
+        try:
+            yield
+        except EngineError:
+            raise
+        except Exception as fault:
+            found = re.match(r"(CUDA_ERROR_\w+)(?:: (.*))?", str(fault), re.DOTALL)
+            if found:
+                raise self.error(found[1], doing, found[2] or "") from fault
+            # a driver too old for a call, an error too new for the bindings, a size out of range
+            if isinstance(fault, RuntimeError | ValueError | OverflowError | TypeError):
+                raise EngineError(f"{doing} failed: {fault}") from fault
+            raise
+
+    def error(self, name: str, doing: str, text: str = "") -> EngineError:
+        """The error to raise for the CUDA error `name`; a sticky one takes the device."""
+        # the first sentence: the rest is for whoever writes the kernel
+        sentence = re.split(r"\.\s", " ".join(text.split()).rstrip("."))[0]
+        message = f"{doing} failed: {name}" + (f" ({sentence})" if sentence else "")
+        if name in STICKY:
+            self.lose(f"{name} while {doing}")
+            return EngineError(f"{message}; the device is lost", remedy=NEW_PROCESS)
+        return EngineError(message, remedy=_REMEDY.get(name))
+
+    def lose(self, reason: str) -> None:
+        """From now on nothing is asked of the driver."""
+        self.lost = self.lost or reason
+
+    def _text(self, code: Any) -> str:
+        try:
+            failed, text = self._api.cuGetErrorString(code)
+        except (RuntimeError, ValueError, TypeError):
+            return ""
+        return "" if int(failed) or text is None else str(text.decode())
+
+
+def _name(code: Any) -> str:
+    return str(getattr(code, "name", f"CUDA error {int(code)}"))

@@ -1,0 +1,169 @@
+"""One thread at a time in a device's context, and what outlives it: frees, forks, losses."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from edge.errors import EngineError
+from edge.runtime.cuda.faults import Faults
+from edge.runtime.cuda.install import Modules
+from edge.runtime.cuda.place import Place
+
+_Free = Callable[[Any], Any]
+# how long dropping a device waits for what it does; then its memory is the process's to free
+_PATIENCE_S = 10.0
+_living: weakref.WeakSet[Turns] = weakref.WeakSet()
+
+
+class Turns:
+    """`with turns:` is one thread's turn to call the driver.
+
+    A turn is refused, not waited for, while another thread has it or records: two threads in one
+    device would interleave their launches. Threads may take turns. The context that was current
+    is current again afterwards; a thread without one keeps the device's.
+
+    Attributes:
+        recorder: the thread that records a graph.
+    """
+
+    def __init__(self, modules: Modules, faults: Faults, place: Place) -> None:
+        self.faults = faults
+        self.recorder: int | None = None
+        self.api = modules.api
+        self._place = place
+        self._context = int(place.context)
+        self._lock = threading.Lock()
+        self._pushed = False
+        self._freeing: list[tuple[_Free, Any]] = []
+        self._held: weakref.WeakSet[Any] = weakref.WeakSet()
+        _living.add(self)
+        weakref.finalize(self, _close, faults, modules.api, place, self._freeing).atexit = False
+
+    def __enter__(self) -> None:
+        self.faults.refuse_lost()
+        here = threading.get_ident()
+        busy = self.recorder is not None and self.recorder != here
+        if busy or not self._lock.acquire(blocking=False):
+            raise EngineError(
+                "the device is in use by another thread",
+                remedy="let threads take turns, or give each an engine of its own",
+            )
+        try:
+            self._enter()
+            self.free_now()
+        except BaseException:
+            self._leave()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self._leave()
+
+    def _enter(self) -> None:
+        doing = "entering the context"
+        current = int(self.faults.check(self.api.cuCtxGetCurrent(), doing))
+        if current == self._context:
+            return
+        if current:
+            self.faults.check(self.api.cuCtxPushCurrent(self._place.context), doing)
+            self._pushed = True
+        else:
+            self.faults.check(self.api.cuCtxSetCurrent(self._place.context), doing)
+
+    def _leave(self) -> None:
+        if self.faults.lost is not None:
+            self.abandon(self.faults.lost)
+        elif self._pushed:
+            self.api.cuCtxPopCurrent()
+        self._pushed = False
+        self._lock.release()
+
+    # -- what ends -------------------------------------------------------------------------------
+
+    def hold(self, holder: Any) -> None:
+        """Remember what has objects of cuda-core, whose destructors call the driver."""
+        self._held.add(holder)
+
+    def free(self, release: _Free, handle: Any) -> None:
+        """Call `release(handle)` when the stream is idle; never raises. For finalizers.
+
+        A finalizer comes from any thread, in the middle of anything. While a graph is recorded
+        nothing is freed: the driver would refuse it, or the graph would be spoilt. While work is
+        under way nothing is freed: the driver would wait for it, perhaps for ever.
+        """
+        if self.faults.lost is not None:
+            return
+        self._freeing.append((release, handle))
+        if self.recorder is not None or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._enter()
+            self.free_now()
+        except Exception:
+            # interpreter shutdown, a context its owner destroyed: the process's end frees it
+            pass
+        finally:
+            self._leave()
+
+    def free_now(self) -> None:
+        """Within a turn: give back what nothing uses any more, if the stream is idle."""
+        if self.recorder is not None or not self._freeing or not self._idle():
+            return
+        while self._freeing and self.faults.lost is None:
+            release, handle = self._freeing.pop()
+            self.faults.check(release(handle), "freeing memory")
+
+    @property
+    def freeing(self) -> bool:
+        """Memory waits to be given back."""
+        return bool(self._freeing)
+
+    def _idle(self) -> bool:
+        code = self.api.cuStreamQuery(self._place.handle)[0]
+        return int(code) == 0
+
+    def abandon(self, reason: str) -> None:
+        """The device is lost: destroy nothing, since destroying waits for what never ends."""
+        self.faults.lose(reason)
+        self._freeing.clear()
+        for holder in list(self._held):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))
+        self._held.clear()
+
+
+def _close(faults: Faults, api: Any, place: Place, freeing: list[tuple[_Free, Any]]) -> None:
+    """The last thing done for a device: what was still to be freed, and its stream."""
+    if faults.lost is not None:
+        return
+    try:
+        api.cuCtxPushCurrent(place.context)
+        began = time.monotonic()
+        while int(code := api.cuStreamQuery(place.handle)[0]) and _patient(api, code, began):
+            time.sleep(1e-4)
+        if not int(code):
+            for release, handle in freeing:
+                release(handle)
+        if place.owner is None:
+            api.cuStreamDestroy(place.handle)
+        api.cuCtxPopCurrent()
+    except Exception:
+        pass
+
+
+def _patient(api: Any, code: Any, began: float) -> bool:
+    """Work is under way, and the end of a device may wait for it a little."""
+    return code == api.CUresult.CUDA_ERROR_NOT_READY and time.monotonic() - began < _PATIENCE_S
+
+
+def _forked() -> None:
+    for turns in list(_living):
+        turns.abandon("CUDA does not outlive a fork")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

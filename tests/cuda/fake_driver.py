@@ -1,0 +1,154 @@
+"""Run functions in a process whose CUDA driver is the fake one of `tests/fake_cuda`.
+
+The real cuda-core and cuda-bindings run on top of it, so this proves how they and the driver are
+used: order, arguments, lifetimes, errors. It proves nothing about a GPU; `tests/gpu` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+import pytest
+
+from edge.launch import CompiledKernel, Variant
+
+_SOURCES = Path(__file__).parents[1] / "fake_cuda"
+_ROOT = Path(__file__).parents[2]
+_PROCESS = Path(__file__).with_name("fake_process.py")
+
+_Scenario = TypeVar("_Scenario", bound=Callable[[], Any])
+
+# kernels the fake driver does itself: name, static shared bytes, parameter sizes
+CUBIN = (
+    b"FAKE CUBIN\nadd_one 0 8 4\naxpy 0 8 8 4 8 8 8\nforever 0\nfails 0\nmisaligned 0\n"
+    b"recorded 16 8 4 8 4 8 1\n\0"
+)
+
+
+class Run(NamedTuple):
+    """What a scenario returned, and what the driver saw.
+
+    Attributes:
+        ended: it returned; else stderr has the traceback.
+        log: lines of `fake.h`'s FAKE_CUDA_LOG.
+    """
+
+    ended: bool
+    result: Any
+    log: list[str]
+    stderr: str
+
+    def lines(self, start: str) -> list[str]:
+        return [line for line in self.log if line.startswith(start)]
+
+    @property
+    def live(self) -> Counter[str]:
+        """What was never given back, by kind."""
+        pairs = (part.partition("=") for line in self.lines("live ") for part in line.split()[1:])
+        return Counter({kind: int(count) for kind, _, count in pairs})
+
+
+_cases: dict[str, list[tuple[str, dict[str, object]]]] = {}
+
+
+def scenario(*several: dict[str, object], **settings: object) -> Callable[[_Scenario], _Scenario]:
+    """Marks a function to run there; settings are the driver's, without `FAKE_CUDA_`.
+
+    `several`: it is run once with each.
+    """
+
+    def mark(function: _Scenario) -> _Scenario:
+        cases = _cases.setdefault(function.__module__, [])
+        cases.extend((function.__name__, one) for one in several or [settings])
+        return function
+
+    return mark
+
+
+def ran(function: _Scenario, **settings: object) -> Run:
+    """What came of a scenario, with one of its settings. A file's scenarios are run together."""
+    module = sys.modules[function.__module__]
+    found = [
+        run
+        for (name, given), run in zip(_cases[module.__name__], _all(module), strict=True)
+        if name == function.__name__ and settings.items() <= given.items()
+    ]
+    assert found, f"{function.__name__} was not to be run with {settings}"
+    assert found[0].ended, found[0].stderr
+    return found[0]
+
+
+@cache
+def _all(module: ModuleType) -> list[Run]:
+    """Every scenario of a file, each from a fresh start."""
+    for name in ("cuda.core", "cuda.bindings.driver"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    driver = _driver()
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("FAKE_CUDA")}
+    with tempfile.TemporaryDirectory() as name:
+        cases = []
+        for number, (function, settings) in enumerate(_cases[module.__name__]):
+            case = Path(name) / f"{number:03}.case"
+            given = {f"FAKE_CUDA_{key.upper()}": str(value) for key, value in settings.items()}
+            given["FAKE_CUDA_LOG"] = str(case.with_suffix(".log"))
+            case.write_text(json.dumps([function, given]))
+            cases.append(case)
+        subprocess.run(
+            [sys.executable, str(_PROCESS), str(module.__file__), name],
+            env={**plain, "LD_LIBRARY_PATH": str(driver.parent), "PYTHONPATH": str(_ROOT)},
+            cwd=_ROOT, check=True, timeout=120,
+        )  # fmt: skip
+        return [_read(case) for case in cases]
+
+
+def _read(case: Path) -> Run:
+    def text(kind: str) -> str | None:
+        file = case.with_suffix(kind)
+        return file.read_text() if file.exists() else None
+
+    result = text(".result")
+    return Run(
+        ended=result is not None,
+        result=None if result is None else json.loads(result),
+        log=(text(".log") or "").splitlines(),
+        stderr=text(".stderr") or "",
+    )
+
+
+@cache
+def _driver() -> Path:
+    """The library, compiled once a test run."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("the fake CUDA driver needs Linux and a C compiler")
+    folder = Path(tempfile.mkdtemp(prefix="fake-cuda-"))
+    out = folder / "libcuda.so.1"
+    sources = sorted(map(str, _SOURCES.glob("*.c")))
+    options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    subprocess.run([compiler, *options, "-o", str(out), *sources, "-ldl", "-lpthread"], check=True)
+    return out
+
+
+def kernel(
+    name: str, types: tuple[str, ...] = (), *, shared: int = 0, scratch: int = 0, warps: int = 4
+) -> tuple[Variant, CompiledKernel, bytes]:
+    """What `Device.load` takes for a kernel of CUBIN."""
+    arguments = tuple(f"a{i}" for i in range(len(types)))
+    variant = Variant(
+        kernel=f"fake.{name}", arguments=arguments, types=types, constants={}, warps=warps
+    )
+    compiled = CompiledKernel(
+        file=f"{name}.cubin", symbol=name, shared_bytes=shared, scratch=scratch
+    )
+    return variant, compiled, CUBIN

@@ -1,0 +1,54 @@
+"""The process that `fake_driver` starts: a scenario in a fork of its own for each case.
+
+Nothing of CUDA is touched before the forks, so every case finds a driver that was never used, and
+the imports are paid once.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def main(path: str, folder: str) -> None:
+    """Write `.result` and `.stderr` beside each `folder/N.case`."""
+    faulthandler.enable()
+    spec = importlib.util.spec_from_file_location("scenario", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["scenario"] = module
+    spec.loader.exec_module(module)
+    for heavy in ("cuda.core", "edge.runtime.cuda.core"):
+        importlib.import_module(heavy)
+    for case in sorted(Path(folder).glob("*.case")):
+        if os.fork() == 0:
+            _child(module, case)
+        os.wait()
+
+
+def _child(module: Any, case: Path) -> None:
+    """Ends the way a Python process does, for what happens then."""
+    os.dup2(os.open(case.with_suffix(".stderr"), os.O_WRONLY | os.O_CREAT), 2)
+    name, settings = json.loads(case.read_text())
+    os.environ.update(settings)
+    try:
+        result = getattr(module, name)()
+    except BaseException:
+        traceback.print_exc()
+        sys.exit(1)
+    # what only a cycle of references holds (an exception and its frames) is not a leak
+    gc.collect()
+    case.with_suffix(".result").write_text(json.dumps(result))
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

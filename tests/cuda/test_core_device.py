@@ -1,0 +1,424 @@
+"""CoreDevice over the real cuda-core on a fake driver: what reaches the driver, in what order.
+
+This proves how the API is used, not that a GPU computes: see `fake_driver`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cuda.fake_driver import kernel, ran, scenario
+
+
+def _device(**options: Any) -> Any:
+    from edge.runtime.cuda.core import CoreDevice
+
+    return CoreDevice(**options)
+
+
+def _host(device: Any, values: Any) -> Any:
+    data = np.ascontiguousarray(values).view(np.uint8)
+    out = device.host(data.nbytes)
+    out[:] = data
+    return out
+
+
+LATENCIES = (0, 1, 1000)
+
+
+# -- memory and copies ----------------------------------------------------------------------------
+
+
+@scenario()
+def copies() -> Any:
+    device = _device()
+    memory, other = device.allocate(64), device.allocate(64)
+    source, target = _host(device, np.arange(32, dtype=np.uint8)), device.host(64)
+    device.write(memory, 8, source)
+    device.fill(memory, 40, 4, 0x7F)
+    device.copy(other, 4, memory, 8, 36)
+    device.read(target, other, 0)
+    early = target.tolist()
+    device.wait()
+    return {
+        "aligned": memory.address % 256 == 0 and other.address % 256 == 0,
+        "early": early,
+        "late": target.tolist(),
+        "name": device.name,
+        "sm": device.sm,
+    }
+
+
+def test_memory_starts_as_zeros_and_copies_are_done_in_order() -> None:
+    done = ran(copies)
+    expected = [0] * 4 + list(range(32)) + [0x7F] * 4 + [0] * 24
+    assert done.result["late"] == expected
+    # a host buffer starts as zeros, and nothing has come before the stream is waited for
+    assert done.result["early"] == [0] * 64
+    assert done.result["aligned"]
+    assert (done.result["name"], done.result["sm"]) == ("GPU 0 (Fake 0)", 87)
+    assert not any(count for name, count in done.live.items() if name != "libraries")
+
+
+@scenario()
+def slices() -> Any:
+    device = _device()
+    memory, host = device.allocate(16), _host(device, np.arange(16, dtype=np.uint8))
+    device.write(memory, 2, host[4:8])
+    out = device.host(20)
+    device.read(out[1:17], memory, 0)
+    device.wait()
+    return out.tolist()
+
+
+def test_slices_of_host_memory_are_copied() -> None:
+    assert ran(slices).result == [0, 0, 0, 4, 5, 6, 7] + [0] * 13
+
+
+@scenario()
+def refused_copies() -> Any:
+    from edge.errors import EngineError
+
+    device = _device()
+    memory, host = device.allocate(16), device.host(16)
+    attempts = {
+        "past the end": lambda: device.write(memory, 1, host),
+        "before the start": lambda: device.read(host[:4], memory, -1),
+        "copy past the end": lambda: device.copy(memory, 0, memory, 8, 9),
+        "fill past the end": lambda: device.fill(memory, 0, 17, 0),
+        "pageable": lambda: device.write(memory, 0, np.zeros(4, np.uint8)),
+        "strided": lambda: device.write(memory, 0, host[::2]),
+        "other type": lambda: device.write(memory, 0, host.view(np.int32)),
+        "not memory": lambda: device.fill(object(), 0, 4, 0),
+        "negative": lambda: device.allocate(-1),
+    }
+    out = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except EngineError as error:
+            out[name] = str(error)
+    device.wait()
+    return out
+
+
+def test_copies_outside_of_memory_are_refused_by_name() -> None:
+    refused = ran(refused_copies).result
+    assert refused["past the end"] == "target: bytes 1 to 17 are not within its 16"
+    assert refused["before the start"] == "source: bytes -1 to 3 are not within its 16"
+    assert refused["copy past the end"] == "source: bytes 8 to 17 are not within its 16"
+    assert refused["fill past the end"].startswith("target: ")
+    assert refused["pageable"] == "source: is not memory that this device's `host` made"
+    assert refused["strided"] == refused["other type"] == "source: must be contiguous bytes"
+    assert refused["not memory"] == "target: a object is not memory of a GPU"
+    assert "-1" in refused["negative"]
+
+
+@scenario()
+def empties() -> Any:
+    device = _device()
+    memory, host = device.allocate(0), device.host(0)
+    device.write(memory, 0, host)
+    device.read(host, memory, 0)
+    device.fill(memory, 0, 0, 1)
+    device.copy(memory, 0, memory, 0, 0)
+    device.wait()
+    return [memory.nbytes, host.nbytes, memory.address % 256]
+
+
+def test_nothing_can_be_allocated_and_copied() -> None:
+    assert ran(empties).result == [0, 0, 0]
+
+
+@scenario()
+def dropped_source() -> Any:
+    device = _device()
+    memory, out = device.allocate(8), device.host(8)
+    device.write(memory, 0, _host(device, np.full(8, 5, np.uint8)))  # nobody holds the source
+    device.read(out, memory, 0)
+    device.wait()
+    return out.tolist()
+
+
+def test_what_a_copy_reads_lives_until_it_is_done() -> None:
+    done = ran(dropped_source)
+    assert done.result == [5] * 8
+    assert done.live["host"] == done.live["memory"] == 0
+
+
+# -- launches -------------------------------------------------------------------------------------
+
+
+@scenario()
+def marshalled() -> Any:
+    device = _device()
+    types = ("*i8:16", "i32", "i64", "fp32", "*fp32", "i8")
+    loaded = device.load(*kernel("recorded", types, warps=8))
+    memory = device.allocate(64)
+    device.launch(loaded, (5, 4, 3), [memory.address + 16, -2, 1 << 40, 0.1, 0, -1])
+    device.wait()
+    return memory.address
+
+
+def test_arguments_reach_the_kernel_as_their_types_say() -> None:
+    done = ran(marshalled)
+    (line,) = done.lines("run recorded")
+    assert " grid=5,4,3 block=256,1,1 shared=0 " in line
+    found = line.split("arguments= ")[1].split(",")
+    expected = [
+        struct.pack("<Q", done.result + 16), struct.pack("<i", -2), struct.pack("<q", 1 << 40),
+        struct.pack("<f", 0.1), struct.pack("<Q", 0), struct.pack("<b", -1),
+    ]  # fmt: skip
+    assert [bytes.fromhex(text) for text in found] == expected
+
+
+@scenario(*({"latency": count} for count in LATENCIES))
+def scratch() -> Any:
+    device = _device()
+    y, x, out = device.allocate(12), device.allocate(12), device.host(12)
+    device.write(x, 0, _host(device, np.array([1, 2, 3], np.float32)))
+    loaded = device.load(*kernel("axpy", ("*fp32", "*fp32", "fp32", "i64"), scratch=2))
+    device.launch(loaded, (1, 1, 1), [y.address, x.address, 2.0, 3])
+    device.launch(loaded, (1, 1, 1), [y.address, x.address, 0.5, 2])
+    device.read(out, y, 0)
+    device.wait()
+    return out.view(np.float32).tolist()
+
+
+def test_data_flows_through_launches_and_scratch_pointers_are_null() -> None:
+    done = ran(scratch)
+    assert done.result == [2.5, 5.0, 6.0]
+    assert all(
+        line.endswith(",0000000000000000,0000000000000000") for line in done.lines("run axpy")
+    )
+
+
+@scenario()
+def shared_memory() -> Any:
+    device = _device()
+    big = device.load(*kernel("forever", shared=100_000))
+    small = device.load(*kernel("recorded", _RECORDED, shared=48 << 10))
+    del big
+    device.launch(small, (1, 1, 1), [0, 0, 0, 0, 0, 0])
+    large = device.load(*kernel("recorded", _RECORDED, shared=101_376))
+    device.launch(large, (1, 1, 1), [0, 0, 0, 0, 0, 0])
+    device.wait()
+
+
+_RECORDED = ("*i8", "i32", "i64", "fp32", "*fp32", "i8")
+
+
+def test_shared_memory_over_48_kb_is_asked_for() -> None:
+    lines = ran(shared_memory).lines("run recorded")
+    assert [line.split("shared=")[1].split()[0] for line in lines] == ["49152", "101376"]
+
+
+@scenario()
+def loaded_again() -> Any:
+    for _ in range(3):
+        device = _device()
+        loaded = device.load(*kernel("add_one", ("*i32", "i32")))
+        memory = device.allocate(4)
+        device.launch(loaded, (1, 1, 1), [memory.address, 1])
+        device.wait()
+
+
+def test_the_same_code_is_loaded_once_a_process() -> None:
+    done = ran(loaded_again)
+    # cuda-core never unloads it
+    assert done.live == {**dict.fromkeys(done.live, 0), "libraries": 1}
+    assert len(done.lines("run add_one")) == 3
+
+
+@scenario()
+def refused_launches() -> Any:
+    from edge.errors import EngineError
+
+    device = _device()
+    types = ("*i32:16", "i32")
+    loaded = device.load(*kernel("add_one", types))
+    memory = device.allocate(64)
+    none = device.load
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        return lambda: none(*kernel(*arguments, **options))
+
+    attempts = {
+        "too few": lambda: device.launch(loaded, (1, 1, 1), [memory.address]),
+        "misaligned": lambda: device.launch(loaded, (1, 1, 1), [memory.address + 8, 1]),
+        "range": lambda: device.launch(loaded, (1, 1, 1), [memory.address, 1 << 31]),
+        "grid": lambda: device.launch(loaded, (1, 70_000, 1), [memory.address, 1]),
+        "empty grid": lambda: device.launch(loaded, (0, 1, 1), [memory.address, 1]),
+        "no symbol": load("missing", types),
+        "parameters": load("add_one", ("*i32", "i64")),
+        "more parameters": load("add_one", types, scratch=1),
+        "shared": load("add_one", types, shared=200_000),
+        "type": load("add_one", ("*i32", "bf16")),
+        "image": lambda: none(*kernel("add_one", types)[:2], b"no cubin at all, but long enough"),
+        "not compiled": lambda: none(kernel("add_one", types)[0], None, b""),
+    }
+    out = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except EngineError as error:
+            out[name] = str(error)
+    device.launch(loaded, (1, 1, 1), [memory.address, 1])
+    device.wait()  # nothing of this takes the device
+    return out
+
+
+def test_a_launch_that_cannot_be_right_is_refused_before_the_driver_sees_it() -> None:
+    done = ran(refused_launches)
+    refused = done.result
+    assert refused["too few"] == "fake.add_one takes 2 arguments, not 1"
+    assert refused["misaligned"].startswith("fake.add_one.a0: ")
+    assert refused["range"] == "fake.add_one.a1: 2147483648 is not an i32"
+    assert "CUDA_ERROR_INVALID_VALUE" in refused["grid"]
+    assert "(0, 1, 1)" in refused["empty grid"]
+    assert "CUDA_ERROR_NOT_FOUND" in refused["no symbol"]
+    assert "[8, 4] bytes, its variant says [8, 8]" in refused["parameters"]
+    assert "[8, 4] bytes, its variant says [8, 4, 8]" in refused["more parameters"]
+    assert "needs 200000 bytes of shared memory, this GPU has 166912" in refused["shared"]
+    assert "bf16" in refused["type"]
+    assert "CUDA_ERROR_INVALID_IMAGE" in refused["image"]
+    assert "sm_87" in refused["not compiled"]
+    assert len(done.lines("launch ")) == 1
+
+
+# -- graphs ---------------------------------------------------------------------------------------
+
+
+@scenario()
+def graphs() -> Any:
+    device = _device()
+    memory, source, out = device.allocate(16), device.host(16), device.host(16)
+    loaded = device.load(*kernel("add_one", ("*i32", "i32")))
+    device.wait()
+    with device.record() as recorded:
+        device.write(memory, 0, source)
+        device.launch(loaded, (1, 1, 1), [memory.address, 4])
+        device.launch(loaded, (1, 1, 1), [memory.address, 2])
+        device.read(out, memory, 0)
+    (graph,) = recorded
+    device.wait()
+    seen = [out.view(np.int32).tolist()]
+    for start in (10, 20):
+        source.view(np.int32)[:] = start
+        graph.replay()
+        device.wait()
+        seen.append(out.view(np.int32).tolist())
+    return seen
+
+
+def test_a_recorded_graph_runs_when_replayed_and_reads_its_inputs_then() -> None:
+    done = ran(graphs)
+    assert done.result == [[0] * 4, [12, 12, 11, 11], [22, 22, 21, 21]]
+    # a replay is one launch, and recording runs nothing
+    assert len(done.lines("replay")) == 2
+    assert len(done.lines("run add_one")) == 4
+    assert not any(count for name, count in done.live.items() if name != "libraries")
+
+
+@scenario()
+def kept_by_graph() -> Any:
+    device = _device()
+    out = device.host(4)
+
+    def record() -> Any:
+        memory = device.allocate(4)
+        source = _host(device, np.array([41], np.int32))
+        loaded = device.load(*kernel("add_one", ("*i32", "i32")))
+        with device.record() as recorded:
+            device.write(memory, 0, source)
+            device.launch(loaded, (1, 1, 1), [memory.address, 1])
+            device.read(out, memory, 0)
+        return recorded[0]
+
+    graph = record()
+    graph.replay()
+    device.wait()
+    return out.view(np.int32).tolist()
+
+
+def test_a_graph_keeps_the_memory_of_its_copies() -> None:
+    done = ran(kept_by_graph)
+    assert done.result == [42]
+    assert done.live["memory"] == done.live["host"] == done.live["execs"] == 0
+
+
+@scenario()
+def refused_in_recording() -> Any:
+    from edge.errors import EngineError
+
+    device = _device()
+    memory = device.allocate(16)
+    with device.record() as earlier:
+        pass
+    out = {}
+    with device.record() as recorded:
+        attempts = {
+            "allocate": lambda: device.allocate(4),
+            "host": lambda: device.host(4),
+            "wait": device.wait,
+            "load": lambda: device.load(*kernel("add_one", ("*i32", "i32"))),
+            "record": lambda: device.record().__enter__(),
+            "replay": earlier[0].replay,
+        }
+        for name, attempt in attempts.items():
+            try:
+                attempt()
+            except EngineError as error:
+                out[name] = str(error)
+        device.fill(memory, 0, 4, 1)
+    before = recorded[0].kept
+    # an exception inside throws the recording away and leaves the device usable
+    try:
+        with device.record() as failed:
+            device.fill(memory, 0, 16, 9)
+            raise KeyError("inside")
+    except KeyError:
+        pass
+    host = device.host(16)
+    device.read(host, memory, 0)
+    device.wait()
+    return {"refused": out, "failed": len(failed), "bytes": host.tolist(), "kept": len(before)}
+
+
+def test_recording_refuses_what_cannot_be_recorded() -> None:
+    done = ran(refused_in_recording)
+    refused = done.result["refused"]
+    assert set(refused) == {"allocate", "host", "wait", "load", "record", "replay"}
+    assert all("while a graph is recorded" in text for text in refused.values())
+    assert done.result["failed"] == 0 and done.result["kept"] == 1
+    assert done.result["bytes"] == [0] * 16
+    assert done.live["graphs"] == done.live["execs"] == done.live["memory"] == 0
+
+
+@scenario()
+def dropped_while_recording() -> Any:
+    device = _device()
+    memory, other = device.allocate(16), device.allocate(16)
+    device.wait()
+    with device.record():
+        del other  # freed after the recording
+        device.fill(memory, 0, 4, 1)
+    device.wait()
+
+
+def test_memory_dropped_while_recording_is_freed_afterwards() -> None:
+    done = ran(dropped_while_recording)
+    assert not done.lines("failed ")
+    assert done.live["memory"] == 0
+
+
+# -- waiting --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("latency", LATENCIES)
+def test_wait_comes_back_when_the_work_is_done(latency: int) -> None:
+    assert ran(scratch, latency=latency).result == [2.5, 5.0, 6.0]

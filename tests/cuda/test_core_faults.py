@@ -1,0 +1,370 @@
+"""What CoreDevice makes of a driver's errors, of a kernel that hangs, of forks and of threads.
+
+Over the real cuda-core on a fake driver: see `fake_driver`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.errors import EngineError
+from tests.cuda.fake_driver import kernel, ran, scenario
+
+ADD_ONE = ("*i32", "i32")
+
+
+def _device(**options: Any) -> Any:
+    from edge.runtime.cuda.core import CoreDevice
+
+    return CoreDevice(**options)
+
+
+def _error(attempt: Any) -> str:
+    try:
+        attempt()
+    except EngineError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+# where each call is first made, and a code that a driver may well answer with
+PLACES = {
+    "cuInit:1:999": "made",
+    "cuDeviceGetCount:1:999": "made",
+    "cuDevicePrimaryCtxRetain:1:2": "made",
+    "cuStreamCreate:1:2": "made",
+    "cuMemAlloc:1:2": "allocate",
+    "cuMemsetD8Async:1:1": "allocate",
+    "cuMemHostAlloc:1:2": "host",
+    "cuMemcpyHtoDAsync:1:1": "write",
+    "cuMemcpyDtoHAsync:1:1": "read",
+    "cuMemcpyDtoDAsync:1:1": "copy",
+    "cuLibraryLoadData:1:209": "load",
+    "cuLibraryGetKernel:1:500": "load",
+    "cuKernelSetAttribute:1:1": "load",
+    "cuLaunchKernelEx:1:701": "launch",
+    "cuStreamBeginCapture:1:900": "record",
+    "cuStreamEndCapture:1:901": "record",
+    "cuGraphInstantiateWithParams:1:2": "record",
+    "cuGraphUpload:1:2": "record",
+    "cuGraphLaunch:1:2": "replay",
+}
+
+
+# an error at a call, or of a kernel; who notices
+LOSSES = {
+    "cuMemAlloc:1:700": "allocate",
+    "cuMemcpyHtoDAsync:1:714": "write",
+    "cuLaunchKernelEx:1:719": "launch",
+    "cuStreamBeginCapture:1:999": "record",
+    "cuGraphLaunch:1:214": "replay",
+    "cuStreamQuery:1:700": "wait",
+}
+
+
+@scenario(*({"fail": fail} for fail in [*PLACES, *LOSSES]))
+def every_call() -> Any:
+    """One of everything; where it fails first, and what is left of the device then."""
+    try:
+        device = _device()
+    except EngineError as error:
+        return {"made": str(error)}
+    doing = {}
+
+    def note(name: str, attempt: Any) -> Any:
+        try:
+            return attempt()
+        except EngineError as error:
+            doing.setdefault(name, str(error))
+
+    def record() -> Any:
+        with device.record() as recorded:
+            device.fill(memory, 0, 4, 1)
+        return recorded[0]
+
+    memory = note("allocate", lambda: device.allocate(16)) or note(
+        "again", lambda: device.allocate(16)
+    )
+    host = note("host", lambda: device.host(16))
+    if memory is not None and host is not None:
+        note("write", lambda: device.write(memory, 0, host))
+        note("read", lambda: device.read(host, memory, 0))
+        note("copy", lambda: device.copy(memory, 0, memory, 8, 8))
+        loaded = note("load", lambda: device.load(*kernel("add_one", ADD_ONE, shared=60_000)))
+        if loaded is not None:
+            note("launch", lambda: device.launch(loaded, (1, 1, 1), [memory.address, 4]))
+        graph = note("record", record)
+        if graph is not None:
+            note("replay", graph.replay)
+    note("wait", device.wait)
+    return {"errors": doing, "lost": device.lost}
+
+
+@pytest.mark.parametrize("fail", PLACES)
+def test_a_call_that_fails_is_named_and_takes_no_more_than_itself(fail: str) -> None:
+    done = ran(every_call, fail=fail)
+    where, code = PLACES[fail], int(fail.rsplit(":", 1)[1])
+    errors = done.result if where == "made" else done.result["errors"]
+    names = {1: "INVALID_VALUE", 2: "OUT_OF_MEMORY", 209: "NO_BINARY_FOR_GPU", 500: "NOT_FOUND",
+             701: "LAUNCH_OUT_OF_RESOURCES", 900: "STREAM_CAPTURE_UNSUPPORTED",
+             901: "STREAM_CAPTURE_INVALIDATED", 999: "UNKNOWN"}  # fmt: skip
+    expected = "no room for 16 bytes" if fail == "cuMemAlloc:1:2" else f"CUDA_ERROR_{names[code]}"
+    assert expected in errors[where]
+    if where != "made":
+        assert set(errors) == {where} and done.result["lost"] is None
+    assert done.live["memory"] == done.live["host"] == done.live["execs"] == 0
+
+
+@pytest.mark.parametrize("fail", LOSSES)
+def test_an_error_that_sticks_takes_the_device_and_not_the_process(fail: str) -> None:
+    done = ran(every_call, fail=fail)
+    first, *later = done.result["errors"].items()
+    assert first[0] == LOSSES[fail]
+    assert first[1].endswith("the device is lost (start a new process)")
+    assert done.result["lost"]
+    for _, text in later:
+        assert text.startswith("the device is lost: CUDA_ERROR_")
+    # nothing is freed, nothing is destroyed; cuda-core lets go of the context, which is held
+    failed = [line for line in done.lines("failed ") if "cuDevicePrimaryCtxRelease" not in line]
+    assert len(failed) == 1
+    assert done.stderr == ""
+
+
+@scenario()
+def bad_kernel() -> Any:
+    device = _device()
+    memory = device.allocate(16)
+    loaded = device.load(*kernel("add_one", ADD_ONE))
+    with device.record() as recorded:
+        device.launch(loaded, (1, 1, 1), [memory.address, 5])  # one past the end
+    recorded[0].replay()  # what is wrong shows later
+    first = _error(device.wait)
+    made = _error(_device)
+    second = [_error(attempt) for attempt in (device.wait, recorded[0].replay, device.memory)]
+    return {"first": first, "second": second, "made": made}
+
+
+def test_an_illegal_address_shows_where_the_stream_is_waited_for() -> None:
+    done = ran(bad_kernel)
+    assert done.result["first"].startswith(
+        "running on the GPU failed: CUDA_ERROR_ILLEGAL_ADDRESS ("
+    )
+    lost = "the device is lost: CUDA_ERROR_ILLEGAL_ADDRESS while running on the GPU"
+    assert all(text.startswith(lost) for text in done.result["second"])
+    # a second device of this process has the same context
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in done.result["made"]
+    assert done.stderr == ""
+
+
+@scenario()
+def too_much() -> Any:
+    device = _device()
+    held = [device.allocate(600 << 20)]
+    refused = _error(lambda: device.allocate(500 << 20))
+    free, total = device.memory()
+    held.clear()
+    device.wait()
+    held.append(device.allocate(900 << 20))
+    dropped = _error(lambda: held.clear() or held.append(device.allocate(1000 << 20)))
+    return {"refused": refused, "memory": [free, total], "dropped": dropped}
+
+
+def test_out_of_memory_names_sizes_and_passes() -> None:
+    done = ran(too_much)
+    free = (1 << 30) - (600 << 20)
+    assert done.result["refused"] == (
+        f"the GPU has no room for {500 << 20} bytes: {free} of {1 << 30} are free "
+        "(use a smaller model, window or capacity, or stop other programs)"
+    )
+    assert done.result["memory"] == [free, 1 << 30]
+    # memory dropped while its zeroing was under way counts as free when it is needed
+    assert done.result["dropped"] == "nothing was raised"
+    assert done.live["memory"] == 0
+
+
+@scenario(integrated=1, memory=1 << 40, largest=64 << 20)
+def jetson() -> Any:
+    device = _device()
+    refused = _error(lambda: device.allocate(256 << 20))
+    held = [device.allocate(1 << 20) for _ in range(3)]
+    return {"refused": refused, "free": device.memory()[0], "held": len(held)}
+
+
+def test_a_jetson_that_refuses_one_large_buffer_is_told_apart() -> None:
+    done = ran(jetson)
+    assert f"no room for {256 << 20} bytes" in done.result["refused"]
+    assert "NvMap error 12" in done.result["refused"]
+    # what is free is what the system can give, not what the driver says
+    assert 0 < done.result["free"] < 1 << 40
+
+
+@scenario(fail="cuMemsetD8Async:2:12345")
+def unknown_code() -> Any:
+    device = _device()
+    memory = device.allocate(4)
+    return [_error(lambda: device.fill(memory, 0, 4, 1)), _error(device.wait)]
+
+
+def test_an_error_newer_than_the_bindings_is_typed_too() -> None:
+    done = ran(unknown_code)
+    assert "12345" in done.result[0]
+    assert done.result[1] == "nothing was raised"
+
+
+# -- a kernel that never ends ---------------------------------------------------------------------
+
+
+@scenario()
+def hangs() -> Any:
+    device = _device(limit_s=0.3)
+    memory = device.allocate(64)
+    loaded = device.load(*kernel("forever"))
+    with device.record() as recorded:
+        device.launch(loaded, (1, 1, 1), [])
+    device.wait()
+    recorded[0].replay()
+    del memory  # freeing would wait for the kernel
+    texts = [_error(device.wait), _error(device.wait)]
+    del device, loaded, recorded
+    return texts
+
+
+def test_a_kernel_that_never_ends_takes_the_device_and_blocks_nobody() -> None:
+    done = ran(hangs)
+    assert done.result == [
+        "GPU 0 (Fake 0) is not done after 0.3 s; the device is lost "
+        "(start a new process; a longer limit is `limit_s`)",
+        "the device is lost: work was not done after 0.3 s (start a new process)",
+    ]
+
+
+@scenario()
+def interrupted() -> Any:
+    import _thread
+
+    device = _device(limit_s=None)
+    device.launch(device.load(*kernel("forever")), (1, 1, 1), [])
+    threading.Timer(0.3, _thread.interrupt_main).start()
+    try:
+        device.wait()
+    except KeyboardInterrupt:
+        # and not by the end of the process, which waits for the kernel here
+        device._faults.lose("the test is over")
+        return "interrupted"
+
+
+def test_waiting_can_be_interrupted() -> None:
+    assert ran(interrupted).result == "interrupted"
+
+
+# -- forks and threads ----------------------------------------------------------------------------
+
+
+@scenario()
+def forked() -> Any:
+    device = _device()
+    memory, host = device.allocate(16), device.host(16)
+    out, into = os.pipe()
+    if os.fork() == 0:
+        texts = [_error(lambda: device.write(memory, 0, host)), _error(_device)]
+        del memory, host, device
+        os.write(into, "|".join(texts).encode())
+        os._exit(0)
+    os.wait()
+    device.write(memory, 0, host)
+    device.wait()
+    return os.read(out, 4000).decode().split("|")
+
+
+def test_a_forked_child_is_told_so_and_the_parent_goes_on() -> None:
+    old, new = ran(forked).result
+    assert old == "the device is lost: CUDA does not outlive a fork (start a new process)"
+    assert "CUDA_ERROR_NOT_INITIALIZED" in new and "spawn" in new
+
+
+@scenario()
+def turns() -> Any:
+    device = _device()
+    memory = device.allocate(4)
+    loaded = device.load(*kernel("add_one", ADD_ONE))
+    errors = []
+
+    def work() -> None:
+        try:
+            device.launch(loaded, (1, 1, 1), [memory.address, 1])
+            device.wait()
+        except EngineError as error:
+            errors.append(str(error))
+
+    def in_thread() -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    in_thread()
+    in_thread()
+    with device.record():
+        in_thread()  # would have been recorded
+    host = device.host(4)
+    device.read(host, memory, 0)
+    device.wait()
+    return {"errors": errors, "sum": int(host.view(np.int32)[0])}
+
+
+def test_threads_take_turns_but_not_during_a_recording() -> None:
+    done = ran(turns)
+    assert done.result["sum"] == 2
+    assert done.result["errors"] == [
+        "the device is in use by another thread "
+        "(let threads take turns, or give each an engine of its own)"
+    ]
+
+
+@scenario()
+def two_at_once() -> Any:
+    device = _device(limit_s=2.0)
+    loaded = device.load(*kernel("forever"))
+    device.launch(loaded, (1, 1, 1), [])
+    started = threading.Event()
+
+    def waits() -> None:
+        started.set()
+        _error(device.wait)
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    started.wait()
+    time.sleep(0.5)
+    refused = _error(lambda: device.launch(loaded, (1, 1, 1), []))
+    thread.join()
+    return refused
+
+
+def test_a_second_thread_is_refused_while_the_first_waits() -> None:
+    assert ran(two_at_once).result.startswith("the device is in use by another thread")
+
+
+@scenario()
+def dropped_elsewhere() -> Any:
+    device = _device()
+    held = [device.allocate(64), device.host(64)]
+    device.wait()
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    return len(held)
+
+
+def test_memory_dropped_in_another_thread_is_freed() -> None:
+    done = ran(dropped_elsewhere)
+    assert not done.lines("failed ")
+    assert done.live["memory"] == done.live["host"] == done.live["streams"] == 0
