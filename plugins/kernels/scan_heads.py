@@ -40,11 +40,15 @@ def update(h, x, delta, b, a):
 
 
 @triton.jit
-def read_row(x, dt, B, row, at, inside, STRIDES: tl.constexpr):
-    """x, dt and B of one token, as they are stored. at, inside: columns and masks of the three."""
-    x_row = tl.load(x + row * STRIDES[0] + at[0], mask=inside[0], other=0)
-    dt_row = tl.load(dt + row * STRIDES[1] + at[1], mask=inside[1], other=0)
-    return x_row, dt_row, tl.load(B + row * STRIDES[2] + at[2], mask=inside[2], other=0)
+def read_row(x, dt, B, row, at, ends, some, STRIDES: tl.constexpr):
+    """x, dt and B of one token, as they are stored: columns `at` below `ends`, none if some is 0.
+
+    (A mask is a comparison: the interpreter does not know one that is a block & a scalar.)
+    """
+    x_row = tl.load(x + row * STRIDES[0] + at[0], mask=at[0] < ends[0] * some, other=0)
+    dt_row = tl.load(dt + row * STRIDES[1] + at[1], mask=at[1] < ends[1] * some, other=0)
+    b_row = tl.load(B + row * STRIDES[2] + at[2], mask=at[2] < ends[2] * some, other=0)
+    return x_row, dt_row, b_row
 
 
 @triton.jit
@@ -55,6 +59,33 @@ def advanced(h, token, factors, layer, LIMITS: tl.constexpr):
     dt = token[1].to(tl.float32) * factors[1]
     delta = clamped_step(dt, layer[1], LIMITS[0], LIMITS[1])
     return update(h, x, delta, b, layer[0]), x
+
+
+@triton.jit
+def replayed(
+    h, logs, run, replay, targets, inside, state_factor, batch, sequence, at, ends, factors, layer,
+    STRIDES: tl.constexpr, LIMITS: tl.constexpr, kind: tl.constexpr,
+):  # fmt: skip
+    """h after the tokens that `replay` names; the one after ADVANCE of them stored if it is to be.
+
+    Their rows are read one token ahead, their slots two: else each would wait for memory twice.
+    """
+    pending = tl.load(run + PENDING)
+    advance = tl.where(tl.load(run + STORE) == 1, tl.load(run + ADVANCE), 0)
+    some = tl.minimum(pending, 1)
+    row = tl.load(replay, mask=pending > 0, other=0) * batch + sequence
+    ahead = read_row(logs[0], logs[1], logs[2], row, at, ends, some, STRIDES)
+    slot = tl.load(replay + 1, mask=pending > 1, other=0)
+    for j in range(pending):
+        token = ahead
+        row = slot * batch + sequence
+        ahead = read_row(logs[0], logs[1], logs[2], row, at, ends, 1, STRIDES)
+        slot = tl.load(replay + j + 2, mask=j + 2 < pending, other=0)
+        h, _ = advanced(h, token, factors, layer, LIMITS)
+        h = kept(h, state_factor, kind)
+        if j + 1 == advance:
+            store_state(targets, h, inside, state_factor, kind)
+    return h
 
 
 @triton.jit
@@ -124,13 +155,10 @@ def scan(
         if STATE_SCALES > 1:
             state_factor = state_factor[None, :]
     h = load_state(states + tl.load(run + SOURCE) * slot_size, inside, state_factor, kind)
-    targets = states + tl.load(run + TARGET) * slot_size
-    store = tl.load(run + STORE)
-    pending = tl.load(run + PENDING)
-    advance = tl.where(store == 1, tl.load(run + ADVANCE), 0)
+    target = tl.load(run + TARGET) * slot_size
 
     at = (head * P + p, head, group * N + n)
-    columns = (p_inside, head < HEADS, n_inside)
+    ends = (head * P + P, head + 1, group * N + N)
     limits: tl.constexpr = (DT_MIN, DT_MAX)
     log_strides: tl.constexpr = (HEADS * P, HEADS, GROUPS * N)
     strides: tl.constexpr = (X_STRIDE, DT_STRIDE, B_STRIDE)
@@ -149,28 +177,14 @@ def scan(
         bias = bias * tl.load(dt_bias_scale)
     layer = (a, bias)
 
-    # Tokens are read one ahead, slots of replayed ones two: else each would wait for memory. The
-    # masks say that there is a first one; they are comparisons, because the interpreter does not
-    # know a mask that is a block & a scalar.
-    any_token = tl.minimum(tokens, 1)
-    exists = (p < P * any_token, head < HEADS * any_token, n < N * any_token)
-    ahead = read_row(x, dt, B, sequence, at, exists, strides)
-    c_ahead = tl.load(C + sequence * C_STRIDE + at[2], mask=exists[2], other=0)
-
-    any_old = tl.minimum(pending, 1)
-    exists = (p < P * any_old, head < HEADS * any_old, n < N * any_old)
-    row = tl.load(replay, mask=pending > 0, other=0) * batch + sequence
-    old = read_row(log_x, log_dt, log_B, row, at, exists, log_strides)
-    slot = tl.load(replay + 1, mask=pending > 1, other=0)
-    for j in range(pending):
-        token = old
-        old = read_row(log_x, log_dt, log_B, slot * batch + sequence, at, columns, log_strides)
-        slot = tl.load(replay + j + 2, mask=j + 2 < pending, other=0)
-        h, _ = advanced(h, token, factors, layer, limits)
-        h = kept(h, state_factor, kind)
-        if j + 1 == advance:
-            store_state(targets, h, inside, state_factor, kind)
-
+    # A token is read while the one before it is run.
+    some = tl.minimum(tokens, 1)
+    ahead = read_row(x, dt, B, sequence, at, ends, some, strides)
+    c_ahead = tl.load(C + sequence * C_STRIDE + at[2], mask=at[2] < ends[2] * some, other=0)
+    h = replayed(
+        h, (log_x, log_dt, log_B), run, replay, states + target, inside, state_factor, batch,
+        sequence, at, ends, factors, layer, log_strides, limits, kind,
+    )  # fmt: skip
     start = h
     for t in range(tokens):
         if TREE:
@@ -178,7 +192,7 @@ def scan(
             for j in range(t):
                 if tl.load(ancestors + t * tokens + j) != 0:
                     row = j * batch + sequence
-                    token = read_row(x, dt, B, row, at, columns, strides)
+                    token = read_row(x, dt, B, row, at, ends, 1, strides)
                     h, _ = advanced(h, token, factors, layer, limits)
                     h = kept(h, state_factor, kind)
         row = t * batch + sequence
@@ -186,7 +200,7 @@ def scan(
         token = ahead
         c = c_ahead.to(tl.float32) * c_factor
         following = tl.minimum(t + 1, tokens - 1) * batch + sequence
-        ahead = read_row(x, dt, B, following, at, columns, strides)
+        ahead = read_row(x, dt, B, following, at, ends, 1, strides)
         c_ahead = tl.load(C + following * C_STRIDE + at[2], mask=n_inside, other=0)
         h, x_t = advanced(h, token, factors, layer, limits)
         out = tl.sum(h * c[None, :], 1) + skip * x_t
@@ -199,5 +213,5 @@ def scan(
                 tl.store(log_dt + row * HEADS + head, token[1])
                 if head % (HEADS // GROUPS) == 0:
                     tl.store(log_B + row * (GROUPS * N) + at[2], token[2], mask=n_inside)
-    if not TREE and store == 2:
-        store_state(targets, h, inside, state_factor, kind)
+    if not TREE and tl.load(run + STORE) == 2:
+        store_state(states + target, h, inside, state_factor, kind)
