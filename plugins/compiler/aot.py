@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from edge.launch import CompiledKernel, KernelIndex, Variant
 from edge.plugins.compiler import cache, pool
 
 Progress = Callable[[int, int], None]
+# torch's own builds bring Triton under another name
+DISTRIBUTIONS = ("triton", "pytorch-triton")
 INSTALL = "pip install 'mamba-edge[kernels]' (Linux; in a checkout: make test installs it)"
 
 
@@ -85,9 +88,9 @@ def _collected(sm: int, version: str, made: dict[str, pool.Compiled]) -> Kernels
 
 def triton_version() -> str:
     """Of the Triton that is installed. Raises ExportError when there is none."""
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        raise ExportError(
-            "compiling kernels needs the package triton", field="--target", remedy=INSTALL
-        ) from None
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    raise ExportError(
+        "compiling kernels needs the package triton", field="--target", remedy=INSTALL
+    )

@@ -1,4 +1,4 @@
-"""Worker processes that compile, two at a time, in an environment that only they have."""
+"""Worker processes that compile, several at a time, in an environment that only they have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ import edge
 from edge.errors import ExportError
 from edge.launch import CompiledKernel, Variant
 
-PARALLEL = 2
+# Workers at a time: a quarter of a gigabyte each.
+PARALLEL = max(2, min(8, (os.cpu_count() or 1) // 2))
 # Seconds for one kernel: the slowest take a few. A plan from elsewhere must not compile for ever.
 LIMIT = 300.0
 TOOLS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
