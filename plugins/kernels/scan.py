@@ -5,6 +5,9 @@ tokens that its logs hold and then runs the new ones: no state in between reache
 ("multi-step": The Mamba in the Llama, arXiv 2408.15237, algorithm 2). The recurrence is that of
 Mamba, arXiv 2312.00752, algorithm 2. y is read from h before h is rounded to what is kept of it.
 A token's inputs are read one token ahead: nothing in the loop but h waits for the token before.
+
+h is counted in steps of the kept state: what scales there are go into what is fed to it and what
+is read from it, and rounding an int8 state needs no division.
 """
 
 from __future__ import annotations
@@ -27,20 +30,45 @@ from edge.plugins.kernels.replay import (
 
 
 @triton.jit
-def update(h, x, dt, B, rate):
-    """h after one more token, not yet rounded: exp(Δ·A)·h + Δ·x·B with Δ = softplus(dt).
-
-    h [BLOCK_N, BLOCK_E]; x, dt [BLOCK_E]; B [BLOCK_N]; rate is A·log2(e), as GPUs have exp2.
-    """
-    delta = softplus(dt)
-    fed = (delta * x)[None, :] * B[:, None]
-    return tl.fma(tl.exp2(delta[None, :] * rate), h, fed)
+def read(x, dt, B, row, X_STRIDE, DT_STRIDE, B_STRIDE, at):
+    """A token of the scan as it is stored: x, dt [BLOCK_E], B [BLOCK_N]."""
+    e, in_e, n, in_n = at
+    return (
+        tl.load(x + row * X_STRIDE + e, mask=in_e, other=0),
+        tl.load(dt + row * DT_STRIDE + e, mask=in_e, other=0),
+        tl.load(B + row * B_STRIDE + n, mask=in_n, other=0),
+    )
 
 
 @triton.jit
-def output(h, x, C, D, z):
+def stash(log_x, log_dt, log_B, row, token, at, E, N):
+    """Keep a token; every program of a sequence writes the same B."""
+    e, in_e, n, in_n = at
+    tl.store(log_x + row * E + e, token[0], mask=in_e)
+    tl.store(log_dt + row * E + e, token[1], mask=in_e)
+    tl.store(log_B + row * N + n, token[2], mask=in_n)
+
+
+@triton.jit
+def update(h, token, rate, units):
+    """h [BLOCK_N, BLOCK_E] after one more token, not yet rounded.
+
+    exp(Δ·A)·h + Δ·x·B with Δ = softplus(dt + bias); rate is A·log2(e), because GPUs have exp2.
+    """
+    x, dt, B = token
+    x_unit, dt_unit, dt_bias, B_unit = units
+    delta = softplus(dt.to(tl.float32) * dt_unit + dt_bias)
+    fed = delta * (x.to(tl.float32) * x_unit)
+    decay = tl.exp2(delta[None, :] * rate)
+    return tl.fma(decay, h, fed[None, :] * (B.to(tl.float32) * B_unit)[:, None])
+
+
+@triton.jit
+def output(h, x, C, z, units):
     """(C·h + D·x)·silu(z), one a channel."""
-    return (tl.sum(h * C[:, None], 0) + D * x) * silu(z)
+    C_unit, C_gain, D, z_unit = units
+    y = tl.sum(h * (C.to(tl.float32) * C_unit)[:, None], 0) * C_gain
+    return (y + x.to(tl.float32) * D) * silu(z.to(tl.float32) * z_unit)
 
 
 @triton.jit
@@ -92,21 +120,18 @@ def scan(
     sequence = tl.program_id(1)
     e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     n = tl.arange(0, BLOCK_N)
-    in_e = e < E
-    in_n = n < N
+    in_e, in_n = e < E, n < N
+    at = (e, in_e, n, in_n)
     inside = in_n[:, None] & in_e[None, :]
     kind: tl.constexpr = state.dtype.element_ty
 
-    # the state first: everything else is small and comes while it is on its way
-    size = batch.to(tl.int64) * (N * E)
     # Nothing is said of contiguity, so that a load gives a thread one channel and all its N: then
     # the sum over N stays in a thread. Loads of 16 bytes a thread would spread it over a warp.
     each = tl.max_contiguous(n[:, None] * E + e[None, :], [1, 1])
+    # the state first: everything else is small and comes while it is on its way
+    size = batch.to(tl.int64) * (N * E)
     states = state + sequence * (N * E) + each
-    unit = 1.0
-    if STATE_SCALES > 0:
-        unit = factor(state_scale, n[:, None], in_n[:, None], STATE_SCALES)
-    h = load_state(states + tl.load(run + SOURCE) * size, inside, unit, kind)
+    h = load_state(states + tl.load(run + SOURCE) * size, inside, 1.0, kind)
     targets = states + tl.load(run + TARGET) * size
     store = tl.load(run + STORE)
 
@@ -119,58 +144,68 @@ def scan(
         offset = offset * tl.load(dt_bias_scale)
     rate = rate * 1.4426950408889634
     x_unit = factor(x_scale, e, in_e, X_SCALES)
-    dt_unit = factor(dt_scale, e, in_e, DT_SCALES)
     B_unit = factor(B_scale, n, in_n, B_SCALES)
     C_unit = factor(C_scale, n, in_n, C_SCALES)
-    z_unit = factor(z_scale, e, in_e, Z_SCALES)
+    if STATE_SCALES > 0:
+        state_unit = factor(state_scale, n, in_n, STATE_SCALES)
+        B_unit = B_unit / state_unit
+        C_unit = C_unit * state_unit
+    fed_unit, C_gain = x_unit, 1.0
+    # one scale for all is multiplied once a channel, not once a state
+    if B_SCALES <= 1 and STATE_SCALES <= 1:
+        fed_unit, B_unit = x_unit * B_unit, 1.0
+    if C_SCALES <= 1 and STATE_SCALES <= 1:
+        C_gain, C_unit = C_unit, 1.0
+    feeding = (fed_unit, factor(dt_scale, e, in_e, DT_SCALES), offset, B_unit)
+    reading = (C_unit, C_gain, skip * x_unit, factor(z_scale, e, in_e, Z_SCALES))
 
     pending = tl.load(run + PENDING)
     if pending > 0:
         advance = tl.load(run + ADVANCE)
         row = tl.load(replay) * batch + sequence
-        x_next = tl.load(log_x + row * E + e, mask=in_e, other=0)
-        dt_next = tl.load(log_dt + row * E + e, mask=in_e, other=0)
-        B_next = tl.load(log_B + row * N + n, mask=in_n, other=0)
+        coming = read(log_x, log_dt, log_B, row, E, E, N, at)
         for j in range(pending):
-            x_now = x_next.to(tl.float32) * x_unit
-            dt_now = dt_next.to(tl.float32) * dt_unit + offset
-            B_now = B_next.to(tl.float32) * B_unit
+            token = coming
             row = tl.load(replay + tl.minimum(j + 1, pending - 1)) * batch + sequence
-            x_next = tl.load(log_x + row * E + e, mask=in_e, other=0)
-            dt_next = tl.load(log_dt + row * E + e, mask=in_e, other=0)
-            B_next = tl.load(log_B + row * N + n, mask=in_n, other=0)
-            h = kept(update(h, x_now, dt_now, B_now, rate), unit, kind)
+            coming = read(log_x, log_dt, log_B, row, E, E, N, at)
+            h = kept(update(h, token, rate, feeding), 1.0, kind)
             if (store == 1) & (j + 1 == advance):
-                store_state(targets, h, inside, unit, kind)
+                store_state(targets, h, inside, 1.0, kind)
 
-    if tokens > 0:
-        x_next = tl.load(x + sequence * X_STRIDE + e, mask=in_e, other=0)
-        dt_next = tl.load(dt + sequence * DT_STRIDE + e, mask=in_e, other=0)
-        B_next = tl.load(B + sequence * B_STRIDE + n, mask=in_n, other=0)
-        C_next = tl.load(C + sequence * C_STRIDE + n, mask=in_n, other=0)
-        z_next = tl.load(z + sequence * Z_STRIDE + e, mask=in_e, other=0)
+    if ancestors is not None:
         for t in range(tokens):
+            branch = h
+            for j in range(t):
+                if tl.load(ancestors + t * tokens + j) != 0:
+                    row = j * batch + sequence
+                    token = read(x, dt, B, row, X_STRIDE, DT_STRIDE, B_STRIDE, at)
+                    branch = kept(update(branch, token, rate, feeding), 1.0, kind)
+            row = t * batch + sequence
+            token = read(x, dt, B, row, X_STRIDE, DT_STRIDE, B_STRIDE, at)
+            C_now = tl.load(C + row * C_STRIDE + n, mask=in_n, other=0)
+            z_now = tl.load(z + row * Z_STRIDE + e, mask=in_e, other=0)
+            branch = update(branch, token, rate, feeding)
+            out = output(branch, token[0], C_now, z_now, reading)
+            tl.store(y + row * E + e, out, mask=in_e)
             slot = tl.load(slots + t)
             if slot >= 0:
-                row = slot * batch + sequence
-                tl.store(log_x + row * E + e, x_next, mask=in_e)
-                tl.store(log_dt + row * E + e, dt_next, mask=in_e)
-                # every program of the sequence writes the same
-                tl.store(log_B + row * N + n, B_next, mask=in_n)
-            x_now = x_next.to(tl.float32) * x_unit
-            dt_now = dt_next.to(tl.float32) * dt_unit + offset
-            B_now = B_next.to(tl.float32) * B_unit
-            C_now = C_next.to(tl.float32) * C_unit
-            z_now = z_next.to(tl.float32) * z_unit
+                stash(log_x, log_dt, log_B, slot * batch + sequence, token, at, E, N)
+    elif tokens > 0:
+        coming = read(x, dt, B, sequence, X_STRIDE, DT_STRIDE, B_STRIDE, at)
+        C_coming = tl.load(C + sequence * C_STRIDE + n, mask=in_n, other=0)
+        z_coming = tl.load(z + sequence * Z_STRIDE + e, mask=in_e, other=0)
+        for t in range(tokens):
+            token, C_now, z_now = coming, C_coming, z_coming
             row = tl.minimum(t + 1, tokens - 1) * batch + sequence
-            x_next = tl.load(x + row * X_STRIDE + e, mask=in_e, other=0)
-            dt_next = tl.load(dt + row * DT_STRIDE + e, mask=in_e, other=0)
-            B_next = tl.load(B + row * B_STRIDE + n, mask=in_n, other=0)
-            C_next = tl.load(C + row * C_STRIDE + n, mask=in_n, other=0)
-            z_next = tl.load(z + row * Z_STRIDE + e, mask=in_e, other=0)
-            h = update(h, x_now, dt_now, B_now, rate)
-            here = (t * batch + sequence) * E + e
-            tl.store(y + here, output(h, x_now, C_now, skip, z_now), mask=in_e)
-            h = kept(h, unit, kind)
+            coming = read(x, dt, B, row, X_STRIDE, DT_STRIDE, B_STRIDE, at)
+            C_coming = tl.load(C + row * C_STRIDE + n, mask=in_n, other=0)
+            z_coming = tl.load(z + row * Z_STRIDE + e, mask=in_e, other=0)
+            h = update(h, token, rate, feeding)
+            out = output(h, token[0], C_now, z_now, reading)
+            tl.store(y + (t * batch + sequence) * E + e, out, mask=in_e)
+            h = kept(h, 1.0, kind)
+            slot = tl.load(slots + t)
+            if slot >= 0:
+                stash(log_x, log_dt, log_B, slot * batch + sequence, token, at, E, N)
     if store == 2:
-        store_state(targets, h, inside, unit, kind)
+        store_state(targets, h, inside, 1.0, kind)

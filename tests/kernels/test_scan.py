@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from edge.ops.quantized_recurrent import SELECTIVE_SCAN_INT8
+from edge.ops.recurrent import SELECTIVE_SCAN
 from edge.plugins import reference
 from edge.plugins.lowering.scan import LOWER
 from tests.int8_recurrent import TOLERANCE, Compared, batch_first, scan_feeds, torched
@@ -26,7 +27,11 @@ from tests.kernels.recurrent_inputs import (
 Feeds = dict[str, Any]
 STATE = "layers.3.ssm_state"
 VALUES = ("x", "dt", "B", "C", "z")
-bits = pytest.mark.parametrize("bits", [32, 16, 8])
+LOGGED = ("x", "dt", "B")
+# fp32 values, or int8 ones with a state of so many bits
+KINDS = ["fp32", "32", "16", "8"]
+kinds = pytest.mark.parametrize("kind", KINDS)
+PARENTS = [-1, 0, 0, 2, -1, 1, 2]
 
 
 @dataclass
@@ -37,33 +42,45 @@ class Result:
     states: Tensor
 
 
-def run_int8(feeds: Feeds, run: Run, bits: int) -> Result:
+def feeds_of(
+    kind: str, tokens: int, batch: int, a_channel: bool = False, e: int = 50, n: int = 16
+) -> Feeds:
+    rng = np.random.default_rng(tokens * 10 + batch)
+    if kind != "fp32":
+        return scan_feeds(rng, tokens, batch, int(kind), a_channel, e, n)
+    feeds = {name: rng.standard_normal((tokens, batch, e)) for name in ("x", "dt", "z")}
+    feeds |= {name: rng.standard_normal((tokens, batch, n)) for name in ("B", "C")}
+    feeds |= {name: rng.standard_normal(e) for name in ("D", "dt_bias")}
+    feeds["A"] = -np.exp(rng.standard_normal((n, e)))
+    feeds["ssm_state"] = rng.standard_normal((batch, n, e)) * 3
+    return {name: value.astype(np.float32) for name, value in feeds.items()}
+
+
+def run_scan(feeds: Feeds, run: Run) -> Result:
     """The run, through its lowering; logs and the slot it starts from are checked here."""
     _, batch, channels = feeds["x"].shape
-    bench, logs = run.bench(batch), Logs(run, batch)
-    new = list(run.new)
-    inputs = []
-    for value in SELECTIVE_SCAN_INT8.inputs:
-        name = value.name
-        if name in VALUES:
-            rows = torch.from_numpy(
-                feeds[name][new].reshape(len(new) * batch, feeds[name].shape[2])
-            )
-            # B and C are columns of one product, z of another
-            stride, start = {"B": (80, 48), "C": (80, 64), "z": (2 * channels, channels)}.get(
-                name, (0, 0)
-            )
-            bench.value(name, rows, stride, start)
+    int8 = "x_scale" in feeds
+    op = SELECTIVE_SCAN_INT8 if int8 else SELECTIVE_SCAN
+    bench, logs, new = run.bench(batch), Logs(run, batch), list(run.new)
+    # B and C are columns of one product, z of another
+    n = feeds["B"].shape[2]
+    places = {"B": (48 + 2 * n, 48), "C": (48 + 2 * n, 48 + n), "z": (2 * channels, channels)}
+    for value in op.inputs:
+        given = feeds.get(value.name)
+        if value.name in VALUES:
+            rows = torch.from_numpy(given[new].reshape(len(new) * batch, given.shape[2]))
+            bench.value(value.name, rows, *places.get(value.name, ()))
         elif value.role == "weight":
-            bench.constant(name, torch.from_numpy(feeds[name]))
-        inputs.append(STATE if name == "ssm_state" else name)
+            bench.constant(value.name, torch.from_numpy(given))
     before = two_slots(torch.from_numpy(feeds["ssm_state"]), run.source)
     bench.given("state", STATE, before)
-    for name in ("x", "dt", "B"):
+    for name in LOGGED:
         logs.fill(bench, f"layers.3.scan_{name}", torch.from_numpy(feeds[name]))
-    bench.lower(LOWER, "SelectiveScanInt8", tuple(inputs), ("y", "states"), state_bits=bits)
+    attributes = {"state_bits": 8 * feeds["ssm_state"].itemsize} if int8 else {}
+    inputs = tuple(STATE if v.name == "ssm_state" else v.name for v in op.inputs)
+    bench.lower(LOWER, op.name, inputs, ("y", "states"), **attributes)
     bench.run()
-    for name in ("x", "dt", "B"):
+    for name in LOGGED:
         logs.check(bench, f"layers.3.scan_{name}", torch.from_numpy(feeds[name]))
     states = bench.whole("state", STATE, tuple(before.shape))
     assert same_bits(states[run.source], before[run.source])
@@ -73,91 +90,133 @@ def run_int8(feeds: Feeds, run: Run, bits: int) -> Result:
     return Result(y, states)
 
 
-def expected_int8(feeds: Feeds, path: list[int]) -> tuple[Tensor, Tensor]:
-    """y [len(path), B, E] and the state after the last."""
+def expected(feeds: Feeds, path: list[int]) -> tuple[Tensor, Tensor]:
+    """y [B, E] of the last token of `path`, and the state after it."""
+    x, dt, B, C, z = batch_first(*(feeds[name][path] for name in VALUES))
+    if "x_scale" not in feeds:
+        A_log = torch.from_numpy(np.log(-feeds["A"])).T
+        D, dt_bias, state = torched(feeds["D"], feeds["dt_bias"], feeds["ssm_state"])
+        y, after = reference.selective_scan(x, dt, A_log, B, C, D, dt_bias, z, state)
+        return y[:, -1], after
+    given = {"x": x, "dt": dt, "B": B, "C": C, "z": z}
     values = []
     for name in ("x", "dt", "A_log", "B", "C", "D", "dt_bias", "z"):
-        scale = torch.from_numpy(feeds[f"{name}_scale"])
-        if name in VALUES:
-            values += [*batch_first(feeds[name][path]), scale]
-        else:
-            value = torch.from_numpy(feeds[name])
-            values += [value.T if name == "A_log" else value, scale]
+        value = given.get(name, torch.from_numpy(feeds[name]))
+        values += [value.T if name == "A_log" else value, torch.from_numpy(feeds[f"{name}_scale"])]
     y, after = reference.selective_scan_int8(
         *values, *torched(feeds["ssm_state"], feeds["state_scale"])
     )
-    return y.transpose(0, 1), after
+    return y[:, -1], after
 
 
-def check_int8(feeds: Feeds, run: Run, bits: int) -> Result:
+def check(feeds: Feeds, run: Run) -> Result:
     """Against the reference: every y, and the stored state."""
-    found, compared = run_int8(feeds, run, bits), Compared()
+    found, compared = run_scan(feeds, run), Compared()
+    tolerance = TOLERANCE[8 * feeds["ssm_state"].itemsize]
     for t in range(len(run.new)):
-        y, _ = expected_int8(feeds, run.before(t))
-        compared.floats(found.y[t].numpy(), y[-1].numpy(), TOLERANCE[bits])
+        y, _ = expected(feeds, run.before(t))
+        compared.floats(found.y[t].numpy(), y.numpy(), tolerance)
     if run.store:
         path = [*run.pending, *run.new] if run.store == LAST else run.pending[: run.advance]
-        _, after = expected_int8(feeds, list(path))
+        _, after = expected(feeds, [*path])
         compared.state(found.states[1 - run.source].numpy(), after.numpy())
     compared.check()
     return found
 
 
-def feeds_of(
-    tokens: int, batch: int, bits: int, a_channel: bool = False, e: int = 80, n: int = 16
-) -> Feeds:
-    rng = np.random.default_rng(tokens * 10 + batch)
-    return scan_feeds(rng, tokens, batch, bits, a_channel, e, n)
-
-
-@bits
+@kinds
 @pytest.mark.parametrize("a_channel", [False, True])
-@pytest.mark.parametrize(("pending", "new", "batch"), [(0, 1, 1), (3, 5, 2), (7, 17, 1), (1, 3, 3)])
-def test_chains(bits: int, a_channel: bool, pending: int, new: int, batch: int) -> None:
-    feeds = feeds_of(pending + new, batch, bits, a_channel)
-    run = Run(range(pending), range(pending, pending + new), store=LAST, source=new % 2)
-    check_int8(feeds, run, bits)
+@pytest.mark.parametrize(("pending", "new", "batch"), [(0, 1, 1), (3, 5, 2), (2, 17, 1), (1, 3, 3)])
+def test_chains(kind: str, a_channel: bool, pending: int, new: int, batch: int) -> None:
+    feeds = feeds_of(kind, pending + new, batch, a_channel)
+    check(feeds, Run(range(pending), range(pending, pending + new), store=LAST, source=new % 2))
 
 
-@bits
-def test_nothing_new_advances_the_state(bits: int) -> None:
+@kinds
+@pytest.mark.parametrize(("e", "n"), [(45, 3), (150, 16), (33, 128)])
+def test_other_widths(kind: str, e: int, n: int) -> None:
+    """Not multiples of a block, more and fewer states than usual."""
+    feeds = feeds_of(kind, 5, 2, True, e, n)
+    run = Run(range(2), range(2, 5), 1, ADVANCED)
+    check(feeds, run)
+
+
+@kinds
+@pytest.mark.parametrize("batch", [1, 2])
+def test_trees(kind: str, batch: int) -> None:
+    """Each token's y is that of its own path, and the state is the one before the tree."""
+    feeds = feeds_of(kind, 10, batch, a_channel=True)
+    run = Run(range(3), range(3, 10), 2, ADVANCED, parents=PARENTS)
+    tree = check(feeds, run)
+    for t in (2, 3, 5):
+        tokens = [3 + i for i in run.path(t)]
+        path = run_scan(feeds, Run(range(3), tokens))
+        assert same_bits(path.y[-1], tree.y[t])
+
+
+@kinds
+def test_a_tree_without_branches_is_a_chain(kind: str) -> None:
+    feeds = feeds_of(kind, 8, 2)
+    chain = run_scan(feeds, Run(range(3), range(3, 8)))
+    tree = run_scan(feeds, Run(range(3), range(3, 8), parents=range(-1, 4)))
+    assert same_bits(tree.y, chain.y)
+
+
+@kinds
+def test_nothing_new_advances_the_state(kind: str) -> None:
     """T = 0: what is pending is applied, to the other slot."""
-    feeds = feeds_of(4, 2, bits)
-    check_int8(feeds, Run(range(4), (), store=LAST, source=1), bits)
-    settled = run_int8(feeds, Run((), (), store=LAST), bits)
+    feeds = feeds_of(kind, 4, 2)
+    check(feeds, Run(range(4), (), store=LAST, source=1))
+    settled = run_scan(feeds, Run((), (), store=LAST))
     assert same_bits(settled.states[1], torch.from_numpy(feeds["ssm_state"]))
 
 
-@bits
+@kinds
 @pytest.mark.parametrize("advance", [1, 2, 3])
-def test_advances_by_any_number_of_pending_tokens(bits: int, advance: int) -> None:
-    feeds = feeds_of(5, 2, bits)
-    check_int8(feeds, Run(range(3), range(3, 5), advance, ADVANCED), bits)
+def test_advances_by_any_number_of_pending_tokens(kind: str, advance: int) -> None:
+    feeds = feeds_of(kind, 5, 2)
+    check(feeds, Run(range(3), range(3, 5), advance, ADVANCED))
 
 
-@bits
-def test_a_chain_is_its_single_steps(bits: int) -> None:
+@kinds
+def test_a_chain_is_its_single_steps(kind: str) -> None:
     """Replayed, stepped or together: the same bits of y and of the state."""
-    feeds = feeds_of(7, 2, bits, a_channel=True)
-    together = run_int8(feeds, Run((), range(7), store=LAST), bits)
-    for pending in (0, 1, 2, 5, 6):
+    feeds = feeds_of(kind, 7, 2, a_channel=True)
+    together = run_scan(feeds, Run((), range(7), store=LAST))
+    for pending in (0, 2, 6):
         last = Run(range(pending), [pending], store=LAST, source=pending % 2)
-        one = run_int8(feeds, last, bits)
+        one = run_scan(feeds, last)
         assert same_bits(one.y[0], together.y[pending])
-        rest = run_int8(feeds, Run(range(pending), range(pending, 7), store=LAST), bits)
+        rest = run_scan(feeds, Run(range(pending), range(pending, 7), store=LAST))
         assert same_bits(rest.y, together.y[pending:])
         assert same_bits(rest.states[1], together.states[1])
     assert same_bits(one.states[1 - last.source], together.states[1])
 
 
-@bits
-def test_sequences_do_not_know_of_each_other(bits: int) -> None:
-    feeds = feeds_of(5, 3, bits)
-    all_three = run_int8(feeds, Run(range(2), range(2, 5), store=LAST), bits)
+@kinds
+def test_sequences_do_not_know_of_each_other(kind: str) -> None:
+    feeds = feeds_of(kind, 5, 3)
+    all_three = run_scan(feeds, Run(range(2), range(2, 5), store=LAST))
     for b in range(3):
         alone = {
             name: value[:, b : b + 1] if name in VALUES else value for name, value in feeds.items()
         } | {"ssm_state": feeds["ssm_state"][b : b + 1]}
-        one = run_int8(alone, Run(range(2), range(2, 5), store=LAST), bits)
+        one = run_scan(alone, Run(range(2), range(2, 5), store=LAST))
         assert same_bits(one.y[:, 0], all_three.y[:, b])
         assert same_bits(one.states[1, 0], all_three.states[1, b])
+
+
+def test_an_int8_state_saturates_and_rounds_half_to_even() -> None:
+    """Δ is exactly 32 and nothing is left of the state before: h is x·B / 2."""
+    b = np.array([1, 3, 5, -1, -3, -5, 7, 127, -128, 0], np.int8)
+    one, steps = np.ones(1, np.float32), np.array([1, 2, 4], np.int8)
+    feeds = feeds_of("8", 1, 1, e=3, n=10) | {
+        "x": steps[None, None], "x_scale": one / 64, "B": b[None, None], "B_scale": one,
+        "dt": np.full((1, 1, 3), 64, np.int8), "dt_scale": one / 2,
+        "dt_bias": np.zeros(3, np.int8),
+        "A_log": np.full((10, 3), 127, np.int8), "A_log_scale": one / 20, "state_scale": one,
+    }  # fmt: skip
+    states = run_scan(feeds, Run((), [0], store=LAST)).states[1, 0]
+    assert states[:, 0].tolist() == [0, 2, 2, 0, -2, -2, 4, 64, -64, 0]
+    assert states[:, 1].tolist() == [1, 3, 5, -1, -3, -5, 7, 127, -128, 0]
+    assert states[:, 2].tolist() == [2, 6, 10, -2, -6, -10, 14, 127, -128, 0]
