@@ -75,8 +75,15 @@ static void read_info(Kernel *kernel, const unsigned char *data, size_t bytes) {
     }
 }
 
+/* 87 for sm_87: in the low byte of e_flags, from version 8 of the ABI on in the one above. */
+static int architecture(const Elf64_Ehdr *head) {
+    return (int)(head->e_flags >> (head->e_ident[EI_ABIVERSION] >= 8 ? 8 : 0) & 0xff);
+}
+
 static R read_elf(Library *library, const unsigned char *image) {
     const Elf64_Ehdr *head = (const Elf64_Ehdr *)image;
+    int sm = (int)setting("FAKE_CUDA_SM", 87), made_for = architecture(head);
+    if (made_for / 10 != sm / 10 || made_for > sm) return NO_BINARY;
     const Elf64_Shdr *sections = (const Elf64_Shdr *)(image + head->e_shoff);
     const char *names = (const char *)image + sections[head->e_shstrndx].sh_offset;
     for (int i = 0; i < head->e_shnum; i++) {
