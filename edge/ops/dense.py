@@ -45,7 +45,8 @@ LINEAR = Op(
     (value("x", "f32[...,I]", "activations"), weight("weight", "f32|f16[O,I]", "rows are outputs")),
     (value("y", "f32[...,O]", "x · weightᵀ in fp32"),),
     (),
-    "y = x · weightᵀ",
+    "y = x · weightᵀ; with an f16 weight an implementation may round x to f16, what is larger than "
+    "65504 to that; sums are fp32",
     "torch.nn.Linear without bias",
 )
 

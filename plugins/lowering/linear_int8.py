@@ -2,56 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-from edge.launch import Argument, Size
 from edge.plugins.lowering.context import (
-    ONE,
     Constant,
     Lower,
     Lowering,
     Node,
-    Rows,
     View,
-    cdiv,
     next_power_of_2,
 )
-
-Pointers = dict[str, tuple[Argument, str] | None]
-Warps = Literal[1, 2, 4, 8, 16]
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What one program computes, and with what.
-
-    Attributes:
-        m: its rows; for `few` all there can be, 8 or 16.
-        n, k: its outputs, and the columns of a step.
-        warps, stages: `num_warps`, `num_stages`; stages - 1 steps are on their way from memory.
-    """
-
-    m: int
-    n: int
-    k: int
-    warps: Warps
-    stages: int
-
-    @property
-    def many(self) -> bool:
-        return self.m > 16
-
-    @property
-    def blocks(self) -> dict[str, int]:
-        sizes = {"BLOCK_N": self.n, "BLOCK_K": self.k}
-        if self.many:
-            return {"BLOCK_M": self.m, **sizes}
-        return {"ROWS": self.m, **sizes}
-
-    def grid(self, rows: Rows, outputs: int) -> tuple[Size, Size]:
-        """Neighbours share their weights."""
-        return Size(of=rows, per=self.m) if self.many else ONE, Size(times=cdiv(outputs, self.n))
+from edge.plugins.lowering.tiles import Pointers, Tile, few_rows, launch_product
 
 
 def int8_tile(at: Lowering, outputs: int, columns: int) -> Tile:
@@ -71,7 +30,7 @@ def int8_tile(at: Lowering, outputs: int, columns: int) -> Tile:
     """
     if at.regime.many:
         return Tile(64, 128, 128, 4, 3)
-    rows = 8 if at.regime.max_rows == 1 else 16
+    rows = few_rows(at)
     if columns <= 512:
         return Tile(rows, 32, max(64, next_power_of_2(columns)), 2, 2)
     return Tile(rows, 32, 512, 2, 3) if outputs >= 8192 else Tile(rows, 16, 1024, 1, 4)
@@ -100,7 +59,7 @@ def lower_linear_int8(at: Lowering, node: Node) -> None:
         "y": at.pointer(y),
         "M": at.size(x.rows),
     }
-    launch(
+    launch_product(
         at,
         "linear_int8",
         pointers,
@@ -114,29 +73,6 @@ def lower_linear_int8(at: Lowering, node: Node) -> None:
         },
         tile,
         x.rows,
-    )
-
-
-def launch(
-    at: Lowering,
-    file: str,
-    pointers: Pointers,
-    constants: dict[str, int],
-    tile: Tile,
-    rows: Rows,
-) -> None:
-    """`few` or `many` of a file, as the tile is; pointers that are None become constants."""
-    at.launch(
-        f"{file}.{'many' if tile.many else 'few'}",
-        {name: pointer for name, pointer in pointers.items() if pointer is not None},
-        {
-            **{name: None for name, pointer in pointers.items() if pointer is None},
-            **constants,
-            **tile.blocks,
-        },
-        tile.grid(rows, constants["N"]),
-        warps=tile.warps,
-        stages=tile.stages,
     )
 
 

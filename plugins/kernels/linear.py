@@ -1,0 +1,118 @@
+"""fp32 rows times fp32 or fp16 weights, summed in fp32.
+
+fp16 weights are multiplied by x rounded to fp16, because tensor cores take no mixture; what would
+overflow becomes the largest fp16 value, and NaN stays NaN. fp32 weights are multiplied as three
+tf32 products, which together are as good as fp32 ones.
+
+`few` and `many` share the work as in `linear_int8`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from edge.plugins.kernels.common import tensor_cores
+
+
+@triton.jit
+def to_half(x):
+    """x f32 as f16, at most 65504 in size."""
+    low = tl.maximum(x, -65504.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(low, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
+
+
+@triton.jit
+def dot_float(a, b, total):
+    """total + a · b, of two f16 or two f32; sums are f32."""
+    if tensor_cores():
+        return tl.dot(a, b, total, input_precision="tf32x3")
+    else:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+
+
+@triton.jit
+def few(
+    x,  # f32 [M, K], rows X_STRIDE apart; M is at most 16
+    weight,  # f32 or f16 [N, K]
+    y,  # f32 [M, N]
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,  # 8 or 16, at least M
+    BLOCK_N: tl.constexpr,  # 16 a warp
+    BLOCK_K: tl.constexpr,
+):
+    m = tl.arange(0, ROWS)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = few_float(x, weight, m, n, M, N, K, X_STRIDE, ROWS, BLOCK_N, BLOCK_K)
+    tl.store(y + m[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def few_float(
+    x,
+    weight,
+    m,
+    n,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Σ_k x[m, k] · weight[n, k], f32 [ROWS, BLOCK_N]; zeros outside."""
+    STEP: tl.constexpr = BLOCK_K if tensor_cores() else 32
+    k = tl.arange(0, STEP)
+    x += m[None, :] * X_STRIDE + k[:, None]
+    weight += n.to(tl.int64)[:, None] * K + k[None, :]
+    total = tl.zeros([BLOCK_N, ROWS], tl.float32)
+    for start in range(0, K, STEP):
+        rows, columns = (m < M)[None, :], (n < N)[:, None]
+        if K % STEP:
+            rows &= (start + k < K)[:, None]
+            columns &= (start + k < K)[None, :]
+        w = tl.load(weight + start, mask=columns, other=0.0)
+        of_x = tl.load(x + start, mask=rows, other=0.0)
+        if w.dtype == tl.float16:
+            of_x = to_half(of_x)
+        total = dot_float(w, of_x, total)
+    return tl.trans(total)
+
+
+@triton.jit
+def many(
+    x,  # as for `few`; any M
+    weight,
+    y,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    # Neighbouring programs share their weights: a chunk of rows is in L2, and weights come once.
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    STEP: tl.constexpr = BLOCK_K if tensor_cores() else 8
+    k = tl.arange(0, STEP)
+    x += m.to(tl.int64)[:, None] * X_STRIDE + k[None, :]
+    weight += n.to(tl.int64)[None, :] * K + k[:, None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, K, STEP):
+        rows, columns = (m < M)[:, None], (n < N)[None, :]
+        if K % STEP:
+            rows &= (start + k < K)[None, :]
+            columns &= (start + k < K)[:, None]
+        w = tl.load(weight + start, mask=columns, other=0.0)
+        of_x = tl.load(x + start, mask=rows, other=0.0)
+        if w.dtype == tl.float16:
+            of_x = to_half(of_x)
+        total = dot_float(of_x, w, total)
+    place = m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(y + place, total, mask=(m < M)[:, None] & (n < N)[None, :])
