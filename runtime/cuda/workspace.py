@@ -33,6 +33,7 @@ class Prepared:
     Attributes:
         inputs: views of the block that is copied to the device.
         logits: [L, B, V], what is copied back.
+        calls: its launches, in order.
         graph: the recorded run, or None: its launches are issued one by one.
     """
 
@@ -54,7 +55,7 @@ class Prepared:
             start = starts.get(pointer.space, workspace.addresses.__getitem__)
             return start(pointer.name) + pointer.at * engine.item_size(pointer)
 
-        self._calls = program.bind(
+        self.calls = program.bind(
             engine.plan, key.program, runs.sizes(key), engine.kernels, resolve
         )
         self._out = workspace.out[: runs.logits_bytes(key.rows)]
@@ -79,7 +80,7 @@ class Prepared:
     def _issue(self) -> None:
         if self._host.size:
             self._device.write(self._memory, 0, self._host)
-        for call in self._calls:
+        for call in self.calls:
             call.issue(self._device)
         if self._out.size:
             self._device.read(self._out, self._arena, self._at)
@@ -130,6 +131,10 @@ class Workspace:
                     "the logits are not finite", remedy="check the bundle, or clear the state"
                 )
         return prepared.logits
+
+    def calls_of_a_step(self) -> list[program.Call]:
+        """What a step of one token launches, to measure its kernels one by one."""
+        return self._ready(self.runs.key("chain", 1, 1)).calls
 
     def settle(self, step: Step) -> None:
         """Write the live state to the spare slot."""

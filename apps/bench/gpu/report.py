@@ -1,0 +1,100 @@
+"""Everything measured of one machine, as JSON and as the tables of docs/measurements."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from edge.apps.bench.gpu.check import Agreement
+from edge.apps.bench.gpu.measure import KernelTime, Times
+
+
+@dataclass
+class Case:
+    """One model in one recipe. `times` is None where the result was wrong: no speed is given."""
+
+    model: str
+    quant: str
+    agreement: Agreement
+    weight_bytes: int = 0
+    times: Times | None = None
+    kernels: list[KernelTime] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """Attributes:
+    machine: names and versions.
+    copy: bytes a second of a copy, read and written.
+    peers: model → peer → milliseconds, or why it was not measured.
+    """
+
+    machine: dict[str, str]
+    copy: float
+    cases: list[Case] = field(default_factory=list)
+    peers: dict[str, dict[str, float | str]] = field(default_factory=dict)
+
+    @property
+    def right(self) -> bool:
+        return all(case.agreement.right for case in self.cases)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_markdown(self) -> str:
+        parts = [_facts(self), _steps(self), _kernels(self), _peers(self)]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _facts(report: Report) -> str:
+    lines = [f"- {name}: {value}" for name, value in report.machine.items()]
+    lines.append(f"- copy inside the device: {report.copy / 1e9:.0f} GB/s, read and written")
+    return "\n".join(lines)
+
+
+def _steps(report: Report) -> str:
+    timed = [case for case in report.cases if case.times is not None]
+    lengths = sorted({n for case in timed if case.times for n in case.times.ttft})
+    drafts = sorted({k for case in timed if case.times for k in case.times.verify})
+    head = ["model", "recipe", "result", "TPOT ms", "of roofline", "launches"]
+    head += [f"TTFT {n} ms" for n in lengths] + [f"verify {k}" for k in drafts]
+    head += ["state MB", "memory MB"]
+    rows = []
+    for case in report.cases:
+        row = [case.model, case.quant, case.agreement.line()]
+        if (t := case.times) is not None:
+            least = 1000 * case.weight_bytes / report.copy
+            row += [f"{t.tpot:.3f}", f"{least / t.tpot:.2f}", str(t.launches)]
+            row += [f"{t.ttft[n]:.1f}" for n in lengths]
+            row += [f"{t.verify[k] / t.tpot:.2f}" for k in drafts]
+            row += [f"{t.memory['state'] / 1e6:.1f}", f"{t.memory['total'] / 1e6:.0f}"]
+        rows.append(row + [""] * (len(head) - len(row)))
+    note = (
+        "verify K: a run of K + 1 tokens, in steps; roofline: weights ÷ the copy's bytes a second"
+    )
+    return _table(head, rows) + "\n\n" + note
+
+
+def _kernels(report: Report) -> str:
+    rows = [
+        [case.model, case.quant, one.kernel, str(one.launches), f"{one.ms:.3f}",
+         f"{one.bytes_per_s / 1e9:.0f}", f"{one.bytes_per_s / report.copy:.2f}"]
+        for case in report.cases
+        for one in case.kernels
+    ]  # fmt: skip
+    head = ["model", "recipe", "kernel", "launches a step", "ms", "weights GB/s", "of the copy"]
+    return _table(head, rows) if rows else ""
+
+
+def _peers(report: Report) -> str:
+    rows = [
+        [model, peer, f"{value:.3f} ms" if isinstance(value, float) else value]
+        for model, peers in report.peers.items()
+        for peer, value in peers.items()
+    ]
+    return _table(["model", "peer", "result"], rows) if rows else ""
