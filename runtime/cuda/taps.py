@@ -29,8 +29,7 @@ def fill(step: Step, width: int, taps: Ints, state_taps: Ints) -> None:
     """
     order, replayed = rows(step, width), len(step.pending)
     if step.parents is None:
-        for token in range(len(step.slots)):
-            taps[token] = order[replayed + token : replayed + token + width]
+        taps[:] = order[np.arange(replayed, replayed + len(step.slots))[:, None] + np.arange(width)]
     else:
         before, new = order[: width - 1 + replayed], order[width - 1 + replayed :]
         tree = Tree(step.parents, step.slots)
