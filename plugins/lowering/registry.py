@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from edge.plugins.lowering import (
     conv,
+    embed,
     gated_norm,
     hadamard,
     linear,
@@ -22,6 +23,7 @@ from edge.plugins.lowering.context import Lower
 
 _MODULES = (
     conv,
+    embed,
     gated_norm,
     hadamard,
     linear,
