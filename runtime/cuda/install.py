@@ -49,21 +49,23 @@ def load() -> Modules:
         api = importlib.import_module("cuda.bindings.driver")
     except ImportError as missing:
         raise EngineError(
-            f"cuda-core cannot be imported: {missing}", remedy=_install(version)
+            f"cuda-core cannot be imported: {missing}", remedy=requirement(version)
         ) from missing
     bindings = int(api.CUDA_VERSION)
     if bindings // 1000 > version // 1000:
         raise EngineError(
             f"cuda-bindings is for CUDA {_dotted(bindings)}, the driver for {_dotted(version)}",
-            remedy=_install(version),
+            remedy=requirement(version),
         )
     return Modules(core, api)
 
 
-def _install(version: int) -> str:
+def requirement(version: int | None) -> str:
+    """The line that installs what a driver of this CUDA version is driven with."""
+    if version is None:
+        return 'pip install "mamba-edge[cuda]"'
     major = version // 1000
-    limit = f' "cuda-bindings>={major},<{major + 1}"'
-    return f'pip install "mamba-edge[cuda]"{limit}'
+    return f'pip install "mamba-edge[cuda]" "cuda-bindings>={major},<{major + 1}"'
 
 
 def _dotted(version: int) -> str:

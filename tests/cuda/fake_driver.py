@@ -77,12 +77,15 @@ def scenario(*several: dict[str, object], **settings: object) -> Callable[[_Scen
 
 
 def ran(function: _Scenario, **settings: object) -> Run:
-    """What came of a scenario, with one of its settings. A file's scenarios are run together."""
+    """What came of a scenario, with one of its settings; none are the first.
+
+    A file's scenarios are run together.
+    """
     module = sys.modules[function.__module__]
     found = [
         run
         for (name, given), run in zip(_cases[module.__name__], _all(module), strict=True)
-        if name == function.__name__ and settings.items() <= given.items()
+        if name == function.__name__ and settings in (given, {})
     ]
     assert found, f"{function.__name__} was not to be run with {settings}"
     assert found[0].ended, found[0].stderr

@@ -1,0 +1,321 @@
+"""What this machine can run, found out by running it: one finding a check.
+
+Checks that load libraries of others run in a process of their own (`python -m
+edge.apps.doctor_checks NAME BUNDLE`), so that one which crashes or hangs is a finding too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.metadata
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from edge.apps.profiling.machine import machine, power_mode
+from edge.apps.profiling.sysfs import ROOT, text
+from edge.apps.units import megabytes
+from edge.errors import EdgeError
+from edge.runtime.cuda import install
+
+MODEL = "demo-draft"
+# compiling a model's kernels, where Triton has to, takes a second each
+LIMIT_S = 300.0
+# the first release line of L4T that refuses large buffers (NvMap, "error 12"), and what to do
+_REFUSING = "36.4.7"
+_TENSORRT = ("libnvinfer.so.10", "libnvinfer.so.11", "libnvinfer.so.8")
+_EXPORT = ("torch", "transformers", "onnx")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        status: `ok`, it ran; `absent`, it is not installed or not this kind of machine; `broken`,
+            it is there and does not work.
+        remedy: what to do about it; None where there is nothing to do.
+    """
+
+    name: str
+    status: Literal["ok", "absent", "broken"]
+    detail: str
+    remedy: str | None = None
+
+
+Check = Callable[[str], tuple[str, str, str | None]]
+
+
+# -- the machine ----------------------------------------------------------------------------------
+
+
+def about_machine(_: str, root: Path = ROOT) -> tuple[str, str, str | None]:
+    """Processor and system."""
+    facts = machine(root)
+    board = f"{facts['board']}, " if facts["board"] else ""
+    cpus = f"{facts['cpu']}, {facts['usable_cpus']} usable"
+    return "ok", f"{board}{cpus}; {facts['system']}, Python {facts['python']}", None
+
+
+def about_memory(_: str) -> tuple[str, str, str | None]:
+    """What is free, in this process's control group and in the system."""
+    import psutil  # type: ignore[import-untyped, unused-ignore]
+
+    from edge.runtime.memory import available_bytes
+
+    total, swap = psutil.virtual_memory().total, psutil.swap_memory().total
+    free = available_bytes()
+    shown = "unknown" if free is None else megabytes(free)
+    return "ok", f"{shown} free of {megabytes(total)}, swap {megabytes(swap)}", None
+
+
+def about_jetson(_: str, root: Path = ROOT) -> tuple[str, str, str | None]:
+    """L4T and the power mode's name; nothing is set."""
+    release = text(root / "etc/nv_tegra_release") or ""
+    found = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", release)
+    if found is None:
+        return "absent", "not a Jetson", None
+    version = f"{found[1]}.{found[2]}"
+    mode = power_mode(root)
+    detail = f"L4T {version}, power mode {mode or 'unknown'}"
+    if version == _REFUSING:
+        return "broken", f"{detail}: its driver refuses large allocations", "update to L4T 36.5"
+    return "ok", detail, None
+
+
+# -- engines --------------------------------------------------------------------------------------
+
+
+def onnx_runtime(bundle: str) -> tuple[str, str, str | None]:
+    """A step on the CPU; how long it takes is `edge profile`'s business."""
+    logits = _step(bundle, "ort")
+    version = importlib.import_module("onnxruntime").__version__
+    return "ok", f"{version}: a step of {bundle}, {logits.size} logits", None
+
+
+def driver(_: str) -> tuple[str, str, str | None]:
+    """The NVIDIA driver."""
+    version = install.driver_version()
+    if version is None:
+        return "absent", "no NVIDIA driver", "install it, or run on the CPU: --engine ort"
+    return "ok", f"for CUDA {version // 1000}.{version % 1000 // 10}", None
+
+
+def cuda_core(_: str) -> tuple[str, str, str | None]:
+    """The Python packages over it."""
+    packages = ("cuda-core", "cuda-bindings")
+    versions = [_version(name) for name in packages]
+    if None in versions:
+        wanted = install.requirement(install.driver_version())
+        return "absent", "cuda-core or cuda-bindings is not installed", wanted
+    detail = ", ".join(f"{n} {v}" for n, v in zip(packages, versions, strict=True))
+    if install.driver_version() is None:
+        return "ok", f"{detail}; no driver to try them on", None
+    install.load()
+    return "ok", detail, None
+
+
+def gpu(_: str) -> tuple[str, str, str | None]:
+    """A copy to the GPU and back."""
+    if install.driver_version() is None:
+        return "absent", "no NVIDIA driver", None
+    from edge.runtime.cuda.core import CoreDevice
+
+    device = CoreDevice(limit_s=30)
+    sent, back = device.host(1 << 20), device.host(1 << 20)
+    sent[:] = np.arange(sent.size, dtype=np.uint32).astype(np.uint8)
+    memory = device.allocate(sent.size)
+    device.write(memory, 0, sent)
+    device.read(back, memory, 0)
+    device.wait()
+    free, total = device.memory()
+    where = "shared with the CPU" if device.integrated else "its own"
+    detail = (
+        f"{device.name}, sm_{device.sm}, {device.multiprocessors} SMs, "
+        f"{megabytes(free)} free of {megabytes(total)} ({where})"
+    )
+    if not np.array_equal(sent, back):
+        return "broken", f"{detail}: a copy came back altered", "check the GPU's memory"
+    return "ok", detail, None
+
+
+def kernels(bundle: str) -> tuple[str, str, str | None]:
+    """What the bundle has for a GPU; for the one that is here, loaded."""
+    from edge.bundle import open_bundle
+    from edge.bundle.kernels import open_kernels, open_plan, sizes
+    from edge.runtime.model import resolve
+
+    with open_bundle(resolve(bundle)) as opened:
+        there = ", ".join(sizes(opened.manifest)) or "none"
+        if install.driver_version() is None:
+            return "absent", f"no GPU to load them on; {bundle} has: {there}", None
+        from edge.runtime.cuda.core import CoreDevice
+
+        device = CoreDevice(limit_s=30)
+        if f"sm_{device.sm}" not in opened.manifest.kernels:
+            remedy = f"edge export {bundle} -o NEW_BUNDLE --target sm_{device.sm}"
+            return "absent", f"for sm_{device.sm} in {bundle}, which has: {there}", remedy
+        found, plan = open_kernels(opened, device.sm), open_plan(opened)
+        for variant in plan.variants:
+            device.load(variant, *found.get(variant))
+        return "ok", f"{len(plan.variants)} of {bundle} load on sm_{device.sm}", None
+
+
+def cuda_engine(bundle: str) -> tuple[str, str, str | None]:
+    """A step on the GPU, beside the same step on the CPU."""
+    from edge.bundle import open_bundle
+    from edge.runtime.model import resolve
+
+    if install.driver_version() is None:
+        return "absent", "no NVIDIA driver", None
+    with open_bundle(resolve(bundle)) as opened:
+        if "cuda" not in opened.manifest.graphs:
+            remedy = f"edge export {bundle} -o NEW_BUNDLE --target cpu"
+            return "absent", f"{bundle} has no launch plan", remedy
+    here, there = _step(bundle, "cuda"), _step(bundle, "ort")
+    apart = float(np.abs(here - there).max() / max(np.abs(there).max(), 1e-9))
+    detail = f"a step of {bundle}, at most {apart:.1e} of the largest logit from ONNX Runtime's"
+    if here.argmax() != there.argmax():
+        return "broken", f"{detail}: another token", "report it, with edge doctor --json"
+    return "ok", detail, None
+
+
+def triton(_: str) -> tuple[str, str, str | None]:
+    """A small kernel compiled."""
+    if _version("triton") is None and _version("pytorch-triton") is None:
+        return "absent", "not installed; only compiling kernels needs it", None
+    from edge.launch import Variant
+
+    aot: Any = importlib.import_module("edge.plugins.compiler.aot")
+    variant = Variant(
+        kernel="rows.add",
+        arguments=("a", "b", "y"),
+        types=("*fp32:16",) * 3,
+        constants={"WIDTH": 64, "A_STRIDE": 64, "B_STRIDE": 64, "BLOCK": 64},
+    )
+    compiled, cubin = aot.compile_variant(variant, 87)
+    return "ok", f"{aot.triton_version()}: {compiled.symbol} for sm_87, {len(cubin)} bytes", None
+
+
+def tensorrt(_: str) -> tuple[str, str, str | None]:
+    """The library, and its Python module."""
+    for name in _TENSORRT:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        number = int(library.getInferLibVersion())
+        # 8 and 9 write 8601 for 8.6.1, 10 and later 100300 for 10.3.0
+        parts = (number // 10_000, number // 100 % 100, number % 100)
+        if number < 100_00:
+            parts = (number // 1000, number // 100 % 10, number % 100)
+        module = _version("tensorrt")
+        python = f"Python module {module}" if module else "no Python module"
+        return "ok", f"{name} {'.'.join(map(str, parts))}, {python}", None
+    return "absent", "libnvinfer cannot be loaded", "on a Jetson: apt install tensorrt"
+
+
+def exporting(_: str) -> tuple[str, str, str | None]:
+    """What `edge export` imports; not tried."""
+    versions = {name: _version(name) for name in _EXPORT}
+    if missing := [name for name, version in versions.items() if version is None]:
+        detail = f"{', '.join(missing)} not installed; running bundles does not need them"
+        return "absent", detail, 'pip install "mamba-edge[export]"'
+    return "ok", ", ".join(f"{name} {version}" for name, version in versions.items()), None
+
+
+def _step(bundle: str, engine: str) -> np.ndarray:
+    from edge.runtime.model import load
+
+    with load(bundle, engine=engine) as model:
+        state = model.engine.new_state(window=1, capacity=16)
+        logits = model.engine.run(np.array([[1]]), state)[0, -1].copy()
+    if not np.isfinite(logits).all():
+        raise ValueError("a step gave logits that are not finite")
+    out: np.ndarray = logits
+    return out
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# -- running them ---------------------------------------------------------------------------------
+
+HERE: Mapping[str, Check] = {
+    "machine": about_machine,
+    "memory": about_memory,
+    "jetson": about_jetson,
+    "driver": driver,
+    "export": exporting,
+}
+APART: Mapping[str, Check] = {
+    "onnxruntime": onnx_runtime,
+    "cuda-core": cuda_core,
+    "gpu": gpu,
+    "kernels": kernels,
+    "cuda engine": cuda_engine,
+    "triton": triton,
+    "tensorrt": tensorrt,
+}
+ORDER = (
+    "machine", "memory", "jetson", "onnxruntime", "driver", "cuda-core", "gpu", "kernels",
+    "cuda engine", "triton", "tensorrt", "export",
+)  # fmt: skip
+
+
+def examine(name: str, bundle: str) -> Finding:
+    """One check; whatever goes wrong in it is the finding."""
+    if name in HERE:
+        return judged(name, HERE[name], bundle)
+    command = [sys.executable, "-m", "edge.apps.doctor_checks", name, bundle]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return Finding(name, "broken", f"was not done after {LIMIT_S:g} s")
+    lines = done.stdout.splitlines()
+    if done.returncode == 0 and lines:
+        return Finding(**json.loads(lines[-1]))
+    last = (done.stderr.strip().splitlines() or [""])[-1]
+    said = f": {last[:200]}" if last else ""
+    return Finding(name, "broken", f"its process ended by {_ended(done.returncode)}{said}")
+
+
+def judged(name: str, check: Check, bundle: str) -> Finding:
+    """What a check says, or raises, as a finding."""
+    try:
+        status, detail, remedy = check(bundle)
+    except EdgeError as problem:
+        where = ": ".join(part for part in (problem.file, problem.field) if part)
+        detail = f"{where}: {problem.message}" if where else problem.message
+        return Finding(name, "broken", detail, problem.remedy)
+    except Exception as problem:
+        return Finding(name, "broken", f"{type(problem).__name__}: {problem}")
+    return Finding(name, status, detail, remedy)  # type: ignore[arg-type]
+
+
+def _ended(code: int) -> str:
+    try:
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _main(name: str, bundle: str) -> None:
+    print(json.dumps(asdict(judged(name, APART[name], bundle))))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
