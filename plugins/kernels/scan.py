@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 
 from edge.plugins.kernels.common import silu, softplus
+from edge.plugins.kernels.linear import few_float
+from edge.plugins.kernels.linear_int8 import few_int8, scaled
 from edge.plugins.kernels.replay import (
     ADVANCE,
     PENDING,
@@ -30,12 +32,20 @@ from edge.plugins.kernels.replay import (
 
 
 @triton.jit
-def read(x, dt, B, row, X_STRIDE, DT_STRIDE, B_STRIDE, at):
-    """A token of the scan as it is stored: x, dt [BLOCK_E], B [BLOCK_N]."""
+def read(x, dt, B, row, X_STRIDE, DT_STRIDE: tl.constexpr, B_STRIDE, at):
+    """A token of the scan as it is stored: x, dt [BLOCK_E], B [BLOCK_N].
+
+    DT_STRIDE 0: dt [ROWS, BLOCK_E] holds the values of all rows of the run.
+    """
     e, in_e, n, in_n = at
+    if DT_STRIDE == 0:
+        rows = tl.arange(0, dt.shape[0])
+        own_dt = tl.sum(tl.where(rows[:, None] == row, dt, 0), 0)
+    else:
+        own_dt = tl.load(dt + row * DT_STRIDE + e, mask=in_e, other=0)
     return (
         tl.load(x + row * X_STRIDE + e, mask=in_e, other=0),
-        tl.load(dt + row * DT_STRIDE + e, mask=in_e, other=0),
+        own_dt,
         tl.load(B + row * B_STRIDE + n, mask=in_n, other=0),
     )
 
@@ -74,10 +84,14 @@ def output(h, x, C, z, units):
 @triton.jit
 def scan(
     x,  # f32, f16 or i8 [T·B, X_STRIDE]; likewise dt, B, C and z
-    dt,
+    dt,  # None where it is low_dt · dt_weight
     B,
     C,
     z,
+    low_dt,  # f32 or i8 [T·B, LOW_STRIDE], T·B at most ROWS; likewise all of these
+    low_dt_scale,  # f32 [1]
+    dt_weight,  # f32, f16 or i8 [E, RANK]
+    dt_weight_scale,  # f32 [1] or [E]
     A,  # f32 [N, E], or i8: A_log, A = -exp(A_scale·A_log)
     D,  # f32 or i8 [E]
     dt_bias,  # f32 or i8 [E]
@@ -116,6 +130,11 @@ def scan(
     C_SCALES: tl.constexpr,
     Z_SCALES: tl.constexpr,
     STATE_SCALES: tl.constexpr,
+    DT_WEIGHT_SCALES: tl.constexpr,
+    LOW_STRIDE: tl.constexpr,
+    RANK: tl.constexpr,  # columns of low_dt
+    BLOCK_K: tl.constexpr,
+    ROWS: tl.constexpr,  # 8 or 16
 ):
     sequence = tl.program_id(1)
     e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
@@ -158,6 +177,22 @@ def scan(
         C_gain, C_unit = C_unit, 1.0
     feeding = (fed_unit, factor(dt_scale, e, in_e, DT_SCALES), offset, B_unit)
     reading = (C_unit, C_gain, skip * x_unit, factor(z_scale, e, in_e, Z_SCALES))
+
+    if low_dt is not None:
+        m = tl.arange(0, ROWS)
+        rows = tokens * batch
+        if dt_weight_scale is None:
+            dt = few_float(
+                low_dt, dt_weight, m, e, rows, E, RANK, LOW_STRIDE, ROWS, BLOCK_E, BLOCK_K
+            )
+        else:
+            sums = few_int8(
+                low_dt, dt_weight, m, e, rows, E, RANK, LOW_STRIDE, ROWS, BLOCK_E, BLOCK_K
+            )
+            dt = scaled(
+                sums, m, e, low_dt_scale, dt_weight_scale, dt_scale, rows, E,
+                0, 1 if DT_WEIGHT_SCALES > 1 else 0, 1 if DT_SCALES > 1 else 0,
+            ).to(tl.int32)  # fmt: skip
 
     pending = tl.load(run + PENDING)
     if pending > 0:

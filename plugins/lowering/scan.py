@@ -7,82 +7,159 @@ the most there), and 5 warps for each of its schedulers.
 
 Tokens are taken one after the other, also in prefill. A state that is rounded after every token
 allows nothing else, and for an fp32 state the other ways (a scan by associativity, or chunks) do
-two to three times the work and give other bits in a chunk than in a step. What a token costs is
-written in docs/architecture.md.
+two to three times the work and give other bits in a chunk than in a step.
+
+`SelectiveScanInt8Dt` and `SelectiveScanDt` also make dt, of at most 16 rows: each program the
+columns of its channels, by what `kernels.linear_int8` and `kernels.linear` do for few rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from edge.launch import Argument, DType, Size
 from edge.ops.quantized_recurrent import SELECTIVE_SCAN_INT8
 from edge.ops.recurrent import SELECTIVE_SCAN
-from edge.plugins.lowering.context import Lower, Lowering, Node, cdiv, next_power_of_2
+from edge.plugins.lowering.context import Lower, Lowering, Node, View, cdiv, next_power_of_2
 
 _VALUES = ("x", "dt", "B", "C", "z")
 _WEIGHTS = ("A", "D", "dt_bias")
 _SCALED = (*_VALUES, *_WEIGHTS)
+_LOGGED = ("x", "dt", "B")
+_PRODUCT = ("low_dt", "dt_weight")
+_INT8_PRODUCT = ("low_dt", "low_dt_scale", "dt_weight", "dt_weight_scale")
 _STATES: Mapping[int, DType] = {32: "f32", 16: "f16", 8: "i8"}
 _STATES_A_THREAD = 32
+_NO_PRODUCT = {"LOW_STRIDE": 0, "RANK": 0, "BLOCK_K": 0, "ROWS": 0}
+
+Pointers = dict[str, tuple[Argument, str] | None]
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """A node's inputs by the kernel's names; "" where it has none of that name."""
+
+    given: Mapping[str, str]
+    views: Mapping[str, View]
+    int8: bool
+    state_type: DType
+
+    @property
+    def channels(self) -> int:
+        return self.views["x"].width
+
+
+def _scan_of(at: Lowering, node: Node) -> _Scan:
+    int8, joined = "Int8" in node.op, node.op.endswith("Dt")
+    names = [v.name for v in (SELECTIVE_SCAN_INT8 if int8 else SELECTIVE_SCAN).inputs]
+    if joined:
+        names += _INT8_PRODUCT if int8 else _PRODUCT
+    given = dict(zip(names, node.inputs, strict=True))
+    if int8:
+        given |= {"A": given["A_log"], "A_scale": given["A_log_scale"]}
+    state_type = _STATES[node.attributes["state_bits"]] if int8 else "f32"
+    if state_type != "i8":
+        given.pop("state_scale", None)
+    present = [name for name in (*_VALUES, "low_dt") if name in given]
+    if joined:
+        present.remove("dt")
+    return _Scan(given, {name: at.view(given[name]) for name in present}, int8, state_type)
 
 
 def lower_scan(at: Lowering, node: Node) -> None:
     """One program for BLOCK_E channels of a sequence; the grid does not depend on T."""
-    int8 = node.op == "SelectiveScanInt8"
-    op = SELECTIVE_SCAN_INT8 if int8 else SELECTIVE_SCAN
-    given = dict(zip((v.name for v in op.inputs), node.inputs, strict=True))
-    given["A"] = given.get("A_log", given.get("A", ""))
-    given["A_scale"] = given.get("A_log_scale", "")
-    views = {name: at.view(given[name]) for name in _VALUES}
-    channels, n = views["x"].width, views["B"].width
-    y = at.new(node.outputs[0], "f32", "TB", channels)
-    state_type = _STATES[node.attributes["state_bits"]] if int8 else "f32"
-    scales = {f"{name}_scale": given[f"{name}_scale"] for name in _SCALED} if int8 else {}
-    if state_type == "i8":
-        scales["state_scale"] = given["state_scale"]
-    prefix = given["ssm_state"].removesuffix("ssm_state")
-    pointers: dict[str, tuple[Argument, str] | None] = {
-        **{name: at.pointer(view) for name, view in views.items()},
-        **{name: at.pointer(at.constant(given[name])) for name in _WEIGHTS},
-        **{f"{name}_scale": None for name in (*_SCALED, "state")},
-        **{name: at.pointer(at.constant(value)) for name, value in scales.items()},
-        "state": at.state(given["ssm_state"], state_type),
-        **{
-            f"log_{name}": at.log(f"{prefix}scan_{name}", views[name].dtype, views[name].width)
-            for name in ("x", "dt", "B")
-        },
-        "y": at.pointer(y),
-        "run": at.run(),
-        "replay": at.replay(),
-        "slots": at.slots(),
-        "ancestors": at.ancestors() if at.regime.kind == "tree" else None,
-        "tokens": at.size("T"),
-        "batch": at.size("B"),
-    }
+    scan = _scan_of(at, node)
+    y = at.new(node.outputs[0], "f32", "TB", scan.channels)
+    n = scan.views["B"].width
     block_n = next_power_of_2(n)
     block_e = 64 * _STATES_A_THREAD // max(_STATES_A_THREAD, block_n)
     at.launch(
         "scan.scan",
-        pointers,
         {
-            "E": channels,
+            **_inputs(at, scan),
+            "state": at.state(scan.given["ssm_state"], scan.state_type),
+            **_logs(at, scan),
+            "y": at.pointer(y),
+            "run": at.run(),
+            "replay": at.replay(),
+            "slots": at.slots(),
+            "ancestors": at.ancestors() if at.regime.kind == "tree" else None,
+            "tokens": at.size("T"),
+            "batch": at.size("B"),
+        },
+        {
+            "E": scan.channels,
             "N": n,
             "BLOCK_E": block_e,
             "BLOCK_N": block_n,
-            **{f"{name.upper()}_STRIDE": view.stride for name, view in views.items()},
-            **{
-                f"{name.upper()}_SCALES": at.constant(scales[f"{name}_scale"]).size
-                if f"{name}_scale" in scales
-                else 0
-                for name in (*_VALUES, "state")
-            },
+            **_forms(at, scan),
         },
-        (Size(times=cdiv(channels, block_e)), Size(of="B")),
+        (Size(times=cdiv(scan.channels, block_e)), Size(of="B")),
         warps=2,
-        stages=1,
+        stages=2,
         settles=True,
     )
 
 
-LOWER: dict[str, Lower] = {"SelectiveScan": lower_scan, "SelectiveScanInt8": lower_scan}
+def _inputs(at: Lowering, scan: _Scan) -> Pointers:
+    """Values, weights and scales, in the kernel's order."""
+
+    def constant(name: str) -> tuple[Argument, str] | None:
+        return at.pointer(at.constant(scan.given[name])) if name in scan.given else None
+
+    def value(name: str) -> tuple[Argument, str] | None:
+        return at.pointer(scan.views[name]) if name in scan.views else None
+
+    return {
+        **{name: value(name) for name in (*_VALUES, "low_dt")},
+        **{name: constant(name) for name in ("low_dt_scale", "dt_weight", "dt_weight_scale")},
+        **{name: constant(name) for name in _WEIGHTS},
+        **{f"{name}_scale": constant(f"{name}_scale") for name in (*_SCALED, "state")},
+    }
+
+
+def _logs(at: Lowering, scan: _Scan) -> Pointers:
+    """What a replay reads; a dt that is made here is kept as it would have been read."""
+    prefix = scan.given["ssm_state"].removesuffix("ssm_state")
+    x = scan.views["x"]
+    return {
+        f"log_{name}": at.log(f"{prefix}scan_{name}", view.dtype, view.width)
+        for name, view in ((name, scan.views.get(name, x)) for name in _LOGGED)
+    }
+
+
+def _forms(at: Lowering, scan: _Scan) -> dict[str, Any]:
+    """Strides, how many scales there are, and the product that makes dt."""
+
+    def scales(name: str) -> int:
+        scale = scan.given.get(f"{name}_scale")
+        return 0 if scale is None else at.constant(scale).size
+
+    low = scan.views.get("low_dt")
+    strides = {f"{name.upper()}_STRIDE": scan.views[name].stride if name in scan.views else 0
+               for name in _VALUES}  # fmt: skip
+    return {
+        **strides,
+        **{f"{name.upper()}_SCALES": scales(name) for name in (*_VALUES, "state", "dt_weight")},
+        **(_NO_PRODUCT if low is None else _product(at, low, scan)),
+    }
+
+
+def _product(at: Lowering, low: View, scan: _Scan) -> dict[str, int]:
+    """How low_dt · dt_weightᵀ is cut: int8 all at once, fp32 so that no register is spilled."""
+    few = at.regime.max_rows is not None and at.regime.max_rows <= 8
+    columns = {"i8": 256, "f16": 64, "f32": 32}[at.constant(scan.given["dt_weight"]).dtype]
+    block_k = min(columns, max(64, next_power_of_2(low.width)))
+    return {
+        "LOW_STRIDE": low.stride,
+        "RANK": low.width,
+        "BLOCK_K": block_k,
+        "ROWS": 8 if few else 16,
+    }
+
+
+LOWER: dict[str, Lower] = dict.fromkeys(
+    ("SelectiveScan", "SelectiveScanInt8", "SelectiveScanDt", "SelectiveScanInt8Dt"), lower_scan
+)

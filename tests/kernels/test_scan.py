@@ -14,7 +14,8 @@ from edge.ops.quantized_recurrent import SELECTIVE_SCAN_INT8
 from edge.ops.recurrent import SELECTIVE_SCAN
 from edge.plugins import reference
 from edge.plugins.lowering.scan import LOWER
-from tests.int8_recurrent import TOLERANCE, Compared, batch_first, scan_feeds, torched
+from edge.plugins.reference.linear_int8 import linear_int8_quantize
+from tests.int8_recurrent import TOLERANCE, Compared, batch_first, int8, scale, scan_feeds, torched
 from tests.kernels.recurrent_inputs import (
     ADVANCED,
     LAST,
@@ -56,32 +57,68 @@ def feeds_of(
     return {name: value.astype(np.float32) for name, value in feeds.items()}
 
 
+def with_product(feeds: Feeds, rank: int, half: bool = False) -> Feeds:
+    """The same feeds, but dt is a product: its factors are there too."""
+    tokens, batch, channels = feeds["x"].shape
+    rng = np.random.default_rng(rank)
+    if "x_scale" not in feeds:
+        low = rng.standard_normal((tokens, batch, rank)).astype(np.float32)
+        weight = (rng.standard_normal((channels, rank)) / 8).astype(np.float16)
+        if half:
+            low[-1, 0, 0] = 1e6  # more than fp16 holds
+            rounded = np.clip(low, -65504, 65504).astype(np.float16).astype(np.float64)
+            dt = (rounded @ weight.T.astype(np.float64)).astype(np.float32)
+        else:
+            weight = weight.astype(np.float32)
+            dt = (low.astype(np.float64) @ weight.T.astype(np.float64)).astype(np.float32)
+        return feeds | {"dt": dt, "low_dt": low, "dt_weight": weight}
+    many = feeds["dt_scale"].size > 1
+    product = {
+        "low_dt": int8(rng, tokens, batch, rank), "low_dt_scale": scale(3),
+        "dt_weight": int8(rng, channels, rank),
+        "dt_weight_scale": scale(1, rng, channels) if many else scale(1),
+    }  # fmt: skip
+    dt = linear_int8_quantize(*torched(*product.values(), feeds["dt_scale"]))
+    return feeds | product | {"dt": dt.numpy()}
+
+
 def run_scan(feeds: Feeds, run: Run) -> Result:
     """The run, through its lowering; logs and the slot it starts from are checked here."""
     _, batch, channels = feeds["x"].shape
-    int8 = "x_scale" in feeds
-    op = SELECTIVE_SCAN_INT8 if int8 else SELECTIVE_SCAN
+    rounded = "x_scale" in feeds
+    op = SELECTIVE_SCAN_INT8 if rounded else SELECTIVE_SCAN
     bench, logs, new = run.bench(batch), Logs(run, batch), list(run.new)
     # B and C are columns of one product, z of another
     n = feeds["B"].shape[2]
     places = {"B": (48 + 2 * n, 48), "C": (48 + 2 * n, 48 + n), "z": (2 * channels, channels)}
+    product = [name for name in feeds if name.startswith(("low_dt", "dt_weight"))]
     for value in op.inputs:
         given = feeds.get(value.name)
+        if value.name == "dt" and product:
+            continue
         if value.name in VALUES:
             rows = torch.from_numpy(given[new].reshape(len(new) * batch, given.shape[2]))
             bench.value(value.name, rows, *places.get(value.name, ()))
         elif value.role == "weight":
             bench.constant(value.name, torch.from_numpy(given))
+    for name in product:
+        if name == "low_dt":  # the first columns of the product that B and C are of
+            rows = torch.from_numpy(feeds[name][new].reshape(len(new) * batch, -1))
+            bench.value(name, rows, rows.shape[1] + 2 * n)
+        else:
+            bench.constant(name, torch.from_numpy(feeds[name]))
     before = two_slots(torch.from_numpy(feeds["ssm_state"]), run.source)
     bench.given("state", STATE, before)
     for name in LOGGED:
         logs.fill(bench, f"layers.3.scan_{name}", torch.from_numpy(feeds[name]))
-    attributes = {"state_bits": 8 * feeds["ssm_state"].itemsize} if int8 else {}
+    attributes = {"state_bits": 8 * feeds["ssm_state"].itemsize} if rounded else {}
     inputs = tuple(STATE if v.name == "ssm_state" else v.name for v in op.inputs)
-    bench.lower(LOWER, op.name, inputs, ("y", "states"), **attributes)
+    name = f"{op.name}Dt" if product else op.name
+    bench.lower(LOWER, name, (*inputs, *product), ("y", "states"), **attributes)
     bench.run()
     for name in LOGGED:
-        logs.check(bench, f"layers.3.scan_{name}", torch.from_numpy(feeds[name]))
+        close = 2e-5 if name == "dt" and product and not rounded else 0.0
+        logs.check(bench, f"layers.3.scan_{name}", torch.from_numpy(feeds[name]), close)
     states = bench.whole("state", STATE, tuple(before.shape))
     assert same_bits(states[run.source], before[run.source])
     if not run.store:
@@ -160,6 +197,31 @@ def test_a_tree_without_branches_is_a_chain(kind: str) -> None:
     chain = run_scan(feeds, Run(range(3), range(3, 8)))
     tree = run_scan(feeds, Run(range(3), range(3, 8), parents=range(-1, 4)))
     assert same_bits(tree.y, chain.y)
+
+
+@pytest.mark.parametrize("kind", ["32", "8"])
+@pytest.mark.parametrize("a_channel", [False, True])
+@pytest.mark.parametrize("rank", [16, 48, 160])
+def test_makes_dt_of_int8_values(kind: str, a_channel: bool, rank: int) -> None:
+    """The bits, and the log, are those of a scan that is given dt."""
+    feeds = feeds_of(kind, 10, 2, a_channel)
+    made = with_product(feeds, rank)
+    assert len(np.unique(made["dt"])) > 100
+    given = feeds | {"dt": made["dt"]}
+    for run in (
+        Run(range(3), range(3, 10), 2, ADVANCED),
+        Run(range(3), range(3, 10), parents=PARENTS),
+        Run(range(3), [3], store=LAST),
+    ):
+        found, alone = run_scan(made, run), run_scan(given, run)
+        assert same_bits(found.y, alone.y) and same_bits(found.states, alone.states)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_makes_dt_of_floating_values(half: bool) -> None:
+    feeds = with_product(feeds_of("fp32", 10, 2), 48, half)
+    check(feeds, Run(range(3), range(3, 10), 2, ADVANCED))
+    check(feeds, Run(range(3), range(3, 10), parents=PARENTS))
 
 
 @kinds
