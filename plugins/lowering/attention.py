@@ -1,0 +1,91 @@
+"""How `kernels.attention` is called: an Attention node is append, attend and, in a step, join."""
+
+from __future__ import annotations
+
+from edge.errors import ExportError
+from edge.launch import Size
+from edge.plugins.lowering import rope
+from edge.plugins.lowering.context import Lower, Lowering, Node, View, cdiv, next_power_of_2
+
+# Programs that the slots of one sequence should keep busy: an H200 has 132 SMs.
+_PROGRAMS = 128
+
+
+def lower_attention(at: Lowering, node: Node) -> None:
+    """y = softmax(scale · q·Kᵀ)·V over all slots a token may see."""
+    q = rope.append(at, node)
+    heads, kv, p = (int(node.attributes[name]) for name in ("heads", "kv_heads", "head_dim"))
+    if heads % kv or q.width != heads * p:
+        raise ExportError(f"{heads} heads of {p} over {kv} of keys", field=node.name)
+    y = at.new(node.outputs[0], "f32", q.rows, q.width)
+    _attend(at, node, q, y, heads // kv)
+
+
+def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
+    """The queries of one KV head share what is read of the caches.
+
+    A step splits the slots: reading them is its cost, and one token of 8 KV heads would keep 8 SMs
+    busy. Parts are joined by a second launch. A tile of keys and one of values are 16 KB each, two
+    in flight and two in use: 64 KB of shared memory.
+    """
+    kv, p = int(node.attributes["kv_heads"]), int(node.attributes["head_dim"])
+    many, wide = at.regime.many, max(16, next_power_of_2(p))
+    alone = at.regime.max_rows == 1 and group == 1
+    splits = 1 if many else min(max(next_power_of_2(cdiv(_PROGRAMS, kv)), 4), 16)
+    rows = min(max(2048 // wide, 16), 64) if many else 1 if alone else 16
+    slots = min(max(4096 // wide, 16), 32 if many else 64)
+    stages = 2 if many or wide > 128 else 3
+    mixes = peaks = None
+    if splits > 1:
+        parts = y.width // p * splits
+        mixes = at.new(f"{y.buffer}.mixes", "f32", y.rows, parts * p)
+        peaks = at.new(f"{y.buffer}.peaks", "f32", y.rows, parts * 2)
+    at.launch(
+        "attention.attend",
+        {
+            "q": at.pointer(q),
+            "keys": at.cache(node.inputs[3]),
+            "values": at.cache(node.inputs[4]),
+            "ancestors": at.ancestors() if at.regime.kind == "tree" else None,
+            "run": at.run(),
+            "y": at.pointer(y) if mixes is None else None,
+            "mixes": None if mixes is None else at.pointer(mixes),
+            "peaks": None if peaks is None else at.pointer(peaks),
+            "T": at.size("T"),
+            "B": at.size("B"),
+            "C": at.size("C"),
+        },
+        {
+            "KV": kv,
+            "GROUP": group,
+            "P": p,
+            "Q_STRIDE": q.stride,
+            "SCALE": float(node.attributes["scale"]),
+            "SPLITS": splits,
+            "BLOCK_R": rows,
+            "BLOCK_N": slots,
+            "BLOCK_P": wide,
+            "STAGES": stages,
+        },
+        (Size(times=group, of="T", per=rows), Size(times=kv, of="B"), Size(times=splits)),
+        warps=4 if wide <= 128 else 8,
+        stages=stages,
+    )
+    if mixes is None or peaks is None:
+        return
+    at.launch(
+        "attention.join",
+        {
+            "mixes": at.pointer(mixes),
+            "peaks": at.pointer(peaks),
+            "run": at.run(),
+            "y": at.pointer(y),
+            "T": at.size("T"),
+        },
+        {"HEADS": y.width // p, "P": p, "SPLITS": splits, "BLOCK_N": slots, "BLOCK_P": wide},
+        (Size(of=y.rows), Size(times=y.width // p)),
+        warps=4,
+    )
+
+
+LOWER: dict[str, Lower] = {"Attention": lower_attention}
