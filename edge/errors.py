@@ -6,6 +6,11 @@ from os import PathLike
 from typing import Any
 
 
+def _readable(text: str, limit: int = 1000) -> str:
+    """Text from files may be of any length; of what is too long to read the two ends are left."""
+    return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 4 :]}"
+
+
 class EdgeError(Exception):
     """Base of every error `edge` raises on purpose.
 
@@ -23,11 +28,11 @@ class EdgeError(Exception):
         field: str | None = None,
         remedy: str | None = None,
     ) -> None:
-        self.message = message
+        self.message = _readable(message)
         self.file = None if file is None else str(file)
-        self.field = field
+        self.field = None if field is None else _readable(field, 200)
         self.remedy = remedy
-        super().__init__(message)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         where = ": ".join(part for part in (self.file, self.field) if part)

@@ -1,0 +1,141 @@
+"""Malformed bundles (rows 1 to 13, 17 and 18 of the fault table): a typed error, or a sound model.
+
+Every case goes through what users call: `edge.load`, a session, one token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge.errors import EdgeError
+from edge.runtime.model import load
+from tests.malformed import (
+    Spoil,
+    file_cases,
+    link_cases,
+    manifest_cases,
+    text_cases,
+)
+from tests.session_models import bundle
+
+# 16 groups, so that the cases spread over processes
+GROUPS = 16
+# files whose content is no model's: any text stands for a README
+_FREE = {"README.md", "calibration.json"}
+
+
+def cases(kind: str) -> Iterator[tuple[str, Spoil]]:
+    manifest = json.loads((bundle(kind) / "manifest.json").read_text())
+    paths = [entry["path"] for entry in manifest["files"] if entry["path"] not in _FREE]
+    yield from manifest_cases(manifest)
+    yield from text_cases()
+    yield from file_cases([path for path in paths if not path.endswith(".onnx")])
+    yield from link_cases(paths)
+
+
+def outcome(folder: Path, spoil: Spoil) -> str:
+    """ "refused" or "runs"; anything else is raised."""
+    spoil(folder)
+    try:
+        with load(folder, threads=1) as model:
+            model.session().generate("one two", max_tokens=1).finish()
+    except EdgeError as problem:
+        assert str(problem).strip(), "an error without a word"
+        assert len(str(problem)) < 2000, "an error nobody can read"
+        return "refused"
+    return "runs"
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize("kind", ["chat", "base"])
+def test_malformed_bundles(
+    kind: str, group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    every = list(cases(kind))
+    assert len(every) >= 700
+    wrong, found = [], []
+    for number, (name, spoil) in enumerate(every):
+        if number % GROUPS != group:
+            continue
+        folder = tmp_path / "bundle"
+        shutil.copytree(bundle(kind), folder)
+        try:
+            found.append(outcome(folder, spoil))
+        except Exception as problem:
+            wrong.append(f"{name}: {type(problem).__name__}: {problem}"[:300])
+        shutil.rmtree(folder)
+        (tmp_path / "outside").unlink(missing_ok=True)
+    assert not wrong, "\n".join(wrong)
+    # what runs all the same was an optional or a free field
+    assert found.count("refused") >= 0.6 * len(found)
+
+
+def _spoilt_graph(folder: Path, seed: int) -> None:
+    """A graph with some bytes changed, listed with its new hash."""
+    import random
+
+    from tests.malformed import resigned
+
+    file = folder / "graphs" / "ort.onnx"
+    data, rng = bytearray(file.read_bytes()), random.Random(seed)
+    for _ in range(rng.randint(1, 6)):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    file.write_bytes(data)
+    resigned(folder)
+
+
+GRAPHS = """
+import sys, shutil, tempfile
+from pathlib import Path
+from edge.errors import EdgeError
+from edge.runtime.model import load
+from tests.test_faults_bundles import _spoilt_graph
+source, first, last = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+for seed in range(first, last):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "bundle"
+        shutil.copytree(source, folder)
+        _spoilt_graph(folder, seed)
+        print(seed, flush=True)
+        try:
+            load(folder, threads=1).session().generate("one", max_tokens=1).finish()
+        except EdgeError:
+            pass
+"""
+
+
+def test_altered_graphs_end_in_typed_errors(tmp_path: Path) -> None:
+    """ONNX Runtime reads them, in native code: a process of its own, so that a crash is seen."""
+    source, count = bundle("chat"), 60
+    done = subprocess.run(
+        [sys.executable, "-c", GRAPHS, str(source), "0", str(count)],
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    last = done.stdout.split()[-1:]
+    assert done.returncode == 0, f"seed {last}: {done.stderr[-1500:]}"
+    assert last == [str(count - 1)]
+
+
+def test_a_swapped_tokenizer_is_noticed(tmp_path: Path) -> None:
+    """The same kind of tokenizer from another bundle: only hashes can tell."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(bundle("chat"), folder)
+    other = next((bundle("hybrid") / "tokenizer").glob("*.model")).read_bytes()
+    file = next((folder / "tokenizer").glob("*.model"))
+    file.write_bytes(other[:-1] + bytes([other[-1] ^ 1]))
+    with pytest.raises(EdgeError, match="tokenizer"):
+        load(folder, threads=1)
