@@ -88,6 +88,7 @@ R cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
     if (!current()) return INVALID_CONTEXT;
     if (!bytes) return INVALID_VALUE;
     live_host++;
+    note("host %zu", bytes);
     return add(&host_blocks, address, bytes, 4096);
 }
 
