@@ -82,8 +82,27 @@ def output(h, x, C, z, units):
 
 
 @triton.jit
+def widen(
+    B,  # i8 [T·B, B_STRIDE]
+    C,  # i8 [T·B, C_STRIDE]
+    wide,  # f32 [T·B, 2·N]: B, then C
+    rows,  # T·B
+    N: tl.constexpr,
+    B_STRIDE: tl.constexpr,
+    C_STRIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    n = tl.arange(0, BLOCK_N)[None, :]
+    inside = (m < rows) & (n < N)
+    tl.store(wide + m * (2 * N) + n, tl.load(B + m * B_STRIDE + n, inside), inside)
+    tl.store(wide + m * (2 * N) + N + n, tl.load(C + m * C_STRIDE + n, inside), inside)
+
+
+@triton.jit
 def scan(
-    x,  # f32, f16 or i8 [T·B, X_STRIDE]; likewise dt, B, C and z
+    x,  # f32, f16 or i8 [T·B, X_STRIDE]; likewise dt, B, C and z; B and C may come from `widen`
     dt,  # None where it is low_dt · dt_weight
     B,
     C,
@@ -107,7 +126,7 @@ def scan(
     state,  # f32, f16 or i8 [2, batch, N, E]
     log_x,  # as x [S·B, E]
     log_dt,  # as dt [S·B, E]
-    log_B,  # as B [S·B, N]
+    log_B,  # as B, before it was widened [S·B, N]
     y,  # f32 [T·B, E]
     run,  # i32 [8]
     replay,  # i32 [S]
