@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,11 @@ from edge.launch import (
 
 Array = NDArray[Any]
 Rows = Literal["TB", "LB"]
+Warps = Literal[1, 2, 4, 8, 16]
 _TRITON = {"f32": "fp32", "f16": "fp16", "i8": "i8", "u8": "u8", "i32": "i32", "i64": "i64"}
 ONE = Size()
+# A kernel's run-time arguments with their Triton types, in its order; None is not there.
+Arguments = Mapping[str, tuple[Argument, str] | None]
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,16 @@ class Lowering:
 
     # -- arguments -------------------------------------------------------------------------------
 
-    def pointer(self, what: View | Constant) -> tuple[Pointer, str]:
-        """A value or constant as an argument."""
+    @overload
+    def pointer(self, what: View | Constant) -> tuple[Pointer, str]: ...
+
+    @overload
+    def pointer(self, what: None) -> None: ...
+
+    def pointer(self, what: View | Constant | None) -> tuple[Pointer, str] | None:
+        """A value or constant as an argument; None is not there (see `launch`)."""
+        if what is None:
+            return None
         if isinstance(what, View):
             pointer = Pointer(space="value", name=what.buffer, at=what.offset)
             return pointer, _pointer_type(what.dtype, what.offset)
@@ -172,7 +183,9 @@ class Lowering:
 
     def input(self, name: str, dtype: DType, elements: Size) -> tuple[Pointer, str]:
         """An array that the host writes before each run: `run`, `tokens`, `taps4`, …"""
-        self._tables.inputs[name] = Buffer(dtype=dtype, elements=elements)
+        buffer = Buffer(dtype=dtype, elements=elements)
+        if self._tables.inputs.setdefault(name, buffer) != buffer:
+            raise ExportError(f"the input {name!r} has two forms", field=name)
         return Pointer(space="input", name=name), _pointer_type(dtype, 0)
 
     def run(self) -> tuple[Pointer, str]:
@@ -215,11 +228,11 @@ class Lowering:
     def launch(
         self,
         kernel: str,
-        arguments: Mapping[str, tuple[Argument, str] | None],
+        arguments: Arguments,
         constants: Mapping[str, bool | int | float | str | None],
         grid: tuple[Size, Size, Size] | tuple[Size, Size] | tuple[Size],
         *,
-        warps: Literal[1, 2, 4, 8, 16] = 4,
+        warps: Warps = 4,
         stages: int = 2,
         settles: bool = False,
     ) -> None:
