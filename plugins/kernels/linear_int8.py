@@ -29,11 +29,11 @@ def dot_int8(x, w, total):
 
 @triton.jit
 def scaled(
-    total,  # i32 [BLOCK_M, BLOCK_N], sums
+    total,  # i32 or f32 [BLOCK_M, BLOCK_N], sums
     m,  # their rows and
     n,  # columns
     x_scale,
-    weight_scale,
+    weight_scale,  # or None
     y_scale,
     M,
     N: tl.constexpr,
@@ -43,8 +43,10 @@ def scaled(
 ):
     """What the sums stand for, f32; divided by y_scale and rounded to int8 when there is one."""
     of_x = tl.load(x_scale + m * X_SCALE_STEP, mask=m < M, other=1.0)
-    of_weight = tl.load(weight_scale + n * WEIGHT_SCALE_STEP, mask=n < N, other=1.0)
-    y = total.to(tl.float32) * (of_x[:, None] * of_weight[None, :])
+    unit = of_x[:, None]
+    if weight_scale is not None:
+        unit *= tl.load(weight_scale + n * WEIGHT_SCALE_STEP, mask=n < N, other=1.0)[None, :]
+    y = total.to(tl.float32) * unit
     if y_scale is not None:
         y = round8(
             tl.div_rn(y, tl.load(y_scale + n * Y_SCALE_STEP, mask=n < N, other=1.0)[None, :])

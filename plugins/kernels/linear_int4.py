@@ -1,0 +1,124 @@
+"""int8 rows times 4-bit weights in blocks of columns; exact sums in a block.
+
+A byte holds an even column (low nibble) and the odd one after it. Instead of bringing the nibbles
+in order, x is taken apart into its even and odd columns: two products, one of each. `few` and
+`many` share the work as in `linear_int8`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from edge.plugins.kernels.linear_int8 import dot_int8, scaled
+
+
+@triton.jit
+def both_int8(x, j, mask, PAIRED: tl.constexpr):
+    """Columns 2j and 2j+1 of i8 rows: loaded as pairs where rows start on even bytes."""
+    if PAIRED:
+        pair = tl.load(x.to(tl.pointer_type(tl.int16), bitcast=True) + j, mask=mask, other=0)
+        return pair.to(tl.int8), (pair >> 8).to(tl.int8)
+    else:
+        even = tl.load(x + 2 * j, mask=mask, other=0)
+        return even, tl.load(x + 2 * j + 1, mask=mask, other=0)
+
+
+@triton.jit
+def nibbles(packed):
+    """Sixteen times the centred quants of the low and of the high nibbles, i8.
+
+    n ^ 8 is n - 8 in two's complement of 4 bits; at the top of a byte it keeps its sign.
+    """
+    signed = packed ^ 0x88
+    low = (signed << 4).to(tl.int8, bitcast=True)
+    return low, (signed & 0xF0).to(tl.int8, bitcast=True)
+
+
+@triton.jit
+def few(
+    x,  # i8 [M, K], rows X_STRIDE apart; M is at most 16
+    x_scale,  # f32 [1]
+    packed,  # u8 [N, K/2]
+    scales,  # f32 [N, K/SHARED]
+    y_scale,  # f32 [1] or [N], Y_SCALE_STEP is 0 or 1; or None: y is f32 then
+    y,  # i8 or f32 [M, N]
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    Y_SCALE_STEP: tl.constexpr,
+    SHARED: tl.constexpr,  # columns that share a scale
+    PAIRED: tl.constexpr,
+    ROWS: tl.constexpr,  # 8 or 16, at least M
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # columns of a block, rounded up to a power of 2
+    UNROLL: tl.constexpr,  # blocks of a step, divides K/SHARED
+    STAGES: tl.constexpr,  # said here, so that scales too are fetched ahead
+):
+    m = tl.arange(0, ROWS)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    HALF: tl.constexpr = SHARED // 2
+    BLOCKS: tl.constexpr = K // SHARED
+    j = tl.arange(0, BLOCK_K // 2)
+    packed += n.to(tl.int64)[:, None] * (K // 2) + j[None, :]
+    scales += n.to(tl.int64) * BLOCKS
+    x += m[None, :] * X_STRIDE
+    rows = (m < M)[None, :] & (j < HALF)[:, None]
+    columns = (n < N)[:, None] & (j < HALF)[None, :]
+    total = tl.zeros([BLOCK_N, ROWS], tl.float32)
+    for start in tl.range(0, BLOCKS, UNROLL, num_stages=STAGES):
+        for block in tl.static_range(UNROLL):
+            b = start + block
+            low, high = nibbles(tl.load(packed + b * HALF, mask=columns, other=0))
+            even, odd = both_int8(x, b * HALF + j[:, None], rows, PAIRED)
+            unit = tl.load(scales + b, mask=n < N, other=0.0)
+            sums = dot_int8(low, even, tl.zeros([BLOCK_N, ROWS], tl.int32))
+            sums = dot_int8(high, odd, sums) >> 4
+            total += sums.to(tl.float32) * unit[:, None]
+    out = scaled(tl.trans(total), m, n, x_scale, None, y_scale, M, N, 0, 0, Y_SCALE_STEP)
+    tl.store(y + m[:, None] * N + n[None, :], out, mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def many(
+    x,  # as for `few`; any M
+    x_scale,
+    packed,
+    scales,
+    y_scale,
+    y,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    Y_SCALE_STEP: tl.constexpr,
+    SHARED: tl.constexpr,
+    PAIRED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    # Neighbouring programs share their weights: a chunk of rows is in L2, and weights come once.
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    HALF: tl.constexpr = SHARED // 2
+    BLOCKS: tl.constexpr = K // SHARED
+    j = tl.arange(0, BLOCK_K // 2)
+    packed += n.to(tl.int64)[None, :] * (K // 2) + j[:, None]
+    scales += n.to(tl.int64) * BLOCKS
+    x += m.to(tl.int64)[:, None] * X_STRIDE
+    rows = (m < M)[:, None] & (j < HALF)[None, :]
+    columns = (n < N)[None, :] & (j < HALF)[:, None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for b in tl.range(0, BLOCKS, num_stages=STAGES):
+        low, high = nibbles(tl.load(packed + b * HALF, mask=columns, other=0))
+        even, odd = both_int8(x, b * HALF + j[None, :], rows, PAIRED)
+        unit = tl.load(scales + b, mask=n < N, other=0.0)
+        sums = dot_int8(even, low, tl.zeros([BLOCK_M, BLOCK_N], tl.int32))
+        sums = dot_int8(odd, high, sums) >> 4
+        total += sums.to(tl.float32) * unit[None, :]
+    out = scaled(total, m, n, x_scale, None, y_scale, M, N, 0, 0, Y_SCALE_STEP)
+    place = m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(y + place, out, mask=(m < M)[:, None] & (n < N)[None, :])

@@ -1,0 +1,66 @@
+"""Products of int8 rows with 4-bit weights as kernels, against the references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edge.plugins.lowering.context import Regime
+from edge.plugins.lowering.linear_int4 import LOWER
+from edge.plugins.reference.linear_int8 import linear_int4, linear_int4_quantize
+from tests.kernels.rowwise import CHAIN, MANY, Workbench, assert_steps
+
+ONE = Regime("chain", 1)
+
+
+# blocks of 20 are no power of two; 5 blocks are no multiple of a step's; start 1 breaks the pairs
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("one_scale", [True, False])
+@pytest.mark.parametrize(
+    ("regime", "steps", "batch", "columns", "outputs", "block"),
+    [
+        (ONE, 1, 1, 640, 48, 128),
+        (CHAIN, 5, 3, 160, 100, 32),
+        (CHAIN, 7, 1, 100, 33, 20),
+        (MANY, 17, 1, 256, 70, 128),
+        (MANY, 21, 3, 100, 24, 20),
+    ],
+)
+def test_products_are_the_references(
+    regime: Regime,
+    steps: int,
+    batch: int,
+    columns: int,
+    outputs: int,
+    block: int,
+    one_scale: bool,
+    start: int,
+) -> None:
+    make = torch.Generator().manual_seed(columns + outputs)
+    x = torch.randint(-128, 128, (steps * batch, columns), generator=make, dtype=torch.int8)
+    x[0, 0], x[0, -1] = -128, 127
+    packed = torch.randint(
+        256, (outputs, columns // block, block // 2), generator=make, dtype=torch.uint8
+    )
+    scales = torch.randn(outputs, columns // block, generator=make) * 0.01
+    x_scale = torch.tensor([0.03])
+    y_scale = torch.rand(1 if one_scale else outputs, generator=make) * 0.05 + 0.05
+    bench = Workbench(regime, T=steps, B=batch, L=0)
+    bench.value("x", x, stride=columns + 16, start=start)
+    for name, array in {
+        "x_scale": x_scale,
+        "packed": packed,
+        "scales": scales,
+        "y_scale": y_scale,
+    }.items():
+        bench.constant(name, array)
+    inputs = ("x", "x_scale", "packed", "scales")
+    sizes = {"K": columns, "N": outputs, "bits": 4, "block_size": block}
+    bench.lower(LOWER, "LinearInt4", inputs, ("y",), **sizes)
+    bench.lower(LOWER, "LinearInt4Quantize", (*inputs, "y_scale"), ("q",), **sizes)
+    bench.run()
+    expected = linear_int4(x, x_scale, packed, scales)
+    torch.testing.assert_close(bench.read("y"), expected, rtol=1e-5, atol=1e-5)
+    rounded = linear_int4_quantize(x, x_scale, packed, scales, y_scale)
+    assert_steps(bench.read("q"), rounded)
+    assert len(rounded.unique()) > 3
