@@ -15,8 +15,9 @@ def lower_hadamard(at: Lowering, node: Node) -> None:
 
     With 16 rows, one row of n = 5120 (p = 80, q = 64) is 5 programs on as many SMs: each reads all
     of X, 16 rows of slow and all of fast, 41 KB from the L2 cache, and multiplies 147,000 times
-    (three passes of tf32). Estimated from these counts, not measured: 2 to 3 µs on Orin Nano. Many
-    rows take 32 at once where that pads little, to read X less often.
+    (three passes of tf32; emulated, these round 5 of a million values otherwise than fp32).
+    Estimated from these counts, not measured: 2 to 3 µs on Orin Nano. Many rows take 32 at once
+    where that pads little, to read X less often.
     """
     x = at.view(node.inputs[0])
     slow, fast = (at.constant(name) for name in node.inputs[1:3])
@@ -32,7 +33,7 @@ def lower_hadamard(at: Lowering, node: Node) -> None:
             "x": at.pointer(x),
             "slow": at.pointer(slow),
             "fast": at.pointer(fast),
-            "scale": None if scale is None else at.pointer(scale),
+            "scale": at.pointer(scale),
             "y": at.pointer(y),
         },
         {
