@@ -18,6 +18,8 @@ from edge.errors import ExportError
 from edge.launch import CompiledKernel, LaunchPlan, Variant
 from edge.plugins.compiler import __main__ as command
 from edge.plugins.compiler import aot, cache, cubin, pool
+from edge.plugins.lowering.plan import lower
+from tests import quantized_models
 
 pytest.importorskip("triton")
 
@@ -274,3 +276,21 @@ def test_what_the_cache_keeps_is_what_an_index_says(cache_folder: Path) -> None:
     stored = CompiledKernel.model_validate(json.loads(header)["kernel"])
     assert built.index.kernels == {rounding().key: stored}
     assert json.loads(header)["ptxas"] == built.index.ptxas
+
+
+@pytest.mark.parametrize(("model", "architectures"), [("mamba1", (87, 90)), ("mamba2", (87, 120))])
+def test_a_models_kernels_stay_in_registers(
+    model: str, architectures: tuple[int, ...], tmp_path: Path
+) -> None:
+    graph = quantized_models.built(model, quantized_models.plan_of(model, "w8a8")[1], tmp_path)
+    plan = lower(graph.graph.read_bytes(), tmp_path)
+    built = aot.compile_variants(plan.variants, architectures)
+    for sm in architectures:
+        assert {variant.key for variant in plan.variants} == set(built[sm].index.kernels)
+        assert len(built[sm].cubins) == len(plan.variants) >= 15
+        spilled = {key: k for key, k in built[sm].index.kernels.items() if k.local_bytes}
+        assert not spilled, f"sm_{sm}: {sorted(spilled)}"
+        for variant in plan.variants:
+            kernel, data = built[sm].get(variant)
+            found = cubin.resources(data, kernel.symbol)
+            assert found.parameters == len(variant.arguments) + kernel.scratch
