@@ -37,7 +37,7 @@ def lower_conv(at: Lowering, node: Node) -> None:
             "x": at.pointer(x),
             "weight": at.pointer(weight),
             "bias": at.pointer(at.constant(given["bias"])),
-            **{name: None if one is None else at.pointer(one) for name, one in scales.items()},
+            **{name: at.pointer(one) for name, one in scales.items()},
             "state": at.state(given["conv_state"], x.dtype),
             "log": at.log(f"{prefix}conv_in", x.dtype, x.width),
             "y": at.pointer(y),

@@ -12,7 +12,7 @@ def lower_embed(at: Lowering, node: Node) -> None:
     scale = at.constant(node.inputs[2]) if node.op == "EmbedInt8" else None
     pointers: Pointers = {
         "table": at.pointer(table),
-        "scale": None if scale is None else at.pointer(scale),
+        "scale": at.pointer(scale),
     }
     step = int(scale is not None and scale.size > 1)
     _launch(at, node, "embed", pointers, table.shape[1], {"SCALE_STEP": step})

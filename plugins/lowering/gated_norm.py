@@ -29,7 +29,7 @@ def gated_norm(low: Lowering, node: Node) -> None:
         {
             "x": low.pointer(x),
             "z": low.pointer(z),
-            "z_scale": None if scale is None else low.pointer(scale),
+            "z_scale": low.pointer(scale),
             "weight": low.pointer(weight),
             "y": low.pointer(y),
         },

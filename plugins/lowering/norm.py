@@ -6,12 +6,17 @@ of rows[l]·B+b of its inputs, which the graph says with two Gathers before it.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from edge.launch import Argument, Size
-from edge.plugins.lowering.context import Lower, Lowering, Node, Rows, View, next_power_of_2
+from edge.plugins.lowering.context import (
+    Lower,
+    Lowering,
+    Node,
+    Rows,
+    View,
+    Warps,
+    next_power_of_2,
+)
 
-Warps = Literal[1, 2, 4, 8, 16]
 _WARPS: tuple[Warps, ...] = (16, 8, 4, 2, 1)
 
 
@@ -26,7 +31,7 @@ def lower_norm(at: Lowering, node: Node) -> None:
     added = at.view(inputs.pop(0)) if node.op.startswith("Add") else None
     pointers: dict[str, tuple[Argument, str] | None] = {
         "x": at.pointer(x),
-        "added": None if added is None else at.pointer(added),
+        "added": at.pointer(added),
         "weight": at.pointer(at.constant(inputs.pop(0))),
         "bias": None,
         "scale": None,

@@ -69,7 +69,7 @@ def append(at: Lowering, node: Node) -> View:
             "cos": tables[0] if tables else None,
             "sin": tables[1] if tables else None,
             "run": at.run(),
-            "turned": None if turned is None else at.pointer(turned),
+            "turned": at.pointer(turned),
             "keys": at.cache(node.inputs[3]),
             "values": at.cache(node.inputs[4]),
             "B": at.size("B"),

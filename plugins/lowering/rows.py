@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from edge.errors import ExportError
 from edge.launch import Size
-from edge.plugins.lowering.context import Lower, Lowering, Node, View, cdiv, next_power_of_2
-from edge.plugins.lowering.norm import Warps, warps_for
+from edge.plugins.lowering.context import (
+    Lower,
+    Lowering,
+    Node,
+    View,
+    Warps,
+    cdiv,
+    next_power_of_2,
+)
+from edge.plugins.lowering.norm import warps_for
 
 _BLOCK = 1024
 
