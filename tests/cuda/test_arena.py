@@ -15,7 +15,7 @@ from edge.launch import ITEM_SIZE, Buffer, Launch, LaunchPlan, Pointer, Program,
 from edge.plugins.lowering.plan import lower
 from edge.runtime.cuda.arena import ALIGNMENT, Arena, place
 from tests.int8_models import int8_plan, random_tensors
-from tests.test_launch_plan import FUSED, program
+from tests.test_launch_plan import program
 
 ONE = Size()
 
@@ -114,15 +114,15 @@ def test_one_value_named_twice_by_a_launch_is_one() -> None:
 def test_hardly_more_is_taken_than_is_alive_at_once(
     tmp_path: Path, tokens: int, rows: int | None
 ) -> None:
-    """At an eighth of the widths of Mamba-2.8B, where 1024 tokens take 52.9 MB."""
+    """At an eighth of the widths of Mamba-2.8B, where 1024 tokens take 53 MB."""
     layer = Mamba1Config(d_inner=640, d_state=16, dt_rank=20)
     config = ModelConfig(family="test", vocab_size=6285, d_model=320, layers=(layer,) * 3)
     build_graph(config, random_tensors(config), tmp_path, int8_plan(config, ("fp32",) * 3))
-    plan = lower((tmp_path / "graphs/ort.onnx").read_bytes(), tmp_path, ops=FUSED)
+    plan = lower((tmp_path / "graphs/ort.onnx").read_bytes(), tmp_path)
     which = program(plan, "chain", rows)
     sizes = {"T": tokens, "B": 1, "L": 1, "C": 0, "S": 16}
     arena = place(which, plan, sizes)
     most = check(plan, which, sizes, arena)
     assert arena.total <= 1.05 * most + ALIGNMENT * len(arena.offsets)
     if tokens == 1024:
-        assert 52.8e6 < 8 * arena.total < 52.9e6
+        assert 53e6 < 8 * arena.total < 54e6
