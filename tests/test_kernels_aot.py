@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import edge
 from edge.errors import ExportError
 from edge.launch import CompiledKernel, LaunchPlan, Variant
 from edge.plugins.compiler import __main__ as command
-from edge.plugins.compiler import aot, cache, cubin, pool
+from edge.plugins.compiler import aot, cache, cubin, pool, worker
 from edge.plugins.lowering.plan import lower
 from tests import quantized_models
 
@@ -149,6 +150,27 @@ def test_what_cannot_be_compiled_is_named(variant: Variant, said: str) -> None:
         assert said in str(caught.value) and caught.value.field == variant.kernel
         # the worker is as good as before
         assert worker.compile(rounding(), 87).kernel.symbol == "quantize"
+
+
+@pytest.mark.parametrize(
+    ("sm", "changes", "said"),
+    [
+        (89, {"shared": 100 << 10}, "a block has 99 KB there"),
+        (75, {"shared": (64 << 10) + 1}, "a block has 64 KB there"),
+        (87, {"global_scratch_size": 128}, "128 bytes of global_scratch_size"),
+        (87, {"profile_scratch_size": 1}, "1 bytes of profile_scratch_size"),
+    ],
+)
+def test_what_no_launch_could_give(sm: int, changes: dict[str, int], said: str) -> None:
+    _, data = aot.compile_variant(rounding(), sm)
+    metadata = {"name": "quantize", "global_scratch_size": 0, "profile_scratch_size": 0}
+    fits = SimpleNamespace(**metadata, shared=64 << 10)
+    assert worker._described(rounding(), sm, fits, data).shared_bytes == 64 << 10
+    with pytest.raises(ExportError, match=said):
+        asks = SimpleNamespace(**{**metadata, "shared": 0, **changes})
+        worker._described(rounding(), sm, asks, data)
+    with pytest.raises(ExportError, match="blocks of 64 threads, not 128"):
+        worker._described(rounding(warps=4), sm, fits, data)
 
 
 def test_one_that_fails_ends_the_others(compiled: Counter[tuple[str, int]]) -> None:

@@ -16,6 +16,9 @@ from edge.launch import CompiledKernel, Variant
 from edge.plugins.compiler.cubin import resources
 
 KERNELS = "edge.plugins.kernels"
+# KB of shared memory that a block can have (CUDA C++ Programming Guide, Technical Specifications
+# per Compute Capability)
+_SHARED_KB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 
 
 def main() -> None:
@@ -57,7 +60,7 @@ def compile_here(variant: Variant, sm: int) -> tuple[CompiledKernel, str, bytes]
         },
     )
     cubin = built.asm["cubin"]
-    return _described(variant, built.metadata, cubin), get_ptxas(sm).version, cubin
+    return _described(variant, sm, built.metadata, cubin), get_ptxas(sm).version, cubin
 
 
 def _function(variant: Variant) -> Any:
@@ -97,10 +100,14 @@ def _signature(
     return signature, aligned
 
 
-def _described(variant: Variant, metadata: Any, cubin: bytes) -> CompiledKernel:
+def _described(variant: Variant, sm: int, metadata: Any, cubin: bytes) -> CompiledKernel:
     for what in ("global_scratch_size", "profile_scratch_size"):
         if getattr(metadata, what):
             raise ExportError(f"needs {getattr(metadata, what)} bytes of {what}, there are none")
+    if sm in _SHARED_KB and metadata.shared > _SHARED_KB[sm] << 10:
+        raise ExportError(
+            f"needs {metadata.shared} bytes of shared memory, a block has {_SHARED_KB[sm]} KB there"
+        )
     found = resources(cubin, metadata.name)
     if found.threads != 32 * variant.warps:
         raise ExportError(f"wants blocks of {found.threads} threads, not {32 * variant.warps}")
