@@ -204,7 +204,7 @@ class CoreDevice:
         with self._turns, self._faults.of(doing):
             graph.builder = self._place.stream.create_graph_builder()
             graph.builder.begin_building()
-        self._graph, self._turns.recorder = graph, threading.get_ident()
+            self._graph, self._turns.recorder = graph, threading.get_ident()
         try:
             yield out
             with self._turns, self._faults.of(doing):

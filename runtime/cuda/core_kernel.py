@@ -108,17 +108,17 @@ def load(
         kernel = _code(modules, cubin).get_kernel(compiled.symbol)
     loaded = LoadedKernel(variant, compiled, kernel)
     _check_parameters(loaded, compiled)
-    if compiled.shared_bytes > _FREE_SHARED:
-        kind = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        doing = f"giving {variant.kernel} {compiled.shared_bytes} bytes of shared memory"
-        with faults.of(doing):
-            handle = api.CUkernel(int(kernel.handle))
-            faults.check(
-                api.cuKernelSetAttribute(
-                    kind, compiled.shared_bytes, handle, api.CUdevice(ordinal)
-                ),
-                doing,
+    handle = api.CUkernel(int(kernel.handle))
+    with faults.of(f"loading {variant.kernel}"):
+        if compiled.shared_bytes > _FREE_SHARED:
+            kind = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            doing = f"giving {variant.kernel} {compiled.shared_bytes} bytes of shared memory"
+            answer = api.cuKernelSetAttribute(
+                kind, compiled.shared_bytes, handle, api.CUdevice(ordinal)
             )
+            faults.check(answer, doing)
+        # else the driver puts it off until the first launch, which may be while a graph is recorded
+        faults.check(api.cuKernelGetFunction(handle), f"loading {variant.kernel}")
     return loaded
 
 

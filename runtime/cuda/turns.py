@@ -76,11 +76,11 @@ class Turns:
             self.faults.check(self.api.cuCtxSetCurrent(self._place.context), doing)
 
     def _leave(self) -> None:
+        if self._pushed:
+            self._pushed = False
+            self.api.cuCtxPopCurrent()
         if self.faults.lost is not None:
             self.abandon(self.faults.lost)
-        elif self._pushed:
-            self.api.cuCtxPopCurrent()
-        self._pushed = False
         self._lock.release()
 
     # -- what ends -------------------------------------------------------------------------------

@@ -98,7 +98,10 @@ def _all(module: ModuleType) -> list[Run]:
     for name in ("cuda.core", "cuda.bindings.driver"):
         pytest.importorskip(name, reason=f"{name} is not installed")
     driver = _driver()
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("FAKE_CUDA")}
+    # other versions may be tried from outside: PYTHONPATH for cuda-core, FAKE_CUDA_VERSION
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(_ROOT)]))
+    kept = ("FAKE_CUDA_VERSION",)
+    plain = {k: v for k, v in os.environ.items() if k in kept or not k.startswith("FAKE_CUDA")}
     with tempfile.TemporaryDirectory() as name:
         cases = []
         for number, (function, settings) in enumerate(_cases[module.__name__]):
@@ -109,7 +112,7 @@ def _all(module: ModuleType) -> list[Run]:
             cases.append(case)
         subprocess.run(
             [sys.executable, str(_PROCESS), str(module.__file__), name],
-            env={**plain, "LD_LIBRARY_PATH": str(driver.parent), "PYTHONPATH": str(_ROOT)},
+            env={**plain, "LD_LIBRARY_PATH": str(driver.parent), "PYTHONPATH": path},
             cwd=_ROOT, check=True, timeout=120,
         )  # fmt: skip
         return [_read(case) for case in cases]

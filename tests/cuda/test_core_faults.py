@@ -51,6 +51,7 @@ PLACES = {
     "cuLibraryLoadData:1:209": "load",
     "cuLibraryGetKernel:1:500": "load",
     "cuKernelSetAttribute:1:1": "load",
+    "cuKernelGetFunction:1:209": "load",
     "cuLaunchKernelEx:1:701": "launch",
     "cuStreamBeginCapture:1:900": "record",
     "cuStreamEndCapture:1:901": "record",

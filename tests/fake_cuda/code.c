@@ -13,7 +13,7 @@
 struct Kernel {
     char name[256];
     int count, sizes[ARGUMENTS], offsets[ARGUMENTS];
-    int shared, most_dynamic;
+    int shared, most_dynamic, loaded;
     struct Kernel *next;
 };
 typedef struct { Kernel *kernels; } Library;
@@ -125,6 +125,15 @@ R cuLibraryGetKernel(Kernel **found, Library *library, const char *name) {
     return NOT_FOUND;
 }
 
+/* Loads it into the current context; until then it is as good as not there. */
+R cuKernelGetFunction(void **function, Kernel *kernel) {
+    ENTER();
+    if (!current()) return INVALID_CONTEXT;
+    kernel->loaded = 1;
+    *function = kernel;
+    return OK;
+}
+
 R cuKernelGetParamInfo(Kernel *kernel, size_t index, size_t *offset, size_t *size) {
     ENTER();
     if ((int)index >= kernel->count) return INVALID_VALUE;
@@ -185,6 +194,8 @@ R cuLaunchKernelEx(const Config *config, Kernel *kernel, void **arguments, void 
         return INVALID_VALUE;
     if (!block[0] || block[0] * block[1] * block[2] > 1024) return INVALID_VALUE;
     if ((int)config->shared > kernel->most_dynamic) return INVALID_VALUE;
+    if (!kernel->loaded && capturing(config->stream)) return CAPTURE_UNSUPPORTED;
+    kernel->loaded = 1;
     Op op = {.kind = LAUNCH, .launch = {.kernel = kernel, .count = kernel->count,
                                         .shared = config->shared}};
     memcpy(op.launch.grid, grid, sizeof config->grid);

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { NEWEST = 13000 };
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static R stuck;
 static int initialized;
@@ -93,7 +94,7 @@ R cuInit(unsigned flags) {
 }
 
 R cuDriverGetVersion(int *version) {
-    *version = (int)setting("FAKE_CUDA_VERSION", 13000);
+    *version = (int)setting("FAKE_CUDA_VERSION", NEWEST);
     return OK;
 }
 
@@ -122,10 +123,14 @@ R cuGetErrorString(R code, const char **text) {
     return found;
 }
 
-/* Symbols that changed their signature: the first version that is not what is written here. */
-static const struct { const char *name; int from, until; } SIGNATURES[] = {
-    {"cuCtxCreate", 12050, 99999}, {"cuCtxGetDevice", 0, 13000}, {"cuCtxSynchronize", 0, 13000},
-    {"cuStreamGetCtx", 0, 12050}, {"cuStreamGetCaptureInfo", 12030, 99999}};
+/* Symbols with several signatures: which is meant by the version that is asked for. */
+static const struct { const char *name; int from, until; const char *function; } SIGNATURES[] = {
+    {"cuCtxCreate", 0, 11040, "cuCtxCreate_v2"}, {"cuCtxCreate", 11040, 12050, ""},
+    {"cuCtxCreate", 12050, 99999, "cuCtxCreate_v4"},
+    {"cuCtxGetDevice", 13000, 99999, ""}, {"cuStreamGetCtx", 12050, 99999, ""},
+    {"cuStreamGetCaptureInfo", 0, 11030, ""},
+    {"cuStreamGetCaptureInfo", 11030, 12030, "cuStreamGetCaptureInfo_v2"},
+    {"cuStreamGetCaptureInfo", 12030, 99999, "cuStreamGetCaptureInfo_v3"}};
 
 R cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, int *status) {
     (void)flags;
@@ -133,12 +138,13 @@ R cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flag
     Dl_info info;
     if (!self && dladdr((void *)cuDriverGetVersion, &info))
         self = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
-    *found = self ? dlsym(self, name) : NULL;
+    const char *function = strcmp(name, "cuGetProcAddress") ? name : "cuGetProcAddress_v2";
     for (size_t i = 0; i < sizeof SIGNATURES / sizeof *SIGNATURES; i++)
-        if (!strcmp(name, SIGNATURES[i].name) &&
-            (version < SIGNATURES[i].from || version >= SIGNATURES[i].until))
-            *found = NULL;
-    if (!strcmp(name, "cuGetProcAddress")) *found = (void *)cuGetProcAddress_v2;
+        if (!strcmp(name, SIGNATURES[i].name) && version >= SIGNATURES[i].from &&
+            version < SIGNATURES[i].until)
+            function = SIGNATURES[i].function;
+    if (version > setting("FAKE_CUDA_VERSION", NEWEST)) function = "";
+    *found = self && *function ? dlsym(self, function) : NULL;
     if (status) *status = *found ? 0 : 1;
     return *found ? OK : NOT_FOUND;
 }

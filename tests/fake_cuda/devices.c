@@ -117,15 +117,20 @@ R cuCtxGetDevice(int *device) {
     return OK;
 }
 
-/* The form of CUDA 12.5 and later; what PyCUDA's make_context does. */
-R cuCtxCreate(Context **context, void *parameters, unsigned flags, int device) {
+/* What PyCUDA's make_context does. */
+R cuCtxCreate_v2(Context **context, unsigned flags, int device) {
     ENTER();
-    (void)parameters, (void)flags;
+    (void)flags;
     if (device < 0 || device >= devices()) return INVALID_DEVICE;
     *context = malloc(sizeof **context);
     **context = (Context){device, 0, 1};
     stack[depth++] = *context;
     return OK;
+}
+
+R cuCtxCreate_v4(Context **context, void *parameters, unsigned flags, int device) {
+    (void)parameters;
+    return cuCtxCreate_v2(context, flags, device);
 }
 
 R cuCtxDestroy(Context *context) {

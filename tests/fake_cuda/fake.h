@@ -9,7 +9,7 @@
  *                      replays; at the end `live`, what was never given back
  *   FAKE_CUDA_FAIL     name:n:code[,...]: call number n (from 1) of `name` fails with `code`
  *   FAKE_CUDA_DEVICES  how many (1); FAKE_CUDA_SM (87); FAKE_CUDA_INTEGRATED (0)
- *   FAKE_CUDA_VERSION  what cuDriverGetVersion says (13000)
+ *   FAKE_CUDA_VERSION  the CUDA it is for (13000): newer functions are not there
  *   FAKE_CUDA_MEMORY   bytes a device has (1 GiB); FAKE_CUDA_LARGEST: of one allocation (all)
  *   FAKE_CUDA_LATENCY  cuStreamQuery says "not ready" so often before it does the work (0)
  */
@@ -74,6 +74,7 @@ int pinned(const void *address, size_t bytes);
 
 /* streams.c */
 R issue(Stream *stream, const Op *op);
+int capturing(const Stream *stream);
 void finish_all(void);  /* what cuMemFree waits for */
 
 /* code.c */

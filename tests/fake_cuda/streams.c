@@ -37,6 +37,8 @@ static void clear(Queue *queue) {
     *queue = (Queue){0};
 }
 
+int capturing(const Stream *stream) { return stream->recording != NULL; }
+
 R issue(Stream *stream, const Op *op) {
     if (!stream || stream->context != current()) return INVALID_HANDLE;
     Op copy = *op;
@@ -169,17 +171,21 @@ R cuStreamIsCapturing(Stream *stream, int *status) {
     return OK;
 }
 
-/* The form of CUDA 12.3 and later. */
-R cuStreamGetCaptureInfo(Stream *stream, int *status, uint64_t *id, Graph **graph,
-                         const void **before, const void **edges, size_t *count) {
+R cuStreamGetCaptureInfo_v2(Stream *stream, int *status, uint64_t *id, Graph **graph,
+                            const void **before, size_t *count) {
     ENTER();
     if (status) *status = stream->recording != NULL;
     if (id) *id = 1;
     if (graph) *graph = stream->recording;
     if (before) *before = NULL;
-    if (edges) *edges = NULL;
     if (count) *count = 0;
     return OK;
+}
+
+R cuStreamGetCaptureInfo_v3(Stream *stream, int *status, uint64_t *id, Graph **graph,
+                            const void **before, const void **edges, size_t *count) {
+    if (edges) *edges = NULL;
+    return cuStreamGetCaptureInfo_v2(stream, status, id, graph, before, count);
 }
 
 /* -- what lives as long as a graph ------------------------------------------------------------ */
