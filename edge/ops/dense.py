@@ -56,7 +56,8 @@ LINEAR_BITS = Op(
     (value("y", "f32[...,N]", "x · dequantized(packed)ᵀ"),),
     _BITS,
     "w[n,k] = (unpack(packed)[n,k] - 2^(bits-1)) · scales[n, k // block_size]\ny = x · wᵀ; an "
-    "implementation may round x to int8 per row and block of 32 or block_size columns",
+    "implementation may round x to f16, as Linear, or to int8 per row and block of 32 or "
+    "block_size columns",
     "com.microsoft.MatMulNBits, accuracy_level 4",
 )
 

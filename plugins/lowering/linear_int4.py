@@ -7,12 +7,12 @@ from edge.plugins.lowering.tiles import Pointers, Tile, few_rows, launch_product
 
 
 def blocks_tile(
-    at: Lowering, outputs: int, columns: int, shared: int, least: int
+    at: Lowering, outputs: int, columns: int, shared: int, *, least: int, step: int
 ) -> tuple[Tile, dict[str, int]]:
     """For weights in blocks of `shared` columns, a product of which takes `least` at once.
 
     At most 16 rows: as in `int8_tile`, but a block is all that a product can sum exactly, so a step
-    is several blocks, 512 columns. Taking the nibbles apart costs some 200 instructions a KB of
+    is several blocks, `step` columns. Taking the nibbles apart costs some 200 instructions a KB of
     weights, an SM's issue slots for 50 cycles: an Orin's SM is given one KB in 80, an H200's in 49.
 
     More rows: the fp32 sums stand beside the block's, 32 registers a thread each for 64 x 64.
@@ -21,9 +21,11 @@ def blocks_tile(
     if at.regime.many:
         return Tile(64, 64, k, 4, 3), {"STAGES": 3}
     rows = few_rows(at)
-    tile = Tile(rows, 32, k, 2, 4) if outputs >= 8192 else Tile(rows, 16, k, 1, 6)
+    tile = Tile(rows, 32, k, 2, 4)
+    if outputs < 8192:
+        tile = Tile(rows, 16, k, 1, 6 if rows == 8 else 4)
     blocks = columns // shared
-    most = max(1, min(8, 512 // k))
+    most = max(1, min(8, step // k))
     unroll = max(count for count in range(1, most + 1) if blocks % count == 0)
     return tile, {"UNROLL": unroll, "STAGES": tile.stages}
 
@@ -40,7 +42,7 @@ def lower_linear_int4(at: Lowering, node: Node) -> None:
     outputs, columns = node.attributes["N"], node.attributes["K"]
     shared = node.attributes["block_size"]
     y = at.new(node.outputs[0], "f32" if y_scale is None else "i8", x.rows, outputs)
-    tile, steps = blocks_tile(at, outputs, columns, shared, 64)
+    tile, steps = blocks_tile(at, outputs, columns, shared, least=64, step=512)
     pointers: Pointers = {
         "x": at.pointer(x),
         "x_scale": at.pointer(at.constant(node.inputs[1])),

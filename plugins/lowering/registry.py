@@ -11,6 +11,7 @@ from edge.plugins.lowering import (
     gated_norm,
     hadamard,
     linear,
+    linear_bits,
     linear_int4,
     linear_int8,
     norm,
@@ -24,7 +25,7 @@ from edge.plugins.lowering import (
 from edge.plugins.lowering.context import Lower
 
 _MODULES = (
-    attention, conv, embed, gated_norm, hadamard, linear, linear_int4, linear_int8, norm, rope,
-    rounding, rows, scan, scan_heads, views,
+    attention, conv, embed, gated_norm, hadamard, linear, linear_bits, linear_int4, linear_int8,
+    norm, rope, rounding, rows, scan, scan_heads, views,
 )  # fmt: skip
 LOWER: Mapping[str, Lower] = {op: lower for each in _MODULES for op, lower in each.LOWER.items()}

@@ -1,0 +1,58 @@
+"""Products with 8- and 4-bit weights as kernels, against the references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from edge.plugins.lowering.context import Regime
+from edge.plugins.lowering.linear_bits import LOWER
+from edge.plugins.reference.bits import dequantize_bits
+from tests.kernels.rowwise import CHAIN, MANY, Workbench
+
+ONE = Regime("chain", 1)
+
+
+# blocks of 20 are no power of two; 128 is two pieces; start 1 breaks the pairs of 4-bit columns
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    ("regime", "steps", "batch", "columns", "outputs", "block"),
+    [
+        (ONE, 1, 1, 640, 48, 128),
+        (CHAIN, 5, 3, 160, 100, 32),
+        (CHAIN, 7, 1, 100, 33, 20),
+        (MANY, 17, 1, 384, 70, 128),
+        (MANY, 21, 3, 100, 24, 20),
+    ],
+)
+def test_products_are_the_references(
+    regime: Regime,
+    steps: int,
+    batch: int,
+    columns: int,
+    outputs: int,
+    block: int,
+    bits: int,
+    start: int,
+) -> None:
+    make = torch.Generator().manual_seed(columns + outputs)
+    x = torch.randn(steps * batch, columns, generator=make)
+    x[0, 2] = 1e6
+    shape = (outputs, columns // block, block * bits // 8)
+    packed = torch.randint(256, shape, generator=make, dtype=torch.uint8)
+    scales = torch.randn(shape[:2], generator=make) * 0.01
+    bench = Workbench(regime, T=steps, B=batch, L=0)
+    bench.value("x", x, stride=columns + 8, start=start)
+    bench.constant("packed", packed)
+    bench.constant("scales", scales)
+    sizes = {"K": columns, "N": outputs, "bits": bits, "block_size": block}
+    bench.lower(LOWER, "LinearBits", ("x", "packed", "scales"), ("y",), **sizes)
+    bench.run()
+    weight = dequantize_bits(packed, scales, bits).double()
+    expected = F.linear(x.clamp(-65504, 65504).half().double(), weight).float()
+    near = 1e-5 * columns**0.5
+    # the first row's largest product is some 10⁴: what the sums lose is in proportion
+    torch.testing.assert_close(bench.read("y")[:1], expected[:1], rtol=near, atol=1e4 * near)
+    torch.testing.assert_close(bench.read("y")[1:], expected[1:], rtol=near, atol=near)
