@@ -79,15 +79,10 @@ def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
     )
     if mixes is None or peaks is None:
         return
+    arguments = {"mixes": at.pointer(mixes), "peaks": at.pointer(peaks), "run": at.run()}
     at.launch(
         "attention.join",
-        {
-            "mixes": at.pointer(mixes),
-            "peaks": at.pointer(peaks),
-            "run": at.run(),
-            "y": at.pointer(y),
-            "T": at.size("T"),
-        },
+        {**arguments, "y": at.pointer(y), "T": at.size("T")},
         {"HEADS": y.width // p, "P": p, "SPLITS": splits, "BLOCK_N": slots, "BLOCK_P": wide},
         (Size(of=y.rows), Size(times=y.width // p)),
         warps=4,
