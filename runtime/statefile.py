@@ -255,7 +255,9 @@ def _check_payload(file: Path, data: bytes, layout: StateLayout, position: int) 
                 remedy="open it with the bundle it was saved with",
             )
         # one pass that makes no array: a sum is finite only if its terms are
-        if not math.isfinite(float(tensor.sum(dtype=np.float64))):
+        with np.errstate(invalid="ignore"):
+            total = float(tensor.sum(dtype=np.float64))
+        if not math.isfinite(total):
             raise StateError("is not finite", file=file, field=name)
     return tensors
 

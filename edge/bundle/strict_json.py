@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -44,4 +45,10 @@ def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     def constant(name: str) -> float:
         raise ValueError(f"{name} is not JSON")
 
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
+    def number(digits: str) -> float:
+        value = float(digits)
+        if math.isinf(value):
+            raise ValueError(f"{digits:.40} is too large a number")
+        return value
+
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=constant, parse_float=number)
