@@ -11,7 +11,7 @@ import importlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,13 +26,14 @@ VARIABLE = "TRITON_INTERPRET"
 ALIGNMENT = 256
 # No number a kernel could use: NaN in fp16 and fp32, -1 in integers.
 _GUARD_BYTE, _GUARD = 0xFF, 4096
-_TYPES: Mapping[str, type[np.generic]] = {
-    "fp32": np.float32,
-    "fp16": np.float16,
-    "i8": np.int8,
-    "u8": np.uint8,
-    "i32": np.int32,
-    "i64": np.int64,
+# Triton's types: bytes, and torch's name
+_TYPES = {
+    "fp32": (4, "float32"),
+    "fp16": (2, "float16"),
+    "i8": (1, "int8"),
+    "u8": (1, "uint8"),
+    "i32": (4, "int32"),
+    "i64": (8, "int64"),
 }
 # the interpreter patches Triton's own modules while a kernel runs
 _LOCK = threading.Lock()
@@ -57,10 +58,10 @@ class GuardedMemory:
         for zone in self.guards:
             zone[:] = _GUARD_BYTE
 
-    def at(self, address: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """One value where `address` points; it may be the end of the buffer."""
+    def at(self, address: int) -> Bytes:
+        """Eight bytes where `address` points; it may be the end of the buffer."""
         start = address - self._block.ctypes.data
-        return self._block[start : start + np.dtype(dtype).itemsize].view(dtype)
+        return self._block[start : start + 8]
 
     def part(self, at: int, nbytes: int) -> Bytes:
         """Raises EngineError for bytes outside."""
@@ -187,12 +188,14 @@ class InterpretDevice:
         memory = next(
             (m for m in self._memories if m.address <= address <= m.address + m.nbytes), None
         )
-        if memory is None or address % int(multiple or np.dtype(_TYPES[kind]).itemsize):
+        if memory is None or address % int(multiple or _TYPES[kind][0]):
             what = "points nowhere" if memory is None else "is not aligned as promised"
             raise EngineError(f"{variant.kernel}: {name} {what}")
         import torch
 
-        return torch.from_numpy(memory.at(address, _TYPES[kind]))
+        # kernels see an address and a type. The interpreter makes one storage of all arguments at
+        # the same address, so all views are of the same size
+        return torch.from_numpy(memory.at(address)).view(getattr(torch, _TYPES[kind][1]))
 
     def _run(
         self, variant: Variant, function: Any, grid: tuple[int, int, int], values: dict[str, Any]

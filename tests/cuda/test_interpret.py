@@ -114,3 +114,18 @@ def test_triton_must_be_told_before(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match="before it is imported") as caught:
         InterpretDevice()
     assert caught.value.field == "TRITON_INTERPRET"
+
+
+def test_arguments_of_several_types_at_one_address(device: InterpretDevice) -> None:
+    """As values of a run without tokens are: of no size, all in the same place."""
+    kernel = device.load(
+        overrun(
+            kernel="toy_kernels.nothing", arguments=("a", "b", "c"),
+            types=("*i8:16", "*fp32:16", "*i64:16"), constants={},
+        ),
+        None,
+        b"",
+    )  # fmt: skip
+    memory = device.allocate(0)
+    device.launch(kernel, (1, 1, 1), (memory.address,) * 3)
+    device.wait()

@@ -126,3 +126,8 @@ def overrun(x, rows, C: tl.constexpr):
     c = tl.arange(0, C)
     for row in range(rows + 1):
         tl.store(x + row * C + c, tl.zeros((C,), tl.float32))
+
+
+@triton.jit
+def nothing(a, b, c):
+    pass

@@ -1,0 +1,93 @@
+"""Models for both engines: the same graph run by ONNX Runtime, and lowered and interpreted."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge.config import ModelConfig
+from edge.plugins.compiler.interpreter import InterpretDevice
+from edge.plugins.lowering.plan import lower
+from edge.runtime.cuda.engine import CudaEngine
+from edge.runtime.cuda.exclusive import Exclusive
+from edge.runtime.cuda.state import DeviceState
+from edge.runtime.cuda.weights import Weights
+from edge.runtime.layout import Identity
+from edge.runtime.ort import OrtEngine
+from tests import quantized_models
+
+CHUNK = 48
+_ROOT = tempfile.TemporaryDirectory(prefix="edge-cuda-models-")
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Two engines of one model, whose states belong to the same identity; `folder` holds it."""
+
+    ort: OrtEngine
+    cuda: CudaEngine
+    folder: Path
+
+
+@functools.cache
+def engines(name: str, quant: str, state: str | None = None) -> Engines:
+    """The model `name` of tests/test_graph_models.py, its scans' states of type `state`."""
+    folder = Path(_ROOT.name) / f"{name}-{quant}-{state}"
+    folder.mkdir()
+    choices = {} if state is None else {"ssm_state": state}
+    _, plan = quantized_models.plan_of(name, quant, **choices)
+    built = quantized_models.built(name, plan, folder)
+    return both(built.graph, quantized_models.network(name).config, built.state_dtypes)
+
+
+def both(
+    graph: Path, config: ModelConfig, dtypes: Mapping[str, str], chunk: int = CHUNK
+) -> Engines:
+    """Engines for a graph file of a bundle's folder."""
+    ort = OrtEngine(graph, config, threads=1, chunk=chunk, state_dtypes=dtypes)
+    cuda = cuda_engine(graph, config, dtypes, chunk, ort.identity)
+    return Engines(ort, cuda, graph.parent.parent)
+
+
+def cuda_engine(
+    graph: Path, config: ModelConfig, dtypes: Mapping[str, str], chunk: int, identity: Identity
+) -> CudaEngine:
+    device, folder = InterpretDevice(), graph.parent.parent
+    plan, exclusive = lower(graph.read_bytes(), folder), Exclusive(device)
+    weights = Weights(plan, exclusive)
+    weights.read([(folder / "weights.bin").read_bytes()])
+    kernels = {i: device.load(variant, None, b"") for i, variant in enumerate(plan.variants)}
+    return CudaEngine(
+        plan, config, exclusive, weights, kernels,
+        chunk=chunk, identity=identity, state_dtypes=dtypes,
+    )  # fmt: skip
+
+
+def poison(engine: CudaEngine, state: DeviceState) -> None:
+    """Spoil everything that a run must not rely on: NaN, and 0x7f in integers."""
+    ledger = state.ledger
+    with engine.exclusive as device:
+        for memory in (state.workspace.arena, state.workspace.memory):
+            device.fill(memory, 0, memory.nbytes, 0xFF)
+        used = set(ledger.pending) | set(ledger.tree.slots if ledger.tree else ())
+        for name, place in state.where.items():
+            byte = 0x7F if state.layout.dtypes.get(name) == "int8" else 0xFF
+            slots = range(place.nbytes // place.slot)
+            kept = {ledger.source} if name in state.layout.recurrent else used
+            for slot in set(slots) - kept:
+                device.fill(state.recurrent, place.offset + slot * place.slot, place.slot, byte)
+        for at, row in state._cache_starts():
+            free = (state.layout.capacity - state.position) * row
+            if ledger.tree is None:
+                device.fill(state.caches, at + state.position * row, free, 0xFF)
+
+
+def tokens(
+    count: int, batch: int = 1, seed: int = 0, vocab: int = quantized_models.V
+) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, vocab, (batch, count))

@@ -1,0 +1,112 @@
+"""Every value of an interpreted run beside the references', on one track.
+
+Rounded models part after a while whatever is right: a value that lies between two steps tips over,
+and all that follows differs. So the references go on from the values that the kernels made: what is
+compared is what one launch makes of the same inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from edge.export.graph.run import GraphRunner, GraphState
+from edge.launch import LaunchPlan, Pointer
+from edge.plugins.reference.graph import ReferenceGraph
+from edge.runtime.cuda.device import Device
+from edge.runtime.cuda.engine import CudaEngine
+from edge.runtime.cuda.inputs import Run
+from edge.runtime.cuda.runs import Key
+from edge.runtime.cuda.state import DeviceState
+from edge.runtime.cuda.workspace import Prepared
+
+Values = dict[str, np.ndarray]
+_NUMPY = {"f32": np.float32, "f16": np.float16, "i8": np.int8, "u8": np.uint8, "i32": np.int32}
+
+
+def kernels_values(
+    engine: CudaEngine, state: DeviceState, tokens: np.ndarray, commit: bool
+) -> Values:
+    """What each launch of a chain leaves in the arena: value → rows of channels, flat.
+
+    The state stays where it was.
+    """
+    workspace, count = state.workspace, tokens.shape[1]
+    step = state.ledger.commit(count) if commit else state.ledger.run(count)
+    key: Key = workspace.runs.key("chain", count, count)
+    workspace._grow(key)
+    prepared = Prepared(workspace, key)
+    engine.sources.fill(prepared.inputs, Run(tokens.T, step, range(count)))
+    device = engine.exclusive.device
+    device.write(workspace.memory, 0, prepared._host)
+    found: Values = {}
+    plan = engine.plan
+    launches = [plan.launches[i] for i in plan.programs[key.program].launches]
+    places, sizes = workspace.runs.arena(key), workspace.runs.sizes(key)
+    for call, launch in zip(prepared.calls, launches, strict=True):
+        call.issue(device)
+        for argument in launch.arguments:
+            if isinstance(argument, Pointer) and argument.space == "value":
+                name = argument.name
+                found[name] = _read(
+                    device, workspace.arena, places.offsets[name], plan, name, sizes
+                )
+    device.wait()
+    return found
+
+
+def _read(
+    device: Device, arena: Any, at: int, plan: LaunchPlan, name: str, sizes: Any
+) -> np.ndarray:
+    buffer = plan.values[name]
+    dtype = np.dtype(_NUMPY[buffer.dtype])
+    stage = device.host(buffer.elements.value(sizes) * dtype.itemsize)
+    device.read(stage, arena, at)
+    device.wait()
+    return stage.view(dtype)
+
+
+def apart(found: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
+    """How far apart two arrays are at most, and at how many places.
+
+    int8: in steps, places that differ. Others: relative to the largest, places beyond 1e-5 of it.
+    """
+    distance = np.abs(found.astype(np.float64) - expected)
+    if found.dtype == np.int8:
+        return float(distance.max(initial=0)), int((distance > 0).sum())
+    distance = distance / max(1e-30, float(np.abs(expected).max(initial=0)))
+    return float(distance.max(initial=0)), int((distance > 1e-5).sum())
+
+
+def beside_references(
+    engine: CudaEngine, state: DeviceState, graph: GraphRunner, tokens: np.ndarray, *, commit: bool
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], Values]:
+    """By value what a kernel made and what the reference makes of the same inputs; and the state
+    after the run by the references. The engine's state stays where it was.
+    """
+    reference = graph.session
+    assert isinstance(reference, ReferenceGraph)
+    snapshot = state.snapshot()
+    found = kernels_values(engine, state, tokens, commit)
+    out: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def hook(name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        if name not in found or found[name].size != tensor.numel():
+            return None
+        ours = found[name].reshape(tensor.shape)
+        out[name] = (ours, tensor.numpy())
+        return torch.from_numpy(ours.astype(tensor.numpy().dtype))
+
+    arrays = {name: value.copy() for name, value in snapshot.recurrent.items()}
+    for name, rows in snapshot.caches.items():
+        whole = np.zeros(state.layout.caches[name], rows.dtype)
+        whole[:, :, : state.position] = rows
+        arrays[name] = whole
+    reference.hook = hook
+    try:
+        _, (after,) = graph.run(tokens, GraphState(arrays, state.position))
+    finally:
+        reference.hook = None
+    return out, after.arrays
