@@ -130,6 +130,8 @@ class CoreDevice:
         """See `Device.copy`."""
         to = core_memory.within(target, at, nbytes, "target")
         first = core_memory.within(source, start, nbytes, "source")
+        if to < first + nbytes and first < to + nbytes:
+            raise EngineError(f"copying {nbytes} bytes onto themselves is undefined on a GPU")
         self._copy("on the GPU", self._modules.api.cuMemcpyDtoDAsync, to, first, nbytes)
         self._keep(target, source)
 
@@ -183,11 +185,17 @@ class CoreDevice:
         self, kernel: LoadedKernel, grid: tuple[int, int, int], arguments: Sequence[int | float]
     ) -> None:
         """See `Device.launch`."""
-        packed = kernel.pack(arguments)
-        core = self._modules.core
-        with self._turns, self._faults.of(f"launching {kernel.name} on grid {grid}"):
-            config = core.LaunchConfig(grid=grid, block=kernel.threads, shmem_size=kernel.shared)
-            core.launch(self._place.stream, config, kernel.kernel, *packed)
+        with self._turns:
+            kernel.put(arguments)
+            try:
+                answer = self._modules.api.cuLaunchKernel(
+                    kernel.function, *grid, kernel.threads, 1, 1, kernel.shared,
+                    self._place.handle, kernel.parameters, 0,
+                )  # fmt: skip
+            except Exception as fault:
+                raise self._faults.translated(fault, _launching(kernel, grid)) from fault
+            if answer[0]:
+                self._faults.check(answer, _launching(kernel, grid))
         self._keep(kernel)
 
     # -- graphs ----------------------------------------------------------------------------------
@@ -256,6 +264,10 @@ class CoreDevice:
             if spent > _AWAKE_S:
                 time.sleep(_PAUSE_S)
         self._faults.check(answer, "running on the GPU")
+
+
+def _launching(kernel: LoadedKernel, grid: tuple[int, int, int]) -> str:
+    return f"launching {kernel.name} on grid {grid}"
 
 
 class Recorded:

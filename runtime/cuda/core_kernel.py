@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from edge.errors import EngineError
@@ -17,20 +17,11 @@ WARP = 32
 # dynamic shared memory that a kernel gets without asking (CUDA C++ Programming Guide, 7.x on)
 _FREE_SHARED = 48 << 10
 
-_Convert = Callable[[Any], Any]
-# Triton's scalar types: how one is passed, and its bytes. A plain int cuda-core takes for an
-# address.
-_SCALARS: dict[str, tuple[_Convert, int]] = {
-    "i1": (ctypes.c_int8, 1), "i8": (ctypes.c_int8, 1), "u8": (ctypes.c_uint8, 1),
-    "i16": (ctypes.c_int16, 2), "i32": (ctypes.c_int32, 4), "u32": (ctypes.c_uint32, 4),
-    "i64": (ctypes.c_int64, 8), "u64": (ctypes.c_uint64, 8),
-    "fp32": (ctypes.c_float, 4), "fp64": (ctypes.c_double, 8),
+# Triton's scalar types as `struct` writes them
+_SCALARS = {
+    "i1": "?", "i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I",
+    "i64": "q", "u64": "Q", "fp32": "f", "fp64": "d",
 }  # fmt: skip
-_RANGES = {
-    kind: ((-(1 << 8 * size - 1), 1 << 8 * size - 1) if kind[0] == "i" else (0, 1 << 8 * size))
-    for kind, (_, size) in _SCALARS.items()
-    if kind[0] in "iu" and kind != "i1"
-}
 
 
 class LoadedKernel:
@@ -39,50 +30,72 @@ class LoadedKernel:
     Attributes:
         name: `file.function`, for messages.
         kernel: cuda-core's Kernel; it keeps its code loaded.
+        function: CUfunction of it, in the device's context.
+        threads, shared: of a block, threads and bytes of dynamic shared memory.
+        parameters: address of the addresses of its parameters, which `put` fills.
+        sizes: bytes of each parameter.
     """
 
     def __init__(self, variant: Variant, compiled: CompiledKernel, kernel: Any) -> None:
         self.name = variant.kernel
         self.kernel = kernel
+        self.function: Any = None
         self.threads = WARP * variant.warps
         self.shared = compiled.shared_bytes
         self._names = variant.arguments
-        self._types = [kind.removesuffix(":16") for kind in variant.types]
-        self._aligned = [kind.endswith(":16") for kind in variant.types]
+        types = [kind.removesuffix(":16") for kind in variant.types]
+        codes = [_code_of(kind) for kind in types]
+        self._codes, self._types = codes, types
+        self._aligned = [i for i, kind in enumerate(variant.types) if kind.endswith(":16")]
         self._nulls = (0,) * compiled.scratch
-        self.sizes = [size_of(kind) for kind in self._types] + [8] * compiled.scratch
+        every = codes + ["P"] * compiled.scratch
+        self.sizes = [struct.calcsize(code) for code in every]
+        # "@": each on a multiple of its size, as a compiler lays them out
+        self._layout = struct.Struct("@" + "".join(every))
+        self._values = ctypes.create_string_buffer(max(1, self._layout.size))
+        start = ctypes.addressof(self._values)
+        ends = [struct.calcsize("@" + "".join(every[: i + 1])) for i in range(len(every))]
+        places = [start + end - size for end, size in zip(ends, self.sizes, strict=True)]
+        self._places = (ctypes.c_void_p * max(1, len(places)))(*places)
+        self.parameters = ctypes.addressof(self._places)
 
-    def pack(self, arguments: Sequence[int | float]) -> tuple[Any, ...]:
-        """What cuda-core passes on. Raises EngineError: a wrong number, range or alignment."""
-        if len(arguments) != len(self._types):
+    def put(self, arguments: Sequence[int | float]) -> None:
+        """Write the parameters of the next launch; the driver copies them when it is issued.
+
+        Raises EngineError: a wrong number, a value out of range, an address not on 16 bytes.
+        """
+        if len(arguments) != len(self._names):
             raise EngineError(
-                f"{self.name} takes {len(self._types)} arguments, not {len(arguments)}"
+                f"{self.name} takes {len(self._names)} arguments, not {len(arguments)}"
             )
-        out = []
-        for name, kind, aligned, value in zip(
-            self._names, self._types, self._aligned, arguments, strict=True
-        ):
-            if aligned and int(value) % 16:
+        for i in self._aligned:
+            if arguments[i] % 16:
                 raise EngineError(
-                    f"{value:#x} is not a multiple of 16", field=f"{self.name}.{name}"
+                    f"{int(arguments[i]):#x} is not a multiple of 16",
+                    field=f"{self.name}.{self._names[i]}",
                 )
-            if kind[0] == "*":
-                out.append(int(value))
-                continue
-            low, high = _RANGES.get(kind, (None, None))
-            if low is not None and high is not None and not low <= value < high:
-                raise EngineError(f"{value} is not an {kind}", field=f"{self.name}.{name}")
-            out.append(_SCALARS[kind][0](value))
-        return (*out, *self._nulls)
+        try:
+            self._layout.pack_into(self._values, 0, *arguments, *self._nulls)
+        except (struct.error, OverflowError, TypeError):
+            raise self._which(arguments) from None
+
+    def _which(self, arguments: Sequence[int | float]) -> EngineError:
+        for name, kind, code, value in zip(
+            self._names, self._types, self._codes, arguments, strict=True
+        ):
+            try:
+                struct.pack(code, value)
+            except (struct.error, OverflowError, TypeError):
+                return EngineError(f"{value} is not of type {kind}", field=f"{self.name}.{name}")
+        return EngineError(f"{self.name} cannot take {list(arguments)}")
 
 
-def size_of(kind: str) -> int:
-    """Bytes of a parameter of this Triton type. Raises EngineError."""
+def _code_of(kind: str) -> str:
     if kind[0] == "*":
-        return struct.calcsize("P")
+        return "P"
     if kind not in _SCALARS:
         raise EngineError(f"a kernel parameter cannot be of type {kind}")
-    return _SCALARS[kind][1]
+    return _SCALARS[kind]
 
 
 def load(
@@ -118,7 +131,8 @@ def load(
             )
             faults.check(answer, doing)
         # else the driver puts it off until the first launch, which may be while a graph is recorded
-        faults.check(api.cuKernelGetFunction(handle), f"loading {variant.kernel}")
+        doing = f"loading {variant.kernel}"
+        loaded.function = faults.check(api.cuKernelGetFunction(handle), doing)
     return loaded
 
 

@@ -58,16 +58,23 @@ class Faults:
         """What cuda-core or the bindings raise inside becomes an EngineError."""
         try:
             yield
-        except EngineError:
-            raise
         except Exception as fault:
-            found = re.match(r"(CUDA_ERROR_\w+)(?:: (.*))?", str(fault), re.DOTALL)
-            if found:
-                raise self.error(found[1], doing, found[2] or "") from fault
-            # a driver too old for a call, an error too new for the bindings, a size out of range
-            if isinstance(fault, RuntimeError | ValueError | OverflowError | TypeError):
-                raise EngineError(f"{doing} failed: {fault}") from fault
-            raise
+            translated = self.translated(fault, doing)
+            if translated is fault:
+                raise
+            raise translated from fault
+
+    def translated(self, fault: Exception, doing: str) -> Exception:
+        """The EngineError for what cuda-core or the bindings raised; anything else as it is."""
+        if isinstance(fault, EngineError):
+            return fault
+        found = re.match(r"(CUDA_ERROR_\w+)(?:: (.*))?", str(fault), re.DOTALL)
+        if found:
+            return self.error(found[1], doing, found[2] or "")
+        # a driver too old for a call, an error too new for the bindings, a size out of range
+        if isinstance(fault, RuntimeError | ValueError | OverflowError | TypeError):
+            return EngineError(f"{doing} failed: {fault}")
+        return fault
 
     def error(self, name: str, doing: str, text: str = "") -> EngineError:
         """The error to raise for the CUDA error `name`; a sticky one takes the device."""

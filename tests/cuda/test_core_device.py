@@ -89,6 +89,7 @@ def refused_copies() -> Any:
         "past the end": lambda: device.write(memory, 1, host),
         "before the start": lambda: device.read(host[:4], memory, -1),
         "copy past the end": lambda: device.copy(memory, 0, memory, 8, 9),
+        "overlap": lambda: device.copy(memory, 0, memory, 7, 8),
         "fill past the end": lambda: device.fill(memory, 0, 17, 0),
         "pageable": lambda: device.write(memory, 0, np.zeros(4, np.uint8)),
         "strided": lambda: device.write(memory, 0, host[::2]),
@@ -111,6 +112,7 @@ def test_copies_outside_of_memory_are_refused_by_name() -> None:
     assert refused["past the end"] == "target: bytes 1 to 17 are not within its 16"
     assert refused["before the start"] == "source: bytes -1 to 3 are not within its 16"
     assert refused["copy past the end"] == "source: bytes 8 to 17 are not within its 16"
+    assert refused["overlap"] == "copying 8 bytes onto themselves is undefined on a GPU"
     assert refused["fill past the end"].startswith("target: ")
     assert refused["pageable"] == "source: is not memory that this device's `host` made"
     assert refused["strided"] == refused["other type"] == "source: must be contiguous bytes"
@@ -277,7 +279,7 @@ def test_a_launch_that_cannot_be_right_is_refused_before_the_driver_sees_it() ->
     refused = done.result
     assert refused["too few"] == "fake.add_one takes 2 arguments, not 1"
     assert refused["misaligned"].startswith("fake.add_one.a0: ")
-    assert refused["range"] == "fake.add_one.a1: 2147483648 is not an i32"
+    assert refused["range"] == "fake.add_one.a1: 2147483648 is not of type i32"
     assert "CUDA_ERROR_INVALID_VALUE" in refused["grid"]
     assert "(0, 1, 1)" in refused["empty grid"]
     assert "CUDA_ERROR_NOT_FOUND" in refused["no symbol"]

@@ -52,7 +52,7 @@ PLACES = {
     "cuLibraryGetKernel:1:500": "load",
     "cuKernelSetAttribute:1:1": "load",
     "cuKernelGetFunction:1:209": "load",
-    "cuLaunchKernelEx:1:701": "launch",
+    "cuLaunchKernel:1:701": "launch",
     "cuStreamBeginCapture:1:900": "record",
     "cuStreamEndCapture:1:901": "record",
     "cuGraphInstantiateWithParams:1:2": "record",
@@ -65,7 +65,7 @@ PLACES = {
 LOSSES = {
     "cuMemAlloc:1:700": "allocate",
     "cuMemcpyHtoDAsync:1:714": "write",
-    "cuLaunchKernelEx:1:719": "launch",
+    "cuLaunchKernel:1:719": "launch",
     "cuStreamBeginCapture:1:999": "record",
     "cuGraphLaunch:1:214": "replay",
     "cuStreamQuery:1:700": "wait",

@@ -208,6 +208,7 @@ R cuLaunchKernelEx(const Config *config, Kernel *kernel, void **arguments, void 
 
 R cuLaunchKernel(Kernel *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                  unsigned bz, unsigned shared, Stream *stream, void **arguments, void **extra) {
+    ENTER();
     Config config = {{gx, gy, gz}, {bx, by, bz}, shared, stream, NULL, 0};
     return cuLaunchKernelEx(&config, kernel, arguments, extra);
 }
