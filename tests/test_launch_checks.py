@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from edge.errors import BundleError
+from edge.export.quantize.plan import StateType
 from edge.launch import LaunchPlan, Program, Size
 from edge.launch_checks import GRID, check_plan, check_sizes
 from edge.plugins.lowering.context import Constant, Lowering, Regime, Tables
+from tests import lowered_models
 from tests.engine_models import CONFIGS
 
 # layers: Mamba-2 (d_ssm 24, 3 heads of [8, 8]), attention (2 KV heads of 6, rope 4), MLP, Mamba-1
@@ -85,6 +87,18 @@ def judge(data: dict[str, Any]) -> LaunchPlan:
 
 def test_a_sound_plan_passes() -> None:
     judge(made())
+
+
+@pytest.mark.parametrize("name, quant, state", lowered_models.CASES)
+def test_what_we_lower_passes(name: str, quant: str, state: StateType | None) -> None:
+    made = lowered_models.model(name, quant, state)
+    check_plan(
+        made.plan, made.config, weight_bytes=made.weight_bytes, state_dtypes=made.state_dtypes
+    )
+    for program in made.plan.programs:
+        for batch, tokens in ((1, 1), (3, 5), (2, 1024), (1, 0)):
+            sizes = {"T": tokens, "B": batch, "L": min(1, tokens), "C": 4096, "S": 32}
+            check_sizes(made.plan, program, sizes)
 
 
 def argument(data: dict[str, Any], name: str) -> dict[str, Any]:
