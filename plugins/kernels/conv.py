@@ -28,24 +28,27 @@ def row_of(index, sequence, c, inside, x, log, state, batch, slots, C, K, X_STRI
 
 
 @triton.jit
-def conv(
-    x,  # f32 or i8 [T·B, X_STRIDE]
-    weight,  # f32 or i8 [K, C], the oldest tap first
-    bias,  # f32 or i8 [C]
-    x_scale,  # f32 [X_SCALES]: 1, or one a channel; all scales are None of floats
+def convolve(
+    x,  # f32 or i8: channel c of row r at r·X_STRIDE + c; the rest are as for `conv`
+    weight,
+    bias,
+    x_scale,
     weight_scale,
     bias_scale,
     y_scale,
-    state,  # as x [2, K-1, B, C]
-    log,  # as x [S·B, C]
-    y,  # f32 or i8 [T·B, C]
-    run,  # i32 [8]
-    taps,  # i32 [T, K]
-    state_taps,  # i32 [K-1]
-    kept,  # i32 [T]: log slots of the new tokens, or -1
-    tokens,  # T
-    batch,  # B
-    slots,  # S
+    state,
+    log,
+    y,
+    run,
+    taps,
+    state_taps,
+    kept,
+    tokens,
+    batch,
+    slots,
+    channel,  # [BLOCK_C]; those outside 0 … C-1 are left out
+    first,  # row: y and the log get BLOCK_M from there on
+    every,  # and the state as many, and again so many rows on
     C: tl.constexpr,
     K: tl.constexpr,
     X_STRIDE: tl.constexpr,
@@ -56,10 +59,9 @@ def conv(
     BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    in_c = channel < C
+    """One program's share."""
+    in_c = (channel >= 0) & (channel < C)
     c = channel[None, :]
-    first = tl.program_id(1) * BLOCK_M
     slot_size = batch * ((K - 1) * C)
     source = state + tl.load(run + SOURCE).to(tl.int64) * slot_size
 
@@ -100,7 +102,7 @@ def conv(
 
     if tl.load(run + STORE) != 0:
         target = state + tl.load(run + TARGET).to(tl.int64) * slot_size
-        for start in range(first, (K - 1) * batch, tl.num_programs(1) * BLOCK_M):
+        for start in range(first, (K - 1) * batch, every):
             rows = start + tl.arange(0, BLOCK_M)[:, None]
             there = rows < (K - 1) * batch
             index = tl.load(state_taps + rows // batch, there, other=0)
@@ -109,3 +111,41 @@ def conv(
                 x, log, source, batch, slots, C, K, X_STRIDE,
             )  # fmt: skip
             tl.store(target + rows * C + c, row, in_c[None, :] & there)
+
+
+@triton.jit
+def conv(
+    x,  # f32 or i8 [T·B, X_STRIDE]
+    weight,  # f32 or i8 [K, C], the oldest tap first
+    bias,  # f32 or i8 [C]
+    x_scale,  # f32 [X_SCALES]: 1, or one a channel; all scales are None of floats
+    weight_scale,
+    bias_scale,
+    y_scale,
+    state,  # as x [2, K-1, B, C]
+    log,  # as x [S·B, C]
+    y,  # f32 or i8 [T·B, C]
+    run,  # i32 [8]
+    taps,  # i32 [T, K]
+    state_taps,  # i32 [K-1]
+    kept,  # i32 [T]: log slots of the new tokens, or -1
+    tokens,  # T
+    batch,  # B
+    slots,  # S
+    C: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    X_SCALES: tl.constexpr,
+    WEIGHT_SCALES: tl.constexpr,
+    BIAS_SCALES: tl.constexpr,
+    Y_SCALES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    first = tl.program_id(1) * BLOCK_M
+    convolve(
+        x, weight, bias, x_scale, weight_scale, bias_scale, y_scale, state, log, y, run, taps,
+        state_taps, kept, tokens, batch, slots, channel, first, tl.num_programs(1) * BLOCK_M,
+        C, K, X_STRIDE, X_SCALES, WEIGHT_SCALES, BIAS_SCALES, Y_SCALES, BLOCK_M, BLOCK_C,
+    )  # fmt: skip

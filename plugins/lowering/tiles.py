@@ -46,6 +46,8 @@ def launch_product(
     constants: Mapping[str, int],
     tile: Tile,
     rows: Rows,
+    *,
+    settles: bool = False,
 ) -> None:
     """`few` or `many` of a kernel file, as the tile is. `constants` has N, the outputs."""
     outputs = Size(times=cdiv(constants["N"], tile.n))
@@ -62,4 +64,5 @@ def launch_product(
         (Size(of=rows, per=tile.m) if tile.many else ONE, outputs),
         warps=tile.warps,
         stages=tile.stages,
+        settles=settles,
     )

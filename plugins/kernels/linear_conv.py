@@ -1,0 +1,76 @@
+"""A product of at most 16 rows, and the causal convolution of some of its columns.
+
+What a channel's convolution reads of this run was all made by the program that made the channel, so
+it is read back as the convolution of its own would read it: the same numbers.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from edge.plugins.kernels.conv import convolve
+from edge.plugins.kernels.linear import few_float
+from edge.plugins.kernels.linear_int8 import few_int8, scaled
+
+
+@triton.jit
+def few(
+    x,  # i8 or f32 [T·B, K], rows X_STRIDE apart; T·B is at most 16
+    x_scale,  # the product's, as in `linear_int8.few`; None of floats
+    weight,  # i8, f32 or f16 [N, K]
+    weight_scale,
+    y_scale,
+    y,  # i8 or f32 [T·B, N]
+    tap_weight,  # from here on the convolution's, as in `conv.conv`
+    bias,
+    input_scale,
+    tap_scale,
+    bias_scale,
+    output_scale,
+    state,
+    log,
+    output,  # i8 or f32 [T·B, C]
+    run,
+    taps,
+    state_taps,
+    kept,
+    tokens,  # T
+    batch,  # B
+    slots,  # S
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    WEIGHT_SCALE_STEP: tl.constexpr,
+    Y_SCALE_STEP: tl.constexpr,
+    START: tl.constexpr,  # columns START … START+C-1 of y are convolved
+    C: tl.constexpr,
+    WINDOW: tl.constexpr,
+    INPUT_SCALES: tl.constexpr,
+    TAP_SCALES: tl.constexpr,
+    BIAS_SCALES: tl.constexpr,
+    OUTPUT_SCALES: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    begin = tl.program_id(1) * BLOCK_N
+    M = tokens * batch
+    m = tl.arange(0, ROWS)
+    n = begin + tl.arange(0, BLOCK_N)
+    if y_scale is None:
+        made = few_float(x, weight, m, n, M, N, K, X_STRIDE, ROWS, BLOCK_N, BLOCK_K)
+    else:
+        total = few_int8(x, weight, m, n, M, N, K, X_STRIDE, ROWS, BLOCK_N, BLOCK_K)
+        made = scaled(
+            total, m, n, x_scale, weight_scale, y_scale, M, N, 0, WEIGHT_SCALE_STEP, Y_SCALE_STEP
+        )
+    tl.store(y + m[:, None] * N + n[None, :], made, mask=(m < M)[:, None] & (n < N)[None, :])
+    if (begin < START + C) & (begin + BLOCK_N > START):
+        # other threads of the program read what these have stored
+        tl.debug_barrier()
+        convolve(
+            y + START, tap_weight, bias, input_scale, tap_scale, bias_scale, output_scale, state,
+            log, output, run, taps, state_taps, kept, tokens, batch, slots, n - START, 0, ROWS,
+            C, WINDOW, N, INPUT_SCALES, TAP_SCALES, BIAS_SCALES, OUTPUT_SCALES, ROWS, BLOCK_N,
+        )  # fmt: skip
