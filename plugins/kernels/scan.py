@@ -32,40 +32,55 @@ from edge.plugins.kernels.replay import (
 
 
 @triton.jit
-def read(x, dt, B, row, X_STRIDE, DT_STRIDE: tl.constexpr, B_STRIDE, at):
-    """A token of the scan as it is stored: x, dt [BLOCK_E], B [BLOCK_N].
-
-    DT_STRIDE 0: dt [ROWS, BLOCK_E] holds the values of all rows of the run.
-    """
-    e, in_e, n, in_n = at
+def dt_of(dt, row, e, in_e, DT_STRIDE: tl.constexpr):
+    """dt of a token, [BLOCK_E]. DT_STRIDE 0: dt [ROWS, BLOCK_E] holds those of the whole run."""
     if DT_STRIDE == 0:
         rows = tl.arange(0, dt.shape[0])
-        own_dt = tl.sum(tl.where(rows[:, None] == row, dt, 0), 0)
+        own = tl.sum(tl.where(rows[:, None] == row, dt, 0), 0)
     else:
-        own_dt = tl.load(dt + row * DT_STRIDE + e, mask=in_e, other=0)
+        own = tl.load(dt + row * DT_STRIDE + e, mask=in_e, other=0)
+    return own
+
+
+@triton.jit
+def read(inputs, row, at, STRIDES: tl.constexpr):
+    """A token's x, B, C, z as they are stored: [BLOCK_E], [BLOCK_N] and again."""
+    x, B, C, z = inputs
+    e, in_e, n, in_n = at
     return (
-        tl.load(x + row * X_STRIDE + e, mask=in_e, other=0),
-        own_dt,
-        tl.load(B + row * B_STRIDE + n, mask=in_n, other=0),
+        tl.load(x + row * STRIDES[0] + e, mask=in_e, other=0),
+        tl.load(B + row * STRIDES[1] + n, mask=in_n, other=0),
+        tl.load(C + row * STRIDES[2] + n, mask=in_n, other=0),
+        tl.load(z + row * STRIDES[3] + e, mask=in_e, other=0),
     )
 
 
 @triton.jit
-def stash(log_x, log_dt, log_B, row, token, at, E, N):
-    """Keep a token; every program of a sequence writes the same B."""
+def logged(logs, row, at, E: tl.constexpr, N: tl.constexpr):
+    """A token's x, dt, B from the logs."""
     e, in_e, n, in_n = at
-    tl.store(log_x + row * E + e, token[0], mask=in_e)
-    tl.store(log_dt + row * E + e, token[1], mask=in_e)
-    tl.store(log_B + row * N + n, token[2], mask=in_n)
+    return (
+        tl.load(logs[0] + row * E + e, mask=in_e, other=0),
+        tl.load(logs[1] + row * E + e, mask=in_e, other=0),
+        tl.load(logs[2] + row * N + n, mask=in_n, other=0),
+    )
 
 
 @triton.jit
-def update(h, token, rate, units):
+def stash(logs, row, x, dt, B, at, E: tl.constexpr, N: tl.constexpr):
+    """Keep a token; every program of a sequence writes the same B."""
+    e, in_e, n, in_n = at
+    tl.store(logs[0] + row * E + e, x, mask=in_e)
+    tl.store(logs[1] + row * E + e, dt, mask=in_e)
+    tl.store(logs[2] + row * N + n, B, mask=in_n)
+
+
+@triton.jit
+def update(h, x, dt, B, rate, units):
     """h [BLOCK_N, BLOCK_E] after one more token, not yet rounded.
 
     exp(Δ·A)·h + Δ·x·B with Δ = softplus(dt + bias); rate is A·log2(e), because GPUs have exp2.
     """
-    x, dt, B = token
     x_unit, dt_unit, dt_bias, B_unit = units
     delta = softplus(dt.to(tl.float32) * dt_unit + dt_bias)
     fed = delta * (x.to(tl.float32) * x_unit)
@@ -79,6 +94,84 @@ def output(h, x, C, z, units):
     C_unit, C_gain, D, z_unit = units
     y = tl.sum(h * (C.to(tl.float32) * C_unit)[:, None], 0) * C_gain
     return (y + x.to(tl.float32) * D) * silu(z.to(tl.float32) * z_unit)
+
+
+@triton.jit
+def replayed(
+    h, logs, replay, pending, advance, targets, inside, at, rate, feeding, batch, sequence,
+    kind: tl.constexpr, E: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """h after the pending tokens; stored after `advance` of them."""
+    if pending > 0:
+        row = tl.load(replay) * batch + sequence
+        coming = logged(logs, row, at, E, N)
+        row = tl.load(replay + tl.minimum(1, pending - 1)) * batch + sequence
+        for j in range(pending):
+            x, dt, B = coming
+            coming = logged(logs, row, at, E, N)
+            row = tl.load(replay + tl.minimum(j + 2, pending - 1)) * batch + sequence
+            h = kept(update(h, x, dt, B, rate, feeding), 1.0, kind)
+            if j + 1 == advance:
+                store_state(targets, h, inside, 1.0, kind)
+    return h
+
+
+@triton.jit
+def chained(
+    h, first, inputs, dt, logs, slots, y, at, rate, feeding, reading, tokens, batch, sequence,
+    kind: tl.constexpr, E: tl.constexpr, N: tl.constexpr,
+    STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """h after the new tokens, one after the other; `first` is the first of them."""
+    e, in_e = at[0], at[1]
+    if tokens > 0:
+        coming = first
+        dt_coming = dt_of(dt, sequence, e, in_e, DT_STRIDE)
+        slot_coming = tl.load(slots)
+        # two at a time, or what is read ahead would be moved from register to register
+        for t in tl.range(tokens, loop_unroll_factor=2):
+            x_now, B_now, C_now, z_now = coming
+            dt_now = dt_coming
+            if slot_coming >= 0:
+                row = slot_coming * batch + sequence
+                stash(logs, row, x_now, dt_now, B_now, at, E, N)
+            after = tl.minimum(t + 1, tokens - 1)
+            row = after * batch + sequence
+            coming = read(inputs, row, at, STRIDES)
+            dt_coming = dt_of(dt, row, e, in_e, DT_STRIDE)
+            slot_coming = tl.load(slots + after)
+            h = update(h, x_now, dt_now, B_now, rate, feeding)
+            out = output(h, x_now, C_now, z_now, reading)
+            tl.store(y + (t * batch + sequence) * E + e, out, mask=in_e)
+            h = kept(h, 1.0, kind)
+    return h
+
+
+@triton.jit
+def branched(
+    h, inputs, dt, logs, slots, ancestors, y, at, rate, feeding, reading, tokens, batch, sequence,
+    kind: tl.constexpr, E: tl.constexpr, N: tl.constexpr,
+    STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Each new token on its own path from h: what is on it is applied again, none of it stored."""
+    e, in_e = at[0], at[1]
+    for t in range(tokens):
+        branch = h
+        for j in range(t):
+            if tl.load(ancestors + t * tokens + j) != 0:
+                row = j * batch + sequence
+                token = read(inputs, row, at, STRIDES)
+                own = dt_of(dt, row, e, in_e, DT_STRIDE)
+                branch = update(branch, token[0], own, token[1], rate, feeding)
+                branch = kept(branch, 1.0, kind)
+        row = t * batch + sequence
+        x, B, C, z = read(inputs, row, at, STRIDES)
+        own = dt_of(dt, row, e, in_e, DT_STRIDE)
+        branch = update(branch, x, own, B, rate, feeding)
+        tl.store(y + row * E + e, output(branch, x, C, z, reading), mask=in_e)
+        slot = tl.load(slots + t)
+        if slot >= 0:
+            stash(logs, slot * batch + sequence, x, own, B, at, E, N)
 
 
 @triton.jit
@@ -172,6 +265,15 @@ def scan(
     h = load_state(states + tl.load(run + SOURCE) * size, inside, 1.0, kind)
     targets = states + tl.load(run + TARGET) * size
     store = tl.load(run + STORE)
+    pending = tl.load(run + PENDING)
+    advance = tl.where(store == 1, tl.load(run + ADVANCE), 0)
+
+    inputs = (x, B, C, z)
+    STRIDES: tl.constexpr = (X_STRIDE, B_STRIDE, C_STRIDE, Z_STRIDE)
+    if ancestors is None:
+        # also what the first token reads, which no replay has to be waited for
+        there = (e, e < tl.where(tokens > 0, E, 0), n, n < tl.where(tokens > 0, N, 0))
+        first = read(inputs, sequence, there, STRIDES)
 
     rate = tl.load(A + each, mask=inside, other=0).to(tl.float32)
     skip = tl.load(D + e, mask=in_e, other=0).to(tl.float32)
@@ -213,53 +315,20 @@ def scan(
                 0, 1 if DT_WEIGHT_SCALES > 1 else 0, 1 if DT_SCALES > 1 else 0,
             ).to(tl.int32)  # fmt: skip
 
-    pending = tl.load(run + PENDING)
-    if pending > 0:
-        advance = tl.load(run + ADVANCE)
-        row = tl.load(replay) * batch + sequence
-        coming = read(log_x, log_dt, log_B, row, E, E, N, at)
-        for j in range(pending):
-            token = coming
-            row = tl.load(replay + tl.minimum(j + 1, pending - 1)) * batch + sequence
-            coming = read(log_x, log_dt, log_B, row, E, E, N, at)
-            h = kept(update(h, token, rate, feeding), 1.0, kind)
-            if (store == 1) & (j + 1 == advance):
-                store_state(targets, h, inside, 1.0, kind)
-
+    logs = (log_x, log_dt, log_B)
+    h = replayed(
+        h, logs, replay, pending, advance, targets, inside, at, rate, feeding, batch, sequence,
+        kind, E, N,
+    )  # fmt: skip
     if ancestors is not None:
-        for t in range(tokens):
-            branch = h
-            for j in range(t):
-                if tl.load(ancestors + t * tokens + j) != 0:
-                    row = j * batch + sequence
-                    token = read(x, dt, B, row, X_STRIDE, DT_STRIDE, B_STRIDE, at)
-                    branch = kept(update(branch, token, rate, feeding), 1.0, kind)
-            row = t * batch + sequence
-            token = read(x, dt, B, row, X_STRIDE, DT_STRIDE, B_STRIDE, at)
-            C_now = tl.load(C + row * C_STRIDE + n, mask=in_n, other=0)
-            z_now = tl.load(z + row * Z_STRIDE + e, mask=in_e, other=0)
-            branch = update(branch, token, rate, feeding)
-            out = output(branch, token[0], C_now, z_now, reading)
-            tl.store(y + row * E + e, out, mask=in_e)
-            slot = tl.load(slots + t)
-            if slot >= 0:
-                stash(log_x, log_dt, log_B, slot * batch + sequence, token, at, E, N)
-    elif tokens > 0:
-        coming = read(x, dt, B, sequence, X_STRIDE, DT_STRIDE, B_STRIDE, at)
-        C_coming = tl.load(C + sequence * C_STRIDE + n, mask=in_n, other=0)
-        z_coming = tl.load(z + sequence * Z_STRIDE + e, mask=in_e, other=0)
-        for t in range(tokens):
-            token, C_now, z_now = coming, C_coming, z_coming
-            row = tl.minimum(t + 1, tokens - 1) * batch + sequence
-            coming = read(x, dt, B, row, X_STRIDE, DT_STRIDE, B_STRIDE, at)
-            C_coming = tl.load(C + row * C_STRIDE + n, mask=in_n, other=0)
-            z_coming = tl.load(z + row * Z_STRIDE + e, mask=in_e, other=0)
-            h = update(h, token, rate, feeding)
-            out = output(h, token[0], C_now, z_now, reading)
-            tl.store(y + (t * batch + sequence) * E + e, out, mask=in_e)
-            h = kept(h, 1.0, kind)
-            slot = tl.load(slots + t)
-            if slot >= 0:
-                stash(log_x, log_dt, log_B, slot * batch + sequence, token, at, E, N)
+        branched(
+            h, inputs, dt, logs, slots, ancestors, y, at, rate, feeding, reading,
+            tokens, batch, sequence, kind, E, N, STRIDES, DT_STRIDE,
+        )  # fmt: skip
+    else:
+        h = chained(
+            h, first, inputs, dt, logs, slots, y, at, rate, feeding, reading,
+            tokens, batch, sequence, kind, E, N, STRIDES, DT_STRIDE,
+        )  # fmt: skip
     if store == 2:
         store_state(targets, h, inside, 1.0, kind)

@@ -162,9 +162,11 @@ def check(feeds: Feeds, run: Run) -> Result:
 
 
 @kinds
-@pytest.mark.parametrize("a_channel", [False, True])
-@pytest.mark.parametrize(("pending", "new", "batch"), [(0, 1, 1), (3, 5, 2), (2, 17, 1), (1, 3, 3)])
-def test_chains(kind: str, a_channel: bool, pending: int, new: int, batch: int) -> None:
+@pytest.mark.parametrize(
+    ("pending", "new", "batch", "a_channel"),
+    [(0, 1, 1, False), (3, 5, 2, True), (2, 17, 1, False), (1, 18, 1, True), (1, 3, 3, False)],
+)
+def test_chains(kind: str, pending: int, new: int, batch: int, a_channel: bool) -> None:
     feeds = feeds_of(kind, pending + new, batch, a_channel)
     check(feeds, Run(range(pending), range(pending, pending + new), store=LAST, source=new % 2))
 
@@ -201,7 +203,7 @@ def test_a_tree_without_branches_is_a_chain(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["32", "8"])
 @pytest.mark.parametrize("a_channel", [False, True])
-@pytest.mark.parametrize("rank", [16, 48, 160])
+@pytest.mark.parametrize("rank", [48, 160])
 def test_makes_dt_of_int8_values(kind: str, a_channel: bool, rank: int) -> None:
     """The bits, and the log, are those of a scan that is given dt."""
     feeds = feeds_of(kind, 10, 2, a_channel)
@@ -209,9 +211,9 @@ def test_makes_dt_of_int8_values(kind: str, a_channel: bool, rank: int) -> None:
     assert len(np.unique(made["dt"])) > 100
     given = feeds | {"dt": made["dt"]}
     for run in (
-        Run(range(3), range(3, 10), 2, ADVANCED),
-        Run(range(3), range(3, 10), parents=PARENTS),
-        Run(range(3), [3], store=LAST),
+        Run(range(3), range(3, 8), 2, ADVANCED),
+        Run(range(3), range(3, 7), parents=PARENTS[:4]),
+        Run((), [3], store=LAST),
     ):
         found, alone = run_scan(made, run), run_scan(given, run)
         assert same_bits(found.y, alone.y) and same_bits(found.states, alone.states)
