@@ -2,16 +2,16 @@
 
 The state [B, N, E] lies along the channels, so a warp takes 32 of them and a thread all N states of
 one: the sum over N, and everything that is one a channel, needs no other thread. Two warps a
-program: Mamba 2.8B, E 5120, has 80 programs, 10 on each of an Orin Nano's 8 multiprocessors (16 is
-the most there), and 5 warps for each of its schedulers.
+program: Mamba 2.8B, E 5120, has 80 programs, 10 for each of an Orin Nano's 8 multiprocessors, and 5
+warps for each of its schedulers. Registers (126 to 168 a thread) let 6 to 8 of the 10 run at once.
 
 Tokens are taken one after the other, also in prefill. A state that is rounded after every token
 allows nothing else, and for an fp32 state the other ways (a scan by associativity, or chunks) do
 two to three times the work and give other bits in a chunk than in a step.
 
 Counted in the SASS for sm_87, a token of prefill takes a warp 295 instructions with an int8 state
-and 231 with an fp32 one: 16 states of 5 (8 more to round to int8), one of them an exp2, and some
-150 for softplus, gate and addresses. So at one instruction a clock, a token of a layer of
+and 231 with an fp32 one: 16 states of 6 (4 more to round to int8), one of them an exp2, and some
+135 for softplus, gate and addresses. So at one instruction a clock, a token of a layer of
 Mamba 2.8B (160 warps) is 1500 clocks of an Orin Nano, 1.5 µs at 1 GHz: 100 ms for 1024 tokens of 64
 layers. An H200 has three times as many schedulers as there are warps, and is bound by a token's
 latency. Not measured: both follow from the instructions.
