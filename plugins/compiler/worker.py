@@ -35,9 +35,17 @@ def main() -> None:
         except EdgeError as problem:
             answer = {"error": problem.message, "remedy": problem.remedy}
         except Exception as problem:  # Triton raises many kinds: all mean this kernel
-            answer = {"error": f"{type(problem).__name__}: {problem}", "remedy": None}
+            answer = {"error": _told(problem), "remedy": None}
         answers.write(json.dumps({**answer, "bytes": len(cubin)}).encode() + b"\n" + cubin)
         answers.flush()
+
+
+def _told(problem: BaseException) -> str:
+    """Where Triton stopped and, from the innermost function it was in, why."""
+    causes = [problem]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    return "\n".join(f"{type(cause).__name__}: {cause}" for cause in causes)
 
 
 def compile_here(variant: Variant, sm: int) -> tuple[CompiledKernel, str, bytes]:
