@@ -69,7 +69,11 @@ def median_ms(work: Callable[[], object], repeats: int = REPEATS, warm: int = WA
 
 
 def times(
-    engine: CudaEngine, prompts: tuple[int, ...], drafts: tuple[int, ...], repeats: int = REPEATS
+    engine: CudaEngine,
+    prompts: tuple[int, ...],
+    drafts: tuple[int, ...],
+    repeats: int = REPEATS,
+    warm: int = WARM,
 ) -> Times:
     """Of one sequence, with room for the longest draft to be taken back."""
     state = engine.new_state(window=max(drafts) + 1, capacity=max(prompts) + 64)
@@ -81,11 +85,11 @@ def times(
         engine.run(tokens[:, :count], state, rows="all")
         state.rewind(count)
 
-    tpot = median_ms(lambda: engine.run(tokens[:, :1], state, commit=True), repeats)
-    verify = {k: median_ms(partial(run, k + 1), repeats) for k in drafts}
-    few = max(3, repeats // 8)
+    tpot = median_ms(lambda: engine.run(tokens[:, :1], state, commit=True), repeats, warm)
+    verify = {k: median_ms(partial(run, k + 1), repeats, warm) for k in drafts}
+    few = -(-repeats // 8)
     ttft = {
-        n: median_ms(partial(_read, engine, state, tokens[:, :n]), few, warm=1) for n in prompts
+        n: median_ms(partial(_read, engine, state, tokens[:, :n]), few, warm // 4) for n in prompts
     }
     plan = engine.memory_plan(window=max(drafts) + 1, capacity=max(prompts) + 64)
     return Times(tpot, verify, ttft, len(step_launches(engine.plan)), plan)
@@ -103,7 +107,7 @@ def step_launches(plan: LaunchPlan) -> tuple[int, ...]:
     return chains[0].launches
 
 
-def kernel_times(engine: CudaEngine, repeats: int = REPEATS) -> list[KernelTime]:
+def kernel_times(engine: CudaEngine, repeats: int = REPEATS, warm: int = WARM) -> list[KernelTime]:
     """Each kernel of a step alone, all its layers in one graph; the slowest first."""
     state = engine.new_state(window=8)
     engine.run(np.zeros((1, 1), np.int64), state, commit=True)
@@ -125,7 +129,7 @@ def kernel_times(engine: CudaEngine, repeats: int = REPEATS) -> list[KernelTime]
 
             size = sum(_weight_bytes(plan, step_launches(plan)[place]) for place in places)
             name = plan.variants[variant].kernel
-            found.append(KernelTime(name, len(places), median_ms(work, repeats), size))
+            found.append(KernelTime(name, len(places), median_ms(work, repeats, warm), size))
     return sorted(found, key=lambda one: -one.ms)
 
 
