@@ -32,6 +32,7 @@ class Exclusive:
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._staging = device.host(STAGING)
+        self._left = False
 
     def check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -43,9 +44,18 @@ class Exclusive:
     def __enter__(self) -> Device:
         self.check_process()
         self._lock.acquire()
+        if self._left:
+            # what an interrupt left running still reads memory that is about to be written
+            try:
+                self.device.wait()
+            except BaseException:
+                self._lock.release()
+                raise
+            self._left = False
         return self.device
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._left = self._left or kind is not None
         self._lock.release()
 
     def download(self, pieces: Iterable[Piece]) -> None:

@@ -172,6 +172,33 @@ def test_two_threads() -> None:
     assert (state.position, mine.position) == (1, 1)
 
 
+def test_an_interrupted_run_is_waited_for_before_its_inputs_are_written_over() -> None:
+    engine = toy.engine()
+    state = engine.new_state(window=2)
+    device, order = engine.exclusive.device, []
+    wait, fill = device.wait, engine.sources.fill
+
+    def interrupted() -> None:
+        device.wait = waited  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    def waited() -> None:
+        order.append("wait")
+        wait()
+
+    def filled(*arguments: object) -> None:
+        order.append("fill")
+        fill(*arguments)  # type: ignore[arg-type]
+
+    device.wait = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(ids(1), state)
+    engine.sources.fill = filled  # type: ignore[method-assign]
+    assert state.position == 0
+    engine.run(ids(2), state)
+    assert order == ["wait", "fill", "wait"]
+
+
 def test_a_forked_process_is_refused() -> None:
     engine = toy.engine()
     state = engine.new_state(window=2)
