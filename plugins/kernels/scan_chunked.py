@@ -1,0 +1,206 @@
+"""Prefill of Mamba-2's scan with an fp32 state, in chunks, by products of matrices.
+
+In a chunk of tokens the outputs are, with s[t] = Σ_{i≤t} Δ[i]·A,
+
+    y[t] = exp(s[t])·(h·C[t]) + Σ_{j≤t} exp(s[t]-s[j])·Δ[j]·(C[t]·B[j])·x[j] + D·x[t]
+    h    = exp(s[last])·h + Σ_j exp(s[last]-s[j])·Δ[j]·x[j] ⊗ B[j]
+
+(SSD: Mamba-2, arXiv 2405.21060, section 6.) s[t]-s[j] is summed from j+1 to t and never subtracted,
+so no exponent is above 0 and none loses digits to a long chunk. A program holds the states of some
+channels of one head of one sequence, and goes through the chunks one after the other.
+
+The sums are not those of `scan_heads`: tokens that were prefilled differ from the same tokens run
+one by one, by 2·10⁻⁵ of the largest output at most where it was tried, as they do on a CPU. Replays
+before the run are the very same. A NaN in a token's input is in all outputs of its chunk.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from edge.plugins.kernels.common import tensor_cores
+from edge.plugins.kernels.linear_int8 import dot_int8
+from edge.plugins.kernels.replay import SOURCE, STORE, TARGET, factor, load_state, store_state
+from edge.plugins.kernels.scan_heads import clamped_step, replayed
+
+
+@triton.jit
+def dot(a, b, WHOLE: tl.constexpr = False):
+    """a · b of fp32, as good as fp32. tf32 has 11 bits: numbers are taken in two parts.
+
+    Three products of parts are added (tf32x3); two where a is WHOLE: integers of at most 11 bits.
+    """
+    if not tensor_cores():
+        product = tl.dot(a, b, input_precision="ieee")
+    elif WHOLE:
+        high = (b.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+        product = tl.dot(a, b - high, input_precision="tf32")
+        product = tl.dot(a, high, product, input_precision="tf32")
+    else:
+        product = tl.dot(a, b, input_precision="tf32x3")
+    return product
+
+
+@triton.jit
+def scaled(values, scales, SCALES: tl.constexpr):
+    """Rows of channels in fp32, times the one scale or that of each channel."""
+    return values.to(tl.float32) * (scales[None, :] if SCALES > 1 else scales)
+
+
+@triton.jit
+def copy_rows(
+    target, to, TO_STRIDE: tl.constexpr, source, row, STRIDE: tl.constexpr, columns, some, inside
+):  # fmt: skip
+    """Some rows of some columns of a tensor to rows of another."""
+    mask = some[:, None] & inside[None, :]
+    values = tl.load(source + row[:, None] * STRIDE + columns[None, :], mask=mask, other=0)
+    tl.store(target + to[:, None] * TO_STRIDE + columns[None, :], values, mask=mask)
+
+
+@triton.jit
+def scan(
+    x,  # f32 or i8 [T·B, X_STRIDE]; likewise dt, B and C
+    dt,
+    B,
+    C,
+    A,  # f32 [HEADS], or i8: A = -exp(A_scale·A)
+    D,  # f32 or i8 [HEADS]
+    dt_bias,  # f32 or i8 [HEADS]
+    x_scale,  # f32 [X_SCALES]: 1, or one a channel; all scales are None where x is f32
+    dt_scale,
+    B_scale,
+    C_scale,
+    A_scale,  # f32 [1]
+    D_scale,
+    dt_bias_scale,
+    state,  # f32 [2, batch, HEADS, P, N]
+    log_x,  # as x [S·B, HEADS·P]
+    log_dt,  # as dt [S·B, HEADS]
+    log_B,  # as B [S·B, GROUPS·N]
+    y,  # f32 [T·B, HEADS·P]
+    run,  # i32 [8]
+    replay,  # i32 [S]
+    slots,  # i32 [T]
+    tokens,  # T
+    batch,  # B
+    HEADS: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # a power of two, at least N and 32
+    CHUNK: tl.constexpr,  # tokens, a power of two of at least 16
+    X_STRIDE: tl.constexpr,
+    DT_STRIDE: tl.constexpr,
+    B_STRIDE: tl.constexpr,
+    C_STRIDE: tl.constexpr,
+    X_SCALES: tl.constexpr,  # 0 of f32
+    DT_SCALES: tl.constexpr,
+    B_SCALES: tl.constexpr,
+    C_SCALES: tl.constexpr,
+    DT_MIN: tl.constexpr,
+    DT_MAX: tl.constexpr,
+):
+    head = tl.program_id(0)
+    part = tl.program_id(1)
+    sequence = tl.program_id(2)
+    group = head // (HEADS // GROUPS)
+    p = part * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    p_inside = p < P
+    n_inside = n < N
+    inside = p_inside[:, None] & n_inside[None, :]
+    x_at = head * P + p
+    bc_at = group * N + n
+    PIECE: tl.constexpr = 32
+    WHOLE: tl.constexpr = B_SCALES == 1 and C_SCALES == 1  # their products are of integers
+
+    slot_size = batch.to(tl.int64) * (HEADS * P * N)
+    states = state + (sequence * HEADS + head) * (P * N) + p[:, None] * N + n[None, :]
+    h = load_state(states + tl.load(run + SOURCE) * slot_size, inside, 1.0, tl.float32)
+    target = tl.load(run + TARGET) * slot_size
+    x_factor = factor(x_scale, x_at, p_inside, X_SCALES)
+    dt_factor = factor(dt_scale, head, head < HEADS, DT_SCALES)
+    a = tl.load(A + head).to(tl.float32)
+    skip = tl.load(D + head).to(tl.float32)
+    bias = tl.load(dt_bias + head).to(tl.float32)
+    if X_SCALES > 0:
+        a = -tl.exp(a * tl.load(A_scale))
+        skip = skip * tl.load(D_scale)
+        bias = bias * tl.load(dt_bias_scale)
+    h = replayed(
+        h, (log_x, log_dt, log_B), run, replay, states + target, inside, 1.0, batch, sequence,
+        (x_at, head, bc_at), (head * P + P, head + 1, group * N + N),
+        (x_factor, dt_factor, factor(B_scale, bc_at, n_inside, B_SCALES)), (a, bias),
+        (HEADS * P, HEADS, GROUPS * N), (DT_MIN, DT_MAX), tl.float32,
+    )  # fmt: skip
+
+    t = tl.arange(0, CHUNK)
+    reaches = t[:, None] >= t[None, :]
+    after = t[:, None] > t[None, :]
+    for first in range(0, tokens, CHUNK):
+        here = first + t < tokens
+        row = (first + t) * batch + sequence
+        dt_raw = tl.load(dt + row * DT_STRIDE + head, mask=here, other=0)
+        delta = clamped_step(dt_raw.to(tl.float32) * dt_factor, bias, DT_MIN, DT_MAX)
+        delta = tl.where(here, delta, 0.0)
+        rate = delta * a
+        # [i, j]: what token i adds to the way from j; summed up to t, the way from j to t
+        steps = tl.where(after, rate[:, None], 0.0)
+        fade = tl.where(reaches, tl.exp(tl.cumsum(steps, 0)), 0.0) * delta[None, :]
+        remains = tl.exp(tl.sum(steps, 0)) * delta
+
+        x_inside = here[:, None] & p_inside[None, :]
+        xs = tl.load(x + row[:, None] * X_STRIDE + x_at[None, :], mask=x_inside, other=0)
+        xs = scaled(xs, x_factor, X_SCALES)
+        bc_inside = here[:, None] & n_inside[None, :]
+        b_rows = B + row[:, None] * B_STRIDE + bc_at[None, :]
+        c_rows = C + row[:, None] * C_STRIDE + bc_at[None, :]
+        b_factor = factor(B_scale, bc_at, n_inside, B_SCALES)
+        c_factor = factor(C_scale, bc_at, n_inside, C_SCALES)
+        if WHOLE:
+            b = tl.load(b_rows, mask=bc_inside, other=0)
+            c = tl.load(c_rows, mask=bc_inside, other=0)
+            counts = dot_int8(c, tl.trans(b), tl.zeros((CHUNK, CHUNK), tl.int32))
+            alike = counts.to(tl.float32) * (b_factor * c_factor)
+        else:
+            alike = tl.zeros((CHUNK, CHUNK), tl.float32)
+            for start in range(0, N, PIECE):
+                piece = start + tl.arange(0, PIECE)
+                some = here[:, None] & (piece < N)[None, :]
+                at = group * N + piece
+                b = tl.load(B + row[:, None] * B_STRIDE + at[None, :], mask=some, other=0)
+                c = tl.load(C + row[:, None] * C_STRIDE + at[None, :], mask=some, other=0)
+                b = scaled(b, factor(B_scale, at, piece < N, B_SCALES), B_SCALES)
+                c = scaled(c, factor(C_scale, at, piece < N, C_SCALES), C_SCALES)
+                alike += dot(c, tl.trans(b))
+        out = dot(alike * fade, xs) + skip * xs
+        # The barriers keep the compiler from reading all at once, into more registers than it has.
+        tl.debug_barrier()
+        faded = tl.exp(tl.cumsum(rate, 0))
+        c = tl.load(c_rows, mask=bc_inside, other=0)
+        if WHOLE:
+            out += (faded * c_factor)[:, None] * dot(c.to(tl.float32), tl.trans(h), True)
+        else:
+            out += faded[:, None] * dot(scaled(c, c_factor, C_SCALES), tl.trans(h))
+        tl.store(y + row[:, None] * (HEADS * P) + x_at[None, :], out, mask=x_inside)
+        tl.debug_barrier()
+        b = tl.load(b_rows, mask=bc_inside, other=0)
+        fed = dot(tl.trans(xs * remains[:, None]), scaled(b, b_factor, B_SCALES))
+        h = tl.exp(tl.sum(rate, 0)) * h + fed
+    if tl.load(run + STORE) == 2:
+        store_state(states + target, h, inside, 1.0, tl.float32)
+
+    # Rows to be kept are read again: held until here, they would want too many registers.
+    for first in range(0, tokens, CHUNK):
+        slot = tl.load(slots + first + t, mask=first + t < tokens, other=-1)
+        row = (first + t) * batch + sequence
+        kept_row = slot * batch + sequence
+        keep = slot >= 0
+        copy_rows(log_x, kept_row, HEADS * P, x, row, X_STRIDE, x_at, keep, p_inside)
+        if part == 0:
+            values = tl.load(dt + row * DT_STRIDE + head, mask=keep, other=0)
+            tl.store(log_dt + kept_row * HEADS + head, values, mask=keep)
+            if head % (HEADS // GROUPS) == 0:
+                copy_rows(log_B, kept_row, GROUPS * N, B, row, B_STRIDE, bc_at, keep, n_inside)

@@ -1,0 +1,130 @@
+"""Mamba-2's prefill in chunks, against the sequential reference, and what it may change.
+
+The tolerance is that of sums of N + T fp32 products, in another order than the reference's: 2·10⁻⁵
+of the largest output (of the largest state).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.head_scans import Layer, Run, launch, part, replace, same, untouched
+from tests.kernels.rowwise import CHAIN, MANY
+
+FLOAT = Layer(bits=32, int8=False)
+FORMS = {"float": FLOAT, "int8": Layer(bits=32), "channels": Layer(bits=32, channels=True)}
+forms = pytest.mark.parametrize("layer", FORMS.values(), ids=FORMS)
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    tolerance = 2e-5 * float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+@forms
+@pytest.mark.parametrize("steps", [1, 2, 17, 63, 100])
+def test_prefill_agrees_with_the_sequential_reference(layer: Layer, steps: int) -> None:
+    tokens, state = layer.tokens(steps, 2), layer.start(2)
+    out = launch(Run(layer, state, tokens, store=2, source=1, regime=MANY))
+    y, last = layer.reference(tokens, state)
+    close(out.y, y)
+    close(out.state[0], last)
+    assert same(out.state[1], state)
+    assert all(untouched(log) for log in out.logs.values())
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("int8", [False, True])
+def test_groups_and_odd_sizes(groups: int, int8: bool) -> None:
+    layer = Layer(heads=4, p=70, n=24, groups=groups, int8=int8, bits=32)
+    tokens, state = layer.tokens(37, 1), layer.start(1)
+    out = launch(Run(layer, state, tokens, store=2, regime=MANY))
+    y, last = layer.reference(tokens, state)
+    close(out.y, y)
+    close(out.state[1], last)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_the_tiles_that_ship(int8: bool) -> None:
+    layer = Layer(p=64, n=128, int8=int8, bits=32)
+    tokens, state = layer.tokens(33, 1), layer.start(1)
+    out = launch(Run(layer, state, tokens, store=2, regime=MANY))
+    y, last = layer.reference(tokens, state)
+    close(out.y, y)
+    close(out.state[1], last)
+
+
+def test_decay_of_any_strength_is_safe() -> None:
+    """Δ from 0 to 10,000: exponents of a chunk reach -10⁵, and no output is inf or NaN."""
+    layer = replace(FLOAT, dt_limit=(0.0, 1e4))
+    tokens, state = layer.tokens(40, 1), layer.start(1)
+    mixed = torch.randperm(40, generator=torch.Generator().manual_seed(3))
+    tokens["dt"] = torch.linspace(-200, 1e4, 40)[mixed][:, None, None].repeat(1, 1, 2)
+    tokens["x"] = tokens["x"] / 1e4
+    out = launch(Run(layer, state, tokens, store=2, regime=MANY))
+    y, last = layer.reference(tokens, state)
+    close(out.y, y)
+    close(out.state[1], last)
+
+
+def run_after(layer: Layer, pending: int, steps: int, **how: int) -> Run:
+    """`pending` tokens in the log, then `steps` new ones, of which some are kept."""
+    tokens = layer.tokens(pending + steps, 2)
+    slots = tuple((7 * j + 3) % 12 for j in range(12))
+    return Run(
+        layer,
+        layer.start(2),
+        part(tokens, slice(pending, None)),
+        old=part(tokens, slice(0, pending)),
+        replay=slots[:pending],
+        slots=(-1,) * (steps - 4) + slots[pending : pending + min(4, steps)],
+        regime=MANY,
+        **how,  # type: ignore[arg-type]
+    )
+
+
+@forms
+def test_replay_is_that_of_steps_bit_for_bit(layer: Layer) -> None:
+    run = run_after(layer, 4, 20, store=1, advance=3)
+    out = launch(run)
+    step = launch(replace(run, new=part(run.new, slice(0, 1)), slots=(-1,), regime=CHAIN))
+    assert same(out.state, step.state)
+    settled = launch(replace(run, new=part(run.new, slice(0, 0)), slots=(), store=2))
+    reached = launch(replace(run, new=part(run.new, slice(0, 0)), slots=(), store=2, regime=CHAIN))
+    assert same(settled.state, reached.state)
+
+
+@forms
+def test_a_prefill_after_a_replay_goes_on_from_there(layer: Layer) -> None:
+    run = run_after(layer, 3, 20, store=2)
+    out = launch(run)
+    assert run.old is not None
+    both = {name: torch.cat([value, run.new[name]]) for name, value in run.old.items()}
+    y, last = layer.reference(both, run.state)
+    close(out.y, y[3:])
+    close(out.state[1], last)
+
+
+@forms
+def test_tokens_with_a_slot_are_kept_and_nothing_else_is_written(layer: Layer) -> None:
+    run = run_after(layer, 3, 21)
+    out = launch(run)
+    kept = {slot: t for t, slot in enumerate(run.slots) if slot >= 0}
+    free = [slot for slot in range(12) if slot not in kept and slot not in run.replay]
+    for name, log in out.logs.items():
+        assert all(same(log[slot], run.new[name][t]) for slot, t in kept.items())
+        assert untouched(log[free])
+    assert same(out.state[0], run.state) and untouched(out.state[1])
+
+
+def test_sequences_are_independent() -> None:
+    layer = FORMS["int8"]
+    tokens, state = layer.tokens(18, 3), layer.start(3)
+    together = launch(Run(layer, state, tokens, store=2, regime=MANY))
+    for b in range(3):
+        mine = {name: value[:, b : b + 1] for name, value in tokens.items()}
+        alone = launch(Run(layer, state[b : b + 1], mine, store=2, regime=MANY))
+        assert same(together.y[:, b : b + 1], alone.y)
+        assert same(together.state[1, b : b + 1], alone.state[1])
