@@ -1,8 +1,12 @@
-"""Runs what a lowering launches, on tensors, through Triton's interpreter."""
+"""Runs what a lowering launches, on tensors, through Triton's interpreter.
+
+With EDGE_TEST_DEVICE=cuda the kernels are compiled and run on a GPU instead (tests/gpu/run.sh).
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge.launch import DType, Pointer, Weight
+from edge.launch import DType, Pointer, Variant, Weight
 from edge.plugins.lowering.context import (
     Constant,
     Lower,
@@ -31,6 +35,7 @@ _DTYPES: dict[str, torch.dtype] = {
     "i64": torch.int64,
 }
 _NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in _DTYPES.items()}  # type: ignore[misc]
+DEVICE = os.environ.get("EDGE_TEST_DEVICE", "cpu")
 _GUARD = 64  # poisoned elements after every buffer: a write past the end shows
 CHAIN, MANY, TREE = Regime("chain", 16), Regime("chain", None), Regime("tree", 16)
 
@@ -53,6 +58,7 @@ class Workbench:
     def __init__(self, regime: Regime, **sizes: int) -> None:
         self.sizes = {"T": 1, "B": 1, "L": 1, "C": 1, "S": 1} | sizes
         self.memory: dict[tuple[str, str], Tensor] = {}
+        self._there: dict[tuple[str, str], Tensor] = {}  # the same on the device, during a run
         self.constants: dict[str, Constant] = {}
         self.tables = Tables()
         self.lowering = Lowering(regime, self.tables, self.constants)
@@ -100,7 +106,9 @@ class Workbench:
             ]  # fmt: skip
             grid = tuple(max(1, size.value(self.sizes)) for size in launch.grid)
             named = dict(zip(variant.arguments, arguments, strict=True))
-            kernel[grid](**named, **variant.constants)
+            kernel[grid](**named, **variant.constants, **_options(variant))
+        self.memory |= {key: whole.cpu() for key, whole in self._there.items()}
+        self._there.clear()
         for (space, name), whole in self.memory.items():
             guard = whole[-_GUARD:]
             same = guard.isnan() if guard.is_floating_point() else guard == poisoned(1, guard.dtype)
@@ -113,7 +121,9 @@ class Workbench:
             buffer = self.tables.values[pointer.name]
             count = buffer.elements.value(self.sizes)
             self.memory[key] = poisoned(count + _GUARD, _DTYPES[buffer.dtype])
-        return self.memory[key][pointer.at :]
+        if key not in self._there:
+            self._there[key] = self.memory[key].to(DEVICE)
+        return self._there[key][pointer.at :]
 
     def read(self, name: str) -> Tensor:
         """A value's rows [rows, width], a copy."""
@@ -124,6 +134,15 @@ class Workbench:
 
     def whole(self, space: str, name: str, shape: tuple[int, ...]) -> Tensor:
         return self.memory[space, name][: int(np.prod(shape))].view(shape).clone()
+
+
+def _options(variant: Variant) -> dict[str, Any]:
+    """How a compiled kernel is made; the interpreter has no such choices."""
+    if DEVICE == "cpu":
+        return {}
+    return {
+        "num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": False
+    }  # fmt: skip
 
 
 def _guarded(x: Tensor) -> Tensor:
