@@ -30,7 +30,7 @@ from edge.runtime.cuda import install
 MODEL = "demo-draft"
 # compiling a model's kernels, where Triton has to, takes a second each
 LIMIT_S = 300.0
-# the first release line of L4T that refuses large buffers (NvMap, "error 12"), and what to do
+# the release of L4T that refuses large buffers (NvMap, "error 12")
 _REFUSING = "36.4.7"
 _TENSORRT = ("libnvinfer.so.10", "libnvinfer.so.11", "libnvinfer.so.8")
 _EXPORT = ("torch", "transformers", "onnx")
@@ -88,7 +88,7 @@ def about_jetson(_: str, root: Path = ROOT) -> tuple[str, str, str | None]:
     mode = power_mode(root)
     detail = f"L4T {version}, power mode {mode or 'unknown'}"
     if version == _REFUSING:
-        return "broken", f"{detail}: its driver refuses large allocations", "update to L4T 36.5"
+        return "broken", f"{detail}: its driver refuses large allocations of memory", "update to L4T 36.5"
     return "ok", detail, None
 
 

@@ -89,7 +89,7 @@ class CoreDevice:
             if self._turns.freeing:
                 self._poll()
                 self._turns.free_now()
-            got = core_memory.allocate(self._turns, nbytes, self.integrated)
+            got = core_memory.allocate(self._turns, self._place.ordinal, nbytes, self.integrated)
             self._fill(got.address, nbytes, 0)
             return got
 

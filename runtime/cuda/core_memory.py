@@ -9,6 +9,7 @@ import numpy as np
 
 from edge.errors import EngineError
 from edge.runtime import memory
+from edge.runtime.cuda import core_mapped
 from edge.runtime.cuda.device import Bytes
 from edge.runtime.cuda.turns import Turns
 
@@ -33,7 +34,7 @@ class DeviceMemory:
         self.owner = owner
 
 
-def allocate(turns: Turns, nbytes: int, integrated: bool) -> DeviceMemory:
+def allocate(turns: Turns, ordinal: int, nbytes: int, integrated: bool) -> DeviceMemory:
     """Memory of this size, not yet zeroed, within a turn. Raises EngineError."""
     if nbytes < 0:
         raise EngineError(f"cannot allocate {nbytes} bytes", field="nbytes")
@@ -41,10 +42,34 @@ def allocate(turns: Turns, nbytes: int, integrated: bool) -> DeviceMemory:
     with turns.faults.of(doing):
         code, handle = turns.api.cuMemAlloc(max(1, nbytes))
         if code == turns.api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-            raise _no_room(turns, nbytes, integrated)
+            return _in_pieces(turns, ordinal, nbytes, integrated)
         turns.faults.check((code,), doing)
     got = DeviceMemory(handle, nbytes)
     weakref.finalize(got, turns.free, turns.api.cuMemFree, handle).atexit = False
+    return got
+
+
+def _in_pieces(turns: Turns, ordinal: int, nbytes: int, integrated: bool) -> DeviceMemory:
+    """After a refusal: a Jetson that has the memory may give it in pieces. Raises EngineError."""
+    free, total = available(turns, integrated)
+    text = f"the GPU has no room for {nbytes} bytes: {free} of {total} are free"
+    if not integrated or free <= nbytes:
+        raise EngineError(
+            text, remedy="use a smaller model, window or capacity, or stop other programs"
+        )
+    refused = EngineError(
+        f"{text}, and yet the driver refused",
+        remedy="L4T 36.4.7 refuses large allocations (NvMap error 12): update to L4T 36.5, "
+        "or restart the board if its memory is fragmented",
+    )
+    if not core_mapped.supported(turns.api, turns.faults, ordinal):
+        raise refused
+    try:
+        mapped = core_mapped.reserve(turns.api, turns.faults, ordinal, nbytes)
+    except EngineError as problem:
+        raise refused from problem
+    got = DeviceMemory(mapped.address, nbytes)
+    weakref.finalize(got, turns.free, core_mapped.release, mapped).atexit = False
     return got
 
 
@@ -61,21 +86,6 @@ def available(turns: Turns, integrated: bool) -> tuple[int, int]:
     if integrated:
         free = min(memory.available_bytes() or free, total)
     return free, total
-
-
-def _no_room(turns: Turns, nbytes: int, integrated: bool) -> EngineError:
-    free, total = available(turns, integrated)
-    text = f"the GPU has no room for {nbytes} bytes: {free} of {total} are free"
-    if integrated and free > nbytes:
-        # L4T 36.4.7's NvMap refuses large buffers with "error 12", seen here as out of memory
-        return EngineError(
-            f"{text}, and yet the driver refused",
-            remedy="L4T 36.4.7 refuses large allocations (NvMap error 12): update to L4T 36.5, "
-            "or restart the board if its memory is fragmented",
-        )
-    return EngineError(
-        text, remedy="use a smaller model, window or capacity, or stop other programs"
-    )
 
 
 def borrow(turns: Turns, ordinal: int, address: int, nbytes: int, owner: object) -> DeviceMemory:

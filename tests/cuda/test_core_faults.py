@@ -192,20 +192,47 @@ def test_out_of_memory_names_sizes_and_passes() -> None:
     assert done.live["memory"] == 0
 
 
-@scenario(integrated=1, memory=1 << 40, largest=64 << 20)
+JETSON = {"integrated": 1, "memory": 1 << 40, "largest": 64 << 20}
+
+
+@scenario(
+    JETSON, {**JETSON, "pieces": 0}, {**JETSON, "fail": "cuMemCreate:3:2"},
+    {**JETSON, "fail": "cuMemSetAccess:1:1"},
+)  # fmt: skip
 def jetson() -> Any:
     device = _device()
-    refused = _error(lambda: device.allocate(256 << 20))
-    held = [device.allocate(1 << 20) for _ in range(3)]
-    return {"refused": refused, "free": device.memory()[0], "held": len(held)}
+    size = (100 << 20) + 12_345
+    held: list[Any] = []
+    refused = _error(lambda: held.append(device.allocate(size)))
+    out: dict[str, Any] = {"refused": refused, "free": device.memory()[0], "size": size}
+    if held:
+        host = device.host(64)
+        device.fill(held[0], size - 40, 40, 7)
+        device.read(host, held[0], size - 64)
+        device.wait()
+        out["bytes"] = host.tolist()
+        held.clear()
+    device.wait()
+    return out
 
 
-def test_a_jetson_that_refuses_one_large_buffer_is_told_apart() -> None:
+def test_a_jetson_that_refuses_large_buffers_gives_memory_in_pieces() -> None:
     done = ran(jetson)
-    assert f"no room for {256 << 20} bytes" in done.result["refused"]
-    assert "NvMap error 12" in done.result["refused"]
+    assert done.result["refused"] == "nothing was raised"
     # what is free is what the system can give, not what the driver says
     assert 0 < done.result["free"] < 1 << 40
+    assert done.result["bytes"] == [0] * 24 + [7] * 40
+    sizes = [int(line.split()[1]) for line in done.lines("piece ")]
+    assert sizes == [32 << 20] * 3 + [6 << 20]
+    assert done.live["memory"] == done.live["host"] == 0
+
+
+def test_a_jetson_that_gives_no_pieces_either_is_told_apart() -> None:
+    for case in ({"pieces": 0}, {"fail": "cuMemCreate:3:2"}, {"fail": "cuMemSetAccess:1:1"}):
+        done = ran(jetson, **{**JETSON, **case})
+        assert f"no room for {done.result['size']} bytes" in done.result["refused"]
+        assert "NvMap error 12" in done.result["refused"]
+        assert done.live["memory"] == 0
 
 
 @scenario(fail="cuMemsetD8Async:2:12345")

@@ -59,6 +59,7 @@ R cuDeviceGetAttribute(int *value, int attribute, int device) {
     case 75: *value = (int)setting("FAKE_CUDA_SM", 87) / 10; break;
     case 76: *value = (int)setting("FAKE_CUDA_SM", 87) % 10; break;
     case 97: *value = 166912; break;
+    case 102: *value = (int)setting("FAKE_CUDA_PIECES", 1); break;
     default: *value = 0;
     }
     return OK;

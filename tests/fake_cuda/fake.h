@@ -11,6 +11,7 @@
  *   FAKE_CUDA_DEVICES  how many (1); FAKE_CUDA_SM (87); FAKE_CUDA_INTEGRATED (0)
  *   FAKE_CUDA_VERSION  the CUDA it is for (13000): newer functions are not there
  *   FAKE_CUDA_MEMORY   bytes a device has (1 GiB); FAKE_CUDA_LARGEST: of one allocation (all)
+ *   FAKE_CUDA_PIECES   virtual memory management is there (1)
  *   FAKE_CUDA_LATENCY  cuStreamQuery says "not ready" so often before it does the work (0)
  */
 #ifndef FAKE_H

@@ -74,6 +74,89 @@ R cuMemFree(void *address) {
     return OK;
 }
 
+/* -- memory in pieces -------------------------------------------------------------------------- */
+
+enum { UNIT = 2 << 20 };
+typedef struct { size_t bytes; int mapped; } Piece;
+
+R cuMemGetAllocationGranularity(size_t *unit, const void *properties, int option) {
+    ENTER();
+    (void)properties, (void)option;
+    *unit = UNIT;
+    return OK;
+}
+
+R cuMemAddressReserve(void **address, size_t bytes, size_t alignment, void *wish, uint64_t flags) {
+    ENTER();
+    (void)alignment, (void)wish, (void)flags;
+    if (bytes % UNIT) return INVALID_VALUE;
+    live_memory++;
+    return posix_memalign(address, UNIT, bytes) ? OUT_OF_MEMORY : OK;
+}
+
+R cuMemAddressFree(void *address, size_t bytes) {
+    ENTER();
+    if (find(blocks, address, 1)) return INVALID_VALUE;
+    (void)bytes;
+    free(address);
+    live_memory--;
+    return OK;
+}
+
+R cuMemCreate(Piece **piece, size_t bytes, const void *properties, uint64_t flags) {
+    ENTER();
+    (void)properties, (void)flags;
+    size_t all = (size_t)setting("FAKE_CUDA_MEMORY", 1L << 30);
+    if (bytes % UNIT) return INVALID_VALUE;
+    if (bytes > all - used || bytes > (size_t)setting("FAKE_CUDA_LARGEST", (long)all))
+        return OUT_OF_MEMORY;
+    *piece = malloc(sizeof **piece);
+    **piece = (Piece){bytes, 0};
+    used += bytes;
+    note("piece %zu", bytes);
+    return OK;
+}
+
+R cuMemRelease(Piece *piece) {
+    ENTER();
+    if (!piece->mapped) used -= piece->bytes;  /* else until it is unmapped */
+    free(piece);
+    return OK;
+}
+
+R cuMemMap(void *address, size_t bytes, size_t offset, Piece *piece, uint64_t flags) {
+    ENTER();
+    if (offset || flags || bytes != piece->bytes) return INVALID_VALUE;
+    (void)address;
+    piece->mapped = 1;
+    return OK;
+}
+
+R cuMemSetAccess(void *address, size_t bytes, const void *access, size_t count) {
+    ENTER();
+    (void)access;
+    if (count != 1) return INVALID_VALUE;
+    Block *block = malloc(sizeof *block);
+    *block = (Block){address, bytes, current()->device, blocks};
+    memset(address, 0xa5, bytes);
+    blocks = block;
+    return OK;
+}
+
+R cuMemUnmap(void *address, size_t bytes) {
+    ENTER();
+    finish_all();
+    for (Block **at = &blocks; *at; at = &(*at)->next)
+        if ((*at)->start == address) {
+            Block *block = *at;
+            *at = block->next;
+            free(block);
+            break;
+        }
+    used -= bytes;
+    return OK;
+}
+
 R cuMemGetInfo(size_t *available, size_t *total) {
     ENTER();
     if (!current()) return INVALID_CONTEXT;
