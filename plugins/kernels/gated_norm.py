@@ -1,11 +1,11 @@
-"""x · silu(z), and the RMSNorm of it in groups (Mamba-2, arXiv 2405.21060, section 7.1)."""
+"""x · silu(z), its RMSNorm in groups (Mamba-2, arXiv 2405.21060, section 7.1), and that rotated."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from edge.plugins.kernels.common import silu
+from edge.plugins.kernels.common import round8, silu
 
 
 @triton.jit
@@ -61,3 +61,55 @@ def silu_gate(
     inside = channel < WIDTH
     out = gated(x + row * X_STRIDE, z + row * Z_STRIDE, None, channel, inside, 0)
     tl.store(y + row * WIDTH + channel, out, mask=inside)
+
+
+@triton.jit
+def gated_norm_hadamard(
+    x,  # f32 [rows, X_STRIDE], a row is X [P, Q]
+    z,  # i8 [rows, Z_STRIDE]
+    z_scale,  # f32 [Z_SCALES], 1 or P·Q
+    weight,  # f32 [P·Q]
+    slow,  # f32 [P, P]
+    fast,  # f32 [Q, Q]
+    scale,  # f32 [SCALES], 1 or P·Q
+    y,  # i8 [rows, P·Q]
+    P: tl.constexpr,
+    Q: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    Z_STRIDE: tl.constexpr,
+    Z_SCALES: tl.constexpr,
+    SCALES: tl.constexpr,
+    EPS: tl.constexpr,
+    BLOCK_P: tl.constexpr,  # rows of slow·X·fast that a program makes
+    BLOCK_K: tl.constexpr,  # rows of X at a time
+    BLOCK_Q: tl.constexpr,  # a power of two, at least Q
+):
+    """Rows `out` of slow · N · fast, rounded, N the gated norm of a row in one group.
+
+    The rotation is linear, so the mean square, a number for the whole row, divides at the end: x
+    and z are read once. The product is that of `hadamard`.
+    """
+    row = tl.program_id(0)
+    out = tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)[:, None]
+    column = tl.arange(0, BLOCK_Q)
+    here = (column < Q)[None, :]
+    turn = tl.load(
+        fast + column[:, None] * Q + column[None, :], mask=here & (column < Q)[:, None], other=0.0
+    )
+    mixed = tl.zeros((BLOCK_P, BLOCK_Q), tl.float32)
+    squares = tl.zeros((BLOCK_K, BLOCK_Q), tl.float32)
+    for start in range(0, P, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        some = tl.load(slow + out * P + k[None, :], mask=(out < P) & (k < P)[None, :], other=0.0)
+        at = k[:, None] * Q + column[None, :]
+        inside = (k < P)[:, None] & here
+        gain = tl.load(weight + at, mask=inside, other=0.0)
+        g = gated(x + row * X_STRIDE, z + row * Z_STRIDE, z_scale, at, inside, Z_SCALES)
+        squares += g * g
+        mixed = tl.dot(some, gain * g, mixed, input_precision="tf32x3")
+    spread = tl.sqrt_rn(tl.sum(tl.sum(squares, 1), 0) / (P * Q) + EPS)
+    rotated = tl.dot(mixed, turn, input_precision="tf32x3") * tl.div_rn(1.0, spread)
+    at = out * Q + column[None, :]
+    inside = (out < P) & here
+    step = tl.load(scale + at, mask=inside, other=1.0) if SCALES > 1 else tl.load(scale)
+    tl.store(y + row * (P * Q) + at, round8(tl.div_rn(rotated, step)), mask=inside)

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from edge.errors import ExportError
 from edge.plugins.lowering.gated_norm import LOWER
+from edge.plugins.reference.hadamard import factors, hadamard
 from edge.plugins.reference.norm import gated_rms_norm
-from edge.plugins.reference.quantize import gated_rms_norm_int8
-from tests.kernels.rowwise import CHAIN, MANY, Workbench
+from edge.plugins.reference.quantize import gated_rms_norm_int8, quantize
+from tests.kernels.rowwise import CHAIN, MANY, Workbench, assert_steps
 
 EPS = 1e-5
 # (width, groups, T, B)
@@ -86,3 +87,53 @@ def test_groups_that_do_not_divide_the_channels_are_refused() -> None:
     bench, _ = _bench(80, 1, 1, False)
     with pytest.raises(ExportError, match="80 channels are not 3 groups"):
         bench.lower(LOWER, "GatedRMSNorm", ("x", "z", "weight"), ("y",), eps=EPS, groups=3)
+
+
+# p · q is 8·64, 40·64 (not symmetric), 28·64, 24·64, 25·4 (blocks), 80·64 and 1·8
+ROTATED = [(512, 2, 3), (2560, 1, 1), (1792, 3, 1), (1536, 16, 1), (100, 5, 1), (5120, 1, 2),
+           (8, 2, 1)]  # fmt: skip
+
+
+def _rotated(
+    width: int, steps: int, batch: int, groups: int, one: bool
+) -> tuple[Workbench, Tensor]:
+    """The fused op lowered, and what it has to give."""
+    bench, (x, z, weight) = _bench(width, steps, batch, True)
+    make = torch.Generator().manual_seed(3)
+    z_scale, scale = (
+        torch.full((1,), size) if one else (torch.rand(width, generator=make) + 0.5) * size
+        for size in (0.05, 0.04)
+    )
+    slow, fast = (torch.tensor(part) for part in factors(width))
+    for name, array in (("z_scale", z_scale), ("slow", slow), ("fast", fast), ("scale", scale)):
+        bench.constant(name, array)
+    names = ("x", "z", "z_scale", "weight", "slow", "fast", "scale")
+    op = "GatedRMSNormInt8HadamardQuantize"
+    bench.lower(LOWER, op, names, ("y",), eps=EPS, groups=groups)
+    normed = gated_rms_norm_int8(x, z, z_scale, weight, EPS, groups)
+    return bench, quantize(hadamard(normed, slow, fast), scale)
+
+
+@pytest.mark.parametrize("one", [True, False])
+@pytest.mark.parametrize(("width", "steps", "batch"), ROTATED)
+def test_rotated_and_rounded(width: int, steps: int, batch: int, one: bool) -> None:
+    bench, expected = _rotated(width, steps, batch, 1, one)
+    bench.run()
+    assert len(bench.lowering.order) == 1
+    assert_steps(bench.read("y"), expected)
+    assert width < 100 or (expected.abs() > 20).any()
+
+
+def test_rows_of_several_groups_are_normed_first() -> None:
+    bench, expected = _rotated(512, 2, 1, 4, True)
+    bench.run()
+    assert len(bench.lowering.order) == 2
+    assert_steps(bench.read("y"), expected)
+
+
+def test_factors_of_another_width_are_refused() -> None:
+    bench, _ = _rotated(512, 1, 1, 1, True)
+    bench.constant("fast", torch.eye(32))
+    names = ("x", "z", "z_scale", "weight", "slow", "fast", "scale")
+    with pytest.raises(ExportError, match="rotates 512 values by 8 x 32"):
+        bench.lower(LOWER, "GatedRMSNormInt8HadamardQuantize", names, ("w",), eps=EPS, groups=1)
