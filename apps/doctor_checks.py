@@ -88,7 +88,7 @@ def about_jetson(_: str, root: Path = ROOT) -> tuple[str, str, str | None]:
     mode = power_mode(root)
     detail = f"L4T {version}, power mode {mode or 'unknown'}"
     if version == _REFUSING:
-        return "broken", f"{detail}: its driver refuses large allocations of memory", "update to L4T 36.5"
+        return "broken", f"{detail}: its driver refuses large allocations", "update to L4T 36.5"
     return "ok", detail, None
 
 

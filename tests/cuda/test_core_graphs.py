@@ -1,0 +1,145 @@
+"""Recorded graphs of CoreDevice over the real cuda-core on a fake driver: see `fake_driver`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.cuda.fake_driver import kernel, ran, scenario
+
+
+def _device(**options: Any) -> Any:
+    from edge.runtime.cuda.core import CoreDevice
+
+    return CoreDevice(**options)
+
+
+def _host(device: Any, values: Any) -> Any:
+    data = np.ascontiguousarray(values).view(np.uint8)
+    out = device.host(data.nbytes)
+    out[:] = data
+    return out
+
+
+@scenario()
+def graphs() -> Any:
+    device = _device()
+    memory, source, out = device.allocate(16), device.host(16), device.host(16)
+    loaded = device.load(*kernel("add_one", ("*i32", "i32")))
+    device.wait()
+    with device.record() as recorded:
+        device.write(memory, 0, source)
+        device.launch(loaded, (1, 1, 1), [memory.address, 4])
+        device.launch(loaded, (1, 1, 1), [memory.address, 2])
+        device.read(out, memory, 0)
+    (graph,) = recorded
+    device.wait()
+    seen = [out.view(np.int32).tolist()]
+    for start in (10, 20):
+        source.view(np.int32)[:] = start
+        graph.replay()
+        device.wait()
+        seen.append(out.view(np.int32).tolist())
+    return seen
+
+
+def test_a_recorded_graph_runs_when_replayed_and_reads_its_inputs_then() -> None:
+    done = ran(graphs)
+    assert done.result == [[0] * 4, [12, 12, 11, 11], [22, 22, 21, 21]]
+    # a replay is one launch, and recording runs nothing
+    assert len(done.lines("replay")) == 2
+    assert len(done.lines("run add_one")) == 4
+    assert not any(count for name, count in done.live.items() if name != "libraries")
+
+
+@scenario()
+def kept_by_graph() -> Any:
+    device = _device()
+    out = device.host(4)
+
+    def record() -> Any:
+        memory = device.allocate(4)
+        source = _host(device, np.array([41], np.int32))
+        loaded = device.load(*kernel("add_one", ("*i32", "i32")))
+        with device.record() as recorded:
+            device.write(memory, 0, source)
+            device.launch(loaded, (1, 1, 1), [memory.address, 1])
+            device.read(out, memory, 0)
+        return recorded[0]
+
+    graph = record()
+    graph.replay()
+    device.wait()
+    return out.view(np.int32).tolist()
+
+
+def test_a_graph_keeps_the_memory_of_its_copies() -> None:
+    done = ran(kept_by_graph)
+    assert done.result == [42]
+    assert done.live["memory"] == done.live["host"] == done.live["execs"] == 0
+
+
+@scenario()
+def refused_in_recording() -> Any:
+    from edge.errors import EngineError
+
+    device = _device()
+    memory = device.allocate(16)
+    with device.record() as earlier:
+        pass
+    out = {}
+    with device.record() as recorded:
+        attempts = {
+            "allocate": lambda: device.allocate(4),
+            "host": lambda: device.host(4),
+            "wait": device.wait,
+            "load": lambda: device.load(*kernel("add_one", ("*i32", "i32"))),
+            "record": lambda: device.record().__enter__(),
+            "replay": earlier[0].replay,
+        }
+        for name, attempt in attempts.items():
+            try:
+                attempt()
+            except EngineError as error:
+                out[name] = str(error)
+        device.fill(memory, 0, 4, 1)
+    before = recorded[0].kept
+    # an exception inside throws the recording away and leaves the device usable
+    try:
+        with device.record() as failed:
+            device.fill(memory, 0, 16, 9)
+            raise KeyError("inside")
+    except KeyError:
+        pass
+    host = device.host(16)
+    device.read(host, memory, 0)
+    device.wait()
+    return {"refused": out, "failed": len(failed), "bytes": host.tolist(), "kept": len(before)}
+
+
+def test_recording_refuses_what_cannot_be_recorded() -> None:
+    done = ran(refused_in_recording)
+    refused = done.result["refused"]
+    assert set(refused) == {"allocate", "host", "wait", "load", "record", "replay"}
+    assert all("while a graph is recorded" in text for text in refused.values())
+    assert done.result["failed"] == 0 and done.result["kept"] == 1
+    assert done.result["bytes"] == [0] * 16
+    assert done.live["graphs"] == done.live["execs"] == done.live["memory"] == 0
+
+
+@scenario()
+def dropped_while_recording() -> Any:
+    device = _device()
+    memory, other = device.allocate(16), device.allocate(16)
+    device.wait()
+    with device.record():
+        del other  # freed after the recording
+        device.fill(memory, 0, 4, 1)
+    device.wait()
+
+
+def test_memory_dropped_while_recording_is_freed_afterwards() -> None:
+    done = ran(dropped_while_recording)
+    assert not done.lines("failed ")
+    assert done.live["memory"] == 0
