@@ -116,7 +116,7 @@ def test_a_gpu_is_copied_to_and_from() -> None:
 
 @scenario({}, {"version": 12060})
 def packages() -> Any:
-    names = ("driver", "cuda-core", "kernels", "cuda engine")
+    names = ("driver", "cuda-core", "kernels")
     checks = {**doctor_checks.HERE, **doctor_checks.APART}
     return {name: asdict(judged(name, checks[name], "demo-draft")) for name in names}
 
