@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ Array = NDArray[Any]
 Rows = Literal["TB", "LB"]
 Warps = Literal[1, 2, 4, 8, 16]
 _TRITON = {"f32": "fp32", "f16": "fp16", "i8": "i8", "u8": "u8", "i32": "i32", "i64": "i64"}
+_LONGEST = 128
 ONE = Size()
 # A kernel's run-time arguments with their Triton types, in its order; None is not there.
 Arguments = Mapping[str, tuple[Argument, str] | None]
@@ -176,8 +178,13 @@ class Lowering:
     def _declare(self, constant: Constant) -> str:
         if constant.space == "inline":
             data = np.ascontiguousarray(constant.array()).tobytes().hex()
-            self._tables.inline[constant.name] = Inline(dtype=constant.dtype, data=data)
-        elif constant.name not in self._tables.weights:
+            # lists of channels are called after all of them: names of any length
+            name = constant.name
+            if len(name) > _LONGEST:
+                name = f"{name[:_LONGEST]}…{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+            self._tables.inline[name] = Inline(dtype=constant.dtype, data=data)
+            return name
+        if constant.name not in self._tables.weights:
             raise ExportError(f"{constant.name!r} is not in weights.bin", field=constant.name)
         return constant.name
 

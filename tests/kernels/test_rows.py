@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from edge.errors import ExportError
+from edge.plugins.lowering.context import Constant
 from edge.plugins.lowering.rows import LOWER
 from tests.kernels.rowwise import CHAIN, MANY, Workbench
 
@@ -78,3 +79,17 @@ def test_joined_rows(steps: int, batch: int, width: int, dtype: torch.dtype) -> 
     bench.lower(LOWER, "Concat", ("a", "b"), ("both",), axis=-1)
     bench.run()
     assert torch.equal(bench.read("both"), torch.cat([a, b], -1))
+
+
+def test_a_long_list_of_columns_has_a_name_that_fits_the_plan() -> None:
+    name = "const." + "_".join(map(str, range(0, 400, 2)))
+    columns = torch.arange(0, 400, 2)
+    bench = Workbench(CHAIN, T=2)
+    bench.value("x", torch.arange(800, dtype=torch.float32).view(2, 400))
+    bench.constants[name] = Constant(name, "inline", "i64", (200,), lambda: columns.numpy())
+    bench.lower(LOWER, "Gather", ("x", name), ("y",), axis=-1)
+    (stored,) = bench.tables.inline
+    assert len(stored) <= 256
+    bench.given("inline", stored, columns)
+    bench.run()
+    assert torch.equal(bench.read("y"), torch.arange(800.0).view(2, 400)[:, ::2])
