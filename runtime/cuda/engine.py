@@ -66,6 +66,13 @@ class CudaEngine:
         self.sources = Sources(plan)
         self._state_dtypes = dict(state_dtypes or {})
         self._layout = StateLayout.of(config, capacity=1, dtypes=self._state_dtypes)
+        self._tables: Mapping[str, Mapping[str, Any]] = {
+            "value": plan.values,
+            "input": plan.inputs,
+            "weight": plan.weights,
+            "inline": plan.inline,
+            "log": plan.logs,
+        }
         self._arena: Memory | None = None
         self._runs: dict[tuple[int, int, int], Runs] = {}
 
@@ -124,17 +131,9 @@ class CudaEngine:
 
     def item_size(self, pointer: Pointer) -> int:
         """Bytes of one element of what it points to."""
-        name = pointer.name
         if pointer.space in ("state", "cache"):
-            return self._layout.dtype(name).itemsize
-        tables: Mapping[str, Mapping[str, Any]] = {
-            "value": self.plan.values,
-            "input": self.plan.inputs,
-            "weight": self.plan.weights,
-            "inline": self.plan.inline,
-            "log": self.plan.logs,
-        }
-        return ITEM_SIZE[tables[pointer.space][name].dtype]
+            return self._layout.dtype(pointer.name).itemsize
+        return ITEM_SIZE[self._tables[pointer.space][pointer.name].dtype]
 
     def memory_plan(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None

@@ -164,7 +164,7 @@ def _nothing(array: Array, run: Run) -> None:
 
 
 class Block:
-    """Where the inputs of runs of one size lie, one after the other, each on 256 bytes.
+    """Where the inputs of runs up to one size lie, one after the other, each on 256 bytes.
 
     Attributes:
         offsets: input name → byte.
@@ -174,20 +174,18 @@ class Block:
     def __init__(self, plan: LaunchPlan, names: Sequence[str], sizes: Sizes) -> None:
         self.offsets: dict[str, int] = {}
         self.nbytes = 0
-        self._plan, self._sizes = plan, sizes
+        self._plan = plan
         for name in names:
             self.offsets[name] = self.nbytes
-            self.nbytes += -(-self._size(name) // ALIGNMENT) * ALIGNMENT
+            buffer = plan.inputs[name]
+            size = ITEM_SIZE[buffer.dtype] * max(1, buffer.elements.value(sizes))
+            self.nbytes += -(-size // ALIGNMENT) * ALIGNMENT
 
-    def _size(self, name: str) -> int:
-        buffer = self._plan.inputs[name]
-        return ITEM_SIZE[buffer.dtype] * max(1, buffer.elements.value(self._sizes))
-
-    def views(self, host: Bytes) -> dict[str, Array]:
-        """The inputs as arrays in `host`, flat."""
+    def views(self, host: Bytes, sizes: Sizes) -> dict[str, Array]:
+        """The inputs of a run of these sizes as arrays in `host`, flat."""
         out: dict[str, Array] = {}
         for name, offset in self.offsets.items():
             buffer = self._plan.inputs[name]
-            end = offset + ITEM_SIZE[buffer.dtype] * buffer.elements.value(self._sizes)
+            end = offset + ITEM_SIZE[buffer.dtype] * buffer.elements.value(sizes)
             out[name] = host[offset:end].view(_NUMPY[buffer.dtype])
         return out

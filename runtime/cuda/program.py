@@ -42,25 +42,62 @@ def reads(plan: LaunchPlan, program: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def bind(
-    plan: LaunchPlan, program: int, sizes: Sizes, kernels: Mapping[int, Any], resolve: Resolve
-) -> list[Call]:
-    """The program's launches for these sizes. `kernels` are by variant.
+class Template:
+    """A program's launches with every address filled in; only sizes are left open.
 
-    Raises BundleError for sizes that a launch of it cannot take.
+    Sizes grow with each symbol, so what is right for the largest is right for all.
     """
-    check_sizes(plan, plan.programs[program], sizes)
-    calls = []
-    for launch in _launches(plan, program):
-        x, y, z = (max(1, size.value(sizes)) for size in launch.grid)
-        arguments = tuple(
-            argument.value(sizes) if isinstance(argument, Size)
-            else resolve(argument) if isinstance(argument, Pointer)
-            else argument
-            for argument in launch.arguments
-        )  # fmt: skip
-        calls.append(Call(kernels[launch.variant], (x, y, z), arguments))
-    return calls
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        program: int,
+        largest: Sizes,
+        kernels: Mapping[int, Any],
+        resolve: Resolve,
+    ) -> None:
+        """`kernels` are by variant. Raises BundleError for sizes that a launch cannot take."""
+        check_sizes(plan, plan.programs[program], largest)
+        self._sizes: dict[tuple[int, str, int], tuple[int, Size]] = {}
+        self._open = [self._launch(launch, kernels, resolve) for launch in _launches(plan, program)]
+
+    def _launch(self, launch: Launch, kernels: Mapping[int, Any], resolve: Resolve) -> _Open:
+        fixed: list[int | float] = []
+        holes = []
+        for position, argument in enumerate(launch.arguments):
+            if isinstance(argument, Size):
+                holes.append((position, self._index(argument)))
+                fixed.append(0)
+            else:
+                fixed.append(resolve(argument) if isinstance(argument, Pointer) else argument)
+        x, y, z = (self._index(size) for size in launch.grid)
+        return _Open(kernels[launch.variant], (x, y, z), fixed, holes)
+
+    def _index(self, size: Size) -> int:
+        """Where its value will be; a plan has few that differ."""
+        key = (size.times, size.of, size.per)
+        return self._sizes.setdefault(key, (len(self._sizes), size))[0]
+
+    def calls(self, sizes: Sizes) -> list[Call]:
+        """The launches at these sizes."""
+        values = [size.value(sizes) for _, size in self._sizes.values()]
+        made = []
+        for kernel, (x, y, z), fixed, holes in self._open:
+            arguments = fixed.copy()
+            for position, index in holes:
+                arguments[position] = values[index]
+            grid = (max(1, values[x]), max(1, values[y]), max(1, values[z]))
+            made.append(Call(kernel, grid, tuple(arguments)))
+        return made
+
+
+class _Open(NamedTuple):
+    """A launch: grid and `holes` of the arguments (position, index) wait for sizes."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    fixed: list[int | float]
+    holes: list[tuple[int, int]]
 
 
 def _launches(plan: LaunchPlan, program: int) -> Sequence[Launch]:

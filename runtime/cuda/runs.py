@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,6 +42,7 @@ class Runs:
     capacity: int
     vocab: int
     _arenas: dict[Key, Arena] = field(default_factory=dict, repr=False, compare=False)
+    _blocks: dict[Key, Block] = field(default_factory=dict, repr=False, compare=False)
 
     def sizes(self, key: Key) -> Sizes:
         """The symbols of `edge.launch`."""
@@ -75,41 +75,52 @@ class Runs:
             if choose(self.plan, "tree", count * self.batch) is not None:
                 keys.append(self.key("tree", count, count))
         keys += [self.key("chain", self.chunk, 1), self.key("settle", 0, 0)]
-        return list(dict.fromkeys(keys))
+        return [key for key in dict.fromkeys(keys) if self.plan.programs[key.program].launches]
 
-    def foreseen(self) -> Iterator[Key]:
-        """The largest of all runs, but for those that want more logits than a window has rows."""
-        yield from self.recorded()
-        yield self.key("chain", self.window, self.window)
-        yield self.key("chain", self.chunk, min(self.window, self.chunk))
+    def roomy(self, key: Key) -> Key:
+        """The run whose layout of inputs and values serves `key`: the largest of its program.
+
+        So addresses are filled into a program's launches once, whatever the lengths of prompts.
+        All logits of a chunk are many megabytes, and have a layout of their own.
+        """
+        program = self.plan.programs[key.program]
+        if program.kind == "settle":
+            return key
+        longest = max(self.chunk, self.window)
+        if program.max_rows is not None:
+            tokens = min(longest, max(1, program.max_rows // self.batch))
+            return Key(key.program, tokens, tokens)
+        rows = self.window if key.rows <= self.window else longest
+        return Key(key.program, longest, min(rows, longest))
 
     def arena(self, key: Key) -> Arena:
-        """Where the values lie."""
+        """Where the values of a roomy run lie."""
         if key not in self._arenas:
             program = self.plan.programs[key.program]
             self._arenas[key] = place(program, self.plan, self.sizes(key))
         return self._arenas[key]
 
     def block(self, key: Key) -> Block:
-        """Where the inputs lie."""
-        return Block(self.plan, reads(self.plan, key.program), self.sizes(key))
+        """Where the inputs of a roomy run lie."""
+        if key not in self._blocks:
+            names = reads(self.plan, key.program)
+            self._blocks[key] = Block(self.plan, names, self.sizes(key))
+        return self._blocks[key]
 
     @property
     def values_bytes(self) -> int:
-        """Of the values of the foreseen runs."""
-        return max(self.arena(key).total for key in self.foreseen())
+        """Of the values of all runs, but those that want more logits than a window has rows."""
+        return max(self.arena(key).total for key in self._roomy(1))
 
     @property
     def inputs_bytes(self) -> int:
         """Of the inputs of any run."""
-        longest = max(self.chunk, self.window)
-        sizes = [self.block(self.key("settle", 0, 0)).nbytes]
-        for index, program in enumerate(self.plan.programs):
-            most = longest if program.max_rows is None else program.max_rows // self.batch
-            if program.kind != "settle" and most > 0:
-                count = min(most, longest)
-                sizes.append(self.block(Key(index, count, count)).nbytes)
-        return max(1, *sizes)
+        rows = max(self.chunk, self.window)
+        return max(1, *(self.block(key).nbytes for key in self._roomy(rows)))
+
+    def _roomy(self, rows: int) -> list[Key]:
+        """The layouts there are for runs with logits of `rows` tokens at most."""
+        return [self.roomy(Key(index, 0, rows)) for index in range(len(self.plan.programs))]
 
     def logits_bytes(self, rows: int) -> int:
         return ITEM_SIZE["f32"] * rows * self.batch * self.vocab

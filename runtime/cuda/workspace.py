@@ -38,28 +38,15 @@ class Prepared:
     """
 
     def __init__(self, workspace: Workspace, key: Key) -> None:
-        engine, runs = workspace.engine, workspace.runs
-        self._device = engine.exclusive.device
+        runs, roomy = workspace.runs, workspace.runs.roomy(key)
+        self._device = workspace.engine.exclusive.device
         self._arena, self._memory = workspace.arena, workspace.memory
-        block, values = runs.block(key), runs.arena(key)
+        block = runs.block(roomy)
         self._host = workspace.host[: block.nbytes]
-        self.inputs = block.views(workspace.host)
-        starts = {
-            "value": lambda name: self._arena.address + values.offsets[name],
-            "input": lambda name: self._memory.address + block.offsets[name],
-            "weight": engine.weights.address,
-            "inline": engine.weights.inline,
-        }
-
-        def resolve(pointer: Pointer) -> int:
-            start = starts.get(pointer.space, workspace.addresses.__getitem__)
-            return start(pointer.name) + pointer.at * engine.item_size(pointer)
-
-        self.calls = program.bind(
-            engine.plan, key.program, runs.sizes(key), engine.kernels, resolve
-        )
+        self.inputs = block.views(workspace.host, runs.sizes(key))
+        self.calls = workspace.template(roomy).calls(runs.sizes(key))
         self._out = workspace.out[: runs.logits_bytes(key.rows)]
-        self._at = values.offsets.get(LOGITS, 0)
+        self._at = runs.arena(roomy).offsets.get(LOGITS, 0)
         self.logits: Floats = self._out.view(np.float32).reshape(key.rows, runs.batch, runs.vocab)
         self.graph: Graph | None = None
 
@@ -106,6 +93,7 @@ class Workspace:
         # the state's memory lives as long as what points into it
         self._kept: Any = (state.recurrent, state.caches)
         self._prepared: OrderedDict[Key, Prepared] = OrderedDict()
+        self._templates: dict[Key, program.Template] = {}
         self._finite = np.zeros((runs.batch, runs.vocab), np.bool_)
         with engine.exclusive as device:
             nbytes = runs.inputs_bytes
@@ -143,6 +131,31 @@ class Workspace:
         self.engine.sources.fill(prepared.inputs, Run(tokens, step, ()))
         prepared.run()
 
+    def template(self, roomy: Key) -> program.Template:
+        """The launches of a program, made when first asked for."""
+        found = self._templates.get(roomy)
+        if found is None:
+            found = self._templates[roomy] = self._template(roomy)
+        return found
+
+    def _template(self, roomy: Key) -> program.Template:
+        engine, runs = self.engine, self.runs
+        block, values = runs.block(roomy), runs.arena(roomy)
+        starts = {
+            "value": lambda name: self.arena.address + values.offsets[name],
+            "input": lambda name: self.memory.address + block.offsets[name],
+            "weight": engine.weights.address,
+            "inline": engine.weights.inline,
+        }
+
+        def resolve(pointer: Pointer) -> int:
+            start = starts.get(pointer.space, self.addresses.__getitem__)
+            return start(pointer.name) + pointer.at * engine.item_size(pointer)
+
+        return program.Template(
+            engine.plan, roomy.program, runs.sizes(roomy), engine.kernels, resolve
+        )
+
     def _record(self) -> None:
         for key in self.runs.recorded():
             self._prepared[key] = Prepared(self, key)
@@ -162,7 +175,8 @@ class Workspace:
 
     def _grow(self, key: Key) -> None:
         """Room for a run that was not foreseen: all logits of a chunk. Kept from then on."""
-        values, logits = self.runs.arena(key).total, self.runs.logits_bytes(key.rows)
+        values = self.runs.arena(self.runs.roomy(key)).total
+        logits = self.runs.logits_bytes(key.rows)
         if values <= self.arena.nbytes and logits <= self.out.nbytes:
             return
         self._prepared.clear()
@@ -170,4 +184,5 @@ class Workspace:
             self.out = self.engine.exclusive.device.host(logits)
         if values > self.arena.nbytes:
             self.arena = self.engine.arena(values)
+            self._templates.clear()
         self._record()

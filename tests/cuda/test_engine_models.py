@@ -18,6 +18,7 @@ WINDOW, CAPACITY = 2, 64
 CASES: dict[str, tuple[str, str, str | None]] = {
     "mamba1": ("mamba1", "fp32", None),
     "mamba2": ("mamba2", "fp32", None),
+    "attention": ("attention", "fp32", None),
     "hybrid": ("all", "fp32", None),
     "mamba1-fp16": ("mamba1", "fp16", None),
     "mamba2-fp16": ("mamba2 groups", "fp16", None),
