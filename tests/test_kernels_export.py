@@ -20,7 +20,8 @@ from edge.export.exporter import export_checkpoint
 from edge.export.retarget import add_targets
 from edge.launch import LaunchPlan
 from edge.plugins.compiler import pool
-from edge.plugins.lowering.plan import LoweringError
+from edge.plugins.lowering.plan import LoweringError, lower
+from edge.runtime.model import EMBEDDED, resolve
 from tests import checkpoints
 from tests.int8_models import HYBRID, save_int8_bundle
 from tests.test_kernels_bundle import VARIANTS, plan_of
@@ -38,11 +39,11 @@ def quick(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan of two small kernels in the place of the model's own, compiled once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
-    def lower(model: bytes, folder: Path) -> LaunchPlan:
+    def stand_in(model: bytes, folder: Path) -> LaunchPlan:
         assert (folder / "weights.bin").stat().st_size > 1000 and len(model) > 1000
         return plan_of(HYBRID.vocab_size)
 
-    monkeypatch.setattr(exporting, "lower", lower)
+    monkeypatch.setattr(exporting, "lower", stand_in)
 
 
 @pytest.fixture
@@ -183,10 +184,10 @@ def test_what_fails_leaves_nothing(
 def test_a_graph_without_kernels(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lower(model: bytes, folder: Path) -> LaunchPlan:
+    def stand_in(model: bytes, folder: Path) -> LaunchPlan:
         raise LoweringError("no kernel runs Strange", field="layers.0.strange")
 
-    monkeypatch.setattr(exporting, "lower", lower)
+    monkeypatch.setattr(exporting, "lower", stand_in)
     summary = add_targets(bundle, tmp_path / "out")
     assert summary.unplanned == "layers.0.strange: no kernel runs Strange"
     assert "cuda" not in manifest_of(tmp_path / "out").graphs
@@ -272,3 +273,14 @@ def test_a_damaged_index_shows_in_info(
 def test_errors_are_the_packages_own(tmp_path: Path) -> None:
     with pytest.raises(EdgeError):
         add_targets(tmp_path / "nothing", tmp_path / "out", [87])
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_a_demonstration_has_the_plan_that_this_version_makes(name: str) -> None:
+    with open_bundle(resolve(name)) as bundle:
+        found = bundle.read(PLAN_FILE)
+        made = lower(bundle.read(bundle.manifest.graphs["ort"]), bundle.path).to_json()
+        again = f"edge export apps/bundles/{name} -o apps/bundles/{name} --target cpu"
+        assert found == made, f"lowerings have changed; make the plan again: {again}"
+        assert len(found) < 200_000
+        open_plan(bundle)
