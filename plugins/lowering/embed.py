@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from edge.launch import Size
-from edge.plugins.lowering.context import Lower, Lowering, Node, cdiv, next_power_of_2
-from edge.plugins.lowering.tiles import Pointers
+from edge.plugins.lowering.context import Arguments, Lower, Lowering, Node, cdiv, next_power_of_2
 
 
 def lower_embed(at: Lowering, node: Node) -> None:
     table = at.constant(node.inputs[1])
     scale = at.constant(node.inputs[2]) if node.op == "EmbedInt8" else None
-    pointers: Pointers = {
+    pointers: Arguments = {
         "table": at.pointer(table),
         "scale": at.pointer(scale),
     }
@@ -20,7 +19,7 @@ def lower_embed(at: Lowering, node: Node) -> None:
 
 def lower_embed_bits(at: Lowering, node: Node) -> None:
     packed, scales = (at.constant(name) for name in node.inputs[1:3])
-    pointers: Pointers = {"packed": at.pointer(packed), "scales": at.pointer(scales)}
+    pointers: Arguments = {"packed": at.pointer(packed), "scales": at.pointer(scales)}
     bits = {"BITS": node.attributes["bits"], "SHARED": node.attributes["block_size"]}
     _launch(at, node, "embed_bits", pointers, node.attributes["K"], bits)
 
@@ -29,7 +28,7 @@ def _launch(
     at: Lowering,
     node: Node,
     kernel: str,
-    pointers: Pointers,
+    pointers: Arguments,
     width: int,
     constants: dict[str, int],
 ) -> None:

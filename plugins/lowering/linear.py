@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edge.plugins.lowering.context import Lower, Lowering, Node, next_power_of_2
-from edge.plugins.lowering.tiles import Pointers, Tile, few_rows, launch_product
+from edge.plugins.lowering.context import Arguments, Lower, Lowering, Node, next_power_of_2
+from edge.plugins.lowering.tiles import Tile, few_rows, launch_product
 
 
 def float_tile(at: Lowering, dtype: str, outputs: int, columns: int) -> Tile:
@@ -29,7 +29,7 @@ def lower_linear(at: Lowering, node: Node) -> None:
     x, weight = at.view(node.inputs[0]), at.constant(node.inputs[1])
     outputs, columns = weight.shape
     y = at.new(node.outputs[0], "f32", x.rows, outputs)
-    pointers: Pointers = {
+    pointers: Arguments = {
         "x": at.pointer(x),
         "weight": at.pointer(weight),
         "y": at.pointer(y),

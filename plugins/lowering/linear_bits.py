@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edge.plugins.lowering.context import Lower, Lowering, Node, next_power_of_2
+from edge.plugins.lowering.context import Arguments, Lower, Lowering, Node, next_power_of_2
 from edge.plugins.lowering.linear_int4 import blocks_tile, paired
-from edge.plugins.lowering.tiles import Pointers, Tile, launch_product
+from edge.plugins.lowering.tiles import Tile, launch_product
 
 # An fp32 tile of this width and 64 rows is 16 KB: three of them, and weights, are in shared memory.
 _WIDEST = 64
@@ -23,7 +23,7 @@ def lower_linear_bits(at: Lowering, node: Node) -> None:
             piece //= 2
         steps |= {"PIECE": piece}
         tile = Tile(tile.m, tile.n, max(least, next_power_of_2(piece)), tile.warps, tile.stages)
-    pointers: Pointers = {
+    pointers: Arguments = {
         "x": at.pointer(x),
         "packed": at.pointer(packed),
         "scales": at.pointer(scales),

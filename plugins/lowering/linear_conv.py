@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from edge.errors import ExportError
-from edge.launch import Argument, Size
+from edge.launch import Size
 from edge.ops.quantized_recurrent import CAUSAL_CONV1D_INT8
 from edge.ops.recurrent import CAUSAL_CONV1D
-from edge.plugins.lowering.context import Constant, Lower, Lowering, Node
+from edge.plugins.lowering.context import Arguments, Constant, Lower, Lowering, Node
 from edge.plugins.lowering.linear import float_tile
 from edge.plugins.lowering.linear_int8 import int8_tile
-from edge.plugins.lowering.tiles import Pointers, launch_product
+from edge.plugins.lowering.tiles import launch_product
 
 _SCALES = ("x_scale", "weight_scale", "bias_scale", "y_scale")
 
@@ -37,7 +37,7 @@ def lower_linear_conv(at: Lowering, node: Node) -> None:
     y = at.new(node.outputs[0], "i8" if int8 else "f32", "TB", outputs)
     output = at.new(node.outputs[1], y.dtype, "TB", channels)
     prefix = given["conv_state"].removesuffix("conv_state")
-    pointers: Pointers = {
+    pointers: Arguments = {
         "x": at.pointer(x),
         "x_scale": at.pointer(product[0]) if int8 else None,
         "weight": at.pointer(weight),
@@ -46,10 +46,10 @@ def lower_linear_conv(at: Lowering, node: Node) -> None:
         "y": at.pointer(y),
         "tap_weight": at.pointer(conv_weight),
         "bias": at.pointer(at.constant(given["bias"])),
-        "input_scale": _pointer(at, scales["x_scale"]),
-        "tap_scale": _pointer(at, scales["weight_scale"]),
-        "bias_scale": _pointer(at, scales["bias_scale"]),
-        "output_scale": _pointer(at, scales["y_scale"]),
+        "input_scale": at.pointer(scales["x_scale"]),
+        "tap_scale": at.pointer(scales["weight_scale"]),
+        "bias_scale": at.pointer(scales["bias_scale"]),
+        "output_scale": at.pointer(scales["y_scale"]),
         "state": at.state(given["conv_state"], y.dtype),
         "log": at.log(f"{prefix}conv_in", y.dtype, channels),
         "output": at.pointer(output),
@@ -79,10 +79,6 @@ def lower_linear_conv(at: Lowering, node: Node) -> None:
         int8_tile(at, outputs, columns) if int8 else float_tile(at, weight.dtype, outputs, columns)
     )
     launch_product(at, "linear_conv", pointers, constants, tile, "TB", settles=True)
-
-
-def _pointer(at: Lowering, scale: Constant | None) -> tuple[Argument, str] | None:
-    return None if scale is None else at.pointer(scale)
 
 
 def _size(scale: Constant | None) -> int:

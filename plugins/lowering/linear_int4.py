@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edge.plugins.lowering.context import Lower, Lowering, Node, View, next_power_of_2
-from edge.plugins.lowering.tiles import Pointers, Tile, few_rows, launch_product
+from edge.plugins.lowering.context import Arguments, Lower, Lowering, Node, View, next_power_of_2
+from edge.plugins.lowering.tiles import Tile, few_rows, launch_product
 
 
 def blocks_tile(
@@ -43,12 +43,12 @@ def lower_linear_int4(at: Lowering, node: Node) -> None:
     shared = node.attributes["block_size"]
     y = at.new(node.outputs[0], "f32" if y_scale is None else "i8", x.rows, outputs)
     tile, steps = blocks_tile(at, outputs, columns, shared, least=64, step=512)
-    pointers: Pointers = {
+    pointers: Arguments = {
         "x": at.pointer(x),
         "x_scale": at.pointer(at.constant(node.inputs[1])),
         "packed": at.pointer(packed),
         "scales": at.pointer(scales),
-        "y_scale": None if y_scale is None else at.pointer(y_scale),
+        "y_scale": at.pointer(y_scale),
         "y": at.pointer(y),
         "M": at.size(x.rows),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edge.plugins.lowering.context import (
+    Arguments,
     Constant,
     Lower,
     Lowering,
@@ -10,7 +11,7 @@ from edge.plugins.lowering.context import (
     View,
     next_power_of_2,
 )
-from edge.plugins.lowering.tiles import Pointers, Tile, few_rows, launch_product
+from edge.plugins.lowering.tiles import Tile, few_rows, launch_product
 
 
 def int8_tile(at: Lowering, outputs: int, columns: int) -> Tile:
@@ -50,12 +51,12 @@ def lower_linear_int8(at: Lowering, node: Node) -> None:
     y_scale = at.constant(node.inputs[4]) if len(node.inputs) > 4 else None
     y = at.new(node.outputs[0], "f32" if y_scale is None else "i8", x.rows, outputs)
     tile = int8_tile(at, outputs, columns)
-    pointers: Pointers = {
+    pointers: Arguments = {
         "x": at.pointer(x),
         "x_scale": at.pointer(x_scale),
         "weight": at.pointer(weight),
         "weight_scale": at.pointer(weight_scale),
-        "y_scale": None if y_scale is None else at.pointer(y_scale),
+        "y_scale": at.pointer(y_scale),
         "y": at.pointer(y),
         "M": at.size(x.rows),
     }

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from edge.launch import Argument, Size
-from edge.plugins.lowering.context import ONE, Lowering, Rows, cdiv
-
-Pointers = Mapping[str, tuple[Argument, str] | None]
-Warps = Literal[1, 2, 4, 8, 16]
+from edge.launch import Size
+from edge.plugins.lowering.context import ONE, Arguments, Lowering, Rows, Warps, cdiv
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ def few_rows(at: Lowering) -> int:
 def launch_product(
     at: Lowering,
     file: str,
-    pointers: Pointers,
+    pointers: Arguments,
     constants: Mapping[str, int],
     tile: Tile,
     rows: Rows,
