@@ -15,12 +15,10 @@ The digest stops damage, not an attacker: someone who can write the file can com
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
-import secrets
 import stat
 import struct
 from collections.abc import Mapping
@@ -37,6 +35,7 @@ from safetensors.numpy import save as format_tensors
 from edge.bundle import strict_json
 from edge.errors import StateError
 from edge.runtime.layout import Identity, Shape, StateLayout
+from edge.runtime.replace import replace
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -49,7 +48,7 @@ _PAYLOAD_SLACK = 8 << 20
 
 _PREFIX = struct.Struct("<8sIIQQ")
 _DIGEST = 32
-_DAMAGED = "the file is damaged; load an older one or start anew"
+_DAMAGED = "the file is damaged; load the save before it, of the same name with ~, or start anew"
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,10 @@ def write(
     tensors: Tensors,
     extra: Mapping[str, Any],
 ) -> None:
-    """Write a state file, whole or not at all; what was at `path` before survives any failure.
+    """Write a state file, whole or not at all; what was at `path` before is then at `path`~.
+
+    Where this raises, the file from before is in place, or the new one, whole but not known to
+    outlive a loss of power.
 
     Raises StateError: tensors that are not finite, `extra` that is no JSON or too large, a disk
     that refuses.
@@ -84,7 +86,7 @@ def write(
     prefix = _PREFIX.pack(MAGIC, VERSION, len(header), len(payload), len(extra_bytes))
     digest = _digest(prefix, header, payload, extra_bytes)
     try:
-        _publish(file, (prefix, digest, header, payload, extra_bytes))
+        replace(file, (prefix, digest, header, payload, extra_bytes))
     except OSError as problem:
         raise StateError(
             f"cannot be written: {problem.strerror or problem}", file=file
@@ -120,28 +122,6 @@ def _digest(*parts: bytes) -> bytes:
     for part in parts:
         digest.update(part)
     return digest.digest()
-
-
-def _publish(file: Path, parts: tuple[bytes, ...]) -> None:
-    """All bytes on disk under another name, then renamed: a reader sees the old file or the new."""
-    temporary = file.parent / f".{file.name[:200]}.{secrets.token_hex(8)}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "wb") as stream:
-            for part in parts:
-                stream.write(part)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def read(path: str | os.PathLike[str], identity: Identity, layout: StateLayout) -> Saved:

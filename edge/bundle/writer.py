@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
+import secrets
 import shutil
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from edge import leftovers
 from edge.bundle.hashing import sha256
 from edge.bundle.manifest import FileEntry, Manifest
 from edge.bundle.paths import check_relative
@@ -18,24 +23,21 @@ from edge.errors import ExportError
 class BundleWriter:
     """Collects files in a temporary folder beside the target; `finish` hashes and renames it.
 
-    Use as a context manager: leaving without `finish` removes the temporary folder.
+    Use as a context manager: leaving without `finish` removes the temporary folder, and an OSError
+    on the way out becomes an ExportError. What a killed writer left is removed by the next one.
     Raises ExportError when the target exists and is neither empty nor a bundle.
     """
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
         self.target = Path(os.path.abspath(target))
-        if self.target.exists() and not _replaceable(self.target):
-            raise ExportError(
-                "exists and is not a bundle",
-                file=self.target,
-                remedy="choose another output folder, or remove it yourself",
-            )
+        _check_replaceable(self.target)
         try:
             self.target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = tempfile.mkdtemp(prefix=f".{self.target.name}.", dir=self.target.parent)
+            prefix = leftovers.prefix(self.target, "exporting")
+            leftovers.sweep(self.target.parent, prefix)
+            self.folder, self._fd = _create(self.target.parent, prefix)
         except OSError as problem:
             raise ExportError(f"cannot be written: {problem.strerror}", file=self.target) from None
-        self.folder = Path(temporary)
 
     def path(self, relative: str) -> Path:
         """Where to write a file of the bundle; its parent folder exists afterwards."""
@@ -51,16 +53,18 @@ class BundleWriter:
         manifest = Manifest(files=tuple(entries), **fields)
         written = self.path("manifest.json")
         written.write_bytes(manifest.to_json())
-        for path in [*paths, written]:
+        for path in [*paths, written, *filter(Path.is_dir, self.folder.rglob("*")), self.folder]:
             _fsync(path)
-        _fsync(self.folder)
         os.chmod(self.folder, 0o777 & ~_umask())
         _publish(self.folder, self.target)
         return manifest
 
     def close(self) -> None:
-        """Remove what was not published."""
+        """Remove what was not published, or what the published bundle was before."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def __enter__(self) -> BundleWriter:
         return self
@@ -72,6 +76,33 @@ class BundleWriter:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+        if isinstance(value, OSError) and not isinstance(value, BrokenPipeError):
+            raise ExportError(
+                f"was not written: {value.strerror or value}", file=value.filename or self.target
+            ) from value
+
+
+def _create(parent: Path, prefix: str) -> tuple[Path, int]:
+    while True:
+        folder = parent / f"{prefix}{secrets.token_hex(4)}"
+        folder.mkdir(mode=0o700)
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            folder.rmdir()
+            raise
+        if leftovers.lock(folder, fd):
+            return folder, fd
+        os.close(fd)
+
+
+def _check_replaceable(target: Path) -> None:
+    if os.path.lexists(target) and not _replaceable(target):
+        raise ExportError(
+            "exists and is not a bundle",
+            file=target,
+            remedy="choose another output folder, or remove it yourself",
+        )
 
 
 def _replaceable(target: Path) -> bool:
@@ -101,18 +132,42 @@ def _fsync(path: Path) -> None:
 
 
 def _publish(folder: Path, target: Path) -> None:
-    """Rename into place; an older bundle steps aside first and is removed last."""
-    aside = None
-    if target.exists():
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-        os.rename(target, aside / "bundle")
+    """Rename into place. What was there is then at `folder`; without a way to exchange two names
+    it steps aside first, and is missing for a moment.
+    """
+    with _one_at_a_time(target.parent):
+        _check_replaceable(target)
+        if not target.exists():
+            os.rename(folder, target)
+        elif not _exchange(folder, target):
+            # no leftover: until the new one is in place, it is all there is
+            aside = target.with_name(f".{target.name[:100]}.before-{secrets.token_hex(4)}")
+            os.rename(target, aside)
+            try:
+                os.rename(folder, target)
+            except OSError:
+                os.rename(aside, target)
+                raise
+            shutil.rmtree(aside, ignore_errors=True)
+        _fsync(target.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step; False where the system or the file system cannot."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(call(here, os.fsencode(one), here, os.fsencode(other), swap) == 0)
+
+
+@contextmanager
+def _one_at_a_time(parent: Path) -> Iterator[None]:
+    """Of several processes that publish in one folder, one; only for as long as renaming takes."""
+    fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.rename(folder, target)
-    except OSError:
-        if aside is not None:
-            os.rename(aside / "bundle", target)
-            os.rmdir(aside)
-        raise
-    _fsync(target.parent)
-    if aside is not None:
-        shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
