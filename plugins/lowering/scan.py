@@ -29,7 +29,15 @@ from typing import Any
 from edge.launch import Argument, DType, Size
 from edge.ops.quantized_recurrent import SELECTIVE_SCAN_INT8
 from edge.ops.recurrent import SELECTIVE_SCAN
-from edge.plugins.lowering.context import Lower, Lowering, Node, View, cdiv, next_power_of_2
+from edge.plugins.lowering.context import (
+    Arguments,
+    Lower,
+    Lowering,
+    Node,
+    View,
+    cdiv,
+    next_power_of_2,
+)
 
 _VALUES = ("x", "dt", "B", "C", "z")
 _WEIGHTS = ("A", "D", "dt_bias")
@@ -40,8 +48,6 @@ _INT8_PRODUCT = ("low_dt", "low_dt_scale", "dt_weight", "dt_weight_scale")
 _STATES: Mapping[int, DType] = {32: "f32", 16: "f16", 8: "i8"}
 _WIDENED_ROWS = 64
 _NO_PRODUCT = {"LOW_STRIDE": 0, "RANK": 0, "BLOCK_K": 0, "ROWS": 0}
-
-Pointers = dict[str, tuple[Argument, str] | None]
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ def _widened(at: Lowering, scan: _Scan, output: str) -> _Scan:
     return replace(scan, views={**scan.views, **columns})
 
 
-def _inputs(at: Lowering, scan: _Scan) -> Pointers:
+def _inputs(at: Lowering, scan: _Scan) -> Arguments:
     """Values, weights and scales, in the kernel's order."""
 
     def constant(name: str) -> tuple[Argument, str] | None:
@@ -158,7 +164,7 @@ def _inputs(at: Lowering, scan: _Scan) -> Pointers:
     }
 
 
-def _logs(at: Lowering, scan: _Scan) -> Pointers:
+def _logs(at: Lowering, scan: _Scan) -> Arguments:
     """What a replay reads; a dt that is made here is kept as it would have been read."""
     prefix = scan.given["ssm_state"].removesuffix("ssm_state")
     x = scan.views["x"]

@@ -11,10 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from edge.launch import Argument, DType, Size
-from edge.plugins.lowering.context import Lower, Lowering, Node, View, cdiv, next_power_of_2
+from edge.launch import DType, Size
+from edge.plugins.lowering.context import (
+    Arguments,
+    Lower,
+    Lowering,
+    Node,
+    View,
+    Warps,
+    cdiv,
+    next_power_of_2,
+)
 
 _ELEMENTS = 4096  # of the state, for a program
 _CHUNK, _CHUNK_P = 16, 64  # tokens and channels of a program of _by_chunks
@@ -22,7 +31,6 @@ _LARGEST = 3.4028234e38  # fp32; stands for an infinite dt_max
 _STATES: Mapping[int, DType] = {32: "f32", 16: "f16", 8: "i8"}
 _VALUES = ("x", "dt", "B", "C")
 _WEIGHTS = ("A", "D", "dt_bias")
-_Arguments = dict[str, tuple[Argument, str] | None]
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ def _lower(low: Lowering, node: Node, scan: _Scan) -> None:
         _by_tokens(low, arguments, constants)
 
 
-def _by_tokens(low: Lowering, arguments: _Arguments, constants: Mapping[str, int | float]) -> None:
+def _by_tokens(low: Lowering, arguments: Arguments, constants: Mapping[str, int | float]) -> None:
     heads, p, n = (int(constants[name]) for name in ("HEADS", "P", "N"))
     block_n = next_power_of_2(n)
     block_p = min(next_power_of_2(p), max(1, _ELEMENTS // block_n))
@@ -89,7 +97,7 @@ def _by_tokens(low: Lowering, arguments: _Arguments, constants: Mapping[str, int
     )
 
 
-def _by_chunks(low: Lowering, arguments: _Arguments, constants: Mapping[str, int | float]) -> None:
+def _by_chunks(low: Lowering, arguments: Arguments, constants: Mapping[str, int | float]) -> None:
     """16 tokens at a time, all 64 channels of a head in one program of 8 warps.
 
     With fp32 and 32 tokens, or 4 warps, Triton 3.9 runs out of registers. Per token and head it is
@@ -116,7 +124,7 @@ def _by_chunks(low: Lowering, arguments: _Arguments, constants: Mapping[str, int
     )
 
 
-def _warps(values: int) -> Literal[1, 2, 4, 8]:
+def _warps(values: int) -> Warps:
     """16 values a thread."""
     if values >= 4096:
         return 8
@@ -125,7 +133,7 @@ def _warps(values: int) -> Literal[1, 2, 4, 8]:
     return 2 if values >= 1024 else 1
 
 
-def _arguments(low: Lowering, scan: _Scan, y: View) -> _Arguments:
+def _arguments(low: Lowering, scan: _Scan, y: View) -> Arguments:
     """In the kernel's order; None is not there."""
     x, b = scan.views["x"], scan.views["B"]
     prefix = scan.state.removesuffix("ssm_state")
