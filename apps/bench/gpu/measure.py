@@ -23,13 +23,15 @@ class Times:
     """Milliseconds, medians.
 
     Attributes:
-        tpot: a step. verify: K → a run of K + 1 tokens whose logits are all wanted.
+        tpot: a step as sessions take it: it can be taken back, so a window of tokens is replayed.
+        committed: a step that cannot. verify: K → a run of K + 1 tokens whose logits are all wanted.
         ttft: prompt length → reading it and the logits after it.
         launches: of a step.
         memory: bytes by purpose (`Engine.memory_plan`).
     """
 
     tpot: float
+    committed: float
     verify: dict[int, float]
     ttft: dict[int, float]
     launches: int
@@ -85,14 +87,15 @@ def times(
         engine.run(tokens[:, :count], state, rows="all")
         state.rewind(count)
 
-    tpot = median_ms(lambda: engine.run(tokens[:, :1], state, commit=True), repeats, warm)
+    tpot = median_ms(lambda: engine.run(tokens[:, :1], state), repeats, warm)
+    committed = median_ms(lambda: engine.run(tokens[:, :1], state, commit=True), repeats, warm)
     verify = {k: median_ms(partial(run, k + 1), repeats, warm) for k in drafts}
     few = -(-repeats // 8)
     ttft = {
         n: median_ms(partial(_read, engine, state, tokens[:, :n]), few, warm // 4) for n in prompts
     }
     plan = engine.memory_plan(window=max(drafts) + 1, capacity=max(prompts) + 64)
-    return Times(tpot, verify, ttft, len(step_launches(engine.plan)), plan)
+    return Times(tpot, committed, verify, ttft, len(step_launches(engine.plan)), plan)
 
 
 def _read(engine: CudaEngine, state: DeviceState, tokens: np.ndarray) -> None:

@@ -61,7 +61,7 @@ def _steps(report: Report) -> str:
     timed = [case for case in report.cases if case.times is not None]
     lengths = sorted({n for case in timed if case.times for n in case.times.ttft})
     drafts = sorted({k for case in timed if case.times for k in case.times.verify})
-    head = ["model", "recipe", "result", "TPOT ms", "of roofline", "launches"]
+    head = ["model", "recipe", "result", "TPOT ms", "committed ms", "of roofline", "launches"]
     head += [f"TTFT {n} ms" for n in lengths] + [f"verify {k}" for k in drafts]
     head += ["state MB", "memory MB"]
     rows = []
@@ -69,7 +69,7 @@ def _steps(report: Report) -> str:
         row = [case.model, case.quant, case.agreement.line()]
         if (t := case.times) is not None:
             least = 1000 * case.weight_bytes / report.copy
-            row += [f"{t.tpot:.3f}", f"{least / t.tpot:.2f}", str(t.launches)]
+            row += [f"{t.tpot:.3f}", f"{t.committed:.3f}", f"{least / t.tpot:.2f}", str(t.launches)]
             row += [f"{t.ttft[n]:.1f}" for n in lengths]
             row += [f"{t.verify[k] / t.tpot:.2f}" for k in drafts]
             row += [f"{t.memory['state'] / 1e6:.1f}", f"{t.memory['total'] / 1e6:.0f}"]
