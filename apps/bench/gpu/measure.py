@@ -24,7 +24,8 @@ class Times:
 
     Attributes:
         tpot: a step as sessions take it: it can be taken back, so a window of tokens is replayed.
-        committed: a step that cannot. verify: K → a run of K + 1 tokens whose logits are all wanted.
+        committed: a step that cannot.
+        verify: K → a run of K + 1 tokens whose logits are all wanted.
         ttft: prompt length → reading it and the logits after it.
         launches: of a step.
         memory: bytes by purpose (`Engine.memory_plan`).
