@@ -181,9 +181,10 @@ def test_one_that_fails_ends_the_others(compiled: Counter[tuple[str, int]]) -> N
 
 
 def test_a_worker_that_takes_too_long_or_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "LIMIT", 0.0)
-    with pool.Worker() as worker, pytest.raises(ExportError, match="it took more than"):
-        worker.compile(rounding(), 87)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "LIMIT", 0.0)
+        with pool.Worker() as worker, pytest.raises(ExportError, match="it took more than"):
+            worker.compile(rounding(), 87)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pool.Worker() as worker, pytest.raises(ExportError, match="the compiler ended with 1"):
         worker.compile(rounding(), 87)
