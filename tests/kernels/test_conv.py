@@ -157,6 +157,21 @@ def test_a_chain_is_its_single_steps(kind: str) -> None:
     assert same_bits(one.states[1], together.states[1])
 
 
+@kinds
+def test_sequences_do_not_know_of_each_other(kind: str) -> None:
+    feeds = feeds_of(kind, 6, 3, 4)
+    run = Run(range(2), range(2, 6), store=LAST)
+    all_three = run_conv(feeds, run)
+    for b in range(3):
+        alone = {
+            name: value[:, b : b + 1] if name in ("x", "conv_state") else value
+            for name, value in feeds.items()
+        }
+        one = run_conv(alone, run)
+        assert same_bits(one.y[:, 0], all_three.y[:, b])
+        assert same_bits(one.states[1, :, 0], all_three.states[1, :, b])
+
+
 def test_saturates_and_rounds_half_to_even() -> None:
     """With one tap of weight 1 and huge inputs silu(v) is v: steps are known exactly."""
     q = np.array([3, -1, 0, 1, 25, 26, 27, 100, 127], np.int8)

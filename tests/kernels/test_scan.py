@@ -226,6 +226,15 @@ def test_makes_dt_of_floating_values(half: bool) -> None:
     check(feeds, Run(range(3), range(3, 10), parents=PARENTS))
 
 
+def test_fp16_values_and_logs() -> None:
+    feeds = feeds_of("fp32", 8, 2)
+    feeds |= {name: feeds[name].astype(np.float16) for name in VALUES}
+    found = run_scan(feeds, Run(range(3), range(3, 8), store=LAST))
+    wide = feeds | {name: feeds[name].astype(np.float32) for name in VALUES}
+    same = check(wide, Run(range(3), range(3, 8), store=LAST))
+    assert same_bits(found.y, same.y) and same_bits(found.states[1], same.states[1])
+
+
 @kinds
 def test_nothing_new_advances_the_state(kind: str) -> None:
     """T = 0: what is pending is applied, to the other slot."""
