@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from edge.bundle.kernels import WEIGHT_FILE, open_plan
@@ -57,7 +58,9 @@ def open_device(name: str | None = None) -> Device:
     """
     name = os.environ.get(DEVICE_VARIABLE, "") if name is None else name
     if name == INTERPRET:
-        # never imported by the runtime itself: it needs Triton
+        # never imported by the runtime itself: it needs Triton, which looks at this when it is
+        if "triton" not in sys.modules:
+            os.environ["TRITON_INTERPRET"] = "1"
         try:
             module = importlib.import_module("edge.plugins.compiler.interpreter")
         except ImportError as problem:
