@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -49,7 +50,8 @@ class Bundle:
                 )
             fd = open_inside(self._folder_fd, path, folder=str(self.path))
             try:
-                self._check(fd, entry)
+                with _readable(f"{self.path}/{path}"):
+                    self._check(fd, entry)
             except BaseException:
                 os.close(fd)
                 raise
@@ -75,7 +77,8 @@ class Bundle:
         fd = self.fd(path)
         entry = self.manifest.entry(path)
         assert entry is not None
-        data = b"".join(blocks(fd, entry.size))
+        with _readable(f"{self.path}/{path}"):
+            data = b"".join(blocks(fd, entry.size))
         # a stamp vouches for metadata only; bytes copied into memory can be checked themselves
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise BundleError("changed while it was read", file=f"{self.path}/{path}")
@@ -107,6 +110,18 @@ class Bundle:
         self.close()
 
 
+@contextmanager
+def _readable(file: str | Path) -> Iterator[None]:
+    """What the disk refuses is a BundleError."""
+    try:
+        yield
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        raise BundleError(
+            f"cannot be read: {reason}", file=file, remedy="check the disk, or copy it anew"
+        ) from problem
+
+
 def open_bundle(path: str | os.PathLike[str]) -> Bundle:
     """Open a bundle folder; reads and checks the manifest and that the folder holds what it lists.
 
@@ -123,9 +138,10 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
             remedy=MAKE_ONE,
         ) from None
     try:
-        raw = _read_manifest(folder_fd, folder)
-        manifest = _parse(raw, folder)
-        _check_listing(folder_fd, folder, manifest)
+        with _readable(folder):
+            raw = _read_manifest(folder_fd, folder)
+            manifest = _parse(raw, folder)
+            _check_listing(folder_fd, folder, manifest)
         return Bundle(folder, folder_fd, manifest, hashlib.sha256(raw).hexdigest())
     except BaseException:
         os.close(folder_fd)

@@ -61,9 +61,10 @@ class BundleWriter:
 
     def close(self) -> None:
         """Remove what was not published, or what the published bundle was before."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove(self.folder)
         if self._fd >= 0:
-            os.close(self._fd)
+            with suppress(OSError):  # a folder has nothing left to write
+                os.close(self._fd)
             self._fd = -1
 
     def __enter__(self) -> BundleWriter:
@@ -123,6 +124,11 @@ def _umask() -> int:
     return mask
 
 
+def _remove(folder: Path) -> None:
+    with suppress(OSError):  # told to ignore errors, rmtree still raises those of close
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _fsync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -148,7 +154,7 @@ def _publish(folder: Path, target: Path) -> None:
             except OSError:
                 os.rename(aside, target)
                 raise
-            shutil.rmtree(aside, ignore_errors=True)
+            _remove(aside)
         _fsync(target.parent)
 
 
