@@ -35,10 +35,10 @@ def kernels_for(
         bundled = open_kernels(bundle, sm)
     except BundleError as problem:
         # only what is missing is made: what is damaged is refused
-        if problem.field != f"kernels.sm_{sm}" or not _can_compile():
+        if problem.field != f"kernels.sm_{sm}" or not can_compile():
             raise
         return compiled_here(plan.variants, sm, progress)
-    if all(variant.key in bundled.index.kernels for variant in plan.variants) or not _can_compile():
+    if all(variant.key in bundled.index.kernels for variant in plan.variants) or not can_compile():
         return bundled
     return compiled_here(plan.variants, sm, progress)
 
@@ -58,7 +58,8 @@ def compiled_here(
         ) from problem
 
 
-def _can_compile() -> bool:
+def can_compile() -> bool:
+    """Whether Triton is installed here."""
     try:
         triton_version()
     except ExportError:

@@ -86,6 +86,15 @@ def _load(bundle: Bundle, plan: LaunchPlan, device: Device, exclusive: Exclusive
         return {i: device.load(variant, None, b"") for i, variant in enumerate(plan.variants)}
     # by name: what compiles is no part of the runtime
     fallback: Any = importlib.import_module("edge.plugins.compiler.fallback")
-    kernels = fallback.kernels_for(bundle, plan, device.sm)
-    with exclusive:
-        return {i: device.load(each, *kernels.get(each)) for i, each in enumerate(plan.variants)}
+
+    def loaded(source: Any) -> dict[int, Any]:
+        with exclusive:
+            return {i: device.load(each, *source.get(each)) for i, each in enumerate(plan.variants)}
+
+    try:
+        return loaded(fallback.kernels_for(bundle, plan, device.sm))
+    except EngineError:
+        # a driver may be too old for the ptxas that made the bundle's kernels, and not for this one
+        if not fallback.can_compile():
+            raise
+        return loaded(fallback.compiled_here(plan.variants, device.sm))

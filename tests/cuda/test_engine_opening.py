@@ -103,7 +103,7 @@ def test_kernels_compiled_when_the_bundle_is_loaded(
 
 
 def test_no_kernels_and_no_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "_can_compile", lambda: False)
+    monkeypatch.setattr(fallback, "can_compile", lambda: False)
     with (
         open_bundle(write(tmp_path / "b")) as bundle,
         pytest.raises(BundleError, match="no kernels for sm_87") as caught,
