@@ -9,9 +9,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 chat: $(VENV)/.runtime
 	@$(BIN)/edge-chat
 
-# pytest options, e.g. make test ARGS="-k state"
+# pytest options, e.g. make test ARGS="-k state"; one process a core: JOBS=0 runs them in this one
+JOBS ?= logical
 test: $(VENV)/.dev $(VENV)/.oldest
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 # the runtime alone, on what JetPack 6 ends at: Python 3.10 and ONNX Runtime 1.23.2
 jetpack6: .venv310/.runtime
