@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,9 +86,28 @@ def load(
     # the graph names "weights.bin", which lies beside the folder of graphs
     options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent.parent.absolute()))
     try:
-        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as problem:
         raise EngineError(f"ONNX Runtime cannot load it: {problem}", file=path) from problem
+    _LIVE.add(session)
+    return session
+
+
+_LIVE: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
+
+
+def _end_quietly_in_child() -> None:
+    """ONNX Runtime's threads are not in a forked child, and ending a session, or the library, there
+    waits for them forever or aborts: sessions are kept, and the library is not ended.
+    """
+    for session in _LIVE:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session._sess))
+    c = ctypes.CDLL(None)
+    if hasattr(c, "on_exit"):  # glibc; what is registered last is called first, with the exit code
+        c.on_exit(c._exit, None)
+
+
+os.register_at_fork(after_in_child=_end_quietly_in_child)
 
 
 @contextmanager
