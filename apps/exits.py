@@ -1,9 +1,11 @@
-"""How every program ends: 0 done, 1 the input was refused, 2 usage, 130 interrupted."""
+"""How every program ends: 0 done, 1 the input was refused, 2 usage, 128 + n by signal n."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 
 from edge.errors import EdgeError
 
@@ -11,7 +13,13 @@ REFUSED, INTERRUPTED = 1, 130
 
 
 def exit_code_of(program: Callable[[], object]) -> int:
-    """Run a program and turn how it ended into an exit code; errors become one line on stderr."""
+    """Run a program and turn how it ended into an exit code; errors become one line on stderr.
+
+    SIGTERM ends it in order, so that what it was writing is removed; programs that drain first set
+    a handler of their own.
+    """
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _leave)
     try:
         program()
     except EdgeError as problem:
@@ -29,3 +37,7 @@ def exit_code_of(program: Callable[[], object]) -> int:
             return leaving.code
         return 0 if leaving.code is None else REFUSED
     return 0
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
