@@ -17,7 +17,7 @@ PROMPT = "Which city is the capital of France?"
 CLOSE = {"demo": 0.06}
 
 
-@pytest.mark.parametrize("name", ["demo", "demo-fp16", "demo-draft", "demo-bytes"])
+@pytest.mark.parametrize("name", ["demo", "demo-fp16", "demo-bytes"])
 def test_greedy_tokens(name: str) -> None:
     with open_bundle(resolve(name)) as bundle:
         manifest, ids = bundle.manifest, load_tokenizer(bundle).encode(PROMPT)
@@ -32,7 +32,7 @@ def test_greedy_tokens(name: str) -> None:
     ort.run(np.array([ids[:-1]]), theirs, commit=True)
     ours.restore(theirs.snapshot())
     token = ids[-1]
-    for _ in range(3):
+    for _ in range(2):
         expected = ort.run(np.array([[token]]), theirs)[0, 0]
         poison(cuda, ours)
         found = cuda.run(np.array([[token]]), ours)[0, 0]
