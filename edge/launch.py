@@ -121,11 +121,19 @@ class Program(_Strict):
         kind: `chain`, `tree`, or `settle`: no new token, the state catches up with its log.
         max_rows: most rows T·B it is made for; None is any number.
         launches: indices into the plan's launches.
+        picks: more of them, for runs that want the best token of each row instead of its logits:
+            value `picked` i32 [L·B], -1 where a logit is NaN.
     """
 
     kind: Literal["chain", "tree", "settle"]
     max_rows: Annotated[int, Field(gt=0)] | None
     launches: tuple[Annotated[int, Field(ge=0)], ...]
+    picks: tuple[Annotated[int, Field(ge=0)], ...] = ()
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Everything that may be launched, in order."""
+        return (*self.launches, *self.picks)
 
 
 class Buffer(_Strict):
@@ -199,7 +207,7 @@ class LaunchPlan(_Strict):
                 if argument.name not in spaces[argument.space]:
                     raise ValueError(f"launches[{number}]: no {argument.space} {argument.name!r}")
         for number, program in enumerate(self.programs):
-            if any(index >= len(self.launches) for index in program.launches):
+            if any(index >= len(self.launches) for index in program.order):
                 raise ValueError(f"programs[{number}]: names a launch that is not there")
         return self
 

@@ -29,7 +29,7 @@ from edge.launch import (
 from edge.tensors import kv_cache_shapes, padded_head_dim, recurrent_state_shapes
 
 REMEDY = "export the model again with this version, or update mamba-edge"
-LOGITS = "logits"
+LOGITS, PICKED = "logits", "picked"
 # CUDA's limits of a grid, of every compute capability there is.
 GRID = (2**31 - 1, 65535, 65535)
 _INT32 = 2**31 - 1
@@ -77,7 +77,7 @@ def check_sizes(plan: LaunchPlan, program: Program, sizes: Sizes) -> None:
 
     Grids stay within CUDA's limits, integers within i32, pointers within their buffers.
     """
-    for number in dict.fromkeys(program.launches):
+    for number in dict.fromkeys(program.order):
         launch = plan.launches[number]
         for axis, size, most in zip("xyz", launch.grid, GRID, strict=True):
             if size.value(sizes) > most:
@@ -205,11 +205,14 @@ def _check_programs(plan: LaunchPlan, config: ModelConfig) -> None:
     if not kinds.issuperset({("chain", None), ("settle", None)}):
         _refuse("programs", "has none for runs of any length, or none that only settles a state")
     for number, program in enumerate(plan.programs):
-        if len(program.launches) > _MOST_STEPS:
+        if len(program.order) > _MOST_STEPS:
             _refuse(f"programs.{number}", f"has more than {_MOST_STEPS} launches")
         named = (_values(plan.launches[index].arguments) for index in program.launches)
         if program.kind != "settle" and not any(LOGITS in names for names in named):
             _refuse(f"programs.{number}", "makes no logits")
+    picked = plan.values.get(PICKED)
+    if picked is not None and picked != Buffer(dtype="i32", elements=Size(of="LB")):
+        _refuse(f"values.{PICKED}", "are not one i32 a wanted row")
 
 
 def _values(arguments: tuple[Argument, ...]) -> set[str]:

@@ -10,9 +10,10 @@ from onnx import ModelProto
 from edge.errors import ExportError
 from edge.launch import Launch, LaunchPlan, Pointer, Program, Weight
 from edge.plugins.lowering import registry
-from edge.plugins.lowering.context import Lower, Lowering, Regime, Tables
+from edge.plugins.lowering.context import Lower, Lowering, Node, Regime, Tables
 from edge.plugins.lowering.fuse import fuse, wanted_rows
 from edge.plugins.lowering.graph import Graph, live, read_graph
+from edge.plugins.lowering.pick import lower_pick
 
 # Most rows of a run that the kernels for a step take; a decoded token, its drafts, a small batch.
 FEW_ROWS = 16
@@ -22,7 +23,7 @@ REGIMES = (
     Regime("tree", FEW_ROWS),
     Regime("chain", None),
 )
-LOGITS = "logits"
+LOGITS, PICKED = "logits", "picked"
 
 
 class LoweringError(ExportError):
@@ -95,7 +96,14 @@ def _program(graph: Graph, ops: Mapping[str, Lower], regime: Regime, tables: Tab
     logits = at.view(LOGITS)
     if (logits.buffer, logits.dtype, logits.rows, logits.offset) != (LOGITS, "f32", "LB", 0):
         raise LoweringError("are not fp32 of the wanted rows", field=LOGITS)
-    return Program(kind=regime.kind, max_rows=regime.max_rows, launches=tuple(at.order))
+    count = len(at.order)
+    lower_pick(at, Node("Greedy", PICKED, (LOGITS,), (PICKED,), {}))
+    return Program(
+        kind=regime.kind,
+        max_rows=regime.max_rows,
+        launches=tuple(at.order[:count]),
+        picks=tuple(at.order[count:]),
+    )
 
 
 def _pointed_at(weights: Mapping[str, Weight], launches: tuple[Launch, ...]) -> dict[str, Weight]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from edge.launch import ITEM_SIZE, LaunchPlan, Pointer, Program, Sizes
 
 ALIGNMENT = 256
-LOGITS = "logits"
+LOGITS, PICKED = "logits", "picked"
 
 
 class Arena(NamedTuple):
@@ -32,12 +32,12 @@ class _Life(NamedTuple):
 
 
 def place(
-    program: Program, plan: LaunchPlan, sizes: Sizes, kept: Collection[str] = (LOGITS,)
+    program: Program, plan: LaunchPlan, sizes: Sizes, kept: Collection[str] = (LOGITS, PICKED)
 ) -> Arena:
     """Places for the values of one program at these sizes; `kept` are read after the run."""
     lives = _lives(program, plan, sizes, kept)
     # (start, end) of what is there during each launch
-    taken: list[list[tuple[int, int]]] = [[] for _ in program.launches]
+    taken: list[list[tuple[int, int]]] = [[] for _ in program.order]
     offsets: dict[str, int] = {}
     total = 0
     for life in sorted(lives, key=lambda life: (-life.size, life.first, life.name)):
@@ -53,11 +53,11 @@ def place(
 
 def _lives(program: Program, plan: LaunchPlan, sizes: Sizes, kept: Collection[str]) -> list[_Life]:
     spans: dict[str, tuple[int, int]] = {}
-    for step, index in enumerate(program.launches):
+    for step, index in enumerate(program.order):
         for argument in plan.launches[index].arguments:
             if isinstance(argument, Pointer) and argument.space == "value":
                 spans[argument.name] = (spans.get(argument.name, (step, step))[0], step)
-    end = len(program.launches) - 1
+    end = len(program.order) - 1
     return [
         _Life(name, first, end if name in kept else last, _bytes(plan, name, sizes))
         for name, (first, last) in spans.items()
