@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -135,9 +136,10 @@ def workspace_bytes(config: ModelConfig, tokens: int, batch: int, capacity: int)
 def available_bytes() -> int | None:
     """Memory that can be taken without swapping, or None where the system does not say.
 
-    The smaller of what the kernel reports and what the control group has left.
+    The smallest of what the kernel reports, what the control group has left and what this process
+    may still take by its limits (ulimit -v, -d).
     """
-    found = [left for left in (_system(), _group()) if left is not None]
+    found = [left for left in (_system(), _group(), _limits()) if left is not None]
     return min(found) if found else None
 
 
@@ -191,6 +193,15 @@ def private_bytes() -> int:
 
 def _system() -> int | None:
     return _fields(_MEMINFO).get("MemAvailable")
+
+
+def _limits() -> int | None:
+    fields, found = _fields("/proc/self/status"), []
+    for limit, used in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        most = resource.getrlimit(limit)[0]
+        if most != resource.RLIM_INFINITY and used in fields:
+            found.append(max(0, most - fields[used]))
+    return min(found, default=None)
 
 
 def _group() -> int | None:

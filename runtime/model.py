@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import edge
 from edge.bundle import Manifest, open_bundle
 from edge.config import ModelConfig
-from edge.errors import BundleError
+from edge.errors import BundleError, EngineError
 from edge.runtime import memory
 from edge.runtime.engine import Engine, choose_engine, open_engine
 from edge.runtime.session import Session
@@ -85,13 +86,25 @@ def load(
     """
     chosen = choose_engine(engine)
     path = resolve(bundle)
-    with open_bundle(path) as opened:
+    with _enough_memory(path), open_bundle(path) as opened:
         if chosen == "ort":
             memory.check_load(opened.manifest, path)
         tokenizer = load_tokenizer(opened)
         template = load_template(opened, tokenizer)
         running = open_engine(opened, engine, threads=threads, spin=spin)
         return Model(path, opened.manifest, opened.fingerprint, running, tokenizer, template)
+
+
+@contextmanager
+def _enough_memory(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:
+        raise EngineError(
+            "there is not enough memory to load it",
+            file=path,
+            remedy="use a bundle of fewer bits (edge export --quant w4), or stop other programs",
+        ) from None
 
 
 def resolve(bundle: str | os.PathLike[str]) -> Path:
