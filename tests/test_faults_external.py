@@ -1,0 +1,92 @@
+"""A graph that names weights outside of its bundle (row 8 of the fault table) is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+
+from edge.errors import EdgeError
+from edge.runtime.model import load
+from tests.malformed import resigned
+from tests.session_models import bundle
+
+GRAPH = "graphs/ort.onnx"
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Initializers, and tensors in attributes, of nested graphs too."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _tensors(inner)
+
+
+def _escaping(folder: Path, location: str, nested: bool) -> None:
+    """Let one tensor of the graph lie at `location`, with the hashes that belong to it."""
+    model = onnx.load(folder / GRAPH, load_external_data=False)
+    outside = [tensor for tensor in model.graph.initializer if tensor.external_data]
+    tensor = outside[0]
+    if nested:  # as the value of a node in a branch of an If that nobody asked for
+        moved = onnx.TensorProto()
+        moved.CopyFrom(tensor)
+        tensor = moved
+        branch = onnx.helper.make_graph(
+            [onnx.helper.make_node("Constant", [], ["inner"], value=moved)], "branch", [],
+            [onnx.helper.make_tensor_value_info("inner", moved.data_type, None)],
+        )  # fmt: skip
+        tensor = branch.node[0].attribute[0].t
+        _relocate(tensor, location)
+        model.graph.initializer.append(
+            onnx.helper.make_tensor("yes", onnx.TensorProto.BOOL, [], [True])
+        )
+        model.graph.node.insert(0, onnx.helper.make_node(
+            "If", ["yes"], ["unused"], then_branch=branch, else_branch=branch))  # fmt: skip
+    else:
+        _relocate(tensor, location)
+    (folder / GRAPH).write_bytes(model.SerializeToString())
+    resigned(folder)
+
+
+def _relocate(tensor: onnx.TensorProto, location: str) -> None:
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            entry.value = location
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("how", ["above", "absolute", "dotted", "link", "proc", "tokenizer"])
+def test_row_8_weights_outside_of_the_bundle(how: str, nested: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(bundle("chat"), folder)
+    secret = tmp_path / "secret.bin"
+    shutil.copyfile(folder / "weights.bin", secret)  # long enough to be read as the weights
+    location = {
+        "above": "../secret.bin",
+        "absolute": str(secret),
+        "dotted": "tokenizer/../../secret.bin",
+        "link": "weights.lnk",
+        "proc": f"/proc/self/root{secret}",
+        "tokenizer": "README.md",
+    }[how]
+    if how == "link":
+        os.symlink(secret, folder / "weights.lnk")
+    _escaping(folder, location, nested)
+    with pytest.raises(EdgeError):
+        load(folder, threads=1).session().generate("one", max_tokens=1).finish()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_row_8_the_same_graph_with_its_own_weights_runs(nested: bool, tmp_path: Path) -> None:
+    """What refuses the graphs above is where they point to, and nothing else about them."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(bundle("chat"), folder)
+    _escaping(folder, "weights.bin", nested)
+    load(folder, threads=1).session().generate("one", max_tokens=1).finish()
