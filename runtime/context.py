@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ContextFullError
-from edge.runtime.engine import Engine
+from edge.runtime.engine import Engine, GreedyEngine
 from edge.runtime.state import Snapshot, State
 
 Logits = NDArray[np.float32]
@@ -84,6 +84,21 @@ class Context:
     def step(self, token: int) -> Logits:
         """Consume one token; logits [V], valid until the next run."""
         return self._run((token,), commit=False)
+
+    def step_greedily(self, token: int, limit: int) -> int | Logits:
+        """Consume one token; the likeliest id after it where the engine finds it itself and it is
+        below `limit`, else the logits [V].
+        """
+        engine = self.engine
+        if not isinstance(engine, GreedyEngine) or not engine.picks:
+            return self.step(token)
+        best = int(engine.run_greedy(np.asarray([[token]], np.int64), self.state)[0])
+        if best >= limit:  # padding of the vocabulary, which no model was taught to say
+            self.state.rewind(1)
+            return self.step(token)
+        self.tokens.append(token)
+        self.pending = None
+        return best
 
     def advance(self, tokens: Sequence[int]) -> Logits:
         """Consume tokens, so that they can be taken back where the window allows; logits [V]."""

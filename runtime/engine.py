@@ -104,6 +104,22 @@ def _within(value: int, limit: int, name: str) -> None:
         raise InputError(f"must be 1 … {limit}, got {value!r}", field=name)
 
 
+@runtime_checkable
+class GreedyEngine(Engine, Protocol):
+    """An engine that can find the likeliest token itself, and spares the host the logits."""
+
+    @property
+    def picks(self) -> bool:
+        """Whether this model's `run_greedy` can be asked."""
+        ...
+
+    def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
+        """`run` of a chain that can be taken back; the likeliest token [B] after the last one, the
+        lowest of equal ones. Raises as `run` does.
+        """
+        ...
+
+
 def choose_engine(name: str) -> str:
     """The engine that `name` means here. Raises EngineError for one that cannot run.
 

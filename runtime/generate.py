@@ -149,6 +149,8 @@ class Answer:
             self._recent,
             self._tokenizer.special_ids,
             lambda: self.params.max_tokens - len(self.tokens),
+            self._tokenizer.vocab_size,
+            self.params.plainly_greedy and not self._tokenizer.unassigned,
         )
         if drafting is None:
             return Plain(source)

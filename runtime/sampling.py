@@ -69,6 +69,12 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _check_bias(self.logit_bias))
         object.__setattr__(self, "stop", check_stops(self.stop))
 
+    @property
+    def plainly_greedy(self) -> bool:
+        """Whether the likeliest token is always taken, whatever was said before."""
+        penalized = self.repetition_penalty != 1 and self.repetition_window > 0
+        return self.temperature == 0 and not self.logit_bias and not penalized
+
 
 def make_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
     """`given` over `defaults`; None means not given. InputError for a name that is no parameter."""

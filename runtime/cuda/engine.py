@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from edge.runtime.cuda.inputs import Run, Sources
 from edge.runtime.cuda.runs import Runs
 from edge.runtime.cuda.state import DeviceState, places, total
 from edge.runtime.cuda.weights import Weights
-from edge.runtime.cuda.workspace import Workspace
+from edge.runtime.cuda.workspace import Floats, Workspace
 from edge.runtime.engine import DEFAULT_WINDOW, Rows, layout_of
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.request import check
@@ -166,6 +166,34 @@ class CudaEngine:
         commit: bool = False,
     ) -> NDArray[np.float32]:
         """See `Engine.run`."""
+        logits: Floats = self._performed(Workspace.run, tokens, state, parents, rows, commit)
+        return logits.transpose(1, 0, 2)
+
+    def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
+        """Run tokens [B, T] as `run` does; of the last the likeliest next token [B], found on the
+        device, so that no logits cross to the host. It may be a padding id of the vocabulary.
+
+        Raises as `run` does, but of logits that are not finite sees a NaN alone.
+        """
+        ids: NDArray[np.int32] = self._performed(
+            Workspace.pick, tokens, state, None, "last", commit=False
+        )
+        return ids[-1].astype(np.int64)
+
+    @property
+    def picks(self) -> bool:
+        """Whether `run_greedy` can be asked: plans of older versions end with their logits."""
+        return all(program.picks for program in self.plan.programs if program.kind == "chain")
+
+    def _performed(
+        self,
+        work: Callable[[Workspace, Run], NDArray[Any]],
+        tokens: NDArray[np.int64],
+        state: State,
+        parents: Sequence[int] | None,
+        rows: Rows,
+        commit: bool,
+    ) -> NDArray[Any]:
         self.exclusive.check_process()
         workspace = state.workspace
         if not isinstance(state, DeviceState) or getattr(workspace, "engine", None) is not self:
@@ -180,7 +208,6 @@ class CudaEngine:
             else:
                 step = state.ledger.run(request.count, parents=request.parents)
             with self.exclusive:
-                logits = workspace.run(Run(request.tokens, step, request.row_indices))
+                found = work(workspace, Run(request.tokens, step, request.row_indices))
             state.ledger = step.after
-            result: NDArray[np.float32] = logits.transpose(1, 0, 2)
-            return result
+            return found

@@ -101,4 +101,4 @@ class _Open(NamedTuple):
 
 
 def _launches(plan: LaunchPlan, program: int) -> Sequence[Launch]:
-    return [plan.launches[index] for index in plan.programs[program].launches]
+    return [plan.launches[index] for index in plan.programs[program].order]

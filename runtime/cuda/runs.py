@@ -18,11 +18,12 @@ RECORDED = 16
 
 
 class Key(NamedTuple):
-    """What tells one run from another: the program, T and L."""
+    """What tells one run from another: the program, T, L, and whether it ends in picks."""
 
     program: int
     tokens: int
     rows: int
+    picked: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ class Runs:
             keys += [self.key("chain", count, 1), self.key("chain", count, count)]
             if choose(self.plan, "tree", count * self.batch) is not None:
                 keys.append(self.key("tree", count, count))
+        step = self.key("chain", 1, 1)
+        if self.plan.programs[step.program].picks:
+            keys.append(step._replace(picked=True))
         keys += [self.key("chain", self.chunk, 1), self.key("settle", 0, 0)]
         return [key for key in dict.fromkeys(keys) if self.plan.programs[key.program].launches]
 
@@ -121,6 +125,9 @@ class Runs:
     def _roomy(self, rows: int) -> list[Key]:
         """The layouts there are for runs with logits of `rows` tokens at most."""
         return [self.roomy(Key(index, 0, rows)) for index in range(len(self.plan.programs))]
+
+    def picked_bytes(self, rows: int) -> int:
+        return ITEM_SIZE["i32"] * rows * self.batch
 
     def logits_bytes(self, rows: int) -> int:
         return ITEM_SIZE["f32"] * rows * self.batch * self.vocab

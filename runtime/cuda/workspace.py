@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge.errors import EngineError
 from edge.launch import Pointer
 from edge.runtime.cuda import program
-from edge.runtime.cuda.arena import LOGITS
+from edge.runtime.cuda.arena import LOGITS, PICKED
 from edge.runtime.cuda.device import Bytes, Graph, Memory
 from edge.runtime.cuda.inputs import Run
 from edge.runtime.cuda.ledger import Step
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from edge.runtime.cuda.engine import CudaEngine
 
 Floats = NDArray[np.float32]
+Ids = NDArray[np.int32]
+
+_REMEDY = "check the bundle, or clear the state"
 
 # sizes kept ready besides the recorded ones
 _KEPT = 64
@@ -32,7 +35,7 @@ class Prepared:
 
     Attributes:
         inputs: views of the block that is copied to the device.
-        logits: [L, B, V], what is copied back.
+        logits: [L, B, V], what is copied back; of a run that picks, its ids [L, B] instead.
         calls: its launches, in order.
         graph: the recorded run, or None: its launches are issued one by one.
     """
@@ -45,9 +48,18 @@ class Prepared:
         self._host = workspace.host[: block.nbytes]
         self.inputs = block.views(workspace.host, runs.sizes(key))
         self.calls = workspace.template(roomy).calls(runs.sizes(key))
-        self._out = workspace.out[: runs.logits_bytes(key.rows)]
-        self._at = runs.arena(roomy).offsets.get(LOGITS, 0)
-        self.logits: Floats = self._out.view(np.float32).reshape(key.rows, runs.batch, runs.vocab)
+        offsets, shape = runs.arena(roomy).offsets, (key.rows, runs.batch)
+        self.logits: Floats = np.zeros((0, *shape[1:], runs.vocab), np.float32)
+        self.picked: Ids = np.zeros((0, runs.batch), np.int32)
+        if key.picked:
+            self._out = workspace.picked[: runs.picked_bytes(key.rows)]
+            self._at = offsets[PICKED]
+            self.picked = self._out.view(np.int32).reshape(shape)
+        else:
+            self.calls = self.calls[: len(runs.plan.programs[key.program].launches)]
+            self._out = workspace.out[: runs.logits_bytes(key.rows)]
+            self._at = offsets.get(LOGITS, 0)
+            self.logits = self._out.view(np.float32).reshape(*shape, runs.vocab)
         self.graph: Graph | None = None
 
     def record(self) -> None:
@@ -81,7 +93,7 @@ class Workspace:
         runs: what can be asked for.
         addresses: where each tensor, log and cache of the state starts.
         host, memory: the inputs, here and on the device.
-        out: the logits, here.
+        out, picked: the logits, and the ids of runs that pick, here.
         arena: device memory for the values of a run, shared by the engine's states.
     """
 
@@ -100,6 +112,7 @@ class Workspace:
             self.host: Bytes = device.host(nbytes)
             self.memory: Memory = device.allocate(nbytes)
             self.out: Bytes = device.host(runs.logits_bytes(runs.window))
+            self.picked: Bytes = device.host(runs.picked_bytes(runs.window))
             self.arena: Memory = engine.arena(runs.values_bytes)
             self._record()
 
@@ -115,10 +128,21 @@ class Workspace:
         prepared.run()
         for row in prepared.logits:
             if not np.isfinite(row, out=self._finite).all():
-                raise EngineError(
-                    "the logits are not finite", remedy="check the bundle, or clear the state"
-                )
+                raise EngineError("the logits are not finite", remedy=_REMEDY)
         return prepared.logits
+
+    def pick(self, run: Run) -> Ids:
+        """The id of the largest logit of each wanted row, [L, B], the lowest of equal ones; a view.
+
+        Raises EngineError as `run` does, for a NaN too.
+        """
+        key = self.runs.key("chain", len(run.tokens), len(run.rows))
+        prepared = self._ready(key._replace(picked=True))
+        self.engine.sources.fill(prepared.inputs, run)
+        prepared.run()
+        if (prepared.picked < 0).any():
+            raise EngineError("the logits are not finite", remedy=_REMEDY)
+        return prepared.picked
 
     def calls_of_a_step(self) -> list[program.Call]:
         """What a step of one token launches, to measure its kernels one by one."""

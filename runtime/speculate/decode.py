@@ -25,6 +25,7 @@ class Source:
         recent: what the repetition penalty looks at; the answer appends what it takes.
         special: ids that are never appended to it.
         remaining: how many tokens the answer may still take.
+        greedy: whether the likeliest of the first `vocab_size` ids is always what is sampled.
     """
 
     context: Context
@@ -33,6 +34,8 @@ class Source:
     recent: list[int]
     special: Collection[int]
     remaining: Callable[[], int]
+    vocab_size: int
+    greedy: bool
 
 
 class Plain:
@@ -49,7 +52,16 @@ class Plain:
             token = source.sampler(source.allowed(logits), source.recent)
             source.context.pending = token
             yield token
-            logits = source.context.step(token)
+            # as long as the engine finds the likeliest token itself, no logits are looked at
+            while source.greedy:
+                found = source.context.step_greedily(token, source.vocab_size)
+                if not isinstance(found, int):
+                    logits = found
+                    break
+                source.context.pending = token = found
+                yield token
+            else:
+                logits = source.context.step(token)
 
     def settle(self) -> None:
         """See `Speculative.settle`: the last token is always the pending one."""
