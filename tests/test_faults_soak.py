@@ -23,7 +23,7 @@ from edge.runtime.model import Model
 from edge.runtime.session import Session
 from tests.faulty_calls import in_child
 
-TOKENS = int(os.environ.get("EDGE_SOAK_TOKENS", "20000"))
+TOKENS = int(os.environ.get("EDGE_SOAK_TOKENS", "50000"))
 LONGEST = 3000  # tokens of a talk; what was said is kept, 8 to 36 bytes a token
 GROWTH = 1 << 20
 WORDS = ["hello", "robot", "please", "count", "to", "seven", "and", "tell", "me", "why", "🤖", "é"]
@@ -35,9 +35,12 @@ class Talk:
 
     def __init__(self, model: Model, rng: random.Random, folder: Path) -> None:
         self.model, self.rng, self.folder = model, rng, folder
-        self.session = model.session(undo_levels=2)
-        self.turns: list[Turn] = []
         self.tokens = 0
+        self.begin()
+
+    def begin(self) -> None:
+        self.session = self.model.session(undo_levels=2)
+        self.turns: list[Turn] = []
 
     def say(self) -> None:
         rng = self.rng
@@ -72,9 +75,12 @@ class Talk:
                 session.load(__file__)
         if len(self.session.tokens) > LONGEST:
             if rng.random() < 0.5:
-                self.session = self.model.session(undo_levels=2)
-            self.session.reset()
-            self.turns.clear()
+                self.begin()
+            else:
+                self.session.reset()
+                self.session.undo()
+                self.session.reset()
+                self.turns.clear()
 
 
 def said(session: Session, turn: Turn) -> int:
@@ -87,7 +93,9 @@ def said(session: Session, turn: Turn) -> int:
     return answer.result.prompt_tokens + len(answer.result.tokens)
 
 
-def figures() -> dict[str, int]:
+def figures(talk: Talk) -> dict[str, int]:
+    """What the process holds, with a new session in the place of one that has much to remember."""
+    talk.begin()
     gc.collect()
     memory.trim()
     return {
@@ -107,9 +115,11 @@ def live(tokens: str) -> None:
                 talk.say()
                 if talk.rng.random() < 0.4:
                     talk.other()
-            seen.append(figures())
+            seen.append(figures(talk))
+        for _ in range(12):
+            talk.say()
+            talk.other()
         left = sorted(entry.name for entry in Path(name).iterdir())
-    talk.say()
     # by another engine, to which nothing has happened
     new = edge.load("demo-draft", threads=1).session()
     for turn in talk.turns:
