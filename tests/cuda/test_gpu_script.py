@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from edge.apps.bench.gpu.check import agreement
-from edge.apps.bench.gpu.measure import copy_bytes_per_s, kernel_times, times
+from edge.apps.bench.gpu.measure import copy_bytes_per_s, kernel_times, step_launches, times
 from edge.apps.bench.gpu.random_model import write_bundle
 from edge.apps.bench.gpu.report import Case, Report
 from edge.apps.bench.gpu.shapes import MODELS, period
 from edge.bundle import open_bundle
+from edge.bundle.kernels import open_plan
 from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.runtime.cuda.engine import CudaEngine
 from tests.gpu.first_cubin import lowered, runs
@@ -30,23 +31,16 @@ def test_the_script_is_a_script() -> None:
     subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
 
 
-@pytest.mark.parametrize(
-    ("model", "quant"), [("tiny-mamba", "w8a8"), ("tiny-mamba2", "w8a8"), ("tiny-hybrid", "fp16")]
-)
+@pytest.mark.parametrize(("model", "quant"), [("tiny-mamba", "w8a8"), ("tiny-mamba2", "fp16")])
 def test_models_are_checked_and_then_measured(model: str, quant: str, tmp_path: Path) -> None:
-    config = MODELS[model]
     device = InterpretDevice()
-    whole = config.model_copy(
-        update={"layers": config.layers * (1 if len(config.layers) > 2 else 2)}
-    )
-    assert period(whole) <= len(whole.layers)
-    short = write_bundle(config, quant, tmp_path / "short", chunk=32)
-    found = agreement(short, quant, device)
+    bundle = write_bundle(MODELS[model], quant, tmp_path / "short", chunk=32)
+    found = agreement(bundle, quant, device)
     assert found.right, found.line()
-    with open_bundle(write_bundle(whole, quant, tmp_path / "whole", chunk=32)) as bundle:
-        engine = CudaEngine.from_bundle(bundle, device=device)
+    with open_bundle(bundle) as opened:
+        engine = CudaEngine.from_bundle(opened, device=device)
     case = Case(model, quant, found, engine.weights.nbytes)
-    case.times = times(engine, (5,), (1,), repeats=1, warm=0)
+    case.times = times(engine, (2,), (1,), repeats=1, warm=0)
     case.kernels = kernel_times(engine, repeats=1, warm=0)
     assert sum(kernel.launches for kernel in case.kernels) == case.times.launches
     assert any(kernel.weight_bytes for kernel in case.kernels)
@@ -54,3 +48,26 @@ def test_models_are_checked_and_then_measured(model: str, quant: str, tmp_path: 
     text = report.to_markdown()
     assert f"| {model} | {quant} | right: KL" in text
     assert text.count("\n| ") >= 2 + len(case.kernels)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_models_layers_repeat(name: str) -> None:
+    """A whole model is one period of its layers over and over, with a plan of the same kind."""
+    config = MODELS[name]
+    size = period(config)
+    assert config.layers == config.layers[:size] * (len(config.layers) // size)
+
+
+def test_a_deeper_model_has_the_layers_of_the_short_one(tmp_path: Path) -> None:
+    config = MODELS["tiny-mamba"]
+    deep = config.model_copy(update={"layers": config.layers * 2})
+    kinds = []
+    for number, each in enumerate((config, deep)):
+        path = write_bundle(each, "w8a8", tmp_path / str(number), chunk=32)
+        with open_bundle(path) as bundle:
+            plan = open_plan(bundle)
+        kinds.append([plan.variants[plan.launches[i].variant].key for i in step_launches(plan)])
+    first, last = kinds
+    # embedding, layers, head: the layers are there twice
+    assert len(last) - len(first) == 2 * 6
+    assert set(last) == set(first)
