@@ -21,7 +21,8 @@ import pytest
 from edge import leftovers
 from edge.errors import StateError
 from tests.faulty_calls import FaultyCalls, built, in_child
-from tests.test_faults_disk import calls_of, loaded, names, save
+from tests.test_bundle import write as write_bundle
+from tests.test_faults_disk import calls_of, loaded, names, save, weights_of
 
 KILLS = int(os.environ.get("EDGE_FAULT_KILLS", "2000"))
 # in processes of their own, so that they spread
@@ -139,6 +140,36 @@ def test_row_36_what_is_being_saved_is_not_taken_for_a_leftover(tmp_path: Path) 
     assert not begun.exists() and other.exists()
     with pytest.raises(StateError):
         loaded(other)
+
+
+def kill_bundles_everywhere(name: str) -> None:
+    """The same for a bundle that takes the place of another."""
+    folder, faulty = Path(name), FaultyCalls()
+    target = folder / "b"
+    write_bundle(target, b"0")
+    calls = calls_of(faulty, folder, lambda: write_bundle(target, b"1"))
+    assert "renameat2" in calls
+    left = 0
+    for at in range(len(calls)):
+        for when in (FaultyCalls.KILL_BEFORE, FaultyCalls.KILL_AFTER):
+            write_bundle(target, b"0")
+
+            def act(at: int = at, when: int = when) -> None:
+                faulty.watch(folder, at, when)
+                write_bundle(target, b"2")
+
+            assert in_fork(act) == signal.SIGKILL
+            published = calls.index("renameat2")
+            done = at > published or (at == published and when == FaultyCalls.KILL_AFTER)
+            assert weights_of(target) == (b"2" if done else b"0"), (at, calls[at], when)
+            left += names(folder) != {"b"}
+            write_bundle(target, b"3")
+            assert weights_of(target) == b"3" and names(folder) == {"b"}, (at, calls[at], when)
+    assert left > 40, "no kill came while something was being written"
+
+
+def test_row_36_killed_at_every_call_of_writing_a_bundle(shim: Path, tmp_path: Path) -> None:
+    in_child(kill_bundles_everywhere, tmp_path, shim=shim)
 
 
 # -- loss of power ---------------------------------------------------------------------------------
