@@ -221,7 +221,7 @@ def test_histogram_counts_every_value() -> None:
         (("--context", "1,,2"), "no list of whole numbers"),
         (("--json", "--jsonl"), "goes without --jsonl"),
         (("--html", "/nowhere/page.html"), "cannot be written"),
-        (("--engine", "cuda"), "engine cuda is not available"),
+        (("--engine", "tensorrt"), "engine tensorrt is not available"),
         (("--against", "tensorrt"), "engine tensorrt is not available"),
         (("--against", "/nowhere/bundle"), "/nowhere/bundle"),
     ],

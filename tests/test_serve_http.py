@@ -159,7 +159,7 @@ def test_numbers_beyond_all_bounds_are_refused(server: Server) -> None:
     status, _, answer = server.request(
         "POST", "/v1/completions", b'{"prompt": "x", "temperature": 1e999}'
     )
-    assert status == 400 and answer["error"]["param"] == "temperature"
+    assert status == 400 and "too large a number" in answer["error"]["message"]
 
 
 def test_a_body_in_chunks_is_taken_and_bounded(server: Server) -> None:

@@ -38,9 +38,13 @@ class Engines:
     folder: Path
 
 
-@functools.cache
 def engines(name: str, quant: str, state: str | None = None) -> Engines:
     """The model `name` of tests/test_graph_models.py, its scans' states of type `state`."""
+    return _engines(name, quant, state)
+
+
+@functools.cache
+def _engines(name: str, quant: str, state: str | None) -> Engines:
     folder = Path(_ROOT.name) / f"{name}-{quant}-{state}"
     folder.mkdir()
     choices = {} if state is None else {"ssm_state": state}
