@@ -7,8 +7,6 @@ import os
 import resource
 import signal
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +21,6 @@ from edge.runtime.buffers import StateBuffers
 from edge.runtime.layout import Identity, StateLayout
 from tests.engine_models import ALL_KINDS, CONFIGS, ROUNDED, engine, plain, tokens
 
-ROOT = Path(__file__).parent.parent
 PREFIX = 8 + 4 + 4 + 8 + 8
 IDENTITY = Identity(model="a" * 64, quantization="w8", tokenizer="b" * 64)
 
@@ -376,46 +373,3 @@ def test_a_full_disk_leaves_the_old_file(saved: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot be written"):
         buffers().save(tmp_path / "missing" / "state")
-
-
-KILLER = """
-import os, random, signal, sys, time
-import numpy as np
-from edge.runtime import statefile
-from edge.runtime.layout import Identity, StateLayout
-
-path, kills = sys.argv[1], int(sys.argv[2])
-identity, layout = Identity("model"), StateLayout({"s": (64, 64)}, {}, 1, 0)
-
-def save(count):
-    tensors = {"s": np.full((64, 64), count, np.float32)}
-    statefile.write(path, identity, layout, count, tensors, {"padding": "x" * 200_000})
-
-started = time.monotonic()
-for _ in range(5):
-    save(0)
-one_save = (time.monotonic() - started) / 5
-whole = set()
-for kill in range(kills):
-    child = os.fork()
-    if not child:
-        for count in range(kill * 1000, 1 << 30):
-            save(count)
-    time.sleep(random.Random(kill).uniform(0, 3 * one_save))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    saved = statefile.read(path, identity, layout)
-    assert (saved.tensors["s"] == saved.position).all()
-    whole.add(saved.position)
-print(len(whole))
-"""
-
-
-def test_killed_while_saving(tmp_path: Path) -> None:
-    """The file is always a whole one, whatever the moment the process dies."""
-    run = subprocess.run(
-        [sys.executable, "-c", KILLER, str(tmp_path / "state"), "50"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    assert int(run.stdout) > 1, "no kill came after a save"
