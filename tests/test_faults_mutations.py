@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from edge import protobuf
 from edge.bundle import strict_json
-from edge.bundle.reader import _parse
+from edge.bundle.documents import parse as parse_document
+from edge.bundle.manifest import SCHEMA_VERSION, Manifest
 from edge.errors import EdgeError, StateError
 from edge.launch import Launch, LaunchPlan, Pointer, Program, Size, Variant, Weight
 from edge.runtime import statefile
@@ -37,7 +38,11 @@ def _manifest() -> tuple[bytes, Parse]:
     data = json.loads((bundle("base") / "manifest.json").read_text())
     # mutations in long lists say nothing new
     data["accuracy"] = {}
-    return json.dumps(data).encode(), lambda raw, seed: _parse(raw, Path("manifest.json")) and None
+
+    def parse(raw: bytes, seed: int) -> None:
+        parse_document(raw, Path("manifest.json"), Manifest, SCHEMA_VERSION, None)
+
+    return json.dumps(data).encode(), parse
 
 
 def _plan() -> tuple[bytes, Parse]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
-
-from edge.bundle import strict_json
+from edge.bundle.documents import Document, parse
 from edge.bundle.manifest import Manifest
 from edge.bundle.paths import REMEDY
 from edge.bundle.reader import Bundle
@@ -24,7 +22,6 @@ PLAN = "cuda"
 PLAN_FILE = "graphs/cuda.json"
 WEIGHT_FILE = "weights.bin"
 _LARGEST = 64 << 20
-_Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
 def index_file(sm: int) -> str:
@@ -133,29 +130,12 @@ def open_kernels(bundle: Bundle, sm: int) -> BundledKernels:
     return BundledKernels(bundle, file, index)
 
 
-def _parsed(bundle: Bundle, file: str, kind: type[_Parsed]) -> _Parsed:
+def _parsed(bundle: Bundle, file: str, kind: type[Document]) -> Document:
     where, entry = f"{bundle.path}/{file}", bundle.manifest.entry(file)
     if entry is not None and entry.size > _LARGEST:
         raise BundleError(f"has {entry.size} bytes, at most {_LARGEST} allowed", file=where)
-    try:
-        data = strict_json.loads(bundle.read(file))
-    except ValueError as problem:
-        raise BundleError(f"is not valid JSON: {problem}", file=where, remedy=REMEDY) from None
     # the plan leaves out what has its default, the index does not
-    version = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, dict) else None
-    if version != SCHEMA_VERSION:
-        raise BundleError(
-            f"is {version!r}, this runtime reads version {SCHEMA_VERSION}",
-            file=where,
-            field="schema_version",
-            remedy="export the model again with this version, or update mamba-edge",
-        )
-    try:
-        return kind.model_validate(data)
-    except ValidationError as problem:
-        first = problem.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or file
-        raise BundleError(first["msg"], file=where, field=field, remedy=REMEDY) from None
+    return parse(bundle.read(file), Path(where), kind, SCHEMA_VERSION, absent=SCHEMA_VERSION)
 
 
 def _command(bundle: Bundle, sm: int) -> str:

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from pydantic import ValidationError
-
-from edge.bundle import stamps, strict_json
+from edge.bundle import stamps
+from edge.bundle.documents import parse
 from edge.bundle.hashing import blocks, sha256
 from edge.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest
 from edge.bundle.paths import REMEDY, open_inside
@@ -140,7 +139,7 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
     try:
         with _readable(folder):
             raw = _read_manifest(folder_fd, folder)
-            manifest = _parse(raw, folder)
+            manifest = parse(raw, folder / "manifest.json", Manifest, SCHEMA_VERSION, None)
             _check_listing(folder_fd, folder, manifest)
         return Bundle(folder, folder_fd, manifest, hashlib.sha256(raw).hexdigest())
     except BaseException:
@@ -164,29 +163,6 @@ def _read_manifest(folder_fd: int, folder: Path) -> bytes:
         return b"".join(blocks(fd, size))
     finally:
         os.close(fd)
-
-
-def _parse(raw: bytes, folder: Path) -> Manifest:
-    file = folder / "manifest.json"
-    try:
-        data = strict_json.loads(raw)
-    except ValueError as problem:
-        raise BundleError(f"is not valid JSON: {problem}", file=file, remedy=REMEDY) from None
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != SCHEMA_VERSION:
-        raise BundleError(
-            f"is {version!r}, this runtime reads version {SCHEMA_VERSION}",
-            file=file,
-            field="schema_version",
-            remedy="export the model again with this version, or update mamba-edge",
-        )
-    try:
-        return Manifest.model_validate(data)
-    except ValidationError as problem:
-        first = problem.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "manifest"
-        more = f" (and {problem.error_count() - 1} more)" if problem.error_count() > 1 else ""
-        raise BundleError(first["msg"] + more, file=file, field=field, remedy=REMEDY) from None
 
 
 def _check_listing(folder_fd: int, folder: Path, manifest: Manifest) -> None:
