@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that waits for an NVIDIA GPU, in one command of under ten minutes:
+# Everything that waits for an NVIDIA GPU, in one command (meant to take under ten minutes; not yet timed):
 #
 #   tests/gpu/run.sh [OUT]        OUT.md and OUT.json, docs/measurements/DATE-GPU by default
 #
