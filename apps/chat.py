@@ -21,7 +21,7 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_mar
 @app.command()
 def chat(
     bundle: Annotated[
-        str, typer.Argument(help="Bundle folder, or demo, demo-draft, demo-bytes.")
+        str, typer.Argument(help="Bundle folder, or demo, demo-fp16, demo-draft, demo-bytes.")
     ] = "demo",
     engine: Annotated[str, typer.Option(help="auto, ort, cuda or tensorrt.")] = "auto",
     draft: Annotated[

@@ -8,6 +8,7 @@ aligned as promised, copies beyond a buffer, writes next to one.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import threading
 import weakref
@@ -98,6 +99,12 @@ class InterpretDevice:
                 "Triton interprets kernels only when told so before it is imported",
                 field=VARIABLE,
                 remedy=f"set {VARIABLE}=1",
+            )
+        missing = [name for name in ("triton", "torch") if importlib.util.find_spec(name) is None]
+        if missing:
+            raise EngineError(
+                f"interpreting kernels needs {' and '.join(missing)}",
+                remedy="pip install 'mamba-edge[kernels]' (in a checkout: make test installs it)",
             )
         self._package = package
         self._memories: weakref.WeakSet[GuardedMemory] = weakref.WeakSet()

@@ -129,3 +129,9 @@ def test_arguments_of_several_types_at_one_address(device: InterpretDevice) -> N
     memory = device.allocate(0)
     device.launch(kernel, (1, 1, 1), (memory.address,) * 3)
     device.wait()
+
+
+def test_without_triton_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EngineError, match=r"needs triton and torch .*mamba-edge\[kernels\]"):
+        InterpretDevice()
