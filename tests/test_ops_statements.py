@@ -10,6 +10,7 @@ import pytest
 
 from edge.ops import DOMAIN, OPS
 from edge.ops.spec import value
+from edge.ops.variants import every_variant
 from edge.plugins.onnx import FLAVOURS, Flavour, function, names, op_of, variants
 
 
@@ -65,3 +66,7 @@ def test_statements_import_without_onnx_and_torch() -> None:
 def test_a_type_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a type"):
         value("x", "f64[T]", "")
+
+
+def test_every_variant_has_a_function() -> None:
+    assert set(names()) == {name for op in OPS for name in every_variant(op)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Literal
 
@@ -18,7 +17,7 @@ FLAVOURS: tuple[Flavour, ...] = ("standard", "ort")
 OPSETS = {"": 21, "com.microsoft": 1}
 
 # Function name → body. A function is an op, or an op's variant for some attribute values
-# (`EmbedBits_4`): ONNX Runtime 1.23 does not tell FunctionProto.overload apart.
+# (`edge.ops.variants`): ONNX Runtime 1.23 does not tell FunctionProto.overload apart.
 _STANDARD = {
     "Embed": dense.EMBED,
     "EmbedBits_8": dense.EMBED_BITS_8,
@@ -63,17 +62,6 @@ def names() -> tuple[str, ...]:
 def op_of(name: str) -> Op:
     """The op a function implements: `EmbedBits_4` → `EmbedBits`."""
     return OPS[name.partition("_")[0]]
-
-
-def variants(op: str, attributes: Mapping[str, float]) -> str:
-    """The function that implements `op` for these attribute values."""
-    if op in ("EmbedBits", "LinearBits"):
-        return f"{op}_{attributes['bits']}"
-    name = op
-    if op in ("SelectiveScanInt8", "SelectiveScanHeadsInt8"):
-        name = f"{op}_{attributes['state_bits']}"
-    grouped = ("GatedRMSNorm", "GatedRMSNormInt8", "SelectiveScanHeads", "SelectiveScanHeadsInt8")
-    return f"{name}_1" if op in grouped and attributes["groups"] == 1 else name
 
 
 @cache
