@@ -4,15 +4,17 @@ A plugin knows nothing of its op: its node's attribute `launches` says which ten
 large its outputs and its workspace are, and which compiled kernels to launch on them for runs of
 each size. Nodes of equal layers have equal bytes.
 
-The bytes: MAGIC; an int64 n; n little-endian int64 words; then the text that strings are cut from.
-A string is two words: its first byte in that text, its length. A `Size` is three: times, its
-symbols as ASCII ("TB" is 0x4254), per. Lists are their length and their items. In order:
+The bytes: MAGIC; a number n; n numbers; then the text that strings are cut from. A number is not
+negative and is written as unsigned LEB128: seven bits a byte, the lowest first, the highest bit of
+a byte set where another follows. (What ONNX calls a string may be handed over with a 0 behind it.)
+A string is two numbers: its first byte in that text, its length. A `Size` is three: times, its
+symbols as little-endian ASCII ("TB" is 0x4254), per. Lists are their length and their items:
 
     inputs      of (dtype, rank)
-    outputs     of (dtype, alias, dims: of (symbol, or 0; the number otherwise))
+    outputs     of (dtype, alias + 1, dims: of (symbol, or 0; the number otherwise))
     symbols     of (symbol, input, axis): the length of that axis of that input
     rows        symbols whose product is the number of rows that programs are chosen by
-    workspace   of (item size, Size): buffers, each on 256 bytes, one after the other
+    workspace   of (bytes of a row, most rows: 0 is any): buffers; see `Buffer`
     kernels     of (string, threads of a block)
     launches    of (kernel, grid: 3 Size, arguments: of (tag, then by tag))
                     0 pointer   space (0 input, 1 output, 2 workspace), index, bytes from its start
@@ -30,7 +32,7 @@ from typing import Literal, TypeVar
 
 from edge.launch import DType, Size
 
-MAGIC = b"EDGEOP01"
+MAGIC = b"EDGEOP02"
 DTYPES: tuple[DType, ...] = ("f32", "f16", "i8", "u8", "i32", "i64")
 SPACES = ("input", "output", "workspace")
 
@@ -70,10 +72,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Part of the workspace: `elements` of `item` bytes."""
+    """Part of the workspace: `rows` rows of `row_bytes`, on 256 bytes, behind the one before.
 
-    item: int
-    elements: Size
+    Runs of more than `max_rows` rows (None: any number) have no use for it: there it takes nothing.
+    """
+
+    row_bytes: int
+    max_rows: int | None
 
 
 @dataclass(frozen=True)
@@ -136,13 +141,25 @@ def _ascii(symbols: str) -> int:
     return int.from_bytes(symbols.encode("ascii"), "little")
 
 
+def _leb128(value: int) -> bytes:
+    """`value` ≥ 0, as DWARF 5, appendix C, writes it."""
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*written, value])
+
+
 class _Writer:
     def __init__(self) -> None:
-        self._words: list[int] = []
+        self._count = 0
+        self._words = bytearray()
         self._text = b""
 
     def words(self, *values: int) -> None:
-        self._words += values
+        for value in values:
+            self._words += _leb128(value)
+        self._count += len(values)
 
     def list(self, items: Iterable[_Item], write: Callable[[_Item], None]) -> None:
         found = tuple(items)
@@ -151,7 +168,7 @@ class _Writer:
             write(item)
 
     def output(self, output: Output) -> None:
-        self.words(DTYPES.index(output.dtype), output.alias)
+        self.words(DTYPES.index(output.dtype), output.alias + 1)
         self.list(output.dims, self._dim)
 
     def _dim(self, dim: int | str) -> None:
@@ -161,8 +178,7 @@ class _Writer:
         self.words(size.times, _ascii(size.of), size.per)
 
     def buffer(self, buffer: Buffer) -> None:
-        self.words(buffer.item)
-        self._size(buffer.elements)
+        self.words(buffer.row_bytes, buffer.max_rows or 0)
 
     def kernel(self, kernel: Kernel) -> None:
         data = kernel.key.encode()
@@ -189,5 +205,4 @@ class _Writer:
         self.list(program.calls, lambda index: self.words(index))
 
     def bytes(self) -> bytes:
-        count = len(self._words)
-        return MAGIC + struct.pack(f"<{count + 1}q", count, *self._words) + self._text
+        return MAGIC + _leb128(self._count) + self._words + self._text
