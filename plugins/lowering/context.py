@@ -38,13 +38,18 @@ Arguments = Mapping[str, tuple[Argument, str] | None]
 
 @dataclass(frozen=True)
 class Node:
-    """One node of the graph: `op` is the `edge` op's name, or that of a standard ONNX op."""
+    """One node of the graph: `op` is the `edge` op's name, or that of a standard ONNX op.
+
+    Attributes:
+        pair: names of the two nodes that it is of, where it is one because there are few rows.
+    """
 
     op: str
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
+    pair: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

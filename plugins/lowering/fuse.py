@@ -77,7 +77,8 @@ def fuse(
             first, joined = pair
             # what the first one made is still read: the pair runs where it ran
             stays = first if first.outputs[0] in joined.outputs else second
-            instead[stays.name] = joined
+            names = (first.name, second.name) if rule in _FEW else ()
+            instead[stays.name] = replace(joined, pair=names)
             gone |= {first.name, second.name} - {stays.name}
         found = [instead.get(node.name, node) for node in found if node.name not in gone]
     return found

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from edge.errors import ExportError
 from edge.launch import DType
 from edge.ops import DOMAIN, OPS
 from edge.plugins.lowering.context import Array, Constant, Node
 from edge.plugins.onnx.library import op_of
+from edge.rope import powers
 
 WEIGHT_FILE = "weights.bin"
 _DTYPES: Mapping[int, DType] = {
@@ -38,15 +39,20 @@ class Graph:
         nodes: those of values with channels, in order; an output that nothing reads is named "".
         constants: initializers by name.
         offsets: where those of weights.bin start in it.
+        inputs: their shapes.
         outputs: what an engine reads after a run.
-        rotations: (theta, dim) of the rope tables `rope{i}`, in order.
+        rotations: (theta, dim) of the rope tables `rope{i}`, in order; theta 0 where the inverse
+            frequencies are no powers of one.
+        inverses: those, by `rope{i}`.
     """
 
     nodes: tuple[Node, ...]
     constants: Mapping[str, Constant]
     offsets: Mapping[str, int]
+    inputs: Mapping[str, tuple[int | str, ...]]
     outputs: frozenset[str]
     rotations: tuple[tuple[float, int], ...]
+    inverses: Mapping[str, tuple[float, ...]]
 
 
 def read_graph(model: bytes | ModelProto, folder: str | Path) -> Graph:
@@ -59,12 +65,15 @@ def read_graph(model: bytes | ModelProto, folder: str | Path) -> Graph:
     constants = {proto.name: weights.constant(proto) for proto in graph.initializer}
     outputs = frozenset(value.name for value in graph.output)
     nodes = _flowing(_node(proto) for proto in graph.node)
+    rotations, inverses = _rotations(constants)
     return Graph(
         nodes=live(nodes, outputs),
         constants=constants,
         offsets=weights.offsets,
+        inputs={value.name: _shape(value) for value in graph.input},
         outputs=outputs,
-        rotations=_rotations(constants),
+        rotations=rotations,
+        inverses=inverses,
     )
 
 
@@ -95,6 +104,11 @@ def _node(proto: NodeProto) -> Node:
         outputs=tuple(proto.output),
         attributes={a.name: helper.get_attribute_value(a) for a in proto.attribute},
     )
+
+
+def _shape(value: ValueInfoProto) -> tuple[int | str, ...]:
+    dims = value.type.tensor_type.shape.dim
+    return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims)
 
 
 def _flowing(nodes: Iterable[Node]) -> list[Node]:
@@ -151,24 +165,34 @@ class _Weights:
         return self._data[start : start + size]
 
 
-def _rotations(constants: Mapping[str, Constant]) -> tuple[tuple[float, int], ...]:
+def _rotations(
+    constants: Mapping[str, Constant],
+) -> tuple[tuple[tuple[float, int], ...], dict[str, tuple[float, ...]]]:
+    """`Graph.rotations` and `Graph.inverses`."""
     found: list[tuple[float, int]] = []
+    inverses: dict[str, tuple[float, ...]] = {}
     while f"rope{len(found)}.inverse" in constants:
-        constant = constants[f"rope{len(found)}.inverse"]
-        found.append((_theta(constant.array(), constant.name), 2 * constant.size))
-    return tuple(found)
+        inverse = constants[f"rope{len(found)}.inverse"].array()
+        theta = _theta(inverse)
+        if theta is None:
+            inverses[f"rope{len(found)}"] = tuple(float(each) for each in inverse)
+        found.append((theta or 0.0, 2 * inverse.size))
+    return tuple(found), inverses
 
 
-def _theta(inverse: Array, name: str) -> float:
-    """The shortest theta whose theta^(-2i/dim) are `inverse` [dim/2], to fp32's last digit."""
+def _theta(inverse: Array) -> float | None:
+    """The shortest theta whose theta^(-2i/dim) are `inverse` [dim/2], to fp32's last digit; None
+    where there is none, as for frequencies that were scaled.
+    """
     dim = 2 * inverse.size
+    if inverse[0] != 1:
+        return None
     if dim == 2:
         return 1.0  # theta^0 is 1 whatever it is
-    exponents = -np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     near = float(inverse[-1]) ** (-dim / (dim - 2)) if inverse[-1] > 0 else 0.0
     for digits in range(1, 10):
         theta = float(f"{near:.{digits}g}")
         # machines differ in the last bit of a power
-        if np.allclose(np.power(np.float32(theta), exponents), inverse, rtol=5e-7, atol=0):
+        if theta > 0 and np.allclose(powers(theta, dim), inverse, rtol=5e-7, atol=0):
             return theta
-    raise ExportError("are no powers of one theta", field=name)
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from onnx import ModelProto
 
@@ -30,6 +31,27 @@ class LoweringError(ExportError):
     """A graph has a node that no kernel runs, or not in this form; `field` names the node."""
 
 
+class Walk(NamedTuple):
+    """One regime's walk over the nodes.
+
+    Attributes:
+        at: where values are, afterwards.
+        nodes: every node with its launches, as indices; the last is the one that picks a token.
+    """
+
+    regime: Regime
+    at: Lowering
+    nodes: tuple[tuple[Node, tuple[int, ...]], ...]
+
+
+class Lowered(NamedTuple):
+    """A graph, the walks over it in the order of REGIMES, and what all of them share."""
+
+    graph: Graph
+    tables: Tables
+    walks: tuple[Walk, ...]
+
+
 def lower(
     model: bytes | ModelProto, folder: str | Path, *, ops: Mapping[str, Lower] = registry.LOWER
 ) -> LaunchPlan:
@@ -39,9 +61,23 @@ def lower(
 
     Raises LoweringError when some node cannot be run by the kernels there are.
     """
+    return plan_of(walked(model, folder, ops=ops))
+
+
+def walked(
+    model: bytes | ModelProto, folder: str | Path, *, ops: Mapping[str, Lower] = registry.LOWER
+) -> Lowered:
+    """What `lower` makes the plan of. Raises as it does."""
     try:
         graph = read_graph(model, folder)
-        return _plan(graph, ops)
+        tables = Tables()
+        tables.weights |= {
+            name: Weight(dtype=constant.dtype, offset=graph.offsets[name], elements=constant.size)
+            for name, constant in graph.constants.items()
+            if name in graph.offsets
+        }
+        walks = tuple(_walk(graph, ops, regime, tables) for regime in REGIMES)
+        return Lowered(graph, tables, walks)
     except LoweringError:
         raise
     except ExportError as problem:
@@ -50,14 +86,10 @@ def lower(
         ) from problem
 
 
-def _plan(graph: Graph, ops: Mapping[str, Lower]) -> LaunchPlan:
-    tables = Tables()
-    tables.weights |= {
-        name: Weight(dtype=constant.dtype, offset=graph.offsets[name], elements=constant.size)
-        for name, constant in graph.constants.items()
-        if name in graph.offsets
-    }
-    programs = [_program(graph, ops, regime, tables) for regime in REGIMES]
+def plan_of(lowered: Lowered) -> LaunchPlan:
+    """The launches of all walks as programs, and one that only settles a state."""
+    graph, tables, walks = lowered
+    programs = [_program(walk) for walk in walks]
     launches = tuple(launch for _, launch in tables.launches.values())
     # a state is advanced alone by the kernels that run it over any number of rows
     settling = tuple(index for index in programs[-1].launches if launches[index].settles)
@@ -73,10 +105,21 @@ def _plan(graph: Graph, ops: Mapping[str, Lower]) -> LaunchPlan:
         logs=tables.logs,
         taps=_taps(graph),
         rotations=graph.rotations,
+        inverses=dict(graph.inverses),
     )
 
 
-def _program(graph: Graph, ops: Mapping[str, Lower], regime: Regime, tables: Tables) -> Program:
+def _program(walk: Walk) -> Program:
+    *made, (_, picks) = walk.nodes
+    return Program(
+        kind=walk.regime.kind,
+        max_rows=walk.regime.max_rows,
+        launches=tuple(index for _, launches in made for index in launches),
+        picks=picks,
+    )
+
+
+def _walk(graph: Graph, ops: Mapping[str, Lower], regime: Regime, tables: Tables) -> Walk:
     nodes = fuse(
         wanted_rows(graph.nodes, graph.outputs),
         graph.outputs,
@@ -85,7 +128,9 @@ def _program(graph: Graph, ops: Mapping[str, Lower], regime: Regime, tables: Tab
         few=not regime.many,
     )
     at = Lowering(regime, tables, graph.constants)
+    done: list[tuple[Node, tuple[int, ...]]] = []
     for node in live(nodes, graph.outputs):
+        before = len(at.order)
         if node.op not in ops:
             raise LoweringError(f"no kernel runs {node.op}", field=node.name)
         try:
@@ -93,17 +138,15 @@ def _program(graph: Graph, ops: Mapping[str, Lower], regime: Regime, tables: Tab
         except ExportError as problem:
             where = "" if problem.field == node.name else f"{problem.field}: "
             raise LoweringError(f"{where}{problem.message}", field=node.name) from problem
+        done.append((node, tuple(at.order[before:])))
     logits = at.view(LOGITS)
     if (logits.buffer, logits.dtype, logits.rows, logits.offset) != (LOGITS, "f32", "LB", 0):
         raise LoweringError("are not fp32 of the wanted rows", field=LOGITS)
-    count = len(at.order)
-    lower_pick(at, Node("Greedy", PICKED, (LOGITS,), (PICKED,), {}))
-    return Program(
-        kind=regime.kind,
-        max_rows=regime.max_rows,
-        launches=tuple(at.order[:count]),
-        picks=tuple(at.order[count:]),
-    )
+    before = len(at.order)
+    pick = Node("Greedy", PICKED, (LOGITS,), (PICKED,), {})
+    lower_pick(at, pick)
+    done.append((pick, tuple(at.order[before:])))
+    return Walk(regime, at, tuple(done))
 
 
 def _pointed_at(weights: Mapping[str, Weight], launches: tuple[Launch, ...]) -> dict[str, Weight]:
