@@ -97,7 +97,7 @@ def _all(module: ModuleType) -> list[Run]:
     """Every scenario of a file, each from a fresh start."""
     for name in ("cuda.core", "cuda.bindings.driver"):
         pytest.importorskip(name, reason=f"{name} is not installed")
-    driver = _driver()
+    folder = driver().parent
     # other versions may be tried from outside: PYTHONPATH for cuda-core, FAKE_CUDA_VERSION
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(_ROOT)]))
     kept = ("FAKE_CUDA_VERSION",)
@@ -112,7 +112,7 @@ def _all(module: ModuleType) -> list[Run]:
             cases.append(case)
         subprocess.run(
             [sys.executable, str(_PROCESS), str(module.__file__), name],
-            env={**plain, "LD_LIBRARY_PATH": str(driver.parent), "PYTHONPATH": path},
+            env={**plain, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": path},
             cwd=_ROOT, check=True, timeout=120,
         )  # fmt: skip
         return [_read(case) for case in cases]
@@ -133,8 +133,8 @@ def _read(case: Path) -> Run:
 
 
 @cache
-def _driver() -> Path:
-    """The library, compiled once a test run."""
+def driver() -> Path:
+    """The library, compiled once a test run. Loaded by its path, it is found by its name too."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None or not sys.platform.startswith("linux"):
         pytest.skip("the fake CUDA driver needs Linux and a C compiler")
@@ -142,6 +142,7 @@ def _driver() -> Path:
     out = folder / "libcuda.so.1"
     sources = sorted(map(str, _SOURCES.glob("*.c")))
     options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    options.append("-Wl,-soname,libcuda.so.1")
     subprocess.run([compiler, *options, "-o", str(out), *sources, "-ldl", "-lpthread"], check=True)
     return out
 

@@ -1,4 +1,5 @@
-/* The few kernels that are done. Any other is only recorded when its turn comes. */
+/* The few kernels that are done. Any other is only recorded when its turn comes, or done by whom
+ * the process names. */
 #include "fake.h"
 #include <string.h>
 
@@ -43,10 +44,15 @@ static const struct { const char *name; R (*run)(const Launch *); R result; } TA
     {"add_one", add_one, OK}, {"axpy", axpy, OK},
     {"forever", NULL, NOT_READY}, {"fails", NULL, LAUNCH_FAILED}, {"misaligned", NULL, 716}};
 
+static R (*elsewhere)(const char *name, const Launch *launch);
+
+/* From now on `run` does the kernels that are not done here; its answer is the fault. */
+void fake_cuda_kernels(R (*run)(const char *name, const Launch *launch)) { elsewhere = run; }
+
 R execute(const Launch *launch) {
     const char *name = kernel_name(launch->kernel);
     describe("run", launch);
     for (size_t i = 0; i < sizeof TABLE / sizeof *TABLE; i++)
         if (!strcmp(name, TABLE[i].name)) return TABLE[i].run ? TABLE[i].run(launch) : TABLE[i].result;
-    return OK;
+    return elsewhere ? elsewhere(name, launch) : OK;
 }
