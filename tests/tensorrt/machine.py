@@ -1,0 +1,207 @@
+"""Where a plugin's launches go: a GPU, or the interpreter behind a driver without one.
+
+On a CPU the plugin library finds the driver of `tests/fake_cuda` under libcuda's name. What it
+launches waits in the stream, as on a GPU, until it is waited for; then each launch is done by
+Triton's interpreter, from the very bytes that the driver was given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+from edge.launch import CompiledKernel, Variant
+from edge.plugins.compiler.interpreter import InterpretDevice
+from edge.plugins.tensorrt import blob
+from edge.runtime.cuda.device import Device
+from tests.cuda.fake_driver import driver
+
+ON_GPU = os.environ.get("EDGE_TEST_DEVICE", "cpu") != "cpu"
+# hidden trailing pointers that every fake kernel has, which must come as null
+SCRATCH = 2
+_FORMATS = {"fp32": "<f", "i32": "<i", "i64": "<q"}
+
+
+class Launched(NamedTuple):
+    """One launch as the driver saw it: `kernel` is `file.function`."""
+
+    kernel: str
+    key: str
+    grid: tuple[int, int, int]
+
+
+class Machine(Protocol):
+    """A device with its stream.
+
+    Attributes:
+        sm: what the kernels are compiled for.
+        launched: by the interpreter, since it was last emptied; empty on a GPU.
+    """
+
+    device: Device
+    sm: int
+    launched: list[Launched]
+
+    def kernels(self, variants: Iterable[Variant]) -> bytes:
+        """`blob.pack` of them."""
+        ...
+
+    def stream(self) -> Any:
+        """A context in which the stream, a number, may be issued to."""
+        ...
+
+    def wait(self) -> None: ...
+
+
+@cache
+def machine() -> Machine:
+    """The one of this process, as EDGE_TEST_DEVICE says."""
+    return _Gpu() if ON_GPU else _Interpreted()
+
+
+class _Launch(ctypes.Structure):
+    """`Launch` of tests/fake_cuda/fake.h."""
+
+    _fields_ = (
+        ("kernel", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("count", ctypes.c_int),
+        ("bytes", ctypes.c_uint8 * 8 * 64),
+    )
+
+
+_Run = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(_Launch))
+
+
+class _Interpreted:
+    sm = 87
+
+    def __init__(self) -> None:
+        self.device: Any = InterpretDevice()
+        self.launched: list[Launched] = []
+        self._loaded: dict[str, tuple[Variant, Any]] = {}
+        self._problem: Exception | None = None
+        self._callback = _Run(self._run)
+        self._driver = ctypes.CDLL(str(driver()))
+        self._stream = ctypes.c_void_p()
+        self._context = ctypes.c_void_p()
+        with _present():
+            self._driver.fake_cuda_kernels(self._callback)
+            self._check(self._driver.cuInit(0))
+            self._check(self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), 0))
+            with self._current():
+                self._check(self._driver.cuStreamCreate(ctypes.byref(self._stream), 1))
+
+    def kernels(self, variants: Iterable[Variant]) -> bytes:
+        """Text that the fake driver takes for a cubin; a kernel's symbol is its key."""
+        made = {}
+        for variant in variants:
+            self._loaded[variant.key] = variant, self.device.load(variant, None, b"")
+            sizes = " ".join(str(size) for size in (*map(_size, variant.types), *(8,) * SCRATCH))
+            text = f"FAKE CUBIN\n{variant.key} 0 {sizes}\n\0".encode()
+            made[variant.key] = (_compiled(variant), text)
+        return blob.pack(self.sm, made)
+
+    @contextmanager
+    def stream(self) -> Iterator[int]:
+        with _present(), self._current():
+            yield self._stream.value or 0
+
+    def wait(self) -> None:
+        """Raises what the interpreter raised."""
+        with self.stream() as stream:
+            self._check(self._driver.cuStreamSynchronize(ctypes.c_void_p(stream)))
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
+        self.device.wait()
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        self._check(self._driver.cuCtxPushCurrent(self._context))
+        try:
+            yield
+        finally:
+            self._check(self._driver.cuCtxPopCurrent(None))
+
+    def _check(self, code: int) -> None:
+        assert code == 0, f"the fake driver answers {code}"
+
+    def _run(self, name: bytes, launch: Any) -> int:
+        if self._problem is None:
+            try:
+                self._interpret(name.decode(), launch.contents)
+            except Exception as problem:  # the driver would swallow it
+                self._problem = problem
+        return 0
+
+    def _interpret(self, key: str, launch: Any) -> None:
+        variant, kernel = self._loaded[key]
+        block, shared = tuple(launch.block), launch.shared
+        assert block == (32 * variant.warps, 1, 1), f"{variant.kernel}: blocks of {block}"
+        assert shared == _compiled(variant).shared_bytes, f"{variant.kernel}: {shared} shared bytes"
+        assert launch.count == len(variant.types) + SCRATCH
+        values = [bytes(value) for value in launch.bytes[: launch.count]]
+        assert all(not any(value) for value in values[-SCRATCH:]), "scratch is not null"
+        grid = (launch.grid[0], launch.grid[1], launch.grid[2])
+        self.launched.append(Launched(variant.kernel, key, grid))
+        arguments = [_value(*each) for each in zip(variant.types, values, strict=False)]
+        self.device.launch(kernel, grid, arguments)
+
+
+def _size(kind: str) -> int:
+    return 8 if kind.startswith("*") else struct.calcsize(_FORMATS[kind])
+
+
+def _value(kind: str, data: bytes) -> int | float:
+    form = "<Q" if kind.startswith("*") else _FORMATS[kind]
+    value: int | float = struct.unpack_from(form, data)[0]
+    return value
+
+
+def _compiled(variant: Variant) -> CompiledKernel:
+    """Shared bytes that differ from kernel to kernel, some more than a kernel gets unasked."""
+    shared = 16 * (int(variant.key[-3:], 16) + 1)
+    return CompiledKernel(file="-", symbol=variant.key, shared_bytes=shared, scratch=SCRATCH)
+
+
+@contextmanager
+def _present() -> Iterator[None]:
+    """Nobody else in the process finds a GPU: outside of this the driver says there is none."""
+    os.environ["FAKE_CUDA_DEVICES"] = "1"
+    try:
+        yield
+    finally:
+        os.environ["FAKE_CUDA_DEVICES"] = "0"
+
+
+class _Gpu:
+    def __init__(self) -> None:
+        from edge.runtime.cuda.core import CoreDevice
+
+        self._core = CoreDevice()
+        self.device: Device = self._core
+        self.sm = self._core.sm
+        self.launched: list[Launched] = []
+
+    def kernels(self, variants: Iterable[Variant]) -> bytes:
+        from edge.plugins.compiler.aot import compile_variants
+
+        unique = list(variants)
+        made = compile_variants(unique, [self.sm])[self.sm]
+        return blob.pack(self.sm, {each.key: made.get(each) for each in unique})
+
+    @contextmanager
+    def stream(self) -> Iterator[int]:
+        with self._core._turns:
+            yield int(self._core._place.handle)
+
+    def wait(self) -> None:
+        self._core.wait()
