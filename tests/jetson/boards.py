@@ -1,0 +1,63 @@
+"""Made-up roots of boards, and the few programs of theirs that a script asks."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from pathlib import Path
+
+JETSON = Path(__file__).resolve().parents[2] / "jetson"
+
+# as the boards write it; the second number of JetPack's release is L4T's
+RELEASE = "# R{major} (release), REVISION: {minor}, GCID: 38968081, BOARD: generic, EABI: aarch64\n"
+ORIN_NANO = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"
+INCLUDES = ("usr/include/aarch64-linux-gnu/NvInfer.h", "usr/local/cuda/include/cuda_runtime_api.h")
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def root(folder: Path, l4t: str | None = "36.4.3", model: str | None = ORIN_NANO) -> Path:
+    """A board's root with TensorRT and CUDA headers; `l4t` as in 36.4.3."""
+    made = folder / "root"
+    made.mkdir()
+    if l4t is not None:
+        major, _, minor = l4t.partition(".")
+        write(made / "etc/nv_tegra_release", RELEASE.format(major=major, minor=minor))
+    if model is not None:
+        write(made / "proc/device-tree/model", model + "\0")
+    for name in INCLUDES:
+        write(made / name, "")
+    return made
+
+
+def programs(folder: Path, machine: str = "aarch64", python: str = "3.10") -> Path:
+    """A PATH's folder: the machine's usual tools, its `uname`, and its Python."""
+    made = folder / "bin"
+    made.mkdir()
+    for name in (
+        "bash",
+        "cat",
+        "dirname",
+        "env",
+        "g++",
+        "grep",
+        "head",
+        "make",
+        "realpath",
+        "sed",
+        "tr",
+    ):
+        where = shutil.which(name)
+        assert where is not None, name
+        (made / name).symlink_to(where)
+    _script(made / "uname", f"echo {machine}")
+    _script(made / f"python{python}", f'case "$*" in *version_info*) echo {python};; esac')
+    return made
+
+
+def _script(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
