@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from edge.config import ModelConfig
 from edge.errors import EngineError, StateError
-from edge.launch import ITEM_SIZE, LaunchPlan, Pointer
+from edge.launch import LaunchPlan
 from edge.runtime.cuda.device import Device, Memory
 from edge.runtime.cuda.exclusive import Exclusive
+from edge.runtime.cuda.executor import Executor
 from edge.runtime.cuda.inputs import Run, Sources
+from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.runs import Runs
 from edge.runtime.cuda.state import DeviceState, places, total
 from edge.runtime.cuda.weights import Weights
@@ -37,6 +39,7 @@ class CudaEngine:
         plan, kernels: what is launched; kernels by variant.
         exclusive: the device.
         weights: the model's constants there.
+        executor: runs the plan's programs.
         sources: how inputs are computed.
         identity: what the states it makes belong to.
     """
@@ -61,18 +64,11 @@ class CudaEngine:
         self.exclusive = exclusive
         self.weights = weights
         self.kernels = kernels
+        self.executor: Executor = PlanExecutor(plan, kernels, weights, exclusive.device)
         self.chunk = chunk
         self.identity = identity
         self.sources = Sources(plan)
         self._state_dtypes = dict(state_dtypes or {})
-        self._layout = StateLayout.of(config, capacity=1, dtypes=self._state_dtypes)
-        self._tables: Mapping[str, Mapping[str, Any]] = {
-            "value": plan.values,
-            "input": plan.inputs,
-            "weight": plan.weights,
-            "inline": plan.inline,
-            "log": plan.logs,
-        }
         self._arena: Memory | None = None
         self._runs: dict[tuple[int, int, int], Runs] = {}
 
@@ -99,7 +95,11 @@ class CudaEngine:
         return state
 
     def attach(self, state: DeviceState) -> None:
-        """Give a state the workspace its runs need. Raises StateError without memory."""
+        """Give a state the workspace its runs need.
+
+        Raises StateError without memory, EngineError for sizes that this engine cannot run.
+        """
+        self.executor.check(self.runs(state.layout, state.window), state.layout)
         try:
             state.workspace = Workspace(self, state)
         except EngineError as problem:
@@ -121,6 +121,7 @@ class CudaEngine:
         if key not in self._runs:
             self._runs[key] = Runs(
                 plan=self.plan,
+                executor=self.executor,
                 chunk=self.chunk,
                 batch=layout.batch,
                 window=window,
@@ -128,12 +129,6 @@ class CudaEngine:
                 vocab=self.config.vocab_size,
             )
         return self._runs[key]
-
-    def item_size(self, pointer: Pointer) -> int:
-        """Bytes of one element of what it points to."""
-        if pointer.space in ("state", "cache"):
-            return self._layout.dtype(pointer.name).itemsize
-        return ITEM_SIZE[self._tables[pointer.space][pointer.name].dtype]
 
     def memory_plan(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
@@ -143,11 +138,11 @@ class CudaEngine:
         recurrent, caches = places(layout, self.plan.logs, window)
         runs = self.runs(layout, window)
         out = {
-            "weights": self.weights.nbytes,
+            "weights": self.executor.weights_bytes,
             "state_ring": total(recurrent),
             "kv_cache": total(caches),
             "logits": runs.logits_bytes(window),
-            "workspace": runs.values_bytes + runs.inputs_bytes,
+            "workspace": runs.values_bytes + runs.inputs_bytes + self.executor.scratch_bytes,
         }
         out["total"] = sum(out.values())
         out["state"] = layout.slot_bytes

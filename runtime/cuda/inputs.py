@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from edge.launch import (
     SOURCE,
     STORE,
     TARGET,
+    Buffer,
     DType,
     LaunchPlan,
     Sizes,
@@ -143,7 +145,8 @@ def _slots(array: Array, run: Run) -> None:
 
 
 def _ancestors(array: Array, run: Run) -> None:
-    count = len(run.step.slots)
+    # for a chain an executor may ask for 1 x 1
+    count = math.isqrt(array.size)
     matrix = array.reshape(count, count)
     if run.step.parents is None:
         matrix[:] = np.tri(count, dtype=np.int32)
@@ -171,13 +174,12 @@ class Block:
         nbytes: of all.
     """
 
-    def __init__(self, plan: LaunchPlan, names: Sequence[str], sizes: Sizes) -> None:
+    def __init__(self, buffers: Mapping[str, Buffer], sizes: Sizes) -> None:
         self.offsets: dict[str, int] = {}
         self.nbytes = 0
-        self._plan = plan
-        for name in names:
+        self._buffers = buffers
+        for name, buffer in buffers.items():
             self.offsets[name] = self.nbytes
-            buffer = plan.inputs[name]
             size = ITEM_SIZE[buffer.dtype] * max(1, buffer.elements.value(sizes))
             self.nbytes += -(-size // ALIGNMENT) * ALIGNMENT
 
@@ -185,7 +187,7 @@ class Block:
         """The inputs of a run of these sizes as arrays in `host`, flat."""
         out: dict[str, Array] = {}
         for name, offset in self.offsets.items():
-            buffer = self._plan.inputs[name]
+            buffer = self._buffers[name]
             end = offset + ITEM_SIZE[buffer.dtype] * buffer.elements.value(sizes)
             out[name] = host[offset:end].view(_NUMPY[buffer.dtype])
         return out

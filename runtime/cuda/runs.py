@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from edge.errors import InputError
 from edge.launch import ITEM_SIZE, LaunchPlan, Sizes
-from edge.runtime.cuda.arena import Arena, place
+from edge.runtime.cuda.arena import Arena
+from edge.runtime.cuda.executor import Executor
 from edge.runtime.cuda.inputs import Block
 from edge.runtime.cuda.ledger import log_slots
-from edge.runtime.cuda.program import choose, reads
+from edge.runtime.cuda.program import choose
 
 # Chains and trees of at most so many tokens are recorded when a state is made: what decoding and
 # drafting use. Longer runs take milliseconds, beside which issuing their launches is little.
@@ -31,12 +32,14 @@ class Runs:
     """The runs of one state.
 
     Attributes:
+        plan: its programs; `executor` does what they say.
         chunk: most tokens of a committing run.
         batch, window, capacity: of the state.
         vocab: logits of a row.
     """
 
     plan: LaunchPlan
+    executor: Executor
     chunk: int
     batch: int
     window: int
@@ -100,15 +103,13 @@ class Runs:
     def arena(self, key: Key) -> Arena:
         """Where the values of a roomy run lie."""
         if key not in self._arenas:
-            program = self.plan.programs[key.program]
-            self._arenas[key] = place(program, self.plan, self.sizes(key))
+            self._arenas[key] = self.executor.values(self, key)
         return self._arenas[key]
 
     def block(self, key: Key) -> Block:
         """Where the inputs of a roomy run lie."""
         if key not in self._blocks:
-            names = reads(self.plan, key.program)
-            self._blocks[key] = Block(self.plan, names, self.sizes(key))
+            self._blocks[key] = Block(self.executor.inputs(key.program), self.sizes(key))
         return self._blocks[key]
 
     @property

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError
-from edge.launch import Pointer
 from edge.runtime.cuda import program
 from edge.runtime.cuda.arena import LOGITS, PICKED
 from edge.runtime.cuda.device import Bytes, Graph, Memory
+from edge.runtime.cuda.executor import Issuer, Places, Work
 from edge.runtime.cuda.inputs import Run
-from edge.runtime.cuda.ledger import Step
+from edge.runtime.cuda.launching import Launches
+from edge.runtime.cuda.ledger import Ledger, Step
 from edge.runtime.cuda.runs import Key
 from edge.runtime.cuda.state import DeviceState
 
@@ -36,18 +37,19 @@ class Prepared:
     Attributes:
         inputs: views of the block that is copied to the device.
         logits: [L, B, V], what is copied back; of a run that picks, its ids [L, B] instead.
-        calls: its launches, in order.
-        graph: the recorded run, or None: its launches are issued one by one.
+        work: what the executor does between the two copies.
+        graph: the recorded run, or None: it is issued piece by piece.
     """
 
-    def __init__(self, workspace: Workspace, key: Key) -> None:
+    def __init__(self, workspace: Workspace, key: Key, *, recorded: bool = False) -> None:
         runs, roomy = workspace.runs, workspace.runs.roomy(key)
         self._device = workspace.engine.exclusive.device
         self._arena, self._memory = workspace.arena, workspace.memory
         block = runs.block(roomy)
         self._host = workspace.host[: block.nbytes]
         self.inputs = block.views(workspace.host, runs.sizes(key))
-        self.calls = workspace.template(roomy).calls(runs.sizes(key))
+        places = workspace.places(roomy)
+        self.work: Work = workspace.issuer.prepare(key, places, recorded=recorded)
         offsets, shape = runs.arena(roomy).offsets, (key.rows, runs.batch)
         self.logits: Floats = np.zeros((0, *shape[1:], runs.vocab), np.float32)
         self.picked: Ids = np.zeros((0, runs.batch), np.int32)
@@ -56,7 +58,6 @@ class Prepared:
             self._at = offsets[PICKED]
             self.picked = self._out.view(np.int32).reshape(shape)
         else:
-            self.calls = self.calls[: len(runs.plan.programs[key.program].launches)]
             self._out = workspace.out[: runs.logits_bytes(key.rows)]
             self._at = offsets.get(LOGITS, 0)
             self.logits = self._out.view(np.float32).reshape(*shape, runs.vocab)
@@ -68,19 +69,19 @@ class Prepared:
             self._issue()
         self.graph = graphs[0]
 
-    def run(self) -> None:
-        """Until it is done. Raises EngineError."""
+    def run(self, step: Step) -> None:
+        """Until it is done; the inputs of `step` are written. Raises EngineError."""
         if self.graph is None:
             self._issue()
         else:
             self.graph.replay()
+        self.work.finish(step)
         self._device.wait()
 
     def _issue(self) -> None:
         if self._host.size:
             self._device.write(self._memory, 0, self._host)
-        for call in self.calls:
-            call.issue(self._device)
+        self.work.issue()
         if self._out.size:
             self._device.read(self._out, self._arena, self._at)
 
@@ -95,6 +96,7 @@ class Workspace:
         host, memory: the inputs, here and on the device.
         out, picked: the logits, and the ids of runs that pick, here.
         arena: device memory for the values of a run, shared by the engine's states.
+        issuer: prepares its runs.
     """
 
     def __init__(self, engine: CudaEngine, state: DeviceState) -> None:
@@ -105,7 +107,7 @@ class Workspace:
         # the state's memory lives as long as what points into it
         self._kept: Any = (state.recurrent, state.caches)
         self._prepared: OrderedDict[Key, Prepared] = OrderedDict()
-        self._templates: dict[Key, program.Template] = {}
+        self.issuer: Issuer = engine.executor.issuer(runs, state)
         self._finite = np.zeros((runs.batch, runs.vocab), np.bool_)
         with engine.exclusive as device:
             nbytes = runs.inputs_bytes
@@ -114,7 +116,7 @@ class Workspace:
             self.out: Bytes = device.host(runs.logits_bytes(runs.window))
             self.picked: Bytes = device.host(runs.picked_bytes(runs.window))
             self.arena: Memory = engine.arena(runs.values_bytes)
-            self._record()
+            self._record(rehearse=self.issuer.rehearses)
 
     def run(self, run: Run) -> Floats:
         """Logits [L, B, V] of a run; a view of memory that the next one overwrites.
@@ -124,8 +126,7 @@ class Workspace:
         """
         kind = "chain" if run.step.parents is None else "tree"
         prepared = self._ready(self.runs.key(kind, len(run.tokens), len(run.rows)))
-        self.engine.sources.fill(prepared.inputs, run)
-        prepared.run()
+        self._perform(prepared, run)
         for row in prepared.logits:
             if not np.isfinite(row, out=self._finite).all():
                 raise EngineError("the logits are not finite", remedy=_REMEDY)
@@ -138,52 +139,46 @@ class Workspace:
         """
         key = self.runs.key("chain", len(run.tokens), len(run.rows))
         prepared = self._ready(key._replace(picked=True))
-        self.engine.sources.fill(prepared.inputs, run)
-        prepared.run()
+        self._perform(prepared, run)
         if (prepared.picked < 0).any():
             raise EngineError("the logits are not finite", remedy=_REMEDY)
         return prepared.picked
 
     def calls_of_a_step(self) -> list[program.Call]:
         """What a step of one token launches, to measure its kernels one by one."""
-        return self._ready(self.runs.key("chain", 1, 1)).calls
+        work = self._ready(self.runs.key("chain", 1, 1)).work
+        return work.calls if isinstance(work, Launches) else []
 
     def settle(self, step: Step) -> None:
         """Write the live state to the spare slot."""
         prepared = self._ready(self.runs.key("settle", 0, 0))
-        tokens = np.zeros((0, self.runs.batch), np.int64)
-        self.engine.sources.fill(prepared.inputs, Run(tokens, step, ()))
-        prepared.run()
+        self._perform(prepared, Run(np.zeros((0, self.runs.batch), np.int64), step, ()))
 
-    def template(self, roomy: Key) -> program.Template:
-        """The launches of a program, made when first asked for."""
-        found = self._templates.get(roomy)
-        if found is None:
-            found = self._templates[roomy] = self._template(roomy)
-        return found
-
-    def _template(self, roomy: Key) -> program.Template:
-        engine, runs = self.engine, self.runs
-        block, values = runs.block(roomy), runs.arena(roomy)
-        starts = {
-            "value": lambda name: self.arena.address + values.offsets[name],
-            "input": lambda name: self.memory.address + block.offsets[name],
-            "weight": engine.weights.address,
-            "inline": engine.weights.inline,
-        }
-
-        def resolve(pointer: Pointer) -> int:
-            start = starts.get(pointer.space, self.addresses.__getitem__)
-            return start(pointer.name) + pointer.at * engine.item_size(pointer)
-
-        return program.Template(
-            engine.plan, roomy.program, runs.sizes(roomy), engine.kernels, resolve
+    def places(self, roomy: Key) -> Places:
+        """Where runs of this layout find what they read and write."""
+        inputs = self.runs.block(roomy).offsets.items()
+        values = self.runs.arena(roomy).offsets.items()
+        return Places(
+            {name: self.memory.address + at for name, at in inputs},
+            {name: self.arena.address + at for name, at in values},
+            self.addresses,
         )
 
-    def _record(self) -> None:
+    def _perform(self, prepared: Prepared, run: Run) -> None:
+        self.engine.sources.fill(prepared.inputs, run)
+        prepared.run(run.step)
+
+    def _record(self, *, rehearse: bool = False) -> None:
         for key in self.runs.recorded():
-            self._prepared[key] = Prepared(self, key)
-            self._prepared[key].record()
+            prepared = self._prepared[key] = Prepared(self, key, recorded=True)
+            kind = self.runs.plan.programs[key.program].kind
+            if rehearse and kind != "settle":
+                # of a state that is new: what it overwrites holds nothing yet
+                step = Ledger(self.runs.window).rehearsal(key.tokens, tree=kind == "tree")
+                tokens = np.zeros((key.tokens, self.runs.batch), np.int64)
+                self._perform(prepared, Run(tokens, step, (0,) * key.rows))
+            if prepared.work.recordable:
+                prepared.record()
 
     def _ready(self, key: Key) -> Prepared:
         found = self._prepared.get(key)
@@ -208,5 +203,5 @@ class Workspace:
             self.out = self.engine.exclusive.device.host(logits)
         if values > self.arena.nbytes:
             self.arena = self.engine.arena(values)
-            self._templates.clear()
+            self.issuer.moved()
         self._record()

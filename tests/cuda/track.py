@@ -45,7 +45,7 @@ def kernels_values(
     plan = engine.plan
     launches = [plan.launches[i] for i in plan.programs[key.program].launches]
     places, sizes = workspace.runs.arena(workspace.runs.roomy(key)), workspace.runs.sizes(key)
-    for call, launch in zip(prepared.calls, launches, strict=True):
+    for call, launch in zip(prepared.work.calls, launches, strict=True):
         call.issue(device)
         for argument in launch.arguments:
             if isinstance(argument, Pointer) and argument.space == "value":

@@ -1,0 +1,101 @@
+"""What comes between the copy of a run's inputs to the device and the copy of its logits back.
+
+The CUDA engine launches its plan (`launching`); another executor may do the same work otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from edge.launch import Buffer
+from edge.runtime.cuda.arena import Arena
+from edge.runtime.cuda.ledger import Step
+from edge.runtime.layout import StateLayout
+
+if TYPE_CHECKING:
+    from edge.runtime.cuda.runs import Key, Runs
+    from edge.runtime.cuda.state import DeviceState
+
+
+class Places(NamedTuple):
+    """Where things lie on the device, by name: addresses.
+
+    Attributes:
+        inputs, values: of runs of one layout, see `Runs.roomy`.
+        tensors: recurrent tensors, logs and caches of the state.
+    """
+
+    inputs: Mapping[str, int]
+    values: Mapping[str, int]
+    tensors: Mapping[str, int]
+
+
+class Work(Protocol):
+    """A run of one size, with every address known."""
+
+    @property
+    def recordable(self) -> bool:
+        """Whether `issue` may be recorded; asked after a rehearsal."""
+        ...
+
+    def issue(self) -> None:
+        """Give it to the device. Raises EngineError."""
+        ...
+
+    def finish(self, step: Step) -> None:
+        """What differs from run to run and is not recorded; issued behind `issue`, each time."""
+        ...
+
+
+class Issuer(Protocol):
+    """Prepares the runs of one state.
+
+    Attributes:
+        rehearses: a run must have been made once before it can be recorded.
+    """
+
+    @property
+    def rehearses(self) -> bool: ...
+
+    def prepare(self, key: Key, places: Places, *, recorded: bool) -> Work:
+        """The run `key` at these places; `recorded`: it will be, so it is asked for once.
+
+        Raises BundleError, EngineError: sizes that cannot be run.
+        """
+        ...
+
+    def moved(self) -> None:
+        """The values of runs lie elsewhere from now on: what was prepared is not used again."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs a model on the engine's device.
+
+    Attributes:
+        weights_bytes: device memory of the model's constants.
+        scratch_bytes: device memory it has taken besides, once for all states.
+    """
+
+    @property
+    def weights_bytes(self) -> int: ...
+
+    @property
+    def scratch_bytes(self) -> int: ...
+
+    def inputs(self, program: int) -> Mapping[str, Buffer]:
+        """What the host writes before a run of the plan's program."""
+        ...
+
+    def values(self, runs: Runs, roomy: Key) -> Arena:
+        """Where the values of a roomy run lie: `logits`, `picked`, and what it needs itself."""
+        ...
+
+    def check(self, runs: Runs, layout: StateLayout) -> None:
+        """Raises EngineError: it cannot run states of these sizes."""
+        ...
+
+    def issuer(self, runs: Runs, state: DeviceState) -> Issuer:
+        """For the runs of a state, of which it keeps no reference but to its memory."""
+        ...
