@@ -39,7 +39,7 @@ class Graph:
         nodes: those of values with channels, in order; an output that nothing reads is named "".
         constants: initializers by name.
         offsets: where those of weights.bin start in it.
-        inputs: their shapes.
+        inputs: those of types that kernels read, with their shapes.
         outputs: what an engine reads after a run.
         rotations: (theta, dim) of the rope tables `rope{i}`, in order; theta 0 where the inverse
             frequencies are no powers of one.
@@ -49,7 +49,7 @@ class Graph:
     nodes: tuple[Node, ...]
     constants: Mapping[str, Constant]
     offsets: Mapping[str, int]
-    inputs: Mapping[str, tuple[int | str, ...]]
+    inputs: Mapping[str, tuple[DType, tuple[int | str, ...]]]
     outputs: frozenset[str]
     rotations: tuple[tuple[float, int], ...]
     inverses: Mapping[str, tuple[float, ...]]
@@ -70,7 +70,7 @@ def read_graph(model: bytes | ModelProto, folder: str | Path) -> Graph:
         nodes=live(nodes, outputs),
         constants=constants,
         offsets=weights.offsets,
-        inputs={value.name: _shape(value) for value in graph.input},
+        inputs=_inputs(graph.input),
         outputs=outputs,
         rotations=rotations,
         inverses=inverses,
@@ -106,9 +106,14 @@ def _node(proto: NodeProto) -> Node:
     )
 
 
-def _shape(value: ValueInfoProto) -> tuple[int | str, ...]:
-    dims = value.type.tensor_type.shape.dim
-    return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims)
+def _inputs(values: Iterable[ValueInfoProto]) -> dict[str, tuple[DType, tuple[int | str, ...]]]:
+    found: dict[str, tuple[DType, tuple[int | str, ...]]] = {}
+    for value in values:
+        tensor = value.type.tensor_type
+        shape = (d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim)
+        if tensor.elem_type in _DTYPES:
+            found[value.name] = _DTYPES[tensor.elem_type], tuple(shape)
+    return found
 
 
 def _flowing(nodes: Iterable[Node]) -> list[Node]:

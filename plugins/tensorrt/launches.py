@@ -102,7 +102,8 @@ class Call:
 class NodeProgram:
     """The calls for runs of up to `max_rows` rows (None: any number), for trees or for chains.
 
-    The first that fits is used. A node that does the same for both has none for trees.
+    The first that fits is used; where a node has some for trees, a tree takes one of those alone.
+    A node that does the same for both has none for trees.
     """
 
     tree: bool

@@ -1,0 +1,144 @@
+"""From a node's launches in the plan to those of its plugin: pointers become places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from edge.errors import ExportError
+from edge.launch import ITEM_SIZE, Argument, Launch, Pointer, Size, Variant
+from edge.plugins.lowering.context import Regime
+from edge.plugins.tensorrt.launches import (
+    Buffer,
+    Call,
+    Input,
+    Kernel,
+    NodeLaunches,
+    NodeProgram,
+    Output,
+    Place,
+)
+from edge.plugins.tensorrt.operands import Operands
+from edge.plugins.tensorrt.tensors import OUT, Tensors
+
+_SYMBOLS = "TBLCSA"
+
+
+class Runs(NamedTuple):
+    """What a node launches in runs of one regime."""
+
+    regime: Regime
+    launches: Sequence[tuple[Launch, Variant]]
+
+
+def node_launches(node: Operands, runs: Sequence[Runs], tensors: Tensors) -> NodeLaunches:
+    """`runs` in the order to try them, those of trees behind chains of as many rows.
+
+    Raises ExportError: a launch points to what the node neither reads nor yields.
+    """
+    return _Calls(node, tensors).of(runs)
+
+
+class _Calls:
+    def __init__(self, node: Operands, tensors: Tensors) -> None:
+        self._node = node
+        self._tensors = tensors
+        first = next(i for i, alias in enumerate(node.aliases) if alias < 0)
+        self._rows = "".join(map(str, tensors[node.outputs[first]].dims[:2]))
+        self._kernels: dict[Kernel, int] = {}
+        self._calls: dict[Call, int] = {}
+        # value → index, bytes of a row, rows of the runs that use it
+        self._workspace: dict[str, tuple[int, int, list[int | None]]] = {}
+
+    def of(self, runs: Sequence[Runs]) -> NodeLaunches:
+        node, tensors = self._node, self._tensors
+        programs = _shortest(
+            NodeProgram(
+                regime.kind == "tree",
+                regime.max_rows,
+                tuple(self._call(*one, regime) for one in launches),
+            )
+            for regime, launches in runs
+        )
+        read = [tensors[name] for name in node.inputs]
+        made = [tensors[name] for name in node.outputs]
+        found = NodeLaunches(
+            inputs=tuple(Input(t.dtype, len(t.dims)) for t in read),
+            outputs=tuple(
+                Output(t.dtype, t.dims, alias) for t, alias in zip(made, node.aliases, strict=True)
+            ),
+            symbols={},
+            rows=self._rows,
+            workspace=tuple(
+                Buffer(size, None if None in rows else max(filter(None, rows)))
+                for _, size, rows in self._workspace.values()
+            ),
+            kernels=tuple(self._kernels),
+            calls=tuple(self._calls),
+            programs=programs,
+        )
+        found.symbols.update(self._symbols(found))
+        return found
+
+    def _call(self, launch: Launch, variant: Variant, regime: Regime) -> int:
+        kernel = Kernel(variant.key, 32 * variant.warps)
+        number = self._kernels.setdefault(kernel, len(self._kernels))
+        arguments = tuple(self._argument(each, regime) for each in launch.arguments)
+        return self._calls.setdefault(Call(number, launch.grid, arguments), len(self._calls))
+
+    def _argument(self, argument: Argument, regime: Regime) -> Place | Size | float:
+        if not isinstance(argument, Pointer):
+            return argument
+        name, at = argument.name, argument.at * ITEM_SIZE[self._tensors[argument.name].dtype]
+        # a state is written: it is what comes out, which is the same memory
+        if argument.space in ("state", "log", "cache"):
+            name += OUT
+        if name in self._node.inputs:
+            return Place("input", self._node.inputs.index(name), at)
+        if name in self._node.outputs:
+            return Place("output", self._node.outputs.index(name), at)
+        if argument.space != "value":
+            raise ExportError(f"{self._node.op} does not read {name!r}", field=name)
+        return Place("workspace", self._room(name, regime), at)
+
+    def _room(self, name: str, regime: Regime) -> int:
+        tensor = self._tensors[name]
+        if "".join(map(str, tensor.dims[:-1])) != self._rows:
+            raise ExportError(f"{name!r} is not one row for each of {self._rows}", field=name)
+        size = ITEM_SIZE[tensor.dtype] * int(tensor.dims[-1])
+        index, _, rows = self._workspace.setdefault(name, (len(self._workspace), size, []))
+        rows.append(regime.max_rows)
+        return index
+
+    def _symbols(self, found: NodeLaunches) -> dict[str, tuple[int, int]]:
+        """Where the symbols are read that anything of the node depends on."""
+        sizes = [size for call in found.calls for size in call.grid]
+        sizes += [one for call in found.calls for one in call.arguments if isinstance(one, Size)]
+        named = set(found.rows).union(*(size.of for size in sizes))
+        named |= {dim for output in found.outputs for dim in output.dims if isinstance(dim, str)}
+        named |= {"A"} if any(program.tree for program in found.programs) else set()
+        places: dict[str, tuple[int, int]] = {}
+        for index, name in enumerate(self._node.inputs):
+            for axis, dim in enumerate(self._tensors[name].dims):
+                if isinstance(dim, str) and dim in _SYMBOLS:
+                    places.setdefault(dim, (index, axis))
+        if lost := named - places.keys():
+            raise ExportError(f"{self._node.op} reads nothing of {sorted(lost)}", field=lost.pop())
+        return {symbol: places[symbol] for symbol in sorted(named)}
+
+
+def _shortest(programs: Iterable[NodeProgram]) -> tuple[NodeProgram, ...]:
+    """Without those that the next one for as many rows or more does as well."""
+    every = list(programs)
+    chains = [program for program in every if not program.tree]
+    kept = [
+        one
+        for one, after in zip(chains, [*chains[1:], None], strict=True)
+        if after is None or after.calls != one.calls
+    ]
+    for tree in (program for program in every if program.tree):
+        rows = tree.max_rows
+        same = next(c for c in chains if c.max_rows is None or (rows and c.max_rows >= rows))
+        if tree.calls != same.calls:
+            kept.insert(0, tree)
+    return tuple(kept)

@@ -1,0 +1,106 @@
+"""The nodes of the device graph: of every node of a plan its op, its tensors and its launches.
+
+One node is what is one launch in a step: where the plan joins two nodes for few rows, the device
+graph has the pair, which launches what the two launch on their own where there are many.
+
+Nodes of the standard domain that launch kernels in the plan (the Add of a bias, columns picked by a
+Gather, a Concat) stay what they are, on whole tensors. Those that only say where values are are
+gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edge.errors import ExportError
+from edge.plugins.lowering.context import Lowering, Node, View
+from edge.plugins.lowering.plan import Lowered, LoweringError
+from edge.plugins.tensorrt.calls import Runs, node_launches
+from edge.plugins.tensorrt.launches import NodeLaunches
+from edge.plugins.tensorrt.operands import Operands, operands
+from edge.plugins.tensorrt.tensors import Tensors
+
+# nodes that are only other names of values, or part of the node that reads them
+_NO_NODES = ("Split", "Transpose", "Rope")
+_STANDARD = ("Add", "Gather", "Concat")
+
+
+@dataclass(frozen=True)
+class DeviceNode:
+    """A node that a plugin runs."""
+
+    name: str
+    operands: Operands
+    launches: NodeLaunches
+
+
+@dataclass(frozen=True)
+class StandardNode:
+    """A node of ONNX's own: `columns` are those of each input that it reads, None all of them."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    columns: tuple[tuple[int, int] | None, ...]
+    attributes: dict[str, int]
+
+
+def device_nodes(lowered: Lowered) -> Iterator[DeviceNode | StandardNode]:
+    """In the order of a step. Raises LoweringError: a node has no form as a device op."""
+    tensors = Tensors(lowered)
+    for node, runs in node_runs(lowered):
+        at = lowered.walks[0].at
+        try:
+            if node.op in _STANDARD:
+                yield _standard(at, node)
+            elif node.op not in _NO_NODES:
+                found = operands(at, node)
+                name = f"{found.outputs[0]}.{found.op}"
+                yield DeviceNode(name, found, node_launches(found, runs, tensors))
+        except ExportError as problem:
+            raise LoweringError(problem.message, field=node.name) from problem
+
+
+def node_runs(lowered: Lowered) -> list[tuple[Node, list[Runs]]]:
+    """Every node of a step, and what it launches in each regime.
+
+    Raises LoweringError: a regime runs nodes that no node of a step stands for.
+    """
+    launches = [launch for _, launch in lowered.tables.launches.values()]
+    variants = [variant for _, variant in lowered.tables.variants.values()]
+    walks = [
+        (walk.regime, {node.name: indices for node, indices in walk.nodes})
+        for walk in lowered.walks
+    ]
+    found = []
+    for node, _ in lowered.walks[0].nodes:
+        runs = []
+        for regime, nodes in walks:
+            names = node.pair if regime.many and node.pair else (node.name,)
+            indices = [index for name in names for index in nodes.pop(name, ())]
+            each = [launches[index] for index in indices]
+            runs.append(Runs(regime, [(one, variants[one.variant]) for one in each]))
+        found.append((node, runs))
+    for _, nodes in walks:
+        if left := [name for name, indices in nodes.items() if indices]:
+            raise LoweringError("is no part of a step", field=left[0])
+    return found
+
+
+def _standard(at: Lowering, node: Node) -> StandardNode:
+    inputs, columns = [], []
+    for name in node.inputs:
+        view = at.views.get(name)
+        inputs.append(name if view is None else view.buffer)
+        columns.append(None if view is None else _part(view))
+    attributes = {name: int(value) for name, value in node.attributes.items()}
+    return StandardNode(node.name, node.op, tuple(inputs), node.outputs, tuple(columns), attributes)
+
+
+def _part(view: View) -> tuple[int, int] | None:
+    """First column and how many, of a value that is part of a tensor."""
+    if view.offset == 0 and view.width == view.stride:
+        return None
+    return view.offset, view.width

@@ -1,0 +1,142 @@
+"""From a planned node to a node of the device graph: its op, and what it reads and yields.
+
+Inputs and outputs are in the order of the op's statement (`edge.ops.device`). A value that is some
+columns of another is read as the whole, and attributes say which columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge.errors import ExportError
+from edge.ops import OPS, Op
+from edge.ops.device import DEVICE_OPS, device_name, in_place, viewable
+from edge.plugins.lowering.context import Lowering, Node, View
+from edge.plugins.lowering.rope import heads_of
+from edge.plugins.tensorrt.tensors import OUT
+
+# what the functional ops are steered by, and the device ops in another way
+_STEERED = ("taps", "kept_taps", "kept", "parents", "tree", "last_only", "ancestors")
+_NOT_THERE = ("last", "total", "bias")
+_LOGS = ("conv_in", "scan_x", "scan_dt", "scan_B")
+_LOW = {"x": "low_dt", "x_scale": "low_dt_scale"}
+_LOW |= {"weight": "dt_weight", "weight_scale": "dt_weight_scale"}
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A device node but for what it launches.
+
+    Attributes:
+        op: its name in `edge.ops.device.DEVICE_OPS`.
+        aliases: of each output, the index of the input whose memory it is, or -1.
+    """
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    aliases: tuple[int, ...]
+    attributes: dict[str, int | float]
+
+
+def operands(at: Lowering, node: Node) -> Operands:
+    """Raises ExportError: the node reads or yields other than its statement says."""
+    given = _given(node)
+    attributes: dict[str, int | float] = dict(node.attributes)
+    kind, views = node.op, {n: at.views[v] for n, v in given.items() if v in at.views}
+    if node.op == "Attention":
+        heads = {name: heads_of(at, given[name]) for name in ("q", "k", "v")}
+        views |= {name: found.view for name, found in heads.items()}
+        if heads["q"].tables:
+            kind = "RotaryAttention"
+            attributes["dim"] = heads["q"].dim
+            given |= dict(zip(("cos", "sin"), heads["q"].tables, strict=True))
+    name = device_name(kind, attributes)
+    op = DEVICE_OPS[name]
+    given |= _steering(at, given)
+    given |= {n: _whole(op, n, view, node) for n, view in views.items()}
+    attributes |= _columns(op, views)
+    if "start" in attributes:
+        attributes["conv_start"] = attributes["start"]
+    missing = [v.name for v in op.inputs if v.name not in given]
+    if missing:
+        raise ExportError(f"{name} has no {', '.join(missing)}", field=node.name)
+    inputs = tuple(given[v.name] for v in op.inputs)
+    outputs = _outputs(op, node, given)
+    kept, places = in_place(op), [v.name for v in op.inputs]
+    return Operands(
+        op=name,
+        inputs=inputs,
+        outputs=tuple(outputs.values()),
+        aliases=tuple(places.index(kept[o]) if o in kept else -1 for o in outputs),
+        attributes={a.name: attributes[a.name] for a in op.attributes},
+    )
+
+
+def _given(node: Node) -> dict[str, str]:
+    """The node's inputs by their names in the device statement; what steers is left out."""
+    names: list[str]
+    if node.op in OPS:
+        names = _names(node.op)
+    elif node.op.endswith("Conv"):
+        product = node.op.removesuffix("Conv")
+        conv = OPS["CausalConv1d" if product == "Linear" else "CausalConv1dInt8"]
+        own = (f"conv_{v.name}" if v.role == "weight" else v.name for v in conv.inputs[1:])
+        names = [*_names(product), *own]
+    elif node.op.endswith("Dt"):
+        scan = node.op.removesuffix("Dt")
+        product = "Linear" if scan == "SelectiveScan" else "LinearInt8"
+        names = [*_names(scan), *(_LOW[name] for name in _names(product))]
+    elif node.op == "GatedRMSNormInt8HadamardQuantize":
+        names = [*_names("GatedRMSNormInt8"), *_names("HadamardQuantize")[1:]]
+    elif node.op in DEVICE_OPS:
+        names = [v.name for v in DEVICE_OPS[node.op].inputs]
+    else:
+        raise ExportError(f"{node.op} is no device op", field=node.name)
+    found = dict(zip(names, node.inputs, strict=True))
+    return {name: value for name, value in found.items() if name not in (*_STEERED, *_NOT_THERE)}
+
+
+def _names(op: str) -> list[str]:
+    return [v.name for v in OPS[op].inputs]
+
+
+def _steering(at: Lowering, given: dict[str, str]) -> dict[str, str]:
+    """What the host writes before a run, and the logs of a node with a state."""
+    found = {name: name for name in ("run", "replay", "slots", "ancestors", "rows")}
+    state = given.get("ssm_state") or given.get("conv_state")
+    if state is not None:
+        prefix = state.removesuffix("ssm_state").removesuffix("conv_state")
+        found |= {log: f"{prefix}{log}" for log in _LOGS}
+    if "conv_state" in given:
+        width = at.constant(given.get("conv_weight") or given["weight"]).shape[0]
+        found |= {"taps": f"taps{width}", "state_taps": f"state_taps{width}"}
+    return found
+
+
+def _whole(op: Op, name: str, view: View, node: Node) -> str:
+    """The tensor that a value lies in."""
+    if name not in viewable(op) and (view.offset or view.width != view.stride):
+        raise ExportError(f"reads some columns of {view.buffer!r} as {name}", field=node.name)
+    return view.buffer
+
+
+def _columns(op: Op, views: dict[str, View]) -> dict[str, int | float]:
+    wanted = [name for name in viewable(op) if name in views]
+    starts: dict[str, int | float] = {f"{name}_start": views[name].offset for name in wanted}
+    return starts | {f"{name}_width": views[name].width for name in wanted}
+
+
+def _outputs(op: Op, node: Node, given: dict[str, str]) -> dict[str, str]:
+    """Name in the statement → tensor; the last ones that nothing reads are left out."""
+    kept = in_place(op)
+    values = iter(node.outputs)
+    found = {
+        v.name: f"{given[kept[v.name]]}{OUT}" if v.name in kept else next(values)
+        for v in op.outputs
+    }
+    while not next(reversed(found.values())):
+        found.popitem()
+    if not all(found.values()):
+        raise ExportError("yields what nothing reads", field=node.name)
+    return found

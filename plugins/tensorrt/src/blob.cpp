@@ -1,0 +1,66 @@
+#include "blob.h"
+
+#include "problem.h"
+#include "words.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace edge {
+
+namespace {
+
+constexpr std::string_view MAGIC = "EDGEKRN1";
+constexpr std::int64_t KERNEL = 8;  // numbers of each
+constexpr std::int64_t MOST_SHARED = 1 << 20;
+constexpr std::int64_t MOST_HIDDEN = 8;
+
+Compiled compiled(Words& words) {
+    Compiled found;
+    found.symbol = words.text("a kernel's name");
+    found.cubin = words.text("a cubin");
+    found.shared = static_cast<unsigned>(words.between("shared memory", 0, MOST_SHARED));
+    found.hidden = static_cast<int>(words.between("hidden parameters", 0, MOST_HIDDEN));
+    if (found.symbol.empty() || found.cubin.empty()) {
+        refuse("kernels: one has no ", found.symbol.empty() ? "name" : "code");
+    }
+    return found;
+}
+
+}  // namespace
+
+Blob decode_blob(std::string_view bytes) {
+    constexpr std::size_t header = MAGIC.size() + sizeof(Digest);
+    if (bytes.size() < header || bytes.substr(0, MAGIC.size()) != MAGIC) {
+        refuse("kernels do not begin with ", MAGIC, ": they are of another version, or none");
+    }
+    Blob found;
+    std::memcpy(found.identity.data(), bytes.data() + MAGIC.size(), sizeof(Digest));
+    if (sha256(bytes.substr(header)) != found.identity) {
+        refuse("kernels are damaged: they are not what their hash is of");
+    }
+    found.size = bytes.size();
+    found.memory = std::make_unique<char[]>(bytes.size());
+    std::memcpy(found.memory.get(), bytes.data(), bytes.size());
+    Words words(found.bytes().substr(header), Words::Form::int64, "kernels");
+    found.sm = static_cast<int>(words.between("the SM", 50, 999));
+    for (std::int64_t left = words.count("kernels", KERNEL); left > 0; --left) {
+        const std::string key(words.text("a key"));
+        if (!found.kernels.emplace(key, compiled(words)).second) {
+            refuse("kernels: ", key, " is there twice");
+        }
+    }
+    words.end();
+    return found;
+}
+
+std::string hex(const Digest& digest) {
+    std::string found;
+    for (const unsigned char byte : digest) {
+        found += "0123456789abcdef"[byte >> 4];
+        found += "0123456789abcdef"[byte & 15];
+    }
+    return found;
+}
+
+}  // namespace edge

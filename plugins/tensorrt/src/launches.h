@@ -1,0 +1,93 @@
+// What one node of the graph launches. The bytes, and what each part means: `../launches.py`.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace edge {
+
+enum class DType { f32, f16, i8, u8, i32, i64 };
+enum class Space { input, output, workspace };
+
+struct Input {
+    DType dtype;
+    int rank;
+};
+
+// A number, or the length that `symbol` stands for; symbol 0: a number.
+struct Dim {
+    char symbol;
+    std::int64_t number;
+};
+
+struct Output {
+    DType dtype;
+    int alias;  // the input whose memory it is, written in place; -1: it has its own
+    std::vector<Dim> dims;
+};
+
+struct Symbol {
+    char name;
+    int input;
+    int axis;
+};
+
+// ceil(times · product of symbols / per)
+struct Size {
+    std::int64_t times;
+    std::string of;
+    std::int64_t per;
+};
+
+// As many rows as a run has; in runs of more than `max_rows` (0: any number) there is none.
+struct Buffer {
+    std::int64_t row_bytes;
+    std::int64_t max_rows;
+};
+
+struct Kernel {
+    std::string key;
+    unsigned threads;
+};
+
+// `at` bytes behind the start of a tensor or of a workspace buffer.
+struct Place {
+    Space space;
+    std::size_t index;
+    std::int64_t at;
+};
+
+using Argument = std::variant<Place, Size, float>;
+
+struct Call {
+    std::size_t kernel;
+    std::array<Size, 3> grid;
+    std::vector<Argument> arguments;
+};
+
+struct Program {
+    bool tree;
+    std::int64_t max_rows;  // 0: any number
+    std::vector<std::size_t> calls;
+};
+
+struct Launches {
+    std::vector<Input> inputs;
+    std::vector<Output> outputs;
+    std::vector<Symbol> symbols;
+    std::string rows;
+    std::vector<Buffer> workspace;
+    std::vector<Kernel> kernels;
+    std::vector<Call> calls;
+    std::vector<Program> programs;
+    std::string bytes;  // what it was decoded from, without the zero a parser puts behind strings
+};
+
+// Throws Problem where the bytes are not such a thing, or name what is not there.
+Launches decode_launches(std::string_view bytes);
+
+}  // namespace edge
