@@ -1,0 +1,201 @@
+"""The device graph, `graphs/tensorrt.onnx`: a model's plan as an ONNX graph that plugins run.
+
+A node's op is one of `edge.ops.device`. It carries what its plugin launches, and the graph has the
+ops' function bodies, so that there are three ways to read it: TensorRT 10.7 and later with the
+plugin library as it is; TensorRT 10.3, whose parser would take the functions, `bare`; everything
+else, with the bodies or `inlined`.
+
+What comes in and goes out is the memory of the CUDA engine, by the plan's names:
+
+    tokens i32 [T,B] · rows i32 [L] · run i32 [8] · replay i32 [P] · slots i32 [T]
+    ancestors i32 [A,A] · taps{K} i32 [T,K] · state_taps{K} i32 [K-1]
+    rope{i}.cos, rope{i}.sin f32 [T,dim/2]
+    …conv_state, …ssm_state [2, …] · …conv_in, …scan_x, …scan_dt, …scan_B [S,B,·]
+    …key_cache, …value_cache [B,KV,C,P]
+
+    logits f32 [L,B,V] · picked i32 [L,B] · `{name}.out`: a state, log or cache after the run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import (
+    FunctionProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    inliner,
+    numpy_helper,
+)
+
+from edge.launch import DType
+from edge.ops.device import DEVICE_DOMAIN, DEVICE_OPS, DEVICE_VERSION
+from edge.plugins.lowering.plan import LOGITS, PICKED, Lowered, walked
+from edge.plugins.onnx import OPSETS
+from edge.plugins.tensorrt.nodes import DeviceNode, StandardNode, device_nodes
+from edge.plugins.tensorrt.tensors import OUT, Tensors
+
+PLUGIN_VERSION = "1"
+# IR 10 is the newest that ONNX Runtime 1.23 reads.
+_IR_VERSION = 10
+_TYPES: Mapping[DType, int] = {
+    "f32": TensorProto.FLOAT,
+    "f16": TensorProto.FLOAT16,
+    "i8": TensorProto.INT8,
+    "u8": TensorProto.INT8,  # TensorRT knows no other bytes; the bits are the same
+    "i32": TensorProto.INT32,
+    "i64": TensorProto.INT64,
+}
+
+
+def device_graph(model: bytes | ModelProto, folder: str | Path) -> ModelProto:
+    """Of the graph `model`, whose weights.bin lies in `folder` and is that of this graph too.
+
+    The same graph gives the same bytes, serialized deterministically.
+
+    Raises LoweringError: a node cannot be run by the kernels there are.
+    """
+    proto = ModelProto.FromString(model) if isinstance(model, bytes) else model
+    return graph_of(proto, walked(proto, folder))
+
+
+def graph_of(model: ModelProto, lowered: Lowered) -> ModelProto:
+    """`device_graph` of what was walked over already."""
+    return _Graph(model, lowered).model()
+
+
+def bare(model: ModelProto) -> ModelProto:
+    """Nodes alone, for parsers that would take a function before a plugin (TensorRT 10.3)."""
+    found = ModelProto()
+    found.CopyFrom(model)
+    del found.functions[:]
+    return found
+
+
+def inlined(model: ModelProto) -> ModelProto:
+    """Standard ops alone, for readers that have no plugins."""
+    return inliner.inline_local_functions(model)
+
+
+class _Graph:
+    def __init__(self, model: ModelProto, lowered: Lowered) -> None:
+        self._stored = {proto.name: proto for proto in model.graph.initializer}
+        self._tensors = Tensors(lowered)
+        self._nodes: list[NodeProto] = []
+        self._functions: dict[str, None] = {}
+        self._initializers: dict[str, TensorProto] = {}
+        self._inputs: dict[str, None] = {}
+        self._outputs: dict[str, None] = dict.fromkeys((LOGITS, PICKED))
+        self._made: set[str] = set()
+        for node in device_nodes(lowered):
+            if isinstance(node, DeviceNode):
+                self._device(node)
+            else:
+                self._standard(node)
+
+    def model(self) -> ModelProto:
+        # what differs from run to run, then what stays where it is
+        inputs = sorted(self._inputs, key=lambda name: f"{name}{OUT}" in self._outputs)
+        graph = helper.make_graph(
+            self._nodes,
+            "device",
+            self._values(inputs),
+            self._values(self._outputs),
+            list(self._initializers.values()),
+        )
+        functions: list[FunctionProto] = []
+        imports = {"": OPSETS[""], DEVICE_DOMAIN: DEVICE_VERSION}
+        return helper.make_model(
+            graph,
+            functions=functions,
+            producer_name="edge",
+            ir_version=_IR_VERSION,
+            opset_imports=[helper.make_opsetid(d, v) for d, v in imports.items()],
+        )
+
+    def _values(self, names: Iterable[str]) -> list[ValueInfoProto]:
+        tensors = ((name, self._tensors[name]) for name in names)
+        return [
+            helper.make_tensor_value_info(name, _TYPES[tensor.dtype], tensor.dims)
+            for name, tensor in tensors
+        ]
+
+    def _device(self, node: DeviceNode) -> None:
+        found = node.operands
+        kinds = {
+            a.name: float if a.kind == "float" else int for a in DEVICE_OPS[found.op].attributes
+        }
+        attributes = {name: kinds[name](value) for name, value in found.attributes.items()}
+        # the first plugin of an engine has the kernels of all of them
+        carries = {} if self._functions else {"carries": 1}
+        self._functions[found.op] = None
+        self._outputs |= dict.fromkeys(name for name in found.outputs if name.endswith(OUT))
+        self._add(
+            found.op,
+            found.inputs,
+            found.outputs,
+            node.name,
+            DEVICE_DOMAIN,
+            **attributes,
+            **carries,
+            launches=node.launches.encode(),
+            plugin_version=PLUGIN_VERSION,
+            plugin_namespace=DEVICE_DOMAIN,
+        )
+
+    def _standard(self, node: StandardNode) -> None:
+        inputs = [
+            name if columns is None else self._sliced(name, *columns)
+            for name, columns in zip(node.inputs, node.columns, strict=True)
+        ]
+        self._add(node.op, inputs, node.outputs, node.name, "", **node.attributes)
+
+    def _sliced(self, name: str, start: int, width: int) -> str:
+        """Some columns of a tensor as one of their own."""
+        part = f"{name}.{start}_{width}"
+        if part not in self._made:
+            bounds = [self._integer(value) for value in (start, start + width, -1)]
+            self._add("Slice", [name, *bounds], [part], f"{part}.Slice", "")
+        return part
+
+    def _integer(self, value: int) -> str:
+        name = f"const.{value}"
+        self._stored.setdefault(name, numpy_helper.from_array(np.array([value], np.int64), name))
+        return name
+
+    def _add(
+        self,
+        op: str,
+        inputs: Iterable[str],
+        outputs: Iterable[str],
+        name: str,
+        domain: str,
+        **attributes: Any,
+    ) -> None:
+        inputs, outputs = list(inputs), list(outputs)
+        for read in inputs:
+            if read in self._stored:
+                self._initializers.setdefault(read, _signed(self._stored[read]))
+            elif read not in self._made:
+                self._inputs[read] = None
+        self._made |= set(outputs)
+        node = helper.make_node(op, inputs, outputs, name=name, domain=domain, **attributes)
+        self._nodes.append(node)
+
+
+def _signed(proto: TensorProto) -> TensorProto:
+    """The same bits, bytes as signed ones."""
+    if proto.data_type != TensorProto.UINT8:
+        return proto
+    if proto.data_location != TensorProto.EXTERNAL:
+        return numpy_helper.from_array(numpy_helper.to_array(proto).view(np.int8), proto.name)
+    signed = TensorProto()
+    signed.CopyFrom(proto)
+    signed.data_type = TensorProto.INT8
+    return signed
