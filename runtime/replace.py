@@ -16,9 +16,13 @@ from pathlib import Path
 
 from edge import leftovers
 
+Buffer = bytes | memoryview
 
-def replace(file: Path, parts: Sequence[bytes]) -> None:
+
+def replace(file: Path, parts: Sequence[Buffer], *, keep: bool = True) -> None:
     """Put `parts` on disk under another name, then rename: a reader sees the old file or the new.
+
+    Not `keep`: without a NAME~.
 
     Raises OSError. The old file is then in place; or, where the folder alone could not be synced,
     the new one is, and may be the old one again after a loss of power. Nothing is tried twice: a
@@ -33,7 +37,8 @@ def replace(file: Path, parts: Sequence[bytes]) -> None:
                 stream.write(part)
             stream.flush()
             os.fsync(stream.fileno())
-            _keep(file)
+            if keep:
+                _keep(file)
             os.replace(temporary, file)
     except BaseException:
         with suppress(OSError):

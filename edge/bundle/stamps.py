@@ -18,7 +18,9 @@ SMALLEST = 64 << 20
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/mamba-edge`, or `~/.cache/mamba-edge`."""
+    """`$EDGE_CACHE`, or `$XDG_CACHE_HOME/mamba-edge`, or `~/.cache/mamba-edge`."""
+    if named := os.environ.get("EDGE_CACHE"):
+        return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "mamba-edge"
 

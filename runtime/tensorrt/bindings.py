@@ -1,0 +1,139 @@
+"""Python's TensorRT: found, or an error that says what to install on this platform.
+
+TensorRT comes from JetPack or NVIDIA's packages, never with this one. Two libraries speak the same
+interface: TensorRT itself, which runs plugins, and TensorRT for RTX, which builds for consumer GPUs
+(also without one) and has no plugins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+from edge.errors import EngineError
+from edge.runtime.cuda import install
+
+Kind = Literal["tensorrt", "rtx"]
+
+# the first with IPluginV3 and aliased plugin inputs: JetPack 6.2 has it
+OLDEST = (10, 3)
+# from here on the parser prefers a plugin to a function of the same name
+PREFERS_PLUGINS = (10, 7)
+
+_NAMES: dict[Kind, tuple[str, ...]] = {
+    "tensorrt": ("tensorrt",),
+    "rtx": ("tensorrt_rtx", "tensorrt_rtx_bindings"),
+}
+_TITLE: dict[Kind, str] = {"tensorrt": "TensorRT", "rtx": "TensorRT for RTX"}
+RTX_COMMAND = "pip install tensorrt-rtx-cu13-libs tensorrt-rtx-cu13-bindings"
+# L4T's major release → JetPack, and the Python that its TensorRT is made for
+_JETPACKS = {36: ("JetPack 6", "3.10"), 38: ("JetPack 7", "3.12"), 39: ("JetPack 7", "3.12")}
+_RELEASE = Path("/etc/nv_tegra_release")
+
+
+@dataclass(frozen=True)
+class TensorRT:
+    """An imported TensorRT.
+
+    Attributes:
+        module: `tensorrt`, or the one of TensorRT for RTX.
+        version: (10, 3, 0).
+    """
+
+    kind: Kind
+    module: ModuleType
+    version: tuple[int, ...]
+
+    @property
+    def title(self) -> str:
+        """ "TensorRT 10.3.0"."""
+        return f"{_TITLE[self.kind]} {dotted(self.version)}"
+
+    @property
+    def bare_nodes(self) -> bool:
+        """Whether its parser would take a node's function where there is a plugin for it."""
+        return self.kind == "tensorrt" and self.version < PREFERS_PLUGINS
+
+
+def load(kind: Kind = "tensorrt") -> TensorRT:
+    """Import it. Raises EngineError: absent, without its libraries, or too old; with the remedy."""
+    problems: list[Exception] = []
+    for name in _NAMES[kind]:
+        try:
+            return _checked(kind, importlib.import_module(name))
+        except ModuleNotFoundError as missing:
+            if missing.name != name:
+                problems.append(missing)
+        except (ImportError, OSError, RuntimeError, AttributeError) as broken:
+            problems.append(broken)
+    if problems:
+        raise EngineError(
+            f"the Python package of {_TITLE[kind]} is there and cannot be imported, its libraries "
+            f"are missing or do not fit: {problems[0]}",
+            field=_NAMES[kind][0],
+            remedy=how_to_install(kind),
+        ) from problems[0]
+    raise EngineError(
+        f"{_TITLE[kind]} is not installed for this Python {platform.python_version()}",
+        field=_NAMES[kind][0],
+        remedy=how_to_install(kind),
+    )
+
+
+def _checked(kind: Kind, module: ModuleType) -> TensorRT:
+    if not hasattr(module, "Builder") or not hasattr(module, "OnnxParser"):
+        # a folder of that name, or what a package index holds in place of the real one
+        raise ImportError(f"{module.__name__} has no Builder: it is a placeholder")
+    version = numbers(str(module.__version__))
+    if kind == "tensorrt" and version < OLDEST:
+        raise EngineError(
+            f"is TensorRT {dotted(version)}, at least {dotted(OLDEST)} is needed",
+            field=module.__name__,
+            remedy=how_to_install(kind),
+        )
+    return TensorRT(kind, module, version)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """ "10.3.0.26" is (10, 3, 0): what engines depend on. Raises ImportError for anything else."""
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    if found is None:
+        raise ImportError(f"its version is {version!r:.40}")
+    return tuple(int(part) for part in found.groups("0"))
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def how_to_install(kind: Kind, release: Path = _RELEASE) -> str:
+    """The step that brings it to this machine; `release` tells a Jetson from others."""
+    if kind == "rtx":
+        if (sys.platform, platform.machine()) not in (("linux", "x86_64"), ("win32", "AMD64")):
+            return "TensorRT for RTX is made for x86-64 alone: build without --rtx on this machine"
+        return RTX_COMMAND
+    found = jetson_release(release)
+    if found is not None:
+        jetpack, python = _JETPACKS.get(found, ("JetPack", "that of the system"))
+        return (
+            f"{jetpack}: sudo apt install tensorrt python3-libnvinfer, and a virtual environment "
+            f"that sees it, of Python {python}: python3 -m venv --system-site-packages .venv"
+        )
+    driver = install.driver_version()
+    major = 12 if driver is not None and driver < 13000 else 13
+    return f"pip install tensorrt-cu{major} (TensorRT 10.3 to 11); a GPU's driver is needed too"
+
+
+def jetson_release(release: Path = _RELEASE) -> int | None:
+    """L4T's major release (36 is JetPack 6); None on other machines."""
+    try:
+        found = re.match(r"# R(\d+) ", release.read_text())
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if found is None else int(found[1])

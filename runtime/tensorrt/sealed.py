@@ -1,0 +1,256 @@
+"""Files that only their owner can have written: what TensorRT runs is code.
+
+    line      b"mamba-edge sealed 1"
+    line      JSON, readable with head -2; `bytes` is the body's length; spaces up to a page
+    body      `bytes` bytes
+    seal      HMAC-SHA256 of all before, with the key of this user
+
+They lie in `engines/` of the user's cache folder, mode 0700, the key (`key`, 32 random bytes, 0600)
+beside them. Whoever has the same user id can read the key, and is not guarded against.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import mmap
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edge.bundle import strict_json
+from edge.bundle.stamps import cache_folder
+from edge.errors import EngineError
+from edge.runtime.replace import replace
+
+MAGIC = b"mamba-edge sealed 1\n"
+SEAL = 32
+MAX_HEADER = 1 << 20
+_PAGE = 4096
+_BLOCK = 1 << 22
+_ELSEWHERE = "name another folder of yours: EDGE_CACHE=FOLDER"
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+Header = dict[str, Any]
+
+
+class Damaged(EngineError):
+    """A sealed file is not what was sealed, or not by this user: it has to be made again."""
+
+
+class Sealed:
+    """An open sealed file, every byte of it checked. Close it when the body is not needed.
+
+    Attributes:
+        header: what was sealed with the body.
+        body: mapped, not copied.
+    """
+
+    def __init__(self, path: Path, header: Header, mapped: mmap.mmap, start: int) -> None:
+        self.path = path
+        self.header = header
+        self._mapped = mapped
+        self._view = memoryview(mapped)
+        self.body = self._view[start : len(mapped) - SEAL]
+
+    def close(self) -> None:
+        self.body.release()
+        self._view.release()
+        self._mapped.close()
+
+    def __enter__(self) -> Sealed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def folder() -> Path:
+    """Where they lie."""
+    return cache_folder() / "engines"
+
+
+def write(name: str, header: Header, body: bytes | memoryview) -> Path:
+    """Seal a file, whole or not at all. Raises EngineError: the folder cannot be written, or is
+    another's.
+    """
+    place = _writable_folder()
+    path = place / name
+    text = json.dumps(header | {"bytes": len(body)}, sort_keys=True).encode()
+    # the body on a page of its own
+    room = -(-(len(MAGIC) + len(text) + 1) // _PAGE) * _PAGE
+    start = MAGIC + text.ljust(room - len(MAGIC) - 1) + b"\n"
+    digest = hmac.new(_key(place, make=True), start, hashlib.sha256)
+    _update(digest, memoryview(body))
+    try:
+        replace(path, (start, body, digest.digest()), keep=False)
+    except OSError as problem:
+        raise _unwritable(place, problem, len(start) + len(body)) from problem
+    return path
+
+
+def read(path: Path) -> Sealed:
+    """Open and check a sealed file.
+
+    Raises FileNotFoundError; EngineError: not this user's, readable or writable by others;
+    Damaged: truncated, altered, sealed with another key.
+    """
+    _check_owner(path.parent, os.stat(path.parent, follow_symlinks=False), "folder")
+    with _opened(path) as fd:
+        header, start, size = _header(path, fd)
+        key = _key(path.parent, make=False)
+        mapped = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+    found = Sealed(path, header, mapped, start)
+    whole = memoryview(mapped)
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    _update(digest, whole[:-SEAL])
+    right = hmac.compare_digest(digest.digest(), whole[-SEAL:])
+    whole.release()
+    if not right:
+        found.close()
+        raise Damaged("does not match its seal: it was altered, damaged or copied here", file=path)
+    return found
+
+
+def peek(path: Path) -> Header:
+    """What a file says of itself; not checked against its seal. Raises as `read` does."""
+    with _opened(path) as fd:
+        return _header(path, fd)[0]
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    try:
+        fd = os.open(path, _OPEN)
+    except FileNotFoundError:
+        raise
+    except OSError as problem:
+        raise Damaged(f"cannot be opened: {problem.strerror}", file=path) from problem
+    try:
+        _check_owner(path, os.fstat(fd), "file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _header(path: Path, fd: int) -> tuple[Header, int, int]:
+    """The header, where the body starts, and the file's size."""
+    size = os.fstat(fd).st_size
+    first = os.pread(fd, len(MAGIC) + MAX_HEADER, 0)
+    end = first.find(b"\n", len(MAGIC)) + 1
+    if not first.startswith(MAGIC) or end == 0:
+        raise Damaged("is none that this version wrote, or is damaged", file=path)
+    try:
+        header = strict_json.loads(first[len(MAGIC) : end])
+        body = header["bytes"]
+        if not isinstance(body, int) or body < 0:
+            raise ValueError("is not what this version writes")
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise Damaged(f"is damaged: its header: {problem}", file=path) from None
+    if size != end + body + SEAL:
+        raise Damaged(f"has {size} bytes, its header says {end + body + SEAL}", file=path)
+    return header, end, size
+
+
+def _update(digest: hmac.HMAC, view: memoryview) -> None:
+    for at in range(0, len(view), _BLOCK):
+        digest.update(view[at : at + _BLOCK])
+
+
+# -- the folder and its key ------------------------------------------------------------------------
+
+
+def _writable_folder() -> Path:
+    place = folder()
+    try:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = os.stat(place, follow_symlinks=False)
+    except OSError as problem:
+        raise _unwritable(place, problem) from problem
+    _check_owner(place, found, "folder")
+    return place
+
+
+def check_writable() -> None:
+    """Raises EngineError when nothing could be sealed: better known before a long build."""
+    place = _writable_folder()
+    _key(place, make=True)
+    probe = place / f".probe-{secrets.token_hex(8)}"
+    try:
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.unlink(probe)
+    except OSError as problem:
+        raise _unwritable(place, problem) from problem
+
+
+def _key(place: Path, *, make: bool) -> bytes:
+    path = place / "key"
+    try:
+        return _read_key(path)
+    except FileNotFoundError:
+        if not make:
+            raise Damaged("the key that engines are sealed with is gone", file=path) from None
+    try:
+        return _make_key(path)
+    except OSError as problem:
+        raise _unwritable(place, problem) from problem
+
+
+def _read_key(path: Path) -> bytes:
+    with _opened(path) as fd:
+        data = os.pread(fd, SEAL + 1, 0)
+    if len(data) != SEAL:
+        raise Damaged(f"has {len(data)} bytes, not {SEAL}", file=path, remedy=_fresh(path))
+    return data
+
+
+def _make_key(path: Path) -> bytes:
+    temporary = path.with_name(f".key-{secrets.token_hex(8)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as stream:
+            stream.write(secrets.token_bytes(SEAL))
+            stream.flush()
+            os.fsync(stream.fileno())
+        with contextlib.suppress(FileExistsError):  # another process was first: its key counts
+            os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
+    return _read_key(path)
+
+
+def _check_owner(path: Path, found: os.stat_result, what: str) -> None:
+    """What others own, or can read or write, is not trusted."""
+    right = stat.S_ISDIR(found.st_mode) if what == "folder" else stat.S_ISREG(found.st_mode)
+    if not right:
+        raise EngineError(f"is not a {what}", file=path, remedy=f"remove it, or {_ELSEWHERE}")
+    if found.st_uid != os.geteuid():
+        raise EngineError(
+            f"belongs to user {found.st_uid}, not to you ({os.geteuid()})",
+            file=path,
+            remedy=_ELSEWHERE,
+        )
+    if found.st_mode & 0o077:
+        raise EngineError(
+            f"has mode {stat.S_IMODE(found.st_mode):04o}: others may have read or written it",
+            file=path,
+            remedy=_fresh(path),
+        )
+
+
+def _fresh(path: Path) -> str:
+    return f"remove it (rm -r {path}) and build again"
+
+
+def _unwritable(place: Path, problem: OSError, size: int = 0) -> EngineError:
+    need = f" ({size >> 20} MiB are needed)" if size >> 20 else ""
+    return EngineError(
+        f"engines cannot be kept here: {problem.strerror or problem}{need}",
+        file=place,
+        remedy=f"make it writable, or {_ELSEWHERE}",
+    )
