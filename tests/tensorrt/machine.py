@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +22,8 @@ from edge.runtime.cuda.device import Device
 from tests.cuda.fake_driver import driver
 
 ON_GPU = os.environ.get("EDGE_TEST_DEVICE", "cpu") != "cpu"
+# kernels of this file are not there: that they are launched is all that is seen
+UNKNOWN = "recorded."
 # hidden trailing pointers that every fake kernel has, which must come as null
 SCRATCH = 2
 _FORMATS = {"fp32": "<f", "i32": "<i", "i64": "<q"}
@@ -33,6 +35,7 @@ class Launched(NamedTuple):
     kernel: str
     key: str
     grid: tuple[int, int, int]
+    arguments: tuple[int | float, ...]
 
 
 class Machine(Protocol):
@@ -41,11 +44,13 @@ class Machine(Protocol):
     Attributes:
         sm: what the kernels are compiled for.
         launched: by the interpreter, since it was last emptied; empty on a GPU.
+        kept: what is under way uses it; let go when that is done.
     """
 
     device: Device
     sm: int
     launched: list[Launched]
+    kept: list[object]
 
     def kernels(self, variants: Iterable[Variant]) -> bytes:
         """`blob.pack` of them."""
@@ -53,6 +58,10 @@ class Machine(Protocol):
 
     def stream(self) -> Any:
         """A context in which the stream, a number, may be issued to."""
+        ...
+
+    def recorded(self, issue: Callable[[int], None]) -> Callable[[], None]:
+        """A graph of what `issue` gives to the stream; called, it is issued."""
         ...
 
     def wait(self) -> None: ...
@@ -86,6 +95,7 @@ class _Interpreted:
     def __init__(self) -> None:
         self.device: Any = InterpretDevice()
         self.launched: list[Launched] = []
+        self.kept: list[object] = []
         self._loaded: dict[str, tuple[Variant, Any]] = {}
         self._problem: Exception | None = None
         self._callback = _Run(self._run)
@@ -103,7 +113,9 @@ class _Interpreted:
         """Text that the fake driver takes for a cubin; a kernel's symbol is its key."""
         made = {}
         for variant in variants:
-            self._loaded[variant.key] = variant, self.device.load(variant, None, b"")
+            known = not variant.kernel.startswith(UNKNOWN)
+            kernel = self.device.load(variant, None, b"") if known else None
+            self._loaded[variant.key] = variant, kernel
             sizes = " ".join(str(size) for size in (*map(_size, variant.types), *(8,) * SCRATCH))
             text = f"FAKE CUBIN\n{variant.key} 0 {sizes}\n\0".encode()
             made[variant.key] = (_compiled(variant), text)
@@ -114,10 +126,31 @@ class _Interpreted:
         with _present(), self._current():
             yield self._stream.value or 0
 
+    def recorded(self, issue: Callable[[int], None]) -> Callable[[], None]:
+        driver, graph, executable = self._driver, ctypes.c_void_p(), ctypes.c_void_p()
+        with self.stream() as stream:
+            self._check(driver.cuStreamBeginCapture(ctypes.c_void_p(stream), 0))
+            try:
+                issue(stream)
+            finally:
+                ended = driver.cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph))
+            self._check(ended)
+            parameters = (ctypes.c_uint64 * 4)()
+            self._check(
+                driver.cuGraphInstantiateWithParams(ctypes.byref(executable), graph, parameters)
+            )
+
+        def replay() -> None:
+            with self.stream() as stream:
+                self._check(driver.cuGraphLaunch(executable, ctypes.c_void_p(stream)))
+
+        return replay
+
     def wait(self) -> None:
         """Raises what the interpreter raised."""
         with self.stream() as stream:
             self._check(self._driver.cuStreamSynchronize(ctypes.c_void_p(stream)))
+        self.kept.clear()
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem
@@ -151,9 +184,10 @@ class _Interpreted:
         values = [bytes(value) for value in launch.bytes[: launch.count]]
         assert all(not any(value) for value in values[-SCRATCH:]), "scratch is not null"
         grid = (launch.grid[0], launch.grid[1], launch.grid[2])
-        self.launched.append(Launched(variant.kernel, key, grid))
-        arguments = [_value(*each) for each in zip(variant.types, values, strict=False)]
-        self.device.launch(kernel, grid, arguments)
+        arguments = tuple(_value(*each) for each in zip(variant.types, values, strict=False))
+        self.launched.append(Launched(variant.kernel, key, grid, arguments))
+        if kernel is not None:
+            self.device.launch(kernel, grid, arguments)
 
 
 def _size(kind: str) -> int:
@@ -190,6 +224,7 @@ class _Gpu:
         self.device: Device = self._core
         self.sm = self._core.sm
         self.launched: list[Launched] = []
+        self.kept: list[object] = []
 
     def kernels(self, variants: Iterable[Variant]) -> bytes:
         from edge.plugins.compiler.aot import compile_variants
@@ -203,5 +238,11 @@ class _Gpu:
         with self._core._turns:
             yield int(self._core._place.handle)
 
+    def recorded(self, issue: Callable[[int], None]) -> Callable[[], None]:
+        with self._core.record() as graphs, self.stream() as stream:
+            issue(stream)
+        return graphs[0].replay
+
     def wait(self) -> None:
         self._core.wait()
+        self.kept.clear()

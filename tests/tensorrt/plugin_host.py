@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,6 +23,9 @@ from edge.launch import DType
 
 VARIABLE = "EDGE_TENSORRT_PLUGINS"
 HOST = "libedge_tensorrt_host.so"
+_HOST = Path(__file__).with_name("host")
+_SOURCES = Path(__file__).parents[2] / "plugins" / "tensorrt" / "src"
+_CORE = ("blob", "driver", "kernels", "launches", "run", "sha256", "sizes", "words")
 NAMESPACE, VERSION = "edge.device", "1"
 BUILD, RUN = 0, 1
 # DataType of NvInferRuntimeBase.h; bytes without a sign are told as int8
@@ -74,17 +81,37 @@ Fields = Mapping[str, Field]
 
 @cache
 def library() -> Library:
-    """The one of this process. Skips the test where none is built."""
+    """The one of this process: that which EDGE_TENSORRT_PLUGINS names, else its core alone."""
     path = os.environ.get(VARIABLE)
     if not path:
+        return Library(_core(), "")
+    host = Path(path).with_name(HOST)
+    assert host.exists(), f"{host} is missing: `make plugins` builds it beside the library"
+    return Library(host, path)
+
+
+def whole() -> Library:
+    """The library with its plugins. Skips the test where none is built."""
+    if not os.environ.get(VARIABLE):
         pytest.skip(
             "needs the plugin library: make plugins TENSORRT_INCLUDE=…, then "
             f"{VARIABLE}=PATH_OF_IT pytest tests/tensorrt"
         )
-    host = Path(path).with_name(HOST)
-    if not host.exists():
-        pytest.fail(f"{host} is missing: `make plugins` builds it beside the library")
-    return Library(host, path)
+    return library()
+
+
+def _core() -> Path:
+    """The core, compiled once a test run."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("the core of the plugin library needs Linux and a C++ compiler")
+    out = Path(tempfile.mkdtemp(prefix="edge-plugin-core-")) / "libcore.so"
+    sources = [str(_SOURCES / f"{name}.cpp") for name in _CORE]
+    options = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    subprocess.run(
+        [compiler, *options, "-o", str(out), str(_HOST / "core.cpp"), *sources, "-ldl"], check=True
+    )
+    return out
 
 
 class Library:
@@ -92,7 +119,7 @@ class Library:
 
     Attributes:
         creators: names of the plugins there are, all of NAMESPACE and VERSION.
-        version: of the TensorRT headers, (major, minor).
+        version: of the TensorRT headers, (major, minor); (0, 0) for the core alone.
     """
 
     def __init__(self, host: Path, plugins: str) -> None:

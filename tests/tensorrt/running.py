@@ -124,15 +124,15 @@ class Running:
             inputs[self.aliases[i]].seen_as(each) if i in self.aliases else empty(each)
             for i, each in enumerate(self.outputs(given))
         ]
+        self._machine.wait()
+        self._machine.kept += [self, *inputs, *made]
         self.issue(given, [each.tensor for each in made])
         return made
 
     def issue(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """The two calls of a run, with a workspace full of what an earlier node left there."""
         device, workspace = self._machine.device, self._workspace.memory
-        self._machine.wait()
         device.fill(workspace, 0, self.workspace_bytes, POISON)
-        self._machine.wait()
         with self._machine.stream() as stream:
             self.plugin.shape_change(inputs, outputs)
             self.plugin.enqueue(inputs, outputs, workspace.address, stream)
