@@ -1,7 +1,8 @@
 """What a model is: one `ModelConfig` whose layers are a list of mixers.
 
 A layer is always ``x + mixer(norm(x))``. A transformer block (attention, then MLP) is two
-layers here, so hybrids need no special case.
+layers here, so hybrids need no special case. In blocks of GPT-NeoX both read the same x: their MLP
+is `parallel` to the layer before it.
 
 Symbols (Mamba, arXiv 2312.00752; Mamba-2, arXiv 2405.21060):
 
@@ -16,15 +17,38 @@ Symbols (Mamba, arXiv 2312.00752; Mamba-2, arXiv 2405.21060):
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    model_serializer,
+    model_validator,
+)
 
 Positive = Annotated[int, Field(gt=0, le=1 << 31)]
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Grown(_Frozen):
+    """A config that got fields later: where they hold their default they are not written, so that
+    a runtime from before reads the models that it can run.
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = written(self)
+        fields = type(self).model_fields
+        plain = {name for name in self.later if getattr(self, name) == fields[name].default}
+        return {name: value for name, value in data.items() if name not in plain}
 
 
 class NormConfig(_Frozen):
@@ -106,11 +130,38 @@ class Mamba2Config(_Frozen):
         return 2 * self.d_mlp + self.d_ssm + self.conv_channels + self.n_heads
 
 
-class RopeConfig(_Frozen):
+class RopeScaling(_Frozen):
+    """Frequencies changed for contexts longer than those of pretraining; `edge.rope` has the maths.
+
+    `linear` divides all of them by `factor`. `llama3` divides those that turn fewer than
+    `low_freq_factor` times in `original_context` tokens, leaves those that turn more than
+    `high_freq_factor` times, and goes smoothly from one to the other between.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float = Field(gt=0, le=1e6)
+    low_freq_factor: float = Field(default=1.0, gt=0, le=1e6)
+    high_freq_factor: float = Field(default=4.0, gt=0, le=1e6)
+    original_context: Positive = 8192
+
+    @model_validator(mode="after")
+    def _ascends(self) -> RopeScaling:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor {self.low_freq_factor} is not below high_freq_factor "
+                f"{self.high_freq_factor}"
+            )
+        return self
+
+
+class RopeConfig(_Grown):
     """Rotary embedding over the first `dim` values of each head, half against half."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"scaling"})
 
     theta: float = Field(default=10000.0, gt=0)
     dim: Positive
+    scaling: RopeScaling | None = None
 
     @model_validator(mode="after")
     def _even(self) -> RopeConfig:
@@ -142,12 +193,26 @@ class AttentionConfig(_Frozen):
         return self
 
 
-class MlpConfig(_Frozen):
-    """down(silu(gate(x)) · up(x)). Stateless."""
+class MlpConfig(_Grown):
+    """Feed-forward, stateless. `swiglu` is down(silu(gate(x)) · up(x)), `gelu` down(gelu(up(x))),
+    and `gelu_tanh` the same with the tanh approximation of GELU.
+
+    Attributes:
+        parallel: it reads the stream as the layer before it did, not what that made of it:
+            x + before(norm(x)) + mlp(norm'(x)).
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset({"form", "parallel"})
 
     kind: Literal["mlp"] = "mlp"
     d_intermediate: Positive
     bias: bool = False
+    form: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
+    parallel: bool = False
+
+    @property
+    def gated(self) -> bool:
+        return self.form == "swiglu"
 
 
 Mixer = Annotated[
@@ -172,6 +237,18 @@ class ModelConfig(_Frozen):
     norm: NormConfig = NormConfig()
     tie_embeddings: bool = True
     max_context: Positive | None = None
+
+    @model_validator(mode="after")
+    def _has_what_is_parallel(self) -> ModelConfig:
+        for index in range(len(self.layers)):
+            if self.parallel(index) and (index == 0 or self.parallel(index - 1)):
+                raise ValueError(f"layers.{index} is parallel to no layer before it")
+        return self
+
+    def parallel(self, index: int) -> bool:
+        """Whether a layer reads the residual stream as the one before it did."""
+        layer = self.layers[index]
+        return isinstance(layer, MlpConfig) and layer.parallel
 
     @property
     def has_attention(self) -> bool:

@@ -172,6 +172,7 @@ class LaunchPlan(_Strict):
         taps: widths K of the convolutions; for each the inputs `taps{K}` i32[T,K] and
             `state_taps{K}` i32[K-1] index the rows [state (K-1) | log slots (S) | new tokens (T)].
         rotations: rope tables `rope{i}.cos`, `rope{i}.sin` f32[T, dim/2]: (theta, dim) of each.
+            theta is 0 where the frequencies are no powers of one: `inverses` has them by `rope{i}`.
     """
 
     schema_version: Literal[1] = 1
@@ -185,6 +186,7 @@ class LaunchPlan(_Strict):
     logs: dict[_Name, Log] = {}
     taps: tuple[int, ...] = ()
     rotations: tuple[tuple[float, int], ...] = ()
+    inverses: dict[_Name, tuple[float, ...]] = {}
 
     @model_validator(mode="after")
     def _refers_to_what_it_has(self) -> LaunchPlan:

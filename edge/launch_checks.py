@@ -9,7 +9,7 @@ cannot be seen here: like the compiled kernels, it is as good as where the bundl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
@@ -26,6 +26,7 @@ from edge.launch import (
     Size,
     Sizes,
 )
+from edge.rope import inverse_frequencies
 from edge.tensors import kv_cache_shapes, padded_head_dim, recurrent_state_shapes
 
 REMEDY = "export the model again with this version, or update mamba-edge"
@@ -137,14 +138,33 @@ def _check_inputs(plan: LaunchPlan, config: ModelConfig) -> None:
     widths = {m.d_conv for m in config.layers if isinstance(m, Mamba1Config | Mamba2Config)}
     if not widths.issuperset(plan.taps):
         _refuse("taps", f"has other widths than the model's {sorted(widths)}")
-    ropes = [m.rope for m in config.layers if isinstance(m, AttentionConfig) and m.rope]
-    for theta, dim in plan.rotations:
-        if not any(r.dim == dim and (dim == 2 or _near(r.theta, theta)) for r in ropes):
-            _refuse("rotations", f"the model has none of theta {theta} and {dim} values")
+    _check_rotations(plan, config)
     forms = _input_forms(plan)
     for name, buffer in plan.inputs.items():
         if buffer not in forms.get(name, ()):
             _refuse(f"inputs.{name}", "is no input, or not of the form that this version makes")
+
+
+def _check_rotations(plan: LaunchPlan, config: ModelConfig) -> None:
+    """Angles are those of some attention layer, whether a theta or the frequencies say them."""
+    ropes = [m.rope for m in config.layers if isinstance(m, AttentionConfig) and m.rope]
+    tabled = {f"rope{index}" for index, (theta, _) in enumerate(plan.rotations) if theta == 0}
+    if tabled != plan.inverses.keys():
+        _refuse("inverses", f"are there for {sorted(plan.inverses)}, not for {sorted(tabled)}")
+    for index, (theta, dim) in enumerate(plan.rotations):
+        same = [rope for rope in ropes if rope.dim == dim]
+        if theta == 0:
+            own = plan.inverses[f"rope{index}"]
+            fits = any(_all_near(own, inverse_frequencies(rope).tolist()) for rope in same)
+        else:
+            plain = [rope for rope in same if rope.scaling is None]
+            fits = any(dim == 2 or _near(rope.theta, theta) for rope in plain)
+        if not fits:
+            _refuse("rotations", f"the model has none of theta {theta} and {dim} values")
+
+
+def _all_near(a: Sequence[float], b: Sequence[float]) -> bool:
+    return len(a) == len(b) and all(map(_near, a, b))
 
 
 def _near(a: float, b: float) -> bool:

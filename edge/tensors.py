@@ -65,8 +65,9 @@ def _layer_shapes(
             | _linear("v_proj", kv, d_model, layer.qkv_bias)
             | _linear("o_proj", d_model, q, layer.out_bias)
         )
+    gate = _linear("gate_proj", layer.d_intermediate, d_model, layer.bias) if layer.gated else {}
     return (
-        _linear("gate_proj", layer.d_intermediate, d_model, layer.bias)
+        gate
         | _linear("up_proj", layer.d_intermediate, d_model, layer.bias)
         | _linear("down_proj", d_model, layer.d_intermediate, layer.bias)
     )

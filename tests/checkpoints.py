@@ -141,6 +141,41 @@ def save_bamba(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: A
     return _save_transformers(path, config, BambaForCausalLM, dtype)
 
 
+def save_gpt_neox(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `GPTNeoXForCausalLM`: 2 parallel blocks of 4 heads of 8, a quarter turned."""
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    values: dict[str, Any] = dict(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=512, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    config = GPTNeoXConfig(**(values | overrides))
+    return _save_transformers(path, config, GPTNeoXForCausalLM, dtype)
+
+
+_LLAMA: dict[str, Any] = dict(
+    vocab_size=VOCABULARY, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+    bos_token_id=0, eos_token_id=0,
+)  # fmt: skip
+
+
+def save_llama(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `LlamaForCausalLM`: 2 blocks, 4 heads of 8, 2 for KV."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(**(_LLAMA | overrides))
+    return _save_transformers(path, config, LlamaForCausalLM, dtype)
+
+
+def save_mistral(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `MistralForCausalLM`: as `save_llama`, with a window of 256."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(**(_LLAMA | {"sliding_window": 256} | overrides))
+    return _save_transformers(path, config, MistralForCausalLM, dtype)
+
+
 def save_state_spaces(
     path: Path,
     version: int = 1,

@@ -19,6 +19,8 @@ from tests.quantized_models import built, network, plan_of
 MODELS = ("mamba1", "mamba1 odd", "mamba2", "mamba2 groups", "mamba2 with mlp", "attention", "all")
 CASES: tuple[tuple[str, str, StateType | None], ...] = (
     *((model, quant, None) for model in MODELS for quant in names()),
+    ("parallel", "fp32", None),
+    ("parallel", "w8a8", None),
     ("mamba1", "w8a8", "fp16"),
     ("mamba1", "w8a8", "int8"),
     ("mamba2", "w8a8", "fp16"),

@@ -23,6 +23,7 @@ from edge.config import (
     ModelConfig,
     NormConfig,
     RopeConfig,
+    RopeScaling,
 )
 from edge.errors import ExportError
 from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, build_graph
@@ -53,6 +54,16 @@ ATTENTION_ODD = AttentionConfig(
 )  # fmt: skip
 NO_ROPE = AttentionConfig(n_heads=2, n_kv_heads=2, head_dim=8)
 MLP = MlpConfig(d_intermediate=48, bias=True)
+# of GPT-NeoX: both read the same stream, which two in turn do not
+PARALLEL = MlpConfig(d_intermediate=40, bias=True, form="gelu", parallel=True)
+GELU = MlpConfig(d_intermediate=48, form="gelu_tanh")
+# frequencies that stay, that are divided, and between
+STRETCHED = AttentionConfig(
+    n_heads=4, n_kv_heads=2, head_dim=12,
+    rope=RopeConfig(
+        dim=12, theta=100.0, scaling=RopeScaling(kind="llama3", factor=8.0, original_context=64)
+    ),
+)  # fmt: skip
 MODELS: dict[str, tuple[Any, ...]] = {
     "mamba1": (MAMBA1, MAMBA1),
     "mamba1 odd": (MAMBA1_ODD, MAMBA1),
@@ -62,9 +73,10 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "attention": (ATTENTION,),
     "attention odd": (ATTENTION_ODD, NO_ROPE, ATTENTION),
     "mlp": (MLP, MlpConfig(d_intermediate=40)),
+    "parallel": (ATTENTION_ODD, PARALLEL, GELU, STRETCHED, PARALLEL),
     "all": (MAMBA1, ATTENTION_ODD, MLP, MAMBA2_MLP, MAMBA1_ODD, MAMBA2_GROUPS),
 }
-LAYERNORM = {"mamba1", "all"}
+LAYERNORM = {"mamba1", "all", "parallel"}
 UNTIED = {"mamba2", "attention"}
 
 
@@ -130,7 +142,7 @@ def test_any_split_into_runs_gives_the_networks_logits(name: str, tmp_path: Path
         close(in_runs(graph, tokens, runs), expected[:, : sum(runs)], 2e-5)
 
 
-@pytest.mark.parametrize("name", ["mamba1 odd", "attention odd", "all"])
+@pytest.mark.parametrize("name", ["mamba1 odd", "attention odd", "all", "parallel"])
 def test_the_standard_flavour_gives_the_same(name: str, tmp_path: Path) -> None:
     net = network(name)
     graph = runner(net, tmp_path, flavour="standard")

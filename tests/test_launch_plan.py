@@ -11,14 +11,17 @@ import onnx
 import pytest
 from onnx import helper
 
-from edge.config import ModelConfig
-from edge.errors import ExportError
+from edge.config import ModelConfig, RopeConfig, RopeScaling
+from edge.errors import BundleError, ExportError
 from edge.export.graph import build_graph
 from edge.launch import Argument, LaunchPlan, Pointer, Program
+from edge.launch_checks import check_plan
 from edge.plugins.lowering.context import Lower, Lowering, Node, Rows
 from edge.plugins.lowering.graph import read_graph
 from edge.plugins.lowering.plan import LoweringError, lower
 from edge.plugins.lowering.views import LOWER as VIEWS
+from edge.rope import inverse_frequencies
+from edge.tensors import tensor_shapes
 from tests import engine_models, int8_models
 from tests.quantized_models import built, plan_of
 
@@ -56,7 +59,8 @@ def fake(at: Lowering, node: Node) -> None:
 
 _OPS = [
     "Embed", "EmbedInt8", "Linear", "LinearInt8", "LinearInt8Quantize", "Add", "Concat", "Quantize",
-    "SiluGate", "RMSNorm", "AddRMSNorm", "LayerNorm", "AddLayerNorm", "RMSNormQuantize",
+    "SiluGate", "Gelu", "GeluTanh", "RMSNorm", "AddRMSNorm", "LayerNorm", "AddLayerNorm",
+    "RMSNormQuantize",
     "AddRMSNormQuantize", "GatedRMSNorm", "GatedRMSNormInt8", "HadamardQuantize", "CausalConv1d",
     "CausalConv1dInt8", "SelectiveScan", "SelectiveScanInt8", "SelectiveScanHeads",
     "SelectiveScanHeadsInt8", "Rope", "Attention",
@@ -142,6 +146,30 @@ def test_attention_reads_rows_whatever_the_order_of_axes_in_the_graph() -> None:
     assert "transpose" not in names and "cos" not in names and "range" not in names
     assert plan.rotations == ((10000.0, 4),)
     assert kernels(plan, plan.programs[-1]) == []
+
+
+def test_frequencies_that_are_no_powers_come_along(tmp_path: Path) -> None:
+    scalings = [
+        RopeScaling(kind="llama3", factor=8.0, original_context=64),
+        RopeScaling(kind="linear", factor=2.5),
+        None,
+    ]
+    ropes = [RopeConfig(dim=6, theta=100.0, scaling=scaling) for scaling in scalings]
+    layers = [engine_models.ATTENTION.model_copy(update={"rope": rope}) for rope in ropes]
+    config = engine_models.CONFIGS["attention"].model_copy(update={"layers": tuple(layers)})
+    tensors = {name: np.ones(shape, np.float32) for name, shape in tensor_shapes(config).items()}
+    build_graph(config, tensors, tmp_path)
+    plan = lower((tmp_path / "graphs/ort.onnx").read_bytes(), tmp_path, ops=FAKES)
+    assert plan.rotations == ((0.0, 6), (0.0, 6), (100.0, 6))
+    for index, rope in enumerate(ropes[:2]):
+        found = np.array(plan.inverses[f"rope{index}"], np.float32)
+        assert np.array_equal(found, inverse_frequencies(rope))
+    size = (tmp_path / "weights.bin").stat().st_size
+    check_plan(plan, config, weight_bytes=size)
+    assert LaunchPlan.model_validate_json(plan.to_json()) == plan
+    for spoiled in ({}, plan.inverses | {"rope1": (1.0, 0.2, 0.1)}, plan.inverses | {"rope2": ()}):
+        with pytest.raises(BundleError, match=r"rotations|inverses"):
+            check_plan(plan.model_copy(update={"inverses": spoiled}), config, weight_bytes=size)
 
 
 @pytest.mark.parametrize("theta, dim", [(500000.0, 64), (1e4, 2), (12345.678, 8), (1.5e6, 128)])

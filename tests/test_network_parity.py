@@ -21,7 +21,15 @@ from transformers import AutoModelForCausalLM
 
 from edge.export.checkpoint import open_checkpoint
 from edge.export.network import Network, NetworkState
-from tests.checkpoints import VOCABULARY, save_bamba, save_mamba, save_mamba2
+from tests.checkpoints import (
+    VOCABULARY,
+    save_bamba,
+    save_gpt_neox,
+    save_llama,
+    save_mamba,
+    save_mamba2,
+    save_mistral,
+)
 
 RUNS = (1, 7, 64, 65, 3)
 LENGTH = sum(RUNS)
@@ -52,6 +60,25 @@ CASES: dict[str, Save] = {
             "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0
         },
     ),
+    "gpt-neox": save_gpt_neox,
+    "gpt-neox-in-turn-tanh-tied": partial(
+        save_gpt_neox, use_parallel_residual=False, hidden_act="gelu_new", attention_bias=False,
+        tie_word_embeddings=True, layer_norm_eps=1e-2,
+        rope_parameters={
+            "rope_type": "linear", "factor": 3.0, "rope_theta": 500.0, "partial_rotary_factor": 1.0
+        },
+    ),
+    "llama": save_llama,
+    "llama-biases-tied-wide-heads-scaled": partial(
+        save_llama, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, head_dim=12,
+        num_key_value_heads=1, rms_norm_eps=1e-2,
+        # of the six frequencies two stay, two are divided and two lie between
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+        },
+    ),
+    "mistral": partial(save_mistral, head_dim=16),
 }  # fmt: skip
 
 
@@ -106,7 +133,7 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 
 def compare_states(pair: Pair, ours: NetworkState, theirs: Any) -> None:
     """Theirs: conv [B, C, K], Mamba-1 state [B, E, N], Mamba-2 state and KV cache as ours."""
-    per_block = 2 if pair.network.config.family == "bamba" else 1
+    per_block = 2 if pair.network.config.has_attention else 1
     compared = 0
     for index, layer in enumerate(pair.network.config.layers):
         state, cached = ours.layers[index], theirs.layers[index // per_block]

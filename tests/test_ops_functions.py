@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edge.export.quantize import dequantize_blocks, quantize_blocks
 from edge.plugins import reference
 from edge.plugins.onnx import FLAVOURS, Flavour
+from edge.rope import powers
 from tests.onnx_ops import LENGTHS, ancestors, chain, path_to, random_parents, run_op, taps
 
 Array = NDArray[Any]
@@ -88,6 +89,14 @@ def test_gate_keeps_its_sign_far_out(flavour: Flavour, rng: np.random.Generator)
     x, z = normal(rng, 4, 1, 64), normal(rng, 4, 1, 64, scale=60)
     out = run_op("SiluGate", flavour, {"x": x, "z": z})["y"]
     close(out, torch.from_numpy(x) * torch.nn.functional.silu(torch.from_numpy(z)))
+
+
+@both
+@pytest.mark.parametrize(("op", "approximate"), [("Gelu", "none"), ("GeluTanh", "tanh")])
+def test_gelu(flavour: Flavour, op: str, approximate: str, rng: np.random.Generator) -> None:
+    x = normal(rng, 4, 1, 64, scale=4)
+    expected = torch.nn.functional.gelu(torch.from_numpy(x), approximate=approximate)
+    close(run_op(op, flavour, {"x": x})["y"], expected)
 
 
 @both
@@ -279,7 +288,9 @@ def test_rope(flavour: Flavour, dim: int, rng: np.random.Generator) -> None:
     }
     y = run_op("Rope", flavour, feeds, heads=heads, head_dim=size, dim=dim)["y"]
     split = torch.from_numpy(x).unflatten(-1, (heads, size)).transpose(1, 2)
-    expected = reference.rope(split, torch.from_numpy(positions), 10000.0, dim)
+    expected = reference.rope(
+        split, torch.from_numpy(positions), torch.from_numpy(powers(10000.0, dim))
+    )
     close(y, expected.transpose(1, 2).flatten(2), 2e-4)
 
 

@@ -123,6 +123,24 @@ SILU_GATE = Op(
     "GLU variants, arXiv 2002.05202, equation 5 (SwiGLU)",
 )
 
+GELU = Op(
+    "Gelu",
+    (_X,),
+    (value("y", "f32[...,D]", ""),),
+    (),
+    "y = x/2 · (1 + erf(x/√2))",
+    "Gaussian error linear units, arXiv 1606.08415, section 2",
+)
+
+GELU_TANH = Op(
+    "GeluTanh",
+    (_X,),
+    (value("y", "f32[...,D]", ""),),
+    (),
+    "y = x/2 · (1 + tanh(√(2/π) · (x + 0.044715·x³)))",
+    "Gaussian error linear units, arXiv 1606.08415, section 2: the approximation",
+)
+
 ALL = (
     EMBED,
     EMBED_BITS,
@@ -134,4 +152,6 @@ ALL = (
     ADD_LAYER_NORM,
     GATED_RMS_NORM,
     SILU_GATE,
+    GELU,
+    GELU_TANH,
 )

@@ -213,7 +213,7 @@ def _changed(layer: Mixer, prefix: str, local: str, shape: Shape) -> Stored | No
     if local == "A_log":
         turned = isinstance(layer, Mamba1Config)
         return Stored(f"{prefix}.{local}", shape[::-1] if turned else shape, lambda a: _log(a).T)
-    if isinstance(layer, MlpConfig) and module in ("gate_proj", "up_proj"):
+    if isinstance(layer, MlpConfig) and layer.gated and module in ("gate_proj", "up_proj"):
         start, wide = (0 if module == "gate_proj" else shape[0]), shape[0]
         joined = (2 * wide, *shape[1:])
         return Stored(f"{prefix}.gate_up_proj.{kind}", joined, lambda w: w[start : start + wide])

@@ -35,7 +35,7 @@ class Checkpoint:
 
     Attributes:
         path: the directory.
-        family: the reader that understood it (`mamba`, `mamba2`, `mambabyte`, `bamba`).
+        family: the reader that understood it (`mamba`, `llama`, …: `Family.name`).
         config: the model.
         source_config: config.json as it stands.
         tokenizer_files: the tokenizer, chat template and generation files that are there.
@@ -83,8 +83,10 @@ class Checkpoint:
         piece = self._layout.pieces[name]
         stored = self._stored[piece.source]
         whole = self._weights.read(stored)
-        rows = elements(piece.shape) // elements(piece.source_shape[1:])
-        tensor = whole[piece.start : piece.start + rows].reshape(piece.shape).contiguous()
+        rows = piece.block or elements(piece.shape) // elements(piece.source_shape[1:])
+        period = piece.period or whole.shape[0]
+        turns = whole.unflatten(0, (-1, period))[:, piece.start : piece.start + rows]
+        tensor = turns.reshape(piece.shape).contiguous()
         bad = _count_not_finite(tensor)
         if bad:
             raise CheckpointError(

@@ -21,12 +21,16 @@ class Piece:
         source_shape: the shape that tensor must have there.
         shape: the canonical shape (a convolution's [C, 1, K] becomes [C, K]).
         start: the first row, for a tensor that the source stores fused with others.
+        block, period: `block` rows out of every `period` are the tensor's, for one that the source
+            interleaves with others; 0 when its rows lie together.
     """
 
     source: str
     source_shape: Shape
     shape: Shape
     start: int = 0
+    block: int = 0
+    period: int = 0
 
 
 def _unchanged(name: str) -> str:
@@ -72,6 +76,13 @@ class Layout:
         for name, shape in zip(names, shapes, strict=True):
             self.pieces[name] = Piece(source, total, shape, start)
             start += shape[0]
+
+    def place_heads(self, names: tuple[str, ...], source: str, head_dim: int) -> None:
+        """The canonical tensors, of one shape, take turns in the source: `head_dim` rows each."""
+        shape, period = self._shapes[names[0]], len(names) * head_dim
+        total = (len(names) * shape[0], *shape[1:])
+        for turn, name in enumerate(names):
+            self.pieces[name] = Piece(source, total, shape, turn * head_dim, head_dim, period)
 
     def place_norm(self, name: str, source: str) -> None:
         """The weight, and the bias of a LayerNorm."""

@@ -153,7 +153,7 @@ def attention(at: Place, layer: AttentionConfig, u: Input) -> str:
     qkv = g.node("Transpose", [qkv], at.named("qkv_batch"), perm=[1, 0, 2])
     q, k, v = at.split(qkv, {"q": heads * wide, "k": kv * wide, "v": kv * wide})
     if layer.rope is not None:
-        cos, sin = shared.rotations[layer.rope.theta, layer.rope.dim]
+        cos, sin = shared.rotations[layer.rope]
         dims = {"head_dim": wide, "dim": layer.rope.dim}
         q = g.call("Rope", [q, cos, sin], [f"{q}.turned"], heads=heads, **dims)[0]
         k = g.call("Rope", [k, cos, sin], [f"{k}.turned"], heads=kv, **dims)[0]
@@ -182,7 +182,9 @@ def attention(at: Place, layer: AttentionConfig, u: Input) -> str:
 
 
 def mlp(at: Place, layer: MlpConfig, u: Input) -> str:
-    """down(silu(gate) · up); gate and up are one product."""
+    """down(silu(gate) · up), gate and up being one product; or down(gelu(up))."""
+    if not layer.gated:
+        return _plain_mlp(at, layer, u)
     g, wide = at.g, layer.d_intermediate
 
     def joined(what: str) -> F32:
@@ -194,3 +196,11 @@ def mlp(at: Place, layer: MlpConfig, u: Input) -> str:
     y = g.call("SiluGate", [up, gate], [at.named("gated")])[0]
     bias = at.bias("down_proj", layer.bias)
     return at.linear("down_proj", at.read(y, "down_proj", wide), "out", bias)
+
+
+def _plain_mlp(at: Place, layer: MlpConfig, u: Input) -> str:
+    up = at.linear("up_proj", u, "up", at.bias("up_proj", layer.bias))
+    op = "GeluTanh" if layer.form == "gelu_tanh" else "Gelu"
+    y = at.g.call(op, [up], [at.named("activated")])[0]
+    bias = at.bias("down_proj", layer.bias)
+    return at.linear("down_proj", at.read(y, "down_proj", layer.d_intermediate), "out", bias)

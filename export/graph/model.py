@@ -9,7 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, Mixer, ModelConfig
+from edge.config import (
+    AttentionConfig,
+    Mamba1Config,
+    Mamba2Config,
+    Mixer,
+    ModelConfig,
+    RopeConfig,
+)
 from edge.export.graph import layers, mamba_int8
 from edge.export.graph.builder import GraphBuilder, HessianOf, TensorSource
 from edge.export.graph.place import Place, Shared
@@ -19,6 +26,7 @@ from edge.export.quantize import ModelPlan, plan_model, recipe
 from edge.export.quantize.names import head_matrix
 from edge.export.quantize.plan import Product
 from edge.plugins.onnx import Flavour
+from edge.rope import inverse_frequencies
 
 GRAPH_FILE = "graphs/ort.onnx"
 WEIGHT_FILE = "weights.bin"
@@ -98,10 +106,13 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
         progress(f"layer {i}", i + 1, total)
         prefix = f"layers.{i}"
         reader = next(iter(how.products.values()))
-        u, x = _norm(
-            g, x, added, f"{prefix}.norm", (f"{prefix}.normed", f"{prefix}.residual"), reader
-        )
-        added = _mixer(Place(g, prefix, how, shared), layer, u)
+        names, at = (f"{prefix}.normed", f"{prefix}.residual"), Place(g, prefix, how, shared)
+        if config.parallel(i):  # x is still what the layer before read
+            u, _ = _norm(g, x, "", f"{prefix}.norm", names, reader)
+            added = g.node("Add", [added, _mixer(at, layer, u)], f"{prefix}.beside")
+            continue
+        u, x = _norm(g, x, added, f"{prefix}.norm", names, reader)
+        added = _mixer(at, layer, u)
     progress("head", total - 1, total)
     # Only the wanted rows go through the head: it is a third of a small model.
     x = g.node("Gather", [x, "rows"], "wanted.residual", axis=0)
@@ -241,17 +252,14 @@ def _attention_inputs(g: GraphBuilder, shared: Shared, attending: list[Attention
     both = g.node("Concat", [seen, inside], "bias.matrix", axis=1)
     shared.bias = g.node("Unsqueeze", [both, g.integers([0, 1])], "bias")
     for layer in attending:
-        if layer.rope is not None:
-            key = (layer.rope.theta, layer.rope.dim)
-            if key not in shared.rotations:
-                shared.rotations[key] = _rotation(g, *key, len(shared.rotations))
+        if layer.rope is not None and layer.rope not in shared.rotations:
+            shared.rotations[layer.rope] = _rotation(g, layer.rope, len(shared.rotations))
 
 
-def _rotation(g: GraphBuilder, theta: float, dim: int, number: int) -> tuple[str, str]:
-    """cos and sin of position · theta^(-2i/dim), each [T, dim/2]."""
+def _rotation(g: GraphBuilder, rope: RopeConfig, number: int) -> tuple[str, str]:
+    """cos and sin of position · inverse frequency, each [T, dim/2]."""
     prefix = f"rope{number}"
-    exponents = -np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    inverse = g.floats(f"{prefix}.inverse", np.power(np.float32(theta), exponents))
+    inverse = g.floats(f"{prefix}.inverse", inverse_frequencies(rope))
     real = g.node("Cast", ["positions"], f"{prefix}.positions", to=1)
     column = g.node("Unsqueeze", [real, g.integers([1])], f"{prefix}.column")
     angle = g.node("Mul", [column, inverse], f"{prefix}.angle")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from edge.config import RopeConfig
 from edge.export.graph.builder import F32, GraphBuilder
 from edge.export.graph.products import (
     Input,
@@ -23,7 +24,7 @@ class Shared:
     """Values computed once and used by many layers; the names of graph inputs."""
 
     taps: dict[int, tuple[str, str]] = field(default_factory=dict)
-    rotations: dict[tuple[float, int], tuple[str, str]] = field(default_factory=dict)
+    rotations: dict[RopeConfig, tuple[str, str]] = field(default_factory=dict)
     last_only: str = ""
     last: str = ""
     total: str = ""

@@ -59,6 +59,7 @@ def reference_logits(
     x = table[torch.from_numpy(tokens)]
     if not config.tie_embeddings:
         del table
+    found = x  # the stream as the layer before found it
     for index in range(len(config.layers)):
         with torch.device("meta"):
             layer = Layer(config, index)
@@ -68,7 +69,8 @@ def reference_logits(
             for name, shape in shapes.items()
             if name.startswith(prefix)
         }
-        x, _ = _fill(layer, tensors, prefix)(x, state, 0)
+        read = found if config.parallel(index) else x
+        found, (x, _) = x, _fill(layer, tensors, prefix)(x, state, 0, read)
     with torch.device("meta"):
         norm = Norm(config.norm, config.d_model)
     x = _fill(norm, tensors, "norm_f.")(x)

@@ -13,6 +13,7 @@ from edge.export.network.chunked import selective_scan_heads_chunked
 from edge.export.network.conv import causal_conv1d_training
 from edge.export.network.norms import gated_rms_norm_training, rms_norm_training
 from edge.plugins import reference
+from edge.rope import inverse_frequencies
 
 State = dict[str, Tensor]
 CHUNK = 32
@@ -149,7 +150,8 @@ class Attention(nn.Module):
         )
         if c.rope is not None:
             positions = torch.arange(position, position + u.shape[1], device=u.device)
-            q, k = (reference.rope(m, positions, c.rope.theta, c.rope.dim) for m in (q, k))
+            inverse = torch.from_numpy(inverse_frequencies(c.rope)).to(u.device)
+            q, k = (reference.rope(m, positions, inverse) for m in (q, k))
         k = torch.cat([state["key_cache"].to(k.dtype), k], dim=2)
         v = torch.cat([state["value_cache"].to(v.dtype), v], dim=2)
         if torch.is_grad_enabled() and k.shape[2] == u.shape[1]:
@@ -162,12 +164,18 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     def __init__(self, config: MlpConfig, d_model: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(d_model, config.d_intermediate, bias=config.bias)
+        self.config = config
+        if config.gated:
+            self.gate_proj = nn.Linear(d_model, config.d_intermediate, bias=config.bias)
         self.up_proj = nn.Linear(d_model, config.d_intermediate, bias=config.bias)
         self.down_proj = nn.Linear(config.d_intermediate, d_model, bias=config.bias)
 
     def forward(self, u: Tensor, state: State, position: int) -> tuple[Tensor, State]:
-        return self.down_proj(F.silu(self.gate_proj(u)) * self.up_proj(u)), {}
+        up = self.up_proj(u)
+        if self.config.gated:
+            return self.down_proj(F.silu(self.gate_proj(u)) * up), {}
+        tanh = self.config.form == "gelu_tanh"
+        return self.down_proj(F.gelu(up, approximate="tanh" if tanh else "none")), {}
 
 
 def build_mixer(

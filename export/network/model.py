@@ -22,15 +22,19 @@ class NetworkState:
 
 
 class Layer(nn.Module):
-    """x + mixer(norm(x)). The mixer's parameters sit directly under the layer's name."""
+    """x + mixer(norm(read)), read being x but in a parallel layer. The mixer's parameters sit
+    directly under the layer's name.
+    """
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.norm = Norm(config.norm, config.d_model)
         self.mixer = build_mixer(config.layers[index], config.d_model, config.norm.eps)
 
-    def forward(self, x: Tensor, state: State, position: int) -> tuple[Tensor, State]:
-        y, state = self.mixer(self.norm(x), state, position)
+    def forward(
+        self, x: Tensor, state: State, position: int, read: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        y, state = self.mixer(self.norm(x if read is None else read), state, position)
         return x + y, state
 
 
@@ -78,8 +82,10 @@ class Network(nn.Module):
         state = state or self.initial_state(tokens.shape[0])
         x = self.embedding(tokens)
         after = NetworkState(position=state.position + tokens.shape[1])
-        for layer, before in zip(self.layers, state.layers, strict=True):
-            x, layer_state = layer(x, before, state.position)
+        found = x  # the stream as the layer before found it
+        for index, (layer, before) in enumerate(zip(self.layers, state.layers, strict=True)):
+            read = found if self.config.parallel(index) else x
+            found, (x, layer_state) = x, layer(x, before, state.position, read)
             after.layers.append(layer_state)
         normed: Tensor = self.norm_f(x)
         return normed, after

@@ -13,7 +13,7 @@ from edge.config import Mamba1Config, Mamba2Config, Mixer, ModelConfig
 from edge.errors import ExportError
 from edge.export.quantize.how import Activation, Dynamic, Static, Table
 from edge.export.quantize.layer_plans import LayerPlanner
-from edge.export.quantize.names import inputs
+from edge.export.quantize.names import inputs, usual
 from edge.export.quantize.plan import (
     F16,
     F32,
@@ -133,10 +133,7 @@ class Mixture:
 
 def _value(layer: Mixer, name: str) -> str:
     """A table's name for a value → the graph's."""
-    reads = inputs(layer)
-    if name == "gated" and reads.get("out_proj") == "joined":
-        return "joined"
-    return name
+    return next((value for value in inputs(layer).values() if usual(value) == name), name)
 
 
 def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> Mixture:

@@ -12,7 +12,7 @@ from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, Mixer
 from edge.errors import ExportError
 from edge.export.quantize.groups import head_channel_scales, ssd_group_scales
 from edge.export.quantize.how import Dynamic, Static, Table
-from edge.export.quantize.names import inputs, layer_matrices, sources
+from edge.export.quantize.names import inputs, layer_matrices, sources, usual
 from edge.export.quantize.observers import scale_of
 from edge.export.quantize.plan import F32 as FLOATING
 from edge.export.quantize.plan import (
@@ -67,10 +67,9 @@ class LayerPlanner:
     def _product(self, matrix: str) -> Product:
         value = inputs(self.layer)[matrix]
         columns = layer_matrices(self.layer, self.d_model)[matrix][1]
-        wanted = storage(self.table, matrix, FLOATING)
+        wanted = storage(self.table, usual(matrix), FLOATING)
         kept = fitting(wanted, columns)
-        # a table speaks of what Mamba-2's out_proj reads by the name it usually has
-        how = activation(self.table, "gated" if value == "joined" else value)
+        how = activation(self.table, usual(value))
         if how is None or wanted.bits > 8:
             return Product(kept)
         if kept.bits > 8:

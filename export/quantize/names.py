@@ -6,6 +6,8 @@ from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, Mixer, Mode
 from edge.tensors import padded_head_dim
 
 Matrices = dict[str, tuple[int, int]]
+# What Mamba-2's out_proj reads beside an MLP; the MLP without a gate.
+_USUAL = {"joined": "gated", "activated": "gated", "up_proj": "gate_up_proj"}
 
 
 def layer_matrices(layer: Mixer, d_model: int) -> Matrices:
@@ -24,10 +26,9 @@ def layer_matrices(layer: Mixer, d_model: int) -> Matrices:
         wide = padded_head_dim(layer.head_dim)
         heads = layer.n_heads + 2 * layer.n_kv_heads
         return {"qkv_proj": (heads * wide, d_model), "o_proj": (d_model, layer.n_heads * wide)}
-    return {
-        "gate_up_proj": (2 * layer.d_intermediate, d_model),
-        "down_proj": (d_model, layer.d_intermediate),
-    }
+    wide = layer.d_intermediate
+    up = {"gate_up_proj": (2 * wide, d_model)} if layer.gated else {"up_proj": (wide, d_model)}
+    return up | {"down_proj": (d_model, wide)}
 
 
 def inputs(layer: Mixer) -> dict[str, str]:
@@ -38,7 +39,14 @@ def inputs(layer: Mixer) -> dict[str, str]:
         return {"in_proj": "normed", "out_proj": "joined" if layer.d_mlp else "gated"}
     if isinstance(layer, AttentionConfig):
         return {"qkv_proj": "normed", "o_proj": "attended_time"}
-    return {"gate_up_proj": "normed", "down_proj": "gated"}
+    if layer.gated:
+        return {"gate_up_proj": "normed", "down_proj": "gated"}
+    return {"up_proj": "normed", "down_proj": "activated"}
+
+
+def usual(name: str) -> str:
+    """The name that a recipe's table has for a matrix or value of a layer in a rarer form."""
+    return _USUAL.get(name, name)
 
 
 def sources(matrix: str) -> tuple[str, ...]:

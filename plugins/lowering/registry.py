@@ -9,6 +9,7 @@ from edge.plugins.lowering import (
     conv,
     embed,
     gated_norm,
+    gelu,
     hadamard,
     linear,
     linear_bits,
@@ -26,7 +27,7 @@ from edge.plugins.lowering import (
 from edge.plugins.lowering.context import Lower
 
 _MODULES = (
-    attention, conv, embed, gated_norm, hadamard, linear, linear_bits, linear_conv, linear_int4,
-    linear_int8, norm, rope, rounding, rows, scan, scan_heads, views,
+    attention, conv, embed, gated_norm, gelu, hadamard, linear, linear_bits, linear_conv,
+    linear_int4, linear_int8, norm, rope, rounding, rows, scan, scan_heads, views,
 )  # fmt: skip
 LOWER: Mapping[str, Lower] = {op: lower for each in _MODULES for op, lower in each.LOWER.items()}

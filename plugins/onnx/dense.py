@@ -178,3 +178,11 @@ SILU_GATE = """
     gate = Mul(z, open)
     y = Mul(x, gate)
 """
+
+GELU = """
+    y = Gelu<approximate="none">(x)
+"""
+
+GELU_TANH = """
+    y = Gelu<approximate="tanh">(x)
+"""

@@ -32,6 +32,8 @@ _STANDARD = {
     "GatedRMSNorm": dense.GATED_RMS_NORM,
     "GatedRMSNorm_1": dense.GATED_RMS_NORM_1,
     "SiluGate": dense.SILU_GATE,
+    "Gelu": dense.GELU,
+    "GeluTanh": dense.GELU_TANH,
     "CausalConv1d": recurrent.CAUSAL_CONV1D,
     "SelectiveScan": recurrent.SELECTIVE_SCAN,
     "SelectiveScanHeads": recurrent.SELECTIVE_SCAN_HEADS,

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def rope(x: Tensor, positions: Tensor, theta: float, dim: int) -> Tensor:
-    """Rotate the first `dim` values of each head, half against half (RoFormer, equation 34).
+def rope(x: Tensor, positions: Tensor, inverse: Tensor) -> Tensor:
+    """Rotate the first values of each head, half against half (RoFormer, equation 34).
 
-    x [B, heads, T, P]; positions [T] or [B, T], integer.
+    x [B, heads, T, P]; positions [T] or [B, T], integer; inverse frequencies f32 [dim/2], of
+    `edge.rope`.
     """
-    inverse = theta ** (-torch.arange(0, dim, 2, dtype=torch.float32, device=x.device) / dim)
     angle = positions.float()[..., None] * inverse
     angle = angle if angle.dim() == 2 else angle[:, None]
     return rope_tables(x, angle.cos().to(x.dtype), angle.sin().to(x.dtype))

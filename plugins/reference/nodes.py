@@ -71,6 +71,14 @@ def _silu_gate(a: Attributes, x: Tensor, z: Tensor) -> Outputs:
     return (x * F.silu(z),)
 
 
+def _gelu(a: Attributes, x: Tensor) -> Outputs:
+    return (F.gelu(x),)
+
+
+def _gelu_tanh(a: Attributes, x: Tensor) -> Outputs:
+    return (F.gelu(x, approximate="tanh"),)
+
+
 def _causal_conv1d(
     a: Attributes,
     x: Tensor,
@@ -207,6 +215,8 @@ FLOATING: dict[str, Adapter] = {
     "AddLayerNorm": _add_layer_norm,
     "GatedRMSNorm": _gated_rms_norm,
     "SiluGate": _silu_gate,
+    "Gelu": _gelu,
+    "GeluTanh": _gelu_tanh,
     "CausalConv1d": _causal_conv1d,
     "SelectiveScan": scan_node,
     "SelectiveScanHeads": scan_heads_node,

@@ -24,6 +24,7 @@ from edge.launch import (
     LaunchPlan,
     Sizes,
 )
+from edge.rope import powers
 from edge.runtime.cuda import taps
 from edge.runtime.cuda.device import Bytes
 from edge.runtime.cuda.ledger import Step
@@ -58,7 +59,12 @@ class Sources:
 
     def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
-        self._inverses = [_inverse(theta, dim) for theta, dim in plan.rotations]
+        self._inverses = [
+            np.array(plan.inverses[f"rope{index}"], np.float32)
+            if theta == 0
+            else powers(theta, dim)
+            for index, (theta, dim) in enumerate(plan.rotations)
+        ]
         self._fill: dict[str, Callable[[Array, Run], None]] = {
             "run": _fields,
             "tokens": _tokens,
@@ -99,18 +105,13 @@ class Sources:
     def _turned(
         self, function: Callable[[Array], Array], index: int
     ) -> Callable[[Array, Run], None]:
-        """cos or sin of position · theta^(-2i/dim), in fp32 as the graph computes it."""
+        """cos or sin of position · inverse frequency, in fp32 as the graph computes it."""
 
         def fill(array: Array, run: Run) -> None:
             column = positions(run.step).astype(np.float32)[:, None]
             array[:] = function(column * self._inverses[index]).ravel()
 
         return fill
-
-
-def _inverse(theta: float, dim: int) -> Array:
-    exponents = -np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    return np.power(np.float32(theta), exponents)
 
 
 def positions(step: Step) -> NDArray[np.int64]:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from edge.export.checkpoint.families import bamba, mamba, mamba2, mambabyte
+from edge.export.checkpoint.families import (
+    bamba,
+    gpt_neox,
+    llama,
+    mamba,
+    mamba2,
+    mambabyte,
+    mistral,
+)
 from edge.export.checkpoint.families.base import Family
 
 # In order: the first that claims a checkpoint reads it. MambaByte's state-spaces layout differs
@@ -12,6 +20,9 @@ FAMILIES: tuple[Family, ...] = (
     mamba.FAMILY,
     mamba2.FAMILY,
     bamba.FAMILY,
+    gpt_neox.FAMILY,
+    llama.FAMILY,
+    mistral.FAMILY,
 )
 
 __all__ = ["FAMILIES", "Family"]

@@ -1,0 +1,38 @@
+"""Angles a token of the rotary embedding, as every engine computes them: in fp32."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.config import RopeConfig, RopeScaling
+
+F32 = NDArray[np.float32]
+
+
+def powers(theta: float, dim: int) -> F32:
+    """theta^(-2i/dim), [dim/2] (RoFormer, arXiv 2104.09864, equation 15)."""
+    exponents = -np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    found: F32 = np.power(np.float32(theta), exponents)
+    return found
+
+
+def inverse_frequencies(rope: RopeConfig) -> F32:
+    """What a position is multiplied by to be an angle, [dim/2]."""
+    inverse = powers(rope.theta, rope.dim)
+    if rope.scaling is None:
+        return inverse
+    if rope.scaling.kind == "linear":
+        return inverse / np.float32(rope.scaling.factor)
+    return _llama3(inverse, rope.scaling)
+
+
+def _llama3(inverse: F32, scaling: RopeScaling) -> F32:
+    """Llama 3.1's: meta-llama/llama-models, models/llama3/model.py, apply_scaling."""
+    turns = np.float32(scaling.original_context) * inverse / np.float32(2 * math.pi)
+    low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
+    share = np.clip((turns - low) / (high - low), np.float32(0), np.float32(1))
+    changed: F32 = inverse * (share + (1 - share) / np.float32(scaling.factor))
+    return changed

@@ -1,0 +1,112 @@
+"""GPT-NeoX and Pythia: attention and an MLP with GELU, side by side or one after the other.
+
+Source: transformers 5.23 models/gpt_neox, `GPTNeoXForCausalLM`. A block is x + attention(norm(x)) +
+mlp(norm'(x)) where `use_parallel_residual`. Its joined matrix has the query, key and value rows of
+a head next to each other.
+"""
+
+from __future__ import annotations
+
+from edge.config import AttentionConfig, MlpConfig, ModelConfig, NormConfig
+from edge.export.checkpoint.families import transformer
+from edge.export.checkpoint.families.base import Family, is_transformers
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "gpt_neox"
+ROTATED = 0.25
+_OWN = {
+    "attention_bias", "attention_probs_dropout_prob", "classifier_dropout", "hidden_dropout",
+    "hidden_dropout_prob", "layer_norm_eps", "rotary_emb_base", "rotary_pct",
+    "use_parallel_residual",
+}  # fmt: skip
+_GELU = {
+    "gelu": "gelu", "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+}  # fmt: skip
+# Masks and tables that older files carry.
+_BUFFERS = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+
+
+def claims(fields: Fields) -> bool:
+    return is_transformers(fields, NAME, "GPTNeoXForCausalLM")
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    transformer.known_only(fields, _OWN)
+    blocks = fields.integer("num_hidden_layers", high=transformer.MAX_BLOCKS)
+    config = fields.build(
+        ModelConfig,
+        family=NAME,
+        vocab_size=fields.integer("vocab_size"),
+        d_model=fields.integer("hidden_size"),
+        layers=[_attention(fields), _mlp(fields)] * blocks,
+        norm=fields.build(NormConfig, kind="layernorm", eps=fields.epsilon("layer_norm_eps", 1e-5)),
+        tie_embeddings=fields.boolean("tie_word_embeddings", False),
+        max_context=fields.integer("max_position_embeddings", 2048),
+    )
+    return _place(config, blocks)
+
+
+def _attention(fields: Fields) -> AttentionConfig:
+    heads = fields.integer("num_attention_heads", 64)
+    size = transformer.head_dim(fields, heads)
+    bias = fields.boolean("attention_bias", True)
+    share = fields.number("rotary_pct", ROTATED)
+    return fields.build(
+        AttentionConfig,
+        n_heads=heads,
+        n_kv_heads=heads,
+        head_dim=size,
+        rope=transformer.rope(fields, size, base="rotary_emb_base", share=share),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+
+
+def _mlp(fields: Fields) -> MlpConfig:
+    form = _GELU.get(str(fields.values.get("hidden_act", "gelu")))
+    if form is None:
+        fields.refuse("hidden_act", f"is none of {', '.join(_GELU)}", transformer.UNSUPPORTED)
+    return fields.build(
+        MlpConfig,
+        d_intermediate=fields.integer("intermediate_size"),
+        bias=True,
+        form=form,
+        parallel=fields.boolean("use_parallel_residual", True),
+    )
+
+
+def _place(config: ModelConfig, blocks: int) -> Layout:
+    # the head has had two names
+    layout = Layout(
+        config,
+        ignored=lambda name: name.endswith(_BUFFERS),
+        rename=lambda name: "embed_out.weight" if name == "lm_head.weight" else name,
+    )
+    for block in range(blocks):
+        ours, theirs = f"layers.{2 * block}", f"gpt_neox.layers.{block}"
+        attention = config.layers[2 * block]
+        assert isinstance(attention, AttentionConfig)
+        layout.place_norm(f"{ours}.norm", f"{theirs}.input_layernorm")
+        for kind in ("weight", "bias") if attention.qkv_bias else ("weight",):
+            names = tuple(f"{ours}.{which}_proj.{kind}" for which in "qkv")
+            source = f"{theirs}.attention.query_key_value.{kind}"
+            layout.place_heads(names, source, attention.head_dim)
+            layout.place(f"{ours}.o_proj.{kind}", f"{theirs}.attention.dense.{kind}")
+        layout.place_layer(
+            2 * block + 1,
+            norm=f"{theirs}.post_attention_layernorm",
+            mixer=f"{theirs}.mlp",
+            rename={"up_proj": "dense_h_to_4h", "down_proj": "dense_4h_to_h"},
+        )
+    layout.place_ends(
+        embedding="gpt_neox.embed_in.weight",
+        norm_f="gpt_neox.final_layer_norm",
+        lm_head="embed_out.weight",
+    )
+    return layout
+
+
+FAMILY = Family(NAME, "model_type gpt_neox", claims, read)

@@ -1,0 +1,32 @@
+"""Mistral: Llama's blocks without biases, whose attention may look back a window of tokens only.
+
+Source: transformers 5.23 models/mistral, `MistralForCausalLM`. A context that ends where the window
+does never slides: in it the model is Llama's, so that is the context it gets.
+"""
+
+from __future__ import annotations
+
+from edge.export.checkpoint.families import llama, transformer
+from edge.export.checkpoint.families.base import Family, is_transformers
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "mistral"
+WINDOW = 4096  # the class's default: only null is no window
+_OWN = {"head_dim", "num_key_value_heads", "rms_norm_eps", "rope_theta", "sliding_window"}
+
+
+def claims(fields: Fields) -> bool:
+    return is_transformers(fields, NAME, "MistralForCausalLM")
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    transformer.known_only(fields, _OWN)
+    context = fields.integer("max_position_embeddings", 1 << 17)
+    if "sliding_window" in fields or "sliding_window" not in fields.values:
+        context = min(context, fields.integer("sliding_window", WINDOW))
+    return llama.read_blocks(fields, NAME, kv_heads=8, eps=1e-6, context=context)
+
+
+FAMILY = Family(NAME, "model_type mistral", claims, read)
