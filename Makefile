@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: chat test jetpack6 lint types layers bench clean
+.PHONY: chat test jetpack6 aarch64 lint types layers bench plugins clean
 
 chat: $(VENV)/.runtime
 	@$(BIN)/edge-chat
@@ -18,6 +18,10 @@ test: $(VENV)/.dev $(VENV)/.oldest
 jetpack6: .venv310/.runtime
 	.venv310/bin/python tests/oldest_runtime.py
 
+# the runtime on an emulated aarch64: two minutes, needs Debian and qemu-user
+aarch64: $(VENV)/.runtime
+	tests/aarch64/run.sh $(ARGS)
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -30,6 +34,14 @@ layers: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m edge.apps.bench $(ARGS)
+
+# TensorRT's plugin library, and the host that its tests drive it by (docs/tensorrt-plugins.md):
+# make plugins TENSORRT_INCLUDE=/usr/include/aarch64-linux-gnu [CUDA_INCLUDE=…]
+CMAKE ?= cmake
+plugins:
+	@$(CMAKE) -S plugins/tensorrt -B build/tensorrt -DEDGE_TENSORRT_HOST=ON \
+		-DTENSORRT_INCLUDE="$(TENSORRT_INCLUDE)" -DCUDA_INCLUDE="$(CUDA_INCLUDE)"
+	@$(CMAKE) --build build/tensorrt
 
 clean:
 	rm -rf $(VENV) .venv310 build dist *.egg-info

@@ -1,0 +1,19 @@
+"""Names of the plugin library's creators (`src/ops.inc`): one for each device op."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge.ops.device import DEVICE_OPS
+
+OPS_INC = Path(__file__).with_name("src") / "ops.inc"
+
+
+def ops_inc() -> str:
+    """What `src/ops.inc` has to be."""
+    head = "// Written by `python -m edge.plugins.tensorrt.creators` from edge/ops/device.py.\n"
+    return head + "".join(f"EDGE_OP({name})\n" for name in sorted(DEVICE_OPS))
+
+
+if __name__ == "__main__":
+    OPS_INC.write_text(ops_inc(), encoding="utf-8")
