@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge.apps.units import kernel_line, megabytes
-from edge.bundle.kernels import sizes
+from edge.apps.units import kernel_line, megabytes, tensorrt_line
+from edge.bundle.kernels import DEVICE_GRAPH_FILE, sizes
 from edge.errors import ExportError, InputError
 
 if TYPE_CHECKING:
@@ -176,6 +176,7 @@ def describe(summary: ExportSummary) -> str:
     kinds = [layer.kind for layer in manifest.model.layers]
     layers = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     bundle = sum(entry.size for entry in manifest.files)
+    graph = manifest.entry(DEVICE_GRAPH_FILE)
     lines = [
         f"{summary.path}",
         f"  family      {manifest.model.family}: {layers}",
@@ -185,6 +186,7 @@ def describe(summary: ExportSummary) -> str:
         f"  tokenizer   {manifest.tokenizer.kind}, {manifest.tokenizer.vocab_size} tokens",
         f"  accuracy    {summary.accuracy}",
         f"  kernels     {kernel_line(sizes(manifest), summary.unplanned)}",
+        f"  tensorrt    {tensorrt_line(graph.size if graph else None, summary.unbuildable)}",
         f"talk to it: edge-chat {summary.path}",
         summary.verdict,
     ]

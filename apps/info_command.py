@@ -11,9 +11,9 @@ from edge.apps import info_launches, info_memory
 from edge.apps.boards import BOARDS, sized
 from edge.apps.boards import board as named
 from edge.apps.exits import REFUSED
-from edge.apps.units import kernel_line, megabytes
+from edge.apps.units import kernel_line, megabytes, tensorrt_line
 from edge.bundle import Bundle, open_bundle
-from edge.bundle.kernels import PLAN, open_kernels, open_plan
+from edge.bundle.kernels import DEVICE_GRAPH, PLAN, open_kernels, open_plan
 from edge.bundle.kernels import sizes as kernel_sizes
 from edge.errors import InputError
 from edge.tensors import parameters
@@ -128,6 +128,10 @@ def describe(facts: dict[str, Any]) -> str:
         "kernels": kernel_line(
             {name: (found["kernels"], found["bytes"]) for name, found in facts["kernels"].items()},
             None if PLAN in facts["graphs"] else "made by an older version, or none is possible",
+        ),
+        "tensorrt": tensorrt_line(
+            facts["files"].get(facts["graphs"].get(DEVICE_GRAPH)),
+            "made by an older version, or none is possible",
         ),
         "accuracy": _figures(facts["accuracy"]),
         "source": facts["provenance"]["source"],

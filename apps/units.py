@@ -22,3 +22,10 @@ def kernel_line(sizes: Mapping[str, tuple[int, int]], unplanned: str | None) -> 
     if not sizes:
         return "none, but the plan to compile them from (edge export --target)"
     return ", ".join(f"{sm}: {n} in {megabytes(size)}" for sm, (n, size) in sizes.items())
+
+
+def tensorrt_line(size: int | None, why: str | None) -> str:
+    """What TensorRT finds in a bundle: a graph of `size` bytes, or `why` there is none."""
+    if size is not None:
+        return f"a graph of {megabytes(size)} to build an engine from"
+    return f"no graph: {why or 'the kernels it would run are not there'}"

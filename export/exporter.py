@@ -47,6 +47,7 @@ class ExportSummary:
         verdict: one line: recipe, size, perplexity before and after.
         notice: what the user should know before using it, or None.
         unplanned: why it has no launch plan for the CUDA engine, or None.
+        unbuildable: why it has one, but no graph for TensorRT, or None.
     """
 
     path: Path
@@ -57,6 +58,7 @@ class ExportSummary:
     verdict: str
     notice: str | None = None
     unplanned: str | None = None
+    unbuildable: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -139,13 +141,13 @@ def export_checkpoint(
         template = _copy_text(source, writer, copies)
         report("checking", 0.65)
         check_graph(writer.folder)
-        plan = add_plan(writer, GRAPH_FILE, architectures)
+        planned = add_plan(writer, GRAPH_FILE, architectures)
         accuracy: dict[str, Any] = {"skipped": "verification was switched off"}
         if verify:
             accuracy = judge(
                 source, prepared, mixed.rounds_activations, writer.folder, reads, report
             )
-        added = add_kernels(writer, plan, architectures, report, (0.9, 0.97))
+        added = add_kernels(writer, planned, architectures, report, (0.9, 0.97))
         report("hashing", 0.97)
         manifest = writer.finish(
             created_by=f"edge {edge.__version__}",
@@ -173,6 +175,7 @@ def export_checkpoint(
             verdict=f"{size_line(manifest, count)}; {perplexity_line(accuracy)}",
             notice=text_files.without_tokenizer(reads, source.config),
             unplanned=added.unplanned,
+            unbuildable=added.unbuildable,
         )
 
 

@@ -1,16 +1,17 @@
-"""A bundle's launch plan, and its kernels for the architectures that are asked for."""
+"""A bundle's launch plan, its device graph, and kernels for the architectures asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edge.bundle import BundleWriter
-from edge.bundle.kernels import PLAN, PLAN_FILE, index_file
+from edge.bundle.kernels import DEVICE_GRAPH, DEVICE_GRAPH_FILE, PLAN, PLAN_FILE, index_file
 from edge.export.planning import Progress
 from edge.launch import LaunchPlan
 from edge.plugins.compiler.aot import compile_variants, triton_version
 from edge.plugins.lowering.plan import LoweringError, lower
+from edge.plugins.tensorrt.graph import device_graph
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,16 @@ class Added:
     """What was written: `graphs` and `kernels` go into the manifest.
 
     Attributes:
-        unplanned: why there is no plan, or None.
+        plan: the launch plan, if there is one.
+        unplanned: why there is none, or None.
+        unbuildable: why there is a plan, but no graph for TensorRT, or None.
     """
 
+    plan: LaunchPlan | None = None
     graphs: dict[str, str] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
     unplanned: str | None = None
+    unbuildable: str | None = None
 
 
 def check_can_compile(architectures: Sequence[int]) -> None:
@@ -32,24 +37,31 @@ def check_can_compile(architectures: Sequence[int]) -> None:
         triton_version()
 
 
-def add_plan(writer: BundleWriter, graph: str, architectures: Sequence[int]) -> LaunchPlan | str:
-    """Lower the written graph to `graphs/cuda.json`; without one, why there is none.
+def add_plan(writer: BundleWriter, graph: str, architectures: Sequence[int]) -> Added:
+    """Lower the written graph to `graphs/cuda.json` and `graphs/tensorrt.onnx`, where they can be.
 
     Raises ExportError, where kernels are wanted, when no plan can be made.
     """
+    model = (writer.folder / graph).read_bytes()
     try:
-        plan = lower((writer.folder / graph).read_bytes(), writer.folder)
+        plan = lower(model, writer.folder)
     except LoweringError as problem:
         if architectures:
             raise
-        return str(problem)
+        return Added(unplanned=str(problem))
     writer.path(PLAN_FILE).write_bytes(plan.to_json())
-    return plan
+    graphs = {PLAN: PLAN_FILE}
+    try:
+        found = device_graph(model, writer.folder)
+    except LoweringError as problem:
+        return Added(plan, graphs, unbuildable=str(problem))
+    writer.path(DEVICE_GRAPH_FILE).write_bytes(found.SerializeToString(deterministic=True))
+    return Added(plan, graphs | {DEVICE_GRAPH: DEVICE_GRAPH_FILE})
 
 
 def add_kernels(
     writer: BundleWriter,
-    plan: LaunchPlan | str,
+    added: Added,
     architectures: Sequence[int],
     report: Progress,
     share: tuple[float, float],
@@ -58,20 +70,18 @@ def add_kernels(
 
     Raises ExportError: a kernel cannot be compiled.
     """
-    if isinstance(plan, str):
-        return Added(unplanned=plan)
+    if added.plan is None or not architectures:
+        return added
 
     def progress(done: int, total: int) -> None:
         left = 1 - done / max(1, total)
         report(f"kernels {done}/{total}", share[1] - (share[1] - share[0]) * left)
 
-    graphs, kernels = {PLAN: PLAN_FILE}, {}
-    if not architectures:
-        return Added(graphs)
-    for sm, made in compile_variants(plan.variants, architectures, progress).items():
+    kernels = {}
+    for sm, made in compile_variants(added.plan.variants, architectures, progress).items():
         index = writer.path(index_file(sm))
         index.write_bytes(made.index.to_json())
         for name, cubin in made.cubins.items():
             index.with_name(name).write_bytes(cubin)
         kernels[f"sm_{sm}"] = index_file(sm)
-    return Added(graphs, kernels)
+    return replace(added, kernels=kernels)

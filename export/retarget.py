@@ -1,4 +1,4 @@
-"""A finished bundle gets a launch plan and kernels; its weights and graph stay what they are."""
+"""A finished bundle gets what GPUs run; its weights and its graph stay what they are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge.bundle import Bundle, BundleWriter, Manifest, open_bundle
 from edge.bundle.hashing import blocks
-from edge.bundle.kernels import PLAN, PLAN_FILE
+from edge.bundle.kernels import DEVICE_GRAPH, DEVICE_GRAPH_FILE, PLAN, PLAN_FILE
 from edge.errors import BundleError
 from edge.export.exporter import ExportSummary, size_line
 from edge.export.kernels import Added, add_kernels, add_plan, check_can_compile
@@ -23,7 +23,7 @@ def add_targets(
     *,
     progress: Progress | None = None,
 ) -> ExportSummary:
-    """Write the bundle with this version's plan, and kernels for `architectures`, to `out`.
+    """Write the bundle with this version's plan and device graph, and kernels, to `out`.
 
     Kernels that it has for other architectures are made again for the plan. Files that stay are
     hard links where the file system allows, copies elsewhere; `out` may be the bundle itself.
@@ -48,8 +48,8 @@ def add_targets(
         for path in _kept(manifest):
             _carry(opened, path, writer.path(path))
         report("planning", 0.2)
-        plan = add_plan(writer, graph, wanted)
-        added = add_kernels(writer, plan, wanted, report, (0.3, 0.9))
+        planned = add_plan(writer, graph, wanted)
+        added = add_kernels(writer, planned, wanted, report, (0.3, 0.9))
         report("hashing", 0.9)
         written = writer.finish(**_fields(manifest, added))
         report("done", 1.0)
@@ -62,17 +62,18 @@ def add_targets(
             accuracy="what it was: the graph and the weights are the same",
             verdict=f"{size_line(written, count)}; weights as they were",
             unplanned=added.unplanned,
+            unbuildable=added.unbuildable,
         )
 
 
 def _kept(manifest: Manifest) -> list[str]:
-    made = (PLAN_FILE, *(f"kernels/{name}/" for name in manifest.kernels))
+    made = (PLAN_FILE, DEVICE_GRAPH_FILE, *(f"kernels/{name}/" for name in manifest.kernels))
     return [entry.path for entry in manifest.files if not entry.path.startswith(made)]
 
 
 def _fields(manifest: Manifest, added: Added) -> dict[str, object]:
     kept = {name: getattr(manifest, name) for name in Manifest.model_fields if name != "files"}
-    graphs = {name: path for name, path in manifest.graphs.items() if name != PLAN}
+    graphs = {n: path for n, path in manifest.graphs.items() if n not in (PLAN, DEVICE_GRAPH)}
     return kept | {"graphs": graphs | added.graphs, "kernels": added.kernels}
 
 

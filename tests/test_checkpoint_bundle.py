@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from edge.apps.cli import app
 from edge.bundle import BundleWriter, open_bundle
-from edge.bundle.kernels import PLAN_FILE
+from edge.bundle.kernels import DEVICE_GRAPH_FILE, PLAN_FILE
 from edge.errors import BundleError, CheckpointError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.exporter import export_checkpoint
@@ -120,7 +120,7 @@ def test_all_that_is_known_of_text_comes_along(family: str, made: Any, tmp_path:
     assert after.tokenizer == before.tokenizer
     assert after.generation == before.generation and after.generation.max_tokens == 77
     assert after.chat_template == before.chat_template
-    changed = (GRAPH_FILE, WEIGHT_FILE, PLAN_FILE)
+    changed = (GRAPH_FILE, WEIGHT_FILE, PLAN_FILE, DEVICE_GRAPH_FILE)
     texts = {entry for entry in before.files if entry.path not in changed}
     assert texts <= set(after.files)
     # what was trained, and which bundle of it was quantized

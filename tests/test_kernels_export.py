@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from onnx import ModelProto
 
 from edge.apps import cli
+from edge.apps.units import megabytes
 from edge.bundle import Manifest, open_bundle
-from edge.bundle.kernels import PLAN_FILE, index_file, open_kernels, open_plan
+from edge.bundle.kernels import (
+    DEVICE_GRAPH_FILE,
+    PLAN_FILE,
+    index_file,
+    open_kernels,
+    open_plan,
+)
 from edge.errors import BundleError, EdgeError, ExportError
 from edge.export import kernels as exporting
 from edge.export.exporter import export_checkpoint
@@ -21,6 +29,7 @@ from edge.export.retarget import add_targets
 from edge.launch import LaunchPlan
 from edge.plugins.compiler import pool
 from edge.plugins.lowering.plan import LoweringError, lower
+from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.model import EMBEDDED, resolve
 from tests import checkpoints
 from tests.int8_models import HYBRID, save_int8_bundle
@@ -98,7 +107,8 @@ def test_a_finished_bundle_keeps_its_weights(bundle: Path, tmp_path: Path) -> No
         assert os.path.samefile(bundle / entry.path, tmp_path / "out" / entry.path)
     changed = {"graphs", "kernels", "files"}
     assert after.model_dump(exclude=changed) == before.model_dump(exclude=changed)
-    assert after.graphs == before.graphs | {"cuda": PLAN_FILE}
+    made = {"cuda": PLAN_FILE, "tensorrt": DEVICE_GRAPH_FILE}
+    assert after.graphs == before.graphs | made
     shares = [share for _, share in stages]
     assert shares == sorted(shares) and shares[-1] == 1.0
     assert ("kernels 4/4", 0.9) in stages
@@ -190,9 +200,31 @@ def test_a_graph_without_kernels(
     monkeypatch.setattr(exporting, "lower", stand_in)
     summary = add_targets(bundle, tmp_path / "out")
     assert summary.unplanned == "layers.0.strange: no kernel runs Strange"
-    assert "cuda" not in manifest_of(tmp_path / "out").graphs
+    assert manifest_of(tmp_path / "out").graphs == manifest_of(bundle).graphs
     with pytest.raises(LoweringError, match="no kernel runs Strange"):
         add_targets(bundle, tmp_path / "more", [87])
+
+
+def test_a_plan_without_a_graph_of_plugins(
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What an export says where a device op takes less than its kernel does."""
+
+    def refuse(model: bytes, folder: Path) -> ModelProto:
+        raise LoweringError("reads some columns of 'wide' as x", field="layers.0.norm")
+
+    out = tmp_path / "out"
+    add_targets(bundle, out)
+    assert (out / DEVICE_GRAPH_FILE).is_file()
+    monkeypatch.setattr(exporting, "device_graph", refuse)
+    assert run(monkeypatch, "export", out, "-o", out, "--target", "cpu") == 0
+    said = capsys.readouterr().out
+    assert "tensorrt    no graph: layers.0.norm: reads some columns of 'wide' as x" in said
+    assert manifest_of(out).graphs == manifest_of(bundle).graphs | {"cuda": PLAN_FILE}
+    assert not (out / DEVICE_GRAPH_FILE).exists()
 
 
 def test_a_checkpoint_is_exported_with_kernels(
@@ -227,6 +259,8 @@ def test_the_command_line(
     lines = capsys.readouterr().out
     assert "  kernels     sm_87: 2 in " in lines and "sm_120: 2 in " in lines
     assert index_file(87) in lines and ".cubin" not in lines
+    size = (out / DEVICE_GRAPH_FILE).stat().st_size
+    assert f"tensorrt    a graph of {megabytes(size)} to build" in lines
     assert run(monkeypatch, "info", out, "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["kernels"] == told and facts["graphs"]["cuda"] == PLAN_FILE
@@ -276,11 +310,16 @@ def test_errors_are_the_packages_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_a_demonstration_has_the_plan_that_this_version_makes(name: str) -> None:
+def test_a_demonstration_has_the_graphs_that_this_version_makes(name: str) -> None:
     with open_bundle(resolve(name)) as bundle:
-        found = bundle.read(PLAN_FILE)
-        made = lower(bundle.read(bundle.manifest.graphs["ort"]), bundle.path).to_json()
+        model = bundle.read(bundle.manifest.graphs["ort"])
         again = f"edge export apps/bundles/{name} -o apps/bundles/{name} --target cpu"
+        found = bundle.read(PLAN_FILE)
+        made = lower(model, bundle.path).to_json()
         assert found == made, f"lowerings have changed; make the plan again: {again}"
         assert len(found) < 200_000
         open_plan(bundle)
+        found = bundle.read(DEVICE_GRAPH_FILE)
+        made = device_graph(model, bundle.path).SerializeToString(deterministic=True)
+        assert found == made, f"device ops have changed; make the graph again: {again}"
+        assert len(found) < 100_000

@@ -20,6 +20,9 @@ from edge.launch_checks import check_plan
 
 PLAN = "cuda"
 PLAN_FILE = "graphs/cuda.json"
+# the same as nodes of plugins, for TensorRT
+DEVICE_GRAPH = "tensorrt"
+DEVICE_GRAPH_FILE = "graphs/tensorrt.onnx"
 WEIGHT_FILE = "weights.bin"
 _LARGEST = 64 << 20
 

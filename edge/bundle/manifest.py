@@ -109,7 +109,7 @@ class Manifest(_Strict):
     # state tensors that are not fp32, by their name as a graph input
     state_dtypes: dict[str, Literal["int8", "float16"]] = {}
     opset: dict[str, int]
-    # `ort` for ONNX Runtime, `cuda` the launch plan
+    # `ort` for ONNX Runtime, `cuda` the launch plan, `tensorrt` the graph of plugins
     graphs: dict[Name, str]
     # indices of the plan's compiled kernels by architecture: {"sm_87": "kernels/sm_87/…"}
     kernels: dict[Name, str] = {}
