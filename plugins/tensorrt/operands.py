@@ -15,9 +15,6 @@ from edge.plugins.lowering.context import Lowering, Node, View
 from edge.plugins.lowering.rope import heads_of
 from edge.plugins.tensorrt.tensors import OUT
 
-# what the functional ops are steered by, and the device ops in another way
-_STEERED = ("taps", "kept_taps", "kept", "parents", "tree", "last_only", "ancestors")
-_NOT_THERE = ("last", "total", "bias")
 _LOGS = ("conv_in", "scan_x", "scan_dt", "scan_B")
 _LOW = {"x": "low_dt", "x_scale": "low_dt_scale"}
 _LOW |= {"weight": "dt_weight", "weight_scale": "dt_weight_scale"}
@@ -74,7 +71,7 @@ def operands(at: Lowering, node: Node) -> Operands:
 
 
 def _given(node: Node) -> dict[str, str]:
-    """The node's inputs by their names in the device statement; what steers is left out."""
+    """The node's inputs by their names in the device statement, where it has them."""
     names: list[str]
     if node.op in OPS:
         names = _names(node.op)
@@ -93,8 +90,7 @@ def _given(node: Node) -> dict[str, str]:
         names = [v.name for v in DEVICE_OPS[node.op].inputs]
     else:
         raise ExportError(f"{node.op} is no device op", field=node.name)
-    found = dict(zip(names, node.inputs, strict=True))
-    return {name: value for name, value in found.items() if name not in (*_STEERED, *_NOT_THERE)}
+    return dict(zip(names, node.inputs, strict=True))
 
 
 def _names(op: str) -> list[str]:
@@ -102,7 +98,10 @@ def _names(op: str) -> list[str]:
 
 
 def _steering(at: Lowering, given: dict[str, str]) -> dict[str, str]:
-    """What the host writes before a run, and the logs of a node with a state."""
+    """What the host writes before a run, and the logs of a node with a state.
+
+    Indices of the functional ops that have the same names steer in another way: these replace them.
+    """
     found = {name: name for name in ("run", "replay", "slots", "ancestors", "rows")}
     state = given.get("ssm_state") or given.get("conv_state")
     if state is not None:
