@@ -135,7 +135,9 @@ class _Graph:
         # the first plugin of an engine has the kernels of all of them
         carries = {} if self._functions else {"carries": 1}
         self._functions[found.op] = None
-        self._outputs |= dict.fromkeys(name for name in found.outputs if name.endswith(OUT))
+        # other values may be called so too, such as the sum behind a layer
+        self._outputs |= {f"{name}{OUT}": None for name in found.inputs
+                          if f"{name}{OUT}" in found.outputs}  # fmt: skip
         self._add(
             found.op,
             found.inputs,
