@@ -1,0 +1,82 @@
+"""The plugin library's decoders as a program that prints back what Python encoded."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from edge.launch import Size
+from edge.plugins.tensorrt.launches import NodeLaunches, Place
+
+_FOLDER = Path(__file__).parent
+_SOURCES = _FOLDER.parents[1] / "plugins" / "tensorrt" / "src"
+_PARTS = ("blob", "launches", "sha256", "sizes", "words")
+_OPTIONS = ("-std=c++17", "-O0", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion")
+_SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+@cache
+def _sanitized(compiler: str) -> bool:
+    command = [compiler, *_SANITIZED, "-x", "c++", "-", "-o", "/dev/null"]
+    return subprocess.run(command, input=b"int main(){}", capture_output=True).returncode == 0
+
+
+def compiled(folder: Path) -> Path:
+    """The program, made in `folder`, with sanitizers where the compiler has them."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("the plugin library needs Linux and a C++ compiler")
+    options = [*_OPTIONS, "-Werror", *(_SANITIZED if _sanitized(compiler) else ())]
+    sources = [str(_SOURCES / f"{part}.cpp") for part in _PARTS]
+    program = folder / "decode"
+    main = str(_FOLDER / "decoder" / "decode.cpp")
+    subprocess.run([compiler, *options, "-o", str(program), main, *sources], check=True)
+    return program
+
+
+def decoded(program: Path, kind: Literal["L", "B"], items: Iterable[bytes]) -> list[str]:
+    """What it prints of each: it must come to its end, whatever the bytes are."""
+    file = program.with_name("items")
+    data = (kind.encode() + struct.pack("<Q", len(item)) + item for item in items)
+    file.write_bytes(b"".join(data))
+    run = subprocess.run([str(program), str(file)], capture_output=True)
+    assert run.returncode == 0, run.stderr[-3000:].decode()
+    # of changed bytes, keys too
+    return run.stdout.decode(errors="replace").split("\n")[:-1]
+
+
+def text_of(launches: NodeLaunches) -> str:
+    """What it prints of these when it has understood them."""
+    parts: list[Any] = []
+    for given in launches.inputs:
+        parts += ["in", given.dtype, given.rank]
+    for made in launches.outputs:
+        parts += ["out", made.dtype, made.alias, *made.dims]
+    parts += [f"{name}={at[0]}.{at[1]}" for name, at in sorted(launches.symbols.items())]
+    parts += ["rows", launches.rows]
+    for buffer in launches.workspace:
+        parts += ["buffer", buffer.row_bytes, buffer.max_rows or 0]
+    for kernel in launches.kernels:
+        parts += ["kernel", kernel.key, kernel.threads]
+    for call in launches.calls:
+        parts += ["call", call.kernel, "grid", *map(_argument, call.grid)]
+        parts += map(_argument, call.arguments)
+    for program in launches.programs:
+        parts += ["tree" if program.tree else "chain", program.max_rows or 0, *program.calls]
+    return " ".join(map(str, parts))
+
+
+def _argument(argument: Place | Size | float) -> str:
+    if isinstance(argument, Place):
+        return f"{argument.space}.{argument.index}+{argument.at}"
+    if isinstance(argument, Size):
+        return f"{argument.times}*{argument.of}/{argument.per}"
+    return f"f{struct.unpack('<I', struct.pack('<f', argument))[0]}"

@@ -1,0 +1,213 @@
+"""What Python encodes, the plugin library reads; anything else is refused, never a crash."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import struct
+from pathlib import Path
+
+import onnx
+import pytest
+
+from edge.launch import CompiledKernel, Size
+from edge.plugins.lowering.plan import walked
+from edge.plugins.tensorrt import blob
+from edge.plugins.tensorrt.creators import OPS_INC, ops_inc
+from edge.plugins.tensorrt.launches import (
+    Buffer,
+    Call,
+    Input,
+    Kernel,
+    NodeLaunches,
+    NodeProgram,
+    Output,
+    Place,
+)
+from edge.plugins.tensorrt.nodes import DeviceNode, device_nodes
+from tests.tensorrt.decoding import compiled, decoded, text_of
+
+BUNDLES = Path(__file__).parents[2] / "apps" / "bundles"
+ROWS = Size(of="TB")
+SMALL = NodeLaunches(
+    inputs=(Input("f16", 3), Input("u8", 2), Input("i32", 2)),
+    outputs=(Output("f16", ("T", "B", 300)), Output("u8", (4, "S"), alias=1)),
+    symbols={"T": (0, 0), "B": (0, 1), "S": (1, 1), "A": (2, 0)},
+    rows="TB",
+    workspace=(Buffer(640, 16), Buffer(1 << 33, None)),
+    kernels=(Kernel("linear.step-0123456789abcdef", 128), Kernel("é", 1024)),
+    calls=(
+        Call(0, (ROWS, Size(times=3, of="S", per=7), Size()), (Place("input", 1, 1 << 40), -0.5)),
+        Call(1, (Size(times=0), ROWS, ROWS), (Place("workspace", 1), Place("output", 0), ROWS)),
+    ),
+    programs=(NodeProgram(True, 16, (1, 0)), NodeProgram(False, None, ())),
+)
+HEADER = 8
+NUMBERS = (0, 1, 2, 3, 8, 127, 128, 1 << 31, (1 << 48) + 1, (1 << 62) + 5, (1 << 63) - 1)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("decode"))
+
+
+def test_every_device_op_has_its_creator() -> None:
+    assert OPS_INC.read_text(encoding="utf-8") == ops_inc()
+
+
+def test_launches_are_read_as_they_were_written(program: Path) -> None:
+    every = [SMALL]
+    for bundle in ("demo", "demo-bytes"):
+        model = onnx.load(BUNDLES / bundle / "graphs/ort.onnx", load_external_data=False)
+        nodes = device_nodes(walked(model, BUNDLES / bundle))
+        every += [node.launches for node in nodes if isinstance(node, DeviceNode)]
+    assert len(every) > 50
+    expected = [text_of(launches) for launches in every]
+    assert decoded(program, "L", [launches.encode() for launches in every]) == expected
+    # onnx-tensorrt hands strings on with a zero behind them
+    assert decoded(program, "L", [SMALL.encode() + b"\0"]) == expected[:1]
+
+
+def _leb128(data: bytes) -> list[int]:
+    numbers, value, shift = [], 0, 0
+    for byte in data:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            numbers.append(value)
+            value, shift = 0, 0
+    return numbers
+
+
+def _written(numbers: list[int]) -> bytes:
+    out = bytearray()
+    for value in numbers:
+        while value > 0x7F:
+            out.append(value & 0x7F | 0x80)
+            value >>= 7
+        out.append(value)
+    return bytes(out)
+
+
+def _parts() -> tuple[list[int], bytes]:
+    """The numbers of SMALL, how many there are first, and its text."""
+    data = SMALL.encode()[HEADER:]
+    text = b"".join(kernel.key.encode() for kernel in SMALL.kernels)
+    numbers = _leb128(data[: -len(text)])
+    assert data.endswith(text) and numbers[0] == len(numbers) - 1
+    return numbers, text
+
+
+def test_launches_cut_short_are_refused(program: Path) -> None:
+    data = SMALL.encode()
+    cut = [data[:length] for length in range(len(data))]
+    for length, line in enumerate(decoded(program, "L", cut)):
+        assert line.startswith("refused: launches"), (length, line)
+    for more in (b"\1", b"\0\0", b"text"):
+        (line,) = decoded(program, "L", [data + more])
+        assert line == f"refused: launches: {len(more)} bytes too many"
+
+
+def test_changed_launches_are_refused_or_read_as_what_they_say(program: Path) -> None:
+    numbers, text = _parts()
+    changed = []
+    for at, value in itertools.product(range(len(numbers)), NUMBERS):
+        one = [*numbers]
+        one[at] = value
+        changed.append(SMALL.encode()[:HEADER] + _written(one) + text)
+    data = SMALL.encode()
+    for at, byte in itertools.product(range(len(data)), (0, 1, 0x7F, 0x80, 0xFF)):
+        changed.append(data[:at] + bytes([byte]) + data[at + 1 :])
+    lines = decoded(program, "L", changed)
+    assert len(lines) == len(changed)
+    same = text_of(SMALL)
+    differ = [line for one, line in zip(changed, lines, strict=True) if one != data]
+    assert same not in differ, "a change went unseen"
+    refused = sum(line.startswith("refused: ") for line in lines)
+    assert 0 < refused < len(lines)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"symbols": {"T": (0, 0), "B": (0, 1), "S": (1, 1)}}, ""),
+        ({"rows": "TX"}, "symbol X is no axis of an input"),
+        ({"symbols": {**SMALL.symbols, "A": (2, 2)}}, "symbol A is no axis of input 2"),
+        ({"symbols": {**SMALL.symbols, "A": (3, 0)}}, "there is no input 3, only 3"),
+        ({"outputs": (Output("f16", (4, "S"), alias=1),)}, "in place of input 1, which is of an"),
+        ({"outputs": (SMALL.outputs[1],) * 2}, "in place of input 1, as another is"),
+        ({"outputs": ()}, "there is no output 0, only 0"),
+        ({"programs": ()}, "a node without programs"),
+        ({"programs": (NodeProgram(False, None, (2,)),)}, "there is no launch 2, only 2"),
+        ({"kernels": SMALL.kernels[:1]}, "there is no kernel 1, only 1"),
+        ({"kernels": (Kernel("", 32), *SMALL.kernels)}, "a kernel has no key"),
+        ({"kernels": (Kernel("a", 1025),) * 2}, "a block's threads is 1025, not in 1 to 1024"),
+        ({"workspace": SMALL.workspace[:1]}, "there is no workspace buffer 1, only 1"),
+        ({"inputs": (Input("f16", 9), *SMALL.inputs[1:])}, "an input's rank is 9"),
+    ],
+)
+def test_launches_of_what_is_not_there_are_refused(
+    program: Path, change: dict[str, object], reason: str
+) -> None:
+    fields = {name: getattr(SMALL, name) for name in SMALL.__dataclass_fields__}
+    (line,) = decoded(program, "L", [NodeLaunches(**{**fields, **change}).encode()])
+    assert reason in line
+    assert line.startswith("refused: launches: ") == bool(reason)
+
+
+def _kernels() -> dict[str, tuple[CompiledKernel, bytes]]:
+    def one(symbol: str, shared: int, scratch: int, cubin: bytes) -> tuple[CompiledKernel, bytes]:
+        known = CompiledKernel(file="f", symbol=symbol, shared_bytes=shared, scratch=scratch)
+        return known, cubin
+
+    return {
+        "b.b-1": one("second", 1 << 17, 2, b"\x7fELF of b" * 5),
+        "a.a-0": one("first", 0, 0, b"\x7fELF"),
+        "c.c-2": one("third", 7, 8, b"\x7fELF of b" * 5),
+    }
+
+
+def _signed(body: bytes) -> bytes:
+    return blob.MAGIC + hashlib.sha256(body).digest() + body
+
+
+def test_kernels_are_read_as_they_were_packed(program: Path) -> None:
+    packed = blob.pack(87, _kernels())
+    parts = ["sm 87 id", blob.identity(packed)]
+    for key, (known, cubin) in sorted(_kernels().items()):
+        digest = hashlib.sha256(cubin).hexdigest()
+        parts += ["kernel", key, known.symbol, known.shared_bytes, known.scratch, digest]
+    assert decoded(program, "B", [packed]) == [" ".join(map(str, parts))]
+
+
+@pytest.mark.parametrize("size", [0, 1, 54, 55, 56, 63, 64, 65, 119, 120, 128, 100_003])
+def test_hashes_are_those_of_python(program: Path, size: int) -> None:
+    cubin = bytes(i * 7 % 251 for i in range(size)) + b"!"
+    known = CompiledKernel(file="f", symbol="s", shared_bytes=0, scratch=0)
+    (line,) = decoded(program, "B", [blob.pack(90, {"k": (known, cubin)})])
+    assert line.endswith(hashlib.sha256(cubin).hexdigest())
+
+
+def test_damaged_kernels_are_refused(program: Path) -> None:
+    packed = blob.pack(87, _kernels())
+    cut = [packed[:length] for length in range(len(packed))]
+    flipped = [
+        packed[:at] + bytes([packed[at] ^ 1]) + packed[at + 1 :] for at in range(len(packed))
+    ]
+    for line in decoded(program, "B", [*cut, *flipped, packed + b"\0"]):
+        assert line.startswith("refused: kernels "), line
+
+
+def test_kernels_whose_numbers_are_wrong_are_refused_or_read(program: Path) -> None:
+    """Whoever can write the hash can write what it is of: no number leads out of the bytes."""
+    body = blob.pack(87, _kernels())[blob.HEADER :]
+    count = 1 + struct.unpack_from("<q", body)[0]
+    changed = []
+    for at, value in itertools.product(range(count), (*NUMBERS, -1, -(1 << 63), len(body))):
+        one = bytearray(body)
+        struct.pack_into("<q", one, 8 * at, value)
+        changed.append(_signed(bytes(one)))
+    changed += [_signed(body[: 8 * length]) for length in range(count)]
+    lines = decoded(program, "B", changed)
+    assert len(lines) == len(changed)
+    assert sum(line.startswith("refused: kernels") for line in lines) > len(lines) // 2
