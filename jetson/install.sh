@@ -167,6 +167,8 @@ make_environment() {
 install_runtime() {
   local what
   local -a pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+  # setuptools would pack modules that an earlier build left in build/lib
+  [ ! -d "$checkout/build/lib" ] || run rm -rf "$checkout/build/lib"
   what="file://$(realpath "${wheel:-$checkout}")"
   run "${pip[@]}" --constraint "$here/constraints-jp$jetpack.txt" "mamba-edge[cuda,server] @ $what"
   # pip keeps what is installed where a wheel has the same version

@@ -2,8 +2,10 @@
 
     python tests/oldest_runtime.py            checks the three embedded bundles
     python tests/oldest_runtime.py --logits   prints their logits, to be compared across versions
+    python tests/oldest_runtime.py --answers  prints what they answer, to be compared across machines
 
-`tests/test_oldest_runtime.py` runs it; `make jetpack6` runs it under Python 3.10.
+`tests/test_oldest_runtime.py` runs it; `make jetpack6` runs it under Python 3.10, `make aarch64` on
+an emulated aarch64.
 """
 
 from __future__ import annotations
@@ -30,6 +32,14 @@ def logits(name: str) -> np.ndarray:
         ids = model.tokenizer.encode(TEXT)[:24]
         state = model.engine.new_state(window=len(ids))
         return np.array(model.engine.run(np.array([ids]), state, rows="all")[0])
+
+
+def answer(name: str) -> str:
+    """The greedy answer to, or continuation of, a short greeting."""
+    with edge.load(name, threads=1) as model:
+        session = model.session(seed=1)
+        say = session.generate if model.template is None else session.chat
+        return "".join(say("Hello, how are you?", max_tokens=40, temperature=0))
 
 
 def check(name: str) -> None:
@@ -86,6 +96,9 @@ def near(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
 def main() -> None:
     if "--logits" in sys.argv:
         print(json.dumps({name: logits(name)[-1].tolist() for name in EMBEDDED}))
+        return
+    if "--answers" in sys.argv:
+        print(json.dumps({name: answer(name) for name in EMBEDDED}))
         return
     for name in EMBEDDED:
         check(name)

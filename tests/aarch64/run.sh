@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# The runtime on aarch64, on a machine that is none: qemu's user mode emulates the instructions of a
+# Cortex-A76 (those of an Orin's Cortex-A78AE), with Debian's Python and the wheels of PyPI.
+#
+#   tests/aarch64/run.sh [--tests] [FOLDER]     about two minutes on Debian, 250 MB in FOLDER (build/aarch64)
+#
+# It shows that the wheels are there, that their code runs, and that answers are those of this machine.
+# Nothing of speed, of a GPU or of a Jetson's system. --tests also runs tests that need no torch
+# (three minutes more). Needs qemu-aarch64 (apt: qemu-user), apt-get of Debian and Python with pip.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+more=no
+if [ "${1:-}" = --tests ]; then
+  more=yes
+  shift
+fi
+folder=$(mkdir -p "${1:-build/aarch64}" && realpath "${1:-build/aarch64}")
+root=$folder/root
+python=${PYTHON:-python3}
+[ -x .venv/bin/python ] && python=${PYTHON:-.venv/bin/python}
+export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
+
+absent() {
+  echo "not run: $1" >&2
+  exit 3
+}
+
+# Debian's Python for arm64, unpacked and not installed: this machine's packages stay as they are
+fetch_python() {
+  local apt=$folder/apt package cpu
+  local -a options=(-o APT::Architecture=arm64 -o APT::Architectures=arm64 -o "Dir::State=$apt"
+    -o "Dir::State::Status=$apt/status" -o "Dir::Cache=$apt" -o APT::Sandbox::User="$(id -un)")
+  mkdir -p "$apt/lists/partial" "$apt/archives/partial"
+  : >"$apt/status"
+  apt-get "${options[@]}" -qq update || absent "no list of arm64 packages is to be had"
+  apt-get "${options[@]}" -qq install -y --no-install-recommends --download-only python3 libstdc++6 \
+    || absent "Debian's Python for arm64 is not to be had"
+  rm -rf "$root.making"
+  for package in "$apt"/archives/*.deb; do
+    dpkg-deb -x "$package" "$root.making"
+  done
+  # onnxruntime asks what CPU there is, and ends when told of an x86 one
+  mkdir -p "$root.making/proc"
+  for ((cpu = 0; cpu < $(getconf _NPROCESSORS_CONF); cpu++)); do
+    printf '%s\t: %s\n' processor $cpu 'CPU implementer' 0x41 'CPU architecture' 8 \
+      'CPU variant' 0x0 'CPU part' 0xd42 'CPU revision' 1
+    echo
+  done >"$root.making/proc/cpuinfo"
+  rm -rf "$apt"
+  mv "$root.making" "$root"
+}
+
+# wheels for that Python into a folder: fetch_wheels FOLDER PIP-ARGUMENTS…
+fetch_wheels() {
+  local to=$1
+  shift
+  [ -d "$to" ] && return
+  rm -rf "$to.making"
+  "$python" -m pip install --quiet --disable-pip-version-check --target "$to.making" \
+    --no-warn-conflicts --only-binary=:all: --implementation cp --python-version "$version" \
+    --platform manylinux_2_28_aarch64 --platform manylinux_2_27_aarch64 \
+    --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 "$@"
+  mv "$to.making" "$to"
+}
+
+emulated() {
+  local packages=$1
+  shift
+  PYTHONPATH=$packages qemu-aarch64 -cpu cortex-a76 -L "$root" "$root/usr/bin/python$version" "$@"
+}
+
+command -v qemu-aarch64 >/dev/null || absent "no qemu-aarch64: apt install qemu-user"
+grep -qs '^ID=debian' /etc/os-release || absent "only Debian's apt has arm64 beside this machine's packages"
+[ -d "$root" ] || fetch_python
+interpreter=$(find "$root/usr/bin" -name 'python3.*[0-9]' -type f | head -n 1)
+version=${interpreter##*python}
+mapfile -t needs < <("$python" -c 'import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")')
+
+here=$("$python" tests/oldest_runtime.py --answers)
+for jetpack in 6 7; do
+  fetch_wheels "$folder/jp$jetpack" --constraint "jetson/constraints-jp$jetpack.txt" "${needs[@]}"
+  emulated "$folder/jp$jetpack" tests/oldest_runtime.py
+  there=$(emulated "$folder/jp$jetpack" tests/oldest_runtime.py --answers)
+  if [ "$here" != "$there" ]; then
+    printf 'answers differ:\n%s\n%s\n' "$here" "$there" >&2
+    exit 1
+  fi
+  echo "ok: with JetPack $jetpack's pins on aarch64, greedy answers are those of $(uname -m)"
+done
+[ "$more" = yes ] || exit 0
+fetch_wheels "$folder/pytest" pytest hypothesis
+emulated "$folder/jp7:$folder/pytest" -m pytest -q --noconftest -p no:cacheprovider \
+  tests/test_{bundle,profile_statistics,sampling,speculate_accept,state_ring,text_stream,text_tokenizer}.py
