@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -197,6 +197,17 @@ class CoreDevice:
             if answer[0]:
                 self._faults.check(answer, _launching(kernel, grid))
         self._keep(kernel)
+
+    def enqueue(self, work: Callable[[int], object]) -> None:
+        """See `Device.enqueue`. The caller keeps alive what the work uses."""
+        with self._turns:
+            work(int(self._place.handle))
+
+    def keep(self, holder: Any, objects: list[Any]) -> None:
+        """Drop another library's `objects`, made in this device's context, when `holder` dies and
+        the stream is idle.
+        """
+        self._turns.keep(holder, objects)
 
     # -- graphs ----------------------------------------------------------------------------------
 

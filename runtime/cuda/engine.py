@@ -99,7 +99,7 @@ class CudaEngine:
 
         Raises StateError without memory, EngineError for sizes that this engine cannot run.
         """
-        self.executor.check(self.runs(state.layout, state.window), state.layout)
+        self.executor.check(self.runs(state.layout, state.window))
         try:
             state.workspace = Workspace(self, state)
         except EngineError as problem:
@@ -123,9 +123,8 @@ class CudaEngine:
                 plan=self.plan,
                 executor=self.executor,
                 chunk=self.chunk,
-                batch=layout.batch,
+                layout=layout,
                 window=window,
-                capacity=layout.capacity,
                 vocab=self.config.vocab_size,
             )
         return self._runs[key]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edge.launch import Buffer
 from edge.runtime.cuda.arena import Arena
+from edge.runtime.cuda.device import Memory
 from edge.runtime.cuda.ledger import Step
-from edge.runtime.layout import StateLayout
 
 if TYPE_CHECKING:
     from edge.runtime.cuda.runs import Key, Runs
@@ -24,11 +24,13 @@ class Places(NamedTuple):
     Attributes:
         inputs, values: of runs of one layout, see `Runs.roomy`.
         tensors: recurrent tensors, logs and caches of the state.
+        arena: the memory that `values` are in.
     """
 
     inputs: Mapping[str, int]
     values: Mapping[str, int]
     tensors: Mapping[str, int]
+    arena: Memory
 
 
 class Work(Protocol):
@@ -92,7 +94,7 @@ class Executor(Protocol):
         """Where the values of a roomy run lie: `logits`, `picked`, and what it needs itself."""
         ...
 
-    def check(self, runs: Runs, layout: StateLayout) -> None:
+    def check(self, runs: Runs) -> None:
         """Raises EngineError: it cannot run states of these sizes."""
         ...
 

@@ -54,11 +54,11 @@ class PlanExecutor:
         """Those that its launches hand to one another."""
         return place(self.plan.programs[roomy.program], self.plan, runs.sizes(roomy))
 
-    def check(self, runs: Runs, layout: StateLayout) -> None:
+    def check(self, runs: Runs) -> None:
         """A plan is made for every size."""
 
     def issuer(self, runs: Runs, state: DeviceState) -> LaunchIssuer:
-        return LaunchIssuer(self, runs, state.layout)
+        return LaunchIssuer(self, runs)
 
     def item_size(self, pointer: Pointer, layout: StateLayout) -> int:
         """Bytes of one element of what it points to."""
@@ -72,10 +72,9 @@ class LaunchIssuer:
 
     rehearses = False
 
-    def __init__(self, executor: PlanExecutor, runs: Runs, layout: StateLayout) -> None:
+    def __init__(self, executor: PlanExecutor, runs: Runs) -> None:
         self._executor = executor
         self._runs = runs
-        self._layout = layout
         self._templates: dict[Key, program.Template] = {}
 
     def prepare(self, key: Key, places: Places, *, recorded: bool) -> Launches:
@@ -92,7 +91,7 @@ class LaunchIssuer:
         self._templates.clear()
 
     def _template(self, roomy: Key, places: Places) -> program.Template:
-        executor, layout = self._executor, self._layout
+        executor, layout = self._executor, self._runs.layout
         starts = {
             "value": places.values.__getitem__,
             "input": places.inputs.__getitem__,

@@ -12,6 +12,7 @@ from edge.runtime.cuda.executor import Executor
 from edge.runtime.cuda.inputs import Block
 from edge.runtime.cuda.ledger import log_slots
 from edge.runtime.cuda.program import choose
+from edge.runtime.layout import StateLayout
 
 # Chains and trees of at most so many tokens are recorded when a state is made: what decoding and
 # drafting use. Longer runs take milliseconds, beside which issuing their launches is little.
@@ -34,19 +35,22 @@ class Runs:
     Attributes:
         plan: its programs; `executor` does what they say.
         chunk: most tokens of a committing run.
-        batch, window, capacity: of the state.
+        layout, window: of the state.
         vocab: logits of a row.
     """
 
     plan: LaunchPlan
     executor: Executor
     chunk: int
-    batch: int
+    layout: StateLayout
     window: int
-    capacity: int
     vocab: int
     _arenas: dict[Key, Arena] = field(default_factory=dict, repr=False, compare=False)
     _blocks: dict[Key, Block] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def batch(self) -> int:
+        return self.layout.batch
 
     def sizes(self, key: Key) -> Sizes:
         """The symbols of `edge.launch`."""
@@ -54,7 +58,7 @@ class Runs:
             "T": key.tokens,
             "B": self.batch,
             "L": key.rows,
-            "C": self.capacity,
+            "C": self.layout.capacity,
             "S": log_slots(self.window),
         }
 
@@ -82,7 +86,14 @@ class Runs:
         if self.plan.programs[step.program].picks:
             keys.append(step._replace(picked=True))
         keys += [self.key("chain", self.chunk, 1), self.key("settle", 0, 0)]
-        return [key for key in dict.fromkeys(keys) if self.plan.programs[key.program].launches]
+        # runs that the KV caches have no room for are never asked for
+        room = self.layout.capacity if self.layout.caches else self.chunk + self.window
+        programs = self.plan.programs
+        return [
+            key
+            for key in dict.fromkeys(keys)
+            if programs[key.program].launches and key.tokens <= room
+        ]
 
     def roomy(self, key: Key) -> Key:
         """The run whose layout of inputs and values serves `key`: the largest of its program.

@@ -89,6 +89,14 @@ class Turns:
         """Remember what has objects of cuda-core, whose destructors call the driver."""
         self._held.add(holder)
 
+    def keep(self, holder: Any, objects: list[Any]) -> None:
+        """Clear `objects`, whose destructors call the driver, when `holder` has died and the stream
+        is idle; those of a lost device never.
+        """
+        foreign = _Foreign(objects)
+        self.hold(foreign)
+        weakref.finalize(holder, self.free, _Foreign.clear, foreign).atexit = False
+
     def free(self, release: _Free, handle: Any) -> None:
         """Call `release(handle)` when the stream is idle; never raises. For finalizers.
 
@@ -134,6 +142,18 @@ class Turns:
         for holder in list(self._held):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))
         self._held.clear()
+
+
+class _Foreign:
+    """Another library's objects."""
+
+    def __init__(self, objects: list[Any]) -> None:
+        self._objects = objects
+
+    def clear(self) -> tuple[int]:
+        """As a call of the driver answers."""
+        self._objects.clear()
+        return (0,)
 
 
 def _close(faults: Faults, api: Any, place: Place, freeing: list[tuple[_Free, Any]]) -> None:

@@ -162,6 +162,7 @@ class Workspace:
             {name: self.memory.address + at for name, at in inputs},
             {name: self.arena.address + at for name, at in values},
             self.addresses,
+            self.arena,
         )
 
     def _perform(self, prepared: Prepared, run: Run) -> None:
