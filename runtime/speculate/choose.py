@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from edge.errors import InputError
-from edge.runtime.context import Context, Logits
+from edge.runtime.context import Context
 from edge.runtime.speculate.draft import Drafter, Drafting
 from edge.runtime.speculate.model_drafter import ModelDrafter
 from edge.runtime.speculate.ngram import NgramDrafter
 from edge.runtime.speculate.policy import Bandit, Fixed, Policy
+from edge.runtime.speculate.vocabulary import Vocabulary, shared_ids
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model
@@ -42,17 +43,18 @@ def drafting(
 
 def _model_drafter(target: Model, draft: Model, longest: int, capacity: int | None) -> Drafter:
     tokenizer = target.tokenizer
-    if draft.manifest.tokenizer != target.manifest.tokenizer:
+    shared = shared_ids(tokenizer, draft.tokenizer)
+    if not shared:
         raise InputError(
             f"{draft.path.name} has another tokenizer than {target.path.name}",
             field="draft",
             remedy="draft with a bundle of the same tokenizer, or with ngram",
         )
-
-    def allowed(logits: Logits) -> Logits:
-        return logits[: tokenizer.vocab_size]
-
+    ends = draft.tokenizer.eos
+    vocabulary = Vocabulary(tokenizer.vocab_size, shared, ends[0] if ends else 0)
+    if capacity is not None and draft.config.max_context is not None:
+        capacity = min(capacity, draft.config.max_context)
     # a draft of n tokens consumes n - 1 of them; up to two accepted ones come before
     state = draft.engine.new_state(window=longest + 2, capacity=capacity)
     context = Context(draft.engine, state)
-    return ModelDrafter(draft.path.name, context, allowed, set(tokenizer.special_ids))
+    return ModelDrafter(draft.path.name, context, vocabulary, set(tokenizer.special_ids))

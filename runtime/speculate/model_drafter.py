@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from edge.runtime.context import Context, Logits
+from edge.runtime.context import Context
 from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.accept import draw
 from edge.runtime.speculate.draft import Distribution, Draft, Drafter
+from edge.runtime.speculate.vocabulary import Vocabulary
 
 
 class ModelDrafter(Drafter):
@@ -19,15 +20,14 @@ class ModelDrafter(Drafter):
     """
 
     def __init__(
-        self, name: str, context: Context, allowed: Callable[[Logits], Logits], special: set[int]
+        self, name: str, context: Context, vocabulary: Vocabulary, special: set[int]
     ) -> None:
-        """`context`: of the drafting model, made for runs of the longest draft. `allowed`: its
-        logits cut to the ids that the target's tokenizer knows. `special`: ids that no repetition
-        penalty looks at.
+        """`context`: of the drafting model, made for runs of the longest draft. `special`: ids of
+        the target that no repetition penalty looks at.
         """
         self._name = name
         self._context = context
-        self._allowed = allowed
+        self._vocabulary = vocabulary
         self._special = special
 
     @property
@@ -42,7 +42,7 @@ class ModelDrafter(Drafter):
         self, tokens: Sequence[int], pending: int, count: int, sampler: Sampler, recent: list[int]
     ) -> Draft:
         """See `Drafter.propose`."""
-        wanted = [*tokens, pending]
+        wanted = self._vocabulary.read([*tokens, pending])
         capacity = self._context.state.capacity
         if capacity is not None:
             count = min(count, capacity - len(wanted) + 1)
@@ -53,7 +53,7 @@ class ModelDrafter(Drafter):
         drawn_from: list[Distribution | None] = []
         history = list(recent)
         while True:
-            q = Distribution(*sampler.probabilities(self._allowed(logits), history))
+            q = Distribution(*sampler.probabilities(self._vocabulary.allowed(logits), history))
             token = draw(q, sampler.rng.random)
             drafted.append(token)
             drawn_from.append(None if len(q.ids) == 1 else q)

@@ -1,0 +1,90 @@
+"""Targets and Mamba drafters that agree now and then: tiny random bundles, once a process.
+
+A target and its drafter share embedding and head, and their layers add little to the stream: what
+comes next is mostly said by the last token, which both see alike.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+import edge
+from edge.export.exporter import export_checkpoint
+from edge.runtime.model import Model
+from tests import checkpoints
+
+_ROOT = tempfile.TemporaryDirectory(prefix="edge-speculation-")
+_WIDTH = 32
+# what a layer adds to the stream goes through these
+_LAST = ("attention.dense.weight", "attention.dense.bias", "dense_4h_to_h.weight",
+         "dense_4h_to_h.bias", "o_proj.weight", "down_proj.weight", "out_proj.weight")  # fmt: skip
+_ROWS = 288  # of the targets: padded more than the drafter's 272
+
+SAVE: dict[str, Any] = {
+    "gpt_neox": lambda path: checkpoints.save_gpt_neox(
+        path, vocab_size=_ROWS, max_position_embeddings=96
+    ),
+    "llama": lambda path: checkpoints.save_llama(path, vocab_size=_ROWS),
+    "hybrid": lambda path: checkpoints.save_bamba(path, vocab_size=_ROWS),
+    "mamba": lambda path: checkpoints.save_mamba(
+        path, hidden_size=_WIDTH, tie_word_embeddings=False
+    ),
+    "drafting hybrid": lambda path: checkpoints.save_bamba(path, max_position_embeddings=40),
+}
+
+
+@cache
+def bundle(kind: str, added: tuple[str, ...] = ()) -> Path:
+    """A bundle of a family; `added`: control tokens at the end of its vocabulary."""
+    name = "-".join([kind.replace(" ", "-"), str(len(added))])
+    source, out = Path(_ROOT.name) / f"{name}-source", Path(_ROOT.name) / name
+    SAVE[kind](source)
+    _subdue(source / "model.safetensors")
+    # the same tokenizer in other bytes, as two authors publish it
+    _rewrite(source / "tokenizer.json", added, indent=None if kind == "mamba" else 1)
+    export_checkpoint(source, out, quant="fp32", verify=False, chunk=16)
+    return out
+
+
+@cache
+def model(kind: str, added: tuple[str, ...] = ()) -> Model:
+    return edge.load(bundle(kind, added), threads=1)
+
+
+def _subdue(file: Path) -> None:
+    tensors = load_file(file)
+    for name in tensors:
+        if name.endswith(_LAST):
+            tensors[name] *= 0.3
+        if name.endswith(("final_layer_norm.bias", "input_layernorm.bias")):
+            tensors[name] *= 0.1
+    ends = _ends()
+    for name, tensor in tensors.items():
+        if tensor.ndim == 2 and tensor.shape[0] in (_ROWS, checkpoints.VOCABULARY):
+            tensors[name] = ends["embed" in name and "out" not in name][: tensor.shape[0]].clone()
+    save_file(tensors, file)
+
+
+@cache
+def _ends() -> tuple[Any, Any]:
+    """(head, embedding), [288, 32]."""
+    import torch
+
+    make = torch.Generator().manual_seed(5)
+    return torch.randn(_ROWS, _WIDTH, generator=make), torch.randn(_ROWS, _WIDTH, generator=make)
+
+
+def _rewrite(file: Path, added: tuple[str, ...], indent: int | None) -> None:
+    data = json.loads(file.read_text())
+    count = len(data["model"]["vocab"])
+    for number, text in enumerate(added):
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        entry = {"id": count + number, "content": text, "special": True, **flags}
+        data["added_tokens"].append(entry)
+    file.write_text(json.dumps(data, indent=indent))
