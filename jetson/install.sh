@@ -86,9 +86,9 @@ detect_jetpack() {
   major=${BASH_REMATCH[1]} minor=${BASH_REMATCH[2]}
   l4t=$major.$minor.${BASH_REMATCH[3]}
   if [ "$major" = 36 ] && [ "$minor" -ge 4 ]; then
-    jetpack=6 version=3.10
+    jetpack=6 version=3.10 cuda=12-6
   elif [ "$major" = 39 ] && [ "$minor" -ge 2 ]; then
-    jetpack=7 version=3.12
+    jetpack=7 version=3.12 cuda=13-2
   else
     refuse "L4T $l4t is not supported: JetPack 6.2 has L4T 36.4 or 36.5, JetPack 7.2 has 39.2" \
       "flash one of these: jetson/README.md"
@@ -124,10 +124,11 @@ check_packages() {
   fi
   if [ "$plugins" = yes ]; then
     command -v make >/dev/null && command -v g++ >/dev/null || missing+=(build-essential)
+    command -v cmake >/dev/null || missing+=(cmake)
     if [ ! -f "$root$tensorrt_include/NvInfer.h" ]; then
       missing+=(libnvinfer-headers-dev libnvinfer10 libnvonnxparsers10 python3-libnvinfer)
     fi
-    [ -n "$(cuda_include)" ] || missing+=("cuda-cudart-dev-$([ "$jetpack" = 6 ] && echo 12-6 || echo 13-2)")
+    [ -n "$(cuda_include)" ] || missing+=("cuda-cudart-dev-$cuda")
   fi
   [ ${#missing[@]} -gt 0 ] || return 0
   refuse "these packages are missing; install them, then run this again:" \

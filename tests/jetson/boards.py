@@ -11,6 +11,8 @@ JETSON = Path(__file__).resolve().parents[2] / "jetson"
 # as the boards write it; the second number of JetPack's release is L4T's
 RELEASE = "# R{major} (release), REVISION: {minor}, GCID: 38968081, BOARD: generic, EABI: aarch64\n"
 ORIN_NANO = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"
+# only asked for, never run: the tests make dry runs
+BUILDING = ("cmake", "g++", "make")
 INCLUDES = ("usr/include/aarch64-linux-gnu/NvInfer.h", "usr/local/cuda/include/cuda_runtime_api.h")
 
 

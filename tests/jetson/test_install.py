@@ -101,10 +101,16 @@ def test_what_apt_has_to_install_is_printed_and_not_done(tmp_path: Path) -> None
         (where / name).unlink()
     (path / "python3.10").unlink()
     (path / "make").unlink()
+    (path / "cmake").unlink()
     done = run(where, path)
     assert done.returncode == 1 and not steps_in(done)
     (command,) = [line for line in done.stderr.splitlines() if "sudo apt install" in line]
-    for package in ("python3.10-venv", "build-essential", "libnvinfer-headers-dev", "cuda-cudart"):
+    for package in (
+        "python3.10-venv",
+        "build-essential cmake",
+        "libnvinfer-headers-dev",
+        "cuda-cudart",
+    ):
         assert package in command
     assert "cuda-cudart-dev-12-6" in command and "10.16" not in command
     assert not steps_in(run(where, path, "--no-plugins"))
