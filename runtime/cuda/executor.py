@@ -78,6 +78,7 @@ class Executor(Protocol):
     Attributes:
         weights_bytes: device memory of the model's constants.
         scratch_bytes: device memory it has taken besides, once for all states.
+        trees: it can run them.
     """
 
     @property
@@ -85,6 +86,9 @@ class Executor(Protocol):
 
     @property
     def scratch_bytes(self) -> int: ...
+
+    @property
+    def trees(self) -> bool: ...
 
     def inputs(self, program: int) -> Mapping[str, Buffer]:
         """What the host writes before a run of the plan's program."""

@@ -26,6 +26,7 @@ class PlanExecutor:
     """
 
     scratch_bytes = 0
+    trees = True
 
     def __init__(
         self, plan: LaunchPlan, kernels: Mapping[int, Any], weights: Weights, device: Device

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge.bundle.kernels import WEIGHT_FILE, open_plan
@@ -32,7 +33,7 @@ def from_bundle(bundle: Bundle, device: Device | None = None) -> CudaEngine:
     plan = open_plan(bundle)
     device = open_device() if device is None else device
     exclusive = Exclusive(device)
-    kernels = _load(bundle, plan, device, exclusive)
+    kernels = load_kernels(bundle, plan, device, exclusive, range(len(plan.variants)))
     weights = Weights(plan, exclusive)
     if plan.weights:
         upload(bundle, WEIGHT_FILE, weights)
@@ -80,21 +81,29 @@ def _not_a_device(name: str, message: str) -> EngineError:
     )
 
 
-def _load(bundle: Bundle, plan: LaunchPlan, device: Device, exclusive: Exclusive) -> dict[int, Any]:
-    """The plan's kernels by variant: the bundle's, or compiled here where Triton is installed."""
+def load_kernels(
+    bundle: Bundle, plan: LaunchPlan, device: Device, exclusive: Exclusive, wanted: Sequence[int]
+) -> dict[int, Any]:
+    """The `wanted` kernels of the plan by variant: the bundle's, or compiled here where Triton is
+    installed.
+
+    Raises BundleError: there are none for this device; EngineError: it refuses them.
+    """
+    variants = {index: plan.variants[index] for index in wanted}
     if device.sm == 0:
-        return {i: device.load(variant, None, b"") for i, variant in enumerate(plan.variants)}
+        return {i: device.load(variant, None, b"") for i, variant in variants.items()}
     # by name: what compiles is no part of the runtime
     fallback: Any = importlib.import_module("edge.plugins.compiler.fallback")
+    part = plan.model_copy(update={"variants": tuple(variants.values())})
 
     def loaded(source: Any) -> dict[int, Any]:
         with exclusive:
-            return {i: device.load(each, *source.get(each)) for i, each in enumerate(plan.variants)}
+            return {i: device.load(each, *source.get(each)) for i, each in variants.items()}
 
     try:
-        return loaded(fallback.kernels_for(bundle, plan, device.sm))
+        return loaded(fallback.kernels_for(bundle, part, device.sm))
     except EngineError:
         # a driver may be too old for the ptxas that made the bundle's kernels, and not for this one
         if not fallback.can_compile():
             raise
-        return loaded(fallback.compiled_here(plan.variants, device.sm))
+        return loaded(fallback.compiled_here(part.variants, device.sm))

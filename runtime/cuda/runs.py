@@ -63,7 +63,13 @@ class Runs:
         }
 
     def key(self, kind: str, tokens: int, rows: int) -> Key:
-        """Raises InputError when no program takes so many."""
+        """Raises InputError when no program takes so many, or no tree is run at all."""
+        if kind == "tree" and not self.executor.trees:
+            raise InputError(
+                "an engine without plugins (TensorRT for RTX) runs chains alone",
+                field="parents",
+                remedy="draft chains, or build the engine with TensorRT",
+            )
         found = choose(self.plan, kind, tokens * self.batch)
         if found is None:
             most = max((p.max_rows or 0 for p in self.plan.programs if p.kind == kind), default=0)
@@ -80,7 +86,8 @@ class Runs:
         keys = []
         for count in range(1, min(self.window, RECORDED) + 1):
             keys += [self.key("chain", count, 1), self.key("chain", count, count)]
-            if choose(self.plan, "tree", count * self.batch) is not None:
+            tree = choose(self.plan, "tree", count * self.batch) is not None
+            if tree and self.executor.trees:
                 keys.append(self.key("tree", count, count))
         step = self.key("chain", 1, 1)
         if self.plan.programs[step.program].picks:

@@ -1,0 +1,215 @@
+"""Execution contexts of a TensorRT engine, on the stream and in the memory of a `CoreDevice`.
+
+What is recorded has a context of its own: changing the one that a graph was recorded from leaves
+the graph undefined (TensorRT Developer Guide, "CUDA Graphs"). All other runs share one a profile.
+Contexts are without memory; what a run needs lies in one block for all, as runs follow one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from edge.errors import EngineError
+from edge.runtime.cuda.core import CoreDevice
+from edge.runtime.cuda.device import Memory
+from edge.runtime.layout import Shape
+from edge.runtime.tensorrt.bindings import TensorRT
+from edge.runtime.tensorrt.executor import GraphRun
+from edge.runtime.tensorrt.messages import Messages, listener
+from edge.runtime.tensorrt.profiles import Profile, choose
+
+_REBUILD = "build the engine again: edge build"
+
+
+class EngineContexts:
+    """See `executor.Contexts`.
+
+    Attributes:
+        in_place, trees: what plugins can do; TensorRT for RTX has none.
+        inputs, outputs: of the graph, by name.
+    """
+
+    def __init__(
+        self,
+        trt: TensorRT,
+        serialized: memoryview | bytes,
+        device: CoreDevice,
+        profiles: Sequence[Profile],
+        last_error: Callable[[], str] = str,
+    ) -> None:
+        """`last_error`: what went wrong in a plugin.
+
+        Raises EngineError: TensorRT refuses the engine, or there is no memory for it.
+        """
+        self.in_place = self.trees = trt.kind == "tensorrt"
+        self.weights_bytes = len(serialized)
+        self._module: Any = trt.module
+        self._device = device
+        self._profiles = profiles
+        self._last_error = last_error
+        self._messages = Messages()
+        self._listeners = listener(trt.module, self._messages)
+        # runtime and engine: dropped in this order's reverse, when nothing runs
+        self._native: list[Any] = []
+        self._load(serialized)
+        self.inputs, self.outputs = self._named()
+        self.scratch_bytes = int(self._engine.device_memory_size_v2)
+        self._scratch: Memory | None = None
+        if self.scratch_bytes:
+            self._scratch = device.allocate(self.scratch_bytes)
+        self._shared: dict[int, EngineContext] = {}
+
+    def _load(self, serialized: memoryview | bytes) -> None:
+        logger, recorder = self._listeners
+
+        def load(_: int) -> None:
+            runtime = self._module.Runtime(logger)
+            runtime.error_recorder = recorder
+            self._native += [runtime, runtime.deserialize_cuda_engine(serialized)]
+
+        self._device.keep(self, self._native)
+        with self.telling("loading the engine"):
+            self._device.enqueue(load)
+        if self._native[-1] is None:
+            raise self.failed("loading the engine", remedy=_REBUILD)
+
+    @property
+    def _engine(self) -> Any:
+        return self._native[-1]
+
+    def _named(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Raises EngineError for a tensor that TensorRT wants on the host."""
+        engine, found = self._engine, ([], [])  # type: tuple[Any, tuple[list[str], list[str]]]
+        for index in range(engine.num_io_tensors):
+            name = engine.get_tensor_name(index)
+            if engine.get_tensor_location(name) != self._module.TensorLocation.DEVICE:
+                raise EngineError(
+                    "is wanted in host memory: this is no engine of a device graph",
+                    field=name,
+                    remedy=_REBUILD,
+                )
+            is_input = engine.get_tensor_mode(name) == self._module.TensorIOMode.INPUT
+            found[0 if is_input else 1].append(name)
+        return tuple(found[0]), tuple(found[1])
+
+    def bound(self, run: GraphRun, *, own: bool) -> BoundRun:
+        """See `Contexts.bound`."""
+        index = choose(self._profiles, run.symbols)
+        if index is None:
+            sizes = ", ".join(f"{name} {value}" for name, value in run.symbols.items())
+            raise EngineError(f"the engine has no profile for a run of {sizes}", remedy=_REBUILD)
+        if own:
+            return BoundRun(EngineContext(self, index), run)
+        if index not in self._shared:
+            self._shared[index] = EngineContext(self, index)
+        return BoundRun(self._shared[index], run)
+
+    # -- for the contexts ------------------------------------------------------------------------
+
+    def create(self, profile: int) -> Any:
+        """An execution context of a profile, using the shared memory. Raises EngineError."""
+        strategy = self._module.ExecutionContextAllocationStrategy.USER_MANAGED
+        made: list[Any] = []
+
+        def create(stream: int) -> None:
+            context = self._engine.create_execution_context(strategy)
+            if context is None:
+                raise self.failed("creating an execution context")
+            made.append(context)
+            context.error_recorder = self._listeners[1]
+            if self._scratch is not None:
+                context.set_device_memory(self._scratch.address, self.scratch_bytes)
+            context.set_optimization_profile_async(profile, stream)
+
+        with self.telling("creating an execution context"):
+            self._device.enqueue(create)
+        return made[0]
+
+    @property
+    def device(self) -> CoreDevice:
+        return self._device
+
+    def failed(self, doing: str, *, remedy: str | None = None) -> EngineError:
+        """The error for something that TensorRT refused, with what it said."""
+        return EngineError(f"{doing} failed: {self._said()}", remedy=remedy)
+
+    def _said(self, problem: object = "TensorRT does not say why") -> str:
+        found = [self._messages.take(), self._last_error()]
+        return "; ".join(filter(None, found)) or str(problem)
+
+    @contextmanager
+    def telling(self, doing: str) -> Iterator[None]:
+        """What the bindings raise inside becomes an EngineError; old messages are forgotten."""
+        self._messages.take()
+        try:
+            yield
+        except EngineError:
+            raise
+        except (RuntimeError, ValueError, TypeError, MemoryError) as problem:
+            raise EngineError(f"{doing} failed: {self._said(problem)}") from problem
+
+
+class EngineContext:
+    """One execution context, and what it was told last."""
+
+    def __init__(self, contexts: EngineContexts, profile: int) -> None:
+        self.contexts = contexts
+        self._native = [contexts.create(profile)]
+        contexts.device.keep(self, self._native)
+        self._shapes: dict[str, Shape] = {}
+        self._addresses: dict[str, int] = {}
+
+    @property
+    def native(self) -> Any:
+        return self._native[0]
+
+    def tell(self, run: GraphRun) -> None:
+        """Shapes and addresses, where they differ. Raises EngineError for what it refuses."""
+        contexts = self.contexts
+        for name in contexts.inputs:
+            shape = run.shapes[name]
+            if self._shapes.get(name) != shape:
+                if not self.native.set_input_shape(name, shape):
+                    raise contexts.failed(f"giving {name} the shape {shape}")
+                self._shapes[name] = shape
+        for name in (*contexts.inputs, *contexts.outputs):
+            address = run.addresses[name]
+            if self._addresses.get(name) != address:
+                if not self.native.set_tensor_address(name, address):
+                    raise contexts.failed(f"telling where {name} lies")
+                self._addresses[name] = address
+
+
+class BoundRun:
+    """See `executor.Bound`."""
+
+    def __init__(self, context: EngineContext, run: GraphRun) -> None:
+        self._context = context
+        self._run = run
+
+    @property
+    def recordable(self) -> bool:
+        """TensorRT for RTX may have to compile, and says so."""
+        capturable = getattr(self._context.native, "is_stream_capturable", None)
+        if capturable is None:
+            return True
+        answers: list[bool] = []
+        self._context.contexts.device.enqueue(lambda stream: answers.append(capturable(stream)))
+        return answers[0]
+
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        self._run = self._run._replace(addresses=addresses)
+
+    def enqueue(self) -> None:
+        """Raises EngineError with what TensorRT said."""
+        context, contexts = self._context, self._context.contexts
+
+        def issue(stream: int) -> None:
+            context.tell(self._run)
+            if not context.native.execute_async_v3(stream):
+                raise contexts.failed("running the engine")
+
+        with contexts.telling("running the engine"):
+            contexts.device.enqueue(issue)

@@ -1,0 +1,102 @@
+"""The `tensorrt` engine: the CUDA engine, with an execution context in place of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from edge.config import ModelConfig
+from edge.launch import LaunchPlan, Pointer
+from edge.runtime.cuda.engine import DEFAULT_CHUNK, CudaEngine
+from edge.runtime.cuda.exclusive import Exclusive
+from edge.runtime.cuda.launching import PlanExecutor
+from edge.runtime.cuda.weights import Weights
+from edge.runtime.layout import Identity
+from edge.runtime.tensorrt.executor import Contexts, GraphExecutor
+from edge.runtime.tensorrt.profiles import Sizes
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+    from edge.runtime.cuda.device import Device
+
+
+class TensorRTEngine(CudaEngine):
+    """The device graph of a bundle on one device. States, books, inputs and recorded graphs are the
+    CUDA engine's; so are state files.
+
+    Attributes:
+        sizes: what the graph was built for. `chunk` is at most its.
+    """
+
+    name = "tensorrt"
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        config: ModelConfig,
+        exclusive: Exclusive,
+        weights: Weights,
+        kernels: Mapping[int, Any],
+        contexts: Contexts,
+        *,
+        sizes: Sizes,
+        rebuild: Callable[[Sizes], str],
+        chunk: int = DEFAULT_CHUNK,
+        identity: Identity,
+        state_dtypes: Mapping[str, str] | None = None,
+    ) -> None:
+        """`weights`, `kernels`: of `settling(plan)`, at least; `rebuild`: the command that builds
+        for other sizes.
+
+        Raises BundleError: the plan wants an input that this version does not make.
+        """
+        super().__init__(
+            plan,
+            config,
+            exclusive,
+            weights,
+            kernels,
+            chunk=min(chunk, sizes.chunk),
+            identity=identity,
+            state_dtypes=state_dtypes,
+        )
+        self.sizes = sizes
+        launches = PlanExecutor(plan, kernels, weights, exclusive.device)
+        self.executor = GraphExecutor(launches, contexts, sizes, rebuild)
+
+    @staticmethod
+    def from_bundle(bundle: Bundle, *, device: Device | None = None) -> TensorRTEngine:
+        """The engine that `edge build` made of a bundle on this machine.
+
+        Raises BundleError, EngineError: no TensorRT, no engine, none for this machine.
+        """
+        from edge.runtime.tensorrt.opening import from_bundle
+
+        return from_bundle(bundle, device)
+
+    @property
+    def picks(self) -> bool:
+        """The graph always ends in them."""
+        return True
+
+
+def settling(plan: LaunchPlan) -> tuple[LaunchPlan, tuple[int, ...]]:
+    """The plan with those constants alone that its settle program reads, and which variants that
+    launches: all that has to be on the device besides the graph.
+    """
+    launches = [
+        plan.launches[index]
+        for program in plan.programs
+        if program.kind == "settle"
+        for index in program.launches
+    ]
+    read = {
+        (argument.space, argument.name)
+        for launch in launches
+        for argument in launch.arguments
+        if isinstance(argument, Pointer)
+    }
+    weights = {name: w for name, w in plan.weights.items() if ("weight", name) in read}
+    inline = {name: c for name, c in plan.inline.items() if ("inline", name) in read}
+    reduced = plan.model_copy(update={"weights": weights, "inline": inline})
+    return reduced, tuple(sorted({launch.variant for launch in launches}))

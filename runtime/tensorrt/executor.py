@@ -1,0 +1,233 @@
+"""An executor of the device graph: whole runs by one call of what was built from it.
+
+Which library does that is hidden behind `Contexts`: TensorRT here (`contexts`), ONNX Runtime in
+tests. A state that only has to catch up with its log (`settle`, no token) is still launched from
+the plan: there is no profile of no tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from edge.errors import EngineError
+from edge.launch import ITEM_SIZE, Buffer
+from edge.runtime.cuda.arena import ALIGNMENT, Arena
+from edge.runtime.cuda.executor import Issuer, Places, Work
+from edge.runtime.cuda.launching import PlanExecutor
+from edge.runtime.cuda.ledger import Step
+from edge.runtime.cuda.runs import Key, Runs
+from edge.runtime.cuda.state import DeviceState
+from edge.runtime.layout import Shape
+from edge.runtime.tensorrt.copies import Copies
+from edge.runtime.tensorrt.profiles import Sizes
+from edge.runtime.tensorrt.tensors import LOGITS, OUT, PICKED, buffers, lasting, shapes, symbols
+
+
+class GraphRun(NamedTuple):
+    """One run of the graph.
+
+    Attributes:
+        symbols: sizes, such as {"T": 4, "A": 1}.
+        shapes: of every input.
+        addresses: of every input and output, on the device.
+    """
+
+    symbols: Mapping[str, int]
+    shapes: Mapping[str, Shape]
+    addresses: Mapping[str, int]
+
+
+class Bound(Protocol):
+    """A run ready to be enqueued."""
+
+    @property
+    def recordable(self) -> bool:
+        """Whether `enqueue` may be recorded; asked after it was called once."""
+        ...
+
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        """From now on at these addresses."""
+        ...
+
+    def enqueue(self) -> None:
+        """Raises EngineError."""
+        ...
+
+
+class Contexts(Protocol):
+    """What runs the graph.
+
+    Attributes:
+        in_place: outputs `{name}.out` may be the memory of the input `name`.
+        trees: the graph can run them.
+        weights_bytes, scratch_bytes: device memory taken.
+    """
+
+    @property
+    def in_place(self) -> bool: ...
+
+    @property
+    def trees(self) -> bool: ...
+
+    @property
+    def weights_bytes(self) -> int: ...
+
+    @property
+    def scratch_bytes(self) -> int: ...
+
+    def bound(self, run: GraphRun, *, own: bool) -> Bound:
+        """`own`: it will be recorded, so nothing else may change what it was enqueued with.
+
+        Raises EngineError: no profile takes these sizes.
+        """
+        ...
+
+
+class GraphExecutor:
+    """See `edge.runtime.cuda.executor.Executor`.
+
+    Attributes:
+        launches: does what the graph does not.
+        sizes: what the graph was built for.
+    """
+
+    def __init__(
+        self,
+        launches: PlanExecutor,
+        contexts: Contexts,
+        sizes: Sizes,
+        rebuild: Callable[[Sizes], str],
+    ) -> None:
+        """`rebuild`: the command that builds it for other sizes."""
+        self.launches = launches
+        self.sizes = sizes
+        self._contexts = contexts
+        self._rebuild = rebuild
+        programs = launches.plan.programs
+        self._settles = [program.kind == "settle" for program in programs]
+        self._inputs = [
+            launches.inputs(index)
+            if settles
+            else buffers(launches.plan, tree=programs[index].kind == "tree")
+            for index, settles in enumerate(self._settles)
+        ]
+
+    @property
+    def weights_bytes(self) -> int:
+        """The graph's own, and what settling reads."""
+        return self._contexts.weights_bytes + self.launches.weights_bytes
+
+    @property
+    def trees(self) -> bool:
+        return self._contexts.trees
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self._contexts.scratch_bytes
+
+    def inputs(self, program: int) -> Mapping[str, Buffer]:
+        """All of the graph's, whichever the run."""
+        return self._inputs[program]
+
+    def values(self, runs: Runs, roomy: Key) -> Arena:
+        """What comes out of the graph, and is not in place."""
+        if self._settles[roomy.program]:
+            return self.launches.values(runs, roomy)
+        nbytes = {LOGITS: runs.logits_bytes(roomy.rows), PICKED: runs.picked_bytes(roomy.rows)}
+        if not self._contexts.in_place:
+            for name, (dtype, shape) in lasting(runs).items():
+                nbytes[name + OUT] = ITEM_SIZE[dtype] * math.prod(shape)
+        offsets, total = {}, 0
+        for name, size in nbytes.items():
+            offsets[name] = total
+            total += -(-size // ALIGNMENT) * ALIGNMENT
+        return Arena(offsets, total)
+
+    def check(self, runs: Runs) -> None:
+        """Raises EngineError with the command that builds for such states."""
+        wanted = Sizes(
+            window=runs.window,
+            batch=runs.batch,
+            capacity=runs.layout.capacity,
+            chunk=runs.chunk,
+        )
+        if self.sizes.covers(wanted):
+            return
+        asked, built = wanted.model_dump(), self.sizes.model_dump()
+        field = next(name for name, value in asked.items() if value > built[name])
+        enough = Sizes(**{name: max(value, built[name]) for name, value in asked.items()})
+        raise EngineError(
+            f"is {asked[field]}, the engine was built for at most {built[field]}",
+            field=field,
+            remedy=f"build it for more: {self._rebuild(enough)}",
+        )
+
+    def issuer(self, runs: Runs, state: DeviceState) -> GraphIssuer:
+        """See `Executor.issuer`."""
+        copies = None if self._contexts.in_place else Copies(state, self.launches.device)
+        return GraphIssuer(self._contexts, self.launches.issuer(runs, state), runs, copies)
+
+
+class GraphIssuer:
+    """See `edge.runtime.cuda.executor.Issuer`."""
+
+    rehearses = True
+
+    def __init__(
+        self, contexts: Contexts, launches: Issuer, runs: Runs, copies: Copies | None
+    ) -> None:
+        self._contexts = contexts
+        self._launches = launches
+        self._runs = runs
+        self._copies = copies
+        self._own: dict[Key, Bound] = {}
+
+    def prepare(self, key: Key, places: Places, *, recorded: bool) -> Work:
+        """See `Issuer.prepare`."""
+        if self._runs.plan.programs[key.program].kind == "settle":
+            return self._launches.prepare(key, places, recorded=recorded)
+        # what a run picks is computed in every run, so one of its size serves both
+        whole = key._replace(picked=False)
+        addresses = self._addresses(places)
+        bound = self._own.get(whole)
+        if bound is None:
+            run = GraphRun(symbols(self._runs, key), shapes(self._runs, key), addresses)
+            bound = self._contexts.bound(run, own=recorded)
+            if recorded:
+                self._own[whole] = bound
+        else:
+            bound.bind(addresses)
+        return GraphWork(bound, self._copies, places)
+
+    def moved(self) -> None:
+        self._launches.moved()
+
+    def _addresses(self, places: Places) -> dict[str, int]:
+        after = {
+            name + OUT: places.values.get(name + OUT, address)
+            for name, address in places.tensors.items()
+        }
+        values = {name: places.values[name] for name in (LOGITS, PICKED)}
+        return {**places.inputs, **places.tensors, **after, **values}
+
+
+class GraphWork:
+    """See `edge.runtime.cuda.executor.Work`."""
+
+    def __init__(self, bound: Bound, copies: Copies | None, places: Places) -> None:
+        self._bound = bound
+        self._copies = copies
+        self._places = places
+
+    @property
+    def recordable(self) -> bool:
+        return self._bound.recordable
+
+    def issue(self) -> None:
+        self._bound.enqueue()
+
+    def finish(self, step: Step) -> None:
+        if self._copies is not None:
+            self._copies.issue(step, self._places)

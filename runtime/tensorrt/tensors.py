@@ -1,0 +1,90 @@
+"""The tensors of the device graph (`graphs/tensorrt.onnx`), by name, for a state and a run of it.
+
+    tokens i32[T,B]   rows i32[L]   run i32[8]   replay i32[P]   slots i32[T]   ancestors i32[A,A]
+    taps{K} i32[T,K]   state_taps{K} i32[K-1]   rope{i}.cos, rope{i}.sin f32[T,dim/2]
+    each recurrent tensor [2, …slot], log [S,B,width] and KV cache, and after the run `{name}.out`
+    logits f32[L,B,V]   picked i32[L,B]
+
+Symbols are those of `edge.runtime.tensorrt.profiles`; here P is always S.
+"""
+
+from __future__ import annotations
+
+from edge.launch import Buffer, DType, LaunchPlan, Size
+from edge.runtime.cuda.runs import Key, Runs
+from edge.runtime.layout import Shape, StateLayout
+
+OUT = ".out"
+LOGITS, PICKED = "logits", "picked"
+
+_LISTS: dict[str, tuple[int | str, ...]] = {
+    "tokens": ("T", "B"),
+    "rows": ("L",),
+    "run": (8,),
+    "replay": ("P",),
+    "slots": ("T",),
+    "ancestors": ("A", "A"),
+}
+_TYPES: dict[str, DType] = {"float32": "f32", "float16": "f16", "int8": "i8"}
+
+
+def symbols(runs: Runs, key: Key) -> dict[str, int]:
+    """The sizes of a run."""
+    sizes = dict(runs.sizes(key))
+    tree = runs.plan.programs[key.program].kind == "tree"
+    return sizes | {"P": sizes["S"], "A": sizes["T"] if tree else 1}
+
+
+def lists(plan: LaunchPlan) -> dict[str, tuple[DType, tuple[int | str, ...]]]:
+    """What the host writes before a run: types and dimensions."""
+    found: dict[str, tuple[DType, tuple[int | str, ...]]] = {
+        name: ("i32", dims) for name, dims in _LISTS.items()
+    }
+    for width in plan.taps:
+        found |= {
+            f"taps{width}": ("i32", ("T", width)),
+            f"state_taps{width}": ("i32", (width - 1,)),
+        }
+    for index, (_, dim) in enumerate(plan.rotations):
+        for part in ("cos", "sin"):
+            found[f"rope{index}.{part}"] = ("f32", ("T", dim // 2))
+    return found
+
+
+def buffers(plan: LaunchPlan, *, tree: bool) -> dict[str, Buffer]:
+    """`lists` as `edge.runtime.cuda.inputs.Block` takes them."""
+    return {name: Buffer(dtype=dtype, elements=_size(dims, tree))
+            for name, (dtype, dims) in lists(plan).items()}  # fmt: skip
+
+
+def _size(dims: tuple[int | str, ...], tree: bool) -> Size:
+    times, of = 1, ""
+    for dim in dims:
+        if isinstance(dim, int):
+            times *= dim
+        else:
+            of += {"P": "S", "A": "T" if tree else ""}.get(dim, dim)
+    return Size(times=times, of=of)
+
+
+def lasting(runs: Runs) -> dict[str, tuple[DType, Shape]]:
+    """The state's own tensors: types and shapes."""
+    layout, slots = runs.layout, runs.sizes(Key(0, 0, 0))["S"]
+    found = {name: (_type(layout, name), (2, *shape)) for name, shape in layout.recurrent.items()}
+    for name, log in runs.plan.logs.items():
+        found[name] = (log.dtype, (slots, layout.batch, log.width))
+    return found | {name: (_type(layout, name), shape) for name, shape in layout.caches.items()}
+
+
+def _type(layout: StateLayout, name: str) -> DType:
+    return _TYPES[layout.dtype(name).name]
+
+
+def shapes(runs: Runs, key: Key) -> dict[str, Shape]:
+    """Every input's shape for a run."""
+    values = symbols(runs, key)
+    found: dict[str, Shape] = {
+        name: tuple(values[dim] if isinstance(dim, str) else dim for dim in dims)
+        for name, (_, dims) in lists(runs.plan).items()
+    }
+    return found | {name: shape for name, (_, shape) in lasting(runs).items()}
