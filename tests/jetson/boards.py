@@ -11,6 +11,7 @@ JETSON = Path(__file__).resolve().parents[2] / "jetson"
 # as the boards write it; the second number of JetPack's release is L4T's
 RELEASE = "# R{major} (release), REVISION: {minor}, GCID: 38968081, BOARD: generic, EABI: aarch64\n"
 ORIN_NANO = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"
+TOOLS = ("bash", "cat", "dirname", "env", "grep", "head", "realpath", "sed", "tr")
 # only asked for, never run: the tests make dry runs
 BUILDING = ("cmake", "g++", "make")
 INCLUDES = ("usr/include/aarch64-linux-gnu/NvInfer.h", "usr/local/cuda/include/cuda_runtime_api.h")
@@ -39,19 +40,9 @@ def programs(folder: Path, machine: str = "aarch64", python: str = "3.10") -> Pa
     """A PATH's folder: the machine's usual tools, its `uname`, and its Python."""
     made = folder / "bin"
     made.mkdir()
-    for name in (
-        "bash",
-        "cat",
-        "dirname",
-        "env",
-        "g++",
-        "grep",
-        "head",
-        "make",
-        "realpath",
-        "sed",
-        "tr",
-    ):
+    for name in BUILDING:
+        _script(made / name, "exit 1")
+    for name in TOOLS:
         where = shutil.which(name)
         assert where is not None, name
         (made / name).symlink_to(where)
