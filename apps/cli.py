@@ -7,6 +7,7 @@ import sys
 import typer
 
 from edge.apps import (
+    build_command,
     doctor_command,
     eval_command,
     export_command,
@@ -27,6 +28,7 @@ app.command("export")(export_command.export)
 app.command("info")(info_command.info)
 app.command("serve")(serve_command.serve)
 app.command("eval")(eval_command.evaluate)
+app.command("build")(build_command.build)
 app.command("profile")(profile_command.profile)
 app.command("doctor")(doctor_command.doctor)
 

@@ -28,7 +28,7 @@ class PluginLibrary:
     Attributes:
         path: of the file.
         digest: SHA-256 of it; another build is another engine.
-        built_for: TensorRT's major version whose headers it was compiled with.
+        built_for: TensorRT whose headers it was compiled with: "10.3".
     """
 
     def __init__(self, path: Path, library: ctypes.CDLL, digest: str) -> None:
@@ -37,6 +37,7 @@ class PluginLibrary:
         self.digest = digest
         try:
             self._set_kernels = library.edge_tensorrt_set_kernels
+            self._set_aliased = library.edge_tensorrt_set_aliased
             self._last_error = library.edge_tensorrt_last_error
             abi, built_for = library.edge_tensorrt_abi, library.edge_tensorrt_built_for
         except AttributeError as missing:
@@ -47,10 +48,8 @@ class PluginLibrary:
                 remedy=f"build it: {COMMAND}",
             ) from None
         self._set_kernels.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
-        self._set_kernels.restype = ctypes.c_int32
-        self._last_error.restype = ctypes.c_char_p
-        for function in (abi, built_for):
-            function.argtypes, function.restype = [], ctypes.c_int32
+        self._set_aliased.argtypes = [ctypes.c_int]
+        self._last_error.restype = built_for.restype = ctypes.c_char_p
         if abi() != ABI:
             raise EngineError(
                 f"has ABI {abi()}, this version of mamba-edge needs {ABI}",
@@ -58,12 +57,11 @@ class PluginLibrary:
                 field="edge_tensorrt_abi",
                 remedy=f"build it again, from the sources of this version: {COMMAND}",
             )
-        # NV_TENSORRT_VERSION: 100300 is 10.3.0
-        self.built_for = built_for() // 10_000
+        self.built_for: str = built_for().decode()
 
     def check(self, trt: TensorRT) -> None:
         """Raises EngineError when it was made for another major version of TensorRT."""
-        if self.built_for != trt.version[0]:
+        if self.built_for.partition(".")[0] != str(trt.version[0]):
             raise EngineError(
                 f"was built for TensorRT {self.built_for}, here is {dotted(trt.version)}",
                 file=self.path,
@@ -71,12 +69,14 @@ class PluginLibrary:
                 remedy=f"build it with the headers of that version: {COMMAND}",
             )
 
-    def set_kernels(self, blob: bytes) -> None:
-        """The kernels (`edge.plugins.tensorrt.blob`) of the engine that is built next.
+    def prepare(self, kernels: bytes, *, aliased: bool) -> None:
+        """Say what the engine that is built next has: its kernels (`edge.plugins.tensorrt.blob`,
+        none forgets them), and whether TensorRT is told of outputs written in place.
 
-        Raises EngineError: they are damaged, by what the library says.
+        Raises EngineError: the kernels are damaged, by what the library says.
         """
-        if self._set_kernels(blob, len(blob)) != 0:
+        self._set_aliased(int(aliased))
+        if self._set_kernels(kernels, len(kernels)) != 0:
             raise EngineError(f"takes no such kernels: {self.last_error()}", file=self.path)
 
     def last_error(self) -> str:

@@ -116,8 +116,11 @@ class Profile(NamedTuple):
         )
 
 
-def profiles(sizes: Sizes) -> tuple[Profile, ...]:
-    """The profiles of an engine in its order: the first that fits a run is the one to use."""
+def profiles(sizes: Sizes, *, trees: bool = True) -> tuple[Profile, ...]:
+    """The profiles of an engine in its order: the first that fits a run is the one to use.
+
+    Without `trees`, A is 1 in all.
+    """
     slots = log_slots(sizes.window)
     always = {
         "B": Range(1, sizes.batch, sizes.batch),
@@ -129,7 +132,8 @@ def profiles(sizes: Sizes) -> tuple[Profile, ...]:
     found = [Profile("step", always | {"T": one, "A": one, "L": one})]
     if sizes.window > 1:
         several, any_of = Range(2, sizes.window, sizes.window), _up_to(sizes.window)
-        found.append(Profile("verify", always | {"T": several, "A": any_of, "L": any_of}))
+        tree = any_of if trees else one
+        found.append(Profile("verify", always | {"T": several, "A": tree, "L": any_of}))
     chunk = _up_to(sizes.chunk)
     # a prompt's last row is wanted, evaluation wants all
     rows = Range(1, 1, sizes.chunk)

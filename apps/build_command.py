@@ -1,0 +1,189 @@
+"""`edge build BUNDLE`: a TensorRT engine for this GPU, or one for RTX GPUs elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge.apps.units import megabytes
+from edge.errors import EngineError, InputError
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+    from edge.runtime.tensorrt.build import Built
+
+
+def build(
+    bundle: Annotated[str, typer.Argument(help="Bundle folder, or the name of a demonstration.")],
+    window: Annotated[
+        int | None, typer.Option(help="Most tokens of a run that can be taken back. [default: 8]")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Most sequences. [default: 1]")] = None,
+    capacity: Annotated[
+        int | None,
+        typer.Option(help="Most tokens of the KV caches. [default: trained context, up to 4096]"),
+    ] = None,
+    chunk: Annotated[
+        int | None, typer.Option(help="Most tokens of one run. [default: the bundle's]")
+    ] = None,
+    workspace: Annotated[
+        int, typer.Option(min=1, max=1 << 16, help="MiB that a run's values may take.")
+    ] = 256,
+    force: Annotated[bool, typer.Option("--force", help="Build it even if it is there.")] = False,
+    aliased: Annotated[
+        bool,
+        typer.Option("--aliased", help="Tell TensorRT what is written in place (a preview)."),
+    ] = False,
+    rtx: Annotated[
+        bool, typer.Option("--rtx", help="With TensorRT for RTX: no plugins, no GPU needed.")
+    ] = False,
+    sm: Annotated[
+        str | None, typer.Option(help="With --rtx: GPUs to build for ahead of time, as 86,89.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Also write the bare engine to a file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Build the engine that `--engine tensorrt` runs, on the GPU it is for.
+
+    It is kept in the user's cache (EDGE_CACHE names another folder), never in the bundle, and built
+    again after an update of TensorRT, driver, plugin library or bundle. Ctrl-C leaves nothing.
+    """
+    from edge.bundle import open_bundle
+    from edge.runtime.model import resolve
+    from edge.runtime.tensorrt.build import Order
+    from edge.runtime.tensorrt.profiles import sizes
+
+    if sm is not None and not rtx:
+        raise InputError("is for --rtx: TensorRT builds for the GPU here", field="--sm")
+    folder = resolve(bundle)
+    if output is not None:
+        _check_output(output, folder)
+    with open_bundle(folder) as opened:
+        limits = opened.manifest.limits.chunk
+        asked = sizes(
+            opened.manifest.model,
+            limits if chunk is None else chunk,
+            window=window,
+            batch=batch,
+            capacity=capacity,
+        )
+        order = Order(asked, workspace, aliased, _architectures(sm), force)
+        built = _build(opened, order, rtx)
+        if output is not None:
+            _write_bare(built.path, output)
+    for note in built.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(json.dumps(facts(built), indent=1) if as_json else describe(built))
+
+
+def _build(bundle: Bundle, order: Any, rtx: bool) -> Built:
+    """With what is on this machine, and a bar where someone looks."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from edge.runtime.tensorrt import bindings, library, machine
+    from edge.runtime.tensorrt.build import build
+
+    trt = bindings.load("rtx" if rtx else "tensorrt")
+    plugins = None if rtx else library.open_library()
+    gpu = None if order.architectures else machine.open_gpu()
+    if plugins is not None:
+        library.register(trt, plugins)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), "{task.percentage:>3.0f}%")
+    with Progress(
+        *columns, TimeElapsedColumn(),
+        console=console, transient=True, disable=not console.is_terminal,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("building", total=1.0)
+
+        def report(what: str, done: float) -> None:
+            bar.update(task, description=f"{what[:30]:<30}", completed=done)
+
+        return build(bundle, order, trt, plugins, gpu, report)
+
+
+def _architectures(text: str | None) -> tuple[int, ...]:
+    """`86,sm_89` is (86, 89). Raises InputError."""
+    found = set()
+    for part in filter(None, (text or "").replace(" ", "").split(",")):
+        digits = part.removeprefix("sm_")
+        if not digits.isdecimal() or len(digits) > 3:
+            raise InputError(f"{part!r:.40} is no architecture", field="--sm", remedy="as 86,89")
+        found.add(int(digits))
+    if text is not None and not found:
+        raise InputError("names no architecture", field="--sm", remedy="as 86,89")
+    return tuple(sorted(found))
+
+
+def _check_output(output: Path, bundle: Path) -> None:
+    """Raises InputError for a file inside of the bundle: an engine is never part of it."""
+    if output.is_dir():
+        raise InputError("is a folder", field="--output", remedy="name a file")
+    if bundle.resolve() in output.resolve().parents:
+        raise InputError(
+            "lies in the bundle, which lists every file it has",
+            field="--output",
+            remedy="name a file elsewhere",
+        )
+    if not os.access(output.absolute().parent, os.W_OK):
+        raise InputError(f"{output.absolute().parent} cannot be written", field="--output")
+
+
+def _write_bare(engine: Path, output: Path) -> None:
+    from edge.runtime.replace import replace
+    from edge.runtime.tensorrt import sealed
+
+    with sealed.read(engine) as found:
+        try:
+            replace(output.absolute(), (found.body,), keep=False)
+        except OSError as problem:
+            raise EngineError(
+                f"cannot be written: {problem.strerror or problem}", file=output
+            ) from problem
+
+
+def facts(built: Built) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "engine": str(built.path),
+        "bytes": built.engine_bytes,
+        "built": built.seconds > 0,
+        "seconds": round(built.seconds, 1),
+        "key": built.key,
+        "components": dict(built.components),
+        "sizes": built.sizes.model_dump(),
+        "profiles": {
+            each.name: {symbol: list(range_) for symbol, range_ in each.symbols.items()}
+            for each in built.profiles
+        },
+        "notes": list(built.notes),
+    }
+
+
+def describe(built: Built) -> str:
+    """What was built, in a few lines."""
+    parts, sizes = built.components, built.sizes
+    gpus = f"sm_{parts['sm'].replace(',', ', sm_')}" + (
+        f" ({parts['gpu']})" if parts["gpu"] else ""
+    )
+    how = f"built in {built.seconds:.0f} s" if built.seconds else "was there already"
+    title = "TensorRT for RTX" if parts["kind"] == "rtx" else "TensorRT"
+    capacity = f", capacity {sizes.capacity}" if sizes.capacity else ""
+    return "\n".join(
+        [
+            f"{built.path}",
+            f"  engine      {megabytes(built.engine_bytes)}, {how}",
+            f"  for         {title} {parts['tensorrt']}, {gpus}",
+            f"  sizes       window {sizes.window}, batch {sizes.batch}{capacity}, "
+            f"chunk {sizes.chunk}",
+            f"  profiles    {', '.join(each.name for each in built.profiles)}",
+        ]
+    )

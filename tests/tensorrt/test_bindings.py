@@ -1,0 +1,174 @@
+"""TensorRT's Python package: absent, without libraries, too old, found; and what is to be done."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge.errors import EngineError
+from edge.runtime.tensorrt import bindings
+
+ABSENT = importlib.util.find_spec("tensorrt") is None
+RTX = importlib.util.find_spec("tensorrt_rtx_bindings") is not None
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that packages are imported from first."""
+    for name in list(sys.modules):
+        if name.split(".")[0] in ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def package(folder: Path, name: str, text: str | None) -> None:
+    (folder / name).mkdir()
+    if text is not None:
+        (folder / name / "__init__.py").write_text(text)
+
+
+REAL = "class Builder: ...\nclass OnnxParser: ...\n__version__ = '%s'\n"
+
+
+@pytest.mark.skipif(not ABSENT, reason="TensorRT is installed here")
+def test_without_tensorrt_the_step_that_installs_it_is_told() -> None:
+    with pytest.raises(EngineError, match="TensorRT is not installed for this Python") as caught:
+        bindings.load()
+    assert caught.value.field == "tensorrt"
+    assert caught.value.remedy is not None and "install" in caught.value.remedy
+
+
+@pytest.mark.skipif(not ABSENT, reason="TensorRT is installed here")
+def test_the_command_says_so_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edge.apps.cli", "build", "demo"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("error: tensorrt: TensorRT is not installed")
+
+
+def test_nothing_of_it_is_imported_with_edge() -> None:
+    code = (
+        "import sys, edge, edge.runtime.tensorrt, edge.runtime.tensorrt.bindings, "
+        "edge.runtime.tensorrt.build, edge.apps.cli\n"
+        "print([n for n in sys.modules if n.startswith('tensorrt')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.skipif(not RTX, reason="TensorRT for RTX is not here: run `make test`")
+def test_tensorrt_for_rtx_is_found() -> None:
+    found = bindings.load("rtx")
+    assert found.kind == "rtx" and found.version >= (1, 7)
+    assert found.title.startswith("TensorRT for RTX 1.")
+    assert not found.bare_nodes
+
+
+@pytest.mark.parametrize("text", [None, "", "__version__ = '10.3.0'\n"])
+def test_a_placeholder_is_told_from_the_real_one(packages: Path, text: str | None) -> None:
+    package(packages, "tensorrt", text)
+    with pytest.raises(EngineError, match="it is a placeholder") as caught:
+        bindings.load()
+    assert caught.value.remedy == bindings.how_to_install("tensorrt")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import ctypes; ctypes.CDLL('libnvinfer.so.99')",
+        "raise FileNotFoundError('libnvinfer.so.10')",
+        "import tensorrt_bindings_that_are_not_there",
+        "from sys import nothing_of_that_name",
+    ],
+)
+def test_a_package_without_its_libraries_is_told(packages: Path, text: str) -> None:
+    package(packages, "tensorrt", text)
+    with pytest.raises(EngineError, match="its libraries are missing or do not fit: "):
+        bindings.load()
+
+
+@pytest.mark.parametrize("version", ["8.6.1", "10.2.0.19", "7.1"])
+def test_too_old_a_tensorrt_is_refused(packages: Path, version: str) -> None:
+    package(packages, "tensorrt", REAL % version)
+    with pytest.raises(EngineError, match=r"at least 10\.3 is needed"):
+        bindings.load()
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers", "bare"),
+    [
+        ("10.3.0", (10, 3, 0), True),
+        ("10.3.0.26", (10, 3, 0), True),
+        ("10.6.0", (10, 6, 0), True),
+        ("10.7.0", (10, 7, 0), False),
+        ("10.16.1.11", (10, 16, 1), False),
+        ("11.4", (11, 4, 0), False),
+    ],
+)
+def test_its_version_says_whether_plugins_come_first(
+    packages: Path, version: str, numbers: tuple[int, ...], bare: bool
+) -> None:
+    package(packages, "tensorrt", REAL % version)
+    found = bindings.load()
+    assert (found.version, found.bare_nodes) == (numbers, bare)
+
+
+def test_a_version_that_is_none_is_refused(packages: Path) -> None:
+    package(packages, "tensorrt", REAL % "new")
+    with pytest.raises(EngineError, match="its version is 'new'"):
+        bindings.load()
+
+
+def test_either_name_of_tensorrt_for_rtx_will_do(packages: Path) -> None:
+    package(packages, "tensorrt_rtx_bindings", REAL % "1.9.0")
+    assert bindings.load("rtx").version == (1, 9, 0)
+    package(packages, "tensorrt_rtx", REAL % "1.8.0")
+    importlib.invalidate_caches()
+    assert bindings.load("rtx").version == (1, 8, 0)
+
+
+def test_old_numbers_of_tensorrt_for_rtx_are_not_tensorrt_s(packages: Path) -> None:
+    package(packages, "tensorrt_rtx", REAL % "1.0.0")
+    assert bindings.load("rtx").kind == "rtx"
+
+
+@pytest.mark.parametrize(
+    ("release", "parts"),
+    [
+        ("# R36 (release), REVISION: 4.4\n", ("JetPack 6", "3.10", "apt install", "site-packages")),
+        ("# R39 (release), REVISION: 2.0\n", ("JetPack 7", "3.12", "apt install", "site-packages")),
+        ("# R41 (release), REVISION: 1.0\n", ("JetPack", "that of the system", "apt install")),
+        ("nonsense", ("pip install tensorrt-cu",)),
+        (None, ("pip install tensorrt-cu",)),
+    ],
+)
+def test_each_platform_has_its_step(
+    tmp_path: Path, release: str | None, parts: tuple[str, ...]
+) -> None:
+    file = tmp_path / "nv_tegra_release"
+    if release is not None:
+        file.write_text(release)
+    said = bindings.how_to_install("tensorrt", file)
+    assert all(part in said for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "part"),
+    [
+        ("linux", "x86_64", "pip install tensorrt-rtx-cu13-libs"),
+        ("win32", "AMD64", "pip install tensorrt-rtx-cu13-libs"),
+        ("linux", "aarch64", "made for x86-64 alone"),
+    ],
+)
+def test_tensorrt_for_rtx_is_not_promised_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, system: str, machine: str, part: str
+) -> None:
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert part in bindings.how_to_install("rtx")
