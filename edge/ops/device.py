@@ -159,28 +159,32 @@ def _scan(op: Op) -> Op:
         ),
         "where the state before the run is ssm_state[run[SOURCE]] and then, one after the other, "
         "the tokens at rows replay[:run[PENDING]] of the logs. ssm_state_out[run[TARGET]] is, by "
-        "run[STORE], 0: as it was, 1: the state after run[ADVANCE] tokens of the logs, 2: the one "
-        "after the run. scan_x_out[slots[t]] = x[t], where slots[t] ≥ 0; dt and B likewise. The "
-        "ONNX function takes every run for a chain",
+        "run[STORE], 0: as it was, 1: the state after the first run[ADVANCE] ≥ 1 of these, 2: the "
+        "one after the run. scan_x_out[slots[t]] = x[t], where slots[t] ≥ 0; dt and B likewise. "
+        "The ONNX function takes every run for a chain",
     )
+
+
+def _renamed(v: Value, names: Mapping[str, str], symbols: Mapping[str, str]) -> Value:
+    """Another name, and other symbols in its shape: `1|N` has the symbol N."""
+    shape = tuple("|".join(symbols.get(one, one) for one in dim.split("|")) for dim in v.shape)
+    return replace(_narrow(v), name=names.get(v.name, v.name), shape=shape)
 
 
 def _with_dt(op: Op, product: Op) -> Op:
     """A device scan whose dt is made here, of its product's inputs."""
     names = {"x": "low_dt", "x_scale": "low_dt_scale"}
     names |= {"weight": "dt_weight", "weight_scale": "dt_weight_scale"}
-    made = tuple(
-        replace(v, name=names[v.name], shape=("T", "B", "R") if v.name == "x" else v.shape)
-        for v in product.inputs
-        if v.name != "y_scale"
-    )
+    symbols = {"O": "E", "N": "E", "I": "R", "K": "R"}
+    made = tuple(_renamed(v, names, symbols) for v in product.inputs if v.name != "y_scale")
     kept = tuple(v for v in op.inputs if v.name != "dt")
     attributes = tuple(a for a in op.attributes if a not in _columns("dt"))
-    joined = replace(op, name=f"{op.name}Dt", attributes=(*attributes, *_columns("low_dt")))
     y_scale = ", dt_scale" if len(made) > 2 else ""
     return replace(
-        joined,
-        inputs=tuple(map(_narrow, (*kept, *made))),
+        op,
+        name=f"{op.name}Dt",
+        inputs=(*kept, *made),
+        attributes=(*attributes, *_columns("low_dt")),
         maths=f"dt = {product.name}({', '.join(v.name for v in made)}{y_scale})\n{op.maths}",
         source=f"{product.name}, then {op.name}",
     )
@@ -188,16 +192,18 @@ def _with_dt(op: Op, product: Op) -> Op:
 
 def _product_and_conv(product: Op, conv: Op) -> Op:
     """A product, some columns of which a device convolution reads."""
-
-    def named(v: Value) -> Value:
-        return replace(v, name=f"conv_{v.name}") if v.role == "weight" else v
-
-    y = replace(product.outputs[0], doc="the product")
+    # K is the convolution's
+    symbols = {"K": "I", "N": "O"}
+    names = {v.name: f"conv_{v.name}" for v in conv.inputs if v.role == "weight"}
+    y = replace(_renamed(product.outputs[0], {}, symbols), doc="the product")
     convolved = replace(conv.outputs[0], name="conv_y", doc="the convolution of C columns of it")
     return replace(
         product,
         name=f"{product.name}Conv",
-        inputs=(*map(_narrow, product.inputs), *(named(v) for v in conv.inputs if v.name != "x")),
+        inputs=(
+            *(_renamed(v, {}, symbols) for v in product.inputs),
+            *(_renamed(v, names, {}) for v in conv.inputs if v.name != "x"),
+        ),
         outputs=(y, convolved, *conv.outputs[1:]),
         attributes=(
             *_columns("x"),
@@ -270,7 +276,7 @@ def _statements() -> list[Op]:
     convs = {name: _conv(OPS[name]) for name in ("CausalConv1d", "CausalConv1dInt8")}
     scans = {name: _scan(op) for name, op in OPS.items() if name.startswith("SelectiveScan")}
     attention = _attention(OPS["Attention"])
-    others = {"Rope": None, "Attention": attention, **convs, **scans}
+    others = {"Attention": attention, **convs, **scans}
     found = [others.get(name) or _stateless(op) for name, op in OPS.items() if name != "Rope"]
     norms = (op for name, op in OPS.items() if name.startswith("Add"))
     return [

@@ -1,6 +1,7 @@
 """Bodies of the int8 ops without state, in the ONNX text syntax.
 
-`standard` is what TensorRT reads: s8 QuantizeLinear and DequantizeLinear around floating products.
+`standard` is what TensorRT reads: s8 QuantizeLinear and DequantizeLinear around floating products,
+and every int8 constant straight into a DequantizeLinear, as it demands.
 `ort` writes the integer products out, with u8 activations of zero point 128, instead of hoping that
 a fusion finds them. A scale of one value is [1], which ONNX Runtime, ONNX's own evaluator and
 TensorRT take for one of the whole tensor, whatever the axis says.
@@ -60,7 +61,7 @@ _ROUND = """
     grid = Clip(rounded, lowest, highest)
 """
 
-QUANTIZE_ROWS = _ROW_SCALE + _ROUND + "    y = Cast<to=3>(grid)\n"
+QUANTIZE_ROWS = _ROW_SCALE + "    y = QuantizeLinear<output_dtype: int=3>(scaled, one)\n"
 ORT_QUANTIZE_ROWS = _ROW_SCALE + _ZERO + "    y = QuantizeLinear(scaled, one, zero)\n"
 
 DEQUANTIZE = "    y = DequantizeLinear<axis=-1>(x, scale)\n"
@@ -82,7 +83,10 @@ FAKE_QUANTIZE_ROWS = _ROW_SCALE + _ROUND + "    y = Mul(grid, scale)\n"
 
 _FLOATING_X = "    floating = DequantizeLinear<axis=-1>(x, x_scale)\n"
 _COLUMNS = "    columns = Transpose<perm=[1, 0]>(weight)\n"
-_WIDE_COLUMNS = _COLUMNS + "    wide = DequantizeLinear<axis=1>(columns, weight_scale)\n"
+_WIDE_COLUMNS = """
+    wide_rows = DequantizeLinear<axis=0>(weight, weight_scale)
+    wide = Transpose<perm=[1, 0]>(wide_rows)
+"""
 _FLOAT_PRODUCT = _FLOATING_X + _WIDE_COLUMNS + "    %(y)s = MatMul(floating, wide)\n"
 
 LINEAR_INT8 = _FLOAT_PRODUCT % {"y": "y"}
@@ -92,8 +96,9 @@ LINEAR_INT8_QUANTIZE = (
 )
 LINEAR_INT8_ROWS = (
     _WIDE_COLUMNS
+    + _ONE
     + """
-    quants = Cast<to=1>(x)
+    quants = DequantizeLinear(x, one)
     product = MatMul(quants, wide)
     y = Mul(product, x_scale)
 """
@@ -209,16 +214,30 @@ ORT_HADAMARD_QUANTIZE = _ROTATION % {"y": "rotated"} + _TO_U8 % {"x": "rotated"}
 
 # -- embedding -------------------------------------------------------------------------------------
 
-EMBED_INT8 = """
+_ROW_SCALES = """
     size = Shape<end=1>(table)
     scales = Expand(scale, size)
     row_scale = Gather<axis=0>(scales, tokens)
     last = Constant<value = int64[1] {-1}>()
     column = Unsqueeze(row_scale, last)
+"""
+EMBED_INT8 = (
+    _ROW_SCALES
+    + _ONE
+    + """
+    floating = DequantizeLinear(table, one)
+    wide = Gather<axis=0>(floating, tokens)
+    y = Mul(wide, column)
+"""
+)
+ORT_EMBED_INT8 = (
+    _ROW_SCALES
+    + """
     rows = Gather<axis=0>(table, tokens)
     wide = Cast<to=1>(rows)
     y = Mul(wide, column)
 """
+)
 
 # function name → body of standard ops, and what ONNX Runtime does faster, where it differs
 BODIES = {
@@ -255,4 +274,5 @@ ORT_BODIES = {
     "GatedRMSNormInt8": _ORT_GATE + dense.NORM_OF_GROUPS,
     "GatedRMSNormInt8_1": _ORT_GATE + dense.NORM_OF_ONE_GROUP,
     "HadamardQuantize": ORT_HADAMARD_QUANTIZE,
+    "EmbedInt8": ORT_EMBED_INT8,
 }
