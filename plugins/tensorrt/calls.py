@@ -62,12 +62,13 @@ class _Calls:
         )
         read = [tensors[name] for name in node.inputs]
         made = [tensors[name] for name in node.outputs]
-        found = NodeLaunches(
+        outputs = tuple(
+            Output(t.dtype, t.dims, alias) for t, alias in zip(made, node.aliases, strict=True)
+        )
+        return NodeLaunches(
             inputs=tuple(Input(t.dtype, len(t.dims)) for t in read),
-            outputs=tuple(
-                Output(t.dtype, t.dims, alias) for t, alias in zip(made, node.aliases, strict=True)
-            ),
-            symbols={},
+            outputs=outputs,
+            symbols=self._symbols(outputs, programs),
             rows=self._rows,
             workspace=tuple(
                 Buffer(size, None if None in rows else max(filter(None, rows)))
@@ -77,8 +78,6 @@ class _Calls:
             calls=tuple(self._calls),
             programs=programs,
         )
-        found.symbols.update(self._symbols(found))
-        return found
 
     def _call(self, launch: Launch, variant: Variant, regime: Regime) -> int:
         kernel = Kernel(variant.key, 32 * variant.warps)
@@ -110,13 +109,15 @@ class _Calls:
         rows.append(regime.max_rows)
         return index
 
-    def _symbols(self, found: NodeLaunches) -> dict[str, tuple[int, int]]:
+    def _symbols(
+        self, outputs: Sequence[Output], programs: Sequence[NodeProgram]
+    ) -> dict[str, tuple[int, int]]:
         """Where the symbols are read that anything of the node depends on."""
-        sizes = [size for call in found.calls for size in call.grid]
-        sizes += [one for call in found.calls for one in call.arguments if isinstance(one, Size)]
-        named = set(found.rows).union(*(size.of for size in sizes))
-        named |= {dim for output in found.outputs for dim in output.dims if isinstance(dim, str)}
-        named |= {"A"} if any(program.tree for program in found.programs) else set()
+        sizes = [size for call in self._calls for size in call.grid]
+        sizes += [one for call in self._calls for one in call.arguments if isinstance(one, Size)]
+        named = set(self._rows).union(*(size.of for size in sizes))
+        named |= {dim for output in outputs for dim in output.dims if isinstance(dim, str)}
+        named |= {"A"} if any(program.tree for program in programs) else set()
         places: dict[str, tuple[int, int]] = {}
         for index, name in enumerate(self._node.inputs):
             for axis, dim in enumerate(self._tensors[name].dims):
@@ -140,5 +141,5 @@ def _shortest(programs: Iterable[NodeProgram]) -> tuple[NodeProgram, ...]:
         rows = tree.max_rows
         same = next(c for c in chains if c.max_rows is None or (rows and c.max_rows >= rows))
         if tree.calls != same.calls:
-            kept.insert(0, tree)
+            kept.append(tree)
     return tuple(kept)

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 from onnx import (
-    FunctionProto,
     ModelProto,
     NodeProto,
     TensorProto,
@@ -38,6 +37,7 @@ from edge.launch import DType
 from edge.ops.device import DEVICE_DOMAIN, DEVICE_OPS, DEVICE_VERSION
 from edge.plugins.lowering.plan import LOGITS, PICKED, Lowered, walked
 from edge.plugins.onnx import OPSETS
+from edge.plugins.onnx.device import device_functions
 from edge.plugins.tensorrt.nodes import DeviceNode, StandardNode, device_nodes
 from edge.plugins.tensorrt.tensors import OUT, Tensors
 
@@ -109,8 +109,10 @@ class _Graph:
             self._values(self._outputs),
             list(self._initializers.values()),
         )
-        functions: list[FunctionProto] = []
+        functions = device_functions(self._functions)
         imports = {"": OPSETS[""], DEVICE_DOMAIN: DEVICE_VERSION}
+        for function in functions:
+            imports |= {entry.domain: entry.version for entry in function.opset_import}
         return helper.make_model(
             graph,
             functions=functions,

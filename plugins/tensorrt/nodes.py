@@ -66,7 +66,7 @@ def device_nodes(lowered: Lowered) -> Iterator[DeviceNode | StandardNode]:
 def node_runs(lowered: Lowered) -> list[tuple[Node, list[Runs]]]:
     """Every node of a step, and what it launches in each regime.
 
-    Raises LoweringError: a regime runs nodes that no node of a step stands for.
+    Raises LoweringError: a regime runs other nodes than those that a step's nodes stand for.
     """
     launches = [launch for _, launch in lowered.tables.launches.values()]
     variants = [variant for _, variant in lowered.tables.variants.values()]
@@ -79,13 +79,14 @@ def node_runs(lowered: Lowered) -> list[tuple[Node, list[Runs]]]:
         runs = []
         for regime, nodes in walks:
             names = node.pair if regime.many and node.pair else (node.name,)
-            indices = [index for name in names for index in nodes.pop(name, ())]
-            each = [launches[index] for index in indices]
+            if any(name not in nodes for name in names):
+                raise LoweringError("is no node of every kind of run", field=node.name)
+            each = [launches[index] for name in names for index in nodes.pop(name)]
             runs.append(Runs(regime, [(one, variants[one.variant]) for one in each]))
         found.append((node, runs))
     for _, nodes in walks:
-        if left := [name for name, indices in nodes.items() if indices]:
-            raise LoweringError("is no part of a step", field=left[0])
+        if nodes:
+            raise LoweringError("is no part of a step", field=next(iter(nodes)))
     return found
 
 

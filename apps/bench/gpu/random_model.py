@@ -89,8 +89,8 @@ def write_bundle(
     with BundleWriter(out) as writer:
         built = build_graph(config, tensors, writer.folder, plan)
         check_graph(writer.folder)
-        launches = add_plan(writer, GRAPH_FILE, architectures)
-        added = add_kernels(writer, launches, architectures, lambda *_: None, (0.0, 1.0))
+        planned = add_plan(writer, GRAPH_FILE, architectures)
+        added = add_kernels(writer, planned, architectures, lambda *_: None, (0.0, 1.0))
         how = recipe(quant)
         writer.finish(
             created_by=f"edge {edge.__version__}",
