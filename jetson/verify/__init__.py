@@ -1,0 +1,1 @@
+"""`python -m jetson.verify`: everything this repository calls unproven, tried on a board."""
