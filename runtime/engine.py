@@ -121,21 +121,14 @@ class GreedyEngine(Engine, Protocol):
 
 
 def choose_engine(name: str) -> str:
-    """The engine that `name` means here. Raises EngineError for one that cannot run.
+    """The engine that `name` means here. Raises EngineError for one that there is not.
 
-    "auto" is "ort": the CUDA engine has not been measured on a GPU.
+    "auto" is "ort": no other has been measured on a GPU.
     """
     if name in ("auto", "ort"):
         return "ort"
-    if name == "cuda":
+    if name in ("cuda", "tensorrt"):
         return name
-    if name == "tensorrt":
-        raise EngineError(
-            "engine tensorrt is not available in this version: it needs TensorRT and an engine "
-            "built on this device",
-            field="engine",
-            remedy="use --engine ort",
-        )
     raise EngineError(
         f"there is no engine {name!r}", field="engine", remedy="auto, ort, cuda or tensorrt"
     )
@@ -150,10 +143,15 @@ def open_engine(
     that spin wait for work awake, quicker on a machine that does nothing else and far slower beside
     other work. Raises BundleError, EngineError.
     """
-    if choose_engine(name) == "cuda":
+    chosen = choose_engine(name)
+    if chosen == "cuda":
         from edge.runtime.cuda.opening import from_bundle
 
         return from_bundle(bundle)
+    if chosen == "tensorrt":
+        from edge.runtime.tensorrt import opening
+
+        return opening.from_bundle(bundle)
     from edge.runtime.ort import OrtEngine
 
     return OrtEngine.from_bundle(bundle, threads=threads, spin=spin)

@@ -221,8 +221,8 @@ def test_histogram_counts_every_value() -> None:
         (("--context", "1,,2"), "no list of whole numbers"),
         (("--json", "--jsonl"), "goes without --jsonl"),
         (("--html", "/nowhere/page.html"), "cannot be written"),
-        (("--engine", "tensorrt"), "engine tensorrt is not available"),
-        (("--against", "tensorrt"), "engine tensorrt is not available"),
+        (("--engine", "tensorrt"), "TensorRT"),
+        (("--against", "tensorrt"), "TensorRT"),
         (("--against", "/nowhere/bundle"), "/nowhere/bundle"),
     ],
 )

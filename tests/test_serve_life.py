@@ -164,7 +164,7 @@ def test_no_key_on_loopback_still_keeps_pages_out() -> None:
         (["demo", "--host", "no.such.host.invalid"], 1, "--host"),
         (["demo", "--port", "0", "--allow-origin", "*"], 1, "--allow-origin"),
         (["demo", "--port", "0", "--engine", "cuda"], 1, "cuda"),
-        (["demo", "--port", "0", "--host", "::1", "--engine", "tensorrt"], 1, "tensorrt"),
+        (["demo", "--port", "0", "--host", "::1", "--engine", "tensorrt"], 1, "TensorRT"),
         (["demo", "--port", "70000"], 2, "--port"),
         (["demo", "--deadline", "nan"], 2, "--deadline"),
         (["demo", "--queue", "-1"], 2, "--queue"),

@@ -1,0 +1,124 @@
+"""From a bundle to the engine that `edge build` made of it on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edge.bundle.kernels import WEIGHT_FILE, open_plan
+from edge.errors import EngineError
+from edge.runtime.cuda.exclusive import Exclusive
+from edge.runtime.cuda.opening import load_kernels
+from edge.runtime.cuda.weights import Weights, upload
+from edge.runtime.layout import Identity
+from edge.runtime.tensorrt import bindings, cache, library, machine, onnxfile, profiles
+from edge.runtime.tensorrt.bindings import Kind, TensorRT
+from edge.runtime.tensorrt.contexts import EngineContexts
+from edge.runtime.tensorrt.engine import TensorRTEngine, settling
+from edge.runtime.tensorrt.library import PluginLibrary
+from edge.runtime.tensorrt.profiles import Sizes
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+
+
+def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
+    """The engine built last; `device` None is the GPU that EDGE_DEVICE means.
+
+    Raises BundleError: no plan or graph, no kernels for this GPU; EngineError: no TensorRT, no
+    plugin library, no GPU, no engine that can be used here (with the command that builds one), no
+    memory.
+    """
+    trt, plugins = _libraries(built_kind(bundle))
+    plan, file = open_plan(bundle), machine.graph_file(bundle)
+    graph = onnxfile.read(bundle.read(file), file)
+    gpu = machine.open_gpu() if device is None else device
+    here, wanted = _engine_wanted(bundle, trt, plugins, gpu)
+    flags = ("--rtx",) if plugins is None else ()
+    with cache.find(bundle.path, here, wanted, *flags) as found:
+        sizes = Sizes.model_validate(found.header["sizes"])
+        contexts = EngineContexts(
+            trt,
+            found.body,
+            gpu,
+            profiles.profiles(sizes, trees=plugins is not None),
+            str if plugins is None else plugins.last_error,
+        )
+    _check_names(contexts, graph, cache.command(bundle.path, sizes, *flags))
+    exclusive = Exclusive(gpu)
+    rest, variants = settling(plan)
+    kernels = load_kernels(bundle, plan, gpu, exclusive, variants)
+    weights = Weights(rest, exclusive)
+    if rest.weights:
+        upload(bundle, WEIGHT_FILE, weights)
+    manifest = bundle.manifest
+    return TensorRTEngine(
+        plan,
+        manifest.model,
+        exclusive,
+        weights,
+        kernels,
+        contexts,
+        sizes=sizes,
+        rebuild=lambda larger: cache.command(bundle.path, larger, *flags),
+        chunk=manifest.limits.chunk,
+        identity=Identity.of_bundle(bundle),
+        state_dtypes=manifest.state_dtypes,
+    )
+
+
+def built_kind(bundle: Bundle) -> Kind:
+    """Which library the bundle's engine was built with last; TensorRT where none was."""
+    newest = _newest(cache.entries(bundle.fingerprint))
+    return "rtx" if newest and newest.components.get("kind") == "rtx" else "tensorrt"
+
+
+def _newest(entries: list[cache.Entry]) -> cache.Entry | None:
+    def written(entry: cache.Entry) -> float:
+        try:
+            return entry.path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    return max(entries, key=written, default=None)
+
+
+def _libraries(kind: Kind) -> tuple[TensorRT, PluginLibrary | None]:
+    trt = bindings.load(kind)
+    if kind == "rtx":
+        return trt, None
+    plugins = library.open_library()
+    library.register(trt, plugins)
+    return trt, plugins
+
+
+def _engine_wanted(
+    bundle: Bundle, trt: TensorRT, plugins: PluginLibrary | None, gpu: Any
+) -> tuple[dict[str, str], Sizes]:
+    """What is known of this machine, and the sizes of the engine that was built for it last; else
+    those that `edge build` would take.
+    """
+    here = machine.components(bundle, trt, plugins, gpu)
+    entries = cache.entries(bundle.fingerprint)
+    if plugins is None:
+        # built ahead of time, for several GPUs by their architecture
+        here = {name: here[name] for name in here if name not in ("gpu", "driver")}
+        lists = {entry.components.get("sm", "") for entry in entries}
+        here["sm"] = next((each for each in lists if here["sm"] in each.split(",")), here["sm"])
+    ours = [e for e in entries if all(e.components.get(n) == v for n, v in here.items())]
+    newest = _newest(ours)
+    if newest is not None:
+        return here, newest.sizes
+    return here, profiles.sizes(bundle.manifest.model, bundle.manifest.limits.chunk)
+
+
+def _check_names(contexts: EngineContexts, graph: onnxfile.Graph, command: str) -> None:
+    """Raises EngineError for an engine whose tensors are not the graph's."""
+    strange = set(contexts.inputs) - graph.inputs.keys() | set(contexts.outputs) - (
+        graph.outputs.keys()
+    )
+    strange |= graph.outputs.keys() - set(contexts.outputs)
+    if strange:
+        raise EngineError(
+            f"the engine is none of this bundle's graph: {', '.join(sorted(strange))}",
+            remedy=f"build it again: {command}",
+        )
