@@ -57,7 +57,7 @@ def build(
     """
     from edge.bundle import open_bundle
     from edge.runtime.model import resolve
-    from edge.runtime.tensorrt.build import Order
+    from edge.runtime.tensorrt.compile import Order
     from edge.runtime.tensorrt.profiles import sizes
 
     if sm is not None and not rtx:

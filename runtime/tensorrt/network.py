@@ -13,7 +13,7 @@ from edge.bundle.kernels import WEIGHT_FILE
 from edge.errors import BundleError, EngineError
 from edge.ops.device import DEVICE_DOMAIN
 from edge.runtime.tensorrt.bindings import TensorRT
-from edge.runtime.tensorrt.onnxfile import Port
+from edge.runtime.tensorrt.onnxfile import Graph, Port
 from edge.runtime.tensorrt.profiles import Profile
 
 _DTYPES = {
@@ -76,9 +76,13 @@ class Network:
         return config
 
 
-def check_ports(network: Network, graph: tuple[Mapping[str, Port], Mapping[str, Port]]) -> None:
-    """Raises EngineError when TensorRT's inputs and outputs are not the graph's."""
-    for what, read, parsed in zip(("input", "output"), graph, network.ports(), strict=True):
+def check_ports(network: Network, graph: Graph) -> tuple[dict[str, Port], dict[str, Port]]:
+    """TensorRT's inputs and outputs. Raises EngineError when they are not the graph's."""
+    inputs, outputs = network.ports()
+    for what, read, parsed in (
+        ("input", graph.inputs, inputs),
+        ("output", graph.outputs, outputs),
+    ):
         if list(read) != list(parsed):
             missing = sorted(set(read) ^ set(parsed))
             raise EngineError(f"TensorRT has other {what}s than the graph: {', '.join(missing)}")
@@ -92,6 +96,7 @@ def check_ports(network: Network, graph: tuple[Mapping[str, Port], Mapping[str, 
                     f"TensorRT makes {what} {name} {found.dtype} {list(found.dims)}, "
                     f"the graph says {port.dtype} {list(port.dims)}"
                 )
+    return inputs, outputs
 
 
 def _ports(tensors: list[Any]) -> dict[str, Port]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -16,8 +17,12 @@ _LOOK_S = 0.2
 _BEGINS_S = 1.0
 
 
+@functools.cache
 def logger(module: ModuleType) -> Any:
-    """An ILogger that keeps the last errors and warnings: `said()`."""
+    """An ILogger that keeps the last errors and warnings: `said()`, until it is told to `forget()`.
+
+    One for the process, because TensorRT keeps the first that it is given.
+    """
 
     class Log(module.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -29,6 +34,9 @@ def logger(module: ModuleType) -> Any:
                 worst = severity <= module.ILogger.ERROR
                 self._lines.append(f"{'error' if worst else 'warning'}: {message.strip()}")
                 del self._lines[:-_KEPT]
+
+        def forget(self) -> None:
+            self._lines.clear()
 
         def said(self) -> str:
             """The errors, else the last warnings."""
