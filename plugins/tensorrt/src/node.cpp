@@ -5,6 +5,7 @@
 #include "settings.h"
 
 #include <cstring>
+#include <limits>
 
 namespace edge {
 
@@ -76,6 +77,10 @@ void build(Node& node) {
     node.kernels = kernels_to_build_with();
     node.kernels_id = node.kernels->blob().identity;
     node.aliased = aliased();
+    // a field's length is an int32
+    if (node.kernels->blob().size > std::numeric_limits<std::int32_t>::max()) {
+        refuse("an engine cannot carry kernels of ", node.kernels->blob().size, " bytes");
+    }
     check_kernels(node);
 }
 
