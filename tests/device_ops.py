@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -226,6 +226,19 @@ class Case:
         )
         whole[..., start : start + array.shape[-1]] = array
         return whole
+
+
+def cases(names: Iterable[str]) -> list[Case]:
+    """Each op; with scales a channel where it may have them, with fp16 weights likewise."""
+    found = []
+    for name in names:
+        found.append(Case(name))
+        values = DEVICE_OPS[name].inputs
+        if any("|" in v.shape[0] or v.name == "state_scale" for v in values if v.shape):
+            found.append(Case(name, channels=True))
+        if any("f16" in v.dtypes for v in values if v.role == "weight"):
+            found.append(Case(name, half=True))
+    return found
 
 
 # -- what steers a run -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from onnx import inliner
 from edge.ops.device import DEVICE_DOMAIN, DEVICE_OPS, device_name, in_place, viewable
 from edge.plugins.onnx.device import device_function, device_functions
 from edge.runtime.cuda.ledger import ADVANCED, KEEP, LAST
-from tests.device_ops import Array, Case
+from tests.device_ops import Array, Case, cases
 from tests.device_reference import Steps, expected
 from tests.int8_recurrent import TOLERANCE, Compared
 
@@ -34,18 +34,6 @@ TREES = [
 HAS_STATE = [name for name, op in DEVICE_OPS.items() if any(op.states())]
 HAS_NONE = [name for name in DEVICE_OPS if name not in HAS_STATE]
 ATTENTIONS = [name for name in HAS_STATE if name.endswith("Attention")]
-
-
-def cases(names: list[str]) -> list[Case]:
-    """Each op; with scales a channel where it may have them, with fp16 weights likewise."""
-    found = [Case(name) for name in names]
-    for name in names:
-        values = DEVICE_OPS[name].inputs
-        if any("|" in v.shape[0] or v.name == "state_scale" for v in values if v.shape):
-            found.append(Case(name, channels=True))
-        if any("f16" in v.dtypes for v in values if v.role == "weight"):
-            found.append(Case(name, half=True))
-    return found
 
 
 def compare(case: Case, steps: Steps, batch: int, counted: Compared) -> None:

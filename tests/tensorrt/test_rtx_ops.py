@@ -1,0 +1,74 @@
+"""TensorRT for RTX builds the body of every device op: what it demands of types and of shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from onnx import ModelProto, inliner
+
+from edge.errors import EngineError
+from edge.ops.device import DEVICE_OPS
+from edge.runtime.tensorrt import bindings
+from tests.device_ops import Case
+
+# smallest, usual and largest of the dimensions that runs differ in
+RANGES = {"T": (1, 1, 64), "L": (1, 1, 64), "P": (1, 1, 32), "A": (1, 1, 64), "B": (1, 1, 2)}
+GPUS = ("SM86", "SM89")
+
+
+def rtx() -> Any:
+    """Its module, or None where it is not installed."""
+    try:
+        return bindings.load("rtx").module
+    except EngineError:
+        return None
+
+
+RTX = rtx()
+pytestmark = pytest.mark.skipif(RTX is None, reason=f"no TensorRT for RTX: {bindings.RTX_COMMAND}")
+
+
+@pytest.fixture(scope="module")
+def log() -> Any:
+    """Keeps what TensorRT says; one for all, because it keeps the first that it is given."""
+
+    class Log(RTX.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity <= RTX.ILogger.ERROR:
+                self.errors.append(message)
+
+    return Log()
+
+
+def engine_of(model: ModelProto, log: Any) -> bytes:
+    """Built ahead of time for GPUS."""
+    log.errors.clear()
+    builder = RTX.Builder(log)
+    network = builder.create_network(1 << int(RTX.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = RTX.OnnxParser(network, log)
+    assert parser.parse(model.SerializeToString()), log.errors
+    config = builder.create_builder_config()
+    config.num_compute_capabilities = len(GPUS)
+    for at, gpu in enumerate(GPUS):
+        config.set_compute_capability(getattr(RTX.ComputeCapability, gpu), at)
+    profile = builder.create_optimization_profile()
+    for value in model.graph.input:
+        dims = [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+        bounds = [[RANGES[d][at] if isinstance(d, str) else d for d in dims] for at in range(3)]
+        profile.set_shape(value.name, *bounds)
+    config.add_optimization_profile(profile)
+    engine = builder.build_serialized_network(network, config)
+    assert engine is not None, log.errors
+    return bytes(engine)
+
+
+@pytest.mark.parametrize("name", DEVICE_OPS)
+def test_a_body_is_built(name: str, log: Any) -> None:
+    """With scales a channel where it may have them: one for all needs less of TensorRT."""
+    case = Case(name, channels=True)
+    assert engine_of(inliner.inline_local_functions(case.model()), log)
