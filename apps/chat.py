@@ -25,7 +25,7 @@ def chat(
     ] = "demo",
     engine: Annotated[str, typer.Option(help="auto, ort, cuda or tensorrt.")] = "auto",
     draft: Annotated[
-        str, typer.Option(help="Who drafts: a bundle of the same tokenizer, ngram, or none.")
+        str, typer.Option(help="Who drafts: another bundle, ngram, or none.")
     ] = "none",
     draft_tokens: Annotated[
         int | None, typer.Option(help="Tokens of every draft; found by trying when not given.")

@@ -63,9 +63,9 @@ class Session:
         `system`: the chat's first message. `max_prompt_tokens`: most tokens of one prompt.
         `window`, `capacity`: see `Engine.new_state`. `seed`: of random numbers that answers without
         a seed of their own draw from. `undo_levels`: how many turns `undo` can take back; each
-        holds a copy of one state. `draft`: a model of the same tokenizer, or "ngram", that proposes
-        tokens for this one to verify; `draft_tokens` of them at a time, or as many as prove
-        quickest.
+        holds a copy of one state. `draft`: another model, best one of the same vocabulary, or
+        "ngram", that proposes tokens for this one to verify; `draft_tokens` of them at a time, or
+        as many as prove quickest.
         """
         self.model = model
         self._reader = PromptReader(model.tokenizer, max_prompt_tokens)

@@ -71,7 +71,6 @@ def test_options_reach_the_sampler_and_a_base_model_says_that_it_continues() -> 
         (["x", "-p", "x", "--stop", ""], 1, "--stop"),
         (["x", "-p", "x", "--threads", "0"], 1, "--threads"),
         (["demo", "-p", "x", "--draft", "ngram", "--draft-tokens", "0"], 1, "draft_tokens"),
-        (["demo", "-p", "x", "--draft", "demo-bytes"], 1, "another tokenizer"),
         (["demo", "-p", "x", "--engine", "tensorrt"], 1, "TensorRT"),
         (["x", "-p", "x", "--engine", "warp"], 2, "warp"),
         (["x", "--top-k", "many"], 2, "--top-k"),

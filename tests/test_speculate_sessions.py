@@ -162,8 +162,6 @@ def test_a_context_that_fills_up_ends_where_it_would_without() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(InputError, match="another tokenizer"):
-        model("chat").session(draft=model("base"))
     for tokens in (0, -1, 1000):
         with pytest.raises(InputError, match="draft_tokens"):
             model("chat").session(draft="ngram", draft_tokens=tokens)

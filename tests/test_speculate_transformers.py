@@ -7,7 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 from edge.apps.chat import app as chat
-from edge.errors import InputError
 from edge.runtime.sampling import Sampler, SamplingParams
 from edge.runtime.session import Session
 from edge.runtime.speculate.vocabulary import Vocabulary, shared_ids
@@ -154,8 +153,3 @@ def test_chat_takes_a_mamba_bundle_for_a_transformer() -> None:
     assert [run.exit_code for run in runs] == [0, 0], runs[1].output
     assert runs[0].stdout == runs[1].stdout
     assert "drafted" in runs[1].stderr
-
-
-def test_words_of_another_tokenizer_are_refused() -> None:
-    with pytest.raises(InputError, match="another tokenizer"):
-        model("llama").session(draft=session_models.model("chat"))

@@ -1,4 +1,4 @@
-"""Drafting with another bundle of the same tokenizer."""
+"""Drafting with another bundle of the same vocabulary."""
 
 from __future__ import annotations
 

@@ -1,0 +1,155 @@
+"""Tokens as text, followed as they change: what two models of different tokenizers share.
+
+Text is kept as bytes, in which every token is a piece of known length.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import InputError
+from edge.runtime.context import common_prefix
+from edge.text.tokenizer import Segment, Tokenizer
+
+_PRINTABLE = "".join(map(chr, range(33, 127))) + " a  b\nc"
+_LONGEST_CHARACTER = 4
+
+
+class Transcript:
+    """The bytes of a list of tokens that grows, and is cut short.
+
+    Control tokens have no bytes, or all the same ones, which are left out where a text begins.
+
+    Attributes:
+        tokens: the list.
+        ends: of each token, where its bytes end in `data`.
+        data: all bytes; the space that a tokenizer puts before a text is not among them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, control: bytes = b"") -> None:
+        self.tokens: list[int] = []
+        self.ends: list[int] = []
+        self.data = bytearray()
+        self._tokenizer = tokenizer
+        self._control = control
+
+    def append(self, token: int) -> None:
+        piece = self._tokenizer.token_bytes(token)
+        if not self.data and piece and self._tokenizer.strips_space and self._silent():
+            piece = piece.removeprefix(b" ")
+        elif self.data and not piece:
+            piece = self._control
+        self.data += piece
+        self.tokens.append(token)
+        self.ends.append(len(self.data))
+
+    def _silent(self) -> bool:
+        """Whether no token has been text so far, not even the space that was dropped."""
+        return not any(map(self._tokenizer.token_bytes, self.tokens))
+
+    def cut(self, count: int) -> None:
+        """Forget all but the first `count` tokens."""
+        del self.tokens[count:], self.ends[count:]
+        del self.data[self.end(count) :]
+
+    def end(self, count: int) -> int:
+        """Bytes of the first `count` tokens."""
+        return self.ends[count - 1] if count else 0
+
+    def follow(self, tokens: Sequence[int]) -> int:
+        """Become the transcript of `tokens`; how many of the bytes before stayed."""
+        kept = common_prefix(self.tokens, tokens, min(len(self.tokens), len(tokens)))
+        self.cut(kept)
+        stayed = len(self.data)
+        for token in tokens[kept:]:
+            self.append(token)
+        return stayed
+
+    def tokens_within(self, size: int) -> int:
+        """How many tokens, of text or not, the first `size` bytes hold whole."""
+        return bisect_right(self.ends, size)
+
+
+def agreement(a: bytearray, b: bytearray, known: int) -> int:
+    """How many bytes both begin with, of which `known` are known to agree."""
+    shorter = min(len(a), len(b))
+    at = min(known, shorter)
+    while at < shorter and a[at] == b[at]:
+        at += 1
+    return at
+
+
+def whole_characters(data: bytes | bytearray) -> int:
+    """How many of the bytes are whole characters of UTF-8: all, but for a last one unfinished."""
+    for back in range(1, min(_LONGEST_CHARACTER, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:  # here the last character begins
+            length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if length > back else len(data)
+    return len(data)
+
+
+def begins_character(data: bytearray, at: int) -> bool:
+    return at >= len(data) or data[at] & 0xC0 != 0x80
+
+
+def begins_word(data: bytearray, at: int) -> bool:
+    """Whether white space follows, or nothing came before: tokens seldom reach across."""
+    return at == 0 or (at < len(data) and data[at] in b" \n\t\r")
+
+
+class Pieces:
+    """The bytes of all tokens, to find those that a text which has begun may be."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        found = ((tokenizer.token_bytes(token), token) for token in range(tokenizer.vocab_size))
+        ordered = sorted((piece, token) for piece, token in found if piece)
+        self._pieces = [piece for piece, _ in ordered]
+        self._tokens = np.array([token for _, token in ordered], np.intp)
+
+    def along(self, text: bytes) -> NDArray[np.intp]:
+        """Tokens that begin with `text`; where there are none, those that it begins with and are
+        longest, as a tokenizer that joins what it can would have them.
+        """
+        pieces = self._pieces
+        # no UTF-8 has this byte, and no piece so many of them
+        found = self._tokens[bisect_left(pieces, text) : bisect_left(pieces, text + b"\xff" * 64)]
+        size = len(text)
+        while not found.size and size > 1:
+            size -= 1
+            same = text[:size]
+            found = self._tokens[bisect_left(pieces, same) : bisect_right(pieces, same)]
+        return found
+
+
+def spelled(tokenizer: Tokenizer, text: str, before: int | None) -> list[int] | None:
+    """Tokens of exactly this text, which follows the token `before` (None: nothing).
+
+    None where the tokenizer has none: it lacks a character, or changes texts.
+    """
+    wanted = text.encode()
+    # some tokenizers put a space before whatever they are given: they are given one less
+    for given in (text, text[1:]) if text.startswith(" ") else (text,):
+        try:
+            if before is None:
+                ids = tokenizer.encode(given)
+            else:
+                parts = [Segment("", tokens=(before,)), Segment(given)]
+                ids = tokenizer.encode_segments(parts)[1:]
+        except InputError:
+            continue
+        found = b"".join(map(tokenizer.token_bytes, ids))
+        if before is None and tokenizer.strips_space:
+            found = found.removeprefix(b" ")
+        if found == wanted:
+            return ids
+    return None
+
+
+def writes_text(tokenizer: Tokenizer) -> bool:
+    """Whether it has all of printable ASCII, and keeps white space as it is."""
+    return spelled(tokenizer, _PRINTABLE, None) is not None

@@ -1,0 +1,186 @@
+"""Drafting with a bundle of another tokenizer: the draft is text, and read as the target's tokens.
+
+What the target has said so far is the drafter's prompt, as text. The drafter goes on greedily; what
+it says is cut into tokens of the target, which verifies them as any draft. They are chosen, not
+drawn, so what comes out is distributed as the target's own words, whatever they are.
+
+A target of bytes is mostly in the middle of a word, of which a drafter of words makes little: it
+reads up to the word alone, and says one that begins so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge.errors import EngineError
+from edge.runtime.context import Context, Logits
+from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
+from edge.runtime.speculate.text import (
+    Pieces,
+    Transcript,
+    agreement,
+    begins_character,
+    begins_word,
+    spelled,
+    whole_characters,
+)
+from edge.text.tokenizer import Tokenizer
+
+# Tokens that the drafter goes back, at most, to read a word again from its beginning.
+BACK = 4
+_LONGEST_WORD = 24
+
+
+class TextDrafter(Drafter):
+    """A second model that steps ahead in its own tokens.
+
+    Its state follows the target's text: what of its own words was not accepted is rewound, to the
+    longest text that both have or to the beginning of that word, and from there the target's words
+    are read. A control token of the target is a line's end to the drafter.
+    """
+
+    def __init__(
+        self, name: str, context: Context, own: Tokenizer, target: Tokenizer, longest: int
+    ) -> None:
+        """`context`: of the drafting model; its state can take back longest + BACK tokens.
+        `longest`: the most tokens of its own that it steps ahead.
+        """
+        self._name = name
+        self._context = context
+        self._own = own
+        self._target = target
+        self._longest = longest
+        self._greedy = Sampler(SamplingParams(temperature=0))
+        self._pieces = Pieces(own)
+        self._heard = Transcript(target, control=b"\n")
+        self._said = Transcript(own)
+        self._agreed = 0  # bytes that both begin with, at least
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def nbytes(self) -> int:
+        return self._context.state.nbytes
+
+    def propose(
+        self, tokens: Sequence[int], pending: int, count: int, sampler: Sampler, recent: list[int]
+    ) -> Draft:
+        """See `Drafter.propose`. Raises EngineError also for text that it cannot write."""
+        context, said = self._context, self._said
+        self._agreed = min(self._agreed, self._heard.follow([*tokens, pending]))
+        said.cut(len(context.tokens))
+        end = self._readable()
+        wanted = self._reading(end)
+        full = context.state.capacity is not None and (
+            len(wanted) + self._longest > context.state.capacity
+        )
+        if full or not wanted:
+            return NOTHING
+        logits = self._read(wanted[context.align(wanted) :])
+        said.follow(wanted)
+        self._agreed = end
+        ids = self._ahead(logits, bytes(self._heard.data[end:]), count)
+        return Draft(tuple(ids), (None,) * len(ids))
+
+    # -- following the target ---------------------------------------------------------------------
+
+    def _readable(self) -> int:
+        """How many bytes of the target's text are read as they are; a draft begins as the rest."""
+        heard = self._heard.data
+        if self._target.kind == "bytes" and self._own.kind != "bytes":
+            for at in range(len(heard), max(-1, len(heard) - _LONGEST_WORD), -1):
+                if begins_word(heard, at):
+                    return at
+        return whole_characters(heard)
+
+    def _reading(self, end: int) -> list[int]:
+        """The target's text, `end` bytes of it, in own tokens: those it has read, and new ones."""
+        heard, said = self._heard.data, self._said
+        self._agreed = agreement(said.data, heard, self._agreed)
+        kept = self._kept(said.tokens_within(min(self._agreed, end)), end)
+        start = said.end(kept)
+        tokens = said.tokens[:kept] or self._opening()
+        if start == end:
+            return tokens
+        try:
+            rest = heard[start:end].decode()
+        except UnicodeDecodeError:
+            raise EngineError(f"{self._name} cannot read the text: it is no UTF-8") from None
+        found = spelled(self._own, rest, tokens[-1] if start else None)
+        if found is None:
+            raise EngineError(
+                f"{self._name} cannot write the text", remedy="draft with another bundle, or ngram"
+            )
+        return [*tokens, *found]
+
+    def _opening(self) -> list[int]:
+        bos = self._own.bos
+        silent = bos is not None and not self._own.token_bytes(bos)
+        return [bos] if bos is not None and self._own.add_bos and silent else []
+
+    def _kept(self, most: int, end: int) -> int:
+        """How many of the first `most` own tokens stay: up to the word that goes on, in reach."""
+        said, heard = self._said, self._heard.data
+        if said.end(most) == end:
+            return most
+        lowest = max(0, len(said.tokens) - self._context.state.reach, most - BACK)
+        for count in range(most, lowest - 1, -1):
+            if begins_word(heard, said.end(count)):
+                return count
+        while most > 0 and not begins_character(heard, said.end(most)):
+            most -= 1
+        return most
+
+    def _read(self, tokens: Sequence[int]) -> Logits:
+        """Consume tokens; the last one can be taken back, for nothing new may follow it."""
+        if len(tokens) > self._context.state.window:
+            self._context.feed(tokens[:-1], lambda: False)
+            tokens = tokens[-1:]
+        return self._context.advance(tokens)
+
+    # -- going ahead ------------------------------------------------------------------------------
+
+    def _ahead(self, logits: Logits, begun: bytes, count: int) -> list[int]:
+        """At most `count` tokens of the target, from own steps; `begun`: text of the target that
+        they begin with.
+        """
+        ids: list[int] = []
+        drafted = bytearray()
+        for left in reversed(range(self._longest)):
+            token = self._choice(logits, begun[len(drafted) :])
+            if token in self._own.eos:
+                return [*ids, *self._target.eos[:1]][:count]
+            piece = b"" if token is None else self._own.token_bytes(token)
+            drafted += piece
+            found = self._read_by_target(bytes(drafted[len(begun) :]), bool(begun))
+            if token is None or not piece or found is None:
+                break
+            ids = found
+            if len(ids) >= count or not left:
+                break
+            logits = self._context.step(token)
+            self._said.append(token)
+        return ids[:count]
+
+    def _choice(self, logits: Logits, begun: bytes) -> int | None:
+        """The likeliest token, of those that go along with text that has begun, if any does."""
+        logits = logits[: self._own.vocab_size]
+        if not begun:
+            return self._greedy(logits)
+        along = self._pieces.along(begun)
+        return int(along[self._greedy(logits[along])]) if along.size else None
+
+    def _read_by_target(self, fresh: bytes, begun: bool) -> list[int] | None:
+        """Text that the target has not said yet in its tokens; None where it has none for it."""
+        if self._target.kind == "bytes":
+            return list(fresh)
+        if begun:  # the rest of a character is no text by itself
+            return None
+        try:
+            text = fresh[: whole_characters(fresh)].decode()
+        except UnicodeDecodeError:
+            return None
+        return spelled(self._target, text, self._heard.tokens[-1]) if text else []
