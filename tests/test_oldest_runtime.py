@@ -51,7 +51,7 @@ def test_both_give_the_same_logits() -> None:
     "tests",
     [
         "test_ops_quantized.py", "test_ops_quantized_fused.py", "test_ops_quantized_recurrent.py",
-        "test_graph_quantized.py",
+        "test_graph_quantized.py", "test_device_ops.py",
     ],
 )  # fmt: skip
 def test_int8_ops_and_graphs_agree_with_their_references_there_too(tests: str) -> None:
