@@ -1,0 +1,150 @@
+"""Try the steps in order, each in a process of its own, and keep a report all the while."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jetson.verify import board
+from jetson.verify.report import Report, Result, Status, load, tail
+from jetson.verify.steps import NOT_RUN, STEPS, Step, missing
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(step: Step, bundle: str, folder: Path, limit_s: float) -> Result:
+    """Try one step; whatever happens in it is the result."""
+    before, began = board.now(), time.monotonic()
+    why = missing(step, bundle)
+    if why is None and limit_s < 1:
+        why = "the time was up (--minutes)"
+    if why is not None:
+        return Result(step.name, step.claim, "not run", why, before=before, after=before)
+    log = folder / f"{step.name}.log"
+    out = folder / step.name
+    out.mkdir(exist_ok=True)
+    limit_s = min(limit_s, step.limit_s)
+    code = _process(step, step.line(bundle, out), log, limit_s)
+    text = log.read_text(errors="replace")
+    status, reason = _verdict(code, text, limit_s)
+    figures = _figures(text)
+    return Result(
+        step.name,
+        step.claim,
+        status,
+        reason,
+        round(time.monotonic() - began, 1),
+        figures,
+        "" if status == "ok" and figures else tail(text),
+        before,
+        board.now(),
+    )
+
+
+def _process(step: Step, command: Sequence[str], log: Path, limit_s: float) -> int | None:
+    """The exit code; None after `limit_s`, when all that it started is ended."""
+    environment = dict(os.environ, PYTHONUNBUFFERED="1", **(step.environment or {}))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part
+    )
+    with log.open("wb") as file:
+        child = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+            stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            return child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+
+def _verdict(code: int | None, text: str, limit_s: float) -> tuple[Status, str]:
+    last = (text.strip().splitlines() or [""])[-1]
+    if code == 0:
+        return "ok", ""
+    if code == NOT_RUN:
+        return "not run", last.removeprefix("not run: ")
+    if code is None:
+        return "wrong", f"not done after {limit_s:.0f} s"
+    if code < 0:
+        return "wrong", f"ended by {signal.Signals(-code).name}"
+    return "wrong", f"exit code {code}"
+
+
+def _figures(text: str) -> dict[str, Any]:
+    """The JSON object that a step's output ends with; {} where it does not."""
+    lines = text.strip().splitlines()
+    for start in range(len(lines) - 1, -1, -1):
+        if lines[start].startswith("{"):
+            try:
+                found = json.loads("\n".join(lines[start:]))
+            except ValueError:
+                return {}
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+def verify(
+    bundle: str, folder: Path, minutes: float, steps: Sequence[Step] = STEPS, *, again: bool = False
+) -> Report:
+    """Try all steps that are not ok in an earlier report of the same machine and version."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = board.facts()
+    report = None if again else load(folder, bundle, facts)
+    if report is None:
+        report = Report(bundle, datetime.now().astimezone().isoformat(timespec="seconds"), facts)
+    end = time.monotonic() + 60 * minutes
+    for step in steps:
+        if report.status(step.name) == "ok":
+            print(f"ok       {step.name:<17} (before)", flush=True)
+            continue
+        result = run(step, bundle, folder, end - time.monotonic())
+        report.put(result)
+        report.save(folder)
+        reason = f": {result.reason}" if result.reason else ""
+        print(f"{result.status:<8} {step.name:<17} {result.seconds:6.1f} s{reason}", flush=True)
+    return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="jetson/verify.sh", description=__doc__)
+    parser.add_argument("bundle", nargs="?", default="demo", help="with kernels for this GPU")
+    parser.add_argument("-o", "--out", type=Path, default=None, help="the report's folder")
+    parser.add_argument("--minutes", type=float, default=60, help="for all steps together")
+    parser.add_argument("--again", action="store_true", help="also what was ok before")
+    parser.add_argument("--only", help="these steps alone: a,b")
+    given = parser.parse_args()
+    names = given.only.split(",") if given.only else [step.name for step in STEPS]
+    if unknown := set(names) - {step.name for step in STEPS}:
+        parser.error(f"no steps {', '.join(sorted(unknown))}")
+    steps = [step for step in STEPS if step.name in names]
+    folder = given.out or ROOT / "build" / "verify"
+    bundle = given.bundle
+    if os.path.isdir(bundle):
+        bundle = os.path.abspath(bundle)  # steps run in the checkout
+    report = verify(bundle, folder.resolve(), given.minutes, steps, again=given.again)
+    wrong = [each.name for each in report.results if each.status == "wrong"]
+    left = [each.name for each in report.results if each.status == "not run"]
+    print(f"report: {folder / 'report.md'}")
+    if wrong:
+        print(f"WRONG: {', '.join(wrong)}; their output is in the report", file=sys.stderr)
+        return 1
+    print(f"nothing is wrong; {len(left)} of {len(report.results)} steps were not run")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""`edge doctor`, for a verdict: prints what it prints; exit code 1 where something is broken."""
+
+from __future__ import annotations
+
+import sys
+
+from edge.apps.doctor_checks import ORDER, examine
+from edge.apps.doctor_command import line
+
+
+def main(bundle: str) -> int:
+    broken = 0
+    for name in ORDER:
+        finding = examine(name, bundle)
+        print(line(finding), flush=True)
+        broken += finding.status == "broken"
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

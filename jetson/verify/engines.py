@@ -1,0 +1,147 @@
+"""One engine beside another on this machine: what they say, and memory over a long life.
+
+    python -m jetson.verify.engines agree BUNDLE ENGINE OTHER
+    python -m jetson.verify.engines grow BUNDLE ENGINE [--tokens N]
+
+One JSON line; exit code 0 right, 1 wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EdgeError
+from edge.runtime import memory
+from edge.runtime.model import Model, load
+
+QUESTIONS = ("Hello, how are you?", "What did you do today?", "Do you like music?")
+# nats a token and share of equal best tokens, for any recipe: apps/bench/gpu/check.py says why
+KL, TOP1 = 5e-3, 0.9
+PROMPT, STEPS = 19, 12
+TOKENS, GROWTH = 20_000, 4 << 20
+
+
+def agree(bundle: str, engine: str, other: str) -> dict[str, Any]:
+    """Logits after the same tokens, and greedy answers, of two engines of one bundle.
+
+    Answers may part at a tie that rounding decides: they are shown, logits decide.
+    """
+    found = [_said(bundle, name) for name in (engine, other)]
+    (here, mine), (there, theirs) = found
+    p, q = _log_softmax(there), _log_softmax(here)
+    kl = float((np.exp(p) * (p - q)).sum(-1).mean())
+    top1 = float((here.argmax(-1) == there.argmax(-1)).mean())
+    finite = bool(np.isfinite(here).all())
+    return {
+        "right": finite and kl <= KL and top1 >= TOP1,
+        "kl": kl,
+        "top1": top1,
+        "equal_answers": sum(a == b for a, b in zip(mine, theirs, strict=True)),
+        "answers": {engine: mine, other: theirs},
+    }
+
+
+def _said(bundle: str, engine: str) -> tuple[NDArray[np.float32], list[str]]:
+    """Logits [T, V] of a prompt, a run that is taken back, and steps; answers."""
+    with load(bundle, engine=engine) as model:
+        return _logits(model), [_answer(model, question) for question in QUESTIONS]
+
+
+def _logits(model: Model) -> NDArray[np.float32]:
+    tokens = np.random.default_rng(3).integers(0, model.config.vocab_size, (1, PROMPT + STEPS))
+    engine = model.engine
+    state = engine.new_state(window=8, capacity=64)
+    found = [engine.run(tokens[:, :PROMPT], state, rows="all", commit=True)[0].copy()]
+    engine.run(tokens[:, PROMPT : PROMPT + 4] * 0, state)
+    state.rewind(4)
+    for at in range(PROMPT, PROMPT + STEPS):
+        found.append(engine.run(tokens[:, at : at + 1], state)[0].copy())
+    return np.concatenate(found)
+
+
+def _answer(model: Model, question: str) -> str:
+    session = model.session(seed=1)
+    say = session.generate if model.template is None else session.chat
+    return "".join(say(question, max_tokens=32, temperature=0))
+
+
+def _log_softmax(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    shifted = x.astype(np.float64) - x.max(-1, keepdims=True)
+    out: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return out
+
+
+def grow(bundle: str, engine: str, tokens: int) -> dict[str, Any]:
+    """Memory of this process, and what the machine has left, over many answers.
+
+    On a Jetson the GPU's memory is the machine's: what leaks there is missing in MemAvailable,
+    which other programs change too, so only this process's own memory decides.
+    """
+    with load(bundle, engine=engine) as model:
+        made, answers, session = 0, 0, model.session(seed=1)
+        say = session.generate if model.template is None else session.chat
+        start: tuple[int, int | None] | None = None
+        while made < tokens:
+            # a quarter of it warms up
+            if start is None and 4 * made >= tokens:
+                start = _resident(), memory.available_bytes()
+            session.reset()
+            generation = say(QUESTIONS[answers % len(QUESTIONS)], max_tokens=64, temperature=1.0)
+            for _ in generation:
+                pass
+            result = generation.result
+            made += max(1, len(result.tokens) if result else 1)
+            answers += 1
+        before, free = start or (_resident(), memory.available_bytes())
+        grown, now = _resident() - before, memory.available_bytes()
+    return {
+        "right": grown <= GROWTH,
+        "tokens": made,
+        "answers": answers,
+        "grown_bytes": grown,
+        "available_fell_bytes": None if free is None or now is None else free - now,
+    }
+
+
+def _resident() -> int:
+    """Anonymous memory of this process, that in swap included."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return sum(1024 * int(fields[name].split()[0]) for name in ("RssAnon", "VmSwap"))
+
+
+def main() -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    one, two = verbs.add_parser("agree"), verbs.add_parser("grow")
+    for each in (one, two):
+        each.add_argument("bundle")
+        each.add_argument("engine")
+    one.add_argument("other")
+    two.add_argument("--tokens", type=int, default=TOKENS)
+    given = parser.parse_args()
+    try:
+        if given.verb == "agree":
+            found = agree(given.bundle, given.engine, given.other)
+        else:
+            found = grow(given.bundle, given.engine, given.tokens)
+    except EdgeError as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    print(json.dumps(found))
+    return 0 if found["right"] else 1
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # a driver that hangs while it is unloaded must not hide a result

@@ -1,0 +1,177 @@
+"""Results as JSON, which is taken up again, and as Markdown, which is attached to an issue."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+SCHEMA = 1
+_TAIL = 2000  # characters of a step's output that the report has
+Status = Literal["ok", "wrong", "not run"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one step.
+
+    Attributes:
+        reason: why it is not ok; "" where it is.
+        figures: what its last line says, where that is a JSON object.
+        before, after: `board.now`.
+    """
+
+    name: str
+    claim: str
+    status: Status
+    reason: str = ""
+    seconds: float = 0.0
+    figures: dict[str, Any] = field(default_factory=dict)
+    tail: str = ""
+    before: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Report:
+    """All of a verification.
+
+    Attributes:
+        began: date and time, with the zone.
+        facts: `board.facts`, at the beginning.
+    """
+
+    bundle: str
+    began: str
+    facts: dict[str, Any]
+    results: list[Result] = field(default_factory=list)
+
+    def put(self, result: Result) -> None:
+        """Add a result, or put it in the place of an earlier one."""
+        names = [each.name for each in self.results]
+        if result.name in names:
+            self.results[names.index(result.name)] = result
+        else:
+            self.results.append(result)
+
+    def status(self, name: str) -> Status | None:
+        return next((each.status for each in self.results if each.name == name), None)
+
+    def save(self, folder: Path) -> None:
+        """Write report.json and report.md, each whole or not at all."""
+        data = {"schema": SCHEMA, **asdict(self)}
+        _write(folder / "report.json", json.dumps(data, indent=1) + "\n")
+        _write(folder / "report.md", markdown(self))
+
+
+def load(folder: Path, bundle: str, facts: dict[str, Any]) -> Report | None:
+    """The report there, if it is of this bundle, machine and version; None otherwise."""
+    try:
+        data = json.loads((folder / "report.json").read_text())
+        results = [Result(**each) for each in data["results"]]
+        found = Report(data["bundle"], data["began"], data["facts"], results)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    same = data.get("schema") == SCHEMA and found.bundle == bundle
+    return found if same and _identity(found.facts) == _identity(facts) else None
+
+
+def _identity(facts: dict[str, Any]) -> dict[str, Any]:
+    """What results depend on: everything but the moment."""
+    return {name: value for name, value in facts.items() if name != "now"}
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+# -- Markdown -------------------------------------------------------------------------------------
+
+_FIGURES = (
+    "kl", "top1", "equal_answers", "seconds", "bytes", "ttft_ms", "tpot_ms",
+    "prefill_tokens_per_s", "decode_tokens_per_s", "peak_memory_bytes", "tokens", "grown_bytes",
+    "available_fell_bytes",
+)  # fmt: skip
+_SHOWN = {"ok": "ok", "wrong": "**WRONG**", "not run": "not run"}
+
+
+def markdown(report: Report) -> str:
+    """The whole report."""
+    return "\n".join([*_head(report), *_table(report), *_details(report), ""])
+
+
+def _head(report: Report) -> list[str]:
+    facts = report.facts
+    machine, now = facts["machine"], facts["now"]
+    rows = {
+        "began": report.began,
+        "board": machine["board"] or "not a Jetson",
+        "processor": f"{machine['cpu']}, {machine['usable_cpus']} usable",
+        "L4T": facts["l4t"],
+        "power mode": facts["power_mode"],
+        "system": f"{machine['system']}, Python {machine['python']}",
+        "CUDA driver": facts["cuda_driver"],
+        "TensorRT": facts["tensorrt"],
+        "plugin library": facts["plugins"],
+        "packages": ", ".join(f"{name} {v}" for name, v in facts["packages"].items()),
+        "edge": f"{facts['edge']}, commit {facts['commit'] or 'unknown'}",
+        "memory": f"{_mb(now['mem_available_bytes'])} of {_mb(machine['memory_bytes'])} available",
+        "bundle": report.bundle,
+    }
+    lines = ["# edge on this machine", "", "| | |", "| --- | --- |"]
+    return lines + [f"| {name} | {_cell(value or 'unknown')} |" for name, value in rows.items()]
+
+
+def _table(report: Report) -> list[str]:
+    lines = ["", "| step | result | what it proves | figures | s | mode | °C | available |"]
+    lines.append("| --- " * 8 + "|")
+    for one in report.results:
+        shown = _SHOWN[one.status] + (f": {one.reason}" if one.reason else "")
+        hottest = max(one.after.get("temperature_c", {}).values(), default=None)
+        cells = (
+            one.name,
+            shown,
+            one.claim,
+            figures(one.figures),
+            f"{one.seconds:.0f}",
+            one.after.get("power_mode"),
+            hottest,
+            _mb(one.after.get("mem_available_bytes")),
+        )
+        lines.append("| " + " | ".join(_cell("" if c is None else c) for c in cells) + " |")
+    return lines
+
+
+def figures(found: dict[str, Any]) -> str:
+    """Those of a step that are shown in the table; the JSON has all."""
+    shown = {name: found[name] for name in _FIGURES if isinstance(found.get(name), int | float)}
+    return ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
+
+
+def _details(report: Report) -> list[str]:
+    lines: list[str] = []
+    for one in report.results:
+        if one.tail:
+            lines += ["", f"## {one.name}", "", "```", one.tail.replace("```", "'''"), "```"]
+    return lines
+
+
+def tail(text: str) -> str:
+    """The end of a step's output, from the beginning of a line where there is one."""
+    text = text.strip()
+    if len(text) <= _TAIL:
+        return text
+    cut = text[-_TAIL:]
+    return "… " + (cut.partition("\n")[2] or cut)
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _mb(value: object) -> str:
+    return f"{value / 1e6:,.0f} MB" if isinstance(value, int | float) else "unknown"

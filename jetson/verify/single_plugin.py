@@ -1,0 +1,195 @@
+"""An engine of one plugin, built by TensorRT on this GPU and compared with the op's function body.
+
+    python -m jetson.verify.single_plugin [BUNDLE]             every op, each in its own process
+    python -m jetson.verify.single_plugin [BUNDLE] --op NAME   this op; one JSON line
+
+Exit codes: 0 right, 1 wrong, 3 there is no TensorRT, plugin library or GPU to try it with.
+
+What it shows: the plugin library is found and registered, the parser finds the plugin, builder and
+runtime call it as they should, it loads its kernels and launches them with the right arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edge.bundle import Bundle, open_bundle
+from edge.bundle.kernels import open_plan
+from edge.errors import EdgeError, EngineError
+from edge.runtime.cuda.core import CoreDevice
+from edge.runtime.cuda.device import Memory
+from edge.runtime.model import resolve
+from edge.runtime.tensorrt import bindings, build, library, machine, network, onnxfile, watch
+from edge.runtime.tensorrt.contexts import EngineContexts
+from edge.runtime.tensorrt.executor import GraphRun
+from edge.runtime.tensorrt.profiles import Profile
+from edge.runtime.tensorrt.tensors import OUT
+from jetson.verify import cut
+from jetson.verify.cut import Array
+
+LIMIT_S = 300
+NOT_RUN = 3
+# a network without symbols has one profile, of nothing
+_PROFILE = Profile("one", {})
+
+
+def opened(bundle: Bundle) -> tuple[cut.Graph, dict[str, Array]]:
+    """The bundle's device graph, and everything of a run of it on the CPU."""
+    file = machine.graph_file(bundle)
+    graph = cut.read(bundle.read(file), f"{bundle.path}/{file}")
+    vocab_size = bundle.manifest.model.vocab_size
+    return graph, cut.Values(graph, open_plan(bundle), Path(bundle.path), vocab_size).last()
+
+
+class Builder:
+    """TensorRT, the plugin library and the bundle's kernels, ready to build engines of one node."""
+
+    def __init__(self, bundle: Bundle, gpu: CoreDevice) -> None:
+        """Raises EngineError: no TensorRT, no library, no kernels for this GPU."""
+        self._trt = bindings.load()
+        self._library = library.open_library()
+        library.register(self._trt, self._library)
+        self._gpu, self._weights = gpu, bundle.fd("weights.bin")
+        self._kernels = build.kernels_of(bundle, gpu.sm)
+
+    def engine(self, model: bytes) -> bytes:
+        """Raises EngineError with what TensorRT and the plugins say."""
+        log = watch.logger(self._trt.module)
+        made = network.Network(self._trt, log)
+        self._library.prepare(self._kernels, aliased=False)
+        try:
+            with network.weights_beside(self._weights) as folder:
+                data = onnxfile.bare(model) if self._trt.bare_nodes else model
+                made.parse(data, folder, "one.onnx")
+                ports = onnxfile.read(model, "one.onnx")
+                network.check_ports(made, (ports.inputs, ports.outputs))
+                config = made.config(ports.inputs, [_PROFILE])
+                serialized = made.builder.build_serialized_network(made.definition, config)
+        finally:
+            self._library.prepare(b"", aliased=False)
+        if serialized is None:
+            why = self._library.last_error()
+            raise EngineError(f"{self._trt.title} did not build it: {log.said()} {why}".strip())
+        return bytes(serialized)
+
+    def run(self, engine: bytes, node: cut.Node, values: Mapping[str, Array]) -> dict[str, Array]:
+        """What the engine yields for the node's inputs in `values`."""
+        contexts = EngineContexts(self._trt, engine, self._gpu, [_PROFILE])
+        placed = {name: self._put(values[name]) for name in contexts.inputs}
+        for name in contexts.outputs:
+            # states are written in place: one memory, as in the engine of a model
+            source = placed.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
+            placed[name] = source or self._gpu.allocate(max(1, values[name].nbytes))
+        addresses = {name: memory.address for name, memory in placed.items()}
+        shapes = {name: values[name].shape for name in contexts.inputs}
+        contexts.bound(GraphRun({}, shapes, addresses), own=False).enqueue()
+        found = {name: self._got(placed[name], values[name]) for name in contexts.outputs}
+        self._gpu.wait()
+        return {name: array.copy() for name, array in found.items()}
+
+    def _put(self, array: Array) -> Memory:
+        memory = self._gpu.allocate(max(1, array.nbytes))
+        host = self._gpu.host(array.nbytes)
+        host[:] = array.reshape(-1).view("u1")
+        self._gpu.write(memory, 0, host)
+        return memory
+
+    def _got(self, memory: Memory, like: Array) -> Array:
+        host = self._gpu.host(like.nbytes)
+        self._gpu.read(host, memory, 0)
+        return host.view(like.dtype).reshape(like.shape)
+
+
+def missing() -> None:
+    """Raises EngineError where there is no TensorRT, no plugin library or no GPU."""
+    bindings.load()
+    library.find()
+    machine.open_gpu()
+
+
+def prove(bundle: Bundle, op: str) -> dict[str, Any]:
+    """Build and run the first node of `op`. Raises EngineError, BundleError."""
+    graph, values = opened(bundle)
+    node = cut.first_of_each_op(graph).get(op)
+    if node is None:
+        raise EngineError(f"the device graph has no {op}", field="--op")
+    builder = Builder(bundle, machine.open_gpu())
+    began = time.monotonic()
+    engine = builder.engine(cut.alone(graph, node, values))
+    spent = time.monotonic() - began
+    differences = cut.compare(builder.run(engine, node, values), values)
+    return {
+        "op": op,
+        "node": node.name,
+        "right": all(one.right for one in differences),
+        "build_s": round(spent, 2),
+        "engine_bytes": len(engine),
+        "outputs": [asdict(one) for one in differences],
+    }
+
+
+def each(bundle: str) -> int:
+    """Every op in a process of its own: one that crashes is a result too. The exit code."""
+    try:
+        missing()
+    except EngineError as problem:
+        print(f"not run: {problem}")
+        return NOT_RUN
+    with open_bundle(resolve(bundle)) as found:
+        file = machine.graph_file(found)
+        ops = list(cut.first_of_each_op(cut.read(found.read(file), file)))
+    wrong = 0
+    for op in ops:
+        command = [sys.executable, "-m", __spec__.name, bundle, "--op", op]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            print(f"WRONG  {op}: not done after {LIMIT_S} s", flush=True)
+            wrong += 1
+            continue
+        wrong += done.returncode != 0
+        print(line(op, done.returncode, done.stdout, done.stderr), flush=True)
+    print(f"{len(ops) - wrong} of {len(ops)} plugins are right")
+    return 1 if wrong else 0
+
+
+def line(op: str, code: int, out: str, errors: str) -> str:
+    """What one process found."""
+    last = (out.strip().splitlines() or [""])[-1]
+    if not last.startswith("{"):
+        said = (errors.strip().splitlines() or ["it said nothing"])[-1]
+        return f"WRONG  {op}: exit code {code}: {said}"
+    found = json.loads(last)
+    worst = max((one["worst"] for one in found["outputs"]), default=0.0)
+    mark = "right" if found["right"] else "WRONG"
+    return f"{mark}  {op}: built in {found['build_s']} s, worst difference {worst:.1e}"
+
+
+def main() -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("bundle", nargs="?", default="demo")
+    parser.add_argument("--op")
+    given = parser.parse_args()
+    try:
+        if given.op is None:
+            return each(given.bundle)
+        with open_bundle(resolve(given.bundle)) as bundle:
+            found = prove(bundle, given.op)
+    except EdgeError as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    print(json.dumps(found))
+    return 0 if found["right"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""What is tried, from the least to the most, so that a step fails for reasons of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.bundle import open_bundle
+from edge.errors import EdgeError
+from edge.runtime.cuda import install
+from edge.runtime.model import resolve
+from edge.runtime.tensorrt import library
+from jetson.verify import board
+
+# a step's program says by this exit code that it could not be tried; its last line has the reason
+NOT_RUN = 3
+
+Need = Callable[[str], str | None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One program.
+
+    Attributes:
+        claim: what is unproven without it.
+        command: after Python's; `{bundle}` and `{out}` (this step's files) are filled in.
+        needs: names of NEEDS.
+        limit_s: it is ended then.
+    """
+
+    name: str
+    claim: str
+    command: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    limit_s: int = 600
+    environment: Mapping[str, str] | None = None
+
+    def line(self, bundle: str, out: Path) -> list[str]:
+        """The command as it is run."""
+        return [
+            sys.executable,
+            *(part.format(bundle=bundle, out=out) for part in self.command),
+        ]
+
+
+def _gpu(_: str) -> str | None:
+    return None if install.driver_version() else "no NVIDIA driver (libcuda.so.1)"
+
+
+def _bindings(_: str) -> str | None:
+    found = [name for name in ("cuda.core", "cuda.bindings") if not _importable(name)]
+    return f"{' and '.join(found)} not installed: {install.requirement(None)}" if found else None
+
+
+def _tensorrt(_: str) -> str | None:
+    _, why = board.tensorrt()
+    if why is not None:
+        return why
+    try:
+        library.find()
+    except EdgeError as problem:
+        return str(problem)
+    return None
+
+
+def _kernels(bundle: str) -> str | None:
+    """For any GPU: whether they are for this one is told when they are loaded."""
+    try:
+        with open_bundle(resolve(bundle)) as opened:
+            there = bool(opened.manifest.kernels)
+    except EdgeError as problem:
+        return str(problem)
+    if there or _importable("triton"):
+        return None
+    return (
+        f"{bundle} has no kernels and Triton is not installed; on another machine: "
+        f"edge export {bundle} -o BUNDLE --target orin-nano"
+    )
+
+
+def _torch(_: str) -> str | None:
+    found = [name for name in ("torch", "triton", "pytest", "onnx") if not _importable(name)]
+    return f"needs the packages {', '.join(found)}" if found else None
+
+
+def _importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+NEEDS: Mapping[str, Need] = {
+    "gpu": _gpu,
+    "bindings": _bindings,
+    "tensorrt": _tensorrt,
+    "kernels": _kernels,
+    "torch": _torch,
+}
+_CUDA = ("gpu", "bindings", "kernels")
+_TRT = (*_CUDA, "tensorrt")
+_EDGE = ("-m", "edge.apps.cli")
+_PROFILE = (*_EDGE, "profile", "{bundle}", "--json", "--html", "{out}/page.html", "--engine")
+
+STEPS: tuple[Step, ...] = (
+    Step("doctor", "what there is here works at all", ("-m", "jetson.verify.doctor", "{bundle}")),
+    Step(
+        "cpu",
+        "the runtime on this machine's CPU: chunks, steps, rewind, trees, files, text",
+        ("tests/oldest_runtime.py",),
+    ),
+    Step(
+        "first-cubin",
+        "what Triton's ptxas makes is read by this driver, and one kernel is right",
+        ("-m", "tests.gpu.first_cubin"),
+        ("gpu", "bindings", "torch"),
+    ),
+    Step(
+        "single-plugins",
+        "TensorRT builds an engine of each plugin alone, and it is right",
+        ("-m", "jetson.verify.single_plugin", "{bundle}"),
+        _TRT,
+        1800,
+    ),
+    Step(
+        "kernels",
+        "every kernel, device memory and graphs, on this GPU",
+        (
+            "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow",
+            "tests/gpu", "tests/kernels", "tests/cuda",
+        ),
+        ("gpu", "bindings", "torch"),
+        1800,
+        {"EDGE_TEST_DEVICE": "cuda"},
+    ),
+    Step(
+        "cuda-engine",
+        "the CUDA engine says what ONNX Runtime says",
+        ("-m", "jetson.verify.engines", "agree", "{bundle}", "cuda", "ort"),
+        _CUDA,
+    ),
+    Step(
+        "build",
+        "TensorRT builds the engine of a whole model",
+        (*_EDGE, "build", "{bundle}", "--json"),
+        _TRT,
+        1800,
+    ),
+    Step(
+        "tensorrt-engine",
+        "the TensorRT engine says what the CUDA engine says",
+        ("-m", "jetson.verify.engines", "agree", "{bundle}", "tensorrt", "cuda"),
+        _TRT,
+    ),
+    Step("profile-ort", "speed and energy on the CPU", (*_PROFILE, "ort")),
+    Step("profile-cuda", "speed and energy of the CUDA engine", (*_PROFILE, "cuda"), _CUDA),
+    Step(
+        "profile-tensorrt",
+        "speed and energy of the TensorRT engine",
+        (*_PROFILE, "tensorrt"),
+        _TRT,
+    ),
+    Step(
+        "memory-cuda",
+        "memory stays as it is over many answers of the CUDA engine",
+        ("-m", "jetson.verify.engines", "grow", "{bundle}", "cuda"),
+        _CUDA,
+        1200,
+    ),
+    Step(
+        "memory-tensorrt",
+        "memory stays as it is over many answers of the TensorRT engine",
+        ("-m", "jetson.verify.engines", "grow", "{bundle}", "tensorrt"),
+        _TRT,
+        1200,
+    ),
+)  # fmt: skip
+
+
+def missing(step: Step, bundle: str) -> str | None:
+    """Why the step cannot be tried here; None where it can."""
+    for need in step.needs:
+        why = NEEDS[need](bundle)
+        if why is not None:
+            return why
+    return None
