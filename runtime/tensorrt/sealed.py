@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from edge import leftovers
 from edge.bundle import strict_json
 from edge.bundle.stamps import cache_folder
 from edge.errors import EngineError
@@ -31,6 +32,7 @@ from edge.runtime.replace import replace
 MAGIC = b"mamba-edge sealed 1\n"
 SEAL = 32
 MAX_HEADER = 1 << 20
+_MAKING = ".key.making-"
 _PAGE = 4096
 _BLOCK = 1 << 22
 _ELSEWHERE = "name another folder of yours: EDGE_CACHE=FOLDER"
@@ -41,6 +43,9 @@ Header = dict[str, Any]
 
 class Damaged(EngineError):
     """A sealed file is not what was sealed, or not by this user: it has to be made again."""
+
+    def __init__(self, message: str, *, file: Path, remedy: str | None = None) -> None:
+        super().__init__(message, file=file, remedy=remedy or _fresh(file))
 
 
 class Sealed:
@@ -80,6 +85,7 @@ def write(name: str, header: Header, body: bytes | memoryview) -> Path:
     another's.
     """
     place = _writable_folder()
+    leftovers.sweep(place, _MAKING)
     path = place / name
     text = json.dumps(header | {"bytes": len(body)}, sort_keys=True).encode()
     # the body on a page of its own
@@ -100,7 +106,8 @@ def read(path: Path) -> Sealed:
     Raises FileNotFoundError; EngineError: not this user's, readable or writable by others;
     Damaged: truncated, altered, sealed with another key.
     """
-    _check_owner(path.parent, os.stat(path.parent, follow_symlinks=False), "folder")
+    with _readable(path):
+        _check_owner(path.parent, os.stat(path.parent, follow_symlinks=False), "folder")
     with _opened(path) as fd:
         header, start, size = _header(path, fd)
         key = _key(path.parent, make=False)
@@ -124,18 +131,25 @@ def peek(path: Path) -> Header:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _readable(path: Path) -> Iterator[None]:
+    """What the disk refuses is Damaged, what is not there FileNotFoundError."""
     try:
-        fd = os.open(path, _OPEN)
+        yield
     except FileNotFoundError:
         raise
     except OSError as problem:
-        raise Damaged(f"cannot be opened: {problem.strerror}", file=path) from problem
-    try:
-        _check_owner(path, os.fstat(fd), "file")
-        yield fd
-    finally:
-        os.close(fd)
+        raise Damaged(f"cannot be read: {problem.strerror or problem}", file=path) from problem
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    with _readable(path):
+        fd = os.open(path, _OPEN)
+        try:
+            _check_owner(path, os.fstat(fd), "file")
+            yield fd
+        finally:
+            os.close(fd)
 
 
 def _header(path: Path, fd: int) -> tuple[Header, int, int]:
@@ -210,10 +224,11 @@ def _read_key(path: Path) -> bytes:
 
 
 def _make_key(path: Path) -> bytes:
-    temporary = path.with_name(f".key-{secrets.token_hex(8)}")
+    temporary = path.with_name(f"{_MAKING}{secrets.token_hex(8)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as stream:
+            leftovers.lock(temporary, fd)
             stream.write(secrets.token_bytes(SEAL))
             stream.flush()
             os.fsync(stream.fileno())

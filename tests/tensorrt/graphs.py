@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,6 +46,7 @@ class Made(NamedTuple):
     graph: Path
     plan: LaunchPlan
     device: ModelProto
+    state_dtypes: Mapping[str, str]
 
     @property
     def nodes(self) -> list[NodeProto]:
@@ -58,10 +59,15 @@ def _made(name: str, quant: str, state: StateType | None) -> Made:
     folder = Path(_ROOT.name) / f"{name}-{quant}-{state}"
     folder.mkdir()
     _, plan = plan_of(name, quant, **({} if state is None else {"ssm_state": state}))
-    graph = built(name, plan, folder).graph
-    model = graph.read_bytes()
+    found = built(name, plan, folder)
+    model = found.graph.read_bytes()
     return Made(
-        folder, network(name).config, graph, lower(model, folder), device_graph(model, folder)
+        folder,
+        network(name).config,
+        found.graph,
+        lower(model, folder),
+        device_graph(model, folder),
+        found.state_dtypes,
     )
 
 

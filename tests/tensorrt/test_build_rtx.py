@@ -1,0 +1,170 @@
+"""TensorRT for RTX builds device graphs ahead of time, on a CPU: engines for GPUs elsewhere.
+
+It parses with the parser that TensorRT has, so what `edge build` does is run here but for plugins
+and what needs a GPU. Engines cannot be opened without one: their inputs and outputs are compared as
+the network has them that was built, and by name in the engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from edge.bundle import open_bundle
+from edge.bundle.kernels import open_plan
+from edge.config import ModelConfig
+from edge.errors import EdgeError, EngineError, InputError
+from edge.launch import LaunchPlan
+from edge.runtime.layout import StateLayout
+from edge.runtime.model import EMBEDDED, resolve
+from edge.runtime.tensorrt import bindings, machine, onnxfile
+from edge.runtime.tensorrt.bindings import TensorRT
+from edge.runtime.tensorrt.build import form_for
+from edge.runtime.tensorrt.compile import Compiled, Order, Source, compile_graph
+from edge.runtime.tensorrt.network import Network, check_ports, weights_beside
+from edge.runtime.tensorrt.onnxfile import Port
+from edge.runtime.tensorrt.profiles import profiles, sizes
+from edge.runtime.tensorrt.watch import logger
+from tests.tensorrt.graphs import Made, made
+
+GPUS = (86, 89)
+_STATES = {"float32": "f32", "float16": "f16", "int8": "i8"}
+Ports = Mapping[str, Port]
+
+
+@pytest.fixture(scope="module")
+def rtx() -> TensorRT:
+    try:
+        return bindings.load("rtx")
+    except EngineError as absent:
+        pytest.skip(f"{absent.message}; `make test` tries to: {absent.remedy}")
+
+
+def expected(plan: LaunchPlan, config: ModelConfig, dtypes: Mapping[str, str]) -> dict[str, Port]:
+    """What a graph of this plan may have as inputs, by what the runtime hands over."""
+    layout = StateLayout.of(config, dtypes=dtypes)
+    ports = {}
+    for name, shape in layout.recurrent.items():
+        axis = 2 if name.endswith(".conv_state") else 1
+        dims = [2, *shape]
+        ports[name] = Port(_STATES[layout.dtype(name).name], (*dims[:axis], -1, *dims[axis + 1 :]))
+    for name, shape in layout.caches.items():
+        ports[name] = Port(_STATES[layout.dtype(name).name], (-1, shape[1], -1, shape[3]))
+    for name, log in plan.logs.items():
+        # heads and their width, or channels
+        ports[name] = Port(log.dtype, (-1, -1, log.width))
+    return ports
+
+
+def check(
+    inputs: Ports, outputs: Ports, plan: LaunchPlan, config: ModelConfig, dtypes: Mapping[str, str]
+) -> None:
+    """TensorRT's inputs and outputs beside the plan's and the model's."""
+    states = expected(plan, config, dtypes)
+    assert {name: inputs[name] for name in states} == states
+    assert {name: outputs[f"{name}.out"] for name in states} == states
+    assert outputs.keys() == {f"{name}.out" for name in states} | {"logits", "picked"}
+    assert outputs["logits"] == Port("f32", (-1, -1, config.vocab_size))
+    assert outputs["picked"] == Port("i32", (-1, -1))
+    for name in inputs.keys() - states.keys():
+        buffer, port = plan.inputs[name], inputs[name]
+        fixed = [dim for dim in port.dims if isinstance(dim, int) and dim > 0]
+        assert port.dtype == buffer.dtype, name
+        # a symbol of the plan's is a dimension that runs differ in
+        assert len(port.dims) - len(fixed) <= 2 and fixed in ([], [buffer.elements.times]), name
+
+
+def built(rtx: TensorRT, model: Made, architectures: Sequence[int] = GPUS) -> Compiled:
+    """A random model's engine. Of the ways to run it alone the one that takes any chain."""
+    asked = sizes(model.config, 16, window=2)
+    (only,) = profiles(asked, trees=False)[-1:]
+    order = Order(asked, architectures=tuple(architectures))
+    graph = form_for(rtx, model.device.SerializeToString(deterministic=True))
+    weights = os.open(model.folder / "weights.bin", os.O_RDONLY)
+    try:
+        return compile_graph(rtx, Source(graph, weights, "graph"), order, (only,))
+    finally:
+        os.close(weights)
+
+
+@pytest.mark.parametrize("quant", ["fp16", "w8a8"])
+@pytest.mark.parametrize("name", ["mamba1", "mamba2", "all"])
+def test_a_random_model_of_each_family_is_built(rtx: TensorRT, name: str, quant: str) -> None:
+    model = made(name, quant)
+    engine = built(rtx, model)
+    check(engine.inputs, engine.outputs, model.plan, model.config, model.state_dtypes)
+    assert len(engine.engine) > 100_000 and engine.timings == b""
+    for port in (*engine.inputs, *engine.outputs):
+        assert port.encode() in engine.engine, f"{port} is not in the engine"
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_demonstrations_are_parsed(rtx: TensorRT, name: str) -> None:
+    """As the file of the bundle says, with the weights of the bundle."""
+    with open_bundle(resolve(name)) as bundle:
+        file = machine.graph_file(bundle)
+        model = form_for(rtx, bundle.read(file))
+        graph = onnxfile.read(model, file)
+        log = logger(rtx.module)
+        network = Network(rtx, log)
+        with weights_beside(bundle.fd("weights.bin")) as folder:
+            network.parse(model, folder, file)
+            inputs, outputs = check_ports(network, graph)
+        manifest = bundle.manifest
+        check(inputs, outputs, open_plan(bundle), manifest.model, manifest.state_dtypes)
+        asked = sizes(manifest.model, manifest.limits.chunk)
+        config = network.config(graph.inputs, profiles(asked, trees=False))
+        assert config.num_optimization_profiles == 3
+
+
+def test_weights_are_those_behind_the_descriptor(rtx: TensorRT, tmp_path: Path) -> None:
+    """Whatever lies at the path by now: the file was checked when it was opened."""
+    model = made("mamba2", "w8a8")
+    graph = form_for(rtx, model.device.SerializeToString(deterministic=True))
+    copy = tmp_path / "weights.bin"
+    copy.write_bytes((model.folder / "weights.bin").read_bytes())
+    fd = os.open(copy, os.O_RDONLY)
+    try:
+        copy.unlink()
+        copy.write_bytes(b"other")
+        with weights_beside(fd) as folder:
+            assert (folder / "weights.bin").read_bytes() == os.pread(fd, 1 << 30, 0)
+            Network(rtx, logger(rtx.module)).parse(graph, folder, "graph")
+        assert not folder.exists()
+    finally:
+        os.close(fd)
+
+
+def test_a_gpu_that_rtx_does_not_know_is_refused(rtx: TensorRT) -> None:
+    with pytest.raises(InputError, match="does not build for sm_87") as caught:
+        built(rtx, made("attention", "fp16"), [87])
+    assert caught.value.remedy is not None and "86, 89" in caught.value.remedy
+
+
+def test_a_graph_of_plugins_is_refused_by_node_and_op(rtx: TensorRT) -> None:
+    """TensorRT for RTX has no plugins: the bare graph is one whose library is missing."""
+    model = made("mamba1", "fp16")
+    bare = onnxfile.bare(model.device.SerializeToString(deterministic=True))
+    first = model.nodes[0]
+    weights = os.open(model.folder / "weights.bin", os.O_RDONLY)
+    try:
+        order = Order(sizes(model.config, 16), architectures=GPUS)
+        with pytest.raises(EngineError) as caught:
+            compile_graph(rtx, Source(bare, weights, "bare.onnx"), order, profiles(order.sizes))
+    finally:
+        os.close(weights)
+    problem = caught.value
+    assert (problem.file, problem.field) == ("bare.onnx", first.name)
+    assert f"op '{first.op_type}'" in problem.message and "edge.device" in problem.message
+    assert problem.remedy is not None and "make plugins" in problem.remedy
+
+
+@pytest.mark.parametrize("data", [b"", b"\x08\x0a", b"no graph at all", bytes(100)])
+def test_what_is_no_graph_is_refused(rtx: TensorRT, data: bytes) -> None:
+    model = made("attention", "fp16")
+    order = Order(sizes(model.config, 16), architectures=GPUS)
+    with pytest.raises(EdgeError, match="graph: "):
+        compile_graph(rtx, Source(data, None, "graph"), order, profiles(order.sizes))
