@@ -74,7 +74,7 @@ class GuardedMemory:
 class Recorded:
     """What was issued while recording."""
 
-    def __init__(self, actions: list[Callable[[], object]]) -> None:
+    def __init__(self, actions: list[Callable[[], None]]) -> None:
         self._actions = actions
 
     def replay(self) -> None:
@@ -109,7 +109,7 @@ class InterpretDevice:
         self._package = package
         self._memories: weakref.WeakSet[GuardedMemory] = weakref.WeakSet()
         self._hosts: dict[int, weakref.ref[Bytes]] = {}
-        self._recording: list[Callable[[], object]] | None = None
+        self._recording: list[Callable[[], None]] | None = None
         self._launched: list[str] = []
 
     # -- memory ----------------------------------------------------------------------------------
@@ -214,10 +214,6 @@ class InterpretDevice:
         except Exception as problem:
             raise EngineError(f"{variant.kernel} failed: {problem}") from problem
 
-    def enqueue(self, work: Callable[[int], object]) -> None:
-        """See `Device.enqueue`: there is no stream, the handle is 0."""
-        self._issue(lambda: work(0))
-
     # -- order -----------------------------------------------------------------------------------
 
     @contextmanager
@@ -226,7 +222,7 @@ class InterpretDevice:
         if self._recording is not None:
             raise EngineError("a recording is under way")
         out: list[Recorded] = []
-        actions: list[Callable[[], object]] = []
+        actions: list[Callable[[], None]] = []
         self._recording = actions
         try:
             yield out
@@ -234,7 +230,7 @@ class InterpretDevice:
             self._recording = None
         out.append(Recorded(actions))
 
-    def _issue(self, action: Callable[[], object]) -> None:
+    def _issue(self, action: Callable[[], None]) -> None:
         if self._recording is None:
             action()
         else:

@@ -199,7 +199,11 @@ class CoreDevice:
         self._keep(kernel)
 
     def enqueue(self, work: Callable[[int], object]) -> None:
-        """See `Device.enqueue`. The caller keeps alive what the work uses."""
+        """Let another library issue onto the stream: `work(its handle)`, in the device's context.
+
+        While a graph is recorded, what it issues is recorded. The caller keeps alive what the work
+        uses.
+        """
         with self._turns:
             work(int(self._place.handle))
 

@@ -6,7 +6,7 @@ a CPU, through Triton's interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -82,13 +82,6 @@ class Device(Protocol):
         self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[int | float]
     ) -> None:
         """Addresses, integers and floats, of the types that `variant.types` lists."""
-        ...
-
-    def enqueue(self, work: Callable[[int], object]) -> None:
-        """Let another library issue onto the stream: `work(its handle)`, in the device's context.
-
-        While a graph is recorded, what it issues is recorded.
-        """
         ...
 
     def record(self) -> AbstractContextManager[list[Graph]]:

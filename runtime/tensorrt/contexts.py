@@ -1,4 +1,4 @@
-"""Execution contexts of a TensorRT engine, on the stream and in the memory of a `CoreDevice`.
+"""Execution contexts of a TensorRT engine, on the stream and in the memory of a device.
 
 What is recorded has a context of its own: changing the one that a graph was recorded from leaves
 the graph undefined (TensorRT Developer Guide, "CUDA Graphs"). All other runs share one a profile.
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from edge.errors import EngineError
-from edge.runtime.cuda.core import CoreDevice
 from edge.runtime.cuda.device import Memory
 from edge.runtime.layout import Shape
 from edge.runtime.tensorrt.bindings import TensorRT
@@ -21,6 +20,16 @@ from edge.runtime.tensorrt.messages import Messages, listener
 from edge.runtime.tensorrt.profiles import Profile, choose
 
 _REBUILD = "build the engine again: edge build"
+
+
+class StreamDevice(Protocol):
+    """What `edge.runtime.cuda.core.CoreDevice` has besides what every `Device` has."""
+
+    def allocate(self, nbytes: int) -> Memory: ...
+
+    def enqueue(self, work: Callable[[int], object]) -> None: ...
+
+    def keep(self, holder: Any, objects: list[Any]) -> None: ...
 
 
 class EngineContexts:
@@ -35,7 +44,7 @@ class EngineContexts:
         self,
         trt: TensorRT,
         serialized: memoryview | bytes,
-        device: CoreDevice,
+        device: StreamDevice,
         profiles: Sequence[Profile],
         last_error: Callable[[], str] = str,
     ) -> None:
@@ -128,7 +137,7 @@ class EngineContexts:
         return made[0]
 
     @property
-    def device(self) -> CoreDevice:
+    def device(self) -> StreamDevice:
         return self._device
 
     def failed(self, doing: str, *, remedy: str | None = None) -> EngineError:

@@ -1,5 +1,5 @@
 """Engines of one model: `ort`, `cuda` interpreted, and `tensorrt` with ONNX Runtime in TensorRT's
-place (`ort_contexts`).
+place (`ort_tensorrt`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.weights import Weights
 from edge.runtime.ort import OrtEngine
 from edge.runtime.tensorrt import cache
+from edge.runtime.tensorrt.bindings import Kind, TensorRT
+from edge.runtime.tensorrt.contexts import EngineContexts
 from edge.runtime.tensorrt.engine import TensorRTEngine, settling
-from edge.runtime.tensorrt.profiles import Sizes, sizes
-from tests.cuda.models import CHUNK, device_with
+from edge.runtime.tensorrt.executor import GraphExecutor
+from edge.runtime.tensorrt.profiles import Sizes, profiles, sizes
+from tests.cuda.models import CHUNK
 from tests.cuda.models import engines as engines_of
-from tests.tensorrt.ort_contexts import OrtContexts
+from tests.tensorrt import ort_tensorrt
 
 WINDOW, BATCH, CAPACITY = 4, 3, 64
 
@@ -27,7 +30,8 @@ class Trio:
     """Three engines of one model, whose states belong to the same identity.
 
     Attributes:
-        contexts: what the tensorrt engine runs; `graph`: its file.
+        tensorrt: out of place, as TensorRT for RTX runs it; `plugins`: in place, as TensorRT does.
+        graph: the device graph's file.
         rounded: values are rounded to 8 or 16 bits on the way.
     """
 
@@ -38,7 +42,8 @@ class Trio:
         self.graph = graph = made.folder / "graphs" / "tensorrt.onnx"
         source = (made.folder / "graphs" / "ort.onnx").read_bytes()
         graph.write_bytes(device_graph(source, made.folder).SerializeToString())
-        self.tensorrt, self.contexts = tensorrt_engine(made.cuda, graph)
+        self.tensorrt = tensorrt_engine(made.cuda, graph, "rtx")
+        self.plugins = tensorrt_engine(made.cuda, graph, "tensorrt")
         self.rounded = any(w.dtype in ("i8", "f16") for w in made.cuda.plan.weights.values())
 
 
@@ -52,21 +57,36 @@ def built_for(config: ModelConfig, chunk: int = CHUNK) -> Sizes:
     return sizes(config, chunk, window=WINDOW, batch=BATCH, capacity=CAPACITY)
 
 
-def tensorrt_engine(
-    cuda: CudaEngine, graph: Path, built: Sizes | None = None
-) -> tuple[TensorRTEngine, OrtContexts]:
-    """For the model of `cuda`, whose device graph is in the file `graph`; a device of its own."""
-    plan, built = cuda.plan, built or built_for(cuda.config)
-    device, kernels = device_with(plan)
-    contexts = OrtContexts(graph, device, built)
+def tensorrt_engine(cuda: CudaEngine, graph: Path, kind: Kind) -> TensorRTEngine:
+    """For the model of `cuda`, whose device graph is in the file `graph`; a device of its own.
+
+    What would be TensorRT is its `loaded.module`.
+    """
+    plan, built, trees = cuda.plan, built_for(cuda.config), kind == "tensorrt"
+    device = ort_tensorrt.Stream()
+    trt = TensorRT(kind, ort_tensorrt.module(device), (10, 3, 0))
+    contexts = EngineContexts(
+        trt,
+        ort_tensorrt.serialized(graph, built, trees=trees),
+        device,
+        profiles(built, trees=trees),
+    )
     exclusive = Exclusive(device)
     rest, variants = settling(plan)
     weights = Weights(rest, exclusive)
     if rest.weights:
         weights.read([(graph.parent.parent / "weights.bin").read_bytes()])
-    engine = TensorRTEngine(
-        plan, cuda.config, exclusive, weights, {i: kernels[i] for i in variants}, contexts,
+    kernels = {i: device.load(plan.variants[i], None, b"") for i in variants}
+    return TensorRTEngine(
+        plan, cuda.config, exclusive, weights, kernels, contexts,
         sizes=built, rebuild=lambda larger: cache.command("BUNDLE", larger),
         chunk=cuda.chunk, identity=cuda.identity, state_dtypes=cuda._state_dtypes,
     )  # fmt: skip
-    return engine, contexts
+
+
+def native(engine: TensorRTEngine) -> ort_tensorrt.Engine:
+    """What it runs, in TensorRT's place."""
+    executor = engine.executor
+    assert isinstance(executor, GraphExecutor)
+    found: ort_tensorrt.Engine = executor._contexts._engine  # type: ignore[attr-defined]
+    return found

@@ -1,8 +1,8 @@
 """The tensorrt engine, all but TensorRT itself, against `ort` and `cuda`: every way of running.
 
-ONNX Runtime runs the device graph in TensorRT's place (`ort_contexts`), out of place as TensorRT
-for RTX does: what is shown is the graph, its bindings, the books and the copies back. That plugins
-write states in place, and anything of a GPU, is shown elsewhere or not at all.
+ONNX Runtime runs the device graph in TensorRT's place (`ort_tensorrt`): with outputs of their own,
+as TensorRT for RTX does, or in place, as with plugins. What is shown is the graph, its bindings,
+the books and the copies back; of plugins, trees and a GPU, nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from edge.errors import EngineError, InputError, StateError
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.state import Snapshot
+from edge.runtime.tensorrt.bindings import Kind
 from tests.cuda.models import CHUNK, poison, tokens
 from tests.cuda.test_engine_models import close, same_arrays
-from tests.tensorrt.engines import CAPACITY, Trio, tensorrt_engine, trio
+from tests.tensorrt import ort_tensorrt
+from tests.tensorrt.engines import CAPACITY, Trio, native, tensorrt_engine, trio
 
 # (model of tests/test_graph_models.py, recipe, type of the scans' states)
 CASES: dict[str, tuple[str, str, str | None]] = {
@@ -43,15 +45,18 @@ CASES: dict[str, tuple[str, str, str | None]] = {
 class Pair:
     """A state on `tensorrt` and one on `ort`: whatever is done to one is done to both."""
 
-    def __init__(self, made: Trio, *, window: int = 3, batch: int = 1) -> None:
+    def __init__(
+        self, made: Trio, *, window: int = 3, batch: int = 1, in_place: bool = False
+    ) -> None:
         self.made = made
+        self.engine = made.plugins if in_place else made.tensorrt
         sizes = {"window": window, "batch": batch, "capacity": CAPACITY}
-        self.ours: DeviceState = made.tensorrt.new_state(**sizes)
+        self.ours: DeviceState = self.engine.new_state(**sizes)
         self.theirs = made.ort.new_state(**sizes)
 
     def run(self, ids: np.ndarray, **how: object) -> np.ndarray:
-        poison(self.made.tensorrt, self.ours)
-        found = self.made.tensorrt.run(ids, self.ours, **how)
+        poison(self.engine, self.ours)
+        found = self.engine.run(ids, self.ours, **how)
         expected = self.made.ort.run(ids, self.theirs, **how)
         close(found, expected, rounded=self.made.rounded)
         return found.copy()
@@ -65,9 +70,12 @@ class Pair:
         same_arrays(self.ours.arrays(), self.theirs.arrays(), self.made.rounded)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_chunks_steps_and_going_back(case: str) -> None:
-    pair = Pair(trio(*CASES[case]))
+@pytest.mark.parametrize(
+    ("case", "in_place"),
+    [("mamba1", False), ("mamba1-w8a8", True), ("mamba2-fp16", True), ("hybrid-w8a8", False)],
+)
+def test_chunks_steps_and_going_back(case: str, in_place: bool) -> None:
+    pair = Pair(trio(*CASES[case]), in_place=in_place)
     pair.run(tokens(30 if pair.ours.caches else CHUNK, seed=1), commit=True)
     for step in range(5):  # from the fourth on the oldest is applied for good
         pair.run(tokens(1, seed=2 + step))
@@ -144,10 +152,11 @@ class VerbsMachine(RuleBasedStateMachine):
         case=st.sampled_from(["mamba1", "hybrid"]),
         batch=st.sampled_from([1, 2]),
         window=st.sampled_from([1, 2, 4]),
+        in_place=st.booleans(),
     )
-    def start(self, case: str, batch: int, window: int) -> None:
+    def start(self, case: str, batch: int, window: int, in_place: bool) -> None:
         made = trio({"mamba1": "mamba1", "hybrid": "all"}[case], "fp32")
-        self.pair = Pair(made, window=window, batch=batch)
+        self.pair = Pair(made, window=window, batch=batch, in_place=in_place)
         self.window, self.batch, self.seed = window, batch, 0
         self.saved: list[tuple[Snapshot, Snapshot]] = []
 
@@ -198,16 +207,16 @@ class VerbsMachine(RuleBasedStateMachine):
 
     @rule()
     def save_and_load(self) -> None:
-        made, sizes = self.pair.made, {"window": self.window, "batch": self.batch}
+        engine, sizes = self.pair.engine, {"window": self.window, "batch": self.batch}
         with tempfile.TemporaryDirectory() as folder:
             self.pair.ours.save(Path(folder) / "state", {"turns": 3})
-            self.pair.ours = made.tensorrt.new_state(**sizes, capacity=CAPACITY)
+            self.pair.ours = engine.new_state(**sizes, capacity=CAPACITY)
             assert self.pair.ours.load(Path(folder) / "state") == {"turns": 3}
 
     @rule()
     def run_that_fails(self) -> None:
         """What it wrote is not seen."""
-        state, engine = self.pair.ours, self.pair.made.tensorrt
+        state, engine = self.pair.ours, self.pair.engine
         device, wait = engine.exclusive.device, engine.exclusive.device.wait
         if state.position + self.window > CAPACITY:
             return
@@ -238,31 +247,40 @@ def test_verbs_in_any_order() -> None:
 # -- what a run takes -----------------------------------------------------------------------------
 
 
-def test_recorded_runs_have_contexts_of_their_own_and_others_share() -> None:
+@pytest.mark.parametrize("kind", ["tensorrt", "rtx"])
+def test_recorded_runs_have_contexts_of_their_own_and_others_share(kind: Kind) -> None:
     made = trio(*CASES["mamba1"])
-    before = len(made.contexts.made)
-    state = made.tensorrt.new_state(window=2)
-    owned = made.contexts.made[before:]
-    assert owned and all(each.own for each in owned)
-    sizes = [(each.run.symbols["T"], each.run.symbols["L"]) for each in owned]
-    assert sorted(sizes) == [(1, 1), (2, 1), (2, 2), (CHUNK, 1)], "once each, also for picks"
-    made.tensorrt.run(tokens(2), state)
-    made.tensorrt.run(tokens(7), state, commit=True)
-    assert [each.own for each in made.contexts.made[before + len(owned) :]] == [False]
+    engine = tensorrt_engine(made.cuda, made.graph, kind)
+    state, found = engine.new_state(window=2), native(engine)
+    # 1 token; 2 with one row or both; a chunk; and with plugins trees of 1 and 2: once each, for
+    # the same context serves runs that pick
+    assert len(found.contexts) == len(found.ran) - 1 == {"rtx": 4, "tensorrt": 6}[kind]
+    told = [context.told for context in found.contexts]
+    for _ in range(3):
+        engine.run(tokens(1), state)
+    engine.run_greedy(tokens(1), state)
+    engine.run(tokens(2), state, rows="all")
+    assert told == [context.told for context in found.contexts], "replayed, not told again"
+    engine.run(tokens(7), state, commit=True)
+    engine.run(tokens(9), state, commit=True)
+    assert len(found.contexts) == len(told) + 1
+    other = engine.new_state(window=1)
+    engine.run(tokens(7), other, commit=True)
+    assert len(found.contexts) == len(told) + 1 + {"rtx": 2, "tensorrt": 3}[kind]
 
 
-def test_all_logits_of_a_chunk_move_the_values_and_nothing_else() -> None:
+@pytest.mark.parametrize("kind", ["tensorrt", "rtx"])
+def test_all_logits_of_a_chunk_move_the_values_and_nothing_else(kind: Kind) -> None:
     """More than was foreseen: outputs lie elsewhere from then on; no rehearsal spoils the state."""
     made = trio(*CASES["mamba1-w8a8"])
-    engine, contexts = tensorrt_engine(made.cuda, made.graph)
+    engine = tensorrt_engine(made.cuda, made.graph, kind)
     state, theirs = engine.new_state(window=2), made.ort.new_state(window=2)
-    arena = state.workspace.arena
-    for count, how in ((3, {}), (40, {"rows": "all"}), (1, {})):
-        enqueued = len(contexts.runs)
-        ids = tokens(count, seed=count)
-        found = engine.run(ids, state, commit=True, **how)
-        close(found, made.ort.run(ids, theirs, commit=True, **how), rounded=True)
-        assert len(contexts.runs) == enqueued + 1
+    arena, found = state.workspace.arena, native(engine)
+    for count, how in ((3, {}), (40, {"rows": "all"}), (1, {}), (1, {"commit": False})):
+        how = {"commit": True, **how}
+        enqueued, ids = len(found.ran), tokens(count, seed=count)
+        close(engine.run(ids, state, **how), made.ort.run(ids, theirs, **how), rounded=True)
+        assert len(found.ran) == enqueued + 1
     assert state.workspace.arena is not arena
     same_arrays(state.arrays(), theirs.arrays(), True)
 
@@ -275,7 +293,9 @@ def test_the_memory_plan_is_what_a_state_takes() -> None:
     assert plan["state_ring"] + plan["kv_cache"] == state.nbytes
     assert plan["logits"] == workspace.out.nbytes
     assert plan["workspace"] >= workspace.memory.nbytes + made.tensorrt.executor.scratch_bytes
-    assert plan["weights"] == made.tensorrt.weights.nbytes < made.cuda.weights.nbytes
+    file = len(ort_tensorrt.serialized(made.graph, made.tensorrt.sizes))
+    assert plan["weights"] == made.tensorrt.weights.nbytes + file
+    assert made.tensorrt.weights.nbytes < made.cuda.weights.nbytes, "what settling reads alone"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,247 @@
+"""TensorRT's Python interface, as much of it as the runtime uses, spoken by ONNX Runtime.
+
+An engine is a device graph and the sizes it was built for; running it is running the graph's bodies
+at the addresses that a context was told, in place where inputs and outputs share one. Like TensorRT
+it refuses, by the error recorder, what lies beyond a profile, and unlike TensorRT also everything
+that the Developer Guide calls undefined: unaligned addresses, a capture of a run that was not
+rehearsed, the replay of a graph whose context was told something else since. Bodies take every run
+for a chain.
+
+What it does not prove: that TensorRT does what its documents say. That the names and parameters
+are TensorRT's own is looked up in the real bindings by `test_contexts.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import json
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from edge.plugins.compiler.interpreter import InterpretDevice
+from edge.runtime import ort_session
+from edge.runtime.tensorrt import onnxfile, profiles
+
+STREAM = 0x57AE
+SCRATCH = 4096
+_TYPES = {"f32": np.float32, "f16": np.float16, "i8": np.int8, "i32": np.int32}
+
+
+class Stream(InterpretDevice):
+    """An interpreter with a stream that others may issue onto; what they issue can be recorded."""
+
+    def enqueue(self, work: Callable[[int], object]) -> None:
+        work(STREAM)
+
+    def keep(self, holder: Any, objects: list[Any]) -> None:
+        weakref.finalize(holder, objects.clear)
+
+    @property
+    def recording(self) -> bool:
+        return self._recording is not None
+
+    def issue(self, action: Callable[[], None]) -> None:
+        self._issue(action)
+
+
+def serialized(graph: Path, built: profiles.Sizes, *, trees: bool = False) -> bytes:
+    """An engine; `graph` lies in the folder `graphs` beside weights.bin."""
+    facts = {"graph": str(graph), "sizes": built.model_dump(), "trees": trees}
+    return json.dumps(facts).encode()
+
+
+class Severity(enum.IntEnum):
+    INTERNAL_ERROR = 0
+    ERROR = 1
+    WARNING = 2
+
+
+class ILogger:
+    Severity = Severity
+
+    def log(self, severity: Severity, msg: str) -> None:
+        raise NotImplementedError
+
+
+class IErrorRecorder:
+    def report_error(self, code: int, desc: str) -> bool:
+        raise NotImplementedError
+
+
+class TensorIOMode(enum.Enum):
+    INPUT, OUTPUT = range(2)
+
+
+class TensorLocation(enum.Enum):
+    DEVICE, HOST = range(2)
+
+
+class ExecutionContextAllocationStrategy(enum.Enum):
+    STATIC, USER_MANAGED = range(2)
+
+
+class Execution:
+    """IExecutionContext.
+
+    Attributes:
+        told: how often a shape or address was given.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.error_recorder = engine.error_recorder
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+        self._profile: int | None = None
+        self._memory = (0, 0)
+        self._rehearsed: dict[str, tuple[int, ...]] = {}
+        self.told = 0
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        self._memory = (memory, size)
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        assert stream_handle == STREAM
+        self._profile = profile_index
+        return True
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        assert self._profile is not None
+        self.told += 1
+        least, _, most = self._engine.profiles[self._profile].shapes(self._engine.ports[name].dims)
+        if len(shape) != len(least) or not all(
+            low <= size <= high for low, size, high in zip(least, shape, most, strict=True)
+        ):
+            return self._refused(f"{name}: {shape} is not within {least} … {most}")
+        self._shapes[name] = tuple(shape)
+        return True
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        self.told += 1
+        if name not in self._engine.ports or memory % 256:
+            return self._refused(f"{name} at {memory:#x}")
+        self._addresses[name] = memory
+        return True
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        engine = self._engine
+        assert stream_handle == STREAM
+        if self._memory[0] == 0 or self._memory[1] < engine.device_memory_size_v2:
+            return self._refused("has no memory to work in")
+        if missing := [n for n in engine.inputs if n not in self._shapes]:
+            return self._refused(f"inputs without a shape: {missing}")
+        if missing := [n for n in engine.ports if n not in self._addresses]:
+            return self._refused(f"tensors without an address: {missing}")
+        if engine.device.recording and self._rehearsed != self._shapes:
+            return self._refused("was not run with these shapes before it is captured")
+        shapes, addresses = dict(self._shapes), dict(self._addresses)
+        self._rehearsed = shapes
+
+        def perform() -> None:
+            assert (shapes, addresses) == (self._shapes, self._addresses), "changed since captured"
+            engine.perform(shapes, addresses)
+
+        engine.device.issue(perform)
+        return True
+
+    def _refused(self, text: str) -> bool:
+        self.error_recorder.report_error(3, text)
+        return False
+
+
+class Engine:
+    """ICudaEngine.
+
+    Attributes:
+        ran: sizes of every run: the shape of its tokens.
+        contexts: made so far.
+    """
+
+    device_memory_size_v2 = SCRATCH
+
+    def __init__(self, facts: Mapping[str, Any], device: Stream, error_recorder: Any) -> None:
+        path = Path(facts["graph"])
+        model = path.read_bytes()
+        graph = onnxfile.read(model, path.name)
+        self.device = device
+        self.error_recorder = error_recorder
+        self.inputs, self.outputs = tuple(graph.inputs), tuple(graph.outputs)
+        self.ports = graph.inputs | graph.outputs
+        built = profiles.Sizes.model_validate(facts["sizes"])
+        self.profiles = profiles.profiles(built, trees=facts["trees"])
+        self.ran: list[tuple[int, ...]] = []
+        self.contexts: list[Execution] = []
+        self._session = ort_session.load(model, path, ort_session.session_options(1))
+
+    @property
+    def num_io_tensors(self) -> int:
+        return len(self.ports)
+
+    def get_tensor_name(self, index: int) -> str:
+        return tuple(self.ports)[index]
+
+    def get_tensor_mode(self, name: str) -> TensorIOMode:
+        return TensorIOMode.INPUT if name in self.inputs else TensorIOMode.OUTPUT
+
+    def get_tensor_location(self, name: str) -> TensorLocation:
+        return TensorLocation.DEVICE
+
+    def create_execution_context(self, strategy: ExecutionContextAllocationStrategy) -> Execution:
+        assert strategy == ExecutionContextAllocationStrategy.USER_MANAGED
+        self.contexts.append(Execution(self))
+        return self.contexts[-1]
+
+    def perform(self, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
+        self.ran.append(shapes["tokens"])
+        feeds = {n: at(addresses[n], shapes[n], _TYPES[self.ports[n].dtype]) for n in self.inputs}
+        for name, value in zip(
+            self.outputs, self._session.run(list(self.outputs), feeds), strict=True
+        ):
+            source = feeds.get(name.removesuffix(".out"))
+            if source is not None:
+                assert (value.shape, value.dtype) == (source.shape, source.dtype), name
+            at(addresses[name], value.shape, value.dtype)[...] = value
+
+
+def at(address: int, shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """The memory there as an array."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = (ctypes.c_uint8 * nbytes).from_address(address)
+    return np.frombuffer(raw, np.uint8).view(dtype).reshape(shape)
+
+
+def module(device: Stream, version: str = "10.3.0") -> Any:
+    """What `import tensorrt` would give. `engines`: those that were loaded."""
+    found: Any = ModuleType("tensorrt")
+    found.engines = []
+
+    class Runtime:
+        error_recorder: Any = None
+
+        def __init__(self, logger: ILogger) -> None:
+            self._logger = logger
+
+        def deserialize_cuda_engine(self, serialized_engine: bytes) -> Engine | None:
+            try:
+                facts = json.loads(bytes(serialized_engine))
+            except ValueError:
+                self.error_recorder.report_error(1, "magic tag")
+                return None
+            found.engines.append(Engine(facts, device, self.error_recorder))
+            return found.engines[-1]  # type: ignore[no-any-return]
+
+    found.__version__ = version
+    found.Runtime = Runtime
+    found.Builder = found.OnnxParser = object
+    for each in (
+        ILogger, IErrorRecorder, TensorIOMode, TensorLocation, ExecutionContextAllocationStrategy
+    ):  # fmt: skip
+        setattr(found, each.__name__, each)
+    return found

@@ -1,0 +1,145 @@
+"""Execution contexts: what TensorRT is told, what its refusals become, and that its names exist."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from edge.errors import EngineError
+from edge.runtime.tensorrt.bindings import TensorRT
+from edge.runtime.tensorrt.contexts import EngineContexts
+from edge.runtime.tensorrt.executor import GraphRun
+from edge.runtime.tensorrt.profiles import Sizes, profiles
+from tests.cuda.models import tokens
+from tests.tensorrt import ort_tensorrt
+from tests.tensorrt.engines import native, tensorrt_engine, trio
+
+_REAL = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt_lean_bindings")
+
+
+@pytest.fixture(params=_REAL)
+def real(request: pytest.FixtureRequest) -> ModuleType:
+    """A TensorRT that is installed: each of those that are."""
+    return pytest.importorskip(request.param, reason=f"{request.param} is not installed")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (ort_tensorrt.Execution, "IExecutionContext"),
+        (ort_tensorrt.Engine, "ICudaEngine"),
+        (ort_tensorrt.ILogger, "ILogger"),
+        (ort_tensorrt.IErrorRecorder, "IErrorRecorder"),
+        (ort_tensorrt.TensorIOMode, "TensorIOMode"),
+        (ort_tensorrt.TensorLocation, "TensorLocation"),
+        (ort_tensorrt.ExecutionContextAllocationStrategy, "ExecutionContextAllocationStrategy"),
+    ],
+)
+def test_what_the_tests_speak_is_what_tensorrt_speaks(
+    real: ModuleType, ours: Any, theirs: str
+) -> None:
+    """Every method that the runtime calls, with the parameters that it gives, by position."""
+    other = getattr(real, theirs)
+    own = {"ports", "inputs", "outputs", "profiles", "device", "perform", "name", "value", "told"}
+    for name in [each for each in vars(ours) if not each.startswith("_") and each not in own]:
+        method = getattr(ours, name)
+        assert hasattr(other, name), f"{theirs}.{name}"
+        text = str(getattr(other, name).__doc__ or "")
+        signatures = re.findall(rf"{name}\(self: [^,)]+(?:, )?(.*?)\) -> ", text)
+        if inspect.isfunction(method) and signatures:
+            wanted = list(inspect.signature(method).parameters)[1:]
+            # some have no names there, only numbers
+            nameless = [f"arg{index}" for index in range(len(wanted))]
+            offered = [re.findall(r"(\w+): ", each)[: len(wanted)] for each in signatures]
+            assert wanted in offered or nameless in offered, (name, offered)
+
+
+def test_an_engine_that_the_real_library_refuses(real: ModuleType) -> None:
+    if "rtx" not in real.__name__:
+        pytest.skip("TensorRT's own runtime needs a driver to say more than no")
+    trt = TensorRT("rtx", real, (1, 0, 0))
+    with pytest.raises(EngineError, match=r"loading the engine failed: .*[Ss]erialization") as info:
+        EngineContexts(trt, b"no engine at all" * 20, ort_tensorrt.Stream(), profiles(Sizes()))
+    assert info.value.remedy == "build the engine again: edge build"
+
+
+def test_an_engine_that_is_refused() -> None:
+    device = ort_tensorrt.Stream()
+    trt = TensorRT("tensorrt", ort_tensorrt.module(device), (10, 3, 0))
+    with pytest.raises(EngineError, match=r"loading the engine failed: magic tag; kernels differ"):
+        EngineContexts(trt, b"?", device, profiles(Sizes()), lambda: "kernels differ")
+
+
+def test_an_engine_that_wants_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trio("mamba1", "fp32")
+    host = ort_tensorrt.TensorLocation.HOST
+    monkeypatch.setattr(ort_tensorrt.Engine, "get_tensor_location", lambda *_: host)
+    with pytest.raises(EngineError, match="no engine of a device graph"):
+        tensorrt_engine(made.cuda, made.graph, "tensorrt")
+
+
+def test_refusals_in_a_run_leave_the_state_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trio("mamba1", "fp32")
+    engine = tensorrt_engine(made.cuda, made.graph, "tensorrt")
+    state = engine.new_state(window=2)
+    engine.run(tokens(5, seed=1), state, commit=True)
+    before = state.arrays()
+    execute = ort_tensorrt.Execution.execute_async_v3
+    refused = ort_tensorrt.Execution._refused
+
+    monkeypatch.setattr(
+        ort_tensorrt.Execution, "execute_async_v3", lambda self, _: refused(self, "no kernel image")
+    )
+    with pytest.raises(EngineError, match="running the engine failed: no kernel image"):
+        engine.run(tokens(6, seed=2), state, commit=True)
+    with pytest.raises(EngineError, match="does not say why"):
+        monkeypatch.setattr(ort_tensorrt.Execution, "execute_async_v3", lambda *_: False)
+        engine.run(tokens(6, seed=2), state, commit=True)
+
+    def raises(*_: object) -> bool:
+        raise RuntimeError("CUDA error")
+
+    with pytest.raises(EngineError, match="running the engine failed: CUDA error"):
+        monkeypatch.setattr(ort_tensorrt.Execution, "execute_async_v3", raises)
+        engine.run(tokens(6, seed=2), state, commit=True)
+    monkeypatch.setattr(ort_tensorrt.Execution, "execute_async_v3", execute)
+    assert state.position == 5
+    for name, array in state.arrays().items():
+        assert (array == before[name]).all(), name
+
+
+def test_shapes_and_addresses_that_are_refused() -> None:
+    made = trio("mamba1", "fp32")
+    engine = tensorrt_engine(made.cuda, made.graph, "tensorrt")
+    state = engine.new_state(window=2)
+    contexts, found = engine.executor._contexts, native(engine)  # type: ignore[attr-defined]
+    bound = state.workspace._ready(state.workspace.runs.key("chain", 7, 1)).work._bound
+    run: GraphRun = bound._run
+    with pytest.raises(EngineError, match="no profile for a run of T 49, "):
+        contexts.bound(run._replace(symbols={**run.symbols, "T": 49}), own=False)
+    wide = run._replace(shapes={**run.shapes, "tokens": (7, 9)})
+    with pytest.raises(EngineError, match=r"giving tokens the shape \(7, 9\) failed: tokens: "):
+        contexts.bound(wide, own=True).enqueue()
+    odd = run._replace(addresses={**run.addresses, "logits": run.addresses["logits"] + 4})
+    with pytest.raises(EngineError, match="telling where logits lies failed"):
+        contexts.bound(odd, own=True).enqueue()
+    count = len(found.ran)
+    bound.enqueue()
+    assert len(found.ran) == count + 1
+
+
+def test_no_context_outlives_the_device_s_memory() -> None:
+    """Dropped with what uses it, before the engine: `keep` has the only references."""
+    made = trio("mamba1", "fp32")
+    engine = tensorrt_engine(made.cuda, made.graph, "tensorrt")
+    state = engine.new_state(window=1)
+    found = native(engine)
+    context = state.workspace._ready(state.workspace.runs.key("chain", 1, 1)).work._bound._context
+    held = context._native
+    assert held[0] in found.contexts
+    del context, state
+    assert held == []

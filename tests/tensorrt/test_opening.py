@@ -1,0 +1,153 @@
+"""From a bundle to the tensorrt engine by its name, and a talk on it.
+
+What is imported as TensorRT for RTX is ONNX Runtime (`ort_tensorrt`), the GPU an interpreter; the
+bundle, its device graph and the cache of engines are the real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge
+from edge.bundle import open_bundle
+from edge.errors import EngineError
+from edge.runtime.model import Model
+from edge.runtime.tensorrt import bindings, cache, machine, opening
+from edge.runtime.tensorrt.engine import TensorRTEngine
+from edge.runtime.tensorrt.profiles import Sizes
+from tests.session_models import bundle, model
+from tests.tensorrt import ort_tensorrt
+
+GREEDY = {"temperature": 0.0, "max_tokens": 3}
+SIZES = Sizes(window=4, batch=2, chunk=16)
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ort_tensorrt.Stream:
+    """An empty cache, TensorRT for RTX, and a GPU."""
+    found = ort_tensorrt.Stream()
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", ort_tensorrt.module(found, "1.7.1"))
+    monkeypatch.setattr(machine, "open_gpu", lambda: found)
+    return found
+
+
+def store(path: Path, device: Any, sizes: Sizes, **others: str) -> Path:
+    """Put an engine where `edge build --rtx` would."""
+    with open_bundle(path) as opened:
+        found = machine.components(opened, bindings.load("rtx"), None, device)
+        graph = path / machine.graph_file(opened)
+    data = ort_tensorrt.serialized(graph, sizes)
+    return cache.store({**found, "kernels": "", "flags": "", **others}, sizes, data, {})
+
+
+def test_a_talk_is_that_of_onnx_runtime(device: ort_tensorrt.Stream, tmp_path: Path) -> None:
+    store(bundle("chat"), device, SIZES)
+    loaded: Model = edge.load(bundle("chat"), engine="tensorrt")
+    assert isinstance(loaded.engine, TensorRTEngine)
+    assert (loaded.engine.chunk, loaded.engine.sizes) == (16, SIZES)
+    sessions = [each.session(window=4, seed=1) for each in (loaded, model("chat"))]
+    texts = []
+    for session in sessions:
+        first = session.chat("hi", **GREEDY).finish()
+        second = session.chat("and", **GREEDY).finish()
+        assert second.reused_tokens > 0, "the state goes on from the first answer"
+        session.undo()
+        again = session.chat("and", **GREEDY).finish()
+        assert again.tokens == second.tokens
+        texts.append((first.tokens, second.tokens))
+    assert texts[0] == texts[1]
+    sessions[0].save(tmp_path / "talk")
+    other = model("chat").session(window=4)
+    other.load(tmp_path / "talk")
+    last = [s.chat("so", **GREEDY).finish().tokens for s in (other, sessions[0])]
+    assert last[0] == last[1]
+
+
+@pytest.mark.parametrize("draft", ["ngram", "model"])
+def test_drafts_change_nothing(device: ort_tensorrt.Stream, draft: str) -> None:
+    """Partial acceptance, and the state that is left."""
+    store(bundle("chat"), device, SIZES)
+    loaded = edge.load(bundle("chat"), engine="tensorrt")
+    drafter = model("chat") if draft == "model" else "ngram"
+    plain = loaded.session(window=4, seed=3)
+    drafting = loaded.session(window=4, seed=3, draft=drafter, draft_tokens=2)
+    for prompt in ("one two three one two three one two", " and one two"):
+        options = {"temperature": 0, "max_tokens": 9}
+        expected = plain.generate(prompt, **options).finish()
+        found = drafting.generate(prompt, **options).finish()
+        assert found.tokens == expected.tokens == found.tokens
+    assert plain.tokens == drafting.tokens
+
+
+def test_no_engine_is_told_with_the_command(device: ort_tensorrt.Stream) -> None:
+    path = bundle("chat")
+    with open_bundle(path) as opened:
+        assert opening.built_kind(opened) == "tensorrt", "what edge build makes if not asked"
+    store(path, device, SIZES, graph="another")
+    with pytest.raises(EngineError, match="the graph was another") as caught:
+        edge.load(path, engine="tensorrt")
+    assert f"edge build {path}" in str(caught.value.remedy)
+    assert "--rtx" in str(caught.value.remedy)
+
+
+def test_tensorrt_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(EngineError, match="TensorRT") as caught:
+        edge.load(bundle("chat"), engine="tensorrt")
+    assert caught.value.remedy == bindings.how_to_install("tensorrt")
+
+
+def test_sizes_that_it_was_not_built_for(device: ort_tensorrt.Stream) -> None:
+    path = bundle("chat")
+    store(path, device, SIZES)
+    with (
+        edge.load(path, engine="tensorrt") as loaded,
+        pytest.raises(EngineError, match="is 9, the engine was built for at most 4") as caught,
+    ):
+        loaded.session(window=9)
+    command = f"edge build {path} --window 9 --batch 2 --chunk 16 --rtx"
+    assert caught.value.remedy == f"build it for more: {command}"
+
+
+def test_the_engine_built_last_is_the_one(device: ort_tensorrt.Stream) -> None:
+    path = bundle("chat")
+    small, large = (store(path, device, SIZES.model_copy(update={"window": w})) for w in (2, 6))
+    for newer, older, window in ((small, large, 2), (large, small, 6)):
+        os.utime(older, (1, 1))
+        os.utime(newer)
+        with edge.load(path, engine="tensorrt") as loaded:
+            assert isinstance(loaded.engine, TensorRTEngine)
+            assert loaded.engine.sizes.window == window
+
+
+def test_an_engine_built_ahead_for_several_gpus(
+    device: ort_tensorrt.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bundle("chat")
+    store(path, device, SIZES, sm="0,86,89", gpu="", driver="")
+    assert edge.load(path, engine="tensorrt").engine.name == "tensorrt"
+    store(path, device, SIZES, sm="86,89", gpu="", driver="")
+    monkeypatch.setattr(device, "sm", 75)
+    with pytest.raises(EngineError, match="the GPU's architecture was"):
+        edge.load(path, engine="tensorrt")
+
+
+def test_an_engine_of_another_graph(device: ort_tensorrt.Stream) -> None:
+    path = bundle("chat")
+    stored = store(path, device, SIZES)
+    with open_bundle(bundle("hybrid")) as opened:
+        other = bundle("hybrid") / machine.graph_file(opened)
+    stored.unlink()
+    with open_bundle(path) as opened:
+        found = machine.components(opened, bindings.load("rtx"), None, device)
+    data = ort_tensorrt.serialized(other, SIZES.model_copy(update={"capacity": 64}))
+    cache.store({**found, "kernels": "", "flags": ""}, SIZES, data, {})
+    with pytest.raises(EngineError, match=r"none of this bundle's graph: .*key_cache"):
+        edge.load(path, engine="tensorrt")
