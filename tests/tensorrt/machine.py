@@ -56,6 +56,10 @@ class Machine(Protocol):
         """`blob.pack` of them."""
         ...
 
+    def load(self, variant: Variant) -> Any:
+        """One of them for `device.launch`."""
+        ...
+
     def stream(self) -> Any:
         """A context in which the stream, a number, may be issued to."""
         ...
@@ -120,6 +124,9 @@ class _Interpreted:
             text = f"FAKE CUBIN\n{variant.key} 0 {sizes}\n\0".encode()
             made[variant.key] = (_compiled(variant), text)
         return blob.pack(self.sm, made)
+
+    def load(self, variant: Variant) -> Any:
+        return self._loaded[variant.key][1]
 
     @contextmanager
     def stream(self) -> Iterator[int]:
@@ -223,6 +230,7 @@ class _Gpu:
         self._core = CoreDevice()
         self.device: Device = self._core
         self.sm = self._core.sm
+        self._compiled: dict[str, tuple[CompiledKernel, bytes]] = {}
         self.launched: list[Launched] = []
         self.kept: list[object] = []
 
@@ -231,7 +239,12 @@ class _Gpu:
 
         unique = list(variants)
         made = compile_variants(unique, [self.sm])[self.sm]
-        return blob.pack(self.sm, {each.key: made.get(each) for each in unique})
+        found = {each.key: made.get(each) for each in unique}
+        self._compiled |= found
+        return blob.pack(self.sm, found)
+
+    def load(self, variant: Variant) -> Any:
+        return self.device.load(variant, *self._compiled[variant.key])
 
     @contextmanager
     def stream(self) -> Iterator[int]:

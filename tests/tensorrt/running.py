@@ -23,16 +23,17 @@ NUMPY: Mapping[DType, type[np.generic]] = {
     "i32": np.int32,
     "i64": np.int64,
 }
-_DTYPES: Mapping[np.dtype[Any], DType] = {np.dtype(t): name for name, t in NUMPY.items()}
+DTYPES: Mapping[np.dtype[Any], DType] = {np.dtype(t): name for name, t in NUMPY.items()}
 # no number that a kernel could use: NaN, and -1
 POISON = 0xFF
 
 
 class Placed:
-    """A tensor in device memory of exactly its size, between what must not be touched."""
+    """A tensor in device memory, `start` bytes behind where that begins."""
 
-    def __init__(self, tensor: Tensor, memory: Memory) -> None:
-        self.tensor, self.memory = at(tensor, memory.address), memory
+    def __init__(self, tensor: Tensor, memory: Memory, start: int = 0) -> None:
+        self.tensor = at(tensor, memory.address + start)
+        self.memory, self.start = memory, start
 
     def array(self) -> Array:
         """A copy of it, when everything issued is done."""
@@ -41,17 +42,17 @@ class Placed:
         count = int(np.prod(self.tensor.shape, dtype=np.int64))
         stage = on.device.host(count * dtype.itemsize)
         on.wait()
-        on.device.read(stage, self.memory, 0)
+        on.device.read(stage, self.memory, self.start)
         on.wait()
         return stage.view(dtype).reshape(self.tensor.shape).copy()
 
     def seen_as(self, tensor: Tensor) -> Placed:
         """The same memory under another description."""
-        return Placed(tensor, self.memory)
+        return Placed(tensor, self.memory, self.start)
 
 
 def empty(tensor: Tensor) -> Placed:
-    """Memory for it, full of what nobody may use."""
+    """Memory of exactly its size, full of what nobody may use."""
     device = machine().device
     nbytes = int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(NUMPY[tensor.dtype]).itemsize
     memory = device.allocate(max(1, nbytes))
@@ -62,7 +63,7 @@ def empty(tensor: Tensor) -> Placed:
 def put(array: Array) -> Placed:
     """A copy of it in device memory."""
     device = machine().device
-    placed = empty(Tensor(_DTYPES[array.dtype], array.shape))
+    placed = empty(Tensor(DTYPES[array.dtype], array.shape))
     stage = device.host(array.nbytes)
     stage[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     device.write(placed.memory, 0, stage)

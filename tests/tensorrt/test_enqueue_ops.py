@@ -1,0 +1,102 @@
+"""Every device op by its plugin, on nodes of small models, beside the references.
+
+Chains and trees of 1 to 34 rows, so that every program is run; states of every kind with pending
+tokens; everything poisoned that may not be read, and compared that may not be written.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from edge.ops.device import DEVICE_OPS, in_place
+from edge.runtime.cuda.ledger import ADVANCED, KEEP, LAST
+from tests.device_ops import Array
+from tests.device_reference import Steps
+from tests.int8_recurrent import TOLERANCE, Compared
+from tests.tensorrt.node_cases import NodeCase
+from tests.tensorrt.plugin_host import whole
+from tests.tensorrt.plugin_models import source
+from tests.test_device_ops import memory
+
+# models of tests/test_graph_models.py, recipes and states that have every op between them
+SOURCES: tuple[tuple[str, str, str | None], ...] = (
+    ("mamba1", "w8a8", "int8"),
+    ("mamba2 groups", "fp32", None),
+    ("mamba2 groups", "fp16", None),
+    ("all", "w4a8", None),
+    ("mamba2 groups", "w8a8-static", None),
+    ("mamba2 groups", "w8a8", "int8"),
+    ("mamba1", "w4", None),
+    ("mamba1", "w8", None),
+    ("mamba1", "w8a8-dynamic", None),
+    ("mamba1", "w8a8-hadamard", None),
+    ("mamba1", "w8a8", "fp16"),
+    ("mamba2", "w8a8", "fp16"),
+    ("parallel", "fp32", None),
+)
+# no model here has them: rope is everywhere, and a scan of int8 values makes its dt itself
+NOWHERE = {
+    "Attention",
+    "Dequantize",
+    "SelectiveScanHeadsInt8_16",
+    "SelectiveScanInt8_8",
+    "SelectiveScanInt8_16",
+    "SelectiveScanInt8_32",
+}
+RUNS = [
+    (Steps((), 0, 0, KEEP, 0, (3,)), 1),
+    (Steps((7,), 0, 1, LAST, 9, (0,)), 2),
+    (Steps((4, 0, 8), 0, 0, KEEP, 3, (9, 2)), 2),
+    (Steps((2, 3, 5, 1), 4, 0, ADVANCED, 11, (8, 0, 9, 4, 6)), 1),
+    (Steps((), 0, 1, LAST, 0, (-1,) * 16), 1),
+    (Steps((6,), 0, 1, LAST, 12, (-1,) * 17), 1),
+    (Steps((6, 5), 0, 1, LAST, 0, (-1,) * 17), 2),
+]
+TREES = [
+    (Steps((), 0, 0, KEEP, 7, (3, 4), (-1, -1)), 2),
+    (Steps((1, 5), 2, 1, ADVANCED, 4, (2, 8, 0, 3, 9), (-1, 0, 0, 2, -1)), 1),
+]
+
+
+@functools.cache
+def _cases() -> dict[str, NodeCase]:
+    """By op and recipe: the first such node of each source."""
+    found: dict[str, NodeCase] = {}
+    for name, quant, state in SOURCES:
+        graph = source(name, quant, state).graph
+        for node in graph.nodes:
+            if node.op_type in DEVICE_OPS and node.op_type not in found:
+                found[node.op_type] = NodeCase(graph, node)
+    return found
+
+
+def _close(case: NodeCase, found: Array, wanted: Array, counted: Compared) -> None:
+    if found.dtype == np.int8:
+        counted.int8(found, wanted)
+    elif found.dtype == np.int32:
+        assert np.array_equal(found, wanted)
+    else:
+        # the products of packed weights round x to fp16, which the references do not
+        halved = case.name.startswith("LinearBits")
+        tolerance = 1e-3 if halved else TOLERANCE[int(case.attributes.get("state_bits", 32))]
+        counted.floats(found, wanted, tolerance)
+
+
+@pytest.mark.parametrize("name", sorted(set(DEVICE_OPS) - NOWHERE))
+def test_a_plugin_is_its_reference(name: str) -> None:
+    whole()
+    case, counted = _cases()[name], Compared()
+    for steps, batch in (*RUNS, *TREES):
+        given = case.given(steps, batch)
+        wanted = case.wanted(given, steps)
+        found = case.run_plugin(given)
+        for output in found:
+            before = in_place(case.op).get(output)
+            if before is not None:
+                memory(found[output], wanted[output], given[before], counted)
+            else:
+                _close(case, found[output], wanted[output], counted)
+    counted.check()
