@@ -113,6 +113,8 @@ def compile_graph(
 def _configure(trt: TensorRT, config: Any, order: Order) -> None:
     pools = trt.module.MemoryPoolType
     config.set_memory_pool_limit(pools.WORKSPACE, order.workspace << 20)
+    # the ops' sums are stated in fp32; by default TensorRT takes tf32, with 10 bits, for products
+    config.clear_flag(trt.module.BuilderFlag.TF32)
     if order.architectures:
         config.num_compute_capabilities = len(order.architectures)
         for index, sm in enumerate(order.architectures):
