@@ -11,7 +11,7 @@ chat: $(VENV)/.runtime
 
 # pytest options, e.g. make test ARGS="-k state"; one process a core: JOBS=0 runs them in this one
 JOBS ?= logical
-test: $(VENV)/.dev $(VENV)/.oldest
+test: $(VENV)/.dev $(VENV)/.oldest $(VENV)/.rtx
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 # the runtime alone, on what JetPack 6 ends at: Python 3.10 and ONNX Runtime 1.23.2
@@ -64,6 +64,12 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.oldest: $(VENV)/.dev
 	@$(PIP) --no-deps --target $(VENV)/oldest --upgrade onnxruntime==1.23.2 \
 		|| echo "onnxruntime 1.23.2 is not to be had for this Python: its tests will be skipped"
+	@touch $@
+
+# builds engines without a GPU; 90 MB, for Linux on x86-64
+$(VENV)/.rtx: $(VENV)/.dev
+	@$(PIP) --no-deps tensorrt-rtx-cu13-libs==1.7.1.116 tensorrt-rtx-cu13-bindings==1.7.1.116 \
+		|| echo "TensorRT for RTX is not to be had for this machine: its tests will be skipped"
 	@touch $@
 
 .venv310/.runtime: pyproject.toml

@@ -17,7 +17,7 @@ from typing import Any
 
 from edge.bundle import Bundle
 from edge.bundle.kernels import WEIGHT_FILE, open_plan
-from edge.errors import EngineError
+from edge.errors import BundleError, EngineError
 from edge.plugins.tensorrt import blob
 from edge.runtime import memory
 from edge.runtime.tensorrt import cache, machine, onnxfile, sealed, watch
@@ -134,10 +134,11 @@ class _Job:
 
     def _source(self) -> Source:
         bundle, file = self._bundle, machine.graph_file(self._bundle)
-        model = form_for(self._trt, bundle.read(file))
+        where = f"{bundle.path}/{file}"
+        model = form_for(self._trt, bundle.read(file), where)
         has_weights = bundle.manifest.entry(WEIGHT_FILE) is not None
         weights = bundle.fd(WEIGHT_FILE) if has_weights else None
-        return Source(model, weights, f"{bundle.path}/{file}")
+        return Source(model, weights, where)
 
 
 def _keep_timings(components: Mapping[str, str], timings: bytes) -> tuple[str, ...]:
@@ -150,11 +151,12 @@ def _keep_timings(components: Mapping[str, str], timings: bytes) -> tuple[str, .
     return ()
 
 
-def form_for(trt: TensorRT, model: bytes) -> bytes:
-    """The device graph as this TensorRT's parser has to see it.
+def form_for(trt: TensorRT, model: bytes, file: str) -> bytes:
+    """The device graph as this TensorRT's parser has to see it; `file` is for messages.
 
-    Raises EngineError: it has to be inlined, and onnx is not installed.
+    Raises BundleError: it is none; EngineError: it has to be inlined, and onnx is not installed.
     """
+    onnxfile.read(model, file)
     if trt.kind == "tensorrt":
         return onnxfile.bare(model) if trt.bare_nodes else model
     # by name: inlining needs onnx, which no Jetson has
@@ -167,8 +169,12 @@ def form_for(trt: TensorRT, model: bytes) -> bytes:
             f"package {missing.name}",
             remedy="pip install 'mamba-edge[export]'",
         ) from None
-    inlined = graph.inlined(onnx.ModelProto.FromString(model))
-    data: bytes = inlined.SerializeToString(deterministic=True)
+    try:
+        inlined = graph.inlined(onnx.ModelProto.FromString(model))
+        data: bytes = inlined.SerializeToString(deterministic=True)
+    except Exception as problem:  # of protobuf or of onnx, which has no type of its own for it
+        said = str(problem).strip() or type(problem).__name__
+        raise BundleError(f"cannot be put into standard ops: {said}", file=file) from problem
     return data
 
 

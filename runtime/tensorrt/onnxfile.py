@@ -9,7 +9,7 @@ from edge import protobuf
 from edge.errors import BundleError
 
 # fields of ModelProto, GraphProto, ValueInfoProto, TypeProto, TypeProto.Tensor, Dimension
-_GRAPH, _FUNCTIONS = 7, 25
+_GRAPH, _OPSETS, _FUNCTIONS = 7, 8, 25
 _NODE, _INPUT, _OUTPUT = 1, 11, 12
 _NAME, _TYPE = 1, 2
 _TENSOR = 1
@@ -37,9 +37,13 @@ class Graph(NamedTuple):
 
 
 def read(model: bytes, file: str) -> Graph:
-    """Raises BundleError naming `file`: no ONNX model, or one with types that no engine has."""
+    """Raises BundleError naming `file`: no ONNX model, one without what parsers take for granted,
+    or with types that no engine has.
+    """
     try:
         (graph,) = _messages(model, _GRAPH)
+        if not list(_messages(model, _OPSETS)):
+            raise ValueError("it names no version of its ops")
         return Graph(_ports(graph, _INPUT), _ports(graph, _OUTPUT), frozenset(_ops(graph)))
     except (ValueError, KeyError, UnicodeDecodeError) as problem:
         raise BundleError(f"is no graph that can be read: {problem}", file=file) from None
@@ -85,5 +89,11 @@ def _dim(data: bytes) -> int | str:
 
 
 def _ops(graph: bytes) -> Iterator[tuple[str, str]]:
-    for node in _messages(graph, _NODE):
-        yield _text(node, _DOMAIN), _text(node, _OP_TYPE)
+    nodes = list(_messages(graph, _NODE))
+    if not nodes:
+        raise ValueError("it has no nodes")
+    for node in nodes:
+        op = _text(node, _OP_TYPE)
+        if not op:
+            raise ValueError("a node has no op")
+        yield _text(node, _DOMAIN), op

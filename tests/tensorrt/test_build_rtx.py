@@ -82,7 +82,7 @@ def built(rtx: TensorRT, model: Made, architectures: Sequence[int] = GPUS) -> Co
     asked = sizes(model.config, 16, window=2)
     (only,) = profiles(asked, trees=False)[-1:]
     order = Order(asked, architectures=tuple(architectures))
-    graph = form_for(rtx, model.device.SerializeToString(deterministic=True))
+    graph = form_for(rtx, model.device.SerializeToString(deterministic=True), "graph")
     weights = os.open(model.folder / "weights.bin", os.O_RDONLY)
     try:
         return compile_graph(rtx, Source(graph, weights, "graph"), order, (only,))
@@ -106,7 +106,7 @@ def test_the_demonstrations_are_parsed(rtx: TensorRT, name: str) -> None:
     """As the file of the bundle says, with the weights of the bundle."""
     with open_bundle(resolve(name)) as bundle:
         file = machine.graph_file(bundle)
-        model = form_for(rtx, bundle.read(file))
+        model = form_for(rtx, bundle.read(file), file)
         graph = onnxfile.read(model, file)
         log = logger(rtx.module)
         network = Network(rtx, log)
@@ -123,7 +123,7 @@ def test_the_demonstrations_are_parsed(rtx: TensorRT, name: str) -> None:
 def test_weights_are_those_behind_the_descriptor(rtx: TensorRT, tmp_path: Path) -> None:
     """Whatever lies at the path by now: the file was checked when it was opened."""
     model = made("mamba2", "w8a8")
-    graph = form_for(rtx, model.device.SerializeToString(deterministic=True))
+    graph = form_for(rtx, model.device.SerializeToString(deterministic=True), "graph")
     copy = tmp_path / "weights.bin"
     copy.write_bytes((model.folder / "weights.bin").read_bytes())
     fd = os.open(copy, os.O_RDONLY)

@@ -50,7 +50,17 @@ def test_what_is_cut_anywhere_is_refused_or_has_no_more_than_it_says() -> None:
             assert found == whole, "the graph is there, functions behind it are cut"
 
 
-@pytest.mark.parametrize("data", [b"", b"\x3a\x00\x3a\x00", b"text", b"\x38\x01"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x3a\x00\x3a\x00",
+        b"text",
+        b"\x38\x01",
+        b"\x3a\x00\x42\x00",
+        b"\x3a\x02\x0a\x00\x42\x00",
+    ],
+)
 def test_other_files_are_refused(data: bytes) -> None:
     with pytest.raises(BundleError, match="is no graph that can be read"):
         onnxfile.read(data, "graph")

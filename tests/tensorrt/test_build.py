@@ -1,0 +1,282 @@
+"""`edge build`: the whole road with TensorRT for RTX, on a CPU; what it refuses beforehand.
+
+Building with TensorRT itself needs its library and a GPU: `jetson/verify.sh`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from edge.apps.build_command import describe
+from edge.apps.cli import app
+from edge.bundle import Bundle, open_bundle
+from edge.errors import BundleError, EdgeError, EngineError
+from edge.runtime import memory
+from edge.runtime.model import resolve
+from edge.runtime.tensorrt import bindings, build, cache, machine, sealed
+from edge.runtime.tensorrt.bindings import TensorRT
+from edge.runtime.tensorrt.compile import Order
+from edge.runtime.tensorrt.profiles import Sizes, sizes
+from tests.malformed import resigned
+
+MODEL = "demo-draft"
+FLAGS = ("--rtx", "--sm", "86,89", "--window", "1", "--chunk", "16")
+
+
+@pytest.fixture(scope="module")
+def rtx() -> TensorRT:
+    try:
+        return bindings.load("rtx")
+    except EngineError as absent:
+        pytest.skip(f"{absent.message}; `make test` tries to: {absent.remedy}")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "engines"
+
+
+@pytest.fixture
+def bundle() -> Iterator[Bundle]:
+    with open_bundle(resolve(MODEL)) as opened:
+        yield opened
+
+
+def edge(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edge.apps.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def order(bundle: Bundle, **how: Any) -> Order:
+    asked = sizes(bundle.manifest.model, 16, window=1)
+    return Order(asked, architectures=(86, 89), **how)
+
+
+def test_an_engine_is_built_kept_and_found_again(
+    rtx: TensorRT, place: Path, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare.engine"
+    first = edge("build", MODEL, *FLAGS, "--json", "-o", bare)
+    assert first.returncode == 0, first.stderr
+    facts = json.loads(first.stdout)
+    assert first.stderr == "" and facts["built"] and facts["seconds"] > 0
+    path = Path(facts["engine"])
+    assert {each.name for each in place.iterdir()} == {"key", path.name}
+    with sealed.read(path) as found:
+        assert bare.read_bytes() == found.body
+        assert found.header["key"] == facts["key"] and len(found.body) == facts["bytes"]
+        assert found.header["components"] == facts["components"]
+    with open_bundle(resolve(MODEL)) as bundle:
+        entry = {e.path: e.sha256 for e in bundle.manifest.files}
+        assert facts["components"] | {"flags": "", "edge": ""} == {
+            "bundle": bundle.fingerprint, "graph": entry["graphs/tensorrt.onnx"],
+            "weights": entry["weights.bin"], "kind": "rtx", "plugins": "", "kernels": "",
+            "tensorrt": ".".join(map(str, rtx.version)), "sm": "86,89", "gpu": "", "driver": "",
+            "flags": "", "edge": "",
+        }  # fmt: skip
+        # a bundle lists every file it has: nothing was put into it
+        bundle.verify()
+    assert facts["sizes"] == Sizes(window=1, batch=1, capacity=0, chunk=16).model_dump()
+    assert list(facts["profiles"]) == ["step", "prefill"]
+    assert facts["profiles"]["prefill"]["T"] == [1, 16, 16]
+    written = path.stat().st_mtime_ns
+
+    again = edge("build", MODEL, *FLAGS)
+    assert again.returncode == 0 and path.stat().st_mtime_ns == written
+    assert "was there already" in again.stdout and "sm_86, sm_89" in again.stdout
+
+    here = {name: facts["components"][name] for name in ("bundle", "kind", "sm")}
+    with cache.find(MODEL, here, Sizes(window=1, chunk=8)) as found:
+        assert found.path == path
+
+
+def test_an_altered_engine_is_built_again(
+    rtx: TensorRT, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As is one whose building is forced; here no engine is made: its building is refused."""
+    job = build._Job(bundle, order(bundle), rtx, None, None, lambda *_: None)
+    path = cache.store(job.components, order(bundle).sizes, b"engine", {})
+    built = build.build(bundle, order(bundle), rtx, None, None)
+    assert (built.path, built.seconds, built.engine_bytes) == (path, 0.0, 6)
+    assert "was there already" in describe(built)
+    for how, damage in (({"force": True}, b""), ({}, b"!")):
+        path.write_bytes(path.read_bytes() + damage)
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "available_bytes", lambda: 1)
+            with pytest.raises(EngineError, match=r"needs .* of memory"):
+                build.build(bundle, order(bundle, **how), rtx, None, None)
+
+
+def test_too_little_memory_says_how_much_and_what_to_lower(
+    rtx: TensorRT, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = order(bundle, workspace=4096)
+    needed = build.needed_bytes(bundle, asked)
+    assert needed > (4096 + 700) << 20
+    monkeypatch.setattr(memory, "available_bytes", lambda: needed - 1)
+    with pytest.raises(EngineError) as caught:
+        build.build(bundle, asked, rtx, None, None)
+    assert f"needs {needed / (1 << 20):.0f} MiB of memory" in caught.value.message
+    assert caught.value.remedy is not None and "--workspace" in caught.value.remedy
+    assert not list(sealed.folder().glob("*.engine"))
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing(
+    rtx: TensorRT, place: Path, signal_number: signal.Signals
+) -> None:
+    program = [sys.executable, "-m", "edge.apps.cli", "build", "demo", "--rtx", "--sm", "86"]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # the cache's key is made right before the build begins
+    deadline = time.monotonic() + 120
+    while not (place / "key").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    process.send_signal(signal_number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal_number, err
+    assert out == "" and err in ("interrupted\n", "")
+    assert [each.name for each in place.iterdir()] == ["key"]
+
+
+def test_progress_comes_from_the_builder(rtx: TensorRT, bundle: Bundle) -> None:
+    """And a build that is told to stop stops at the next step."""
+    seen: list[tuple[str, float]] = []
+    stop = threading.Event()
+
+    def report(what: str, done: float) -> None:
+        seen.append((what, done))
+        if len(seen) > 30:
+            stop.set()
+
+    job = build._Job(bundle, order(bundle), rtx, None, None, report)
+    with pytest.raises(KeyboardInterrupt):
+        job.compiled(stop)
+    done = [share for _, share in seen]
+    assert seen[0] == ("parsing", 0.0) and len({what for what, _ in seen}) > 2
+    assert done == sorted(done) and 0 <= done[-1] < 1
+    assert len(seen) < 200, "it went on for long"
+
+
+# -- refused beforehand ----------------------------------------------------------------------------
+
+
+def refused(*arguments: object) -> str:
+    """What the program would write before it exits with 1."""
+    done = CliRunner().invoke(app, ["build", *map(str, arguments)])
+    assert isinstance(done.exception, EdgeError), done.output
+    assert done.stdout == ""
+    return str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--sm", "86"), "--sm: is for --rtx"),
+        (("--rtx", "--sm", "x"), "--sm: 'x' is no architecture"),
+        (("--rtx", "--sm", ","), "--sm: names no architecture"),
+        (("--rtx", "--sm", "86", "--window", "0"), "window: must be 1 … 256"),
+        (("--rtx", "--sm", "86", "--batch", "1025"), "batch: must be 1 … 1024"),
+        (("--rtx", "--sm", "86", "--chunk", "0"), "chunk: must be 1 … 65536"),
+    ],
+)
+def test_flags_that_make_no_sense(flags: tuple[str, ...], said: str) -> None:
+    assert said in refused(MODEL, *flags)
+
+
+def test_an_architecture_that_rtx_does_not_know(rtx: TensorRT) -> None:
+    assert "does not build for sm_87" in refused(MODEL, "--rtx", "--sm", "87")
+
+
+def test_a_cache_that_cannot_be_written(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_CACHE", "/proc/self/fdinfo")
+    said = refused(MODEL, *FLAGS)
+    assert "engines cannot be kept here" in said and "EDGE_CACHE=FOLDER" in said
+
+
+@pytest.mark.parametrize("where", ["the bundle", "a folder", "nowhere"])
+def test_outputs_that_cannot_be(where: str, tmp_path: Path) -> None:
+    shutil.copytree(resolve(MODEL), tmp_path / "bundle")
+    output, said = {
+        "the bundle": (tmp_path / "bundle" / "graphs" / "my.engine", "lies in the bundle"),
+        "a folder": (tmp_path, "is a folder"),
+        "nowhere": (tmp_path / "nowhere" / "my.engine", "cannot be written"),
+    }[where]
+    assert said in refused(tmp_path / "bundle", *FLAGS, "-o", output)
+
+
+def test_a_bundle_of_an_older_version_has_no_graph(tmp_path: Path, rtx: TensorRT) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(resolve(MODEL), folder)
+    (folder / "graphs" / "tensorrt.onnx").unlink()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["graphs"]["tensorrt"]
+    manifest["files"] = [e for e in manifest["files"] if e["path"] != "graphs/tensorrt.onnx"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with open_bundle(folder) as opened, pytest.raises(BundleError) as caught:
+        build.build(opened, order(opened), rtx, None, None)
+    assert caught.value.field == "graphs.tensorrt"
+    assert caught.value.remedy is not None and "edge export" in caught.value.remedy
+
+
+def test_an_altered_graph_is_refused_before_it_is_parsed(tmp_path: Path, rtx: TensorRT) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(resolve(MODEL), folder)
+    graph = folder / "graphs" / "tensorrt.onnx"
+    data = bytearray(graph.read_bytes())
+    data[len(data) // 2] ^= 1
+    graph.write_bytes(data)
+    with open_bundle(folder) as opened, pytest.raises(BundleError, match="does not match its SHA"):
+        build.build(opened, order(opened), rtx, None, None)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x3a\x02\x0a\x00", b"text", b"\x3a\x00\x42\x00"])
+def test_a_graph_that_is_none_is_refused_by_name(
+    tmp_path: Path, rtx: TensorRT, data: bytes
+) -> None:
+    """With a hash that fits: what a bundle made to do harm could hold."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(resolve(MODEL), folder)
+    (folder / "graphs" / "tensorrt.onnx").write_bytes(data)
+    resigned(folder)
+    with open_bundle(folder) as opened, pytest.raises(BundleError, match=r"tensorrt\.onnx"):
+        build.build(opened, order(opened), rtx, None, None)
+    assert not list(sealed.folder().glob("*.engine"))
+
+
+# -- the machine -----------------------------------------------------------------------------------
+
+
+def test_a_driver_is_all_that_the_machine_says_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.install, "driver_version", lambda: 12060)
+    module, l4t = tmp_path / "version", tmp_path / "nv_tegra_release"
+    assert machine.driver(module, l4t) == "12.6"
+    module.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  540.4.0  Release")
+    l4t.write_text("# R36 (release), REVISION: 4.4, GCID: 1, BOARD: generic")
+    assert machine.driver(module, l4t) == "12.6, 540.4.0, R36 (release), REVISION: 4.4"
+
+
+def test_gpus_of_one_model_share_engines() -> None:
+    class Gpu:
+        sm = 86
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    assert machine.model(Gpu("GPU 1 (NVIDIA RTX A2000)")) == "NVIDIA RTX A2000"
+    assert machine.model(Gpu("something else")) == "something else"
