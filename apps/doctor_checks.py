@@ -6,9 +6,7 @@ edge.apps.doctor_checks NAME BUNDLE`), so that one which crashes or hangs is a f
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import importlib.metadata
 import json
 import re
 import signal
@@ -21,6 +19,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from edge.apps.doctor_step import beside, step, version
+from edge.apps.doctor_tensorrt import plugins, tensorrt, tensorrt_engine
 from edge.apps.profiling.machine import machine, power_mode
 from edge.apps.profiling.sysfs import ROOT, text
 from edge.apps.units import megabytes
@@ -32,7 +32,6 @@ MODEL = "demo-draft"
 LIMIT_S = 300.0
 # the release of L4T that refuses large buffers (NvMap, "error 12")
 _REFUSING = "36.4.7"
-_TENSORRT = ("libnvinfer.so.10", "libnvinfer.so.11", "libnvinfer.so.8")
 _EXPORT = ("torch", "transformers", "onnx")
 
 
@@ -97,7 +96,7 @@ def about_jetson(_: str, root: Path = ROOT) -> tuple[str, str, str | None]:
 
 def onnx_runtime(bundle: str) -> tuple[str, str, str | None]:
     """A step on the CPU; how long it takes is `edge profile`'s business."""
-    logits = _step(bundle, "ort")
+    logits = step(bundle, "ort")
     version = importlib.import_module("onnxruntime").__version__
     return "ok", f"{version}: a step of {bundle}, {logits.size} logits", None
 
@@ -113,7 +112,7 @@ def driver(_: str) -> tuple[str, str, str | None]:
 def cuda_core(_: str) -> tuple[str, str, str | None]:
     """The Python packages over it."""
     packages = ("cuda-core", "cuda-bindings")
-    versions = [_version(name) for name in packages]
+    versions = [version(name) for name in packages]
     if None in versions:
         wanted = install.requirement(install.driver_version())
         return "absent", "cuda-core or cuda-bindings is not installed", wanted
@@ -181,17 +180,12 @@ def cuda_engine(bundle: str) -> tuple[str, str, str | None]:
         if "cuda" not in opened.manifest.graphs:
             remedy = f"edge export {bundle} -o NEW_BUNDLE --target cpu"
             return "absent", f"{bundle} has no launch plan", remedy
-    here, there = _step(bundle, "cuda"), _step(bundle, "ort")
-    apart = float(np.abs(here - there).max() / max(np.abs(there).max(), 1e-9))
-    detail = f"a step of {bundle}, at most {apart:.1e} of the largest logit from ONNX Runtime's"
-    if here.argmax() != there.argmax():
-        return "broken", f"{detail}: another token", "report it, with edge doctor --json"
-    return "ok", detail, None
+    return beside(bundle, "cuda")
 
 
 def triton(_: str) -> tuple[str, str, str | None]:
     """A small kernel compiled."""
-    if _version("triton") is None and _version("pytorch-triton") is None:
+    if version("triton") is None and version("pytorch-triton") is None:
         return "absent", "not installed; only compiling kernels needs it", None
     from edge.launch import Variant
 
@@ -206,50 +200,13 @@ def triton(_: str) -> tuple[str, str, str | None]:
     return "ok", f"{aot.triton_version()}: {compiled.symbol} for sm_87, {len(cubin)} bytes", None
 
 
-def tensorrt(_: str) -> tuple[str, str, str | None]:
-    """The library, and its Python module."""
-    for name in _TENSORRT:
-        try:
-            library = ctypes.CDLL(name)
-        except OSError:
-            continue
-        number = int(library.getInferLibVersion())
-        # 8 and 9 write 8601 for 8.6.1, 10 and later 100300 for 10.3.0
-        parts = (number // 10_000, number // 100 % 100, number % 100)
-        if number < 100_00:
-            parts = (number // 1000, number // 100 % 10, number % 100)
-        module = _version("tensorrt")
-        python = f"Python module {module}" if module else "no Python module"
-        return "ok", f"{name} {'.'.join(map(str, parts))}, {python}", None
-    return "absent", "libnvinfer cannot be loaded", "on a Jetson: apt install tensorrt"
-
-
 def exporting(_: str) -> tuple[str, str, str | None]:
     """What `edge export` imports; not tried."""
-    versions = {name: _version(name) for name in _EXPORT}
+    versions = {name: version(name) for name in _EXPORT}
     if missing := [name for name, version in versions.items() if version is None]:
         detail = f"{', '.join(missing)} not installed; running bundles does not need them"
         return "absent", detail, 'pip install "mamba-edge[export]"'
     return "ok", ", ".join(f"{name} {version}" for name, version in versions.items()), None
-
-
-def _step(bundle: str, engine: str) -> np.ndarray:
-    from edge.runtime.model import load
-
-    with load(bundle, engine=engine) as model:
-        state = model.engine.new_state(window=1, capacity=16)
-        logits = model.engine.run(np.array([[1]]), state)[0, -1].copy()
-    if not np.isfinite(logits).all():
-        raise ValueError("a step gave logits that are not finite")
-    out: np.ndarray = logits
-    return out
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 # -- running them ---------------------------------------------------------------------------------
@@ -269,10 +226,26 @@ APART: Mapping[str, Check] = {
     "cuda engine": cuda_engine,
     "triton": triton,
     "tensorrt": tensorrt,
+    "plugins": plugins,
+    "tensorrt engine": tensorrt_engine,
+}
+# the check that says whether an engine runs here
+ENGINES: Mapping[str, str] = {
+    "auto": "onnxruntime",
+    "ort": "onnxruntime",
+    "cuda": "cuda engine",
+    "tensorrt": "tensorrt engine",
+}
+# what that needs, in the order to mend it
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "auto": (),
+    "ort": (),
+    "cuda": ("driver", "cuda-core", "gpu", "kernels"),
+    "tensorrt": ("driver", "cuda-core", "gpu", "tensorrt"),
 }
 ORDER = (
     "machine", "memory", "jetson", "onnxruntime", "driver", "cuda-core", "gpu", "kernels",
-    "cuda engine", "triton", "tensorrt", "export",
+    "cuda engine", "triton", "tensorrt", "plugins", "tensorrt engine", "export",
 )  # fmt: skip
 
 

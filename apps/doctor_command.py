@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 import edge
-from edge.apps.doctor_checks import MODEL, ORDER, Finding, examine
+from edge.apps.doctor_checks import ENGINES, MODEL, NEEDS, ORDER, Finding, examine
+from edge.errors import EngineError
+from edge.runtime.engine import choose_engine
 
 _SHOWN = {"ok": "OK", "absent": "absent", "broken": "BROKEN"}
 
@@ -18,13 +20,20 @@ def doctor(
     bundle: Annotated[
         str, typer.Argument(help="Bundle to try the engines with, or a demonstration's name.")
     ] = MODEL,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Exit with 1 unless this one runs here: auto, ort, cuda or tensorrt."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell what works here, what is absent, and what is broken and how to mend it.
 
     Everything is tried, not looked up: a step on the CPU and on the GPU, a copy, a kernel compiled.
-    Nothing is installed or set. Takes some ten seconds. Exits with 0 whatever is found.
+    Nothing is installed or set. Takes some ten seconds. Exits with 0 whatever is found, unless
+    --engine is asked for.
     """
+    if engine is not None:
+        choose_engine(engine)
     findings = []
     for name in ORDER:
         finding = examine(name, bundle)
@@ -34,9 +43,26 @@ def doctor(
     if as_json:
         checks = [asdict(finding) for finding in findings]
         print(json.dumps({"version": edge.__version__, "checks": checks}, indent=1))
+    if engine is not None:
+        _refuse_unless_it_runs(engine, findings)
+
+
+def _refuse_unless_it_runs(engine: str, findings: list[Finding]) -> None:
+    """Raises EngineError with what was found, and the first remedy of what it needs."""
+    (found,) = (each for each in findings if each.name == ENGINES[engine])
+    if found.status == "ok":
+        return
+    needed = {each.name: each for each in findings if each.name in NEEDS[engine]}
+    missing = [each for each in needed.values() if each.status != "ok"]
+    remedies = [each.remedy for each in (*missing, found) if each.remedy]
+    raise EngineError(
+        f"cannot run here: {found.detail}",
+        field=f"engine {engine}",
+        remedy=remedies[0] if remedies else None,
+    )
 
 
 def line(finding: Finding) -> str:
     """A finding, and under it what to do."""
-    text = f"{_SHOWN[finding.status]:<7} {finding.name:<12} {finding.detail}"
-    return text if finding.remedy is None else f"{text}\n{'':<21}→ {finding.remedy}"
+    text = f"{_SHOWN[finding.status]:<7} {finding.name:<15} {finding.detail}"
+    return text if finding.remedy is None else f"{text}\n{'':<24}→ {finding.remedy}"

@@ -35,7 +35,7 @@ def test_json_has_every_check_and_what_runs_is_ok() -> None:
 
 def test_a_bundle_that_is_not_there_is_a_finding() -> None:
     done = edge("no-such-bundle")
-    assert "BROKEN  onnxruntime  no-such-bundle" in done.stdout
+    assert "BROKEN  onnxruntime     no-such-bundle" in done.stdout
     assert len(done.stdout.splitlines()) >= len(doctor_checks.ORDER)
 
 
@@ -70,8 +70,8 @@ def test_an_error_is_told_with_its_remedy() -> None:
     assert found == Finding("a", "broken", "engine: does not go", "turn it off and on")
     assert judged("b", untyped, "").detail == "OSError: no such library"
     assert line(found).splitlines() == [
-        "BROKEN  a            engine: does not go",
-        "                     → turn it off and on",
+        "BROKEN  a               engine: does not go",
+        "                        → turn it off and on",
     ]
 
 

@@ -1,0 +1,128 @@
+"""`edge doctor`: TensorRT, the plugin library, an engine; and whether the asked-for engine runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge.apps import doctor_checks, doctor_command, doctor_tensorrt
+from edge.apps.doctor_checks import Finding, judged
+from edge.errors import EngineError
+from edge.runtime.cuda import install
+from edge.runtime.tensorrt import bindings, library
+from tests.session_models import bundle
+from tests.tensorrt import ort_tensorrt
+from tests.tensorrt.test_open_library import compiled
+from tests.tensorrt.test_open_library import plugins as made
+from tests.tensorrt.test_opening import SIZES, device, store
+
+__all__ = ["device"]
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(100300, "10.3.0"), (110_104, "11.1.4"), (8601, "8.6.1")]
+)
+def test_tensorrt_without_its_python_module(
+    number: int, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = f"int getInferLibVersion(void) {{ return {number}; }}"
+    path = compiled(tmp_path, source)
+    monkeypatch.setattr(doctor_tensorrt, "_LIBRARIES", ("libnvinfer-none.so", str(path)))
+    for name in ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"):
+        monkeypatch.setitem(sys.modules, name, None)
+    found = judged("tensorrt", doctor_tensorrt.tensorrt, "")
+    assert found.status == "broken" and f"{path} {shown} is here; " in found.detail
+    assert found.remedy == bindings.how_to_install("tensorrt")
+    monkeypatch.setattr(doctor_tensorrt, "_LIBRARIES", ())
+    assert judged("tensorrt", doctor_tensorrt.tensorrt, "").status == "absent"
+
+
+def test_either_tensorrt_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    rtx = ort_tensorrt.module(ort_tensorrt.Stream(), "1.7.1.2")
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", rtx)
+    assert doctor_tensorrt.tensorrt("") == ("ok", "TensorRT for RTX 1.7.1", None)
+
+
+def test_the_plugin_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    monkeypatch.setenv(library.VARIABLE, str(tmp_path / "none.so"))
+    found = judged("plugins", doctor_tensorrt.plugins, "")
+    assert (found.status, found.detail, found.remedy) == (
+        "broken", "there is no such file", library.COMMAND,
+    )  # fmt: skip
+    monkeypatch.delenv(library.VARIABLE)
+    monkeypatch.setattr(library, "_places", lambda: (tmp_path / "lib" / library.FILE,))
+    found = judged("plugins", doctor_tensorrt.plugins, "")
+    assert found.status == "absent" and library.COMMAND in str(found.remedy)
+    folders = tmp_path / "good", tmp_path / "odd"
+    for folder in folders:
+        folder.mkdir()
+    good, odd = made(folders[0]), made(folders[1], abi=99)
+    monkeypatch.setenv(library.VARIABLE, str(good))
+    found = judged("plugins", doctor_tensorrt.plugins, "")
+    assert found.status == "absent", "nothing to load it into"
+    assert f"{good}, ABI {library.ABI}, built for TensorRT 10.3; TensorRT is not" in found.detail
+    monkeypatch.setenv(library.VARIABLE, str(odd))
+    found = judged("plugins", doctor_tensorrt.plugins, "")
+    assert found.status == "broken" and "has ABI 99" in found.detail
+
+
+def test_the_engine(device: ort_tensorrt.Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(bundle("chat"))
+    found = judged("tensorrt engine", doctor_tensorrt.tensorrt_engine, path)
+    assert (found.status, found.remedy) == ("absent", f"build it: edge build {path}")
+    store(bundle("chat"), device, SIZES)
+    monkeypatch.setattr(install, "driver_version", lambda: None)
+    found = judged("tensorrt engine", doctor_tensorrt.tensorrt_engine, path)
+    assert found.status == "absent" and "no NVIDIA driver" in found.detail
+    monkeypatch.setattr(install, "driver_version", lambda: 13000)
+    found = judged("tensorrt engine", doctor_tensorrt.tensorrt_engine, path)
+    assert (found.status, found.remedy) == ("ok", None)
+    assert "of the largest logit from ONNX Runtime's" in found.detail
+    store(bundle("chat"), device, SIZES).unlink()
+    store(bundle("chat"), device, SIZES, sm="86")
+    found = judged("tensorrt engine", doctor_tensorrt.tensorrt_engine, path)
+    assert found.status == "broken" and "the GPU's architecture was 86, is 0" in found.detail
+
+
+# -- the engine that is asked for -----------------------------------------------------------------
+
+
+@pytest.fixture
+def findings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
+    """What every check found, by its name: all is well."""
+    found = {name: Finding(name, "ok", "well") for name in doctor_checks.ORDER}
+    monkeypatch.setattr(doctor_command, "examine", lambda name, _: found[name])
+    return found
+
+
+@pytest.mark.parametrize("engine", doctor_checks.ENGINES)
+def test_an_engine_that_cannot_run_is_an_error(
+    engine: str, findings: dict[str, Finding], capsys: pytest.CaptureFixture[str]
+) -> None:
+    doctor_command.doctor("demo", engine)
+    name = doctor_checks.ENGINES[engine]
+    findings[name] = Finding(name, "absent", "is not there", "put it there")
+    with pytest.raises(EngineError, match="cannot run here: is not there") as caught:
+        doctor_command.doctor("demo", engine, True)
+    assert (caught.value.field, caught.value.remedy) == (f"engine {engine}", "put it there")
+    out = capsys.readouterr().out
+    assert len(json.loads(out[out.index("{") :])["checks"]) == len(doctor_checks.ORDER)
+    doctor_command.doctor("demo")
+
+
+def test_what_an_engine_needs_is_mended_first(findings: dict[str, Finding]) -> None:
+    findings["tensorrt engine"] = Finding("tensorrt engine", "absent", "none", "build it")
+    findings["tensorrt"] = Finding("tensorrt", "absent", "not installed", "install it")
+    with pytest.raises(EngineError) as caught:
+        doctor_command.doctor("demo", "tensorrt")
+    assert caught.value.remedy == "install it"
+
+
+def test_an_engine_that_there_is_not(findings: dict[str, Finding]) -> None:
+    with pytest.raises(EngineError, match="no engine 'npu'"):
+        doctor_command.doctor("demo", "npu")
