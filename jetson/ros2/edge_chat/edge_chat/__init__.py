@@ -1,0 +1,1 @@
+"""A ROS 2 lifecycle node over a mamba-edge model."""

@@ -1,0 +1,200 @@
+"""The ROS 2 side: parameters, lifecycle, action, services, diagnostics. Unproven: no rclpy here.
+
+    action    ~/generate    edge_chat_msgs/Generate
+    services  ~/reset       edge_chat_msgs/Reset
+              ~/save, ~/load  edge_chat_msgs/StateFile
+    topic     /diagnostics  diagnostic_msgs/DiagnosticArray
+
+What is decided lies in `talker`; callbacks here only hand over and wait. They are on executor
+threads, the model is on its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from edge_chat_msgs.action import Generate
+from edge_chat_msgs.srv import Reset, StateFile
+from rclpy.action import ActionServer, CancelResponse, GoalResponse
+from rclpy.callback_groups import ReentrantCallbackGroup
+from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+
+from edge.errors import EdgeError
+from edge_chat.messages import fill_result, request_of
+from edge_chat.talker import Goal, Refused, Settings, Talker
+
+# how often a waiting callback looks whether its goal was cancelled; tokens do not wait for it
+_LOOK_S = 0.02
+# one for the goal, one for cancelling it, one for services, parameters and diagnostics
+_THREADS = 3
+_LEVELS = {
+    "ok": DiagnosticStatus.OK,
+    "warn": DiagnosticStatus.WARN,
+    "error": DiagnosticStatus.ERROR,
+}
+
+
+class ChatNode(LifecycleNode):
+    """See the module."""
+
+    def __init__(self) -> None:
+        super().__init__("edge_chat")
+        self._talker = Talker()
+        for each in fields(Settings):
+            self.declare_parameter(each.name, each.default)
+        group = ReentrantCallbackGroup()
+        self._actions = ActionServer(
+            self,
+            Generate,
+            "~/generate",
+            execute_callback=self._execute,
+            goal_callback=self._accept,
+            cancel_callback=lambda handle: CancelResponse.ACCEPT,
+            callback_group=group,
+        )
+        self.create_service(Reset, "~/reset", self._reset, callback_group=group)
+        self.create_service(StateFile, "~/save", self._save, callback_group=group)
+        self.create_service(StateFile, "~/load", self._load, callback_group=group)
+        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        period = float(self.get_parameter("diagnostics_s").value)
+        self.create_timer(period, self._diagnose, callback_group=group)
+
+    # -- lifecycle -------------------------------------------------------------------------------
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        values = {each.name: self.get_parameter(each.name).value for each in fields(Settings)}
+        return self._transition(lambda: self._talker.configure(Settings(**values)))
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        return self._transition(self._talker.activate)
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        return self._transition(self._talker.deactivate)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        return self._transition(self._talker.cleanup)
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        return self._transition(self._talker.shutdown)
+
+    def _transition(self, change: Any) -> TransitionCallbackReturn:
+        try:
+            change()
+        except (EdgeError, Refused) as problem:
+            self.get_logger().error(str(problem))
+            return TransitionCallbackReturn.FAILURE
+        return TransitionCallbackReturn.SUCCESS
+
+    # -- goals -----------------------------------------------------------------------------------
+
+    def _accept(self, request: Any) -> GoalResponse:
+        why = self._talker.refusal()
+        if why is None:
+            return GoalResponse.ACCEPT
+        self.get_logger().warning(f"a goal is rejected: the node {why}")
+        return GoalResponse.REJECT
+
+    def _execute(self, handle: Any) -> Any:
+        pieces: SimpleQueue[str] = SimpleQueue()
+        result = Generate.Result()
+        try:
+            goal = self._talker.start(request_of(handle.request), pieces.put)
+        except Refused as problem:  # another was accepted in the same moment
+            result.finish_reason, result.error = "error", str(problem)
+            handle.abort()
+            return result
+        self._forward(handle, goal, pieces)
+        outcome = goal.wait()
+        assert outcome is not None
+        fill_result(result, outcome)
+        if outcome.finish_reason == "error":
+            self.get_logger().error(outcome.error)
+            handle.abort()
+        elif handle.is_cancel_requested:
+            handle.canceled()
+        elif outcome.finish_reason == "cancelled":  # by deactivating
+            handle.abort()
+        else:
+            handle.succeed()
+        return result
+
+    def _forward(self, handle: Any, goal: Goal, pieces: SimpleQueue[str]) -> None:
+        """Publish pieces until the goal has ended and all of them are out."""
+        while True:
+            ended = goal.wait(0) is not None
+            if handle.is_cancel_requested and not goal.cancelled.is_set():
+                goal.cancel()
+            try:
+                piece = pieces.get(timeout=0 if ended else _LOOK_S)
+            except Empty:
+                if ended:
+                    return
+                continue
+            feedback = Generate.Feedback()
+            feedback.piece = piece
+            handle.publish_feedback(feedback)
+
+    # -- services --------------------------------------------------------------------------------
+
+    def _reset(self, request: Any, response: Any) -> Any:
+        response.success, response.message, _ = self._tried(self._talker.reset)
+        return response
+
+    def _save(self, request: Any, response: Any) -> Any:
+        done = self._tried(lambda: self._talker.save(request.path))
+        response.success, response.message, response.tokens = done
+        return response
+
+    def _load(self, request: Any, response: Any) -> Any:
+        done = self._tried(lambda: self._talker.load(request.path))
+        response.success, response.message, response.tokens = done
+        return response
+
+    def _tried(self, work: Any) -> tuple[bool, str, int]:
+        try:
+            return True, "", work() or 0
+        except Refused as problem:
+            return False, f"the node {problem}", 0
+        except EdgeError as problem:
+            return False, str(problem), 0
+
+    # -- diagnostics -----------------------------------------------------------------------------
+
+    def _diagnose(self) -> None:
+        level, message, values = self._talker.health()
+        status = DiagnosticStatus()
+        status.name = f"{self.get_name()}: language model"
+        status.hardware_id = values["engine"]
+        status.level, status.message = _LEVELS[level], message
+        for name, value in values.items():
+            pair = KeyValue()
+            pair.key, pair.value = name, value
+            status.values.append(pair)
+        array = DiagnosticArray()
+        array.header.stamp = self.get_clock().now().to_msg()
+        array.status.append(status)
+        self._diagnostics.publish(array)
+
+    def close(self) -> None:
+        """When the process ends."""
+        self._talker.shutdown()
+
+
+def main() -> None:
+    rclpy.init()
+    node = ChatNode()
+    executor = MultiThreadedExecutor(_THREADS)
+    executor.add_node(node)
+    try:
+        executor.spin()
+    except (KeyboardInterrupt, ExternalShutdownException):
+        pass
+    finally:
+        node.close()
+        node.destroy_node()
+        rclpy.try_shutdown()

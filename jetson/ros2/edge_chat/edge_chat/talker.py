@@ -1,0 +1,363 @@
+"""A model in a robot's process: one goal at a time, on a thread of its own. Knows nothing of ROS.
+
+    unconfigured ─configure→ inactive ─activate→ active ─deactivate→ inactive ─cleanup→ unconfigured
+
+All that touches the model runs on the decode thread, so that whoever waits for sensors never waits
+for a token, and a GPU's context has one thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import edge
+from edge.errors import EdgeError, EngineError
+from edge.runtime.memory import available_bytes
+
+State = Literal["unconfigured", "inactive", "active"]
+OnPiece = Callable[[str], object]
+
+_SCARCE = 256 << 20  # bytes that are left when the diagnostics begin to warn
+_NAN = float("nan")
+
+
+class Refused(Exception):
+    """What was asked cannot be done now; nothing was done."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The node's parameters. `threads` 0 is one a core, `deadline_s` 0 is none, "" is nothing."""
+
+    bundle: str = "demo"
+    engine: str = "auto"
+    draft: str = ""
+    threads: int = 0
+    system: str = ""
+    max_tokens: int = 128
+    temperature: float = 0.7
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    deadline_s: float = 30.0
+    warmup_tokens: int = 8
+    diagnostics_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One answer; what is None comes from the settings.
+
+    Attributes:
+        chat: in the model's template; else the prompt is gone on from.
+        keep: go on with the talk so far.
+    """
+
+    prompt: str
+    chat: bool = True
+    keep: bool = False
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    deadline_s: float | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a goal ended. `error` says what went wrong, with finish_reason "error"."""
+
+    text: str
+    finish_reason: str
+    error: str = ""
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    tokens: int = 0
+    ttft_s: float = _NAN
+    tokens_per_s: float = _NAN
+
+
+class Goal:
+    """An answer that is being made."""
+
+    def __init__(self, session: Any) -> None:
+        self.cancelled = threading.Event()
+        self._session = session
+        self._ended = threading.Event()
+        self._outcome: Outcome | None = None
+
+    def cancel(self) -> None:
+        """End it within one step, or one chunk of its prompt. From any thread, at any time."""
+        self.cancelled.set()
+        session = self._session
+        if session is not None:
+            session.cancel()
+
+    def wait(self, timeout_s: float | None = None) -> Outcome | None:
+        """Its outcome; None while there is none after `timeout_s`."""
+        self._ended.wait(timeout_s)
+        return self._outcome
+
+    def end(self, outcome: Outcome) -> None:
+        """For the decode thread."""
+        self._session = None  # cleaning up is to free it
+        self._outcome = outcome
+        self._ended.set()
+
+
+@dataclass
+class Counts:
+    """Since the node was configured."""
+
+    answers: int = 0
+    cancelled: int = 0
+    errors: int = 0
+    last: Outcome | None = None
+    broken: str = ""
+
+
+class Talker:
+    """See the module. Methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._state: State = "unconfigured"
+        self._settings = Settings()
+        self._thread: ThreadPoolExecutor | None = None
+        self._model: Any = None
+        self._session: Any = None
+        self._goal: Goal | None = None
+        self._lock = threading.RLock()
+        self._counts = Counts()
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    # -- lifecycle -------------------------------------------------------------------------------
+
+    def configure(self, settings: Settings) -> None:
+        """Load the model and take the memory of its session. Raises EdgeError; Refused."""
+        self._expect("unconfigured")
+        thread = ThreadPoolExecutor(1, "edge-decode")
+        try:
+            self._model, self._session = thread.submit(_loaded, settings).result()
+        except BaseException:
+            thread.shutdown()
+            raise
+        self._thread, self._settings, self._counts = thread, settings, Counts()
+        self._state = "inactive"
+
+    def activate(self) -> None:
+        """Warm up: an answer is made and forgotten. Raises EdgeError; Refused."""
+        self._expect("inactive")
+        if self._settings.warmup_tokens > 0:
+            self._on_thread(self._warm_up)
+        self._state = "active"
+
+    def deactivate(self) -> None:
+        """Take no goals, and end the one that runs. Raises Refused."""
+        self._expect("active")
+        self._state = "inactive"
+        self._end_goal()
+
+    def cleanup(self) -> None:
+        """Free everything. Raises Refused."""
+        self._expect("inactive")
+        self._free()
+
+    def shutdown(self) -> None:
+        """From any state."""
+        self._state = "inactive"
+        self._end_goal()
+        self._free()
+
+    def _free(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            # the last references go where they were made
+            thread.submit(self._forget).result()
+            thread.shutdown()
+        self._state = "unconfigured"
+
+    def _forget(self) -> None:
+        self._session = self._model = None
+
+    def _expect(self, state: State) -> None:
+        if self._state != state:
+            raise Refused(f"is {self._state}, not {state}")
+
+    def _on_thread(self, work: Callable[[], Any]) -> Any:
+        assert self._thread is not None
+        return self._thread.submit(work).result()
+
+    def _warm_up(self) -> None:
+        say = self._say(Request("Hello", chat=self._model.template is not None, temperature=0.0))
+        for _ in say(self._settings.warmup_tokens):
+            pass
+        self._session.reset()
+
+    # -- goals -----------------------------------------------------------------------------------
+
+    def start(self, request: Request, on_piece: OnPiece = lambda piece: None) -> Goal:
+        """Begin an answer; `on_piece` is given its text in pieces, on the decode thread.
+
+        Raises Refused: not active, another goal runs, or the engine failed before.
+        """
+        with self._lock:
+            if why := self.refusal():
+                raise Refused(why)
+            assert self._thread is not None
+            self._goal = goal = Goal(self._session)
+            self._thread.submit(self._answer, goal, request, on_piece)
+            return goal
+
+    def refusal(self) -> str | None:
+        """Why a goal would be refused now; None where it would not."""
+        if self._state != "active":
+            return f"is {self._state}, not active"
+        if self._counts.broken:
+            return f"the engine failed, configure the node anew: {self._counts.broken}"
+        if self._goal is not None:
+            return "another goal is being answered"
+        return None
+
+    def _answer(self, goal: Goal, request: Request, on_piece: OnPiece) -> None:
+        try:
+            outcome = self._made(goal, request, on_piece)
+        except EdgeError as problem:
+            outcome = Outcome("", "error", str(problem))
+            if isinstance(problem, EngineError):
+                self._counts.broken = str(problem)
+        except Exception as problem:
+            outcome = Outcome("", "error", f"{type(problem).__name__}: {problem}")
+        self._counted(outcome)
+        with self._lock:
+            self._goal = None
+        goal.end(outcome)
+
+    def _made(self, goal: Goal, request: Request, on_piece: OnPiece) -> Outcome:
+        if not request.keep:
+            self._session.reset()
+        generation = self._say(request)(request.max_tokens or self._settings.max_tokens)
+        try:
+            if goal.cancelled.is_set():  # before there was anything to cancel
+                generation.cancel()
+            for piece in generation:
+                on_piece(piece)
+            result = generation.result
+        finally:
+            generation.close()
+        times = result.timings
+        return Outcome(
+            result.text,
+            result.finish_reason,
+            "",
+            result.prompt_tokens,
+            result.reused_tokens,
+            len(result.tokens),
+            _NAN if times.ttft_s is None else times.ttft_s,
+            _NAN if times.tokens_per_s is None else times.tokens_per_s,
+        )
+
+    def _say(self, request: Request) -> Callable[[int], Any]:
+        """A function from the most tokens to a generation."""
+        chosen, session = self._settings, self._session
+        deadline = chosen.deadline_s if request.deadline_s is None else request.deadline_s
+        sampling = {
+            "temperature": chosen.temperature
+            if request.temperature is None
+            else request.temperature,
+            "top_k": chosen.top_k,
+            "top_p": chosen.top_p,
+            "min_p": chosen.min_p,
+            "repetition_penalty": chosen.repetition_penalty,
+            "seed": request.seed,
+            "stop": request.stop,
+            "deadline_s": deadline or None,
+        }
+        verb = session.chat if request.chat else session.generate
+        return lambda most: verb(request.prompt, max_tokens=most, **sampling)
+
+    def _end_goal(self) -> None:
+        goal = self._goal
+        if goal is not None:
+            goal.cancel()
+            goal.wait()
+
+    def _counted(self, outcome: Outcome) -> None:
+        counts = self._counts
+        counts.answers += 1
+        counts.cancelled += outcome.finish_reason == "cancelled"
+        counts.errors += outcome.finish_reason == "error"
+        counts.last = outcome
+
+    # -- the talk --------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget the talk. Raises Refused."""
+        self._between_goals(lambda: self._session.reset())
+
+    def save(self, path: str) -> int:
+        """Write the talk with its state; how many tokens it has. Raises StateError; Refused."""
+
+        def save() -> int:
+            self._session.save(Path(path))
+            return len(self._session.tokens)
+
+        found: int = self._between_goals(save)
+        return found
+
+    def load(self, path: str) -> int:
+        """Take up a saved talk; how many tokens it has. Raises StateError; Refused."""
+        found: int = self._between_goals(lambda: self._session.load(Path(path)))
+        return found
+
+    def _between_goals(self, work: Callable[[], Any]) -> Any:
+        with self._lock:
+            if why := self.refusal():
+                raise Refused(why)
+            # holding the lock keeps goals out
+            return self._on_thread(work)
+
+    # -- how it fares ----------------------------------------------------------------------------
+
+    def health(self) -> tuple[Literal["ok", "warn", "error"], str, dict[str, str]]:
+        """Level, a sentence, and values for a diagnostics message."""
+        from edge.apps.profiling.machine import conditions, power_mode
+
+        counts, free = self._counts, available_bytes()
+        temperatures = [t for t in conditions().temperatures_c.values() if t > -200]
+        last = counts.last
+        values = {
+            "bundle": self._settings.bundle,
+            "engine": self._model.engine.name if self._model is not None else "",
+            "answers": str(counts.answers),
+            "cancelled": str(counts.cancelled),
+            "errors": str(counts.errors),
+            "tokens_per_s": f"{last.tokens_per_s:.2f}" if last else "",
+            "ttft_s": f"{last.ttft_s:.4f}" if last else "",
+            "temperature_c": f"{max(temperatures):.1f}" if temperatures else "",
+            "mem_available_bytes": "" if free is None else str(free),
+            "power_mode": power_mode() or "",
+        }
+        if counts.broken:
+            return "error", counts.broken, values
+        if free is not None and free < _SCARCE:
+            return "warn", f"{free >> 20} MiB of memory are left", values
+        return "ok", self._state, values
+
+
+def _loaded(settings: Settings) -> tuple[Any, Any]:
+    threads = settings.threads or None
+    model = edge.load(settings.bundle, engine=settings.engine, threads=threads)
+    draft: Any = settings.draft or None
+    if draft not in (None, "ngram"):
+        draft = edge.load(draft, engine=settings.engine, threads=threads)
+    # undo is not offered, and each level holds a state
+    return model, model.session(system=settings.system or None, undo_levels=1, draft=draft)

@@ -1,0 +1,325 @@
+"""The ROS 2 packages: the talker with a real model; messages, launch and parameters as text.
+
+rclpy is not at hand: that the node runs under ROS 2 is unproven.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.errors import BundleError, EngineError, StateError
+from tests.jetson import boards
+
+ROS2 = boards.JETSON / "ros2"
+PACKAGE = ROS2 / "edge_chat"
+sys.path.insert(0, str(PACKAGE))
+from edge_chat.messages import fill_result, request_of  # noqa: E402
+from edge_chat.talker import Outcome, Refused, Request, Settings, Talker  # noqa: E402
+
+SETTINGS = Settings(bundle="demo-draft", threads=1, temperature=0.0, max_tokens=40)
+HELLO = Request("Hello, how are you?")
+# long enough that it does not end by itself before it is cancelled
+LONG = Request("Hello, how are you?", temperature=3.0, seed=5, max_tokens=100_000)
+LIMIT_S = 60
+
+
+@pytest.fixture
+def talker() -> Iterator[Talker]:
+    """An active one."""
+    made = Talker()
+    made.configure(SETTINGS)
+    made.activate()
+    yield made
+    made.shutdown()
+
+
+def done(talker: Talker, request: Request, on_piece: Any = lambda piece: None) -> Outcome:
+    outcome = talker.start(request, on_piece).wait(LIMIT_S)
+    assert outcome is not None
+    return outcome
+
+
+class TestTalker:
+    def test_an_answer_comes_in_pieces(self, talker: Talker) -> None:
+        pieces: list[str] = []
+        outcome = done(talker, HELLO, pieces.append)
+        assert outcome.text == "".join(pieces) == "I'm doing well, thank you. How are you?"
+        assert (outcome.finish_reason, outcome.error) == ("stop", "")
+        assert outcome.tokens >= len(pieces) > 1
+        assert outcome.prompt_tokens > 0 and outcome.ttft_s > 0 and outcome.tokens_per_s > 0
+
+    def test_warming_up_leaves_no_trace(self) -> None:
+        answers = []
+        for warm in (0, 8):
+            talker = Talker()
+            talker.configure(replace(SETTINGS, warmup_tokens=warm))
+            talker.activate()
+            answers.append(done(talker, replace(HELLO, keep=True)))
+            talker.shutdown()
+        assert answers[0].text == answers[1].text
+        assert answers[0].reused_tokens == answers[1].reused_tokens == 0
+
+    def test_the_model_runs_on_a_thread_of_its_own(self, talker: Talker) -> None:
+        names: set[str] = set()
+        done(talker, HELLO, lambda piece: names.add(threading.current_thread().name))
+        assert len(names) == 1 and names.pop().startswith("edge-decode")
+
+    def test_cancelling_ends_it_within_a_step(self, talker: Talker) -> None:
+        goals: list[Any] = []
+        begun = threading.Event()
+        pieces: list[str] = []
+
+        def cancel(piece: str) -> None:
+            pieces.append(piece)
+            begun.wait(LIMIT_S)
+            goals[0].cancel()
+
+        goals.append(talker.start(LONG, cancel))
+        begun.set()
+        outcome = goals[0].wait(LIMIT_S)
+        assert outcome.finish_reason == "cancelled"
+        # the tail that was held back may follow
+        assert len(pieces) <= 2 and outcome.text == "".join(pieces)
+        assert done(talker, HELLO).finish_reason == "stop"
+
+    def test_cancelling_before_the_first_token_leaves_no_trace(self, talker: Talker) -> None:
+        done(talker, HELLO)
+        held = threading.Event()
+        talker._thread.submit(held.wait, LIMIT_S)
+        goal = talker.start(replace(LONG, keep=True))
+        goal.cancel()
+        held.set()
+        outcome = goal.wait(LIMIT_S)
+        assert outcome is not None
+        assert (outcome.text, outcome.finish_reason, outcome.tokens) == ("", "cancelled", 0)
+        assert len(talker._session.messages) == 2
+
+    def test_a_deadline_gives_what_there_is(self, talker: Talker) -> None:
+        outcome = done(talker, replace(LONG, deadline_s=1e-6))
+        assert (outcome.text, outcome.finish_reason) == ("", "deadline")
+
+    def test_the_deadline_of_the_settings_counts_for_goals_without_one(self) -> None:
+        talker = Talker()
+        talker.configure(replace(SETTINGS, deadline_s=1e-6, warmup_tokens=0))
+        talker.activate()
+        assert done(talker, LONG).finish_reason == "deadline"
+        assert done(talker, replace(HELLO, deadline_s=0)).finish_reason == "stop"
+        talker.shutdown()
+
+    def test_a_second_goal_is_refused_while_one_runs(self, talker: Talker) -> None:
+        refused: list[str] = []
+
+        def second(piece: str) -> None:
+            for attempt in (
+                lambda: talker.start(HELLO),
+                talker.reset,
+                lambda: talker.save("anywhere"),
+            ):
+                with pytest.raises(Refused, match="another goal") as caught:
+                    attempt()
+                refused.append(str(caught.value))
+
+        assert done(talker, HELLO, second).finish_reason == "stop"
+        assert refused and talker.refusal() is None
+
+    def test_an_error_ends_its_goal_alone(self, talker: Talker) -> None:
+        for wrong in (
+            replace(HELLO, temperature=1e9),
+            Request("x" * 2_000_000),
+            Request("\ud800"),
+        ):
+            outcome = done(talker, wrong)
+            assert outcome.finish_reason == "error" and outcome.error
+        broken = done(talker, HELLO, lambda piece: 1 / 0)
+        assert "ZeroDivisionError" in broken.error
+        assert done(talker, HELLO).finish_reason == "stop"
+
+    def test_a_failed_engine_refuses_goals_until_it_is_configured_anew(
+        self, talker: Talker, monkeypatch: Any
+    ) -> None:
+        def lost(*_: Any, **__: Any) -> None:
+            raise EngineError("the device is lost")
+
+        monkeypatch.setattr(talker._model.engine, "run", lost)
+        assert "lost" in done(talker, HELLO).error
+        assert "configure the node anew" in (talker.refusal() or "")
+        assert talker.health()[0] == "error"
+        monkeypatch.undo()
+        talker.deactivate()
+        talker.cleanup()
+        talker.configure(SETTINGS)
+        talker.activate()
+        assert done(talker, HELLO).finish_reason == "stop"
+
+    def test_deactivating_ends_the_goal(self, talker: Talker) -> None:
+        begun = threading.Event()
+        goal = talker.start(LONG, lambda piece: begun.set())
+        assert begun.wait(LIMIT_S)
+        talker.deactivate()
+        outcome = goal.wait(0)
+        assert outcome is not None and outcome.finish_reason in ("cancelled", "stop")
+        with pytest.raises(Refused, match="is inactive, not active"):
+            talker.start(HELLO)
+
+    def test_each_transition_has_its_state(self) -> None:
+        talker = Talker()
+        for wrong in (talker.activate, talker.deactivate, talker.cleanup):
+            with pytest.raises(Refused, match="is unconfigured"):
+                wrong()
+        with pytest.raises(BundleError):
+            talker.configure(replace(SETTINGS, bundle="/nowhere"))
+        assert talker.state == "unconfigured"
+        talker.configure(SETTINGS)
+        with pytest.raises(Refused, match="is inactive"):
+            talker.configure(SETTINGS)
+        talker.cleanup()
+        assert talker.state == "unconfigured" and talker._model is None
+
+    def test_cleaning_up_frees_the_model_and_the_thread(self) -> None:
+        before = threading.active_count()
+        talker = Talker()
+        talker.configure(SETTINGS)
+        talker.activate()
+        goal = talker.start(HELLO)
+        goal.wait(LIMIT_S)
+        talker.deactivate()
+        talker.cleanup()
+        assert goal._session is None and talker._session is None
+        assert threading.active_count() == before
+
+    def test_a_talk_is_kept_saved_and_taken_up(self, talker: Talker, tmp_path: Path) -> None:
+        done(talker, HELLO)
+        second = done(talker, replace(HELLO, keep=True))
+        assert second.reused_tokens > 0
+        path = tmp_path / "talk.state"
+        assert talker.save(str(path)) > 0
+        third = done(talker, replace(HELLO, keep=True)).text
+        talker.reset()
+        assert talker.load(str(path)) > 0
+        assert done(talker, replace(HELLO, keep=True)).text == third
+        assert done(talker, HELLO).reused_tokens == 0
+        with pytest.raises(StateError):
+            talker.load(str(tmp_path / "none"))
+
+    def test_health_counts_and_measures(self, talker: Talker) -> None:
+        done(talker, HELLO)
+        done(talker, replace(HELLO, temperature=1e9))
+        level, _, values = talker.health()
+        assert level in ("ok", "warn")
+        assert (values["answers"], values["errors"], values["engine"]) == ("2", "1", "ort")
+        assert int(values["mem_available_bytes"]) > 0
+        assert all(isinstance(value, str) for value in values.values())
+
+    def test_many_goals_one_after_the_other(self, talker: Talker) -> None:
+        for index in range(20):
+            goal = talker.start(LONG)
+            if index % 2:
+                time.sleep(0.001 * (index % 5))
+            goal.cancel()
+            outcome = goal.wait(LIMIT_S)
+            assert outcome is not None and outcome.finish_reason in ("cancelled", "stop")
+        assert done(talker, HELLO).text == "I'm doing well, thank you. How are you?"
+
+
+# -- as text --------------------------------------------------------------------------------------
+
+_PLAIN = {
+    "string": str,
+    "bool": bool,
+    "int32": int,
+    "int64": int,
+    "float32": float,
+    "float64": float,
+}
+
+
+def sections(path: Path) -> list[dict[str, tuple[str, str]]]:
+    """Fields of each section: name → (type, default)."""
+    found: list[dict[str, tuple[str, str]]] = [{}]
+    for line in path.read_text().splitlines():
+        text = line.partition("#")[0].strip()
+        if text == "---":
+            found.append({})
+        elif text:
+            kind, name, *default = text.split()
+            found[-1][name] = (kind, " ".join(default))
+    return found
+
+
+def message(section: dict[str, tuple[str, str]]) -> Any:
+    """An object with these fields alone, at their defaults."""
+    made = type("Message", (), {"__slots__": tuple(section)})()
+    for name, (kind, default) in section.items():
+        if kind.endswith("[]"):
+            setattr(made, name, [])
+        elif kind == "bool":
+            setattr(made, name, default == "true")
+        else:
+            setattr(made, name, _PLAIN[kind](default or 0) if kind != "string" else default)
+    return made
+
+
+def test_a_goal_at_its_defaults_leaves_everything_to_the_settings() -> None:
+    goal, result, _ = sections(ROS2 / "edge_chat_msgs/action/Generate.action")
+    assert request_of(message(goal)) == Request("")
+    filled = message(goal)
+    filled.prompt, filled.max_tokens, filled.temperature, filled.stop = "Hi", 3, 0.0, ["a", "b"]
+    filled.seed, filled.deadline_s, filled.chat = 7, 0.0, False
+    assert request_of(filled) == Request("Hi", False, False, 3, 0.0, 7, 0.0, ("a", "b"))
+    outcome = Outcome("text", "stop", "", 1, 2, 3, 0.5, 60.0)
+    got = fill_result(message(result), outcome)
+    assert all(getattr(got, name) == getattr(outcome, name) for name in result)
+
+
+def test_the_node_uses_the_messages_as_they_are() -> None:
+    tree = ast.parse((PACKAGE / "edge_chat/node.py").read_text(), feature_version=(3, 10))
+    used: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            used.setdefault(node.value.id, set()).add(node.attr)
+    _, result, feedback = sections(ROS2 / "edge_chat_msgs/action/Generate.action")
+    assert used["feedback"] == set(feedback)
+    assert used["result"] <= set(result)
+    request, response = sections(ROS2 / "edge_chat_msgs/srv/StateFile.srv")
+    assert used["response"] == set(response)
+    assert "path" in request and {"success", "message"} == set(
+        sections(ROS2 / "edge_chat_msgs/srv/Reset.srv")[1]
+    )
+
+
+def test_the_packages_are_complete() -> None:
+    listed = (ROS2 / "edge_chat_msgs/CMakeLists.txt").read_text()
+    for file in (*ROS2.glob("edge_chat_msgs/action/*"), *ROS2.glob("edge_chat_msgs/srv/*")):
+        assert f'"{file.parent.name}/{file.name}"' in listed
+    for package in ("edge_chat", "edge_chat_msgs"):
+        root = ElementTree.parse(ROS2 / package / "package.xml").getroot()
+        assert root.findtext("name") == package and root.findtext("license") == "Apache-2.0"
+    depends = {e.text for e in ElementTree.parse(PACKAGE / "package.xml").getroot().iter("depend")}
+    assert {"rclpy", "diagnostic_msgs", "edge_chat_msgs"} <= depends
+    setup = (PACKAGE / "setup.py").read_text()
+    for path in PACKAGE.rglob("*"):
+        if path.is_file() and path.parent.name in ("config", "launch", "resource"):
+            assert str(path.relative_to(PACKAGE)) in setup
+    assert "def main()" in (PACKAGE / "edge_chat/node.py").read_text()
+
+
+def test_the_configuration_has_the_settings_at_their_defaults() -> None:
+    lines = (PACKAGE / "config/edge_chat.yaml").read_text().splitlines()[2:]
+    given = {}
+    for line in lines:
+        name, _, value = line.partition("#")[0].partition(":")
+        given[name.strip()] = value.strip().strip('"')
+    for each in fields(Settings):
+        kind = type(each.default)
+        assert kind(given.pop(each.name)) == each.default, each.name
+    assert not given
