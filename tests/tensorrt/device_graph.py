@@ -84,13 +84,18 @@ class DeviceGraph:
     def running(self, node: NodeProto) -> Running:
         return self._running[node.name]
 
-    def run(self, inputs: Mapping[str, Placed]) -> dict[str, Placed]:
-        """Every value of a run. What is issued may still be under way."""
+    def run(
+        self, inputs: Mapping[str, Placed], outputs: Mapping[str, Placed] | None = None
+    ) -> dict[str, Placed]:
+        """Every value of a run, those of `outputs` where that says. What is issued may still be
+        under way.
+        """
         values = {**self.constants, **inputs}
         for node in self.nodes:
             given = [values[name] for name in node.input]
             if node.domain == DEVICE_DOMAIN:
-                made = self._running[node.name].run(given)
+                wanted = [(outputs or {}).get(name) for name in node.output]
+                made = self._running[node.name].run(given, wanted)
                 values |= zip(node.output, made, strict=True)
             else:
                 arrays = self._reference(node, [each.array() for each in given])

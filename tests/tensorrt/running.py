@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -122,13 +123,17 @@ class Running:
         """What it yields for these inputs, as was said while building."""
         return self._built.outputs(inputs)
 
-    def run(self, inputs: Sequence[Placed]) -> list[Placed]:
-        """Issue a run; every output that is no input's memory is new."""
+    def run(self, inputs: Sequence[Placed], wanted: Sequence[Placed | None] = ()) -> list[Placed]:
+        """Issue a run; an output is where an input is, where it is `wanted`, or new."""
         given = [each.tensor for each in inputs]
-        made = [
-            inputs[self.aliases[i]].seen_as(each) if i in self.aliases else empty(each)
-            for i, each in enumerate(self.outputs(given))
-        ]
+        made = []
+        for i, (each, where) in enumerate(zip_longest(self.outputs(given), wanted)):
+            if i in self.aliases:
+                made.append(inputs[self.aliases[i]].seen_as(each))
+            elif where is not None:
+                made.append(where.seen_as(each))
+            else:
+                made.append(empty(each))
         self._machine.wait()
         self._machine.kept += [self, *inputs, *made]
         self.issue(given, [each.tensor for each in made])

@@ -1,0 +1,96 @@
+"""The device graph run by its plugins, in place of TensorRT: `runtime.tensorrt.executor.Contexts`.
+
+In place and with trees, as plugins are. Of the tensorrt engine it shows everything but TensorRT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from edge.runtime.layout import Shape
+from edge.runtime.tensorrt.engine import TensorRTEngine
+from edge.runtime.tensorrt.executor import GraphRun
+from edge.runtime.tensorrt.profiles import Sizes
+from tests.tensorrt.device_graph import OUT, DeviceGraph
+from tests.tensorrt.machine import machine
+from tests.tensorrt.plugin_host import Tensor
+from tests.tensorrt.plugin_models import BATCH, CAPACITY, CHUNK, WINDOW, Model
+from tests.tensorrt.running import Placed
+
+
+class _Elsewhere(NamedTuple):
+    """Memory that somebody else keeps."""
+
+    address: int
+    nbytes: int = 0
+
+
+class PluginContexts:
+    """See the module.
+
+    Attributes:
+        enqueued: sizes of the runs so far.
+    """
+
+    in_place = trees = True
+    scratch_bytes = weights_bytes = 0
+
+    def __init__(self, graph: DeviceGraph) -> None:
+        self.graph = graph
+        self.enqueued: list[Mapping[str, int]] = []
+
+    def bound(self, run: GraphRun, *, own: bool) -> _Bound:
+        return _Bound(self, run.symbols, run.shapes, dict(run.addresses))
+
+
+class _Bound:
+    # what ONNX's reference does of a graph is no part of a stream
+    recordable = False
+
+    def __init__(
+        self,
+        contexts: PluginContexts,
+        symbols: Mapping[str, int],
+        shapes: Mapping[str, Shape],
+        addresses: dict[str, int],
+    ) -> None:
+        self._contexts, self._symbols, self._shapes = contexts, symbols, shapes
+        self._addresses = addresses
+
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        self._addresses = dict(addresses)
+
+    def enqueue(self) -> None:
+        graph = self._contexts.graph
+        inputs = {
+            name: self._placed(name, Tensor(each.dtype, tuple(self._shapes[name])))
+            for name, each in graph.inputs.items()
+        }
+        for name, each in inputs.items():
+            assert each.tensor.shape == graph.inputs[name].of(self._symbols).shape, name
+        outputs = {
+            name: self._placed(name, each.of(self._symbols))
+            for name, each in graph.outputs.items()
+            if not name.endswith(OUT)
+        }
+        for name in graph.outputs.keys() - outputs.keys():
+            assert self._addresses[name] == self._addresses[name.removesuffix(OUT)]
+        graph.run(inputs, outputs)
+        machine().wait()
+        self._contexts.enqueued.append(self._symbols)
+
+    def _placed(self, name: str, tensor: Tensor) -> Placed:
+        return Placed(tensor, _Elsewhere(self._addresses[name]))
+
+
+def tensorrt_engine(made: Model) -> TensorRTEngine:
+    """For states as large as the model's plugins were built for."""
+    engine = made.engine
+    return TensorRTEngine(
+        engine.plan, engine.config, engine.exclusive, engine.weights, engine.kernels,
+        PluginContexts(made.graph),
+        sizes=Sizes(window=WINDOW, batch=BATCH, capacity=CAPACITY, chunk=CHUNK),
+        rebuild=lambda larger: "build it again",
+        chunk=CHUNK, identity=engine.identity, state_dtypes=made.state_dtypes,
+    )  # fmt: skip
