@@ -7,8 +7,7 @@ is its state and its x.
 from __future__ import annotations
 
 from edge.ops import OPS
-from edge.plugins.onnx.device.stateless import call
-from edge.plugins.onnx.device.text import fields, logs, stored
+from edge.plugins.onnx.device.text import call, fields, logs, stored
 
 
 def conv(function: str, x: str, prefix: str = "") -> str:

@@ -5,21 +5,12 @@ from __future__ import annotations
 from edge.ops import OPS
 from edge.ops.device import DEVICE_DOMAIN, DEVICE_OPS
 from edge.plugins.onnx.device.conv import conv
-from edge.plugins.onnx.device.stateless import call
-from edge.plugins.onnx.device.text import CONSTANTS, views
+from edge.plugins.onnx.device.text import CONSTANTS, call, views
 
 
 def device_call(name: str, inputs: dict[str, str], outputs: dict[str, str], **given: str) -> str:
-    """A node of the device op `name`. Its attributes are those here, but for `given`."""
-    op = DEVICE_OPS[name]
-    attributes = ", ".join(
-        f"{a.name}: {a.kind} = {given.get(a.name, f'@{a.name}')}" for a in op.attributes
-    )
-    return (
-        f"    {', '.join(outputs.get(v.name, v.name) for v in op.outputs)} = "
-        f"{DEVICE_DOMAIN}.{name}{f'<{attributes}>' if attributes else ''}"
-        f"({', '.join(inputs.get(v.name, v.name) for v in op.inputs)})\n"
-    )
+    """A node of the device op `name`."""
+    return call(name, DEVICE_OPS[name], inputs, outputs, DEVICE_DOMAIN, **given)
 
 
 # The convolution has as many channels as its weight.

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from edge.ops import DOMAIN, OPS
+from edge.ops import OPS
 from edge.ops.device import DEVICE_OPS, viewable
 from edge.ops.spec import Op
-from edge.plugins.onnx.device.text import CONSTANTS, views
-
-
-def call(function: str, op: Op, inputs: dict[str, str], outputs: dict[str, str]) -> str:
-    """A node of the function `edge::{function}`, whose op is `op`: its names → those here."""
-    attributes = ", ".join(f"{a.name}: {a.kind} = @{a.name}" for a in op.attributes)
-    return (
-        f"    {', '.join(outputs.get(v.name, v.name) for v in op.outputs)} = {DOMAIN}.{function}"
-        f"{f'<{attributes}>' if attributes else ''}"
-        f"({', '.join(inputs.get(v.name, v.name) for v in op.inputs)})\n"
-    )
+from edge.ops.variants import every_variant
+from edge.plugins.onnx.device.text import CONSTANTS, call, views
 
 
 def on_views(name: str, op: Op) -> str:
@@ -151,14 +142,13 @@ _OWN = {
 
 
 def bodies() -> dict[str, str]:
-    """Device op → body, for all that have no state."""
+    """Device op → body, for all that have no state and are one op."""
     found = dict(_OWN)
-    for name, device in DEVICE_OPS.items():
-        functional = OPS.get(name.partition("_")[0])
-        if name in found or any(device.states()):
-            continue
-        if functional is not None and name != "GatedRMSNormInt8_1HadamardQuantize":
-            found[name] = on_views(name, functional)
-        elif name.endswith("Rows"):
-            found[name] = on_rows(OPS[name.removesuffix("Rows")])
+    for op in OPS.values():
+        for name in every_variant(op.name):
+            device = DEVICE_OPS.get(name)
+            if device is not None and name not in found and not any(device.states()):
+                found[name] = on_views(name, op)
+        if f"{op.name}Rows" in DEVICE_OPS.keys() - OPS.keys():
+            found[f"{op.name}Rows"] = on_rows(op)
     return found

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from string import Template
 
 from edge.launch import RUN_FIELDS
+from edge.ops import DOMAIN
+from edge.ops.spec import Op
 
 CONSTANTS = """
     from_0 = Constant<value = int64 {0}>()
@@ -85,3 +87,22 @@ def stored(state: str, new: str) -> str:
     slots_grown = Concat<axis=0>({state}, {new})
     {state}_out = Gather<axis=0>(slots_grown, slot_from)
 """
+
+
+def call(
+    function: str,
+    op: Op,
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+    domain: str = DOMAIN,
+    **attributes: str,
+) -> str:
+    """A node of a function of `op`: its names → those here, where they differ.
+
+    Its attributes are those here, but for `attributes`.
+    """
+    given = [f"{a.name}: {a.kind} = {attributes.get(a.name, f'@{a.name}')}" for a in op.attributes]
+    bracketed = f"<{', '.join(given)}>" if given else ""
+    read = ", ".join(inputs.get(v.name, v.name) for v in op.inputs)
+    made = ", ".join(outputs.get(v.name, v.name) for v in op.outputs)
+    return f"    {made} = {domain}.{function}{bracketed}({read})\n"
