@@ -25,6 +25,9 @@ def evaluate(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads; one per core when not given.")
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="auto, ort, cuda or tensorrt; what it is compared with is on auto.")
+    ] = "auto",
     window: Annotated[
         int | None,
         typer.Option(
@@ -137,8 +140,12 @@ def evaluate(
     docs/evaluation.md defines every figure.
     """
     from edge.apps.evaluate import modes, picture, report
+    from edge.runtime.engine import choose_engine
 
-    request = modes.Request(bundle, texts or (), threads, window, stride, stream, max_tokens)
+    choose_engine(engine)
+    request = modes.Request(
+        bundle, texts or (), threads, window, stride, stream, max_tokens, engine
+    )
     _one_of({"--against": against, "--noise": noise, "--tasks": tasks})
     _one_of({"--layers": layers, "--sensitivity": sensitivity})
     asked = {"--task-path": task_path, "--limit": limit, "--fewshot": fewshot}

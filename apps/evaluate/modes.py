@@ -36,10 +36,13 @@ class Request:
     stride: int | None = None
     stream: bool = False
     max_tokens: int | None = None
+    engine: str = "auto"
 
     def load(self, bundle: str | None = None) -> Model:
-        """The bundle, or another one, with this request's threads."""
-        return load(self.bundle if bundle is None else bundle, threads=self.threads)
+        """The bundle on this request's engine, or another one, which is the truth, on `auto`."""
+        if bundle is not None:
+            return load(bundle, threads=self.threads)
+        return load(self.bundle, engine=self.engine, threads=self.threads)
 
     @contextmanager
     def source(self, *models: Model, passes: int = 1) -> Iterator[Source]:
@@ -60,6 +63,7 @@ def identity(model: Model) -> dict[str, Any]:
     """Which bundle figures belong to."""
     return {
         "bundle": str(model.path),
+        "engine": model.engine.name,
         "fingerprint": model.fingerprint,
         "quantization": model.manifest.quantization.recipe,
     }

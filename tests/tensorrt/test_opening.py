@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import edge
+from edge.apps.evaluate import modes
 from edge.bundle import open_bundle
 from edge.errors import EngineError
 from edge.runtime.model import Model
@@ -83,6 +84,16 @@ def test_drafts_change_nothing(device: ort_tensorrt.Stream, draft: str) -> None:
         found = drafting.generate(prompt, **options).finish()
         assert found.tokens == expected.tokens == found.tokens
     assert plain.tokens == drafting.tokens
+
+
+def test_perplexity_is_that_of_onnx_runtime(device: ort_tensorrt.Stream, tmp_path: Path) -> None:
+    store(bundle("chat"), device, SIZES)
+    text = tmp_path / "text.txt"
+    text.write_text("one two three and so on " * 8)
+    asked = modes.Request(str(bundle("chat")), [text], window=30, engine="tensorrt")
+    facts = modes.divergence(asked, str(bundle("chat")))
+    assert facts["engine"] == "tensorrt" and facts["top1_agreement"] == 1
+    assert abs(facts["perplexity_ratio"] - 1) < 1e-5 and facts["kl_max"] < 1e-6
 
 
 def test_no_engine_is_told_with_the_command(device: ort_tensorrt.Stream) -> None:
