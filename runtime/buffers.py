@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import StateError
-from edge.runtime.layout import Identity, StateLayout
+from edge.runtime.layout import Identity, StateLayout, batch_axis
 from edge.runtime.ring import Place, Tree, slots_for
 from edge.runtime.state import State
 
@@ -109,6 +109,27 @@ class StateBuffers(State):
             copy.caches[name][:, :, : self.position] = cache[:, :, : self.position]
         copy.place = self.place._replace(history=tuple(range(len(history))))
         return copy
+
+    def _spread(self, other: State) -> None:
+        """Nothing is allocated."""
+        if not isinstance(other, StateBuffers):
+            raise StateError("the states belong to different engines")
+        count, length = other.batch // self.batch, self.position
+        slot = other.place.spare_slots()[0]
+        for name, ring in self.rings.items():
+            axis = batch_axis(name)
+            source = np.expand_dims(ring[self.place.live], axis + 1)
+            _repeated(other.rings[name][slot], axis, count)[...] = source
+        for name, cache in self.caches.items():
+            wide = _repeated(other.caches[name], 0, count)
+            wide[:, :, :, :length] = cache[:, None, :, :length]
+        other.place = other.place.settled(slot, length)
+
+
+def _repeated(array: Array, axis: int, count: int) -> Array:
+    """A view with an axis of `count` behind `axis`, whose neighbours it counts."""
+    shape = array.shape
+    return array.reshape(*shape[:axis], shape[axis] // count, count, *shape[axis + 1 :])
 
 
 def _allocate(layout: StateLayout, window: int) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -119,6 +119,22 @@ class Context:
         rows: Logits = logits[0]
         return rows
 
+    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Logits:
+        """Run at most a window of tokens as a tree; logits [T, V] after each, valid until the next
+        run. None of them is consumed until `keep` says which; it has to come next.
+        """
+        logits = self.engine.run(
+            np.asarray([tokens], np.int64), self.state, parents=parents, rows="all"
+        )
+        rows: Logits = logits[0]
+        return rows
+
+    def keep(self, node: int, tokens: Sequence[int]) -> None:
+        """Consume the path of the tree that ends at `node`, which is `tokens`."""
+        self.state.select(node)
+        self.tokens.extend(tokens)
+        self.pending = None
+
     def _run(self, tokens: Sequence[int], *, commit: bool) -> Logits:
         logits = self.engine.run(np.asarray([tokens], np.int64), self.state, commit=commit)
         self.tokens.extend(tokens)

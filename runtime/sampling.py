@@ -136,6 +136,17 @@ class Sampler:
         ids, exact = ids[possible], weights[possible].astype(np.float64)
         return ids, exact / exact.sum()
 
+    def likeliest(self, logits: Logits, history: Sequence[int], count: int) -> list[int]:
+        """At most `count` that can be said, the likeliest first, the lowest of equal ones."""
+        logits = self._adjusted(logits, history)
+        if count == 1:
+            return [int(np.argmax(logits))]
+        found = np.arange(len(logits))
+        if count < len(logits):
+            found = np.flatnonzero(logits >= np.partition(logits, -count)[-count])
+        found = found[np.isfinite(logits[found])]
+        return [int(token) for token in found[np.argsort(-logits[found], kind="stable")][:count]]
+
     def _adjusted(self, logits: Logits, history: Sequence[int]) -> Logits:
         """Logits with bias and penalty: a copy, or the argument itself when neither applies."""
         params = self.params

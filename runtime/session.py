@@ -57,6 +57,7 @@ class Session:
         undo_levels: int = UNDO_LEVELS,
         draft: Model | Literal["ngram"] | None = None,
         draft_tokens: int | None = None,
+        draft_tree: Sequence[int] | None = None,
     ) -> None:
         """Everything is allocated here.
 
@@ -64,8 +65,8 @@ class Session:
         `window`, `capacity`: see `Engine.new_state`. `seed`: of random numbers that answers without
         a seed of their own draw from. `undo_levels`: how many turns `undo` can take back; each
         holds a copy of one state. `draft`: another model, best one of the same vocabulary, or
-        "ngram", that proposes tokens for this one to verify; `draft_tokens` of them at a time, or
-        as many as prove quickest.
+        "ngram", that proposes tokens for this one to verify: `draft_tokens` of them in a row, or a
+        tree with `draft_tree` children of every node at each depth, or what proves quickest.
         """
         self.model = model
         self._reader = PromptReader(model.tokenizer, max_prompt_tokens)
@@ -73,7 +74,7 @@ class Session:
             check_text(system)
         self._opening = [] if system is None else [Message("system", system)]
         self._messages = list(self._opening)
-        self._drafting = drafting(model, draft, draft_tokens, capacity)
+        self._drafting = drafting(model, draft, draft_tokens, draft_tree, capacity)
         if self._drafting is not None:
             window = max(window, self._drafting.window)
         state = model.engine.new_state(window=window, capacity=capacity)

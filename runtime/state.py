@@ -200,6 +200,26 @@ class State(ABC):
                 raise StateError(f"cannot fork {self.batch} sequences into {batch}")
             return self._forked(batch)
 
+    def spread(self, other: State) -> None:
+        """Go on in `other`, a state of n times as many sequences: sequence b becomes those from
+        b·n to b·n + n - 1 of it. This one stays as it is; nothing behind `other` can be rewound.
+
+        Raises StateError: another model's, no such number of sequences, more tokens than the KV
+        caches of `other` hold, a tree that waits for `select`.
+        """
+        with self.held(), other.held():
+            self._needs_choice("spread")
+            if other.identity != self.identity:
+                raise StateError("the states belong to different models")
+            if other.batch % self.batch:
+                raise StateError(f"cannot spread {self.batch} sequences over {other.batch}")
+            if self.layout.caches and self.position > other.layout.capacity:
+                raise StateError(
+                    f"holds {self.position} tokens, the KV caches have room for "
+                    f"{other.layout.capacity}"
+                )
+            self._spread(other)
+
     # -- files -----------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], extra: dict[str, Any] | None = None) -> None:
@@ -278,3 +298,13 @@ class State(ABC):
 
     @abstractmethod
     def _forked(self, batch: int) -> State: ...
+
+    def _spread(self, other: State) -> None:
+        """By copies; a state that can do without them says so."""
+        recurrent, caches = self._live()
+        count = other.batch // self.batch
+        other.adopt(
+            {name: np.repeat(array, count, batch_axis(name)) for name, array in recurrent.items()},
+            {name: np.repeat(array, count, 0) for name, array in caches.items()},
+            self.position,
+        )

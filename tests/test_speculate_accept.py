@@ -7,12 +7,21 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edge.runtime.speculate.accept import Uniform, accept_chain, draw, residual
+from edge.runtime.speculate.accept import Uniform, accept, draw, residual
 from edge.runtime.speculate.draft import Distribution, Draft
 
 VOCAB = 6
 ROUNDS = 20_000
 Accept = Callable[[Draft, Callable[[int], Distribution], Uniform], tuple[int, int]]
+
+
+def accept_chain(
+    draft: Draft, target: Callable[[int], Distribution], uniform: Uniform
+) -> tuple[int, int]:
+    """How many stand, and the token after them; `target(i)` is what follows the first i tokens."""
+    path, following = accept(draft, lambda node: target(node + 1), uniform)
+    assert path == [*range(len(path))]
+    return len(path), following
 
 
 def _table(seed: int, sharpness: float, zeros: int) -> list[Distribution]:

@@ -14,7 +14,7 @@ from edge.runtime.sampling import Sampler, SamplingParams
 from edge.runtime.session import Session
 from edge.runtime.speculate.draft import Draft
 from edge.runtime.speculate.ngram import NgramDrafter
-from edge.runtime.speculate.policy import Bandit
+from edge.runtime.speculate.shape import Shape
 from tests.session_models import bundle, model
 
 KINDS = ["chat", "hybrid", "base"]
@@ -169,7 +169,7 @@ def test_refusals() -> None:
 
 def _propose(drafter: NgramDrafter, tokens: list[int], count: int = 3) -> tuple[int, ...]:
     sampler = Sampler(SamplingParams(temperature=0))
-    return drafter.propose(tokens[:-1], tokens[-1], count, sampler, []).tokens
+    return drafter.propose(tokens[:-1], tokens[-1], Shape.of_chain(count), sampler, []).tokens
 
 
 def test_ngrams_follow_the_text_and_forget_what_was_taken_back() -> None:
@@ -180,25 +180,3 @@ def test_ngrams_follow_the_text_and_forget_what_was_taken_back() -> None:
     assert _propose(drafter, [1, 2, 3, 9, 1, 2, 7, 1, 2], 1) == (7,)
     assert _propose(drafter, [8, 3, 9, 1, 2]) == (), "another text"
     assert _propose(drafter, [8, 3, 9, 1, 2, 3, 9]) == (1, 2, 3)
-
-
-def _play(bandit: Bandit, seconds: dict[int, float], tokens: dict[int, float], rounds: int) -> None:
-    rng = np.random.default_rng(5)
-    for _ in range(rounds):
-        arm = bandit.choose()
-        made = 1 + rng.binomial(arm, tokens[arm] / arm) if arm else 1
-        bandit.learn(arm, made, seconds[arm] * rng.uniform(0.9, 1.1))
-
-
-def test_the_bandit_finds_the_quickest_length_and_stops_drafting_when_it_does_not_pay() -> None:
-    accepted = {0: 0.0, 1: 0.8, 3: 1.9, 6: 2.2}
-    bandit = Bandit((1, 3, 6))
-    _play(bandit, {0: 1.0, 1: 1.25, 3: 1.5, 6: 2.6}, accepted, 400)
-    assert max(bandit.pulls, key=bandit.pulls.__getitem__) == 3
-    assert bandit.pulls[3] > 200
-    slow = Bandit((1, 3, 6))
-    _play(slow, {0: 1.0, 1: 2.5, 3: 5.0, 6: 9.0}, accepted, 400)
-    assert slow.pulls[0] > 320
-    # the text changes: drafting begins to pay
-    _play(slow, {0: 1.0, 1: 1.2, 3: 1.4, 6: 2.6}, accepted, 400)
-    assert slow.pulls[3] > 100

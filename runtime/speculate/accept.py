@@ -1,10 +1,13 @@
 """Which drafted tokens stand, and what comes after them: rejection sampling.
 
 Fast inference from Transformers via speculative decoding, arXiv 2211.17192, algorithm 1: a token
-drawn from q stands with probability min(1, p/q); at the first that does not, the next token is
-drawn from max(p - q, 0), normalized; when all stand, from the target's next distribution. What
-comes out is distributed as p, whatever q is. A token that was chosen and not drawn has q = 1. At
-temperature 0 all p are single tokens, and this is the comparison with the target's own choice.
+drawn from q stands with probability min(1, p/q); where it does not, the next token comes from
+max(p - q, 0), normalized; when all stand, from the target's next distribution. In a tree the next
+child of the same node is then tried, that residual being its p (SpecInfer, arXiv 2305.09781,
+algorithm 2). Children may be drawn independently, or each from what its earlier siblings left of q
+(arXiv 2402.14160): all that matters is that q is what this one was drawn from. What comes out is
+distributed as p, whatever q is. A token that was chosen and not drawn has q = 1. At temperature 0
+all p are single tokens, and this is the comparison with the target's own choice.
 """
 
 from __future__ import annotations
@@ -18,21 +21,36 @@ from edge.runtime.speculate.draft import Distribution, Draft
 Uniform = Callable[[], float]
 
 
-def accept_chain(
+def accept(
     draft: Draft, target: Callable[[int], Distribution], uniform: Uniform
-) -> tuple[int, int]:
-    """(how many drafted tokens stand, the token after them).
+) -> tuple[list[int], int]:
+    """(the nodes that stand, from the root on; the token after them).
 
-    `target(i)` is the target's distribution after the first i drafted tokens; it is asked for no
-    more of them than are needed. `uniform` draws from [0, 1).
+    `target(node)` is the target's distribution after a node, -1 the root; it is asked for no more
+    of them than are needed. `uniform` draws from [0, 1).
     """
-    for index, (token, q) in enumerate(zip(draft.tokens, draft.drawn_from, strict=True)):
-        p = target(index)
+    children = draft.children()
+    path: list[int] = []
+    node = -1
+    while True:
+        standing, rest = _stands(target(node), children[node + 1], draft, uniform)
+        if standing is None:
+            return path, draw(rest, uniform)
+        node = standing
+        path.append(node)
+
+
+def _stands(
+    p: Distribution, siblings: list[int], draft: Draft, uniform: Uniform
+) -> tuple[int | None, Distribution]:
+    """(the first of the siblings to stand, or None; what is left of p)."""
+    for node in siblings:
+        token, q = draft.tokens[node], draft.drawn_from[node]
         ratio = p.of(token) / (1.0 if q is None else q.of(token))
         if ratio >= 1 or (ratio > 0 and uniform() < ratio):
-            continue
-        return index, draw(residual(p, token, q), uniform)
-    return len(draft.tokens), draw(target(len(draft.tokens)), uniform)
+            return node, p
+        p = residual(p, token, q)
+    return None, p
 
 
 def residual(p: Distribution, token: int, q: Distribution | None) -> Distribution:

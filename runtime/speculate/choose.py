@@ -1,15 +1,19 @@
-"""From `draft=` and `draft_tokens=` to a drafter and a policy."""
+"""From `draft=`, `draft_tokens=` and `draft_tree=` to a drafter and a policy."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from edge.errors import InputError
 from edge.runtime.context import Context
-from edge.runtime.speculate.draft import Drafter, Drafting
-from edge.runtime.speculate.model_drafter import ModelDrafter
+from edge.runtime.engine import MAX_WINDOW
+from edge.runtime.speculate.bandit import Bandit
+from edge.runtime.speculate.draft import Drafting
+from edge.runtime.speculate.model_drafter import ModelDrafter, batch_sizes
 from edge.runtime.speculate.ngram import NgramDrafter
-from edge.runtime.speculate.policy import Bandit, Fixed, Policy
+from edge.runtime.speculate.policy import Fixed, Policy
+from edge.runtime.speculate.shape import Shape
 from edge.runtime.speculate.text import writes_text
 from edge.runtime.speculate.text_drafter import BACK, TextDrafter
 from edge.runtime.speculate.vocabulary import Vocabulary, shared_ids
@@ -19,54 +23,121 @@ if TYPE_CHECKING:
     from edge.runtime.model import Model
 
 MAX_DRAFT_TOKENS = 64
-# lengths the bandit chooses among; a look-up costs nothing, so its drafts may be longer
-_MODEL_ARMS = (1, 2, 3, 4, 6)
-_NGRAM_ARMS = (3, 7)
-_BYTE_ARMS = (3, 6, 10, 15)
+# what the bandit chooses among; a look-up costs nothing, so its drafts may be longer
+_CHAINS = (1, 2, 3, 4, 6)
+_TREES = ((2, 1), (2, 1, 1, 1), (3, 2, 1))
+_NGRAM_CHAINS = (3, 7)
+_BYTE_CHAINS = (3, 6, 10, 15)
 # bytes of a word, about: how much more or less a drafter of bytes steps
 _WORD = 4
 
 
 def drafting(
-    target: Model, draft: Model | Literal["ngram"] | None, tokens: int | None, capacity: int | None
+    target: Model,
+    draft: Model | Literal["ngram"] | None,
+    tokens: int | None,
+    tree: Sequence[int] | None,
+    capacity: int | None,
 ) -> Drafting | None:
     """What a session drafts with; None for nothing.
 
-    `tokens`: of every draft; None leaves the length to a bandit, which may choose not to draft.
-    Raises InputError: tokens out of range, or a drafting model of another tokenizer that there is
-    no way to by text.
+    `tokens`: of every draft; `tree`: children at each depth of it. Neither leaves the shape to a
+    bandit, which may choose not to draft. Raises InputError: out of range, or both; a tree from a
+    drafter that says one thing only; a drafting model of another tokenizer that there is no way to
+    by text.
     """
-    if tokens is not None and not 1 <= tokens <= MAX_DRAFT_TOKENS:
-        raise InputError(f"must be 1 … {MAX_DRAFT_TOKENS}, not {tokens}", field="draft_tokens")
+    fixed = _fixed(tokens, tree)
     if draft is None:
         return None
-    arms = _NGRAM_ARMS if draft == "ngram" else _arms(target, draft)
-    policy: Policy = Bandit(arms) if tokens is None else Fixed(tokens)
-    longest = max(arms) if tokens is None else tokens
+    trees = fixed is not None and not fixed.chain
     if draft == "ngram":
-        return Drafting(NgramDrafter(), policy, longest + 1)
-    return Drafting(_model_drafter(target, draft, longest, capacity), policy, longest + 1)
+        if trees:
+            raise _one_thing("ngram")
+        shapes = [fixed] if fixed else [Shape.of_chain(length) for length in _NGRAM_CHAINS]
+        return Drafting(NgramDrafter(), _policy(fixed, shapes), _window(shapes))
+    shared = shared_ids(target.tokenizer, draft.tokenizer)
+    if trees and not shared:
+        raise _one_thing(f"{draft.path.name}, which has another tokenizer,")
+    shapes = [fixed] if fixed else _arms(target, draft, shared)
+    longest = max(shape.depth for shape in shapes)
+    drafter = (
+        _model_drafter(target, draft, shared, shapes, capacity)
+        if shared
+        else _text_drafter(target, draft, longest, capacity)
+    )
+    return Drafting(drafter, _policy(fixed, shapes), _window(shapes))
 
 
-def _arms(target: Model, draft: Model) -> tuple[int, ...]:
-    """Bytes are small tokens: a drafter of words is asked for more of them."""
-    words = target.tokenizer.kind == "bytes" and draft.tokenizer.kind != "bytes"
-    return _BYTE_ARMS if words else _MODEL_ARMS
+def _fixed(tokens: int | None, tree: Sequence[int] | None) -> Shape | None:
+    if tokens is not None and tree is not None:
+        raise InputError("drafts cannot have this length and a shape too", field="draft_tokens",
+                         remedy="give draft_tokens or draft_tree")  # fmt: skip
+    if tokens is not None:
+        if not 1 <= tokens <= MAX_DRAFT_TOKENS:
+            raise InputError(f"must be 1 … {MAX_DRAFT_TOKENS}, not {tokens}", field="draft_tokens")
+        return Shape.of_chain(tokens)
+    return None if tree is None else _tree(tree)
 
 
-def _model_drafter(target: Model, draft: Model, longest: int, capacity: int | None) -> Drafter:
+def _tree(branches: Sequence[int]) -> Shape:
+    if not branches:
+        raise InputError("names no depth", field="draft_tree", remedy="such as 3,2,1")
+    for depth, count in enumerate(branches):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InputError(f"must be at least 1, not {count!r}", field=f"draft_tree[{depth}]")
+    # the token before the tree is in the same run; a bound first, for products grow quickly
+    shape = Shape(tuple(branches[:MAX_WINDOW]))
+    if shape.depth > MAX_DRAFT_TOKENS or shape.nodes > MAX_WINDOW - 1:
+        raise InputError(
+            f"{shape.nodes} tokens in {len(branches)} depths do not fit: a window holds at most "
+            f"{MAX_WINDOW - 1} drafted tokens, {MAX_DRAFT_TOKENS} deep",
+            field="draft_tree",
+            remedy="fewer branches, or fewer depths",
+        )
+    return shape
+
+
+def _one_thing(name: str) -> InputError:
+    return InputError(f"{name} drafts chains, not trees", field="draft_tree",
+                      remedy="draft_tokens, or a bundle of the same tokenizer")  # fmt: skip
+
+
+def _policy(fixed: Shape | None, shapes: Sequence[Shape]) -> Policy:
+    return Fixed(fixed) if fixed else Bandit(shapes)
+
+
+def _window(shapes: Sequence[Shape]) -> int:
+    """Tokens of the largest verifying run."""
+    return max(shape.nodes for shape in shapes) + 1
+
+
+def _arms(target: Model, draft: Model, shared: int) -> list[Shape]:
+    if not shared:
+        # bytes are small tokens: a drafter of words is asked for more of them
+        words = target.tokenizer.kind == "bytes" and draft.tokenizer.kind != "bytes"
+        return [Shape.of_chain(length) for length in (_BYTE_CHAINS if words else _CHAINS)]
+    arms = [Shape.of_chain(length) for length in _CHAINS]
+    # each sequence of a batch would take KV caches of its own, and most of their time to copy
+    return arms if draft.config.has_attention else arms + [Shape(tree) for tree in _TREES]
+
+
+def _model_drafter(
+    target: Model, draft: Model, shared: int, shapes: Sequence[Shape], capacity: int | None
+) -> ModelDrafter:
     name, theirs, own = draft.path.name, target.tokenizer, draft.tokenizer
-    if capacity is not None and draft.config.max_context is not None:
-        capacity = min(capacity, draft.config.max_context)
+    vocabulary = Vocabulary(theirs.vocab_size, shared, own.eos[0] if own.eos else 0)
+    # a draft of n tokens consumes n - 1 of them; up to two accepted ones come before
+    longest = max(shape.depth for shape in shapes)
+    context = _context(draft, longest + 2, capacity)
+    batches = {
+        size: draft.engine.new_state(batch=size, window=1, capacity=context.state.capacity)
+        for size in batch_sizes(shapes)
+    }
+    return ModelDrafter(name, context, vocabulary, set(theirs.special_ids), batches)
 
-    def context(window: int) -> Context:
-        state = draft.engine.new_state(window=window, capacity=capacity)
-        return Context(draft.engine, state)
 
-    if shared := shared_ids(theirs, own):
-        vocabulary = Vocabulary(theirs.vocab_size, shared, own.eos[0] if own.eos else 0)
-        # a draft of n tokens consumes n - 1 of them; up to two accepted ones come before
-        return ModelDrafter(name, context(longest + 2), vocabulary, set(theirs.special_ids))
+def _text_drafter(target: Model, draft: Model, longest: int, capacity: int | None) -> TextDrafter:
+    name, theirs, own = draft.path.name, target.tokenizer, draft.tokenizer
     for tokenizer, whose in ((theirs, target), (own, draft)):
         if not writes_text(tokenizer):
             raise InputError(
@@ -76,7 +147,13 @@ def _model_drafter(target: Model, draft: Model, longest: int, capacity: int | No
                 remedy="draft with a bundle of the same tokenizer, or with ngram",
             )
     steps = _own_steps(longest, own, theirs)
-    return TextDrafter(name, context(steps + BACK + 2), own, theirs, steps)
+    return TextDrafter(name, _context(draft, steps + BACK + 2, capacity), own, theirs, steps)
+
+
+def _context(draft: Model, window: int, capacity: int | None) -> Context:
+    if capacity is not None and draft.config.max_context is not None:
+        capacity = min(capacity, draft.config.max_context)
+    return Context(draft.engine, draft.engine.new_state(window=window, capacity=capacity))
 
 
 def _own_steps(longest: int, own: Tokenizer, target: Tokenizer) -> int:

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
-from edge.errors import EngineError
+from edge.errors import EdgeError
 from edge.runtime.context import Context, Logits
 from edge.runtime.sampling import Sampler
-from edge.runtime.speculate.accept import accept_chain
+from edge.runtime.speculate.accept import accept
 from edge.runtime.speculate.draft import NOTHING, Distribution, Draft, Drafter
-from edge.runtime.speculate.policy import Policy
+from edge.runtime.speculate.policy import Policy, Round
+from edge.runtime.speculate.shape import NO_DRAFT, Shape
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Speculation:
         drafted, accepted: tokens over all of them.
         steps: tokens that came from plain steps instead.
         draft_s, verify_s: seconds in the drafter, and in the target's verifying runs.
-        lengths: draft length asked for → how many rounds.
+        shapes: branches of the draft asked for → how many rounds.
         problem: why the drafter was given up, "" while it works.
     """
 
@@ -88,7 +89,7 @@ class Speculation:
     steps: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
-    lengths: dict[int, int] = field(default_factory=dict)
+    shapes: dict[tuple[int, ...], int] = field(default_factory=dict)
     problem: str = ""
 
     @property
@@ -100,9 +101,10 @@ class Speculation:
 class Speculative:
     """Rounds of drafting and verifying; plain steps where the policy says so or nothing is drafted.
 
-    Each round: the target consumes the pending token and the draft in one run, keeps the accepted
-    ones, and is rewound by the others (The Mamba in the Llama, algorithm 2; the state goes back by
-    choosing a slot or by replay, whichever the engine does).
+    Each round: the target consumes the pending token and the draft in one run and keeps the
+    accepted path. Of a chain it is rewound by the rest (The Mamba in the Llama, algorithm 2; the
+    state goes back by choosing a slot or by replay, whichever the engine does); of a tree it
+    selects the node at the path's end.
     """
 
     def __init__(self, source: Source, drafter: Drafter, policy: Policy) -> None:
@@ -119,26 +121,29 @@ class Speculative:
         while True:
             context.pending = self._last = token
             yield token
+            asked, shape = self._shape()
             began = time.perf_counter()
-            arm, count = self._length()
-            draft = self._draft(token, count)
-            if draft.tokens:
-                accepted, following = self._verify(token, draft)
-                # what the end of an answer cut short says nothing of the arm
-                if count == arm:
-                    self._policy.learn(arm, accepted + 1, time.perf_counter() - began)
-                for index in range(accepted):
-                    # were the answer to end here, the tokens from this one on would be one run too
-                    # many: it was sampled, not yet consumed
-                    self._last, self._ahead = draft.tokens[index], accepted - index
-                    yield self._last
-                self._ahead = 0
-                token = following
-            else:
-                logits = context.step(token)
-                token = source.sampler(source.allowed(logits), source.recent)
-                self.figures.steps += 1
-                self._policy.learn(0, 1, time.perf_counter() - began)
+            draft = self._draft(token, shape)
+            drafted = time.perf_counter()
+            path, following = self._verify(token, draft)
+            done = Round(
+                shape,
+                len(draft.tokens),
+                *draft.standing(path),
+                drafted - began,
+                time.perf_counter() - drafted,
+            )
+            self._count(done)
+            # what the end of an answer cut short says nothing of the shape, nor does a failure
+            if shape == asked and not (shape.nodes and self.figures.problem):
+                self._policy.learn(done)
+            for index, node in enumerate(path):
+                # were the answer to end here, the tokens from this one on would be one run too
+                # many: it was sampled, not yet consumed
+                self._last, self._ahead = draft.tokens[node], len(path) - index
+                yield self._last
+            self._ahead = 0
+            token = following
 
     def settle(self) -> None:
         """The answer ended at the token yielded last: make it the context's pending one."""
@@ -147,58 +152,66 @@ class Speculative:
             self._source.context.pending = self._last
             self._ahead = 0
 
-    def _length(self) -> tuple[int, int]:
+    def _shape(self) -> tuple[Shape, Shape]:
         """(what the policy chose, how much of it answer, window and KV caches have room for)."""
         if self.figures.problem:
-            return 0, 0
+            return NO_DRAFT, NO_DRAFT
         context = self._source.context
-        # one more than the draft comes out of a round
-        room = min(self._source.remaining() - 1, context.state.window - 1)
+        room = context.state.window - 1
         if context.state.capacity is not None:
             # with drafted tokens in them the caches must not look full: that would end the answer
             room = min(room, context.state.capacity - len(context.tokens) - 2)
         chosen = self._policy.choose()
-        return chosen, max(0, min(chosen, room))
+        # one token more than the draft is deep comes out of a round
+        return chosen, chosen.within(self._source.remaining() - 1, room)
 
-    def _draft(self, pending: int, count: int) -> Draft:
-        if not count:
+    def _draft(self, pending: int, shape: Shape) -> Draft:
+        if not shape.nodes:
             return NOTHING
         source = self._source
-        began = time.perf_counter()
         try:
-            draft = self._drafter.propose(
-                source.context.tokens, pending, count, source.sampler, source.recent
+            return self._drafter.propose(
+                source.context.tokens, pending, shape, source.sampler, source.recent
             )
-        except EngineError as problem:
+        except EdgeError as problem:
             # a drafter only makes things quicker: without it the answer goes on
             self.figures.problem = str(problem)
             return NOTHING
-        finally:
-            self.figures.draft_s += time.perf_counter() - began
-        if draft.tokens:
-            self.figures.lengths[count] = self.figures.lengths.get(count, 0) + 1
-        return draft
 
-    def _verify(self, pending: int, draft: Draft) -> tuple[int, int]:
-        """Run the draft through the target, keep what stands; how many do, and the next token."""
+    def _verify(self, pending: int, draft: Draft) -> tuple[list[int], int]:
+        """Run the draft through the target, keep what stands: its nodes, and the next token."""
         source, context = self._source, self._source.context
-        began = time.perf_counter()
-        logits = context.verify((pending, *draft.tokens))
-        history = [token for token in draft.tokens if token not in source.special]
+        if not draft.tokens:
+            return [], source.sampler(source.allowed(context.step(pending)), source.recent)
+        if draft.parents is None:
+            logits = context.verify((pending, *draft.tokens))
+        else:
+            # the pending token is the root of the tree
+            parents = (-1, *(parent + 1 for parent in draft.parents))
+            logits = context.verify_tree((pending, *draft.tokens), parents)
 
-        def target(index: int) -> Distribution:
-            said = source.recent + history[: _ordinary(draft.tokens[:index], source.special)]
-            return Distribution(*source.sampler.probabilities(source.allowed(logits[index]), said))
+        def target(node: int) -> Distribution:
+            said = [token for token in draft.path(node) if token not in source.special]
+            row = source.allowed(logits[node + 1])
+            return Distribution(*source.sampler.probabilities(row, source.recent + said))
 
-        accepted, following = accept_chain(draft, target, source.sampler.rng.random)
-        context.rewind(len(draft.tokens) - accepted)
+        path, following = accept(draft, target, source.sampler.rng.random)
+        if draft.parents is None:
+            context.rewind(len(draft.tokens) - len(path))
+        else:
+            last = path[-1] if path else -1
+            context.keep(last + 1, (pending, *draft.path(last)))
+        return path, following
+
+    def _count(self, done: Round) -> None:
         figures = self.figures
+        figures.draft_s += done.draft_s
+        if not done.nodes:
+            figures.steps += 1
+            return
         figures.rounds += 1
-        figures.drafted += len(draft.tokens)
-        figures.accepted += accepted
-        figures.verify_s += time.perf_counter() - began
-        return accepted, following
-
-
-def _ordinary(tokens: tuple[int, ...], special: Collection[int]) -> int:
-    return sum(token not in special for token in tokens)
+        figures.drafted += done.nodes
+        figures.accepted += len(done.ranks)
+        figures.verify_s += done.verify_s
+        branches = done.asked.branches
+        figures.shapes[branches] = figures.shapes.get(branches, 0) + 1

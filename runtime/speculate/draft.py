@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.policy import Policy
+from edge.runtime.speculate.shape import Shape
 
 
 class Distribution(NamedTuple):
@@ -29,19 +30,55 @@ class Distribution(NamedTuple):
         found = np.flatnonzero(self.ids == token)
         return float(self.probabilities[found[0]]) if len(found) else 0.0
 
+    def without(self, token: int) -> Distribution:
+        """What a second, different token is drawn from; `token` is not the only one."""
+        others = self.ids != token
+        rest = self.probabilities[others]
+        return Distribution(self.ids[others], rest / rest.sum())
+
 
 @dataclass(frozen=True)
 class Draft:
-    """A chain of proposed tokens.
+    """Proposed tokens: a chain, or a tree whose root is the token before them.
 
     Attributes:
-        tokens: in order; none when the drafter has nothing to say.
-        drawn_from: the distribution each was drawn from; None for a token that was chosen, not
-            drawn, which is the distribution with that token alone.
+        tokens: of its nodes, parents before children; none when the drafter has nothing to say.
+        drawn_from: the distribution each was drawn from after the children of its parent that come
+            before it; None for a token that was chosen, not drawn, which is the distribution with
+            that token alone.
+        parents: of each node, -1 the root; None for a chain, whose every parent is the node before.
     """
 
     tokens: tuple[int, ...]
     drawn_from: tuple[Distribution | None, ...]
+    parents: tuple[int, ...] | None = None
+
+    def children(self) -> list[list[int]]:
+        """Of the root, then of every node: in the order in which they were drawn."""
+        count = len(self.tokens)
+        if self.parents is None:
+            return [*([node] for node in range(count)), []]
+        found: list[list[int]] = [[] for _ in range(count + 1)]
+        for node, parent in enumerate(self.parents):
+            found[parent + 1].append(node)
+        return found
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from the root's child to a node; none for -1."""
+        if self.parents is None:
+            return [*self.tokens[: node + 1]]
+        said: list[int] = []
+        while node != -1:
+            said.append(self.tokens[node])
+            node = self.parents[node]
+        return said[::-1]
+
+    def standing(self, path: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See `Round`: (how many children there were, which of them stood), along a path."""
+        children = self.children()
+        families = [children[node + 1] for node in (-1, *path)]
+        ranks = tuple(family.index(node) for family, node in zip(families, path, strict=False))
+        return tuple(map(len, families)), ranks
 
 
 NOTHING = Draft((), ())
@@ -56,12 +93,13 @@ class Drafter(Protocol):
     def name(self) -> str: ...
 
     def propose(
-        self, tokens: Sequence[int], pending: int, count: int, sampler: Sampler, recent: list[int]
+        self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
-        """At most `count` tokens to follow `tokens` and `pending`.
+        """Tokens to follow `tokens` and `pending`: at most as deep, and as many, as `shape` says.
 
         `sampler`: whose parameters and random numbers to draw with. `recent`: what its repetition
-        penalty looks at. Raises EngineError when its model fails: it is then not asked again.
+        penalty looks at. Raises EdgeError when its model fails: it is then not asked again in this
+        answer.
         """
         ...
 
@@ -73,7 +111,7 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class Drafting:
-    """A session's drafter, and who says how many tokens it drafts.
+    """A session's drafter, and who says what shape its drafts have.
 
     Attributes:
         window: tokens of a run that the target must be able to take back.

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from edge.runtime.context import Context
+import numpy as np
+
+from edge.errors import EdgeError
+from edge.runtime.context import Context, Logits
 from edge.runtime.sampling import Sampler
-from edge.runtime.speculate.accept import draw
-from edge.runtime.speculate.draft import Distribution, Draft, Drafter
+from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
+from edge.runtime.speculate.growth import Growth
+from edge.runtime.speculate.shape import Shape
 from edge.runtime.speculate.vocabulary import Vocabulary
+from edge.runtime.state import State
 
 
 class ModelDrafter(Drafter):
@@ -17,18 +22,28 @@ class ModelDrafter(Drafter):
     Its state follows the target's tokens: what was not accepted is rewound, what it has not seen is
     run, before it drafts again. It draws with the target's sampling parameters, so that a token the
     target cannot draw is seldom proposed.
+
+    Where a tree branches, the state is copied into one of more sequences, one for each node of that
+    depth (Mamba Drafters, section 3.1), which then step together.
     """
 
     def __init__(
-        self, name: str, context: Context, vocabulary: Vocabulary, special: set[int]
+        self,
+        name: str,
+        context: Context,
+        vocabulary: Vocabulary,
+        special: set[int],
+        batches: Mapping[int, State],
     ) -> None:
         """`context`: of the drafting model, made for runs of the longest draft. `special`: ids of
-        the target that no repetition penalty looks at.
+        the target that no repetition penalty looks at. `batches`: states of that many sequences,
+        one for each width that its trees have above the last depth.
         """
         self._name = name
         self._context = context
         self._vocabulary = vocabulary
         self._special = special
+        self._batches = batches
 
     @property
     def name(self) -> str:
@@ -36,29 +51,50 @@ class ModelDrafter(Drafter):
 
     @property
     def nbytes(self) -> int:
-        return self._context.state.nbytes
+        states = (self._context.state, *self._batches.values())
+        return sum(state.nbytes for state in states)
 
     def propose(
-        self, tokens: Sequence[int], pending: int, count: int, sampler: Sampler, recent: list[int]
+        self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
         """See `Drafter.propose`."""
         wanted = self._vocabulary.read([*tokens, pending])
         capacity = self._context.state.capacity
         if capacity is not None:
-            count = min(count, capacity - len(wanted) + 1)
-        if count < 1:
-            return Draft((), ())
-        logits = self._context.advance(wanted[self._context.align(wanted) :])
-        drafted: list[int] = []
-        drawn_from: list[Distribution | None] = []
-        history = list(recent)
-        while True:
-            q = Distribution(*sampler.probabilities(self._vocabulary.allowed(logits), history))
-            token = draw(q, sampler.rng.random)
-            drafted.append(token)
-            drawn_from.append(None if len(q.ids) == 1 else q)
-            if len(drafted) == count:
-                return Draft(tuple(drafted), tuple(drawn_from))
-            if token not in self._special:
-                history.append(token)
-            logits = self._context.step(token)
+            shape = shape.within(capacity - len(wanted) + 1, shape.nodes)
+        if not shape.nodes:
+            return NOTHING
+        try:
+            logits = self._context.advance(wanted[self._context.align(wanted) :])
+            return self._grown(logits, shape, Growth(sampler, recent, self._special.__contains__))
+        except EdgeError:
+            # whatever is wrong with the state, the next answer is not to find it
+            self._context.clear()
+            raise
+
+    def _grown(self, logits: Logits, shape: Shape, growth: Growth) -> Draft:
+        rows, state = logits[None], self._context.state
+        for depth, count in enumerate(shape.branches, 1):
+            growth.add([self._vocabulary.allowed(row) for row in rows], count)
+            if depth < shape.depth:
+                rows, state = self._stepped(growth.tokens(), state)
+        return growth.draft()
+
+    def _stepped(self, tokens: list[int], state: State) -> tuple[Logits, State]:
+        """Consume a token in every sequence, spreading them first where there are more tokens;
+        logits [B, V], and the state.
+        """
+        if len(tokens) == 1:
+            return self._context.step(tokens[0])[None], state
+        if len(tokens) > state.batch:
+            wide = self._batches[len(tokens)]
+            state.spread(wide)
+            state = wide
+        logits = self._context.engine.run(np.asarray(tokens, np.int64)[:, None], state)
+        rows: Logits = logits[:, 0]
+        return rows, state
+
+
+def batch_sizes(shapes: Sequence[Shape]) -> list[int]:
+    """Of the states that drafting these takes, besides that of one sequence."""
+    return sorted({width for shape in shapes for width in shape.widths[:-1] if width > 1})

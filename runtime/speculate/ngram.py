@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.draft import NOTHING, Draft
+from edge.runtime.speculate.shape import Shape
 
 # a longer context that matches is better evidence; one token alone is hardly any
 _LENGTHS = (4, 3, 2)
@@ -30,15 +31,15 @@ class NgramDrafter:
         return sum(sys.getsizeof(ends) for ends in self._ends.values())
 
     def propose(
-        self, tokens: Sequence[int], pending: int, count: int, sampler: Sampler, recent: list[int]
+        self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
-        """See `Drafter.propose`."""
+        """See `Drafter.propose`: a chain, whatever the shape."""
         self._follow(tokens, pending)
         known = self._tokens
         for length in _LENGTHS:
             end = self._ends[length].get(tuple(known[-length:]))
             if end is not None:
-                found = tuple(known[end : end + count])
+                found = tuple(known[end : end + shape.depth])
                 return Draft(found, (None,) * len(found))
         return NOTHING
 

@@ -16,6 +16,7 @@ from edge.errors import EngineError
 from edge.runtime.context import Context, Logits
 from edge.runtime.sampling import Sampler, SamplingParams
 from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
+from edge.runtime.speculate.shape import Shape
 from edge.runtime.speculate.text import (
     Pieces,
     Transcript,
@@ -66,7 +67,7 @@ class TextDrafter(Drafter):
         return self._context.state.nbytes
 
     def propose(
-        self, tokens: Sequence[int], pending: int, count: int, sampler: Sampler, recent: list[int]
+        self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
         """See `Drafter.propose`. Raises EngineError also for text that it cannot write."""
         context, said = self._context, self._said
@@ -82,7 +83,7 @@ class TextDrafter(Drafter):
         logits = self._read(wanted[context.align(wanted) :])
         said.follow(wanted)
         self._agreed = end
-        ids = self._ahead(logits, bytes(self._heard.data[end:]), count)
+        ids = self._ahead(logits, bytes(self._heard.data[end:]), shape.depth)
         return Draft(tuple(ids), (None,) * len(ids))
 
     # -- following the target ---------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""What a policy chooses: how many children the nodes of a draft have at each depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from operator import mul
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tree of drafted tokens (Mamba Drafters, section 3.1), a chain, or nothing.
+
+    Attributes:
+        branches: children of every node at each depth: (1, 1, 1) is a chain of three, (3, 2, 1) a
+            tree of 3 + 6 + 6 nodes, () means not to draft.
+    """
+
+    branches: tuple[int, ...] = ()
+
+    @staticmethod
+    def of_chain(length: int) -> Shape:
+        return Shape((1,) * length)
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Nodes at each depth."""
+        return tuple(accumulate(self.branches, mul))
+
+    @cached_property
+    def nodes(self) -> int:
+        return sum(self.widths)
+
+    @property
+    def depth(self) -> int:
+        return len(self.branches)
+
+    @cached_property
+    def chain(self) -> bool:
+        """Whether no node has two children."""
+        return all(count == 1 for count in self.branches)
+
+    def within(self, depth: int, nodes: int) -> Shape:
+        """Its upper part: at most that deep, and of at most that many nodes.
+
+        A tree that loses all of its depths to `nodes` becomes a chain.
+        """
+        kept = self.branches[: max(0, depth)]
+        while kept and sum(accumulate(kept, mul)) > nodes:
+            kept = kept[:-1]
+        if not kept and self.branches and depth > 0 and nodes > 0:
+            kept = (min(self.branches[0], nodes),)
+        return self if kept == self.branches else Shape(kept)
+
+    def __str__(self) -> str:
+        if self.chain:
+            return str(self.depth)
+        return ",".join(map(str, self.branches))
+
+
+NO_DRAFT = Shape()
