@@ -5,6 +5,8 @@
 #
 # Needs a driver and a Python with torch, triton, cuda-core and what the runtime and the exporter
 # need (the first lines say what is missing). PYTHON chooses it; MODELS and REPEATS shorten it.
+# TensorRT's plugins are tested without TensorRT: TENSORRT_INCLUDE names its headers to build them
+# with, or EDGE_TENSORRT_PLUGINS a library that was built elsewhere.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
@@ -24,7 +26,16 @@ echo "== 2. every kernel, and the engine, on the GPU"
 EDGE_TEST_DEVICE=cuda "$python" -m pytest -q -p no:cacheprovider -m "not slow" \
     tests/gpu tests/kernels tests/cuda || failed=1
 
-echo "== 3. correctness and figures of whole models"
+echo "== 3. TensorRT's plugins, called without TensorRT"
+plugins=${EDGE_TENSORRT_PLUGINS:-}
+if [ -z "$plugins" ] && [ -n "${TENSORRT_INCLUDE:-}" ]; then
+    make plugins && plugins=$PWD/build/tensorrt/libedge_tensorrt.so || failed=1
+fi
+[ -n "$plugins" ] || echo "no plugins: what is below TensorRT's interfaces is tested alone"
+EDGE_TENSORRT_PLUGINS=$plugins EDGE_TEST_DEVICE=cuda "$python" -m pytest -q -p no:cacheprovider \
+    tests/tensorrt/test_enqueue_*.py || failed=1
+
+echo "== 4. correctness and figures of whole models"
 name=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1 | tr -cs 'A-Za-z0-9' '-' | sed 's/-$//')
 out=${1:-docs/measurements/$(date +%F)-${name}}
 "$python" -m edge.apps.bench.gpu --out "$out" --repeats "${REPEATS:-40}" \

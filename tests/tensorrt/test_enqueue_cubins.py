@@ -1,0 +1,53 @@
+"""Plugins with Triton's own cubins, over the real cuda-core on a driver that runs no kernels.
+
+What a GPU is asked: the machine of `tests/gpu`, each kernel loaded, its parameters held against
+those of its cubin, and launched as the CUDA engine launches it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cuda.fake_driver import ran, scenario
+from tests.tensorrt.plugin_host import whole
+
+
+def _launched() -> list[str]:
+    """Kernels that ran since the last time, with grid, block and shared memory."""
+    log = Path(os.environ["FAKE_CUDA_LOG"])
+    lines = [line for line in log.read_text().splitlines() if line.startswith("run ")]
+    log.write_text("")
+    return sorted(line.partition(" arguments=")[0] for line in lines)
+
+
+@scenario()
+def whole_model() -> Any:
+    os.environ["EDGE_TEST_DEVICE"] = "cuda"
+    from tests.cuda.models import tokens
+    from tests.tensorrt import plugin_models
+
+    made = plugin_models.model("mamba2", "w8a8")
+    plan, plugins = (made.engine.new_state(window=4, capacity=16) for _ in range(2))
+    found = []
+    for count, how in ((17, {"commit": True}), (1, {}), (3, {"parents": [-1, 0, 0]})):
+        ids = tokens(count, seed=count)
+        made.engine.run(ids, plan, rows="all", **how)
+        planned = _launched()
+        plugin_models.run(made, plugins, ids, **how)
+        found.append((planned, _launched()))
+    return found
+
+
+def test_cubins_are_launched_as_the_cuda_engine_launches_them() -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    whole()
+    for planned, launched in ran(whole_model).result:
+        more = Counter(launched) - Counter(planned)
+        # the graph always ends in the best tokens, the engine where they are asked for
+        assert sorted(line.split()[1] for line in more) == ["blocks", "pick"]
+        assert not Counter(planned) - Counter(launched)
