@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: chat test jetpack6 aarch64 lint types layers bench plugins clean
+.PHONY: chat test jetpack6 aarch64 lint types layers bench plugins plugins-aarch64 clean
 
 chat: $(VENV)/.runtime
 	@$(BIN)/edge-chat
@@ -42,6 +42,13 @@ plugins:
 	@$(CMAKE) -S plugins/tensorrt -B build/tensorrt -DEDGE_TENSORRT_HOST=ON \
 		-DTENSORRT_INCLUDE="$(TENSORRT_INCLUDE)" -DCUDA_INCLUDE="$(CUDA_INCLUDE)"
 	@$(CMAKE) --build build/tensorrt
+
+# the same for a Jetson, compiled on another machine (g++-aarch64-linux-gnu, and TensorRT's headers)
+plugins-aarch64:
+	@$(CMAKE) -S plugins/tensorrt -B build/tensorrt-aarch64 -DCMAKE_SYSTEM_NAME=Linux \
+		-DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+		-DTENSORRT_INCLUDE="$(TENSORRT_INCLUDE)" -DCUDA_INCLUDE="$(CUDA_INCLUDE)"
+	@$(CMAKE) --build build/tensorrt-aarch64
 
 clean:
 	rm -rf $(VENV) .venv310 build dist *.egg-info

@@ -88,6 +88,12 @@ for jetpack in 6 7; do
   fi
   echo "ok: with JetPack $jetpack's pins on aarch64, greedy answers are those of $(uname -m)"
 done
+library=build/tensorrt-aarch64/libedge_tensorrt.so
+if [ -e "$library" ]; then
+  emulated "$folder/jp7" -m tests.aarch64.load_plugins "$library"
+else
+  echo "not run: no $library: make plugins-aarch64 TENSORRT_INCLUDE=FOLDER"
+fi
 [ "$more" = yes ] || exit 0
 fetch_wheels "$folder/pytest" pytest hypothesis
 emulated "$folder/jp7:$folder/pytest" -m pytest -q --noconftest -p no:cacheprovider \

@@ -34,11 +34,16 @@ def compiled(folder: Path) -> Path:
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None or not sys.platform.startswith("linux"):
         pytest.skip("the plugin library needs Linux and a C++ compiler")
-    options = [*_OPTIONS, "-Werror", *(_SANITIZED if _sanitized(compiler) else ())]
+    return compiled_by(compiler, folder, *(_SANITIZED if _sanitized(compiler) else ()))
+
+
+def compiled_by(compiler: str, folder: Path, *options: str) -> Path:
+    """The program as this compiler makes it."""
     sources = [str(_SOURCES / f"{part}.cpp") for part in _PARTS]
     program = folder / "decode"
     main = str(_FOLDER / "decoder" / "decode.cpp")
-    subprocess.run([compiler, *options, "-o", str(program), main, *sources], check=True)
+    command = [compiler, *_OPTIONS, "-Werror", *options, "-o", str(program), main, *sources]
+    subprocess.run(command, check=True)
     return program
 
 
