@@ -218,7 +218,7 @@ def at(address: int, shape: Sequence[int], dtype: Any) -> np.ndarray:
 
 
 def module(device: Stream, version: str = "10.3.0") -> Any:
-    """What `import tensorrt` would give. `engines`: those that were loaded."""
+    """What `import tensorrt` would give; `engines`, `plugins`: what was loaded."""
     found: Any = ModuleType("tensorrt")
     found.engines = []
 
@@ -237,6 +237,13 @@ def module(device: Stream, version: str = "10.3.0") -> Any:
             found.engines.append(Engine(facts, device, self.error_recorder))
             return found.engines[-1]  # type: ignore[no-any-return]
 
+    class Registry:
+        def load_library(self, plugin_lib: str) -> object:
+            found.plugins.append(plugin_lib)
+            return object()
+
+    found.plugins = []
+    found.get_plugin_registry = Registry
     found.__version__ = version
     found.Runtime = Runtime
     found.Builder = found.OnnxParser = object

@@ -18,11 +18,13 @@ from edge.apps.evaluate import modes
 from edge.bundle import open_bundle
 from edge.errors import EngineError
 from edge.runtime.model import Model
-from edge.runtime.tensorrt import bindings, cache, machine, opening
+from edge.runtime.tensorrt import bindings, cache, library, machine, opening
 from edge.runtime.tensorrt.engine import TensorRTEngine
+from edge.runtime.tensorrt.library import PluginLibrary
 from edge.runtime.tensorrt.profiles import Sizes
 from tests.session_models import bundle, model
 from tests.tensorrt import ort_tensorrt
+from tests.tensorrt.test_open_library import plugins as small_library
 
 GREEDY = {"temperature": 0.0, "max_tokens": 3}
 SIZES = Sizes(window=4, batch=2, chunk=16)
@@ -38,12 +40,15 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ort_tensorrt.Stre
     return found
 
 
-def store(path: Path, device: Any, sizes: Sizes, **others: str) -> Path:
-    """Put an engine where `edge build --rtx` would."""
+def store(
+    path: Path, device: Any, sizes: Sizes, made_with: PluginLibrary | None = None, **others: str
+) -> Path:
+    """Put an engine where `edge build` would, with `--rtx` unless it is one of plugins."""
+    trt = bindings.load("rtx" if made_with is None else "tensorrt")
     with open_bundle(path) as opened:
-        found = machine.components(opened, bindings.load("rtx"), None, device)
+        found = machine.components(opened, trt, made_with, device)
         graph = path / machine.graph_file(opened)
-    data = ort_tensorrt.serialized(graph, sizes)
+    data = ort_tensorrt.serialized(graph, sizes, trees=made_with is not None)
     return cache.store({**found, "kernels": "", "flags": "", **others}, sizes, data, {})
 
 
@@ -68,6 +73,33 @@ def test_a_talk_is_that_of_onnx_runtime(device: ort_tensorrt.Stream, tmp_path: P
     other.load(tmp_path / "talk")
     last = [s.chat("so", **GREEDY).finish().tokens for s in (other, sessions[0])]
     assert last[0] == last[1]
+
+
+def test_an_engine_of_plugins(
+    device: ort_tensorrt.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Needs the library that it was built with, and writes states in place."""
+    path, module = bundle("chat"), ort_tensorrt.module(device)
+    monkeypatch.setitem(sys.modules, "tensorrt", module)
+    monkeypatch.setattr(library, "_loaded", {})
+    monkeypatch.setattr(library, "_registered", set())
+    file = small_library(tmp_path)
+    monkeypatch.setenv(library.VARIABLE, str(file))
+    plugins = library.open_library()
+    store(path, device, SIZES, plugins)
+    loaded = edge.load(path, engine="tensorrt")
+    assert module.plugins == [str(file)]
+    found = [each.session(window=4).generate("one two", **GREEDY).finish().tokens
+             for each in (loaded, model("chat"))]  # fmt: skip
+    assert found[0] == found[1]
+    store(path, device, SIZES, plugins, plugins="another build")
+    with pytest.raises(EngineError, match="the plugin library was another build"):
+        edge.load(path, engine="tensorrt")
+    monkeypatch.delenv(library.VARIABLE)
+    monkeypatch.setattr(library, "_places", lambda: (tmp_path / "nowhere" / library.FILE,))
+    with pytest.raises(EngineError, match="is not built") as caught:
+        edge.load(path, engine="tensorrt")
+    assert library.COMMAND in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize("draft", ["ngram", "model"])
