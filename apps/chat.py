@@ -28,8 +28,16 @@ def chat(
         str, typer.Option(help="Who drafts: another bundle, ngram, or none.")
     ] = "none",
     draft_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of every draft; found by trying when not given.")
+        int | None, typer.Option(help="Tokens of every draft, one after the other.")
     ] = None,
+    draft_tree: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,…", help="Children at each depth of every draft: 3,2,2,1,1."),
+    ] = None,
+    draft_auto: Annotated[
+        bool,
+        typer.Option("--draft-auto", help="Find the shape of drafts by trying; the default."),
+    ] = False,
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", help="Answer this and leave.")
     ] = None,
@@ -67,6 +75,7 @@ def chat(
         "stop": tuple(stop) if stop else None,
     }
     _check(sampling | {"seed": seed}, threads)
+    tree = _branches(draft_tokens, draft_tree, draft_auto)
     # imported late, so that --help and refusals come at once
     from edge.apps import chat_once, chat_talk
 
@@ -79,6 +88,7 @@ def chat(
         seed=seed,
         draft=_drafter(draft, engine, threads, spin),
         draft_tokens=draft_tokens,
+        draft_tree=tree,
     )
     if system is not None and model.template is None:
         print("note: this model has no chat template; --system is not used", file=sys.stderr)
@@ -98,6 +108,27 @@ def _drafter(
     if draft == "none":
         return None
     return "ngram" if draft == "ngram" else load(draft, engine=engine, threads=threads, spin=spin)
+
+
+def _branches(tokens: int | None, tree: str | None, auto: bool) -> tuple[int, ...] | None:
+    """What `--draft-tree` says, which is one way of three."""
+    from edge.errors import InputError
+
+    given = {"--draft-tokens": tokens is not None, "--draft-tree": tree is not None,
+             "--draft-auto": auto}  # fmt: skip
+    options = [option for option, is_given in given.items() if is_given]
+    if len(options) > 1:
+        raise InputError(
+            f"cannot be given together with {options[1]}", field=options[0], remedy="choose one"
+        )
+    if tree is None:
+        return None
+    try:
+        return tuple(int(count) for count in tree.split(","))
+    except ValueError:
+        raise InputError(
+            f"{tree!r:.60} is no list of numbers", field="--draft-tree", remedy="such as 3,2,1"
+        ) from None
 
 
 def _check(sampling: dict[str, Any], threads: int | None) -> None:

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edge.apps.units import megabytes
+from edge.runtime.speculate.shape import Shape
 
 if TYPE_CHECKING:
     from edge.runtime.generate import GenerationResult
@@ -86,7 +87,12 @@ def _drafting(drafted: Speculation) -> str:
     if drafted.acceptance_length is None:
         return f"{drafted.drafter} drafted nothing"
     share = drafted.accepted / (drafted.accepted + drafted.rounds + drafted.steps)
-    return f"{drafted.drafter} {drafted.acceptance_length:.1f} a run, {share:.0%} drafted"
+    figures = f"{drafted.drafter} {drafted.acceptance_length:.1f} a run, {share:.0%} drafted"
+    if len(drafted.shapes) > 1:  # somebody chose
+        figures += (
+            f", mostly drafts of {Shape(max(drafted.shapes, key=drafted.shapes.__getitem__))}"
+        )
+    return figures
 
 
 def _rate(per_second: float | None) -> str:
