@@ -30,6 +30,7 @@ class Engine(Protocol):
     Attributes:
         name: `ort`, `cuda` or `tensorrt`.
         chunk: most tokens of one committing run.
+        trees: it runs drafted trees, of one sequence at least; else chains alone.
     """
 
     @property
@@ -40,6 +41,9 @@ class Engine(Protocol):
 
     @property
     def chunk(self) -> int: ...
+
+    @property
+    def trees(self) -> bool: ...
 
     def new_state(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None

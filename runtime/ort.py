@@ -38,6 +38,7 @@ class OrtEngine:
     """
 
     name = "ort"
+    trees = True
 
     def __init__(
         self,

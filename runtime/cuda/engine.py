@@ -175,6 +175,11 @@ class CudaEngine:
         return ids[-1].astype(np.int64)
 
     @property
+    def trees(self) -> bool:
+        """See `Engine`."""
+        return self.executor.trees
+
+    @property
     def picks(self) -> bool:
         """Whether `run_greedy` can be asked: plans of older versions end with their logits."""
         return all(program.picks for program in self.plan.programs if program.kind == "chain")

@@ -50,6 +50,12 @@ def drafting(
     if draft is None:
         return None
     trees = fixed is not None and not fixed.chain
+    if trees and not target.engine.trees:
+        raise InputError(
+            f"this engine of {target.path.name} runs chains, not trees",
+            field="draft_tree",
+            remedy="draft_tokens, or an engine with plugins",
+        )
     if draft == "ngram":
         if trees:
             raise _one_thing("ngram")
@@ -118,7 +124,8 @@ def _arms(target: Model, draft: Model, shared: int) -> list[Shape]:
         return [Shape.of_chain(length) for length in (_BYTE_CHAINS if words else _CHAINS)]
     arms = [Shape.of_chain(length) for length in _CHAINS]
     # each sequence of a batch would take KV caches of its own, and most of their time to copy
-    return arms if draft.config.has_attention else arms + [Shape(tree) for tree in _TREES]
+    trees = target.engine.trees and not draft.config.has_attention
+    return arms + [Shape(tree) for tree in _TREES] if trees else arms
 
 
 def _model_drafter(

@@ -16,7 +16,7 @@ import pytest
 import edge
 from edge.apps.evaluate import modes
 from edge.bundle import open_bundle
-from edge.errors import EngineError
+from edge.errors import EngineError, InputError
 from edge.runtime.model import Model
 from edge.runtime.tensorrt import bindings, cache, library, machine, opening
 from edge.runtime.tensorrt.engine import TensorRTEngine
@@ -105,7 +105,7 @@ def test_an_engine_of_plugins(
 @pytest.mark.parametrize("draft", ["ngram", "model"])
 def test_drafts_change_nothing(device: ort_tensorrt.Stream, draft: str) -> None:
     """Partial acceptance, and the state that is left."""
-    store(bundle("chat"), device, SIZES)
+    store(bundle("chat"), device, SIZES.model_copy(update={"window": 7}))
     loaded = edge.load(bundle("chat"), engine="tensorrt")
     drafter = model("chat") if draft == "model" else "ngram"
     plain = loaded.session(window=4, seed=3)
@@ -116,6 +116,11 @@ def test_drafts_change_nothing(device: ort_tensorrt.Stream, draft: str) -> None:
         found = drafting.generate(prompt, **options).finish()
         assert found.tokens == expected.tokens == found.tokens
     assert plain.tokens == drafting.tokens
+    assert not loaded.engine.trees and model("chat").engine.trees
+    with pytest.raises(InputError, match="runs chains, not trees"):
+        loaded.session(draft=model("chat"), draft_tree=(2, 1))
+    bandit = loaded.session(window=7, draft=model("chat"))._drafting
+    assert bandit is not None and bandit.window == 7, "a chain of six at most"
 
 
 def test_perplexity_is_that_of_onnx_runtime(device: ort_tensorrt.Stream, tmp_path: Path) -> None:
