@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
+import onnxruntime  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 
 from edge import protobuf
@@ -184,7 +184,8 @@ class Values:
 
     def last(self) -> dict[str, Array]:
         """Everything of the last of the runs COUNTS, its graph inputs included."""
-        ledger, states = Ledger(WINDOW), {}
+        ledger = Ledger(WINDOW)
+        states: dict[str, Array] = {}
         rng = np.random.default_rng(20261121)
         feeds: dict[str, Array] = {}
         found: dict[str, Array] = {}

@@ -22,21 +22,24 @@ from pathlib import Path
 from typing import Any
 
 from edge.bundle import Bundle, open_bundle
-from edge.bundle.kernels import open_plan
+from edge.bundle.kernels import WEIGHT_FILE, open_plan
 from edge.errors import EdgeError, EngineError
 from edge.runtime.cuda.core import CoreDevice
 from edge.runtime.cuda.device import Memory
 from edge.runtime.model import resolve
-from edge.runtime.tensorrt import bindings, build, library, machine, network, onnxfile, watch
+from edge.runtime.tensorrt import bindings, build, library, machine
+from edge.runtime.tensorrt.bindings import TensorRT
+from edge.runtime.tensorrt.compile import Order, Source, compile_graph
 from edge.runtime.tensorrt.contexts import EngineContexts
 from edge.runtime.tensorrt.executor import GraphRun
-from edge.runtime.tensorrt.profiles import Profile
+from edge.runtime.tensorrt.profiles import Profile, Sizes
 from edge.runtime.tensorrt.tensors import OUT
 from jetson.verify import cut
 from jetson.verify.cut import Array
 
 LIMIT_S = 300
 NOT_RUN = 3
+_FILE = "one.onnx"
 # a network without symbols has one profile, of nothing
 _PROFILE = Profile("one", {})
 
@@ -49,6 +52,12 @@ def opened(bundle: Bundle) -> tuple[cut.Graph, dict[str, Array]]:
     return graph, cut.Values(graph, open_plan(bundle), Path(bundle.path), vocab_size).last()
 
 
+def compiled(trt: TensorRT, model: bytes, weights: int | None, order: Order, **more: Any) -> bytes:
+    """The engine of a graph without symbols, by the road that `edge build` goes."""
+    source = Source(build.form_for(trt, model, _FILE), weights, _FILE)
+    return compile_graph(trt, source, order, (_PROFILE,), **more).engine
+
+
 class Builder:
     """TensorRT, the plugin library and the bundle's kernels, ready to build engines of one node."""
 
@@ -57,28 +66,17 @@ class Builder:
         self._trt = bindings.load()
         self._library = library.open_library()
         library.register(self._trt, self._library)
-        self._gpu, self._weights = gpu, bundle.fd("weights.bin")
+        self._gpu, self._weights = gpu, bundle.fd(WEIGHT_FILE)
         self._kernels = build.kernels_of(bundle, gpu.sm)
 
     def engine(self, model: bytes) -> bytes:
         """Raises EngineError with what TensorRT and the plugins say."""
-        log = watch.logger(self._trt.module)
-        made = network.Network(self._trt, log)
         self._library.prepare(self._kernels, aliased=False)
         try:
-            with network.weights_beside(self._weights) as folder:
-                data = onnxfile.bare(model) if self._trt.bare_nodes else model
-                made.parse(data, folder, "one.onnx")
-                ports = onnxfile.read(model, "one.onnx")
-                network.check_ports(made, (ports.inputs, ports.outputs))
-                config = made.config(ports.inputs, [_PROFILE])
-                serialized = made.builder.build_serialized_network(made.definition, config)
+            said = self._library.last_error
+            return compiled(self._trt, model, self._weights, Order(Sizes()), more_said=said)
         finally:
             self._library.prepare(b"", aliased=False)
-        if serialized is None:
-            why = self._library.last_error()
-            raise EngineError(f"{self._trt.title} did not build it: {log.said()} {why}".strip())
-        return bytes(serialized)
 
     def run(self, engine: bytes, node: cut.Node, values: Mapping[str, Array]) -> dict[str, Array]:
         """What the engine yields for the node's inputs in `values`."""

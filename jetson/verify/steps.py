@@ -57,14 +57,11 @@ def _bindings(_: str) -> str | None:
 
 
 def _tensorrt(_: str) -> str | None:
-    _, why = board.tensorrt()
-    if why is not None:
-        return why
     try:
         library.find()
     except EdgeError as problem:
         return str(problem)
-    return None
+    return board.tensorrt()[1]
 
 
 def _kernels(bundle: str) -> str | None:
