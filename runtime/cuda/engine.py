@@ -89,10 +89,14 @@ class CudaEngine:
     ) -> DeviceState:
         """See `Engine.new_state`."""
         self.exclusive.check_process()
-        layout = layout_of(self.config, batch, window, capacity, self._state_dtypes)
+        layout = self._layout(batch, window, capacity)
         state = DeviceState(layout, self.identity, self.plan.logs, self.exclusive, window=window)
         self.attach(state)
         return state
+
+    def _layout(self, batch: int, window: int, capacity: int | None) -> StateLayout:
+        """Raises InputError."""
+        return layout_of(self.config, batch, window, capacity, self._state_dtypes)
 
     def attach(self, state: DeviceState) -> None:
         """Give a state the workspace its runs need.
@@ -133,7 +137,7 @@ class CudaEngine:
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> dict[str, int]:
         """See `Engine.memory_plan`. On the device, but for `logits`, which are here."""
-        layout = layout_of(self.config, batch, window, capacity, self._state_dtypes)
+        layout = self._layout(batch, window, capacity)
         recurrent, caches = places(layout, self.plan.logs, window)
         runs = self.runs(layout, window)
         out = {

@@ -11,7 +11,7 @@ from edge.runtime.cuda.engine import DEFAULT_CHUNK, CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.weights import Weights
-from edge.runtime.layout import Identity
+from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.tensorrt.executor import Contexts, GraphExecutor
 from edge.runtime.tensorrt.profiles import Sizes
 
@@ -73,6 +73,13 @@ class TensorRTEngine(CudaEngine):
         from edge.runtime.tensorrt.opening import from_bundle
 
         return from_bundle(bundle, device)
+
+    def _layout(self, batch: int, window: int, capacity: int | None) -> StateLayout:
+        """A capacity that is not asked for is at most what the engine was built for."""
+        layout = super()._layout(batch, window, capacity)
+        if capacity is None and layout.capacity > self.sizes.capacity:
+            return super()._layout(batch, window, self.sizes.capacity)
+        return layout
 
     @property
     def picks(self) -> bool:

@@ -321,6 +321,14 @@ def test_states_that_the_engine_was_not_built_for(
             state.fork(4)
 
 
+def test_a_capacity_that_is_not_asked_for_is_what_was_built() -> None:
+    made = trio("all", "fp32")
+    assert made.cuda.config.max_context is None
+    assert made.tensorrt.new_state(window=1).layout.capacity == CAPACITY
+    plans = [made.tensorrt.memory_plan(window=1, capacity=size) for size in (None, CAPACITY)]
+    assert plans[0] == plans[1]
+
+
 def test_what_only_plugins_can_do_is_refused() -> None:
     engine = trio(*CASES["mamba1"]).tensorrt
     state = engine.new_state(window=3)
