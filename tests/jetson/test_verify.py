@@ -52,6 +52,10 @@ class TestSteps:
         assert len({one.name for one in STEPS}) == len(STEPS)
         assert {need for one in STEPS for need in one.needs} <= set(NEEDS)
 
+    def test_the_page_names_each(self) -> None:
+        page = (boards.JETSON / "README.md").read_text()
+        assert [one.name for one in STEPS if f"`{one.name}`" not in page] == []
+
     def test_plugins_come_before_engines_and_these_before_figures(self) -> None:
         order = [one.name for one in STEPS]
         rising = ["doctor", "single-plugins", "build", "tensorrt-engine", "profile-tensorrt"]
