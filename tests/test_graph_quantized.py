@@ -112,7 +112,7 @@ def test_the_standard_flavour_means_the_same_and_is_canonical(quant: str, tmp_pa
             if node.op_type == "QuantizeLinear":
                 said = {a.name: a.i for a in node.attribute}
                 zeros.add(types[node.input[2]] if len(node.input) > 2 else said["output_dtype"])
-    assert zeros == (set() if quant == "w8a8-dynamic" else {TensorProto.INT8})
+    assert zeros == {TensorProto.INT8}
 
 
 @pytest.mark.parametrize("state", ["fp32", "fp16", "int8"])
