@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edge.apps import build_apart
 from edge.apps.units import megabytes
 from edge.errors import EngineError, InputError
 
@@ -62,25 +64,37 @@ def build(
 
     if sm is not None and not rtx:
         raise InputError("is for --rtx: TensorRT builds for the GPU here", field="--sm")
-    folder = resolve(bundle)
+    architectures, folder = _architectures(sm), resolve(bundle)
     if output is not None:
         _check_output(output, folder)
+    if not build_apart.is_child():
+        flags = {
+            "--window": window, "--batch": batch, "--capacity": capacity, "--chunk": chunk,
+            "--workspace": workspace, "--sm": sm, "--output": output,
+        }  # fmt: skip
+        switches = {"--force": force, "--aliased": aliased, "--rtx": rtx, "--json": as_json}
+        raise typer.Exit(build_apart.run(_words(bundle, flags, switches), str(folder)))
     with open_bundle(folder) as opened:
-        limits = opened.manifest.limits.chunk
+        manifest = opened.manifest
         asked = sizes(
-            opened.manifest.model,
-            limits if chunk is None else chunk,
+            manifest.model,
+            manifest.limits.chunk if chunk is None else chunk,
             window=window,
             batch=batch,
             capacity=capacity,
         )
-        order = Order(asked, workspace, aliased, _architectures(sm), force)
-        built = _build(opened, order, rtx)
-        if output is not None:
-            _write_bare(built.path, output)
+        built = _build(opened, Order(asked, workspace, aliased, architectures, force), rtx)
+    if output is not None:
+        _write_bare(built.path, output)
     for note in built.notes:
         print(f"note: {note}", file=sys.stderr)
     print(json.dumps(facts(built), indent=1) if as_json else describe(built))
+
+
+def _words(bundle: str, flags: Mapping[str, object], switches: Mapping[str, bool]) -> list[str]:
+    """The command line that was given."""
+    words = [f"{name}={value}" for name, value in flags.items() if value is not None]
+    return [*words, *(name for name, on in switches.items() if on), "--", bundle]
 
 
 def _build(bundle: Bundle, order: Any, rtx: bool) -> Built:

@@ -110,8 +110,9 @@ def _parser_error(trt: TensorRT, error: Any, file: str) -> EngineError:
     if "lugin not found" in said or "importer" in said.lower():
         said += f"; there is no plugin {op!r} ({DEVICE_DOMAIN})"
         remedy = "the plugin library is of another version than the bundle: make plugins"
+    where = " of ".join(filter(None, (node and f"node {node}", op and f"op {op}"))) or "the graph"
     return EngineError(
-        f"{trt.title} cannot parse node {node!r}, op {op!r}: {said}",
+        f"{trt.title} cannot parse {where}: {said}",
         file=file,
         field=node or None,
         remedy=remedy,

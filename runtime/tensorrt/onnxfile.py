@@ -8,14 +8,16 @@ from typing import NamedTuple
 from edge import protobuf
 from edge.errors import BundleError
 
-# fields of ModelProto, GraphProto, ValueInfoProto, TypeProto, TypeProto.Tensor, Dimension
+# fields of ModelProto, GraphProto, ValueInfoProto, TypeProto, its Tensor, Dimension, NodeProto
 _GRAPH, _OPSETS, _FUNCTIONS = 7, 8, 25
 _NODE, _INPUT, _OUTPUT = 1, 11, 12
 _NAME, _TYPE = 1, 2
 _TENSOR = 1
 _ELEMENT, _SHAPE = 1, 2
 _VALUE, _SYMBOL = 1, 2
-_OP_TYPE, _DOMAIN = 4, 7
+_RESULT, _OP_TYPE, _DOMAIN = 2, 4, 7
+# more is no size that an engine is built for
+_LARGEST = 1 << 31
 
 # TensorProto.DataType → the names of `edge.launch.DType`
 DTYPES = {1: "f32", 10: "f16", 3: "i8", 2: "u8", 6: "i32", 7: "i64"}
@@ -82,6 +84,8 @@ def _port(value: bytes) -> Port:
 def _dim(data: bytes) -> int | str:
     for number, _, value in protobuf.fields(data):
         if number == _VALUE and isinstance(value, int):
+            if not 0 < value < _LARGEST:
+                raise ValueError(f"a dimension is {value}")
             return value
         if number == _SYMBOL:
             return protobuf.message(value).decode()
@@ -96,4 +100,6 @@ def _ops(graph: bytes) -> Iterator[tuple[str, str]]:
         op = _text(node, _OP_TYPE)
         if not op:
             raise ValueError("a node has no op")
+        if not any(_messages(node, _RESULT)):
+            raise ValueError(f"a node ({op}) has no output")
         yield _text(node, _DOMAIN), op

@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
+from edge.apps import build_apart
 from edge.apps.build_command import describe
 from edge.apps.cli import app
 from edge.bundle import Bundle, open_bundle
@@ -134,22 +136,48 @@ def test_too_little_memory_says_how_much_and_what_to_lower(
     assert not list(sealed.folder().glob("*.engine"))
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_nothing(
-    rtx: TensorRT, place: Path, signal_number: signal.Signals
-) -> None:
+def building(place: Path) -> subprocess.Popen[str]:
+    """`edge build` when it has begun to."""
     program = [sys.executable, "-m", "edge.apps.cli", "build", "demo", "--rtx", "--sm", "86"]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    # the cache's key is made right before the build begins
+    # the cache's key is made right before
     deadline = time.monotonic() + 120
     while not (place / "key").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(0.3)
-    process.send_signal(signal_number)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing(
+    rtx: TensorRT, place: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(place.parent.parent))
+    process = building(place)
+    process.send_signal(number)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal_number, err
+    assert process.returncode == 128 + number, err
     assert out == "" and err in ("interrupted\n", "")
     assert [each.name for each in place.iterdir()] == ["key"]
+    assert [each.name for each in place.parent.parent.iterdir()] == ["cache"]
+
+
+@pytest.mark.parametrize(
+    ("number", "why"), [(signal.SIGSEGV, "is at fault"), (signal.SIGKILL, "memory ran out")]
+)
+def test_a_crash_of_the_builder_is_an_error(
+    rtx: TensorRT, place: Path, number: signal.Signals, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Native code reads the graph: it has a process of its own."""
+    monkeypatch.setenv("TMPDIR", str(place.parent.parent))
+    process = building(place)
+    (child,) = psutil.Process(process.pid).children()
+    child.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1 and out == ""
+    assert f"was ended by {number.name} while it built" in err and why in err
+    assert [each.name for each in place.iterdir()] == ["key"]
+    assert [each.name for each in place.parent.parent.iterdir()] == ["cache"]
 
 
 def test_progress_comes_from_the_builder(rtx: TensorRT, bundle: Bundle) -> None:
@@ -193,16 +221,23 @@ def refused(*arguments: object) -> str:
         (("--rtx", "--sm", "86", "--chunk", "0"), "chunk: must be 1 … 65536"),
     ],
 )
-def test_flags_that_make_no_sense(flags: tuple[str, ...], said: str) -> None:
+def test_flags_that_make_no_sense(
+    flags: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(build_apart.VARIABLE, "1")
     assert said in refused(MODEL, *flags)
 
 
-def test_an_architecture_that_rtx_does_not_know(rtx: TensorRT) -> None:
+def test_an_architecture_that_rtx_does_not_know(
+    rtx: TensorRT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(build_apart.VARIABLE, "1")
     assert "does not build for sm_87" in refused(MODEL, "--rtx", "--sm", "87")
 
 
 def test_a_cache_that_cannot_be_written(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_CACHE", "/proc/self/fdinfo")
+    monkeypatch.setenv(build_apart.VARIABLE, "1")
     said = refused(MODEL, *FLAGS)
     assert "engines cannot be kept here" in said and "EDGE_CACHE=FOLDER" in said
 

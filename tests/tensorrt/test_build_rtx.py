@@ -158,7 +158,8 @@ def test_a_graph_of_plugins_is_refused_by_node_and_op(rtx: TensorRT) -> None:
         os.close(weights)
     problem = caught.value
     assert (problem.file, problem.field) == ("bare.onnx", first.name)
-    assert f"op '{first.op_type}'" in problem.message and "edge.device" in problem.message
+    assert f"node {first.name} of op {first.op_type}: " in problem.message
+    assert "edge.device" in problem.message
     assert problem.remedy is not None and "make plugins" in problem.remedy
 
 
