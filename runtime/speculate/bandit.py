@@ -32,13 +32,13 @@ class Bandit(Policy):
     """
 
     # λ of the bound in equation 1; rewards here lie between -2 and -0.2, not in [0, 1]
-    EXPLORATION = 0.08
-    # weight of a round after one more: about the last fifty count
-    MEMORY = 0.98
+    EXPLORATION = 0.06
+    # weight of a round after one more: about the last seventy count
+    MEMORY = 0.985
     # of a pull, for each other arm that drafts
     SHARED = 0.1
     # rounds of an arm against the tokens that are predicted for it
-    PREDICTED = 4.0
+    PREDICTED = 15.0
 
     def __init__(self, arms: Sequence[Shape]) -> None:
         self.arms = (NO_DRAFT, *(arm for arm in dict.fromkeys(arms) if arm.nodes))
@@ -64,10 +64,12 @@ class Bandit(Policy):
         ):
             return NO_DRAFT
 
+        if not drafted:  # a chain says most about the others, and its price is known best
+            return max((arm for arm in drafts if arm.chain), key=rewards.__getitem__)
+
         def bound(arm: Shape) -> float:
             pulls = self._weight[arm] + self.SHARED * (drafted - self._weight[arm])
-            # before anything was drafted all are as uncertain
-            return rewards[arm] + (self._spread(pulls, total) if drafted else 0.0)
+            return rewards[arm] + self._spread(pulls, total)
 
         return max(drafts, key=bound)
 

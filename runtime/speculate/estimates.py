@@ -15,16 +15,17 @@ class Mean:
     With a `count` to begin with, `value` is believed that much before anything was seen.
     """
 
-    LIMIT = 50
-    # one value is at most so many times the mean: a process that was put to sleep says nothing
+    LIMIT = 70
+    # seconds are at most so many times the mean: a process that was put to sleep says nothing
     OUTLIER = 4
 
     value: float = 0.0
     count: float = 0.0
 
+    def add_seconds(self, value: float) -> None:
+        self.add(min(value, self.OUTLIER * self.value) if self.count >= 3 else value)
+
     def add(self, value: float) -> None:
-        if self.count >= 3:
-            value = min(value, self.OUTLIER * self.value)
         self.count = min(self.count + 1, self.LIMIT)
         self.value += (value - self.value) / self.count
 
@@ -49,8 +50,10 @@ class Acceptance:
     def __init__(self) -> None:
         self._at: dict[tuple[int, int], Mean] = {}
         self._anywhere: dict[int, Mean] = {}
+        self._rates: dict[tuple[int, int], float] = {}
 
     def learn(self, done: Round) -> None:
+        self._rates.clear()
         for depth, offered in enumerate(done.offered):
             stood = done.ranks[depth] if depth < len(done.ranks) else None
             if not offered and depth < done.asked.depth:
@@ -66,6 +69,12 @@ class Acceptance:
         return self.FIRST / 2.0**rank
 
     def rate(self, depth: int, rank: int) -> float:
+        found = self._rates.get((depth, rank))
+        if found is None:
+            found = self._rates[depth, rank] = self._rate(depth, rank)
+        return found
+
+    def _rate(self, depth: int, rank: int) -> float:
         anywhere = self._anywhere.get(rank)
         pooled = self._prior(rank) if anywhere is None else anywhere.value
         here = self._at.get((depth, rank))
@@ -111,11 +120,11 @@ class Costs:
 
     def learn(self, done: Round) -> None:
         if not done.nodes:
-            self.step.add(done.verify_s)
+            self.step.add_seconds(done.verify_s)
             return
         shape = done.asked
-        self.own.setdefault(shape, Mean()).add(done.draft_s + done.verify_s)
-        self._run[shape.chain].add(done.draft_s / self._runs(shape))
+        self.own.setdefault(shape, Mean()).add_seconds(done.draft_s + done.verify_s)
+        self._run[shape.chain].add_seconds(done.draft_s / self._runs(shape))
         self._token[shape.chain].add(max(0.0, done.verify_s - self.step.value) / done.nodes)
 
     def _runs(self, shape: Shape) -> float:
