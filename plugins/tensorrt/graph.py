@@ -80,7 +80,31 @@ def bare(model: ModelProto) -> ModelProto:
 
 def inlined(model: ModelProto) -> ModelProto:
     """Standard ops alone, for readers that have no plugins."""
-    return inliner.inline_local_functions(model)
+    found = inliner.inline_local_functions(model)
+    _rows_for_vectors(found)
+    return found
+
+
+def _rows_for_vectors(model: ModelProto) -> None:
+    """Products of a vector of ones with matrices, as products of a row with them.
+
+    TensorRT's parser takes the first axis off a product whose left side is a vector: the wrong one
+    where the right side has more than two (onnx-tensorrt 10.1, MatMul, `needSqueezeHead`).
+    """
+    nodes = list(model.graph.node)
+    vectors = {node.output[0] for node in nodes if node.op_type == "ConstantOfShape"}
+    axis = numpy_helper.from_array(np.array([0], np.int64), "first.axis")
+    del model.graph.node[:]
+    for node in nodes:
+        if node.op_type == "MatMul" and node.input[0] in vectors:
+            row = f"{node.output[0]}.row"
+            model.graph.node.append(
+                helper.make_node("Unsqueeze", [node.input[0], axis.name], [row])
+            )
+            node.input[0] = row
+        model.graph.node.append(node)
+    if any(axis.name in node.input for node in model.graph.node):
+        model.graph.initializer.append(axis)
 
 
 class _Graph:
