@@ -110,10 +110,15 @@ class EngineContexts:
             sizes = ", ".join(f"{name} {value}" for name, value in run.symbols.items())
             raise EngineError(f"the engine has no profile for a run of {sizes}", remedy=_REBUILD)
         if own:
-            return BoundRun(EngineContext(self, index), run)
+            return BoundRun(self, self._context(index), run)
         if index not in self._shared:
-            self._shared[index] = EngineContext(self, index)
-        return BoundRun(self._shared[index], run)
+            self._shared[index] = self._context(index)
+        return BoundRun(self, self._shared[index], run)
+
+    def _context(self, profile: int) -> EngineContext:
+        made = EngineContext(self.create(profile))
+        self._device.keep(made, made.held)
+        return made
 
     # -- for the contexts ------------------------------------------------------------------------
 
@@ -161,22 +166,24 @@ class EngineContexts:
 
 
 class EngineContext:
-    """One execution context, and what it was told last."""
+    """One execution context, and what it was told last.
 
-    def __init__(self, contexts: EngineContexts, profile: int) -> None:
-        self.contexts = contexts
-        self._native = [contexts.create(profile)]
-        contexts.device.keep(self, self._native)
+    Attributes:
+        held: the only reference to it.
+    """
+
+    def __init__(self, native: Any) -> None:
+        # not to what made it: a cycle would keep the engine until the next garbage collection
+        self.held = [native]
         self._shapes: dict[str, Shape] = {}
         self._addresses: dict[str, int] = {}
 
     @property
     def native(self) -> Any:
-        return self._native[0]
+        return self.held[0]
 
-    def tell(self, run: GraphRun) -> None:
+    def tell(self, contexts: EngineContexts, run: GraphRun) -> None:
         """Shapes and addresses, where they differ. Raises EngineError for what it refuses."""
-        contexts = self.contexts
         for name in contexts.inputs:
             shape = run.shapes[name]
             if self._shapes.get(name) != shape:
@@ -194,7 +201,8 @@ class EngineContext:
 class BoundRun:
     """See `executor.Bound`."""
 
-    def __init__(self, context: EngineContext, run: GraphRun) -> None:
+    def __init__(self, contexts: EngineContexts, context: EngineContext, run: GraphRun) -> None:
+        self._contexts = contexts
         self._context = context
         self._run = run
 
@@ -205,7 +213,7 @@ class BoundRun:
         if capturable is None:
             return True
         answers: list[bool] = []
-        self._context.contexts.device.enqueue(lambda stream: answers.append(capturable(stream)))
+        self._contexts.device.enqueue(lambda stream: answers.append(capturable(stream)))
         return answers[0]
 
     def bind(self, addresses: Mapping[str, int]) -> None:
@@ -213,10 +221,10 @@ class BoundRun:
 
     def enqueue(self) -> None:
         """Raises EngineError with what TensorRT said."""
-        context, contexts = self._context, self._context.contexts
+        context, contexts = self._context, self._contexts
 
         def issue(stream: int) -> None:
-            context.tell(self._run)
+            context.tell(contexts, self._run)
             if not context.native.execute_async_v3(stream):
                 raise contexts.failed("running the engine")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -132,14 +134,23 @@ def test_shapes_and_addresses_that_are_refused() -> None:
     assert len(found.ran) == count + 1
 
 
-def test_no_context_outlives_the_device_s_memory() -> None:
-    """Dropped with what uses it, before the engine: `keep` has the only references."""
+def test_nothing_waits_for_the_garbage_collector() -> None:
+    """Contexts go with their state, the others with the engine."""
     made = trio("mamba1", "fp32")
     engine = tensorrt_engine(made.cuda, made.graph, "tensorrt")
     state = engine.new_state(window=1)
-    found = native(engine)
-    context = state.workspace._ready(state.workspace.runs.key("chain", 1, 1)).work._bound._context
-    held = context._native
-    assert held[0] in found.contexts
-    del context, state
-    assert held == []
+    engine.run(tokens(3), state, commit=True)
+    ready = state.workspace._ready
+    own, shared = (ready(state.workspace.runs.key("chain", n, 1)).work._bound for n in (1, 3))
+    held, kept = own._context.held, shared._context.held
+    contexts = weakref.ref(own._contexts)
+    assert held[0] in native(engine).contexts
+    gc.collect()
+    gc.disable()
+    try:
+        del state, ready, own, shared
+        assert held == [] and len(kept) == 1
+        del engine
+        assert contexts() is None and kept == []
+    finally:
+        gc.enable()
