@@ -75,13 +75,28 @@ def service() -> configparser.ConfigParser:
 
 
 def test_the_service_calls_edge_as_it_is() -> None:
-    for line in ("ExecStartPre", "ExecStart"):
-        program, command, *words = shlex.split(service()["Service"][line].lstrip("-"))
+    unit = service()["Service"]
+    (build,) = re.findall(r"exec (.*)'", unit["ExecStartPre"])
+    for line in (build, unit["ExecStart"]):
+        program, command, *words = shlex.split(line)
         assert program == "/opt/edge/venv/bin/edge"
         shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}, color=False)
         assert shown.exit_code == 0
         for option in (word for word in words if word.startswith("--")):
             assert option in shown.output, option
+
+
+@pytest.mark.parametrize(("engine", "builds"), [("ort", False), ("tensorrt", True)])
+def test_the_service_builds_an_engine_where_one_is_wanted(
+    tmp_path: Path, engine: str, builds: bool
+) -> None:
+    called = tmp_path / "called"
+    program = tmp_path / "edge"
+    program.write_text(f'#!/bin/sh\necho "$@" > {called}\n')
+    program.chmod(0o755)
+    line = service()["Service"]["ExecStartPre"].replace("/opt/edge/venv/bin/edge", str(program))
+    done = subprocess.run(shlex.split(line), env={"ENGINE": engine, "PATH": "/usr/bin:/bin"})
+    assert done.returncode == 0 and called.exists() is builds
 
 
 def test_the_service_is_hardened_and_has_a_key() -> None:
