@@ -179,6 +179,9 @@ install_runtime() {
 build_plugins() {
   [ "$plugins" = yes ] || return 0
   run make -C "$checkout" plugins "TENSORRT_INCLUDE=$tensorrt_include" "CUDA_INCLUDE=$(cuda_include)"
+  # where the installed package looks for it (edge/runtime/tensorrt/library.py)
+  run install -D -m 644 "$checkout/build/tensorrt/libedge_tensorrt.so" \
+    "$venv/lib/python$version/site-packages/edge/plugins/tensorrt/lib/libedge_tensorrt.so"
 }
 
 read_arguments "$@"

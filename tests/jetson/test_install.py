@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edge.runtime.tensorrt import library
 from tests.jetson import boards
 
 SCRIPT = boards.JETSON / "install.sh"
@@ -38,13 +39,15 @@ def test_each_jetpack_gets_its_python_and_its_pins(
     done = run(
         boards.root(tmp_path, l4t), boards.programs(tmp_path, python=python), "--venv", str(venv)
     )
-    made, installed, plugins, doctor = steps(done)
+    made, installed, plugins, placed, doctor = steps(done)
     assert made == f"python{python} -m venv --system-site-packages {venv}"
     constraints = boards.JETSON / f"constraints-jp{jetpack}.txt"
     assert f"--constraint {constraints}" in installed and constraints.is_file()
     assert "mamba-edge" in installed and "cuda" in installed and "server" in installed
     assert "plugins TENSORRT_INCLUDE=/usr/include/aarch64-linux-gnu" in plugins
     assert "CUDA_INCLUDE=/usr/local/cuda/include" in plugins
+    package = f"{venv}/lib/python{python}/site-packages/edge"
+    assert placed.endswith(f"{package}/plugins/tensorrt/lib/{library.FILE}")
     assert doctor == f"{venv}/bin/edge doctor"
     assert not venv.exists(), "a dry run did something"
     assert ("36.4.7" in done.stdout) == ("note:" in done.stdout)
