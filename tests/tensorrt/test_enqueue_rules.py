@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -81,10 +83,10 @@ def test_outputs_grids_and_integers_follow_the_inputs() -> None:
         assert np.array_equal(y.array(), x[rows])
 
 
-def _two_stages(first_most: int | None) -> NodeLaunches:
-    """y = [a + b | a] + [a + b | a]'s own second copy, by way of two buffers of the workspace.
+def _two_stages(first_most: int | None, row_bytes: int = 4 * WIDTH) -> NodeLaunches:
+    """y[0] = (a + b)[0] + a[0], by way of two buffers of the workspace.
 
-    Runs of more than `first_most` rows have only the second buffer.
+    Runs of more than `first_most` rows have only the second buffer: there y[0] = a[0] + b[0].
     """
     total, joined = Place("workspace", 0), Place("workspace", 1)
     rows = Size(of="TB")
@@ -94,12 +96,12 @@ def _two_stages(first_most: int | None) -> NodeLaunches:
         outputs=(Output("f32", ("T", "B", WIDTH)),),
         symbols={"T": (0, 0), "B": (0, 1)},
         rows="TB",
-        workspace=(Buffer(4 * WIDTH, first_most), Buffer(8 * WIDTH, None)),
+        workspace=(Buffer(row_bytes, first_most), Buffer(8 * WIDTH, None)),
         kernels=(_kernel(ADD), _kernel(JOIN)),
         calls=(
             Call(0, (rows, ONE, ONE), (a, b, total)),
             Call(1, (rows, ONE, ONE), (total, a, joined)),
-            # the first row of `joined` is 2·WIDTH wide, so its first half is one row's width
+            # a row of `joined` is 2·WIDTH wide: the halves of the first
             Call(0, (ONE, ONE, ONE), (joined, Place("workspace", 1, 4 * WIDTH), y)),
             Call(1, (rows, ONE, ONE), (a, b, joined)),
         ),
@@ -122,6 +124,13 @@ def test_a_workspace_is_as_large_as_the_run_that_needs_most() -> None:
         expected = (a + b + a if tokens <= 4 else a + b)[0]
         assert np.array_equal(y.array()[0], expected), tokens
         # the guards behind every buffer are looked at by array()
+
+
+def test_a_workspace_has_room_for_the_small_runs_that_need_more() -> None:
+    wide = 256 * WIDTH
+    plugin = _plugin(_two_stages(4, wide), [ADD, JOIN], [Tensor("f32", (50, 1, WIDTH))] * 2)
+    assert 4 * wide + 4 * 320 <= plugin.workspace_bytes <= 4 * wide + 4 * 320 + 1024
+    assert 4 * wide > 50 * 320, "the largest run needs less"
 
 
 def _recorded(name: str, *types: str, warps: int = 4) -> Variant:
@@ -239,13 +248,15 @@ def test_a_run_that_needs_a_workspace_is_refused_without_one() -> None:
 
 @pytest.mark.skipif(ON_GPU, reason="what is launched is only seen on a CPU")
 def test_a_workspace_may_begin_anywhere() -> None:
-    """TensorRT promises 256 bytes; nothing here relies on it."""
-    plugin = _plugin(_two_stages(4), [ADD, JOIN], [Tensor("f32", (4, 1, WIDTH))] * 2)
-    room = empty(Tensor("u8", (plugin.workspace_bytes + 64,)))
+    """TensorRT promises 256 bytes; the kernels' own promises hold without."""
+    aligned = [variant.model_copy(update={"types": ("*fp32:16",) * 3}) for variant in (ADD, JOIN)]
+    launches = replace(_two_stages(4), kernels=tuple(map(_kernel, aligned)))
+    plugin = _plugin(launches, aligned, [Tensor("f32", (4, 1, WIDTH))] * 2)
+    room = empty(Tensor("u8", (plugin.workspace_bytes + 8,)))
     a = _values(3, 1, WIDTH)
     x, y = put(a), empty(Tensor("f32", (3, 1, WIDTH)))
     with machine().stream() as stream:
-        plugin.plugin.enqueue([x.tensor] * 2, [y.tensor], room.tensor.address + 64, stream)
+        plugin.plugin.enqueue([x.tensor] * 2, [y.tensor], room.tensor.address + 8, stream)
     assert np.array_equal(y.array()[0], (a + a + a)[0])
 
 
