@@ -55,7 +55,7 @@ def opened(bundle: Bundle) -> tuple[cut.Graph, dict[str, Array]]:
 def compiled(trt: TensorRT, model: bytes, weights: int | None, order: Order, **more: Any) -> bytes:
     """The engine of a graph without symbols, by the road that `edge build` goes."""
     source = Source(build.form_for(trt, model, _FILE), weights, _FILE)
-    return compile_graph(trt, source, order, (_PROFILE,), **more).engine
+    return bytes(compile_graph(trt, source, order, (_PROFILE,), **more).engine)
 
 
 class Builder:

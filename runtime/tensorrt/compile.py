@@ -59,7 +59,7 @@ class Compiled(NamedTuple):
         inputs, outputs: as TensorRT sees them.
     """
 
-    engine: bytes
+    engine: memoryview
     timings: bytes
     inputs: dict[str, onnxfile.Port]
     outputs: dict[str, onnxfile.Port]
@@ -94,7 +94,7 @@ def compile_graph(
         config = network.config(graph.inputs, profiles)
         _configure(trt, config, order)
         config.progress_monitor = watch.monitor(trt.module, report, stop)
-        timed = _use_timings(trt, config, order, timings)
+        measured = _use_timings(trt, config, order, timings)
         engine = network.builder.build_serialized_network(network.definition, config)
         if stop.is_set():
             raise KeyboardInterrupt
@@ -106,8 +106,9 @@ def compile_graph(
                 remedy="where memory ran out: lower --chunk, --batch, --capacity or --workspace, "
                 "or stop other programs",
             )
-        made = bytes(config.get_timing_cache().serialize()) if timed else b""
-    return Compiled(bytes(engine), made, inputs, outputs)
+        kept = b"" if measured is None else bytes(measured.serialize())
+    # TensorRT's own memory: an engine has the size of the weights
+    return Compiled(memoryview(engine), kept, inputs, outputs)
 
 
 def _configure(trt: TensorRT, config: Any, order: Order) -> None:
@@ -128,16 +129,18 @@ def _configure(trt: TensorRT, config: Any, order: Order) -> None:
         config.set_preview_feature(trt.module.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
 
 
-def _use_timings(trt: TensorRT, config: Any, order: Order, timings: bytes) -> bool:
-    """Give the builder what it measured before. TensorRT for RTX tries nothing out when it builds,
-    and asking for its cache needs a GPU.
+def _use_timings(trt: TensorRT, config: Any, order: Order, timings: bytes) -> Any:
+    """Give the builder what it measured before: the cache, which must outlive the build, or None.
+
+    TensorRT for RTX tries nothing out when it builds, and asking for its cache needs a GPU.
     """
     if trt.kind == "rtx" or order.architectures:
-        return False
-    # what the builder refuses (another version's) it does without
-    return any(
-        config.set_timing_cache(config.create_timing_cache(data), False) for data in (timings, b"")
-    )
+        return None
+    for data in (timings, b""):  # what it refuses, another GPU's say, it does without
+        made = config.create_timing_cache(data)
+        if made is not None and config.set_timing_cache(made, False):
+            return made
+    return None
 
 
 def _capability(module: Any, sm: int) -> Any:
