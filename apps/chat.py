@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
+from edge.apps import draft_options
 from edge.apps.exits import INTERRUPTED, exit_code_of
-
-if TYPE_CHECKING:
-    from edge.runtime.model import Model
 
 ENGINES = ("auto", "ort", "cuda", "tensorrt")
 
@@ -75,7 +73,7 @@ def chat(
         "stop": tuple(stop) if stop else None,
     }
     _check(sampling | {"seed": seed}, threads)
-    tree = _branches(draft_tokens, draft_tree, draft_auto)
+    tree = draft_options.branches(draft_tokens, draft_tree, draft_auto)
     # imported late, so that --help and refusals come at once
     from edge.apps import chat_once, chat_talk
 
@@ -86,7 +84,7 @@ def chat(
     session = model.session(
         system=system if model.template else None,
         seed=seed,
-        draft=_drafter(draft, engine, threads, spin),
+        draft=draft_options.drafter(draft, engine, threads, spin),
         draft_tokens=draft_tokens,
         draft_tree=tree,
     )
@@ -98,37 +96,6 @@ def chat(
         interrupted = chat_talk.talk(session, bundle, sampling)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _drafter(
-    draft: str, engine: str, threads: int | None, spin: bool
-) -> Model | Literal["ngram"] | None:
-    from edge.runtime.model import load
-
-    if draft == "none":
-        return None
-    return "ngram" if draft == "ngram" else load(draft, engine=engine, threads=threads, spin=spin)
-
-
-def _branches(tokens: int | None, tree: str | None, auto: bool) -> tuple[int, ...] | None:
-    """What `--draft-tree` says, which is one way of three."""
-    from edge.errors import InputError
-
-    given = {"--draft-tokens": tokens is not None, "--draft-tree": tree is not None,
-             "--draft-auto": auto}  # fmt: skip
-    options = [option for option, is_given in given.items() if is_given]
-    if len(options) > 1:
-        raise InputError(
-            f"cannot be given together with {options[1]}", field=options[0], remedy="choose one"
-        )
-    if tree is None:
-        return None
-    try:
-        return tuple(int(count) for count in tree.split(","))
-    except ValueError:
-        raise InputError(
-            f"{tree!r:.60} is no list of numbers", field="--draft-tree", remedy="such as 3,2,1"
-        ) from None
 
 
 def _check(sampling: dict[str, Any], threads: int | None) -> None:

@@ -6,13 +6,17 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge.errors import InputError
 
+if TYPE_CHECKING:
+    from edge.apps.profiling import drafts
+
 LENGTHS, RUNNING, OUTPUT = "What is measured", "How it runs", "Output"
+DRAFTING = "Drafting, against none"
 MOST = 1 << 20  # tokens of a prompt or a context
 
 
@@ -56,6 +60,29 @@ def profile(
         typer.Option(help="Where the time goes, and the bandwidth it is compared with.",
                      rich_help_panel=LENGTHS),
     ] = True,
+    draft: Annotated[
+        str | None,
+        typer.Option(metavar="BUNDLE", help="Who drafts: another bundle, or ngram.",
+                     rich_help_panel=DRAFTING),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of every draft, one after the other.",
+                                 rich_help_panel=DRAFTING),
+    ] = None,
+    draft_tree: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="Children at each depth of every draft.",
+                                 rich_help_panel=DRAFTING),
+    ] = None,
+    draft_auto: Annotated[
+        bool,
+        typer.Option("--draft-auto", help="Find the shape of drafts by trying; the default.",
+                     rich_help_panel=DRAFTING),
+    ] = False,
+    draft_prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Prompts, one a line, or JSON lines; four of our own.",
+                     rich_help_panel=DRAFTING),
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="auto, ort, cuda or tensorrt.", rich_help_panel=RUNNING)
     ] = "auto",
@@ -93,6 +120,7 @@ def profile(
         raise InputError("goes without --jsonl", field="--json", remedy="one at a time")
     if html is not None:
         _check_writable(html)
+    drafting = _drafting(draft, draft_tokens, draft_tree, draft_auto, draft_prompts, against)
     from edge.apps.profiling import report, run
 
     request = run.Request(
@@ -110,6 +138,7 @@ def profile(
         ),
         temperature=temperature,
         explain=breakdown,
+        draft=drafting,
     )  # fmt: skip
     result = run.profile(request, lambda text: print(text, file=sys.stderr))
     facts = report.to_dict(result)
@@ -128,6 +157,33 @@ def profile(
         # a table that is piped somewhere is not to be folded
         console = Console() if sys.stdout.isatty() else Console(width=160)
         table.show(facts, console)
+
+
+def _drafting(
+    draft: str | None, tokens: int | None, tree: str | None, auto: bool, prompts: Path | None,
+    against: str | None,
+) -> drafts.Request | None:  # fmt: skip
+    """What `--draft…` ask for. Raises InputError: options that do not go together."""
+    from edge.apps.draft_options import branches
+    from edge.apps.prompts import DEFAULT, read_prompts
+
+    shape = branches(tokens, tree, auto)
+    if draft is None or draft == "none":
+        others = {"--draft-tokens": tokens, "--draft-tree": tree, "--draft-auto": auto or None,
+                  "--draft-prompts": prompts}  # fmt: skip
+        for option, value in others.items():
+            if value is not None:
+                raise InputError("needs --draft", field=option, remedy="--draft ngram, or a bundle")
+        return None
+    if against is not None:
+        raise InputError(
+            "is measured against no drafting", field="--draft", remedy="leave out --against"
+        )
+    from edge.apps.profiling import drafts
+
+    if prompts is None:
+        return drafts.Request(draft, tokens, shape, DEFAULT, "of its own")
+    return drafts.Request(draft, tokens, shape, read_prompts(prompts), prompts.name)
 
 
 def _lengths(text: str, option: str) -> tuple[int, ...]:

@@ -22,6 +22,9 @@ DEFINITIONS = {
     "shares count, not sums",
     "roofline": "bytes of the weights read once and of the state read and written, ÷ the best "
     "bandwidth measured here by reading or copying a buffer far larger than the cache",
+    "drafting": "answers to real prompts with drafts and without, in turn; tokens after the first, "
+    "so that reading the prompt counts only where the drafter does it; acceptance length: tokens a "
+    "verifying run yields, the target's own one included",
     "energy": "rails read every 50 ms, counters where there are any; tokens per joule over decode, "
     "with what the machine draws anyway included",
 }

@@ -7,6 +7,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from edge.apps.profiling import draft_report
 from edge.apps.profiling.definitions import DEFINITIONS, INSIDE
 from edge.apps.profiling.machine import BUSY, governor, machine, power_mode, throttled
 from edge.apps.profiling.measure import Sample
@@ -37,6 +38,8 @@ def to_dict(result: Result) -> Facts:
     if other := result.sides.get(OTHER):
         facts["against"] = _side(result, other, absent)
         facts["ratio"] = _ratios(result, absent)
+    if result.drafted:
+        facts["speculation"] = draft_report.to_dict(result.drafted, absent)
     facts["warnings"], facts["notes"] = list(_warnings(result)), result.notes
     facts["absent"] = absent
     facts["definitions"] = DEFINITIONS

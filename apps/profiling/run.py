@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from edge.apps import draft_options
+from edge.apps.profiling import drafts
 from edge.apps.profiling.breakdown import DECODE, PREFILL, breakdown
 from edge.apps.profiling.machine import Conditions, OtherLoad, conditions
 from edge.apps.profiling.measure import (
@@ -55,6 +57,7 @@ class Request:
     contexts: tuple[int, ...] | None = None
     temperature: float = 0.0
     explain: bool = True
+    draft: drafts.Request | None = None
 
     @property
     def sides(self) -> dict[str, tuple[str, str]]:
@@ -99,6 +102,7 @@ class Result:
     gpu: Gpu | None
     roof: Roof | None
     notes: list[str]
+    drafted: drafts.Drafted | None = None
 
 
 def profile(request: Request, say: Say = lambda text: None) -> Result:
@@ -112,6 +116,7 @@ def profile(request: Request, say: Say = lambda text: None) -> Result:
         say(f"loading {bundle}")
         sides[name] = _load(request, bundle, engine, plan, longest, sides.get(THIS))
     runners = {name: side.subject for name, side in sides.items() if side.subject}
+    pair = _pair(request, sides[THIS])
     others, before = OtherLoad(), conditions()
     gpu = Gpu.find()
     with ExitStack() as stack:
@@ -119,11 +124,12 @@ def profile(request: Request, say: Say = lambda text: None) -> Result:
         stack.enter_context(without_collections())
         samples = answers(runners, plan, time.perf_counter, say)
         deep = depths(runners, plan, time.perf_counter, say)
+        drafted = pair.measure(plan.repetitions, plan.warmup, say) if pair else None
     share, after = others.share(), conditions()
     for name, side in sides.items():
         side.samples, side.depths = samples[name], deep[name]
         side.subject = None  # its memory goes before the profiler loads the graph again
-    del runners
+    del runners, pair
     release()
     roof = None
     if request.explain:
@@ -133,7 +139,7 @@ def profile(request: Request, say: Say = lambda text: None) -> Result:
         threads = request.threads or cores
         roof = measure_roof(threads, arithmetic=threads == cores)
     logs = [(meter.source, meter.log) for meter in meters]
-    return Result(request, plan, sides, before, after, share, logs, gpu, roof, notes)
+    return Result(request, plan, sides, before, after, share, logs, gpu, roof, notes, drafted)
 
 
 def make_plan(request: Request) -> tuple[Plan, list[str]]:
@@ -208,6 +214,19 @@ def _load(
     memory = subject.memory.to_dict(alone)
     peak = memory["peak"] if memory else None
     return Side(subject.facts() | {"peak_memory_bytes": peak, "memory": memory}, subject)
+
+
+def _pair(request: Request, side: Side) -> drafts.Pair | None:
+    """Who answers with drafts and without, where that is asked for."""
+    if request.draft is None or side.subject is None:
+        return None
+    drafter = draft_options.drafter(
+        request.draft.draft, request.engine, request.threads, request.spin
+    )
+    if drafter is None:
+        return None
+    sampling = {"temperature": request.temperature, "max_tokens": request.generated, "seed": 0}
+    return drafts.Pair(side.subject.model, drafter, request.draft, sampling)
 
 
 def _sources(sides: Mapping[str, Side], gpu: Gpu | None) -> list[Source]:

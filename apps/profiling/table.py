@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from edge.apps.profiling import draft_report
 from edge.apps.profiling.breakdown import ranked
 from edge.apps.profiling.definitions import inside
 from edge.apps.profiling.report import side_by_side
@@ -39,6 +40,8 @@ def lines(facts: Facts) -> Iterable[str]:
         yield from _energy(side)
         yield from _roofline(side)
         yield from _breakdown(side)
+    if "speculation" in facts:
+        yield from draft_report.lines(facts["speculation"])
     yield from _machine(facts["machine"])
     yield f"measured  {facts['repetitions']} repetitions after {facts['warmup']} to warm up; " + (
         inside(facts["temperature"])

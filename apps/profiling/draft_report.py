@@ -1,0 +1,166 @@
+"""What drafting yields and costs: the `speculation` of the JSON object, and its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from edge.apps.profiling.drafts import Drafted, Run, total
+from edge.apps.profiling.statistics import Spread
+from edge.apps.profiling.theory import acceptance_rate
+from edge.runtime.speculate.shape import Shape
+
+Facts = dict[str, Any]
+
+
+def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
+    """`acceptance_length` and `speedup` are an interface. Times are in milliseconds, medians over
+    rounds; "round" here is one draft and its verification, or a plain step in between.
+    """
+    request, costs, sums = found.request, found.costs, found.speculation
+    rounds = [total(runs) for runs in found.drafted.rounds]
+    gain, drafted = found.interval, sums.rounds > 0
+    if not drafted:
+        absent["acceptance_length"] = f"{sums.drafter} drafted nothing in {sums.steps} steps"
+    if not found.runs_cost:
+        absent["theoretical_speedup"] = "drafts that go through text have no fixed cost of a token"
+    return {
+        "draft": request.draft,
+        "draft_tokens": request.tokens,
+        "draft_tree": None if request.tree is None else list(request.tree),
+        "draft_auto": not request.fixed,
+        "prompts": len(request.prompts),
+        "prompts_from": request.source,
+        "acceptance_length": sums.acceptance_length,
+        "speedup": found.speedup,
+        "speedup_interval": None if gain.low is None else [gain.low, gain.high],
+        "slowest_tenth_speedup": found.slowest_tenth,
+        "theoretical_speedup": found.theoretical,
+        "acceptance_rate": _alpha(found),
+        "tokens_per_s": {
+            "plain": Spread.of(found.plain.rates()).to_dict(),  # type: ignore[union-attr]
+            "drafted": Spread.of(found.drafted.rates()).to_dict(),  # type: ignore[union-attr]
+        },
+        "rounds": sums.rounds,
+        "plain_steps": sums.steps,
+        "drafted_tokens": sums.drafted,
+        "accepted_tokens": sums.accepted,
+        "draft_ms": _each(rounds, _drafting) if drafted else None,
+        "verify_ms": _each(rounds, _verifying) if drafted else None,
+        "overhead_ms": _each(rounds, _overhead),
+        "overhead_share": median(_overhead_s(run) / run.seconds for run in rounds),
+        "plain_overhead_share": median(
+            _overhead_s(run) / run.seconds for run in map(total, found.plain.rounds)
+        ),
+        "reading_ms": 1e3 * median(run.reading for run in rounds) / len(request.prompts),
+        "step_ms": 1e3 * costs.step,
+        "draft_step_ms": None if costs.draft_step is None else 1e3 * costs.draft_step,
+        "rewind_share": _rewind(found),
+        "shapes": [
+            {
+                "branches": list(shape),
+                "rounds": count,
+                "draft_steps": costs.prices[shape].draft,
+                "verify_steps": costs.prices[shape].verify,
+                "rewind_share": costs.rewind[shape],
+            }
+            for shape, count in sorted(sums.shapes.items(), key=lambda item: -item[1])
+        ],
+        "problem": sums.problem,
+    }
+
+
+def _alpha(found: Drafted) -> float | None:
+    """The formula's α, of one chain in all rounds; a tree or several shapes have none."""
+    shapes, length = found.speculation.shapes, found.speculation.acceptance_length
+    fixed = found.request.tokens
+    if fixed is None or length is None or (1,) * fixed not in shapes:
+        return None
+    return acceptance_rate(length, fixed)
+
+
+def _rewind(found: Drafted) -> float | None:
+    shapes = found.speculation.shapes
+    count = sum(shapes.values())
+    if not count:
+        return None
+    return sum(n * found.costs.rewind[shape] for shape, n in shapes.items()) / count
+
+
+def _each(rounds: Sequence[Run], of: Any) -> float:
+    """Milliseconds, the median over repetitions."""
+    return 1e3 * float(median(of(run) for run in rounds))
+
+
+def _drafting(run: Run) -> float:
+    """Seconds in the drafter in a round, without its reading of prompts."""
+    sums = run.speculation
+    return (sums.draft_s - run.reading) / max(1, sums.rounds) if sums else 0.0
+
+
+def _verifying(run: Run) -> float:
+    sums = run.speculation
+    return sums.verify_s / max(1, sums.rounds) if sums else 0.0
+
+
+def _overhead(run: Run) -> float:
+    sums = run.speculation
+    return _overhead_s(run) / max(1, sums.rounds + sums.steps) if sums else 0.0
+
+
+def _overhead_s(run: Run) -> float:
+    """Seconds in no model's run: sampling, accepting, going back, text, the clock itself."""
+    return run.seconds - run.target - run.drafter
+
+
+# -- for people -----------------------------------------------------------------------------------
+
+
+def lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What `to_dict` says, in words."""
+    rates = facts["tokens_per_s"]
+    interval = facts["speedup_interval"]
+    within = "" if interval is None else f" (95 %: {interval[0]:.2f} to {interval[1]:.2f})"
+    yield (
+        f"drafting  {facts['draft']} on {facts['prompts']} prompts ({facts['prompts_from']}): "
+        f"{rates['drafted']['p50']:.1f} tokens/s, {rates['plain']['p50']:.1f} without: "
+        f"{facts['speedup']:.2f} times as quick{within}; nine of ten prompts at least "
+        f"{facts['slowest_tenth_speedup']:.2f}"
+    )
+    if facts["problem"]:
+        yield f"drafting  given up: {facts['problem']}"
+    length = facts["acceptance_length"]
+    if length is None:
+        return
+    yield (
+        f"drafting  acceptance length {length:.2f} over {facts['rounds']} verifying runs, beside "
+        f"{facts['plain_steps']} plain steps; shapes {_shapes(facts['shapes'])}"
+    )
+    yield (
+        f"drafting  a round: {facts['draft_ms']:.3f} ms to draft, {facts['verify_ms']:.3f} ms to "
+        f"verify; of both and of steps {facts['overhead_ms']:.3f} ms "
+        f"({facts['overhead_share']:.1%} of all time) in no model's run, without drafts "
+        f"{facts['plain_overhead_share']:.1%}; going back {facts['rewind_share']:+.1%} of a step; "
+        f"reading a prompt {facts['reading_ms']:.2f} ms more"
+    )
+    if (theory := facts["theoretical_speedup"]) is not None:
+        alpha = facts["acceptance_rate"]
+        step, own = facts["step_ms"], facts["draft_step_ms"]
+        yield (
+            f"drafting  the papers' formula expects {theory:.2f} from this acceptance"
+            + ("" if alpha is None else f" (α {alpha:.2f})")
+            + f", steps of {step:.3f} ms"
+            + ("" if own is None else f", the drafter's of {own:.3f} ms ({own / step:.2f})")
+            + f", verifying runs of {_average(facts['shapes'], 'verify_steps'):.2f} steps"
+        )
+
+
+def _shapes(rows: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{Shape(tuple(row['branches']))} {row['rounds']}×" for row in rows)
+
+
+def _average(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Over rounds; there is one."""
+    weighted = sum(row["rounds"] * row[name] for row in rows)
+    return float(weighted / sum(row["rounds"] for row in rows))

@@ -1,0 +1,251 @@
+"""Answers with drafting and without, in turn: what drafting yields and where its time goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+from edge.apps.profiling.draft_costs import Costs
+from edge.apps.profiling.draft_costs import measure as measure_costs
+from edge.apps.profiling.measure import Say
+from edge.apps.profiling.statistics import Ratio, percentile, ratio
+from edge.apps.profiling.stopwatch import TimedEngine, timed
+from edge.apps.profiling.theory import Prices, expected_speedup
+from edge.errors import InputError
+from edge.runtime.model import Model
+from edge.runtime.session import Session
+from edge.runtime.speculate.decode import Speculation
+from edge.runtime.speculate.vocabulary import shared_ids
+
+
+@dataclass(frozen=True)
+class Request:
+    """Who drafts how, and on what.
+
+    Attributes:
+        draft: a bundle, a demonstration's name, or "ngram".
+        tokens, tree: of a fixed shape; neither leaves it to the bandit.
+        prompts: answered in every round.
+        source: where they are from, for people.
+    """
+
+    draft: str
+    tokens: int | None
+    tree: tuple[int, ...] | None
+    prompts: tuple[str, ...]
+    source: str
+
+    @property
+    def fixed(self) -> bool:
+        return self.tokens is not None or self.tree is not None
+
+
+@dataclass(frozen=True)
+class Run:
+    """The tokens of an answer after the first, which the prompt yields.
+
+    Attributes:
+        seconds: from the first token to the last.
+        target, drafter: of them, in runs of either model; reading: of the drafter's, in those that
+            read the prompt.
+    """
+
+    tokens: int
+    seconds: float
+    target: float
+    drafter: float
+    reading: float
+    speculation: Speculation | None
+
+
+@dataclass
+class Side:
+    """With drafting or without: the runs of every round, prompt by prompt."""
+
+    rounds: list[list[Run]] = field(default_factory=list)
+
+    def rates(self) -> list[float]:
+        """Tokens a second, of each round."""
+        return [total(found).tokens / total(found).seconds for found in self.rounds]
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """Everything that was measured.
+
+    Attributes:
+        runs_cost: whether drafts cost steps of the drafter's, one for each depth, so that the
+            formula's c means something: not so of a drafter that goes through text.
+    """
+
+    request: Request
+    plain: Side
+    drafted: Side
+    costs: Costs
+    drafter: str
+    runs_cost: bool
+
+    @property
+    def speedup(self) -> float:
+        """Rate with drafting ÷ without, within each round; of these the median."""
+        pairs = zip(self.drafted.rates(), self.plain.rates(), strict=True)
+        return median(ours / theirs for ours, theirs in pairs)
+
+    @property
+    def interval(self) -> Ratio:
+        """The geometric mean of the same ratios, and where it may lie."""
+        return ratio(self.drafted.rates(), self.plain.rates())
+
+    @property
+    def slowest_tenth(self) -> float:
+        """The speed-up that nine of ten prompts reach; each a median over rounds."""
+        return percentile([*self.by_prompt()], 0.1)
+
+    def by_prompt(self) -> Iterator[float]:
+        """The speed-up of every prompt that yields tokens both ways."""
+        pairs = zip(
+            zip(*self.drafted.rounds, strict=True), zip(*self.plain.rounds, strict=True),
+            strict=True,
+        )  # fmt: skip
+        for ours, theirs in pairs:
+            if all(run.seconds > 0 for run in (*ours, *theirs)):
+                yield median(
+                    (a.tokens / a.seconds) / (b.tokens / b.seconds)
+                    for a, b in zip(ours, theirs, strict=True)
+                )
+
+    @property
+    def speculation(self) -> Speculation:
+        """Sums over all rounds."""
+        return summed(run for found in self.drafted.rounds for run in found)
+
+    @property
+    def theoretical(self) -> float | None:
+        """See `theory`; None where it does not apply."""
+        sums, prices = self.speculation, self.costs.prices
+        if not self.runs_cost:
+            return None
+        tokens = sums.accepted + sums.rounds + sums.steps
+        return expected_speedup(tokens, sums.steps, sums.shapes, prices)
+
+    def average(self) -> Prices | None:
+        """Of a round, over the shapes that were drafted."""
+        shapes, prices = self.speculation.shapes, self.costs.prices
+        count = sum(shapes.values())
+        if not count:
+            return None
+        return Prices(
+            sum(n * prices[shape].draft for shape, n in shapes.items()) / count,
+            sum(n * prices[shape].verify for shape, n in shapes.items()) / count,
+        )
+
+
+class Pair:
+    """Two sessions of one model, of which one drafts."""
+
+    def __init__(
+        self,
+        model: Model,
+        draft: Model | Literal["ngram"],
+        request: Request,
+        sampling: dict[str, Any],
+    ) -> None:
+        """Takes both sessions' memory. Raises InputError: a drafter or a shape that does not fit.
+
+        `sampling`: of every answer.
+        """
+        self._request = request
+        self._sampling = sampling
+        self._target, self._timer = timed(model)
+        self._drafter: TimedEngine | None = None
+        drafter: Model | Literal["ngram"] = "ngram"
+        self._by_steps = True
+        if draft != "ngram":
+            drafter, self._drafter = timed(draft)
+            self._by_steps = shared_ids(model.tokenizer, draft.tokenizer) > 0
+        options: dict[str, Any] = {"seed": 0, "undo_levels": 1}
+        self._plain = self._target.session(**options)
+        self._drafting = self._target.session(
+            draft=drafter, draft_tokens=request.tokens, draft_tree=request.tree, **options
+        )
+
+    def measure(self, repetitions: int, warmup: int, say: Say = lambda text: None) -> Drafted:
+        """Rounds of every prompt both ways, the other way first each time; then what runs cost.
+
+        A bandit goes on learning from round to round, as it does in a session.
+        """
+        plain, drafted = Side(), Side()
+        for number in range(-warmup, repetitions):
+            say("answers with drafts and without" + (
+                ", warming up" if number < 0 else f", {number + 1} of {repetitions}"))  # fmt: skip
+            found: dict[bool, list[Run]] = {False: [], True: []}
+            for index, prompt in enumerate(self._request.prompts):
+                ways = (False, True) if (number + index) % 2 == 0 else (True, False)
+                for way in ways:
+                    found[way].append(self._answer(prompt, self._drafting if way else self._plain))
+            if not total(found[False]).seconds or not total(found[True]).seconds:
+                raise InputError(
+                    "no prompt yields more than one token",
+                    field="--draft-prompts",
+                    remedy="other prompts, or -n 2 and more",
+                )
+            if number >= 0:
+                plain.rounds.append(found[False])
+                drafted.rounds.append(found[True])
+        sums = summed(run for runs in drafted.rounds for run in runs)
+        say("runs of both models, one by one")
+        costs = measure_costs(self._timer, self._drafter, sums.shapes, 5 * repetitions + 10)
+        return Drafted(self._request, plain, drafted, costs, sums.drafter, self._by_steps)
+
+    def _answer(self, prompt: str, session: Session) -> Run:
+        session.reset()
+        engines = [self._timer, *([self._drafter] if self._drafter else [])]
+        for engine in engines:
+            engine.runs.clear()
+        if session.model.template is None:
+            generation = session.generate(prompt, **self._sampling)
+        else:
+            generation = session.chat(prompt, **self._sampling)
+        result = generation.finish()
+        stamps = result.timings.token_s
+        # the prompt's runs come first; its last chunk may be a single token, so they are counted
+        chunks = math.ceil(result.prompt_tokens / self._timer.chunk)
+        drafter = self._drafter.runs if self._drafter else []
+        return Run(
+            tokens=max(0, len(stamps) - 1),
+            seconds=stamps[-1] - stamps[0] if stamps else 0.0,
+            target=sum(run.seconds for run in self._timer.runs[chunks:]),
+            drafter=sum(run.seconds for run in drafter),
+            reading=sum(run.seconds for run in drafter if run.reading),
+            speculation=result.speculation,
+        )
+
+
+def total(runs: Sequence[Run]) -> Run:
+    """Of a round: the sums over its prompts."""
+    return Run(
+        tokens=sum(run.tokens for run in runs),
+        seconds=sum(run.seconds for run in runs),
+        target=sum(run.target for run in runs),
+        drafter=sum(run.drafter for run in runs),
+        reading=sum(run.reading for run in runs),
+        speculation=summed(iter(runs)),
+    )
+
+
+def summed(runs: Iterator[Run]) -> Speculation:
+    """What drafting did in all of them; `problem` is the first one."""
+    sums = Speculation("")
+    for run in runs:
+        one = run.speculation
+        if one is None:
+            continue
+        sums.drafter, sums.problem = one.drafter, sums.problem or one.problem
+        for name in ("rounds", "drafted", "accepted", "steps", "draft_s", "verify_s"):
+            setattr(sums, name, getattr(sums, name) + getattr(one, name))
+        for shape, count in one.shapes.items():
+            sums.shapes[shape] = sums.shapes.get(shape, 0) + count
+    return sums

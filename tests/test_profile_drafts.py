@@ -1,0 +1,214 @@
+"""`edge profile --draft`: the formula, where time goes, what is refused. Nothing asserts a time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import edge
+from edge.apps import prompts
+from edge.apps.cli import app
+from edge.apps.profiling import draft_costs, draft_report, theory
+from edge.apps.profiling.drafts import Drafted, Pair, Request, Run, Side
+from edge.apps.profiling.stopwatch import timed
+from edge.apps.profiling.theory import Prices
+from edge.errors import EdgeError, InputError
+from edge.runtime.model import Model
+from edge.runtime.speculate.decode import Speculation
+from tests.session_models import bundle, model
+
+PROMPTS = ("one two three one two three", "three two one")
+
+
+def test_formula_by_hand() -> None:
+    # Leviathan et al., table 1: α 0.8 and γ 5 yield 3.69 tokens a round; at α 0.6 and γ 2, 1.96
+    assert theory.expected_tokens(0.8, 5) == pytest.approx(3.68928)
+    assert theory.expected_tokens(0.6, 2) == pytest.approx(1.96)
+    assert theory.expected_tokens(0.0, 4) == 1 and theory.expected_tokens(1.0, 4) == 5
+    # (1 - 0.7^5) / (0.3 · (4 · 0.1 + 1.5)) = 2.7731 / 1.9
+    assert theory.leviathan_speedup(0.7, 4, 0.1, 1.5) == pytest.approx(2.7731 / 1.9)
+    # a drafter as slow as its target that is never right: a round of two steps and a half
+    assert theory.leviathan_speedup(0.0, 2, 0.5, 1.5) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.7, 1.0])
+def test_acceptance_rate_is_found_again(alpha: float) -> None:
+    length = theory.expected_tokens(alpha, 3)
+    assert theory.acceptance_rate(length, 3) == pytest.approx(alpha, abs=1e-6)
+
+
+def test_expected_speedup_is_the_formula_of_one_chain_and_a_mean_of_several() -> None:
+    chain, tree = (1, 1, 1), (2, 1)
+    prices = {chain: Prices(0.6, 1.4), tree: Prices(0.5, 2.0)}
+    # 10 rounds of chains with 27 tokens in all: 27 / (10 · 2)
+    alone = theory.expected_speedup(27, 0, {chain: 10}, prices)
+    alpha = theory.acceptance_rate(2.7, 3)
+    assert alone == pytest.approx(1.35)
+    assert alone == pytest.approx(theory.leviathan_speedup(alpha, 3, 0.2, 1.4))
+    # 20 tokens of chains, 8 of trees, 2 of steps: 30 / (5 · 2 + 4 · 2.5 + 2)
+    both = theory.expected_speedup(30, 2, {chain: 5, tree: 4}, prices)
+    assert both == pytest.approx(30 / 22)
+    assert theory.expected_speedup(0, 0, {}, prices) is None
+
+
+def test_tree_of_the_costs_is_that_of_its_shape() -> None:
+    # the root, its two children, three of each of them
+    parents = draft_costs._parents(draft_costs.Shape((2, 3)))
+    assert parents == (-1, 0, 0, 1, 1, 1, 2, 2, 2)
+
+
+def _run(tokens: int, seconds: float, speculation: Speculation | None = None, **of: float) -> Run:
+    return Run(tokens, seconds, of.get("target", 0.0), of.get("drafter", 0.0),
+               of.get("reading", 0.0), speculation)  # fmt: skip
+
+
+def _drafted(sums: Speculation, rounds: list[list[Run]], plain: list[list[Run]]) -> Drafted:
+    chain = (1, 1)
+    costs = draft_costs.Costs(0.01, 0.002, {chain: Prices(0.4, 1.2)}, {chain: 0.05})
+    request = Request("small", 2, None, PROMPTS, "of a test")
+    return Drafted(request, Side(plain), Side(rounds), costs, sums.drafter, True)
+
+
+def test_figures_by_hand() -> None:
+    def sums() -> Speculation:
+        return Speculation("small", rounds=4, drafted=8, accepted=6, steps=1, draft_s=0.02,
+                           verify_s=0.05, shapes={(1, 1): 4})  # fmt: skip
+
+    # two prompts: one twice as quick with drafts, one as quick as without
+    drafted = [[_run(11, 0.1, sums(), target=0.05, drafter=0.02, reading=0.004),
+                _run(11, 0.2, sums(), target=0.1, drafter=0.04, reading=0.004)]]  # fmt: skip
+    plain = [[_run(10, 0.2, target=0.19), _run(10, 0.2, target=0.19)]]
+    found = draft_report.to_dict(_drafted(sums(), drafted, plain), {})
+    assert found["speedup"] == pytest.approx((22 / 0.3) / (20 / 0.4))
+    assert found["slowest_tenth_speedup"] == pytest.approx(1.1 + 0.1 * 1.1)
+    assert found["acceptance_length"] == pytest.approx(2.5)
+    assert found["acceptance_rate"] == pytest.approx(theory.acceptance_rate(2.5, 2), abs=1e-6)
+    # 12 accepted, 8 of the target's own, 2 steps; 8 rounds of 1.6 steps and 2 of 1
+    assert found["theoretical_speedup"] == pytest.approx(22 / (8 * 1.6 + 2))
+    assert found["draft_ms"] == pytest.approx((40 - 8) / 8)
+    assert found["verify_ms"] == pytest.approx(100 / 8)
+    assert found["overhead_ms"] == pytest.approx((300 - 150 - 60) / 10)
+    assert found["overhead_share"] == pytest.approx(0.3)
+    assert found["plain_overhead_share"] == pytest.approx(0.05)
+    assert found["reading_ms"] == pytest.approx(4)
+    assert found["rewind_share"] == pytest.approx(0.05)
+
+
+def test_timed_engine_runs_the_same_and_keeps_count() -> None:
+    copy, engine = timed(model("base"))
+    plain, watched = model("base").session(seed=0), copy.session(seed=0)
+    wanted = plain.generate("one two", temperature=0, max_tokens=5).finish()
+    assert watched.generate("one two", temperature=0, max_tokens=5).finish().tokens == wanted.tokens
+    assert len(engine.runs) == math.ceil(wanted.prompt_tokens / engine.chunk) + 4
+    assert engine.runs[0].reading and not any(run.reading for run in engine.runs[1:])
+    assert all(run.seconds > 0 for run in engine.runs)
+    assert not engine.picks
+    with pytest.raises(EdgeError):
+        engine.run_greedy(np.zeros((1, 1), np.int64), engine.new_state())
+
+
+def _measured(kind: str, draft: Model | None, **shape: Any) -> dict[str, Any]:
+    request = Request("x", shape.get("tokens"), shape.get("tree"), PROMPTS, "of a test")
+    sampling = {"temperature": 0, "max_tokens": 9, "seed": 0}
+    pair = Pair(model(kind), draft or "ngram", request, sampling)
+    return json.loads(json.dumps(draft_report.to_dict(pair.measure(2, 1), {})))
+
+
+@pytest.mark.parametrize("kind", ["base", "hybrid"])
+def test_a_model_that_drafts_for_itself(kind: str) -> None:
+    twin = edge.load(bundle(kind), threads=1)
+    found = _measured(kind, twin, tokens=3)
+    assert found["acceptance_length"] > 2 and found["accepted_tokens"] <= found["drafted_tokens"]
+    assert found["shapes"][0]["branches"] == [1, 1, 1]
+    assert 0 < found["acceptance_rate"] <= 1
+    for name in ("speedup", "theoretical_speedup", "draft_ms", "verify_ms", "overhead_ms",
+                 "step_ms", "draft_step_ms", "reading_ms"):  # fmt: skip
+        assert found[name] > 0, name
+    assert 0 < found["overhead_share"] < 1
+    assert all(line for line in draft_report.lines(found))
+
+
+def test_a_tree_has_no_acceptance_rate_but_is_expected_to_gain() -> None:
+    found = _measured("base", edge.load(bundle("base"), threads=1), tree=(2, 1))
+    assert found["acceptance_rate"] is None and found["theoretical_speedup"] > 0
+    assert found["draft_tree"] == [2, 1] and not found["draft_auto"]
+
+
+def test_through_text_no_formula_applies() -> None:
+    absent: dict[str, str] = {}
+    request = Request("x", 4, None, PROMPTS, "of a test")
+    sampling = {"temperature": 0, "max_tokens": 6}
+    pair = Pair(edge.load("demo-bytes"), edge.load("demo-draft"), request, sampling)
+    found = draft_report.to_dict(pair.measure(1, 0), absent)
+    assert found["theoretical_speedup"] is None and "text" in absent["theoretical_speedup"]
+
+
+def test_profile_demo_end_to_end() -> None:
+    done = CliRunner().invoke(
+        app,
+        ["profile", "demo", "--draft", "demo-draft", "--draft-tokens", "2", "-p", "8", "-n", "6",
+         "-r", "1", "--warmup", "0", "--context", "0", "--no-breakdown", "--json"],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["speculation"]
+    assert found["acceptance_length"] >= 1 and found["speedup"] > 0
+    assert found["draft"] == "demo-draft" and found["prompts"] == len(prompts.DEFAULT)
+    assert found["speedup_interval"] is None  # of one round
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (["--draft-tokens", "2"], "--draft-tokens"),
+        (["--draft-auto"], "--draft-auto"),
+        (["--draft-prompts", "x"], "--draft-prompts"),
+        (["--draft", "none", "--draft-tree", "2"], "--draft-tree"),
+        (["--draft", "ngram", "--draft-tokens", "2", "--draft-tree", "2"], "--draft-tokens"),
+        (["--draft", "ngram", "--draft-tree", "2;1"], "--draft-tree"),
+        (["--draft", "ngram", "--draft-tree", "2,1"], "draft_tree"),
+        (["--draft", "ngram", "--draft-tokens", "0"], "draft_tokens"),
+        (["--draft", "ngram", "--against", "demo-fp16"], "--draft"),
+    ],
+)
+def test_refused(options: list[str], field: str) -> None:
+    done = CliRunner().invoke(app, ["profile", "demo", "-p", "4", "-n", "2", *options])
+    assert isinstance(done.exception, InputError)
+    assert done.exception.field == field
+
+
+def test_prompts_of_a_text_and_of_json_lines(tmp_path: Path) -> None:
+    text = tmp_path / "some.txt"
+    text.write_text("first\n\n second \n")
+    assert prompts.read_prompts(text) == ("first", "second")
+    rows = [{"turns": ["a", "b"]}, {"question": "c", "answer": "d"}, {"prompt": "e"}, {"text": "f"}]
+    packed = tmp_path / "some.jsonl.gz"
+    packed.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    assert prompts.read_prompts(packed) == ("a", "c", "e", "f")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.txt", b"\n"),
+        ("a.txt", b"\xff"),
+        ("a.jsonl", b"{"),
+        ("a.jsonl", b'{"other": 1}'),
+        ("a.jsonl", b'{"turns": []}'),
+        ("a.jsonl", b"[]"),
+        ("a.jsonl.gz", b"no gzip"),
+    ],
+)
+def test_prompts_that_are_none(tmp_path: Path, name: str, data: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"a\.(txt|jsonl)"):
+        prompts.read_prompts(path)
+    with pytest.raises(InputError, match="absent"):
+        prompts.read_prompts(tmp_path / "absent")
