@@ -91,7 +91,7 @@ def built(rtx: TensorRT, model: Made, architectures: Sequence[int] = GPUS) -> Co
 
 
 @pytest.mark.parametrize("quant", ["fp16", "w8a8"])
-@pytest.mark.parametrize("name", ["mamba1", "mamba2", "all"])
+@pytest.mark.parametrize("name", ["mamba1", "mamba2", "all", "parallel"])
 def test_a_random_model_of_each_family_is_built(rtx: TensorRT, name: str, quant: str) -> None:
     model = made(name, quant)
     engine = built(rtx, model)
@@ -119,6 +119,17 @@ def test_the_demonstrations_are_parsed(rtx: TensorRT, name: str) -> None:
         asked = sizes(manifest.model, manifest.limits.chunk)
         config = network.config(graph.inputs, profiles(asked, trees=False))
         assert config.num_optimization_profiles == 3
+
+
+def test_a_demonstration_of_bytes_is_built(rtx: TensorRT) -> None:
+    with open_bundle(resolve("demo-bytes")) as bundle:
+        manifest, file = bundle.manifest, machine.graph_file(bundle)
+        source = Source(form_for(rtx, bundle.read(file), file), bundle.fd("weights.bin"), file)
+        asked = sizes(manifest.model, manifest.limits.chunk)
+        only = profiles(asked, trees=False)[-1:]
+        found = compile_graph(rtx, source, Order(asked, architectures=GPUS), only)
+        check(found.inputs, found.outputs, open_plan(bundle), manifest.model, {})
+    assert b"logits" in bytes(found.engine)
 
 
 def test_weights_are_those_behind_the_descriptor(rtx: TensorRT, tmp_path: Path) -> None:
