@@ -56,6 +56,11 @@ class NodeCase(Case):
     def dtype(self, v: Value) -> np.dtype[Any]:
         return np.dtype(NUMPY[self.graph.at_most[self._inputs[v.name]].dtype])
 
+    def values(self, v: Value, **known: int) -> Array:
+        """Floating ones are numbers of fp16: products of fp16 weights round to those."""
+        found = super().values(v, **known)
+        return found.astype(np.float16).astype(found.dtype) if found.dtype.kind == "f" else found
+
     def whole(self, name: str) -> int:
         return self.graph.at_most[self._inputs[name]].shape[-1]
 
