@@ -1,0 +1,92 @@
+"""Models of a few tokens whose next one depends on the last alone, and how far counts are off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+
+from edge.runtime.sampling import Sampler
+from edge.runtime.speculate.draft import Draft, Drafter
+from edge.runtime.speculate.growth import Growth
+from edge.runtime.speculate.shape import Shape
+
+VOCAB = 6
+SPECIAL = {5}
+
+
+def table(seed: int, sharpness: float) -> np.ndarray:
+    """Logits [V, V]: of the next token after each."""
+    rng = np.random.default_rng(seed)
+    return (sharpness * rng.standard_normal((VOCAB, VOCAB))).astype(np.float32)
+
+
+class TableContext:
+    """What `Speculative` asks of a context, for a model that is a table."""
+
+    def __init__(self, logits: np.ndarray) -> None:
+        self._logits = logits
+        self._run: list[int] = []
+        self.tokens: list[int] = []
+        self.pending: int | None = None
+        self.state = SimpleNamespace(window=128, capacity=None)
+
+    def step(self, token: int) -> np.ndarray:
+        self.tokens.append(token)
+        return self._logits[token]
+
+    def verify(self, tokens: Sequence[int]) -> np.ndarray:
+        self.tokens.extend(tokens)
+        return self._logits[list(tokens)]
+
+    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> np.ndarray:
+        assert all(parent < node for node, parent in enumerate(parents))
+        self._run = list(tokens)
+        return self._logits[self._run]
+
+    def keep(self, node: int, tokens: Sequence[int]) -> None:
+        assert self._run[node] == tokens[-1]
+        self.tokens.extend(tokens)
+
+    def rewind(self, count: int) -> None:
+        if count:
+            del self.tokens[-count:]
+
+
+class TableDrafter(Drafter):
+    """Grows trees from a table, as `ModelDrafter` does from a model."""
+
+    name = "table"
+    nbytes = 0
+
+    def __init__(self, logits: np.ndarray) -> None:
+        self._logits = logits
+
+    def propose(
+        self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
+    ) -> Draft:
+        growth = Growth(sampler, recent, SPECIAL.__contains__)
+        last = [pending]
+        for count in shape.branches:
+            growth.add([self._logits[token] for token in last], count)
+            last = growth.tokens()
+        return growth.draft()
+
+
+def deviation(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Standard deviations by which chi-square exceeds its mean (Wilson and Hilferty, 1931).
+
+    Cells of which less than five are expected count as one.
+    """
+    assert not counts[expected == 0].any()
+    wanted = expected * counts.sum()
+    rare = wanted < 5
+    seen = np.append(counts[~rare], counts[rare].sum())
+    wanted = np.append(wanted[~rare], wanted[rare].sum())
+    if wanted[-1] == 0:
+        seen, wanted = seen[:-1], wanted[:-1]
+    freedom = len(seen) - 1
+    statistic = float(((seen - wanted) ** 2 / wanted).sum())
+    spread = 2 / (9 * freedom)
+    return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5)

@@ -1,0 +1,357 @@
+"""Trees in sessions: words and state are those without drafting, wherever an answer ends."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edge
+from edge.errors import EngineError, InputError
+from edge.runtime.model import Model
+from edge.runtime.session import Session
+from edge.runtime.speculate.bandit import Bandit
+from edge.runtime.speculate.shape import NO_DRAFT
+from tests import session_models, speculation_models
+
+TREE = (2, 2, 1)
+PROMPT = "the state of the model"
+PENALIZED = {"repetition_penalty": 1.3, "repetition_window": 8}
+model = speculation_models.model
+
+
+@cache
+def again(kind: str) -> Model:
+    """The same bundle a second time: a drafter that is nearly always right."""
+    return edge.load(session_models.bundle(kind), threads=1)
+
+
+def _sessions(target: str, drafter: str = "mamba", **options: object) -> tuple[Session, Session]:
+    options = {"draft_tree": TREE, "seed": 3} | options
+    drafting = model(target).session(draft=model(drafter), **options)
+    del options["draft_tree"]
+    return model(target).session(**options), drafting
+
+
+def _mamba2() -> tuple[Session, Session]:
+    target = session_models.model("chat")
+    return target.session(seed=3), target.session(draft=again("chat"), draft_tree=TREE, seed=3)
+
+
+def _same(plain: Session, drafting: Session) -> None:
+    assert plain.tokens == drafting.tokens and plain.pending == drafting.pending
+    assert plain.messages == drafting.messages
+    state = drafting._context.state
+    assert state.tree is None and state.position == len(drafting.tokens)
+    expected = plain._context.state.arrays()
+    for name, values in state.arrays().items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sampling", [{}, PENALIZED], ids=["plain", "penalized"])
+@pytest.mark.parametrize(
+    ("target", "drafter"),
+    [("mamba", "llama"), ("gpt_neox", "mamba"), ("llama", "mamba"), ("hybrid", "mamba"),
+     ("hybrid", "gpt_neox"), ("llama", "hybrid")],
+)  # fmt: skip
+def test_greedy_words_and_states_are_those_without_drafting(
+    target: str, drafter: str, sampling: dict[str, float]
+) -> None:
+    plain, drafting = _sessions(target, drafter)
+    accepted = drafted = 0
+    for prompt in (PROMPT, " is the whole of the past", " then"):
+        results = [
+            session.generate(prompt, temperature=0, max_tokens=11, **sampling).finish()
+            for session in (plain, drafting)
+        ]
+        assert results[0].tokens == results[1].tokens and results[0].text == results[1].text
+        figures = results[1].speculation
+        assert figures is not None and figures.problem == ""
+        accepted, drafted = accepted + figures.accepted, drafted + figures.drafted
+        _same(plain, drafting)
+    assert 0 < accepted < drafted
+
+
+def test_mamba2_and_a_drafter_that_is_always_right() -> None:
+    plain, drafting = _mamba2()
+    for text in ("one two three", "and then"):
+        options = {"temperature": 0, "max_tokens": 13}
+        results = [session.chat(text, **options).finish() for session in (plain, drafting)]
+        assert results[0].tokens == results[1].tokens
+        _same(plain, drafting)
+        figures = results[1].speculation
+        assert figures is not None and figures.acceptance_length is not None
+        assert figures.acceptance_length > 3
+
+
+def test_second_children_stand_where_first_ones_do_not() -> None:
+    """A wide tree takes more of each round than its chain of first children does."""
+    taken = []
+    for tree in ((1, 1), (4, 2)):
+        _, drafting = _sessions("gpt_neox", draft_tree=tree)
+        result = drafting.generate(PROMPT, temperature=0, max_tokens=40).finish()
+        taken.append(result.speculation.acceptance_length)
+    assert taken[1] > taken[0] + 0.1
+
+
+@pytest.mark.parametrize("target", ["mamba", "hybrid"])
+@pytest.mark.parametrize("length", range(1, 9))
+def test_an_answer_may_end_at_any_token_of_a_path(target: str, length: int) -> None:
+    sessions = _sessions(target, "mamba")
+    for session in sessions:
+        session.generate(PROMPT, temperature=0, max_tokens=length).finish()
+        session.generate(" more", temperature=0, max_tokens=2).finish()
+    _same(*sessions)
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["closed", "cancelled"])
+@pytest.mark.parametrize("after", range(1, 6))
+def test_ending_it_in_the_middle_of_a_path(after: int, cancelled: bool) -> None:
+    sessions, made = _sessions("hybrid"), []
+    for session in sessions:
+        generation = session.generate(PROMPT, temperature=0, max_tokens=32)
+        for _ in range(after):
+            next(generation)
+        if cancelled:
+            generation.cancel()
+            generation.finish()
+        generation.close()
+        assert generation.result.finish_reason == "cancelled"
+        made.append(generation.result.tokens)
+    assert made[0] == made[1] and len(made[0]) < 16
+    _same(*sessions)
+
+
+def test_stop_strings_end_inside_a_path() -> None:
+    plain, drafting = _sessions("mamba")
+    text = _sessions("mamba")[0].generate(PROMPT, temperature=0, max_tokens=24).finish().text
+    stop = text[5:8]
+    for session in (plain, drafting):
+        result = session.generate(PROMPT, temperature=0, max_tokens=24, stop=(stop,)).finish()
+        assert result.text == text[: text.index(stop)]
+    _same(plain, drafting)
+
+
+def test_end_tokens_end_inside_a_path() -> None:
+    """A drafter says the end token too: nothing after it is given out."""
+    plain, drafting = _mamba2()
+    bias = {session_models.END: 3.0}
+    for text in ("one two", "three", "four five"):
+        results = [
+            session.chat(text, temperature=0, max_tokens=20, logit_bias=bias).finish()
+            for session in (plain, drafting)
+        ]
+        assert results[0].tokens == results[1].tokens
+        assert results[0].finish_reason == results[1].finish_reason
+        _same(plain, drafting)
+    assert results[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("drafter", ["mamba", "llama"])
+def test_the_context_fills_up_as_it_would_without(drafter: str) -> None:
+    plain, drafting = _sessions("gpt_neox", drafter, draft_tree=(2, 2, 2))
+    results = [
+        session.generate(PROMPT, temperature=0, max_tokens=500).finish()
+        for session in (plain, drafting)
+    ]
+    assert results[0].finish_reason == results[1].finish_reason == "context"
+    assert results[0].tokens == results[1].tokens and len(plain.tokens) == 96
+
+
+def test_a_drafter_of_less_context_falls_silent_when_it_is_full() -> None:
+    plain, drafting = _sessions("llama", "drafting hybrid", capacity=80)
+    results = [
+        session.generate(PROMPT, temperature=0, max_tokens=60).finish()
+        for session in (plain, drafting)
+    ]
+    assert results[0].tokens == results[1].tokens
+    figures = results[1].speculation
+    assert figures is not None and figures.problem == ""
+    assert figures.rounds > 5 and figures.steps > 20
+
+
+def test_sampled_tokens_have_the_targets_distribution() -> None:
+    counts = []
+    for session in _sessions("gpt_neox", draft_tree=(3, 1)):
+        mark = session.snapshot()
+        seen: dict[int, int] = {}
+        for seed in range(300):
+            session.restore(mark)
+            options = {"temperature": 0.9, "top_k": 3, "max_tokens": 3}
+            tokens = session.generate([5, 9, 11], seed=seed, **options).finish().tokens
+            if len(tokens) == 3:
+                seen[tokens[2]] = seen.get(tokens[2], 0) + 1
+        counts.append(seen)
+    ids = sorted({*counts[0], *counts[1]})
+    a, b = (np.array([seen.get(token, 0) for token in ids], float) for seen in counts)
+    common = (a + b) >= 20
+    a, b = a[common], b[common]
+    # two samples of nearly one size: the difference of each count against its spread
+    assert len(a) >= 4 and (np.abs(a - b) / np.sqrt(a + b)).max() < 4.5
+
+
+@pytest.mark.parametrize("target", ["mamba", "hybrid"])
+def test_a_walk_over_what_a_session_can_do(target: str, tmp_path: Path) -> None:
+    """Answers that end anywhere, taken back, made again, saved and taken up: always the same."""
+    sessions = _sessions(target, capacity=64)
+    marks = [session.snapshot() for session in sessions]
+    rng = np.random.default_rng(6)
+    verbs = ["generate", "generate", "close", "undo", "regenerate", "mark", "restore", "save",
+             "load"]  # fmt: skip
+    saved = False
+    for step in range(30):
+        verb, count = str(rng.choice(verbs)), int(rng.integers(1, 10))
+        prompt = [int(token) for token in rng.integers(10, 200, 3)]
+        if len(sessions[0].tokens) > 40 or (verb == "load" and not saved):
+            verb = "restore"
+        outcomes = []
+        for at, session in enumerate(sessions):
+            options = {"temperature": 0, "max_tokens": count}
+            made: object = None
+            if verb == "generate":
+                made = session.generate(prompt, **options).finish().tokens
+            elif verb == "close":
+                generation = session.generate(prompt, **options)
+                made = next(generation, None)
+                generation.close()
+            elif verb == "undo" and session.undo_levels:
+                session.undo()
+            elif verb == "regenerate" and session._last is not None:
+                made = session.regenerate(**options).finish().tokens
+            elif verb == "mark":
+                marks[at] = session.snapshot()
+            elif verb == "restore":
+                session.restore(marks[at])
+            elif verb == "save":
+                session.save(tmp_path / str(at))
+                saved = True
+            elif verb == "load":
+                session.load(tmp_path / str(at))
+            outcomes.append(made)
+        assert outcomes[0] == outcomes[1], (step, verb)
+        _same(*sessions)
+
+
+def test_a_failure_in_the_middle_of_a_tree_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, drafting = _sessions("hybrid")
+    for session in (plain, drafting):
+        session.generate(PROMPT, temperature=0, max_tokens=5).finish()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edge.runtime.speculate.decode.accept", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            drafting.generate(" more", temperature=0, max_tokens=9).finish()
+    _same(plain, drafting)
+    for session in (plain, drafting):
+        session.generate(" more", temperature=0, max_tokens=9).finish()
+    _same(plain, drafting)
+
+
+def test_a_drafter_that_says_nan_is_given_up_and_taken_up_again() -> None:
+    plain, drafting = _sessions("llama")
+    context = drafting._drafting.drafter._context
+    for turn in range(3):
+        if turn == 1:
+            for ring in context.state.rings.values():
+                ring[:] = np.nan
+        results = [
+            session.generate(PROMPT, temperature=0, max_tokens=9).finish()
+            for session in (plain, drafting)
+        ]
+        assert results[0].tokens == results[1].tokens
+        assert ("not finite" in results[1].speculation.problem) is (turn == 1)
+    _same(plain, drafting)
+
+
+def test_memory_is_taken_with_the_session_and_counted() -> None:
+    target, drafter = model("gpt_neox"), model("mamba")
+    drafting = target.session(draft=drafter, draft_tree=(3, 2, 1, 1))._drafting
+    one = drafter.engine.new_state(window=6).nbytes
+    batches = [drafter.engine.new_state(batch=size, window=1).nbytes for size in (3, 6)]
+    assert drafting.drafter.nbytes == one + sum(batches)
+    assert drafting.window == 1 + 3 + 6 + 6 + 6
+    assert target.session(draft=drafter, draft_tokens=4)._drafting.drafter.nbytes == one
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"draft_tree": ()}, "draft_tree"),
+        ({"draft_tree": (2, 0)}, "at least 1"),
+        ({"draft_tree": (2, -1)}, "at least 1"),
+        ({"draft_tree": (2, 1.5)}, "at least 1"),
+        ({"draft_tree": (2,) * 8}, "at most 255"),
+        ({"draft_tree": (256,)}, "at most 255"),
+        ({"draft_tree": (1,) * 65}, "64 deep"),
+        ({"draft_tree": (9,) * 400}, "at most 255"),
+        ({"draft_tree": (2, 1), "draft_tokens": 3}, "draft_tokens"),
+    ],
+)
+def test_refusals(options: dict[str, object], says: str) -> None:
+    with pytest.raises(InputError) as refused:
+        model("llama").session(draft=model("mamba"), **options)
+    assert says in str(refused.value)
+
+
+def test_trees_of_those_who_say_one_thing_only() -> None:
+    for draft in ("ngram", session_models.model("chat")):
+        with pytest.raises(InputError, match="chains"):
+            model("llama").session(draft=draft, draft_tree=(2, 1))
+        # without a second child it is a chain
+        if draft == "ngram":
+            model("llama").session(draft=draft, draft_tree=(1, 1))
+
+
+def test_what_the_bandit_has_learned_stays_with_the_session() -> None:
+    _, drafting = _sessions("gpt_neox", draft_tree=None)
+    policy = drafting._drafting.policy
+    assert isinstance(policy, Bandit)
+    trees = [arm for arm in policy.arms if not arm.chain]
+    assert policy.arms[0] is NO_DRAFT and trees
+    pulls = [0]
+    for _ in range(3):
+        drafting.generate(PROMPT, temperature=0, max_tokens=20).finish()
+        assert drafting._drafting.policy is policy
+        pulls.append(sum(policy.pulls.values()))
+        drafting.undo()
+    assert pulls == sorted(set(pulls))
+    # the first answer steps once, to know what a step costs; later ones know
+    assert policy._costs.step.count > 0
+    attention = model("gpt_neox").session(draft=model("llama"))._drafting.policy
+    assert all(arm.chain for arm in attention.arms)
+
+
+def test_spreading_a_state() -> None:
+    engine = model("hybrid").engine
+    rng = np.random.default_rng(1)
+    one, two, six = (engine.new_state(batch=b, window=2, capacity=32) for b in (1, 2, 6))
+    engine.run(rng.integers(0, 256, (1, 5)), one, commit=True)
+    one.spread(two)
+    for name, values in two.arrays().items():
+        np.testing.assert_array_equal(values, np.repeat(one.arrays()[name], 2, 0))
+    engine.run(rng.integers(0, 256, (2, 1)), two)
+    two.spread(six)
+    assert six.position == two.position == 6 and six.reach == 0 and one.position == 5
+    for name, values in six.arrays().items():
+        np.testing.assert_array_equal(values, np.repeat(two.arrays()[name], 3, 0))
+    # and back again, by copies, as engines do that keep states elsewhere
+    other = engine.new_state(batch=4, window=2, capacity=32)
+    super(type(two), two)._spread(other)
+    for name, values in other.arrays().items():
+        np.testing.assert_array_equal(values, np.repeat(two.arrays()[name], 2, 0))
+    small = engine.new_state(batch=2, window=2, capacity=3)
+    for source, target, says in (
+        (two, one, "over 1"),
+        (six, other, "over 4"),
+        (one, small, "room for 3"),
+        (one, model("llama").engine.new_state(batch=2), "different models"),
+    ):
+        with pytest.raises(edge.errors.StateError, match=says):
+            source.spread(target)
+    with pytest.raises(EngineError, match="in use"):
+        one.spread(one)

@@ -1,0 +1,151 @@
+"""Trees of drafts leave the target's distribution alone: whole rounds over small vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from edge.runtime.sampling import Logits, Sampler, SamplingParams
+from edge.runtime.speculate import accept, growth
+from edge.runtime.speculate.decode import Source, Speculative
+from edge.runtime.speculate.draft import Distribution, Draft
+from edge.runtime.speculate.policy import Fixed
+from edge.runtime.speculate.shape import Shape
+from tests.markov_models import SPECIAL, VOCAB, TableContext, TableDrafter, deviation, table
+
+ROUNDS = 3000
+FIRST = 2
+# a token likes to be said again, which penalties are there for
+TARGET = table(1, 1.0) + 2 * np.eye(VOCAB, dtype=np.float32)
+DRAFTER, SURE = table(2, 1.0), table(9, 4.0)
+PLAIN = {"temperature": 1.0}
+FILTERED = {"temperature": 0.9, "top_k": 4, "top_p": 0.9, "min_p": 0.05}
+PENALIZED = {"temperature": 1.0, "repetition_penalty": 3.0, "repetition_window": 3}
+# the token before a tree is its root
+ONLY = np.where(np.arange(VOCAB) == FIRST, 0, -np.inf).astype(np.float32)
+
+
+def _distribution(sampling: dict[str, float], last: int, said: list[int]) -> np.ndarray:
+    ids, probabilities = Sampler(SamplingParams(**sampling)).probabilities(TARGET[last], said)
+    out = np.zeros(VOCAB)
+    out[ids] = probabilities
+    return out
+
+
+def _pairs(
+    sampling: dict[str, float], shape: tuple[int, ...], drafter: np.ndarray = DRAFTER
+) -> float:
+    """How far the two tokens after the first are from what the target says."""
+    sampler = Sampler(SamplingParams(**sampling, seed=11))
+    counts = np.zeros((VOCAB, VOCAB))
+    for _ in range(ROUNDS):
+        recent = [1]
+        context = TableContext(TARGET)
+        source = Source(context, sampler, lambda logits: logits, recent, SPECIAL,
+                        lambda: 99, VOCAB, False)  # type: ignore[arg-type]  # fmt: skip
+        tokens = Speculative(source, TableDrafter(drafter), Fixed(Shape(shape))).tokens(ONLY)
+        made = []
+        for token in tokens:
+            made.append(token)
+            if len(made) == 3:
+                break
+            if token not in SPECIAL:
+                recent.append(token)
+        counts[made[1], made[2]] += 1
+    return deviation(counts.ravel(), _expected(sampling).ravel())
+
+
+def _expected(sampling: dict[str, float]) -> np.ndarray:
+    first = _distribution(sampling, FIRST, [1, FIRST])
+    pairs = np.zeros((VOCAB, VOCAB))
+    for token in range(VOCAB):
+        said = [1, FIRST, *([] if token in SPECIAL else [token])]
+        pairs[token] = first[token] * _distribution(sampling, token, said)
+    return pairs
+
+
+@pytest.mark.parametrize(
+    ("sampling", "shape"),
+    [(PLAIN, (3, 2)), (PLAIN, (1, 4)), (PLAIN, (6,)), (FILTERED, (3, 2)), (FILTERED, (1, 1)),
+     (PENALIZED, (3, 2)), (PENALIZED, (2, 1, 2))],
+)  # fmt: skip
+def test_two_tokens_are_distributed_as_the_target_says(
+    sampling: dict[str, float], shape: tuple[int, ...]
+) -> None:
+    assert abs(_pairs(sampling, shape)) < 4.5
+
+
+@pytest.mark.parametrize("drafter", [TARGET, SURE], ids=["equal", "sure of itself"])
+def test_whatever_the_drafter_says(drafter: np.ndarray) -> None:
+    assert abs(_pairs(FILTERED, (2, 2), drafter)) < 4.5
+
+
+def test_without_filters_nothing_is_left_for_a_sixth_child() -> None:
+    """All there is was offered: one of them stands, or each was refused in favour of another."""
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=1))
+    drawn = growth.children(sampler, DRAFTER[0], [], 9)
+    assert sorted(token for token, _ in drawn) == [*range(VOCAB)]
+    for at, (token, q) in enumerate(drawn):
+        assert q is None or (q.of(token) > 0 and len(q.ids) == VOCAB - at)
+        assert q is None or abs(q.probabilities.sum() - 1) < 1e-12
+
+
+# -- planted bugs ----------------------------------------------------------------------------------
+
+
+def test_q_before_the_filters_turns_it_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn from what is left of q, judged by all of it."""
+    real = growth.children
+
+    def planted(
+        sampler: Sampler, logits: Logits, history: Sequence[int], count: int
+    ) -> list[tuple[int, Distribution | None]]:
+        whole = np.exp(logits / sampler.params.temperature)
+        whole /= whole.sum()
+        drawn = real(sampler, logits, history, count)
+        return [(t, q if q is None else Distribution(q.ids, whole[q.ids])) for t, q in drawn]
+
+    monkeypatch.setattr(growth, "children", planted)
+    assert _pairs(FILTERED, (3, 2)) > 10
+
+
+def test_q_that_still_has_the_earlier_siblings_turns_it_red(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def planted(self: Distribution, token: int) -> Distribution:
+        others = self.ids != token
+        return Distribution(self.ids[others], self.probabilities[others])
+
+    monkeypatch.setattr(Distribution, "without", planted)
+    assert _pairs(PLAIN, (3,), SURE) > 10
+
+
+def test_p_that_forgets_refused_siblings_turns_it_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(
+        p: Distribution, siblings: list[int], draft: Draft, uniform: accept.Uniform
+    ) -> tuple[int | None, Distribution]:
+        rest = p
+        for node in siblings:
+            token, q = draft.tokens[node], draft.drawn_from[node]
+            ratio = p.of(token) / (1.0 if q is None else q.of(token))
+            if uniform() < ratio:
+                return node, p
+            rest = accept.residual(p, token, q)
+        return None, rest
+
+    monkeypatch.setattr(accept, "_stands", planted)
+    assert _pairs(PLAIN, (3, 2)) > 10
+
+
+def test_penalties_of_another_path_turn_it_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every node is taken for a child of the root's first child, or for that child itself."""
+    real = Draft.path
+
+    def planted(self: Draft, node: int) -> list[int]:
+        return [*self.tokens[: node >= 0], *real(self, node)[1:]]
+
+    monkeypatch.setattr(Draft, "path", planted)
+    monkeypatch.setattr(TableContext, "keep", lambda context, node, tokens: None)
+    assert _pairs(PENALIZED, (3, 2), SURE) > 10
