@@ -9,8 +9,8 @@ import pytest
 
 from edge.runtime.speculate.accept import Uniform, accept, draw, residual
 from edge.runtime.speculate.draft import Distribution, Draft
+from tests.markov_models import VOCAB, deviation
 
-VOCAB = 6
 ROUNDS = 20_000
 Accept = Callable[[Draft, Callable[[int], Distribution], Uniform], tuple[int, int]]
 
@@ -41,17 +41,6 @@ def _dense(p: Distribution) -> np.ndarray:
     return out
 
 
-def _chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Standard deviations by which chi-square exceeds its mean (Wilson and Hilferty, 1931)."""
-    impossible = expected == 0
-    assert not counts[impossible].any()
-    seen, wanted = counts[~impossible], expected[~impossible] * counts.sum()
-    freedom = len(seen) - 1
-    statistic = float(((seen - wanted) ** 2 / wanted).sum())
-    spread = 2 / (9 * freedom)
-    return float(((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5)
-
-
 def _pairs(accept: Accept, p: list[Distribution], q: list[Distribution], chosen: bool) -> float:
     """Rounds with drafts of two tokens after token 0; how far the first two that come out are from
     what the target says.
@@ -69,7 +58,7 @@ def _pairs(accept: Accept, p: list[Distribution], q: list[Distribution], chosen:
             made.append(draw(p[made[0]], rng.random))
         counts[made[0], made[1]] += 1
     expected = _dense(p[0])[:, None] * np.stack([_dense(row) for row in p])
-    return _chi_square(counts.ravel(), expected.ravel())
+    return deviation(counts.ravel(), expected.ravel())
 
 
 @pytest.mark.parametrize("chosen", [False, True], ids=["drawn", "chosen"])
