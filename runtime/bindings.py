@@ -146,6 +146,8 @@ class Workspace:
         self.past[()] = position
         if request.parents is not None:
             self.tree.fill(request.parents, position, self.positions)
+        elif count == 1:
+            self.positions[0] = position
         else:
             np.add(self._constants.order[:count], position, out=self.positions[:count])
         if not isinstance(request.rows, str):

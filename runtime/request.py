@@ -98,7 +98,8 @@ def _tokens(tokens: Any, batch: int, vocab_size: int) -> Tokens:
     if array.shape[1] == 0:
         raise InputError("no tokens to run", field="tokens")
     # seen as unsigned, negative ids are enormous: one comparison checks both ends
-    if int(array.astype(np.uint64).max()) >= vocab_size:
+    one = array.size == 1
+    if not 0 <= int(array[0, 0] if one else array.astype(np.uint64).max()) < vocab_size:
         raise InputError(
             f"token ids must be 0 … {vocab_size - 1}, got {array.min()} … {array.max()}",
             field="tokens",

@@ -83,7 +83,7 @@ class Place(NamedTuple):
 
     def advanced(self, start: int, count: int) -> Place:
         """The next `count` tokens' states are in slots start … start+count-1, already without."""
-        history = self.history + tuple(range(start, start + count))
+        history = (*self.history, *range(start, start + count))
         return Place(self.window, self.position + count, history)
 
     def back(self, count: int) -> Place:
