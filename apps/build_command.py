@@ -64,6 +64,8 @@ def build(
 
     if sm is not None and not rtx:
         raise InputError("is for --rtx: TensorRT builds for the GPU here", field="--sm")
+    if aliased and rtx:
+        raise InputError("is for plugins, which --rtx has none of", field="--aliased")
     architectures, folder = _architectures(sm), resolve(bundle)
     if output is not None:
         _check_output(output, folder)
@@ -102,11 +104,16 @@ def _build(bundle: Bundle, order: Any, rtx: bool) -> Built:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from edge.runtime.cuda import install
     from edge.runtime.tensorrt import bindings, library, machine
     from edge.runtime.tensorrt.build import build
 
     trt = bindings.load("rtx" if rtx else "tensorrt")
     plugins = None if rtx else library.open_library()
+    if rtx and not order.architectures and install.driver_version() is None:
+        raise EngineError(
+            "there is no GPU here to build for", field="--sm", remedy="name some: --sm 86,89"
+        )
     gpu = None if order.architectures else machine.open_gpu()
     if plugins is not None:
         library.register(trt, plugins)

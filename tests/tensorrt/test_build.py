@@ -26,6 +26,7 @@ from edge.apps.cli import app
 from edge.bundle import Bundle, open_bundle
 from edge.errors import BundleError, EdgeError, EngineError
 from edge.runtime import memory
+from edge.runtime.cuda import install
 from edge.runtime.model import resolve
 from edge.runtime.tensorrt import bindings, build, cache, machine, sealed
 from edge.runtime.tensorrt.bindings import TensorRT
@@ -214,6 +215,7 @@ def refused(*arguments: object) -> str:
     ("flags", "said"),
     [
         (("--sm", "86"), "--sm: is for --rtx"),
+        (("--rtx", "--sm", "86", "--aliased"), "--aliased: is for plugins"),
         (("--rtx", "--sm", "x"), "--sm: 'x' is no architecture"),
         (("--rtx", "--sm", ","), "--sm: names no architecture"),
         (("--rtx", "--sm", "86", "--window", "0"), "window: must be 1 … 256"),
@@ -233,6 +235,12 @@ def test_an_architecture_that_rtx_does_not_know(
 ) -> None:
     monkeypatch.setenv(build_apart.VARIABLE, "1")
     assert "does not build for sm_87" in refused(MODEL, "--rtx", "--sm", "87")
+
+
+@pytest.mark.skipif(install.driver_version() is not None, reason="there is a GPU")
+def test_without_a_gpu_one_has_to_be_named(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build_apart.VARIABLE, "1")
+    assert "--sm: there is no GPU here to build for (name some: " in refused(MODEL, "--rtx")
 
 
 def test_a_cache_that_cannot_be_written(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
