@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: chat test jetpack6 aarch64 lint types layers bench plugins plugins-aarch64 clean
+.PHONY: chat test jetpack6 aarch64 lint types layers bench bench-drafts plugins plugins-aarch64 clean
 
 chat: $(VENV)/.runtime
 	@$(BIN)/edge-chat
@@ -34,6 +34,10 @@ layers: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m edge.apps.bench $(ARGS)
+
+# drafting against none, about two minutes; EDGE_EVAL_DATA names a folder of public test sets
+bench-drafts: $(VENV)/.dev
+	$(BIN)/python -m edge.apps.bench.drafts $(ARGS)
 
 # TensorRT's plugin library, and the host that its tests drive it by (docs/tensorrt-plugins.md):
 # make plugins TENSORRT_INCLUDE=/usr/include/aarch64-linux-gnu [CUDA_INCLUDE=…]

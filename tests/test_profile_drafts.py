@@ -16,7 +16,7 @@ import edge
 from edge.apps import prompts
 from edge.apps.cli import app
 from edge.apps.profiling import draft_costs, draft_report, theory
-from edge.apps.profiling.drafts import Drafted, Pair, Request, Run, Side
+from edge.apps.profiling.drafts import Drafted, Request, Run, Side, compare
 from edge.apps.profiling.stopwatch import timed
 from edge.apps.profiling.theory import Prices
 from edge.errors import EdgeError, InputError
@@ -69,11 +69,11 @@ def _run(tokens: int, seconds: float, speculation: Speculation | None = None, **
                of.get("reading", 0.0), speculation)  # fmt: skip
 
 
-def _drafted(sums: Speculation, rounds: list[list[Run]], plain: list[list[Run]]) -> Drafted:
+def _drafted(rounds: list[list[Run]], plain: list[list[Run]]) -> Drafted:
     chain = (1, 1)
     costs = draft_costs.Costs(0.01, 0.002, {chain: Prices(0.4, 1.2)}, {chain: 0.05})
     request = Request("small", 2, None, PROMPTS, "of a test")
-    return Drafted(request, Side(plain), Side(rounds), costs, sums.drafter, True)
+    return Drafted(request, Side(plain), Side(rounds), costs, True)
 
 
 def test_figures_by_hand() -> None:
@@ -85,7 +85,7 @@ def test_figures_by_hand() -> None:
     drafted = [[_run(11, 0.1, sums(), target=0.05, drafter=0.02, reading=0.004),
                 _run(11, 0.2, sums(), target=0.1, drafter=0.04, reading=0.004)]]  # fmt: skip
     plain = [[_run(10, 0.2, target=0.19), _run(10, 0.2, target=0.19)]]
-    found = draft_report.to_dict(_drafted(sums(), drafted, plain), {})
+    found = draft_report.to_dict(_drafted(drafted, plain), {})
     assert found["speedup"] == pytest.approx((22 / 0.3) / (20 / 0.4))
     assert found["slowest_tenth_speedup"] == pytest.approx(1.1 + 0.1 * 1.1)
     assert found["acceptance_length"] == pytest.approx(2.5)
@@ -117,8 +117,8 @@ def test_timed_engine_runs_the_same_and_keeps_count() -> None:
 def _measured(kind: str, draft: Model | None, **shape: Any) -> dict[str, Any]:
     request = Request("x", shape.get("tokens"), shape.get("tree"), PROMPTS, "of a test")
     sampling = {"temperature": 0, "max_tokens": 9, "seed": 0}
-    pair = Pair(model(kind), draft or "ngram", request, sampling)
-    return json.loads(json.dumps(draft_report.to_dict(pair.measure(2, 1), {})))
+    measure = compare(model(kind), draft or "ngram", request, sampling)
+    return json.loads(json.dumps(draft_report.to_dict(measure(2, 1, lambda text: None), {})))
 
 
 @pytest.mark.parametrize("kind", ["base", "hybrid"])
@@ -145,8 +145,8 @@ def test_through_text_no_formula_applies() -> None:
     absent: dict[str, str] = {}
     request = Request("x", 4, None, PROMPTS, "of a test")
     sampling = {"temperature": 0, "max_tokens": 6}
-    pair = Pair(edge.load("demo-bytes"), edge.load("demo-draft"), request, sampling)
-    found = draft_report.to_dict(pair.measure(1, 0), absent)
+    measure = compare(edge.load("demo-bytes"), edge.load("demo-draft"), request, sampling)
+    found = draft_report.to_dict(measure(1, 0, lambda text: None), absent)
     assert found["theoretical_speedup"] is None and "text" in absent["theoretical_speedup"]
 
 

@@ -37,6 +37,11 @@ class Costs:
     prices: dict[Branches, Prices]
     rewind: dict[Branches, float]
 
+    def without_drafter(self) -> Costs:
+        """The same for drafts that cost nothing."""
+        free = {branches: Prices(0.0, price.verify) for branches, price in self.prices.items()}
+        return Costs(self.step, None, free, self.rewind)
+
 
 def measure(
     target: Engine, drafter: Engine | None, shapes: Collection[Branches], repetitions: int

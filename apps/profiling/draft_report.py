@@ -49,10 +49,8 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
         "draft_ms": _each(rounds, _drafting) if drafted else None,
         "verify_ms": _each(rounds, _verifying) if drafted else None,
         "overhead_ms": _each(rounds, _overhead),
-        "overhead_share": median(_overhead_s(run) / run.seconds for run in rounds),
-        "plain_overhead_share": median(
-            _overhead_s(run) / run.seconds for run in map(total, found.plain.rounds)
-        ),
+        "overhead_share": found.drafted.overhead_share,
+        "plain_overhead_share": found.plain.overhead_share,
         "reading_ms": 1e3 * median(run.reading for run in rounds) / len(request.prompts),
         "step_ms": 1e3 * costs.step,
         "draft_step_ms": None if costs.draft_step is None else 1e3 * costs.draft_step,
@@ -106,12 +104,7 @@ def _verifying(run: Run) -> float:
 
 def _overhead(run: Run) -> float:
     sums = run.speculation
-    return _overhead_s(run) / max(1, sums.rounds + sums.steps) if sums else 0.0
-
-
-def _overhead_s(run: Run) -> float:
-    """Seconds in no model's run: sampling, accepting, going back, text, the clock itself."""
-    return run.seconds - run.target - run.drafter
+    return run.overhead / max(1, sums.rounds + sums.steps) if sums else 0.0
 
 
 # -- for people -----------------------------------------------------------------------------------

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
 from edge.apps.profiling.draft_costs import Costs
 from edge.apps.profiling.draft_costs import measure as measure_costs
-from edge.apps.profiling.measure import Say
+from edge.apps.profiling.measure import Say, in_turn
 from edge.apps.profiling.statistics import Ratio, percentile, ratio
 from edge.apps.profiling.stopwatch import TimedEngine, timed
 from edge.apps.profiling.theory import Prices, expected_speedup
 from edge.errors import InputError
 from edge.runtime.model import Model
-from edge.runtime.session import Session
 from edge.runtime.speculate.decode import Speculation
 from edge.runtime.speculate.vocabulary import shared_ids
 
@@ -60,12 +59,27 @@ class Run:
     reading: float
     speculation: Speculation | None
 
+    @property
+    def overhead(self) -> float:
+        """Seconds in no model's run: sampling, accepting, going back, text, the clock itself."""
+        return self.seconds - self.target - self.drafter
+
 
 @dataclass
 class Side:
     """With drafting or without: the runs of every round, prompt by prompt."""
 
     rounds: list[list[Run]] = field(default_factory=list)
+
+    @property
+    def speculation(self) -> Speculation:
+        """Sums over all rounds."""
+        return summed(run for found in self.rounds for run in found)
+
+    @property
+    def overhead_share(self) -> float:
+        """Of the time, what passes in no model's run: the median over rounds."""
+        return median(run.overhead / run.seconds for run in map(total, self.rounds))
 
     def rates(self) -> list[float]:
         """Tokens a second, of each round."""
@@ -85,7 +99,6 @@ class Drafted:
     plain: Side
     drafted: Side
     costs: Costs
-    drafter: str
     runs_cost: bool
 
     @property
@@ -119,8 +132,7 @@ class Drafted:
 
     @property
     def speculation(self) -> Speculation:
-        """Sums over all rounds."""
-        return summed(run for found in self.drafted.rounds for run in found)
+        return self.drafted.speculation
 
     @property
     def theoretical(self) -> float | None:
@@ -143,68 +155,69 @@ class Drafted:
         )
 
 
-class Pair:
-    """Two sessions of one model, of which one drafts."""
+NONE = "none"
+Drafter = Model | Literal["ngram"]
+
+
+class Contest:
+    """Sessions of one model, of which one never drafts and the others each in their way."""
 
     def __init__(
         self,
         model: Model,
-        draft: Model | Literal["ngram"],
-        request: Request,
-        sampling: dict[str, Any],
+        ways: Mapping[str, tuple[Request, Drafter]],
+        sampling: Mapping[str, Any],
     ) -> None:
-        """Takes both sessions' memory. Raises InputError: a drafter or a shape that does not fit.
+        """Takes the memory of all sessions. `sampling`: of every answer.
 
-        `sampling`: of every answer.
+        Raises InputError: a drafter or a shape that does not fit.
         """
-        self._request = request
         self._sampling = sampling
+        self._prompts = next(iter(ways.values()))[0].prompts
         self._target, self._timer = timed(model)
-        self._drafter: TimedEngine | None = None
-        drafter: Model | Literal["ngram"] = "ngram"
-        self._by_steps = True
-        if draft != "ngram":
-            drafter, self._drafter = timed(draft)
-            self._by_steps = shared_ids(model.tokenizer, draft.tokenizer) > 0
         options: dict[str, Any] = {"seed": 0, "undo_levels": 1}
-        self._plain = self._target.session(**options)
-        self._drafting = self._target.session(
-            draft=drafter, draft_tokens=request.tokens, draft_tree=request.tree, **options
-        )
+        self._sessions = {NONE: self._target.session(**options)}
+        self._drafters: dict[str, TimedEngine] = {}
+        for name, (request, draft) in ways.items():
+            drafter: Drafter = "ngram"
+            if draft != "ngram":
+                drafter, self._drafters[name] = timed(draft)
+            self._sessions[name] = self._target.session(
+                draft=drafter, draft_tokens=request.tokens, draft_tree=request.tree, **options
+            )
 
-    def measure(self, repetitions: int, warmup: int, say: Say = lambda text: None) -> Drafted:
-        """Rounds of every prompt both ways, the other way first each time; then what runs cost.
+    def answers(
+        self, repetitions: int, warmup: int, say: Say = lambda text: None
+    ) -> dict[str, Side]:
+        """Rounds of every prompt in every way, another one first each time.
 
-        A bandit goes on learning from round to round, as it does in a session.
+        A bandit goes on learning from round to round, as it does in a session. Raises InputError
+        where no answer has a second token, so that there is nothing to time.
         """
-        plain, drafted = Side(), Side()
+        sides = {name: Side() for name in self._sessions}
         for number in range(-warmup, repetitions):
-            say("answers with drafts and without" + (
-                ", warming up" if number < 0 else f", {number + 1} of {repetitions}"))  # fmt: skip
-            found: dict[bool, list[Run]] = {False: [], True: []}
-            for index, prompt in enumerate(self._request.prompts):
-                ways = (False, True) if (number + index) % 2 == 0 else (True, False)
-                for way in ways:
-                    found[way].append(self._answer(prompt, self._drafting if way else self._plain))
-            if not total(found[False]).seconds or not total(found[True]).seconds:
-                raise InputError(
-                    "no prompt yields more than one token",
-                    field="--draft-prompts",
-                    remedy="other prompts, or -n 2 and more",
-                )
-            if number >= 0:
-                plain.rounds.append(found[False])
-                drafted.rounds.append(found[True])
-        sums = summed(run for runs in drafted.rounds for run in runs)
-        say("runs of both models, one by one")
-        costs = measure_costs(self._timer, self._drafter, sums.shapes, 5 * repetitions + 10)
-        return Drafted(self._request, plain, drafted, costs, sums.drafter, self._by_steps)
+            warming = ", warming up" if number < 0 else f", {number + 1} of {repetitions}"
+            say(f"answers with drafts and without{warming}")
+            found: dict[str, list[Run]] = {name: [] for name in sides}
+            for index, prompt in enumerate(self._prompts):
+                for name in in_turn(list(sides), number + index):
+                    found[name].append(self._answer(prompt, name))
+            for name, runs in found.items():
+                if not total(runs).seconds:
+                    raise InputError(
+                        "no prompt yields more than one token", field="--draft-prompts",
+                        remedy="other prompts, or -n 2 and more",
+                    )  # fmt: skip
+                if number >= 0:
+                    sides[name].rounds.append(runs)
+        return sides
 
-    def _answer(self, prompt: str, session: Session) -> Run:
+    def _answer(self, prompt: str, name: str) -> Run:
+        session, drafter = self._sessions[name], self._drafters.get(name)
         session.reset()
-        engines = [self._timer, *([self._drafter] if self._drafter else [])]
-        for engine in engines:
-            engine.runs.clear()
+        for engine in (self._timer, drafter):
+            if engine is not None:
+                engine.runs.clear()
         if session.model.template is None:
             generation = session.generate(prompt, **self._sampling)
         else:
@@ -213,15 +226,40 @@ class Pair:
         stamps = result.timings.token_s
         # the prompt's runs come first; its last chunk may be a single token, so they are counted
         chunks = math.ceil(result.prompt_tokens / self._timer.chunk)
-        drafter = self._drafter.runs if self._drafter else []
+        drafts = drafter.runs if drafter else []
         return Run(
             tokens=max(0, len(stamps) - 1),
             seconds=stamps[-1] - stamps[0] if stamps else 0.0,
             target=sum(run.seconds for run in self._timer.runs[chunks:]),
-            drafter=sum(run.seconds for run in drafter),
-            reading=sum(run.seconds for run in drafter if run.reading),
+            drafter=sum(run.seconds for run in drafts),
+            reading=sum(run.seconds for run in drafts if run.reading),
             speculation=result.speculation,
         )
+
+
+def compare(
+    model: Model, draft: Drafter, request: Request, sampling: Mapping[str, Any]
+) -> Callable[[int, int, Say], Drafted]:
+    """What measures one way of drafting against none, given repetitions and warm-up.
+
+    Memory is taken, and refusals come, at once.
+    """
+    contest = Contest(model, {request.draft: (request, draft)}, sampling)
+
+    def measure(repetitions: int, warmup: int, say: Say) -> Drafted:
+        sides = contest.answers(repetitions, warmup, say)
+        shapes = sides[request.draft].speculation.shapes
+        say("runs of both models, one by one")
+        engine = None if draft == "ngram" else draft.engine
+        costs = measure_costs(model.engine, engine, shapes, 5 * repetitions + 10)
+        return Drafted(request, sides[NONE], sides[request.draft], costs, steps_ahead(model, draft))
+
+    return measure
+
+
+def steps_ahead(model: Model, draft: Drafter) -> bool:
+    """Whether drafts cost a run of the drafter for each depth, or nothing: the formula's costs."""
+    return draft == "ngram" or shared_ids(model.tokenizer, draft.tokenizer) > 0
 
 
 def total(runs: Sequence[Run]) -> Run:

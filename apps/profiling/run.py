@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,7 +116,7 @@ def profile(request: Request, say: Say = lambda text: None) -> Result:
         say(f"loading {bundle}")
         sides[name] = _load(request, bundle, engine, plan, longest, sides.get(THIS))
     runners = {name: side.subject for name, side in sides.items() if side.subject}
-    pair = _pair(request, sides[THIS])
+    drafting = _drafting(request, sides[THIS])
     others, before = OtherLoad(), conditions()
     gpu = Gpu.find()
     with ExitStack() as stack:
@@ -124,12 +124,12 @@ def profile(request: Request, say: Say = lambda text: None) -> Result:
         stack.enter_context(without_collections())
         samples = answers(runners, plan, time.perf_counter, say)
         deep = depths(runners, plan, time.perf_counter, say)
-        drafted = pair.measure(plan.repetitions, plan.warmup, say) if pair else None
+        drafted = drafting(plan.repetitions, plan.warmup, say) if drafting else None
     share, after = others.share(), conditions()
     for name, side in sides.items():
         side.samples, side.depths = samples[name], deep[name]
         side.subject = None  # its memory goes before the profiler loads the graph again
-    del runners, pair
+    del runners, drafting
     release()
     roof = None
     if request.explain:
@@ -216,8 +216,8 @@ def _load(
     return Side(subject.facts() | {"peak_memory_bytes": peak, "memory": memory}, subject)
 
 
-def _pair(request: Request, side: Side) -> drafts.Pair | None:
-    """Who answers with drafts and without, where that is asked for."""
+def _drafting(request: Request, side: Side) -> Callable[[int, int, Say], drafts.Drafted] | None:
+    """What measures drafting, where that is asked for; its memory is taken before the times."""
     if request.draft is None or side.subject is None:
         return None
     drafter = draft_options.drafter(
@@ -226,7 +226,7 @@ def _pair(request: Request, side: Side) -> drafts.Pair | None:
     if drafter is None:
         return None
     sampling = {"temperature": request.temperature, "max_tokens": request.generated, "seed": 0}
-    return drafts.Pair(side.subject.model, drafter, request.draft, sampling)
+    return drafts.compare(side.subject.model, drafter, request.draft, sampling)
 
 
 def _sources(sides: Mapping[str, Side], gpu: Gpu | None) -> list[Source]:

@@ -1,0 +1,147 @@
+"""`python -m edge.apps.bench.drafts`: what every way of drafting gains, on which texts."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from edge.apps.bench import simulated
+from edge.apps.bench.draft_prompts import FOLDER_VARIABLE, prompt_sets
+from edge.apps.bench.draft_table import Report, rows_of
+from edge.apps.bench.shapes import SHAPES, shape_named
+from edge.apps.draft_options import branches
+from edge.apps.exits import exit_code_of
+from edge.apps.profiling.draft_costs import Costs
+from edge.apps.profiling.draft_costs import measure as measure_costs
+from edge.apps.profiling.drafts import NONE, Contest, Drafted, Request, Side, steps_ahead
+from edge.apps.profiling.machine import OtherLoad
+from edge.apps.profiling.measure import Say, without_collections
+from edge.cpu import usable_cores
+from edge.errors import InputError
+from edge.runtime.model import Model, load
+
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+ACCEPTANCE = 0.7
+SIMULATED_DEPTHS = (2, 4)
+
+
+@app.command()
+def bench(
+    target: Annotated[str, typer.Option(help="Who answers: a bundle or a demonstration.")] = "demo",
+    draft: Annotated[str, typer.Option(help="Who drafts, of the same tokenizer.")] = "demo-draft",
+    data: Annotated[
+        Path | None,
+        typer.Option(envvar=FOLDER_VARIABLE, help="Folder of mt_bench.jsonl, gsm8k.test.jsonl, "
+                     "humaneval.jsonl.gz and wikitext2.test.txt; those absent are left out."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Of every set.")] = 2,
+    tokens: Annotated[int, typer.Option(min=2, help="Most of an answer.")] = 48,
+    rounds: Annotated[int, typer.Option(min=1, help="Of every prompt, after one to warm up.")] = 3,
+    chain: Annotated[int, typer.Option(min=1, help="Tokens of the fixed draft.")] = 3,
+    tree: Annotated[str, typer.Option(help="Children at each depth of the tree.")] = "2,1,1",
+    temperatures: Annotated[str, typer.Option(help="To sample with; 0 is greedy.")] = "0,1",
+    threads: Annotated[int, typer.Option(min=0, help="0 is one a core.")] = 0,
+    simulate: Annotated[
+        str, typer.Option(help=f"Shape of the simulation: none, {', '.join(SHAPES)}.")
+    ] = "130m",
+    recipe: Annotated[str, typer.Option(help="Quantization of that.")] = "w8",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:  # fmt: skip
+    """Measure drafting by a chain, a tree, the bandit and look-up, in turn with none, and hold a
+    drafter of known acceptance against the papers' formula.
+    """
+    shape = branches(None, tree, False)
+    heats = _numbers(temperatures)
+    if simulate != NONE:
+        shape_named(simulate)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    count = threads or usable_cores()
+    report = Report(target, draft, count, rounds, tokens)
+    others = OtherLoad()
+    _real(report, data, prompts, chain, shape or (), heats, say)
+    if simulate != NONE:
+        report.simulated = _simulated(simulate, recipe, count, tokens, rounds, say)
+        report.shape = f"{simulate} {recipe}"
+    report.others = others.share()
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=1, allow_nan=False))
+    else:
+        report.show(Console())
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{text!r:.40} is no list of numbers", field="--temperatures") from None
+
+
+def _real(
+    report: Report, data: Path | None, prompts: int, chain: int, tree: tuple[int, ...],
+    temperatures: tuple[float, ...], say: Say,
+) -> None:  # fmt: skip
+    """Fill in the rows of all sets and temperatures."""
+    model = load(report.target, threads=report.threads)
+    drafter = load(report.draft, threads=report.threads)
+    sets, report.absent = prompt_sets(data, prompts)
+    found: dict[tuple[str, float], dict[str, Side]] = {}
+    ways: dict[tuple[str, float], dict[str, tuple[Request, Model | Literal["ngram"]]]] = {}
+    with without_collections():
+        for temperature in temperatures:
+            for name, texts in sets.items():
+                say(f"{name} at temperature {temperature:g}")
+                this = ways[name, temperature] = {
+                    "chain": (Request(report.draft, chain, None, texts, name), drafter),
+                    "tree": (Request(report.draft, None, tree, texts, name), drafter),
+                    "bandit": (Request(report.draft, None, None, texts, name), drafter),
+                    "n-gram": (Request("ngram", None, None, texts, name), "ngram"),
+                }
+                sampling = {
+                    "temperature": temperature, "max_tokens": report.tokens, "seed": 0,
+                }  # fmt: skip
+                contest = Contest(model, this, sampling)
+                found[name, temperature] = contest.answers(report.rounds, 1)
+        say("runs of both models, one by one")
+        sides = [side for ways in found.values() for side in ways.values()]
+        shapes = {shape for side in sides for shape in side.speculation.shapes}
+        costs = measure_costs(model.engine, drafter.engine, shapes, 5 * report.rounds + 10)
+    for (name, temperature), this in ways.items():
+        side = found[name, temperature]
+        drafted = {
+            way: Drafted(request, side[NONE], side[way], _of(costs, who), steps_ahead(model, who))
+            for way, (request, who) in this.items()
+        }
+        report.rows += rows_of(name, temperature, side[NONE], drafted)
+
+
+def _of(costs: Costs, who: Model | Literal["ngram"]) -> Costs:
+    return costs.without_drafter() if who == "ngram" else costs
+
+
+def _simulated(
+    shape: str, recipe: str, threads: int, tokens: int, rounds: int, say: Say
+) -> list[simulated.Simulated]:
+    from edge.apps.bench.peer_edge import export_bundle
+    from edge.apps.bench.peers import Workspace
+
+    with tempfile.TemporaryDirectory(prefix="edge-bench-") as folder:
+        say(f"making {shape} with random weights")
+        workspace = Workspace(shape_named(shape), Path(folder))
+        model = load(export_bundle(workspace, "simulated", recipe), threads=threads)
+    return simulated.simulate(
+        model.engine, SIMULATED_DEPTHS, acceptance=ACCEPTANCE, tokens=2 * tokens, rounds=rounds,
+        say=say,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(app))
