@@ -36,6 +36,14 @@ def chat(
         bool,
         typer.Option("--draft-auto", help="Find the shape of drafts by trying; the default."),
     ] = False,
+    accept: Annotated[
+        str,
+        typer.Option(
+            metavar="exact|top-N",
+            help="Which drafted tokens stand: exact loses nothing; top-3 is lossy: those among the "
+            "target's 3 likeliest.",
+        ),
+    ] = "exact",
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", help="Answer this and leave.")
     ] = None,
@@ -74,6 +82,7 @@ def chat(
     }
     _check(sampling | {"seed": seed}, threads)
     tree = draft_options.branches(draft_tokens, draft_tree, draft_auto)
+    rule = draft_options.accepted(accept)
     # imported late, so that --help and refusals come at once
     from edge.apps import chat_once, chat_talk
 
@@ -87,6 +96,7 @@ def chat(
         draft=draft_options.drafter(draft, engine, threads, spin),
         draft_tokens=draft_tokens,
         draft_tree=tree,
+        accept=rule,
     )
     if system is not None and model.template is None:
         print("note: this model has no chat template; --system is not used", file=sys.stderr)

@@ -88,6 +88,8 @@ def _drafting(drafted: Speculation) -> str:
         return f"{drafted.drafter} drafted nothing"
     share = drafted.accepted / (drafted.accepted + drafted.rounds + drafted.steps)
     figures = f"{drafted.drafter} {drafted.acceptance_length:.1f} a run, {share:.0%} drafted"
+    if drafted.accept != "exact":
+        figures += f", lossy ({drafted.accept})"
     if len(drafted.shapes) > 1:  # somebody chose
         figures += (
             f", mostly drafts of {Shape(max(drafted.shapes, key=drafted.shapes.__getitem__))}"

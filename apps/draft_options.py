@@ -1,4 +1,4 @@
-"""What `--draft…` options mean, wherever they are: who drafts, and which shape drafts have."""
+"""What `--draft…` options mean, wherever they are: who drafts, in which shape, and what stands."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ def drafter(
     if draft is None or draft == "none":
         return None
     return "ngram" if draft == "ngram" else load(draft, engine=engine, threads=threads, spin=spin)
+
+
+def accepted(accept: str) -> str:
+    """What `--accept` says, when it says something. Raises InputError."""
+    from edge.runtime.speculate.rule import rule_of
+
+    return rule_of(accept, "--accept").name
 
 
 def branches(tokens: int | None, tree: str | None, auto: bool) -> tuple[int, ...] | None:

@@ -154,7 +154,7 @@ class Answer:
         )
         if drafting is None:
             return Plain(source)
-        return Speculative(source, drafting.drafter, drafting.policy)
+        return Speculative(source, drafting.drafter, drafting.policy, drafting.rule)
 
     # -- the loop --------------------------------------------------------------------------------
 

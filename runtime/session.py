@@ -58,6 +58,7 @@ class Session:
         draft: Model | Literal["ngram"] | None = None,
         draft_tokens: int | None = None,
         draft_tree: Sequence[int] | None = None,
+        accept: str = "exact",
     ) -> None:
         """Everything is allocated here.
 
@@ -67,6 +68,8 @@ class Session:
         holds a copy of one state. `draft`: another model, best one of the same vocabulary, or
         "ngram", that proposes tokens for this one to verify: `draft_tokens` of them in a row, or a
         tree with `draft_tree` children of every node at each depth, or what proves quickest.
+        `accept`: "exact", or "top-3": lossy, a drafted token stands while it is among the target's
+        three likeliest.
         """
         self.model = model
         self._reader = PromptReader(model.tokenizer, max_prompt_tokens)
@@ -74,7 +77,7 @@ class Session:
             check_text(system)
         self._opening = [] if system is None else [Message("system", system)]
         self._messages = list(self._opening)
-        self._drafting = drafting(model, draft, draft_tokens, draft_tree, capacity)
+        self._drafting = drafting(model, draft, draft_tokens, draft_tree, capacity, accept)
         if self._drafting is not None:
             window = max(window, self._drafting.window)
         state = model.engine.new_state(window=window, capacity=capacity)

@@ -13,6 +13,7 @@ from edge.runtime.speculate.draft import Drafting
 from edge.runtime.speculate.model_drafter import ModelDrafter, batch_sizes
 from edge.runtime.speculate.ngram import NgramDrafter
 from edge.runtime.speculate.policy import Fixed, Policy
+from edge.runtime.speculate.rule import rule_of
 from edge.runtime.speculate.shape import Shape
 from edge.runtime.speculate.text import writes_text
 from edge.runtime.speculate.text_drafter import BACK, TextDrafter
@@ -38,15 +39,16 @@ def drafting(
     tokens: int | None,
     tree: Sequence[int] | None,
     capacity: int | None,
+    accept: str = "exact",
 ) -> Drafting | None:
     """What a session drafts with; None for nothing.
 
     `tokens`: of every draft; `tree`: children at each depth of it. Neither leaves the shape to a
-    bandit, which may choose not to draft. Raises InputError: out of range, or both; a tree from a
-    drafter that says one thing only; a drafting model of another tokenizer that there is no way to
-    by text.
+    bandit, which may choose not to draft. `accept`: by which rule drafted tokens stand. Raises
+    InputError: out of range, or both; no rule there is; a tree from a drafter that says one thing
+    only; a drafting model of another tokenizer that there is no way to by text.
     """
-    fixed = _fixed(tokens, tree)
+    fixed, rule = _fixed(tokens, tree), rule_of(accept)
     if draft is None:
         return None
     trees = fixed is not None and not fixed.chain
@@ -60,7 +62,7 @@ def drafting(
         if trees:
             raise _one_thing("ngram")
         shapes = [fixed] if fixed else [Shape.of_chain(length) for length in _NGRAM_CHAINS]
-        return Drafting(NgramDrafter(), _policy(fixed, shapes), _window(shapes))
+        return Drafting(NgramDrafter(), _policy(fixed, shapes), _window(shapes), rule)
     shared = shared_ids(target.tokenizer, draft.tokenizer)
     if trees and not shared:
         raise _one_thing(f"{draft.path.name}, which has another tokenizer,")
@@ -71,7 +73,7 @@ def drafting(
         if shared
         else _text_drafter(target, draft, longest, capacity)
     )
-    return Drafting(drafter, _policy(fixed, shapes), _window(shapes))
+    return Drafting(drafter, _policy(fixed, shapes), _window(shapes), rule)
 
 
 def _fixed(tokens: int | None, tree: Sequence[int] | None) -> Shape | None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from edge.errors import EdgeError
 from edge.runtime.context import Context, Logits
 from edge.runtime.sampling import Sampler
-from edge.runtime.speculate.accept import accept
-from edge.runtime.speculate.draft import NOTHING, Distribution, Draft, Drafter
+from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
 from edge.runtime.speculate.policy import Policy, Round
+from edge.runtime.speculate.rule import EXACT, Row, Rule
 from edge.runtime.speculate.shape import NO_DRAFT, Shape
 
 
@@ -80,6 +80,7 @@ class Speculation:
         draft_s, verify_s: seconds in the drafter, and in the target's verifying runs.
         shapes: branches of the draft asked for → how many rounds.
         problem: why the drafter was given up, "" while it works.
+        accept: by which rule drafted tokens stood: `exact`, or the likes of `top-3`, which lose.
     """
 
     drafter: str
@@ -91,6 +92,7 @@ class Speculation:
     verify_s: float = 0.0
     shapes: dict[tuple[int, ...], int] = field(default_factory=dict)
     problem: str = ""
+    accept: str = "exact"
 
     @property
     def acceptance_length(self) -> float | None:
@@ -107,11 +109,14 @@ class Speculative:
     selects the node at the path's end.
     """
 
-    def __init__(self, source: Source, drafter: Drafter, policy: Policy) -> None:
-        self.figures = Speculation(drafter.name)
+    def __init__(
+        self, source: Source, drafter: Drafter, policy: Policy, rule: Rule = EXACT
+    ) -> None:
+        self.figures = Speculation(drafter.name, accept=rule.name)
         self._source = source
         self._drafter = drafter
         self._policy = policy
+        self._rule = rule
         self._last = 0
         self._ahead = 0
 
@@ -190,12 +195,11 @@ class Speculative:
             parents = (-1, *(parent + 1 for parent in draft.parents))
             logits = context.verify_tree((pending, *draft.tokens), parents)
 
-        def target(node: int) -> Distribution:
+        def target(node: int) -> Row:
             said = [token for token in draft.path(node) if token not in source.special]
-            row = source.allowed(logits[node + 1])
-            return Distribution(*source.sampler.probabilities(row, source.recent + said))
+            return Row(source.allowed(logits[node + 1]), source.recent + said)
 
-        path, following = accept(draft, target, source.sampler.rng.random)
+        path, following = self._rule.accept(draft, target, source.sampler, source.special)
         if draft.parents is None:
             context.rewind(len(draft.tokens) - len(path))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.policy import Policy
 from edge.runtime.speculate.shape import Shape
+
+if TYPE_CHECKING:
+    from edge.runtime.speculate.rule import Rule
 
 
 class Distribution(NamedTuple):
@@ -111,12 +114,14 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class Drafting:
-    """A session's drafter, and who says what shape its drafts have.
+    """A session's drafter, who says what shape its drafts have, and what stands of them.
 
     Attributes:
         window: tokens of a run that the target must be able to take back.
+        rule: by which they stand.
     """
 
     drafter: Drafter
     policy: Policy
     window: int
+    rule: Rule
