@@ -11,6 +11,7 @@ setup(
         ("share/edge_chat/config", ["config/edge_chat.yaml"]),
     ],
     install_requires=["setuptools"],
+    tests_require=["pytest"],
     zip_safe=True,
     license="Apache-2.0",
     description="A lifecycle node that runs a language model of mamba-edge",

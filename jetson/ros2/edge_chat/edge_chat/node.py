@@ -1,4 +1,4 @@
-"""The ROS 2 side: parameters, lifecycle, action, services, diagnostics. Unproven: no rclpy here.
+"""The ROS 2 side: parameters, lifecycle, action, services, diagnostics.
 
     action    ~/generate    edge_chat_msgs/Generate
     services  ~/reset       edge_chat_msgs/Reset

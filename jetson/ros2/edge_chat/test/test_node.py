@@ -1,0 +1,181 @@
+"""The node under ROS 2, with the demonstration model: `colcon test --packages-select edge_chat`.
+
+Needs a sourced ROS 2 with edge_chat_msgs, and edge on the path (jetson/README.md).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+rclpy = pytest.importorskip("rclpy", reason="no ROS 2 here: source its setup.bash")
+pytest.importorskip("edge_chat_msgs", reason="edge_chat_msgs is not built: colcon build")
+
+from action_msgs.msg import GoalStatus  # noqa: E402
+from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
+from edge_chat.node import ChatNode  # noqa: E402
+from edge_chat_msgs.action import Generate  # noqa: E402
+from edge_chat_msgs.srv import Reset, StateFile  # noqa: E402
+from lifecycle_msgs.msg import Transition  # noqa: E402
+from lifecycle_msgs.srv import ChangeState  # noqa: E402
+from rclpy.action import ActionClient  # noqa: E402
+from rclpy.executors import MultiThreadedExecutor  # noqa: E402
+from rclpy.parameter import Parameter  # noqa: E402
+
+LIMIT_S = 60.0
+HELLO = {"prompt": "Hello, how are you?", "temperature": 0.0}
+LONG = {"prompt": "Hello", "temperature": 3.0, "seed": 5, "max_tokens": 1_000_000}
+
+
+class Caller:
+    """Another node, and the node under test, each on an executor of its own."""
+
+    def __init__(self) -> None:
+        self.tested = ChatNode()
+        self.tested.set_parameters(
+            [Parameter("bundle", value="demo-draft"), Parameter("threads", value=1)]
+        )
+        self.node = rclpy.create_node("caller")
+        self.executors = []
+        for node, threads in ((self.tested, 3), (self.node, 2)):
+            executor = MultiThreadedExecutor(threads)
+            executor.add_node(node)
+            threading.Thread(target=executor.spin, daemon=True).start()
+            self.executors.append(executor)
+        self.goals = ActionClient(self.node, Generate, "/edge_chat/generate")
+        self.changes = self.node.create_client(ChangeState, "/edge_chat/change_state")
+        assert self.goals.wait_for_server(LIMIT_S) and self.changes.wait_for_service(LIMIT_S)
+
+    def change(self, transition: int) -> bool:
+        request = ChangeState.Request()
+        request.transition.id = transition
+        return bool(done(self.changes.call_async(request)).success)
+
+    def call(self, kind: Any, name: str, **fields: Any) -> Any:
+        client = self.node.create_client(kind, f"/edge_chat/{name}")
+        assert client.wait_for_service(LIMIT_S)
+        return done(client.call_async(kind.Request(**fields)))
+
+    def send(self, fields: dict[str, Any], on_piece: Callable[[str], None] = lambda _: None) -> Any:
+        def feedback(message: Any) -> None:
+            on_piece(message.feedback.piece)
+
+        return done(self.goals.send_goal_async(Generate.Goal(**fields), feedback))
+
+    def close(self) -> None:
+        for executor in self.executors:
+            executor.shutdown(5)
+        self.tested.close()
+        self.tested.destroy_node()
+        self.node.destroy_node()
+
+
+def done(future: Any) -> Any:
+    """Its result, within LIMIT_S."""
+    ended = threading.Event()
+    future.add_done_callback(lambda _: ended.set())
+    assert ended.wait(LIMIT_S), "no answer"
+    return future.result()
+
+
+@pytest.fixture(scope="module")
+def caller() -> Iterator[Caller]:
+    """Of a node that is active."""
+    rclpy.init()
+    made = Caller()
+    assert not made.send(HELLO).accepted, "a goal before activation"
+    assert made.change(Transition.TRANSITION_CONFIGURE)
+    assert not made.send(HELLO).accepted
+    assert made.change(Transition.TRANSITION_ACTIVATE)
+    yield made
+    made.close()
+    rclpy.shutdown()
+
+
+def test_an_answer_comes_as_feedback_and_as_the_result(caller: Caller) -> None:
+    pieces: list[str] = []
+    answer = done(caller.send(HELLO, pieces.append).get_result_async())
+    assert answer.status == GoalStatus.STATUS_SUCCEEDED
+    assert answer.result.text == "I'm doing well, thank you. How are you?"
+    assert answer.result.finish_reason == "stop" and answer.result.tokens > 3
+    # best effort: the result does not wait for the last feedback to arrive
+    assert answer.result.text.startswith("".join(pieces)) and pieces
+
+
+def test_a_second_goal_is_rejected_and_the_first_can_be_cancelled(caller: Caller) -> None:
+    begun = threading.Event()
+    handle = caller.send(LONG, lambda _: begun.set())
+    assert handle.accepted and begun.wait(LIMIT_S)
+    assert not caller.send(HELLO).accepted
+    assert not caller.call(Reset, "reset").success
+    done(handle.cancel_goal_async())
+    answer = done(handle.get_result_async())
+    assert answer.status == GoalStatus.STATUS_CANCELED
+    assert answer.result.finish_reason == "cancelled"
+
+
+def test_a_deadline_gives_what_there_is(caller: Caller) -> None:
+    settle(caller)
+    answer = done(caller.send({**LONG, "deadline_s": 0.05}).get_result_async())
+    assert answer.status == GoalStatus.STATUS_SUCCEEDED
+    assert answer.result.finish_reason == "deadline"
+
+
+def test_a_wrong_goal_is_aborted_with_the_reason(caller: Caller) -> None:
+    settle(caller)
+    answer = done(caller.send({**HELLO, "temperature": 1e6}).get_result_async())
+    assert answer.status == GoalStatus.STATUS_ABORTED
+    assert "temperature" in answer.result.error
+
+
+def test_a_talk_is_saved_and_taken_up(caller: Caller, tmp_path: Any) -> None:
+    settle(caller)
+    done(caller.send(HELLO).get_result_async())
+    settle(caller)
+    path = str(tmp_path / "talk.state")
+    saved = caller.call(StateFile, "save", path=path)
+    assert saved.success and saved.tokens > 0
+    assert caller.call(Reset, "reset").success
+    assert caller.call(StateFile, "load", path=path).tokens == saved.tokens
+    assert not caller.call(StateFile, "load", path=path + ".none").success
+
+
+def test_diagnostics_tell_how_it_fares(caller: Caller) -> None:
+    heard: list[Any] = []
+    came = threading.Event()
+
+    def listen(message: Any) -> None:
+        heard.append(message)
+        came.set()
+
+    caller.node.create_subscription(DiagnosticArray, "/diagnostics", listen, 10)
+    assert came.wait(LIMIT_S)
+    (status,) = heard[0].status
+    values = {pair.key: pair.value for pair in status.values}
+    assert values["engine"] == "ort" and int(values["answers"]) > 0
+
+
+def test_deactivating_ends_the_goal_and_cleaning_up_frees(caller: Caller) -> None:
+    settle(caller)
+    begun = threading.Event()
+    handle = caller.send(LONG, lambda _: begun.set())
+    assert handle.accepted and begun.wait(LIMIT_S)
+    assert caller.change(Transition.TRANSITION_DEACTIVATE)
+    answer = done(handle.get_result_async())
+    assert answer.status == GoalStatus.STATUS_ABORTED
+    assert not caller.send(HELLO).accepted
+    assert caller.change(Transition.TRANSITION_CLEANUP)
+    assert caller.change(Transition.TRANSITION_CONFIGURE)
+    assert caller.change(Transition.TRANSITION_ACTIVATE)
+    assert done(caller.send(HELLO).get_result_async()).result.finish_reason == "stop"
+
+
+def settle(caller: Caller) -> None:
+    """Until no goal runs."""
+    end = time.monotonic() + LIMIT_S
+    while caller.tested._talker.refusal() and time.monotonic() < end:
+        time.sleep(0.01)
