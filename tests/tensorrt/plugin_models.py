@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
+from edge.config import Mamba2Config
 from edge.export.graph import BuiltGraph
 from edge.launch import LaunchPlan
 from edge.plugins.lowering.plan import lower
@@ -26,12 +28,17 @@ from tests import quantized_models
 from tests.tensorrt.device_graph import DeviceGraph
 from tests.tensorrt.machine import machine
 from tests.tensorrt.running import NUMPY, Array, Placed, put, with_kernels
+from tests.test_graph_models import MODELS
 
 CHUNK, BATCH, WINDOW, CAPACITY = 24, 2, 4, 64
 LARGEST = {
     "T": CHUNK, "B": BATCH, "L": CHUNK, "C": CAPACITY, "S": log_slots(WINDOW),
     "P": log_slots(WINDOW), "A": 16,
 }  # fmt: skip
+# besides those of tests/test_graph_models.py: a gate of int8 values without a norm
+OWN = {
+    "plain gate": (Mamba2Config(d_inner=64, d_ssm=64, d_state=8, head_dim=16, gated_norm=False),),
+}
 _ROOT = tempfile.TemporaryDirectory(prefix="edge-plugin-models-")
 
 
@@ -66,12 +73,13 @@ class Source:
 
 @functools.cache
 def source(name: str, quant: str, state: str | None) -> Source:
-    """The model `name` of tests/test_graph_models.py, its scans' states of type `state`."""
+    """The model `name` of OWN or tests/test_graph_models.py, its scans' states of type `state`."""
     folder = Path(_ROOT.name) / f"{name}-{quant}-{state}"
     folder.mkdir()
     choices = {} if state is None else {"ssm_state": state}
-    _, mixed = quantized_models.plan_of(name, quant, **choices)
-    built = quantized_models.built(name, mixed, folder)
+    with patch.dict(MODELS, OWN):
+        _, mixed = quantized_models.plan_of(name, quant, **choices)
+        built = quantized_models.built(name, mixed, folder)
     data = built.graph.read_bytes()
     plan = lower(data, folder)
     library = with_kernels(plan.variants)

@@ -22,7 +22,7 @@ from tests.tensorrt.plugin_host import whole
 from tests.tensorrt.plugin_models import source
 from tests.test_device_ops import memory
 
-# models of tests/test_graph_models.py, recipes and states that have every op between them
+# models, recipes and states (`plugin_models.source`) that have every op between them
 SOURCES: tuple[tuple[str, str, str | None], ...] = (
     ("mamba1", "w8a8", "int8"),
     ("mamba2 groups", "fp32", None),
@@ -40,10 +40,10 @@ SOURCES: tuple[tuple[str, str, str | None], ...] = (
     ("mamba2 groups", "w8a8", "fp16"),
     ("attention odd", "fp16", None),
     ("parallel", "fp32", None),
+    ("plain gate", "w8a8", None),
 )
-# no model here has them: a gate of int8 without a norm, and a scan of int8 values whose dt is made
-# by another node
-NOWHERE = {"Dequantize", "SelectiveScanInt8_8", "SelectiveScanInt8_16", "SelectiveScanInt8_32"}
+# in no graph that the exporter makes: every recipe has the scan make its dt itself
+NOWHERE = {"SelectiveScanInt8_8", "SelectiveScanInt8_16", "SelectiveScanInt8_32"}
 # their weights may be fp16 too
 HALVES = ("Embed", "Linear", "LinearConv", "SelectiveScanDt")
 NAMES = [*sorted(set(DEVICE_OPS) - NOWHERE), *(f"{name} fp16" for name in HALVES)]
