@@ -37,9 +37,7 @@ class Described:
     dims: tuple[int | str, ...]
 
     def of(self, sizes: Sizes) -> Tensor:
-        return Tensor(
-            self.dtype, tuple(sizes.get(d, 0) if isinstance(d, str) else d for d in self.dims)
-        )
+        return Tensor(self.dtype, tuple(sizes[d] if isinstance(d, str) else d for d in self.dims))
 
 
 class DeviceGraph:
@@ -61,7 +59,7 @@ class DeviceGraph:
         self.outputs = {value.name: _described(value) for value in graph.output}
         self.constants = {t.name: put(numpy_helper.to_array(t)) for t in graph.initializer}
         self._opsets = {each.domain: each.version for each in model.opset_import}
-        self._library, self._largest = library, largest
+        self._library = library
         self._running: dict[str, Running] = {}
         self.at_most = {name: each.of(largest) for name, each in self.inputs.items()}
         self.at_most |= {name: each.tensor for name, each in self.constants.items()}
