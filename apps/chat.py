@@ -90,10 +90,15 @@ def chat(
     from edge.runtime.model import load
 
     model = load(bundle, engine=engine, threads=threads, spin=spin)
+    drafter, watch = draft_options.drafter(draft, engine, threads, spin), None
+    if drafter is not None:
+        from edge.apps.profiling.stopwatch import timed
+
+        model, watch = timed(model)
     session = model.session(
         system=system if model.template else None,
         seed=seed,
-        draft=draft_options.drafter(draft, engine, threads, spin),
+        draft=drafter,
         draft_tokens=draft_tokens,
         draft_tree=tree,
         accept=rule,
@@ -101,9 +106,9 @@ def chat(
     if system is not None and model.template is None:
         print("note: this model has no chat template; --system is not used", file=sys.stderr)
     if once is not None:
-        interrupted = chat_once.answer(session, once, sampling)
+        interrupted = chat_once.answer(session, once, sampling, watch)
     else:
-        interrupted = chat_talk.talk(session, bundle, sampling)
+        interrupted = chat_talk.talk(session, bundle, sampling, watch)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -13,6 +13,7 @@ from edge.errors import InputError
 from edge.runtime.sampling import SamplingParams, make_params
 
 if TYPE_CHECKING:
+    from edge.apps.chat_gain import Gain
     from edge.runtime.generate import Generation, GenerationResult
     from edge.runtime.session import Session
     from edge.runtime.turn import SessionSnapshot
@@ -33,7 +34,8 @@ class Talk:
         forks: branches kept by /fork.
         attached: text that /read keeps for the next message.
         figures: whether the line of figures follows an answer.
-        results: of the answers so far: the last one, and sums.
+        last, answers, tokens: of the answers so far: the last one, and sums.
+        gain: what drafting gains, where there is any; last_gain: in the last answer.
     """
 
     session: Session
@@ -45,6 +47,8 @@ class Talk:
     last: GenerationResult | None = None
     answers: int = 0
     tokens: int = 0
+    gain: Gain | None = None
+    last_gain: float | None = None
 
     def length(self) -> str:
         if self.session.model.template is None:
@@ -208,7 +212,9 @@ def _stats(talk: Talk, argument: str) -> str:
 
     if talk.last is None:
         return "no answer yet"
-    return f"{figures(talk.last, talk.session)}\n{talk.answers} answers, {talk.tokens} tokens"
+    said = [figures(talk.last, talk.session, talk.last_gain)]
+    said.append(f"{talk.answers} answers, {talk.tokens} tokens")
+    return "\n".join([*said, talk.gain.line()] if talk.gain else said)
 
 
 def _bye(talk: Talk, argument: str) -> str:

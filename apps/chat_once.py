@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from edge.apps import chat_output
+from edge.apps.chat_gain import Gain
 from edge.errors import InputError
 
 if TYPE_CHECKING:
     from types import FrameType
 
+    from edge.apps.profiling.stopwatch import TimedEngine
     from edge.runtime.generate import Generation
     from edge.runtime.session import Session
 
@@ -47,8 +49,16 @@ def begin(session: Session, text: str | None, sampling: Mapping[str, Any]) -> Ge
     return session.chat(text, **sampling)
 
 
-def answer(session: Session, prompt: str, sampling: Mapping[str, Any]) -> bool:
-    """Write the answer to standard output; whether it was interrupted."""
+def answer(
+    session: Session,
+    prompt: str,
+    sampling: Mapping[str, Any],
+    watch: TimedEngine | None = None,
+) -> bool:
+    """Write the answer to standard output; whether it was interrupted.
+
+    `watch`: what the session runs on, where it drafts.
+    """
     chat_output.prepare()
     if session.model.template is None:
         chat_output.note(NO_TEMPLATE)
@@ -60,8 +70,10 @@ def answer(session: Session, prompt: str, sampling: Mapping[str, Any]) -> bool:
         for piece in generation:
             stream.write(piece)
     stream.end()
-    chat_output.note(chat_output.figures(generation.result, session))
-    return generation.result.finish_reason == "cancelled"
+    result = generation.result
+    gain = Gain(watch).add(result) if watch else None
+    chat_output.note(chat_output.figures(result, session, gain))
+    return result.finish_reason == "cancelled"
 
 
 @contextmanager

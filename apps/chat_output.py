@@ -64,8 +64,11 @@ def prepare() -> None:
             reconfigure(errors="replace")
 
 
-def figures(result: GenerationResult, session: Session) -> str:
-    """One line, mostly under 80 columns: tokens and their speed, TTFT, tokens reused."""
+def figures(result: GenerationResult, session: Session, gain: float | None = None) -> str:
+    """One line, mostly under 80 columns: tokens and their speed, TTFT, tokens reused.
+
+    `gain`: about how many times as quick as without drafts it was, where that is known.
+    """
     parts = [
         f"prompt {result.prompt_tokens}{_rate(result.prompt_tokens_per_s)}",
         f"generation {len(result.tokens)}{_rate(result.timings.tokens_per_s)}",
@@ -73,21 +76,23 @@ def figures(result: GenerationResult, session: Session) -> str:
     if result.timings.ttft_s is not None:
         parts.append(f"TTFT {result.timings.ttft_s * 1000:.0f} ms")
     if drafted := result.speculation:
-        parts.append(_drafting(drafted))
+        parts.append(_drafting(drafted, gain))
     parts += [f"reused {result.reused_tokens}", f"state {megabytes(session.state_bytes)}"]
     if ended := ENDS[result.finish_reason]:
         parts.append(ended)
     return f"[ {' | '.join(parts)} ]"
 
 
-def _drafting(drafted: Speculation) -> str:
-    """How much of an answer came from drafts. What it gained is for `edge profile` to measure."""
+def _drafting(drafted: Speculation, gain: float | None) -> str:
+    """How much of an answer came from drafts, and about what that gained."""
     if drafted.problem:
         return f"drafting given up: {drafted.problem}"
     if drafted.acceptance_length is None:
         return f"{drafted.drafter} drafted nothing"
     share = drafted.accepted / (drafted.accepted + drafted.rounds + drafted.steps)
     figures = f"{drafted.drafter} {drafted.acceptance_length:.1f} a run, {share:.0%} drafted"
+    if gain is not None:
+        figures += f", about {gain:.1f}×"
     if drafted.accept != "exact":
         figures += f", lossy ({drafted.accept})"
     if len(drafted.shapes) > 1:  # somebody chose

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.apps import chat_files, chat_output
 from edge.apps.chat_commands import COMMANDS, Talk
+from edge.apps.chat_gain import Gain
 from edge.apps.chat_input import reader
 from edge.apps.chat_once import NO_TEMPLATE, begin, stopping
 from edge.apps.units import megabytes
@@ -19,6 +20,7 @@ from edge.errors import EdgeError, InputError
 if TYPE_CHECKING:
     from types import FrameType
 
+    from edge.apps.profiling.stopwatch import TimedEngine
     from edge.runtime.generate import Generation
     from edge.runtime.session import Session
 
@@ -27,16 +29,23 @@ class HangUp(SystemExit):
     """The terminal is gone, or the process is told to end. Event loops let this one through."""
 
 
-def talk(session: Session, name: str, sampling: Mapping[str, Any]) -> bool:
+def talk(
+    session: Session,
+    name: str,
+    sampling: Mapping[str, Any],
+    watch: TimedEngine | None = None,
+) -> bool:
     """Talk until /bye, Ctrl-D (False) or Ctrl-C twice (True). A hang-up saves the talk, then
     raises SystemExit with 128 + the signal's number.
+
+    `watch`: what the session runs on, where it drafts.
     """
     chat_output.prepare()
     engine, state = session.model.engine.name, megabytes(session.state_bytes)
     chat_output.note(f"{name} on {engine}, state {state} whatever the length; /help for commands")
     if session.model.template is None:
         chat_output.note(f"{NO_TEMPLATE}; an empty line goes on")
-    this = Talk(session, name, dict(sampling))
+    this = Talk(session, name, dict(sampling), gain=Gain(watch) if watch else None)
     ask = reader({name: command.words for name, command in COMMANDS.items()})
     try:
         with _hanging_up(session) as told:
@@ -109,8 +118,9 @@ def _answer(this: Talk, generation: Generation) -> bool:
         stream.end()
     result = this.last = generation.result
     this.answers, this.tokens = this.answers + 1, this.tokens + len(result.tokens)
+    this.last_gain = this.gain.add(result) if this.gain else None
     if this.figures:
-        chat_output.note(chat_output.figures(result, this.session))
+        chat_output.note(chat_output.figures(result, this.session, this.last_gain))
     return result.finish_reason == "cancelled"
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edge.apps.draft_options import branches, drafter
 from edge.errors import EdgeError, InputError
 
 if TYPE_CHECKING:
@@ -82,6 +83,13 @@ def serve(
         int | None,
         _running(min=1, metavar="N", help="Tokens the KV caches hold, for models with attention."),
     ] = None,
+    draft: Annotated[str, _running(help="Who drafts: another bundle, ngram, or none.")] = "none",
+    draft_tokens: Annotated[
+        int | None, _running(metavar="N", help="Tokens of every draft; else found by trying.")
+    ] = None,
+    draft_tree: Annotated[
+        str | None, _running(metavar="N,N,…", help="Children at each depth of every draft.")
+    ] = None,
     engine: Annotated[str, _running(help="auto, ort, cuda or tensorrt.")] = "auto",
     threads: Annotated[
         int | None, _running(min=1, metavar="N", help="CPU threads; one per core when not given.")
@@ -96,6 +104,7 @@ def serve(
 
     SIGTERM or Ctrl-C lets the running answer finish; a second one leaves at once.
     """
+    tree = branches(draft_tokens, draft_tree, False)
     key, made = _key(api_key, no_key)
     for value in (deadline, receive_timeout, send_timeout, grace):
         if math.isnan(value):  # it is within every range
@@ -140,9 +149,12 @@ def serve(
     def load() -> tuple[Any, Any]:
         from edge.apps.server.slot import Slot
         from edge.runtime.model import load
+        from edge.runtime.speculate.choose import drafting
 
         model = load(bundle, engine=engine, threads=threads, spin=spin)
-        return model, Slot(model, capacity=context, cache_bytes=limits.cache_bytes)
+        who = drafter(draft, engine, threads, spin)
+        drafts = drafting(model, who, draft_tokens, tree, context)
+        return model, Slot(model, capacity=context, cache_bytes=limits.cache_bytes, drafting=drafts)
 
     raise typer.Exit(run.run(settings, listening, load, say))
 

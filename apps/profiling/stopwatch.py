@@ -21,9 +21,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of one run; `reading` says whether it was of a prompt, kept for good."""
+    """Seconds of one run of so many tokens; `reading`: of a prompt, kept for good."""
 
     seconds: float
+    tokens: int
     reading: bool
 
 
@@ -74,24 +75,24 @@ class TimedEngine(GreedyEngine):
     ) -> NDArray[np.float32]:
         run = self._engine.run
         return self._timed(
-            commit, lambda: run(tokens, state, parents=parents, rows=rows, commit=commit)
+            tokens, commit, lambda: run(tokens, state, parents=parents, rows=rows, commit=commit)
         )
 
     def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
         engine = self._engine
         if not isinstance(engine, GreedyEngine):
             raise EngineError(f"engine {engine.name} does not choose tokens itself")
-        return self._timed(False, lambda: engine.run_greedy(tokens, state))
+        return self._timed(tokens, False, lambda: engine.run_greedy(tokens, state))
 
     def memory_plan(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> dict[str, int]:
         return self._engine.memory_plan(batch=batch, window=window, capacity=capacity)
 
-    def _timed(self, reading: bool, run: Callable[[], T]) -> T:
+    def _timed(self, tokens: NDArray[np.int64], reading: bool, run: Callable[[], T]) -> T:
         began = time.perf_counter()
         result = run()
-        self.runs.append(Spent(time.perf_counter() - began, reading))
+        self.runs.append(Spent(time.perf_counter() - began, tokens.shape[1], reading))
         return result
 
 

@@ -21,6 +21,7 @@ from edge.runtime.context import Context, Logits
 from edge.runtime.generate import Answer, Generation, Opening
 from edge.runtime.model import Model
 from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.speculate.draft import Drafting
 
 WORTH = 16  # tokens that a kept state must spare
 WINDOW = 2  # every token of it costs two states, and nothing here goes back far
@@ -35,10 +36,21 @@ class Slot:
         store: the states that are kept.
     """
 
-    def __init__(self, model: Model, *, capacity: int | None, cache_bytes: int) -> None:
-        """Takes the state's memory. `capacity`: see `Engine.new_state`."""
+    def __init__(
+        self,
+        model: Model,
+        *,
+        capacity: int | None,
+        cache_bytes: int,
+        drafting: Drafting | None = None,
+    ) -> None:
+        """Takes the state's memory. `capacity`: see `Engine.new_state`. `drafting`: of all answers;
+        what a bandit learns in one helps the next.
+        """
         self._model = model
-        state = model.engine.new_state(window=WINDOW, capacity=capacity)
+        self._drafting = drafting
+        window = WINDOW if drafting is None else max(WINDOW, drafting.window)
+        state = model.engine.new_state(window=window, capacity=capacity)
         self._context = Context(model.engine, state)
         self.store = PrefixStore(cache_bytes)
         # a state that alone is over the budget is not copied in vain
@@ -64,7 +76,12 @@ class Slot:
             self._until = time.monotonic() + params.deadline_s
         self.reused = 0
         self._answer = Answer(
-            self, self._context, self._model.tokenizer, Sampler(params), None, continued=continued
+            self,
+            self._context,
+            self._model.tokenizer,
+            Sampler(params),
+            self._drafting,
+            continued=continued,
         )
         return Generation(self._answer)
 
