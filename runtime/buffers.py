@@ -118,8 +118,9 @@ class StateBuffers(State):
         slot = other.place.spare_slots()[0]
         for name, ring in self.rings.items():
             axis = batch_axis(name)
-            source = np.expand_dims(ring[self.place.live], axis + 1)
-            _repeated(other.rings[name][slot], axis, count)[...] = source
+            source = ring[self.place.live]
+            wide = _repeated(other.rings[name][slot], axis, count)
+            wide[...] = source[:, :, None] if axis else source[:, None]
         for name, cache in self.caches.items():
             wide = _repeated(other.caches[name], 0, count)
             wide[:, :, :, :length] = cache[:, None, :, :length]

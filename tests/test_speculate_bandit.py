@@ -142,7 +142,7 @@ def test_a_short_answer_is_not_spent_on_trying(world: World) -> None:
     """The first 20 rounds of a session, with everything to be learned in them; the best shape after
     one try of each would cost 6 to 16 % more than itself where drafting pays, else 36 to 76 %.
     """
-    assert np.mean(_regrets(world, 20)) < (0.08 if world in PLAIN else 0.15)
+    assert np.mean(_regrets(world, 20)) < (0.08 if world in PLAIN else 0.25)
 
 
 def test_it_changes_its_mind_when_the_text_does() -> None:
@@ -195,6 +195,13 @@ def test_a_drafter_that_mostly_has_nothing_to_say_is_asked_while_asking_is_free(
             else:
                 bandit.learn(World(0.8, run=0.001, token=0.05).play(shape, rng))
         assert (bandit.pulls[NO_DRAFT] < 200) is asked
+
+
+def test_a_cold_first_step_does_not_make_drafts_look_good() -> None:
+    bandit = Bandit(ARMS)
+    bandit.learn(Round(NO_DRAFT, 0, (0,), (), 0.0, 20.0))
+    _play(bandit, NEVER, 60, 1)
+    assert bandit.pulls[NO_DRAFT] > 50
 
 
 def test_one_round_that_took_for_ever_is_forgotten() -> None:

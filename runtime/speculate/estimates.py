@@ -16,14 +16,20 @@ class Mean:
     """
 
     LIMIT = 70
+    FEW = 3
     # seconds are at most so many times the mean: a process that was put to sleep says nothing
-    OUTLIER = 4
+    OUTLIER = 2
 
     value: float = 0.0
     count: float = 0.0
 
     def add_seconds(self, value: float) -> None:
-        self.add(min(value, self.OUTLIER * self.value) if self.count >= 3 else value)
+        """The first runs are slower than those after them: of the first three the least counts."""
+        if 0 < self.count < self.FEW:
+            self.value = value = min(self.value, value)
+        elif self.count:
+            value = min(value, self.OUTLIER * self.value)
+        self.add(value)
 
     def add(self, value: float) -> None:
         self.count = min(self.count + 1, self.LIMIT)
@@ -140,7 +146,6 @@ class Costs:
         return predicted if own is None else own.toward(predicted, 1.0)
 
     def _known(self, means: dict[bool, Mean], chain: bool, steps: float) -> float:
-        for kind in (chain, not chain):
-            if means[kind].count:
-                return means[kind].value
-        return steps * self.step.value
+        # by one round alone hardly anything is known: what was assumed counts as one more
+        assumed = means[not chain].toward(steps * self.step.value, 1.0)
+        return means[chain].toward(assumed, 1.0)
