@@ -76,6 +76,13 @@ def _figures(card: dict[str, Any]) -> str:
                 f"| {title} | {nats:.3f} | {f['perplexity']:.2f} | {f['bytes_per_token']:.2f} "
                 f"| {f['bits_per_byte']:.3f} |"
             )
+    if "teacher" in card:
+        same, overlap = card["teacher"]["same_choice"], card["teacher"]["overlap"]
+        lines.append(
+            f"\nIn talks it did not learn, {same:.1%} of its likeliest tokens are its teacher's, "
+            f"and {overlap:.1%} of the two distributions is the same: the share of drafted tokens "
+            "that stands, greedily and at temperature 1."
+        )
     return "\n".join(lines)
 
 

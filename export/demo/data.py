@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import sentencepiece as spm
+import torch
+from torch import Tensor
 
 from edge.export.demo.chats import GREETINGS, Conversation, read_conversations, read_documents
 from edge.export.demo.tokenizer import load_tokenizer
@@ -160,6 +162,29 @@ class Rows:
 
     ids: npt.NDArray[np.int32]
     mask: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(self, part: slice) -> Batch:
+        ids = torch.from_numpy(self.ids[part].astype(np.int64))
+        return Batch(ids, torch.from_numpy(self.mask[part]))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step learns: ids int64 and mask bool, [batch, width].
+
+    `taught`: the teacher's hidden [n, E] before each id that mask[:, 1:] marks, where there is one.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    taught: Tensor | None = None
+
+    def to(self, device: str) -> Batch:
+        taught = None if self.taught is None else self.taught.to(device)
+        return Batch(self.ids.to(device), self.mask.to(device), taught)
 
 
 def pack(pieces: Sequence[Piece], width: int, pad: int, open_rows: int = 64) -> Rows:

@@ -12,17 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
-import numpy as np
 import torch
 import typer
+from torch import Tensor
 
 from edge.config import ModelConfig
 from edge.export.demo import checkpoint
-from edge.export.demo.data import TrainingData, make_codec
+from edge.export.demo.data import Batch, Codec, Rows, TrainingData, make_codec
+from edge.export.demo.distill import Lessons, TalkRows, Taught, start_from
 from edge.export.demo.evaluate import Figures, chat_rows, measure, text_rows
-from edge.export.demo.loss import head_loss
+from edge.export.demo.loss import head_loss, taught_loss
 from edge.export.demo.optim import Optimizer, initialise, trapezoid
 from edge.export.demo.samples import CONVERSATIONS, converse
 from edge.export.demo.save import save_model
@@ -54,6 +55,8 @@ class Plan:
     greet: float = 1.0
     save_every: float = 300.0
     valid_conversations: int | None = 150
+    taught: Taught | None = None
+    start: Path | None = None
 
     def progress(self, step: int, seconds: float) -> float:
         """The share of the run that is over."""
@@ -65,28 +68,36 @@ class Plan:
         return max(shares)
 
 
-def batches(
-    data: TrainingData, batch: int, epoch: int, row: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, int, int]]:
-    """(ids, mask) int64 and bool [batch, width] from a place onwards, and the place after them."""
+class Source(Protocol):
+    """Rows to learn, as many epochs as are wanted."""
+
+    def epoch(self, number: int) -> Rows | TalkRows: ...
+
+
+def batches(data: Source, batch: int, epoch: int, row: int) -> Iterator[tuple[Batch, int, int]]:
+    """Batches of `batch` rows from a place onwards, and the place after each."""
     while True:
         rows = data.epoch(epoch)
-        while row + batch <= len(rows.ids):
-            part = slice(row, row + batch)
+        while row + batch <= len(rows):
             row += batch
-            ids = torch.from_numpy(rows.ids[part].astype(np.int64))
-            yield ids, torch.from_numpy(rows.mask[part]), epoch, row
+            yield rows.batch(slice(row - batch, row)), epoch, row
         epoch, row = epoch + 1, 0
 
 
-def learn(network: Network, ids: torch.Tensor, mask: torch.Tensor, bf16: bool) -> torch.Tensor:
-    """Mean loss over the ids that the mask marks; ids and mask [batch, width]."""
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
-        hidden, _ = network.hidden(ids[:, :-1])
-    wanted = mask[:, 1:]
+def learn(network: Network, batch: Batch, bf16: bool, lessons: Lessons | None) -> Tensor:
+    """Mean loss over the ids that the mask marks."""
+    with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
+        hidden, _ = network.hidden(batch.ids[:, :-1])
+    wanted = batch.mask[:, 1:]
     weight = (network.lm_head or network.embedding).weight
     dtype = torch.bfloat16 if bf16 else torch.float32
-    return head_loss(hidden[wanted], weight, ids[:, 1:][wanted], dtype) / wanted.sum()
+    said, targets = hidden[wanted], batch.ids[:, 1:][wanted]
+    if lessons is None:
+        return head_loss(said, weight, targets, dtype) / wanted.sum()
+    assert batch.taught is not None
+    head = lessons.head.to(weight.device)
+    loss = taught_loss(said, weight, targets, batch.taught, head, lessons.share, dtype)
+    return loss / wanted.sum()
 
 
 def train(
@@ -96,20 +107,28 @@ def train(
     torch.manual_seed(plan.seed)
     network = Network(config)
     initialise(network)
+    if plan.start is not None:
+        start_from(network, plan.start)
     network.to(plan.device)
     optimizer = Optimizer(network)
     place: dict[str, Any] = {"step": 0, "epoch": 0, "row": 0, "tokens": 0, "seconds": 0.0}
     place |= checkpoint.load(out / "resume", network, optimizer) or {}
     codec = make_codec(tokenizer)
-    training = TrainingData(data, codec, plan.width, plan.seed, plan.talk_only, plan.greet)
+    lessons = find_lessons(plan, codec)
+    training: Source = lessons or TrainingData(
+        data, codec, plan.width, plan.seed, plan.talk_only, plan.greet
+    )
     rows, size = chat_rows(data / "chat.valid.jsonl", codec, plan.width, plan.valid_conversations)
 
     def validate() -> Figures:
         return measure(network, rows, size, torch.bfloat16 if plan.bf16 else torch.float32)
 
+    def agreement() -> dict[str, Any]:
+        return {} if lessons is None else {"teacher": lessons.agreement(network)}
+
     def keep(valid: Figures) -> None:
         checkpoint.save(out / "resume", network, optimizer, place)
-        card = describe(config, plan, place) | {"chat_valid_sample": valid.summary()}
+        card = describe(config, plan, place) | {"chat_valid_sample": valid.summary()} | agreement()
         save_model(network, out, tokenizer, card)
 
     if place["step"] == 0:
@@ -119,12 +138,12 @@ def train(
     saved, losses = time.monotonic(), list[float]()
     with stop_requests() as stop:
         while (done := plan.progress(place["step"], place["seconds"])) < 1.0:
-            ids, mask, place["epoch"], place["row"] = next(stream)
-            loss = learn(network, ids.to(plan.device), mask.to(plan.device), plan.bf16)
+            batch, place["epoch"], place["row"] = next(stream)
+            loss = learn(network, batch.to(plan.device), plan.bf16, lessons)
             torch.autograd.backward(loss)
             norm = optimizer.step(factor := trapezoid(place["step"], done))
             place["step"] += 1
-            place["tokens"] += ids[:, 1:].numel()
+            place["tokens"] += batch.ids[:, 1:].numel()
             place["seconds"] = time.monotonic() - clock
             losses.append(float(loss.detach()))
             if place["step"] % 50 == 0:
@@ -135,13 +154,20 @@ def train(
                 raise SystemExit(128 + stop[0])
             if time.monotonic() - saved > plan.save_every:
                 valid = validate()
-                print(f"valid {valid.summary()}", flush=True)
+                print(f"valid {valid.summary() | agreement()}", flush=True)
                 keep(valid)
                 saved = time.monotonic()
     card = describe(config, plan, place) | final_figures(network, data, tokenizer, plan)
+    card |= agreement()
     checkpoint.save(out / "resume", network, optimizer, place)
     save_model(network, out, tokenizer, card)
     return card
+
+
+def find_lessons(plan: Plan, codec: Codec) -> Lessons | None:
+    if plan.taught is None:
+        return None
+    return Lessons(plan.taught, codec, plan.width, plan.batch, plan.seed)
 
 
 @contextmanager
@@ -220,6 +246,15 @@ def main(
     seed: int = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
     vocab: Annotated[int, typer.Option(help="Pieces, for tokenizer")] = 4096,
+    teacher: Annotated[
+        Path | None, typer.Option(help="For draft: floating bundle or checkpoint to learn from")
+    ] = None,
+    talks: Annotated[
+        list[Path] | None, typer.Option(help="With --teacher: its talks (edge.apps.demo_talks)")
+    ] = None,
+    start: Annotated[
+        Path | None, typer.Option(help="Floating bundle or checkpoint to begin with")
+    ] = None,
 ) -> None:
     """Train the tokenizer or a model. Stop at any time; the same command continues."""
     if threads:
@@ -233,7 +268,13 @@ def main(
         tokenizer = None
     elif tokenizer is None:
         raise typer.BadParameter("--tokenizer is needed")
-    plan = Plan(width, batch, steps, minutes, seed, device, bf16, talk_only, greet, save_every)
+    if (teacher is None) != (talks is None):
+        raise typer.BadParameter("--teacher and --talks go together")
+    plan = Plan(
+        width, batch, steps, minutes, seed, device, bf16, talk_only, greet, save_every,
+        taught=Taught(teacher, tuple(talks), out / "lessons") if teacher and talks else None,
+        start=start,
+    )  # fmt: skip
     card = train(config_for(what.value), data, out, plan, tokenizer)
     print(json.dumps(card, indent=2))
 

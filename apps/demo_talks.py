@@ -1,0 +1,129 @@
+"""Talks with a model, for its drafter to learn from: `python -m edge.apps.demo_talks BUNDLE`.
+
+Here and not beside the training, because what a drafter has to say in advance is what the runtime
+says. Of the people in the data only their own turns are taken, the model answers itself.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge.errors import ContextFullError
+from edge.runtime.model import load
+from edge.runtime.session import Session
+
+# How often a talk's user turns are of a source.
+SOURCES = {
+    "self_dialogue": 4.0,
+    "synthetic_persona_chat": 2.0,
+    "taskmaster4": 2.0,
+    "gsm8k_chat": 2.0,
+    "seed_tasks_chat": 1.0,
+    "tldr": 1.0,
+    "mbpp_chat": 0.5,
+}
+# Half of the talks are greedy, as the drafter will mostly be asked to be.
+TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
+LONGEST_TURN = 600  # characters
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Talk `index` is a function of the seed and the index alone."""
+
+    seed: int
+    turns: int
+    max_tokens: int
+
+
+def user_turns(path: Path) -> dict[str, list[list[str]]]:
+    """Source → what the user says in each of its conversations; the file is as chat.train.jsonl."""
+    found: dict[str, list[list[str]]] = {source: [] for source in SOURCES}
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            record = json.loads(line)
+            said = [m["content"].strip() for m in record["messages"] if m["role"] == "user"]
+            said = [text for text in said if 0 < len(text) <= LONGEST_TURN]
+            if said and record["source"] in found:
+                found[record["source"]].append(said)
+    return {source: talks for source, talks in found.items() if talks}
+
+
+def talk(
+    session: Session, prompts: dict[str, list[list[str]]], plan: Plan, index: int
+) -> Iterator[Message]:
+    """The messages of one talk, which ends with an answer that did not come to its end."""
+    rng = random.Random(f"{plan.seed}/{index}")
+    sources = sorted(prompts)
+    source = rng.choices(sources, [SOURCES[s] for s in sources])[0]
+    said = rng.choice(prompts[source])
+    # from anywhere on: first turns are nearly all greetings
+    first = rng.randrange(len(said))
+    temperature = rng.choice(TEMPERATURES)
+    seed = rng.getrandbits(32)
+    session.reset()
+    for text in said[first : first + plan.turns]:
+        try:
+            result = session.chat(
+                text, max_tokens=plan.max_tokens, temperature=temperature, top_p=1.0, seed=seed
+            ).finish()
+        except ContextFullError:
+            return
+        if not result.text.strip():
+            return
+        yield {"role": "user", "content": text}
+        yield {"role": "assistant", "content": result.text}
+        if result.finish_reason != "stop":
+            return
+
+
+def whole_lines(path: Path) -> int:
+    """How many lines a file has; what a killed run left of one more is cut off."""
+    if not path.exists():
+        return 0
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with path.open("rb+") as file:
+            file.truncate(whole)
+    return content.count(b"\n")
+
+
+def main(
+    bundle: str,
+    data: Annotated[Path, typer.Option(help="Folder with chat.train.jsonl")],
+    out: Annotated[Path, typer.Option(help="File of the talks; an earlier run's continues")],
+    talks: Annotated[int, typer.Option(help="How many in all")] = 10_000,
+    turns: Annotated[int, typer.Option(help="Most answers a talk")] = 3,
+    max_tokens: Annotated[int, typer.Option(help="Longer answers are cut")] = 128,
+    seed: int = 0,
+    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
+) -> None:
+    """Let BUNDLE answer the users of the training data. Stop at any time; the same command goes on.
+
+    One talk a line, as in chat.train.jsonl; an empty one where nothing was said or fits.
+    """
+    session = load(bundle, threads=threads).session(undo_levels=0)
+    prompts = user_turns(data / "chat.train.jsonl")
+    plan = Plan(seed, turns, max_tokens)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    done = whole_lines(out)
+    with out.open("a", encoding="utf-8") as file:
+        for index in range(done, talks):
+            messages = list(talk(session, prompts, plan, index))
+            record = {"messages": messages, "source": "teacher"}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.flush()
+
+
+if __name__ == "__main__":
+    typer.run(main)

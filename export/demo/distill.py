@@ -1,0 +1,207 @@
+"""What a drafter learns from its teacher: the teacher's own talks, and its distribution in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edge.export.checkpoint import open_checkpoint
+from edge.export.demo.chats import read_conversations
+from edge.export.demo.checkpoint import replace_folder
+from edge.export.demo.data import Batch, Codec
+from edge.export.network import Network
+
+HELD_OUT = 50  # every so many talks is not learned but measured
+
+
+@dataclass(frozen=True)
+class Taught:
+    """Where a drafter's lessons come from.
+
+    Attributes:
+        teacher: a floating bundle or checkpoint of the teacher.
+        talks: files of conversations in which it is the assistant; those in the words of others
+            do too, for it is its distribution that is learned.
+        keep: a folder for what it thought in them, found once for the same talks and teacher.
+        share: of the loss that is the teacher's distribution; the rest is what was said.
+    """
+
+    teacher: Path
+    talks: tuple[Path, ...]
+    keep: Path
+    share: float = 0.8
+
+
+@dataclass(frozen=True)
+class Talk:
+    """ids [n]; mask [n], True where the teacher spoke, the ids to be predicted; first: the place
+    of its first prediction in `Lessons.hidden`.
+    """
+
+    ids: list[int]
+    mask: list[bool]
+    first: int
+
+
+def load_network(path: Path) -> tuple[Network, str]:
+    """A floating bundle or checkpoint, with its fingerprint."""
+    checkpoint = open_checkpoint(path)
+    network = Network(checkpoint.config)
+    network.load_canonical(dict(checkpoint.tensors()))
+    return network.eval().requires_grad_(False), checkpoint.fingerprint()
+
+
+def start_from(network: Network, path: Path) -> None:
+    """Copy what `path` has under the same name and in the same shape: the first layers of many."""
+    other = load_network(path)[0].canonical_tensors()
+    with torch.no_grad():
+        for name, parameter in network.canonical_tensors().items():
+            if name in other and other[name].shape == parameter.shape:
+                parameter.copy_(other[name])
+
+
+def read_talks(paths: Iterable[Path], codec: Codec, limit: int) -> list[Talk]:
+    """Talks as `edge.apps.demo_talks` writes them, cut to `limit` ids. They are said from the
+    beginning each, as a drafter meets them, and so not packed.
+    """
+    talks: list[Talk] = []
+    first = 0
+    for conversation in chain.from_iterable(map(read_conversations, paths)):
+        ids: list[int] = []
+        mask: list[bool] = []
+        for role, content in conversation.turns:
+            before, inside = codec.turn(role, content)
+            ids += before + inside
+            mask += [False] * len(before) + [role == "assistant"] * len(inside)
+        talk = Talk(ids[:limit], mask[:limit], first)
+        if any(talk.mask):
+            talks.append(talk)
+            first += sum(talk.mask)
+    return talks
+
+
+@dataclass(frozen=True)
+class TalkRows:
+    """Talks in the order of an epoch, neighbours alike in length."""
+
+    talks: list[Talk]
+    pad: int
+    hidden: npt.NDArray[np.float16]
+
+    def __len__(self) -> int:
+        return len(self.talks)
+
+    def batch(self, part: slice) -> Batch:
+        talks = self.talks[part]
+        width = max(len(talk.ids) for talk in talks)
+        ids = np.full((len(talks), width), self.pad, np.int64)
+        mask = np.zeros((len(talks), width), np.bool_)
+        for row, talk in enumerate(talks):
+            ids[row, : len(talk.ids)] = talk.ids
+            mask[row, : len(talk.ids)] = talk.mask
+        taught = np.concatenate([self.hidden[t.first : t.first + sum(t.mask)] for t in talks])
+        return Batch(torch.from_numpy(ids), torch.from_numpy(mask), torch.from_numpy(taught))
+
+
+class Lessons:
+    """A teacher's talks, and what it was about to say at each of its ids.
+
+    Attributes:
+        hidden: float16 [n, E], its final hidden before each id that it said.
+        head: its head [V, E].
+        share: see `Taught`.
+    """
+
+    def __init__(self, taught: Taught, codec: Codec, width: int, batch: int, seed: int) -> None:
+        """`width`: most ids of a talk; `batch`: rows of a step."""
+        self.pad, self.batch, self.seed, self.share = codec.pad, batch, seed, taught.share
+        every = read_talks(taught.talks, codec, width)
+        network, fingerprint = load_network(taught.teacher)
+        self.head = (network.lm_head or network.embedding).weight
+        key = {
+            "talks": [hashlib.sha256(path.read_bytes()).hexdigest() for path in taught.talks],
+            "teacher": fingerprint,
+            "width": width,
+        }
+        found = _kept(taught.keep, key)
+        if found is None:
+            found = final_hidden(network, every, codec.pad)
+            _keep(taught.keep, key, found)
+        self.hidden = found
+        self.learned = [talk for index, talk in enumerate(every) if index % HELD_OUT]
+        self.held_out = every[::HELD_OUT]
+
+    def epoch(self, number: int) -> TalkRows:
+        """A function of the seed and the number alone: steps of talks alike in length, shuffled."""
+        rng = random.Random(f"{self.seed}/{number}")
+        order = sorted(self.learned, key=lambda talk: len(talk.ids) * rng.uniform(0.9, 1.1))
+        starts = range(0, len(order) - self.batch + 1, self.batch)
+        steps = [order[start : start + self.batch] for start in starts]
+        rng.shuffle(steps)
+        return TalkRows([talk for step in steps for talk in step], self.pad, self.hidden)
+
+    @torch.no_grad()
+    def agreement(self, network: Network, batch: int = 16) -> dict[str, float]:
+        """On the talks held out, at each id the teacher said: how often the likeliest is the same,
+        and how much the distributions have in common, Σ min(p, q): what rejection accepts.
+        """
+        rows = TalkRows(sorted(self.held_out, key=lambda t: len(t.ids)), self.pad, self.hidden)
+        same, common, count = 0, 0.0, 0
+        head = self.head.to(network.embedding.weight.device)
+        for start in range(0, len(rows), batch):
+            part = rows.batch(slice(start, start + batch)).to(str(head.device))
+            assert part.taught is not None
+            p = (part.taught.float() @ head.T).softmax(-1)
+            hidden = network.hidden(part.ids[:, :-1])[0][part.mask[:, 1:]]
+            q = network.head(hidden).softmax(-1)
+            same += int((p.argmax(-1) == q.argmax(-1)).sum())
+            common += float(torch.minimum(p, q).sum())
+            count += len(p)
+        return {"same_choice": round(same / count, 4), "overlap": round(common / count, 4)}
+
+
+@torch.no_grad()
+def final_hidden(
+    network: Network, talks: list[Talk], pad: int, batch: int = 16
+) -> npt.NDArray[np.float16]:
+    """The teacher's final hidden before each id it said, float16 [n, E] in the talks' order."""
+    width = network.config.d_model
+    found = np.zeros((sum(sum(talk.mask) for talk in talks), width), np.float16)
+    order = sorted(talks, key=lambda talk: len(talk.ids))
+    for start in range(0, len(order), batch):
+        rows = TalkRows(order[start : start + batch], pad, found)
+        part = rows.batch(slice(None))
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = network.hidden(part.ids[:, :-1])[0]
+        for row, talk in enumerate(rows.talks):
+            said = hidden[row][part.mask[row, 1:]].to(torch.float16).numpy()
+            found[talk.first : talk.first + len(said)] = said
+    return found
+
+
+def _kept(folder: Path, key: dict[str, Any]) -> npt.NDArray[np.float16] | None:
+    """What `_keep` wrote under this key."""
+    if not folder.exists() or json.loads((folder / "key.json").read_text()) != key:
+        return None
+    hidden: npt.NDArray[np.float16] = np.load(folder / "hidden.npy")
+    return hidden
+
+
+def _keep(folder: Path, key: dict[str, Any], hidden: npt.NDArray[np.float16]) -> None:
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    np.save(temporary / "hidden.npy", hidden)
+    (temporary / "key.json").write_text(json.dumps(key, indent=2) + "\n")
+    replace_folder(temporary, folder)

@@ -1,0 +1,241 @@
+"""A drafter learns from its teacher: the loss, its lessons, resuming, and the talks it learns."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from edge.apps import demo_talks
+from edge.export.demo import train as training
+from edge.export.demo.data import make_codec
+from edge.export.demo.distill import Lessons, Taught, load_network, start_from
+from edge.export.demo.loss import head_loss, taught_loss
+from edge.export.demo.optim import initialise
+from edge.export.demo.save import write_checkpoint
+from edge.export.demo.shapes import chat_config, draft_config
+from edge.export.demo.tokenizer import load_tokenizer, train_tokenizer
+from edge.export.network import Network
+from edge.runtime.model import load
+
+WORDS = ["the", "cat", "dog", "bird", "sees", "hears", "a", "red", "green", "house", "tree", "runs"]
+
+
+def write_chats(path: Path, count: int, seed: int) -> None:
+    rng = random.Random(seed)
+
+    def sentence() -> str:
+        return " ".join(rng.choices(WORDS, k=rng.randint(4, 9))).capitalize() + "."
+
+    turns = [[sentence(), sentence()] for _ in range(count)]
+    records = [
+        {
+            "source": "self_dialogue",
+            "messages": [
+                {"role": "user", "content": asked},
+                {"role": "assistant", "content": said},
+            ],
+        }
+        for asked, said in turns
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for part, size in (("train", 60), ("valid", 4)):
+        write_chats(folder / f"chat.{part}.jsonl", size, size)
+        (folder / f"pretrain.{part}.txt").write_text("The cat runs.\n<|endoftext|>\n" * 20)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tokenizer(data, tmp_path_factory.mktemp("tokenizer"), vocab=330)
+
+
+def network_of(config: Any, seed: int) -> Network:
+    torch.manual_seed(seed)
+    network = Network(config)
+    initialise(network)
+    with torch.no_grad():
+        network.embedding.weight.mul_(10)  # so that it is sure of what it says
+    return network
+
+
+@pytest.fixture(scope="module")
+def teacher(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("teacher")
+    vocab = len(load_tokenizer(tokenizer))
+    write_checkpoint(network_of(chat_config(vocab, 32, "ma"), 1), folder, tokenizer)
+    return folder
+
+
+@pytest.fixture
+def taught(teacher: Path, data: Path, tmp_path: Path) -> Taught:
+    return Taught(teacher, (data / "chat.train.jsonl",), tmp_path / "lessons")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_loss_is_divergence_and_cross_entropy(share: float) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(37, 8, requires_grad=True)
+    weight = torch.randn(11, 8, requires_grad=True)
+    taught, head, targets = torch.randn(37, 5), torch.randn(11, 5), torch.randint(0, 11, (37,))
+    log_q = (hidden @ weight.T).log_softmax(-1)
+    divergence = F.kl_div(log_q, (taught @ head.T).softmax(-1), reduction="sum")
+    expected = share * divergence + (1 - share) * F.nll_loss(log_q, targets, reduction="sum")
+    gradients = torch.autograd.grad(expected * 0.5, (hidden, weight))
+    found = taught_loss(hidden, weight, targets, taught, head, share, slice_rows=10)
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(found * 0.5, (hidden, weight)), gradients, strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+    if share == 0:
+        torch.testing.assert_close(found, head_loss(hidden, weight, targets))
+
+
+def test_lessons_are_what_the_teacher_thinks_of_each_talk_alone(
+    taught: Taught, tokenizer: Path
+) -> None:
+    lessons = Lessons(taught, make_codec(tokenizer), width=40, batch=4, seed=0)
+    network, _ = load_network(taught.teacher)
+    rows = lessons.epoch(0)
+    batch = rows.batch(slice(4, 8))
+    assert batch.taught is not None
+    expected = []
+    for ids, mask, talk in zip(batch.ids, batch.mask, rows.talks[4:8], strict=True):
+        length = len(talk.ids)
+        hidden, _ = network.hidden(ids[None, : length - 1])
+        expected.append(hidden[0, mask[1:length]])
+        # the answer with its end, and nothing of the question
+        said = lessons_text(tokenizer, ids[mask].tolist())
+        assert said.endswith(".<|end|>") and said[0].isupper()
+    torch.testing.assert_close(batch.taught.float(), torch.cat(expected), atol=0.05, rtol=0.02)
+
+
+def lessons_text(tokenizer: Path, ids: list[int]) -> str:
+    return str(load_tokenizer(tokenizer).decode(ids))
+
+
+def test_epochs_hold_every_talk_once_but_those_held_out(taught: Taught, tokenizer: Path) -> None:
+    lessons = Lessons(taught, make_codec(tokenizer), width=40, batch=2, seed=0)
+    one, two = (lessons.epoch(number) for number in (0, 1))
+    assert [t.first for t in one.talks] != [t.first for t in two.talks]
+    assert [t.first for t in one.talks] == [t.first for t in lessons.epoch(0).talks]
+    places = {talk.first for talk in one.talks}
+    assert len(places) == len(one.talks) and len(lessons.held_out) == 2
+    assert not places & {talk.first for talk in lessons.held_out}
+
+
+def test_a_model_agrees_with_itself(taught: Taught, tokenizer: Path) -> None:
+    lessons = Lessons(taught, make_codec(tokenizer), width=40, batch=2, seed=0)
+    itself = lessons.agreement(load_network(taught.teacher)[0])
+    assert itself["same_choice"] > 0.95 and itself["overlap"] > 0.98
+    other = lessons.agreement(network_of(draft_config(lessons.head.shape[0], 32, 1), 2))
+    assert other["overlap"] < 0.8
+
+
+def plan(taught: Taught, steps: int, start: Path | None = None) -> training.Plan:
+    return training.Plan(
+        width=40, batch=4, steps=steps, valid_conversations=2, taught=taught, start=start
+    )
+
+
+def weights_after(folder: Path, step: int) -> dict[str, Tensor]:
+    return load_file(folder / "resume" / f"step-{step:08d}" / "weights.safetensors")
+
+
+def test_a_stopped_run_continues_to_the_same_bits(
+    data: Path, taught: Taught, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = draft_config(len(load_tokenizer(tokenizer)), 32, 1)
+    card = training.train(config, data, tmp_path / "whole", plan(taught, 6), tokenizer)
+    assert 0 < card["teacher"]["overlap"] < 1
+
+    learn, calls = training.learn, 0
+
+    def learn_until_told_to_stop(*args: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return learn(*args)
+
+    monkeypatch.setattr(training, "learn", learn_until_told_to_stop)
+    with pytest.raises(SystemExit):
+        training.train(config, data, tmp_path / "parts", plan(taught, 6), tokenizer)
+    training.train(config, data, tmp_path / "parts", plan(taught, 6), tokenizer)
+    assert calls == 6
+    whole, parts = weights_after(tmp_path / "whole", 6), weights_after(tmp_path / "parts", 6)
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_learning_brings_a_drafter_nearer_to_its_teacher(
+    data: Path, taught: Taught, tokenizer: Path, tmp_path: Path
+) -> None:
+    config = draft_config(len(load_tokenizer(tokenizer)), 32, 1)
+    first = training.train(config, data, tmp_path, plan(taught, 1), tokenizer)
+    last = training.train(config, data, tmp_path, plan(taught, 60), tokenizer)
+    assert last["teacher"]["overlap"] > first["teacher"]["overlap"] + 0.02
+
+
+def test_lessons_are_kept_for_the_same_talks_only(taught: Taught, tokenizer: Path) -> None:
+    codec = make_codec(tokenizer)
+    first = Lessons(taught, codec, width=40, batch=4, seed=0)
+    kept = taught.keep / "hidden.npy"
+    np.save(kept, first.hidden + np.float16(1))
+    again = Lessons(taught, codec, width=40, batch=4, seed=1)
+    assert np.array_equal(again.hidden, first.hidden + np.float16(1))
+    cut = Lessons(taught, codec, width=12, batch=4, seed=0)
+    assert len(cut.hidden) < len(first.hidden)
+
+
+def test_a_start_gives_what_fits(teacher: Path, tokenizer: Path, tmp_path: Path) -> None:
+    vocab = len(load_tokenizer(tokenizer))
+    large = network_of(draft_config(vocab, 32, 3), 3)
+    write_checkpoint(large, tmp_path, tokenizer)
+    small, before = (network_of(draft_config(vocab, 32, 1), 4) for _ in range(2))
+    start_from(small, tmp_path)
+    wanted = large.canonical_tensors()
+    assert all(torch.equal(t, wanted[name]) for name, t in small.canonical_tensors().items())
+    start_from(before, teacher)  # a hybrid: of its first layer little fits
+    left = network_of(draft_config(vocab, 32, 1), 4).canonical_tensors()
+    found = before.canonical_tensors()
+    assert torch.equal(found["embedding.weight"], load_network(teacher)[0].embedding.weight)
+    assert torch.equal(found["layers.0.in_proj.weight"], left["layers.0.in_proj.weight"])
+
+
+def test_talks_continue_after_a_kill(data: Path, tmp_path: Path) -> None:
+    session = load("demo", threads=1).session(undo_levels=0)
+    prompts = demo_talks.user_turns(data / "chat.train.jsonl")
+    plan = demo_talks.Plan(seed=0, turns=2, max_tokens=12)
+    expected = [list(demo_talks.talk(session, prompts, plan, index)) for index in range(4)]
+    assert all(m["role"] == ("user", "assistant")[i % 2] for t in expected for i, m in enumerate(t))
+    out = tmp_path / "talks.jsonl"
+    line = json.dumps({"messages": expected[0], "source": "teacher"}) + "\n"
+    out.write_text(line + line[:20])
+    demo_talks.main("demo", data, out, talks=4, turns=2, max_tokens=12, threads=1)
+    found = [json.loads(text)["messages"] for text in out.read_text().splitlines()]
+    assert found == expected and any(found)
+
+
+def test_the_card_says_how_far_they_agree(
+    data: Path, taught: Taught, tokenizer: Path, tmp_path: Path
+) -> None:
+    config = draft_config(len(load_tokenizer(tokenizer)), 32, 1)
+    card = training.train(config, data, tmp_path, plan(taught, 1), tokenizer)
+    readme = (tmp_path / "checkpoint" / "README.md").read_text()
+    assert f"{card['teacher']['same_choice']:.1%} of its likeliest tokens" in readme
