@@ -299,12 +299,6 @@ class State(ABC):
     @abstractmethod
     def _forked(self, batch: int) -> State: ...
 
+    @abstractmethod
     def _spread(self, other: State) -> None:
-        """By copies; a state that can do without them says so."""
-        recurrent, caches = self._live()
-        count = other.batch // self.batch
-        other.adopt(
-            {name: np.repeat(array, count, batch_axis(name)) for name, array in recurrent.items()},
-            {name: np.repeat(array, count, 0) for name, array in caches.items()},
-            self.position,
-        )
+        """Copy what `spread` says; both are held and fit each other, but for their engines."""

@@ -180,12 +180,15 @@ class DeviceState(State):
             for name, shape in self.layout.cache_shapes(self.position).items()
         }
         with self._exclusive:
-            slot = self.ledger.source
-            if self.ledger.pending and recurrent:
-                slot = self.ledger.spare
-                self.workspace.settle(self.ledger.settle())
-            self._exclusive.download(self._pieces(recurrent, caches, slot))
+            self._exclusive.download(self._pieces(recurrent, caches, self._settled()))
         return recurrent, caches
+
+    def _settled(self) -> int:
+        """The slot of the state after all tokens; the caller has the device."""
+        if not self.ledger.pending or not self.layout.recurrent:
+            return self.ledger.source
+        self.workspace.settle(self.ledger.settle())
+        return self.ledger.spare
 
     def _pieces(
         self, recurrent: Mapping[str, Array], caches: Mapping[str, Array], slot: int
@@ -250,3 +253,31 @@ class DeviceState(State):
         self._exclusive.download(self._pieces({}, rows, 0))
         wide_rows = {name: np.repeat(array, other.batch, 0) for name, array in rows.items()}
         self._exclusive.upload(other._pieces({}, wide_rows, 0))
+
+    def _spread(self, other: State) -> None:
+        """Inside the device."""
+        if not isinstance(other, DeviceState) or other._exclusive is not self._exclusive:
+            raise StateError("the states belong to different engines")
+        count = other.batch // self.batch
+        with self._exclusive as device:
+            slot = self._settled()
+            for name, shape in self.layout.recurrent.items():
+                assert self.recurrent is not None and other.recurrent is not None
+                start, to = self._slot(name, slot), other._slot(name, other.ledger.spare)
+                # whatever comes before the batch is a convolution's rows
+                rows = self.batch * (shape[0] if batch_axis(name) else 1)
+                size = self.where[name].slot // rows
+                for index in range(rows * count):
+                    device.copy(other.recurrent, to + index * size,
+                                self.recurrent, start + index // count * size, size)  # fmt: skip
+            for name, (_, heads, capacity, width) in self.layout.caches.items():
+                assert self.caches is not None and other.caches is not None
+                start, to = self.cache_where[name].offset, other.cache_where[name].offset
+                row = self.layout.bytes_of(name, (width,))
+                own, others = capacity * row, other.layout.capacity * row
+                for index in range(other.batch * heads if self.position else 0):
+                    source = index // heads // count * heads + index % heads
+                    device.copy(other.caches, to + index * others,
+                                self.caches, start + source * own, self.position * row)  # fmt: skip
+            device.wait()
+        other.ledger = other.ledger.settled(self.position)

@@ -165,6 +165,10 @@ def test_several_sequences(case: str) -> None:
     for index, pair in enumerate(pairs):
         alone = {name: array[index : index + 1] for name, array in arrays.items()}
         same_arrays(alone, pair.ort.arrays(), pair.rounded)
+    spread = made.cuda.new_state(batch=6, window=1, capacity=CAPACITY + 1)
+    together.spread(spread)  # tokens of it are pending
+    for name, array in spread.arrays().items():
+        np.testing.assert_array_equal(array, np.repeat(arrays[name], 2, 0))
     forked = pairs[0].cuda
     forked.restore(pairs[0].ort.snapshot())
     wide = forked.fork(2)

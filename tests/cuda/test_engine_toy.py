@@ -161,6 +161,25 @@ class VerbsMachine(RuleBasedStateMachine):
         self.state, self.batch, self.saved = other, 3, []
         self.tokens = np.repeat(self.tokens, 3, 0)
 
+    @precondition(lambda self: self.batch <= 3)
+    @rule(count=st.sampled_from([1, 2, 3]))
+    def spread(self, count: int) -> None:
+        other = self.engine.new_state(
+            batch=self.batch * count, window=self.window, capacity=CAPACITY + 3
+        )
+        self.engine.run(ids(1, other.batch, 7), other)
+        reach = self.state.reach
+        self.state.spread(other)
+        assert (other.reach, self.state.reach) == (0, reach)
+        if count == 1:  # what was spread goes on as if nothing had been
+            return
+        for name, array in self.state.arrays().items():
+            assert np.array_equal(other.arrays()[name], np.repeat(array, count, 0))
+        other = self.engine.new_state(batch=other.batch, window=self.window, capacity=CAPACITY)
+        self.state.spread(other)
+        self.state, self.batch, self.saved = other, other.batch, []
+        self.tokens, self.promised = np.repeat(self.tokens, count, 0), 0
+
     @rule()
     def save_and_load(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
