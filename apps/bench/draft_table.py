@@ -123,12 +123,13 @@ class Report:
             box=box.MARKDOWN,
             title=f"{self.shape}, {first.tokens} tokens, simulated drafts of α {first.acceptance}",
         )
-        for title in ("K", "length", "α", "verify", "×", "theory", "reached", "at α asked for"):
+        for title in ("K", "length", "α", "verify", "×", "theory", "reached", "promised", "same"):
             table.add_column(title, justify="right", no_wrap=True)
         for row in self.simulated:
             table.add_row(
                 str(row.depth), _two(row.acceptance_length), _two(row.found), _two(row.verify),
                 _two(row.speedup), _two(row.expected), f"{row.reached:.0%}", _two(row.promised),
+                str(row.same),
             )  # fmt: skip
         return table
 

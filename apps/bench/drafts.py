@@ -50,7 +50,7 @@ def bench(
     simulate: Annotated[
         str, typer.Option(help=f"Shape of the simulation: none, {', '.join(SHAPES)}.")
     ] = "130m",
-    recipe: Annotated[str, typer.Option(help="Quantization of that.")] = "w8",
+    recipe: Annotated[str, typer.Option(help="Its recipe; fp32 alone is exact.")] = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:  # fmt: skip
     """Measure drafting by a chain, a tree, the bandit and look-up, in turn with none, and hold a
@@ -138,7 +138,7 @@ def _simulated(
         workspace = Workspace(shape_named(shape), Path(folder))
         model = load(export_bundle(workspace, "simulated", recipe), threads=threads)
     return simulated.simulate(
-        model.engine, SIMULATED_DEPTHS, acceptance=ACCEPTANCE, tokens=2 * tokens, rounds=rounds,
+        model.engine, SIMULATED_DEPTHS, acceptance=ACCEPTANCE, tokens=tokens, rounds=rounds,
         say=say,
     )  # fmt: skip
 

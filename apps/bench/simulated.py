@@ -3,6 +3,10 @@
 The target is first run plainly, greedily; then the drafter says again what it said, each token
 right with a given probability. So acceptance is what it is said to be, c is 0 but for the look-up,
 and what is left between formula and measurement is the runtime: accepting, going back, Python.
+
+This needs an engine whose runs of several tokens give the bits of steps, as fp32 products do. With
+quantized ones random weights soon choose another token than the one known, and nothing stands after
+that: `Simulated.same` says where.
 """
 
 from __future__ import annotations
