@@ -15,7 +15,7 @@ from edge.runtime.speculate.policy import Fixed
 from edge.runtime.speculate.shape import Shape
 from tests.markov_models import SPECIAL, VOCAB, TableContext, TableDrafter, deviation, table
 
-ROUNDS = 3000
+ROUNDS = 2500
 FIRST = 2
 # a token likes to be said again, which penalties are there for
 TARGET = table(1, 1.0) + 2 * np.eye(VOCAB, dtype=np.float32)
