@@ -70,8 +70,8 @@ def _cases() -> dict[str, NodeCase]:
         graph = source(*each).graph
         for node in graph.nodes:
             if node.op_type in DEVICE_OPS:
-                constants = (graph.at_most.get(value) for value in node.input)
-                half = any(one is not None and one.dtype == "f16" for one in constants)
+                weights = (graph.constants.get(value) for value in node.input)
+                half = any(one is not None and one.tensor.dtype == "f16" for one in weights)
                 name = f"{node.op_type} fp16" if half else node.op_type
                 if name not in found:
                     found[name] = NodeCase(graph, node)
