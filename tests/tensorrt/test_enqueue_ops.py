@@ -45,7 +45,7 @@ SOURCES: tuple[tuple[str, str, str | None], ...] = (
 # in no graph that the exporter makes: every recipe has the scan make its dt itself
 NOWHERE = {"SelectiveScanInt8_8", "SelectiveScanInt8_16", "SelectiveScanInt8_32"}
 # their weights may be fp16 too
-HALVES = ("Embed", "Linear", "LinearConv", "SelectiveScanDt")
+HALVES = ("Embed", "Linear", "LinearConv")
 NAMES = [*sorted(set(DEVICE_OPS) - NOWHERE), *(f"{name} fp16" for name in HALVES)]
 RUNS = [
     (Steps((), 0, 0, KEEP, 0, (3,)), 1),
