@@ -40,3 +40,18 @@ def test_the_same_answers_as_onnx_runtime(cuda: Model, tmp_path: Path) -> None:
     assert other.tokens == sessions[0].tokens == sessions[1].tokens
     last = [s.chat("so", **GREEDY).finish().tokens for s in (other, sessions[1])]
     assert last[0] == last[1]
+
+
+def test_a_tree_of_drafts(cuda: Model) -> None:
+    """Drafter and target on the device: the drafter's state is spread there, the target's selects
+    a path.
+    """
+    plain, drafting = model("chat").session(), cuda.session(draft=cuda, draft_tree=(2, 1))
+    expected, result = (
+        session.generate("one two", temperature=0, max_tokens=4).finish()
+        for session in (plain, drafting)
+    )
+    assert result.tokens == expected.tokens and drafting.tokens == plain.tokens
+    figures = result.speculation
+    assert figures is not None and figures.problem == ""
+    assert figures.drafted == 4 and figures.accepted > 0
