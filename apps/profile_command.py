@@ -121,6 +121,8 @@ def profile(
     if html is not None:
         _check_writable(html)
     drafting = _drafting(draft, draft_tokens, draft_tree, draft_auto, draft_prompts, against)
+    if drafting and as_lines:
+        raise InputError("has no line in --jsonl", field="--draft", remedy="--json")
     from edge.apps.profiling import report, run
 
     request = run.Request(

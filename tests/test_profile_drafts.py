@@ -101,6 +101,20 @@ def test_figures_by_hand() -> None:
     assert found["rewind_share"] == pytest.approx(0.05)
 
 
+def test_rounds_without_any_draft_say_nothing_of_its_cost() -> None:
+    drew = Speculation("small", rounds=2, drafted=4, accepted=2, draft_s=0.02, verify_s=0.03,
+                       shapes={(1, 1): 2})  # fmt: skip
+    left = Speculation("small", steps=4)
+    drafted = [[_run(4, 0.1, drew)], *([_run(4, 0.1, left)] for _ in range(4))]
+    found = draft_report.to_dict(_drafted(drafted, [[_run(4, 0.2)]] * 5), {})
+    assert found["draft_ms"] == pytest.approx(10) and found["verify_ms"] == pytest.approx(15)
+    assert found["plain_steps"] == 16 and found["rounds"] == 2
+    absent: dict[str, str] = {}
+    found = draft_report.to_dict(_drafted(drafted[1:], [[_run(4, 0.2)]] * 4), absent)
+    assert found["draft_ms"] is None and "drafted nothing in 16" in absent["acceptance_length"]
+    assert found["theoretical_speedup"] == 1 and len(list(draft_report.lines(found))) == 1
+
+
 def test_timed_engine_runs_the_same_and_keeps_count() -> None:
     copy, engine = timed(model("base"))
     plain, watched = model("base").session(seed=0), copy.session(seed=0)
@@ -175,6 +189,7 @@ def test_profile_demo_end_to_end() -> None:
         (["--draft", "ngram", "--draft-tree", "2,1"], "draft_tree"),
         (["--draft", "ngram", "--draft-tokens", "0"], "draft_tokens"),
         (["--draft", "ngram", "--against", "demo-fp16"], "--draft"),
+        (["--draft", "ngram", "--jsonl"], "--draft"),
     ],
 )
 def test_refused(options: list[str], field: str) -> None:

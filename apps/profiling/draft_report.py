@@ -21,6 +21,8 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
     request, costs, sums = found.request, found.costs, found.speculation
     rounds = [total(runs) for runs in found.drafted.rounds]
     gain, drafted = found.interval, sums.rounds > 0
+    # a bandit may leave a whole round of answers without a draft
+    drafting = [run for run in rounds if run.speculation and run.speculation.rounds]
     if not drafted:
         absent["acceptance_length"] = f"{sums.drafter} drafted nothing in {sums.steps} steps"
     if not found.runs_cost:
@@ -46,8 +48,8 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
         "plain_steps": sums.steps,
         "drafted_tokens": sums.drafted,
         "accepted_tokens": sums.accepted,
-        "draft_ms": _each(rounds, _drafting) if drafted else None,
-        "verify_ms": _each(rounds, _verifying) if drafted else None,
+        "draft_ms": _each(drafting, _drafting) if drafted else None,
+        "verify_ms": _each(drafting, _verifying) if drafted else None,
         "overhead_ms": _each(rounds, _overhead),
         "overhead_share": found.drafted.overhead_share,
         "plain_overhead_share": found.plain.overhead_share,
@@ -94,12 +96,12 @@ def _each(rounds: Sequence[Run], of: Any) -> float:
 def _drafting(run: Run) -> float:
     """Seconds in the drafter in a round, without its reading of prompts."""
     sums = run.speculation
-    return (sums.draft_s - run.reading) / max(1, sums.rounds) if sums else 0.0
+    return (sums.draft_s - run.reading) / sums.rounds if sums else 0.0
 
 
 def _verifying(run: Run) -> float:
     sums = run.speculation
-    return sums.verify_s / max(1, sums.rounds) if sums else 0.0
+    return sums.verify_s / sums.rounds if sums else 0.0
 
 
 def _overhead(run: Run) -> float:
