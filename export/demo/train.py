@@ -157,9 +157,10 @@ def train(
                 print(f"valid {valid.summary() | agreement()}", flush=True)
                 keep(valid)
                 saved = time.monotonic()
+    # the figures take a while: what was learned is not to wait for them
+    checkpoint.save(out / "resume", network, optimizer, place)
     card = describe(config, plan, place) | final_figures(network, data, tokenizer, plan)
     card |= agreement()
-    checkpoint.save(out / "resume", network, optimizer, place)
     save_model(network, out, tokenizer, card)
     return card
 
