@@ -121,14 +121,15 @@ def test_the_demonstrations_are_parsed(rtx: TensorRT, name: str) -> None:
         assert config.num_optimization_profiles == 3
 
 
-def test_a_demonstration_of_bytes_is_built(rtx: TensorRT) -> None:
-    with open_bundle(resolve("demo-bytes")) as bundle:
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_demonstrations_are_built(rtx: TensorRT, name: str) -> None:
+    with open_bundle(resolve(name)) as bundle:
         manifest, file = bundle.manifest, machine.graph_file(bundle)
         source = Source(form_for(rtx, bundle.read(file), file), bundle.fd("weights.bin"), file)
         asked = sizes(manifest.model, manifest.limits.chunk)
         only = profiles(asked, trees=False)[-1:]
         found = compile_graph(rtx, source, Order(asked, architectures=GPUS), only)
-        check(found.inputs, found.outputs, open_plan(bundle), manifest.model, {})
+        check(found.inputs, found.outputs, open_plan(bundle), manifest.model, manifest.state_dtypes)
     assert b"logits" in bytes(found.engine)
 
 
