@@ -221,7 +221,7 @@ def test_trained_models_draft_for_each_other(
         return real(tokens)
 
     monkeypatch.setattr(_drafter(drafting), "_read", reads)
-    rounds = accepted = 0
+    rounds = accepted = steps = 0
     for prompt in ("Hello, how are you?", "What do you like to do?"):
         results = [
             session.chat(prompt, temperature=0, max_tokens=48).finish()
@@ -231,9 +231,12 @@ def test_trained_models_draft_for_each_other(
         figures = results[1].speculation
         assert figures is not None and figures.problem == ""
         rounds, accepted = rounds + figures.rounds, accepted + figures.accepted
+        steps += figures.steps
     assert (rounds + accepted) / rounds >= least
     # a prompt each; else what was said since, and a word again
-    assert sum(count > BACK + 12 for count in read) <= 2 and len(read) == rounds
+    assert sum(count > BACK + 12 for count in read) <= 2
+    # a step is taken where a drafter that was asked had nothing to say
+    assert rounds <= len(read) <= rounds + steps
 
 
 def test_undo_and_another_text_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
