@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,21 @@ ABSENT = importlib.util.find_spec("tensorrt") is None
 RTX = importlib.util.find_spec("tensorrt_rtx_bindings") is not None
 
 
+def _imported() -> list[str]:
+    names = ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings")
+    return [name for name in sys.modules if name.split(".")[0] in names]
+
+
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that packages are imported from first."""
-    for name in list(sys.modules):
-        if name.split(".")[0] in ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"):
-            monkeypatch.delitem(sys.modules, name)
+    for name in _imported():
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
+    yield tmp_path
+    # what came from here must not be what later tests find; the real ones come back by themselves
+    for name in _imported():
+        del sys.modules[name]
 
 
 def package(folder: Path, name: str, text: str | None) -> None:

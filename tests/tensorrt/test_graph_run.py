@@ -100,9 +100,10 @@ def test_a_demonstration_says_the_same(name: str) -> None:
     what follows.
     """
     with open_bundle(resolve(name)) as bundle:
-        config, plan = bundle.manifest.model, open_plan(bundle)
+        config, dtypes = bundle.manifest.model, bundle.manifest.state_dtypes
         device = onnx.load_from_string(bundle.read(DEVICE_GRAPH_FILE))
-        found = Made(bundle.path, config, bundle.path / GRAPH_FILE, plan, device)
+        graph = bundle.path / GRAPH_FILE
+        found = Made(bundle.path, config, graph, open_plan(bundle), device, dtypes)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (40, 1))
     runner = DeviceRunner(found, window=WINDOW, capacity=CAPACITY)
     logits = runner.run(tokens, commit=True, rows=range(40))[:, 0]
