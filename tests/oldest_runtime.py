@@ -2,7 +2,7 @@
 
     python tests/oldest_runtime.py            checks the three embedded bundles
     python tests/oldest_runtime.py --logits   prints their logits, to be compared across versions
-    python tests/oldest_runtime.py --answers  prints what they answer, to be compared across machines
+    python tests/oldest_runtime.py --answers  prints what they answer, to compare machines
 
 `tests/test_oldest_runtime.py` runs it; `make jetpack6` runs it under Python 3.10, `make aarch64` on
 an emulated aarch64.

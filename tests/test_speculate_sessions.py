@@ -16,6 +16,7 @@ from edge.runtime.speculate.draft import Draft
 from edge.runtime.speculate.ngram import NgramDrafter
 from edge.runtime.speculate.shape import Shape
 from tests.session_models import bundle, model
+from tests.speculate_samples import third_tokens_are_alike
 
 KINDS = ["chat", "hybrid", "base"]
 PROMPT = "one two three one two three one two"
@@ -95,29 +96,8 @@ def test_stop_strings_end_inside_a_round() -> None:
 
 
 def test_sampled_tokens_have_the_targets_distribution() -> None:
-    """The third token after a prompt, over many seeds, with a drafter of another temperature."""
-    target, sampling = model("chat"), {"temperature": 0.8, "top_k": 4, "max_tokens": 3}
-    prompt = [5, 9, 11]
-    counts = []
-    for draft in ("none", "model"):
-        session = _session("chat", draft, 2)
-        mark = session.snapshot()
-        seen: dict[int, int] = {}
-        for seed in range(600):
-            session.restore(mark)
-            tokens = session.generate(prompt, seed=seed, **sampling).finish().tokens
-            if len(tokens) == 3:
-                seen[tokens[2]] = seen.get(tokens[2], 0) + 1
-        counts.append(seen)
-    assert target.config.vocab_size == 400
-    ids = sorted({*counts[0], *counts[1]})
-    a, b = (np.array([seen.get(token, 0) for token in ids], float) for seen in counts)
-    common = (a + b) >= 20
-    a, b = a[common], b[common]
-    # two samples of nearly one size: the difference of each count against its spread
-    worst = np.abs(a - b) / np.sqrt(a + b)
-    assert len(a) >= 4
-    assert worst.max() < 4.5, dict(zip(ids, zip(a, b, strict=True), strict=False))
+    sessions = [_session("chat", "none", 2), _session("chat", "model", 2)]
+    third_tokens_are_alike(sessions, [5, 9, 11], 600, temperature=0.8, top_k=4)
 
 
 def test_undo_after_speculation_restores_what_was() -> None:

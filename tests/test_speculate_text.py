@@ -30,6 +30,7 @@ from edge.runtime.speculate.text import (
 from edge.runtime.speculate.text_drafter import BACK, TextDrafter
 from tests.checkpoints import save_mamba
 from tests.session_models import model
+from tests.speculate_samples import third_tokens_are_alike
 from tests.text_samples import byte_level, tokenizer
 
 KINDS = ["bytes", "spm", "spm-prefix", "spm-unigram", "byte-level", "spaced", "unigram"]
@@ -254,23 +255,8 @@ def test_undo_and_another_text_leave_nothing_behind(monkeypatch: pytest.MonkeyPa
 
 
 def test_sampled_tokens_have_the_targets_distribution() -> None:
-    counts = []
-    for session in _sessions(model("chat"), model("base"), 2):
-        mark = session.snapshot()
-        seen: dict[int, int] = {}
-        for seed in range(300):
-            session.restore(mark)
-            options = {"temperature": 0.8, "top_k": 4, "max_tokens": 3}
-            tokens = session.generate("the state", seed=seed, **options).finish().tokens
-            if len(tokens) == 3:
-                seen[tokens[2]] = seen.get(tokens[2], 0) + 1
-        counts.append(seen)
-    ids = sorted({*counts[0], *counts[1]})
-    a, b = (np.array([seen.get(token, 0) for token in ids], float) for seen in counts)
-    common = (a + b) >= 20
-    a, b = a[common], b[common]
-    # two samples of nearly one size: the difference of each count against its spread
-    assert len(a) >= 4 and (np.abs(a - b) / np.sqrt(a + b)).max() < 4.5
+    sessions = _sessions(model("chat"), model("base"), 2)
+    third_tokens_are_alike(sessions, "the state", 200, temperature=0.8, top_k=4)
 
 
 def test_bytes_that_are_no_text_end_drafting_and_not_the_answer() -> None:

@@ -11,6 +11,7 @@ from edge.runtime.sampling import Sampler, SamplingParams
 from edge.runtime.session import Session
 from edge.runtime.speculate.vocabulary import Vocabulary, shared_ids
 from tests import session_models
+from tests.speculate_samples import third_tokens_are_alike
 from tests.speculation_models import bundle, model
 
 TARGETS = ["gpt_neox", "llama", "hybrid"]
@@ -82,23 +83,7 @@ def test_a_drafter_of_less_context_falls_silent_when_it_is_full() -> None:
 
 
 def test_sampled_tokens_have_the_targets_distribution() -> None:
-    counts = []
-    for session in _sessions("gpt_neox", 2):
-        mark = session.snapshot()
-        seen: dict[int, int] = {}
-        for seed in range(500):
-            session.restore(mark)
-            options = {"temperature": 0.9, "top_k": 4, "max_tokens": 3}
-            tokens = session.generate([5, 9, 11], seed=seed, **options).finish().tokens
-            if len(tokens) == 3:
-                seen[tokens[2]] = seen.get(tokens[2], 0) + 1
-        counts.append(seen)
-    ids = sorted({*counts[0], *counts[1]})
-    a, b = (np.array([seen.get(token, 0) for token in ids], float) for seen in counts)
-    common = (a + b) >= 20
-    a, b = a[common], b[common]
-    # two samples of nearly one size: the difference of each count against its spread
-    assert len(a) >= 4 and (np.abs(a - b) / np.sqrt(a + b)).max() < 4.5
+    third_tokens_are_alike(_sessions("gpt_neox", 2), [5, 9, 11], 500, temperature=0.9, top_k=4)
 
 
 def test_one_vocabulary_in_two_files_is_the_same() -> None:

@@ -16,30 +16,40 @@ class _HeadLoss(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
+        taught: tuple[Tensor, Tensor] | None,
+        share: float,
         slice_rows: int,
         dtype: torch.dtype,
     ) -> Tensor:
         w = weight.to(dtype)
+        teacher = None if taught is None else taught[1].to(dtype)
         total = hidden.new_zeros((), dtype=torch.float32)
         d_hidden = torch.empty_like(hidden, dtype=dtype)
         d_weight = torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, hidden.shape[0], slice_rows):
             rows = slice(start, start + slice_rows)
             h, target = hidden[rows].to(dtype), targets[rows, None]
-            log_p = F.log_softmax((h @ w.T).float(), dim=-1)
-            total -= log_p.gather(1, target).sum()
-            d_logits = log_p.exp_()
-            d_logits.scatter_add_(1, target, torch.full_like(target, -1.0, dtype=torch.float32))
-            d = d_logits.to(dtype)
+            log_q = F.log_softmax((h @ w.T).float(), dim=-1)
+            total -= (1 - share) * log_q.gather(1, target).sum()
+            p = None
+            if taught is not None and teacher is not None:
+                log_p = F.log_softmax((taught[0][rows].to(dtype) @ teacher.T).float(), dim=-1)
+                p = log_p.exp()
+                total += share * (p * (log_p - log_q)).sum()
+            d_logits = log_q.exp_()
+            if p is not None:
+                d_logits.sub_(p, alpha=share)
+            said = torch.full_like(target, share - 1, dtype=torch.float32)
+            d = d_logits.scatter_add_(1, target, said).to(dtype)
             d_hidden[rows] = d @ w
             d_weight += (d.T @ h).float()
         ctx.save_for_backward(d_hidden.to(hidden.dtype), d_weight.to(weight.dtype))
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * grads[0], d_weight * grads[0], None, None, None
+        return (d_hidden * grads[0], d_weight * grads[0], *[None] * 5)
 
 
 def head_loss(
@@ -54,47 +64,8 @@ def head_loss(
     hidden [n, D]; weight [V, D]; targets [n] int64. Products in `dtype`, softmax in fp32. Gradients
     are found in the forward pass.
     """
-    total: Tensor = _HeadLoss.apply(hidden, weight, targets, slice_rows, dtype)
+    total: Tensor = _HeadLoss.apply(hidden, weight, targets, None, 0.0, slice_rows, dtype)
     return total
-
-
-class _TaughtLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        taught: Tensor,
-        teacher: Tensor,
-        share: float,
-        slice_rows: int,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        w, teacher = weight.to(dtype), teacher.to(dtype)
-        total = hidden.new_zeros((), dtype=torch.float32)
-        d_hidden = torch.empty_like(hidden, dtype=dtype)
-        d_weight = torch.zeros_like(weight, dtype=torch.float32)
-        for start in range(0, hidden.shape[0], slice_rows):
-            rows = slice(start, start + slice_rows)
-            h, target = hidden[rows].to(dtype), targets[rows, None]
-            log_q = F.log_softmax((h @ w.T).float(), dim=-1)
-            log_p = F.log_softmax((taught[rows].to(dtype) @ teacher.T).float(), dim=-1)
-            p = log_p.exp()
-            total += share * (p * (log_p - log_q)).sum()
-            total -= (1 - share) * log_q.gather(1, target).sum()
-            d_logits = log_q.exp_().sub_(p, alpha=share)
-            said = torch.full_like(target, share - 1, dtype=torch.float32)
-            d = d_logits.scatter_add_(1, target, said).to(dtype)
-            d_hidden[rows] = d @ w
-            d_weight += (d.T @ h).float()
-        ctx.save_for_backward(d_hidden.to(hidden.dtype), d_weight.to(weight.dtype))
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        d_hidden, d_weight = ctx.saved_tensors
-        return (d_hidden * grads[0], d_weight * grads[0], *[None] * 6)
 
 
 def taught_loss(
@@ -112,7 +83,7 @@ def taught_loss(
     hidden [n, D]; weight [V, D]; targets [n] int64; taught [n, E], the teacher's own hidden, and
     teacher [V, E], its head, which learn nothing. Otherwise as `head_loss`.
     """
-    total: Tensor = _TaughtLoss.apply(
-        hidden, weight, targets, taught, teacher, share, slice_rows, dtype
+    total: Tensor = _HeadLoss.apply(
+        hidden, weight, targets, (taught, teacher), share, slice_rows, dtype
     )
     return total
