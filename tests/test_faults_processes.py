@@ -93,7 +93,7 @@ def test_row_35_a_signal_while_answering(number: int) -> None:
 def test_row_35_a_signal_while_reading_a_prompt(number: int, tmp_path: Path) -> None:
     """A prompt of a minute: after the model is loaded, before the first token."""
     (tmp_path / "prompt").write_text("word " * 25_000)
-    command = f"exec {sys.executable} -m edge.apps.chat demo-draft < {tmp_path}/prompt"
+    command = f"exec {sys.executable} -m edge.apps.chat demo-bytes < {tmp_path}/prompt"
     process = started(["sh", "-c", command])
     wait_for(lambda: "onnxruntime" in Path(f"/proc/{process.pid}/maps").read_text())
     time.sleep(0.3)
