@@ -14,14 +14,12 @@ from edge.errors import ExportError
 from edge.export.graph.weights import WeightFile
 from edge.export.quantize.plan import Storage
 from edge.ops import DOMAIN, VERSION
-from edge.plugins.onnx import OPSETS, Flavour, function, variants
+from edge.plugins.onnx import Flavour, function, model_of, variants
 from edge.tensors import tensor_shapes
 
 F32 = NDArray[np.float32]
 # Weight → XᵀX of what it multiplies, for GPTQ; None where it is not known.
 HessianOf = Callable[[str], NDArray[np.float64] | None]
-# IR 10 is the newest that ONNX Runtime 1.23 reads.
-IR_VERSION = 10
 _TYPES = {
     "f32": TensorProto.FLOAT,
     "f16": TensorProto.FLOAT16,
@@ -183,13 +181,4 @@ class GraphBuilder:
             self._nodes, "model", self.inputs, self.outputs, list(self.initializers.values())
         )
         functions = [function(name, self.flavour) for name in self._functions]
-        imports = {"": OPSETS[""], DOMAIN: VERSION}
-        for proto in functions:
-            imports |= {entry.domain: entry.version for entry in proto.opset_import}
-        return helper.make_model(
-            graph,
-            functions=functions,
-            producer_name="edge",
-            ir_version=IR_VERSION,
-            opset_imports=[helper.make_opsetid(d, v) for d, v in imports.items()],
-        )
+        return model_of(graph, functions, {DOMAIN: VERSION})

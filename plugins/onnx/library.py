@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Literal
 
-from onnx import FunctionProto
+from onnx import FunctionProto, GraphProto, ModelProto, helper
 from onnx.parser import parse_function
 
 from edge.ops import DOMAIN, OPS, Op
@@ -15,6 +16,8 @@ Flavour = Literal["standard", "ort"]
 FLAVOURS: tuple[Flavour, ...] = ("standard", "ort")
 # 21 is the newest opset of ONNX Runtime 1.20 and still current in 1.23.2, the last for Python 3.10.
 OPSETS = {"": 21, "com.microsoft": 1}
+# IR 10 is the newest that ONNX Runtime 1.23 reads.
+IR_VERSION = 10
 
 # Function name → body. A function is an op, or an op's variant for some attribute values
 # (`edge.ops.variants`): ONNX Runtime 1.23 does not tell FunctionProto.overload apart.
@@ -88,3 +91,20 @@ def function(name: str, flavour: Flavour = "standard") -> FunctionProto:
     parsed.attribute.extend(a.name for a in op.attributes)
     parsed.doc_string = f"{op.maths}\n\nSource: {op.source}"
     return parsed
+
+
+def model_of(
+    graph: GraphProto, functions: Iterable[FunctionProto], own: Mapping[str, int]
+) -> ModelProto:
+    """A model of ONNX's ops, those of the domains `own` (→ version), and what `functions` use."""
+    found = list(functions)
+    imports = {"": OPSETS[""], **own}
+    for each in found:
+        imports |= {entry.domain: entry.version for entry in each.opset_import}
+    return helper.make_model(
+        graph,
+        functions=found,
+        producer_name="edge",
+        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid(domain, at) for domain, at in imports.items()],
+    )

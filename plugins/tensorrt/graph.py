@@ -36,14 +36,12 @@ from onnx import (
 from edge.launch import DType
 from edge.ops.device import DEVICE_DOMAIN, DEVICE_OPS, DEVICE_VERSION
 from edge.plugins.lowering.plan import LOGITS, PICKED, Lowered, walked
-from edge.plugins.onnx import OPSETS
+from edge.plugins.onnx import model_of
 from edge.plugins.onnx.device import device_functions
 from edge.plugins.tensorrt.nodes import DeviceNode, StandardNode, device_nodes
 from edge.plugins.tensorrt.tensors import OUT, Tensors
 
 PLUGIN_VERSION = "1"
-# IR 10 is the newest that ONNX Runtime 1.23 reads.
-_IR_VERSION = 10
 _TYPES: Mapping[DType, int] = {
     "f32": TensorProto.FLOAT,
     "f16": TensorProto.FLOAT16,
@@ -134,16 +132,7 @@ class _Graph:
             list(self._initializers.values()),
         )
         functions = device_functions(self._functions)
-        imports = {"": OPSETS[""], DEVICE_DOMAIN: DEVICE_VERSION}
-        for function in functions:
-            imports |= {entry.domain: entry.version for entry in function.opset_import}
-        return helper.make_model(
-            graph,
-            functions=functions,
-            producer_name="edge",
-            ir_version=_IR_VERSION,
-            opset_imports=[helper.make_opsetid(d, v) for d, v in imports.items()],
-        )
+        return model_of(graph, functions, {DEVICE_DOMAIN: DEVICE_VERSION})
 
     def _values(self, names: Iterable[str]) -> list[ValueInfoProto]:
         tensors = ((name, self._tensors[name]) for name in names)
