@@ -48,17 +48,16 @@ def doctor(
 
 
 def _refuse_unless_it_runs(engine: str, findings: list[Finding]) -> None:
-    """Raises EngineError with what was found, and the first remedy of what it needs."""
+    """Raises EngineError with the first that it needs and that can be mended, and how."""
     (found,) = (each for each in findings if each.name == ENGINES[engine])
     if found.status == "ok":
         return
     needed = {each.name: each for each in findings if each.name in NEEDS[engine]}
     missing = [each for each in needed.values() if each.status != "ok"]
-    remedies = [each.remedy for each in (*missing, found) if each.remedy]
+    # what is missing and what brings it belong together
+    first = next((each for each in (*missing, found) if each.remedy), found)
     raise EngineError(
-        f"cannot run here: {found.detail}",
-        field=f"engine {engine}",
-        remedy=remedies[0] if remedies else None,
+        f"cannot run here: {first.detail}", field=f"engine {engine}", remedy=first.remedy
     )
 
 
