@@ -6,6 +6,7 @@ version has which flag, where weights are looked for.
 
 from __future__ import annotations
 
+import abc
 import enum
 import weakref
 from dataclasses import dataclass, field
@@ -48,16 +49,16 @@ class NetworkDefinitionCreationFlag(enum.IntEnum):
     STRONGLY_TYPED = 1
 
 
-class ILogger:
+class ILogger(abc.ABC):
     INTERNAL_ERROR, ERROR, WARNING, INFO = range(4)
 
-    def log(self, severity: int, message: str) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def log(self, severity: int, message: str) -> None: ...
 
 
-class IProgressMonitor:
-    def step_complete(self, name: str, step: int) -> bool:
-        raise NotImplementedError
+class IProgressMonitor(abc.ABC):
+    @abc.abstractmethod
+    def step_complete(self, name: str, step: int) -> bool: ...
 
 
 class TimingCache:

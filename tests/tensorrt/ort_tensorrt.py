@@ -13,6 +13,7 @@ are TensorRT's own is looked up in the real bindings by `test_contexts.py`.
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import enum
 import json
@@ -63,16 +64,16 @@ class Severity(enum.IntEnum):
     WARNING = 2
 
 
-class ILogger:
+class ILogger(abc.ABC):
     Severity = Severity
 
-    def log(self, severity: Severity, msg: str) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def log(self, severity: Severity, msg: str) -> None: ...
 
 
-class IErrorRecorder:
-    def report_error(self, code: int, desc: str) -> bool:
-        raise NotImplementedError
+class IErrorRecorder(abc.ABC):
+    @abc.abstractmethod
+    def report_error(self, code: int, desc: str) -> bool: ...
 
 
 class TensorIOMode(enum.Enum):
