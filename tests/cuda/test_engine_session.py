@@ -9,9 +9,8 @@ import pytest
 import edge
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.model import Model
+from tests.same_talk import check_talk
 from tests.session_models import bundle, model
-
-GREEDY = {"temperature": 0.0, "max_tokens": 2}
 
 
 @pytest.fixture
@@ -23,23 +22,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Model:
 
 
 def test_the_same_answers_as_onnx_runtime(cuda: Model, tmp_path: Path) -> None:
-    sessions = [each.session(window=2, seed=1) for each in (cuda, model("chat"))]
-    texts = []
-    for session in sessions:
-        first = session.chat("hi", **GREEDY).finish()
-        second = session.chat("and", **GREEDY).finish()
-        assert second.reused_tokens > 0, "the state goes on from the first answer"
-        session.undo()
-        again = session.chat("and", **GREEDY).finish()
-        assert again.tokens == second.tokens
-        texts.append((first.tokens, second.tokens))
-    assert texts[0] == texts[1]
-    sessions[0].save(tmp_path / "talk")
-    other = model("chat").session(window=2)
-    other.load(tmp_path / "talk")
-    assert other.tokens == sessions[0].tokens == sessions[1].tokens
-    last = [s.chat("so", **GREEDY).finish().tokens for s in (other, sessions[1])]
-    assert last[0] == last[1]
+    check_talk(cuda, tmp_path / "talk", window=2)
 
 
 def test_a_tree_of_drafts(cuda: Model) -> None:

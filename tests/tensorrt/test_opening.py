@@ -22,6 +22,7 @@ from edge.runtime.tensorrt import bindings, cache, library, machine, opening
 from edge.runtime.tensorrt.engine import TensorRTEngine
 from edge.runtime.tensorrt.library import PluginLibrary
 from edge.runtime.tensorrt.profiles import Sizes
+from tests.same_talk import check_talk
 from tests.session_models import bundle, model
 from tests.tensorrt import ort_tensorrt
 from tests.tensorrt.test_open_library import plugins as small_library
@@ -57,22 +58,7 @@ def test_a_talk_is_that_of_onnx_runtime(device: ort_tensorrt.Stream, tmp_path: P
     loaded: Model = edge.load(bundle("chat"), engine="tensorrt")
     assert isinstance(loaded.engine, TensorRTEngine)
     assert (loaded.engine.chunk, loaded.engine.sizes) == (16, SIZES)
-    sessions = [each.session(window=4, seed=1) for each in (loaded, model("chat"))]
-    texts = []
-    for session in sessions:
-        first = session.chat("hi", **GREEDY).finish()
-        second = session.chat("and", **GREEDY).finish()
-        assert second.reused_tokens > 0, "the state goes on from the first answer"
-        session.undo()
-        again = session.chat("and", **GREEDY).finish()
-        assert again.tokens == second.tokens
-        texts.append((first.tokens, second.tokens))
-    assert texts[0] == texts[1]
-    sessions[0].save(tmp_path / "talk")
-    other = model("chat").session(window=4)
-    other.load(tmp_path / "talk")
-    last = [s.chat("so", **GREEDY).finish().tokens for s in (other, sessions[0])]
-    assert last[0] == last[1]
+    check_talk(loaded, tmp_path / "talk", window=4, max_tokens=3)
 
 
 def test_an_engine_of_plugins(
