@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from onnx import ModelProto, inliner
+from onnx import ModelProto
 
 from edge.errors import EngineError
 from edge.ops.device import DEVICE_OPS
+from edge.plugins.tensorrt.graph import inlined
 from edge.runtime.tensorrt import bindings
 from tests.device_ops import Case
 
@@ -71,4 +72,4 @@ def engine_of(model: ModelProto, log: Any) -> bytes:
 def test_a_body_is_built(name: str, log: Any) -> None:
     """With scales a channel where it may have them: one for all needs less of TensorRT."""
     case = Case(name, channels=True)
-    assert engine_of(inliner.inline_local_functions(case.model()), log)
+    assert engine_of(inlined(case.model()), log)
