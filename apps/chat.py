@@ -38,11 +38,7 @@ def chat(
     ] = False,
     accept: Annotated[
         str,
-        typer.Option(
-            metavar="exact|top-N",
-            help="Which drafted tokens stand: exact loses nothing; top-3 is lossy: those among the "
-            "target's 3 likeliest.",
-        ),
+        typer.Option(metavar=draft_options.ACCEPT_METAVAR, help=draft_options.ACCEPT_HELP),
     ] = "exact",
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", help="Answer this and leave.")
@@ -81,8 +77,7 @@ def chat(
         "stop": tuple(stop) if stop else None,
     }
     _check(sampling | {"seed": seed}, threads)
-    tree = draft_options.branches(draft_tokens, draft_tree, draft_auto)
-    rule = draft_options.accepted(accept)
+    drafts = draft_options.read(draft, draft_tokens, draft_tree, draft_auto, accept)
     # imported late, so that --help and refusals come at once
     from edge.apps import chat_once, chat_talk
 
@@ -90,7 +85,7 @@ def chat(
     from edge.runtime.model import load
 
     model = load(bundle, engine=engine, threads=threads, spin=spin)
-    drafter, watch = draft_options.drafter(draft, engine, threads, spin), None
+    drafter, watch = draft_options.drafter(drafts.draft, engine, threads, spin), None
     if drafter is not None:
         from edge.apps.profiling.stopwatch import timed
 
@@ -99,9 +94,9 @@ def chat(
         system=system if model.template else None,
         seed=seed,
         draft=drafter,
-        draft_tokens=draft_tokens,
-        draft_tree=tree,
-        accept=rule,
+        draft_tokens=drafts.tokens,
+        draft_tree=drafts.tree,
+        accept=drafts.accept,
     )
     if system is not None and model.template is None:
         print("note: this model has no chat template; --system is not used", file=sys.stderr)

@@ -2,12 +2,58 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model
+
+ACCEPT_METAVAR = "exact|top-N"
+ACCEPT_HELP = (
+    "Which drafted tokens stand: exact loses nothing; top-3 is lossy: those among the target's 3 "
+    "likeliest."
+)
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """What was asked for.
+
+    Attributes:
+        draft: a bundle, a demonstration's name, or "ngram"; None for nobody.
+        tokens, tree: of a fixed shape; neither leaves it to a bandit.
+        accept: by which rule drafted tokens stand.
+    """
+
+    draft: str | None
+    tokens: int | None = None
+    tree: tuple[int, ...] | None = None
+    accept: str = "exact"
+
+
+def read(
+    draft: str | None,
+    tokens: int | None,
+    tree: str | None,
+    auto: bool,
+    accept: str,
+    others: Mapping[str, Any] | None = None,
+) -> DraftOptions:
+    """What the options say together; nothing is loaded yet. `others`: options, with their values,
+    that mean nothing without a drafter, as those here do. Raises InputError.
+    """
+    shape, rule = branches(tokens, tree, auto), _accepted(accept)
+    if draft is not None and draft != "none":
+        return DraftOptions(draft, tokens, shape, rule)
+    given = {"--draft-tokens": tokens, "--draft-tree": tree, "--draft-auto": auto or None,
+             "--accept": None if rule == "exact" else rule, **(others or {})}  # fmt: skip
+    for option, value in given.items():
+        if value is not None:
+            raise InputError("needs --draft", field=option, remedy="--draft ngram, or a bundle")
+    return DraftOptions(None)
 
 
 def drafter(
@@ -21,7 +67,7 @@ def drafter(
     return "ngram" if draft == "ngram" else load(draft, engine=engine, threads=threads, spin=spin)
 
 
-def accepted(accept: str) -> str:
+def _accepted(accept: str) -> str:
     """What `--accept` says, when it says something. Raises InputError."""
     from edge.runtime.speculate.rule import rule_of
 

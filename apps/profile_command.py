@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edge.apps import draft_options
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -78,6 +79,11 @@ def profile(
         typer.Option("--draft-auto", help="Find the shape of drafts by trying; the default.",
                      rich_help_panel=DRAFTING),
     ] = False,
+    accept: Annotated[
+        str,
+        typer.Option(metavar=draft_options.ACCEPT_METAVAR, help=draft_options.ACCEPT_HELP,
+                     rich_help_panel=DRAFTING),
+    ] = "exact",
     draft_prompts: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Prompts, one a line, or JSON lines; four of our own.",
@@ -120,7 +126,10 @@ def profile(
         raise InputError("goes without --jsonl", field="--json", remedy="one at a time")
     if html is not None:
         _check_writable(html)
-    drafting = _drafting(draft, draft_tokens, draft_tree, draft_auto, draft_prompts, against)
+    options = draft_options.read(
+        draft, draft_tokens, draft_tree, draft_auto, accept, {"--draft-prompts": draft_prompts}
+    )
+    drafting = _drafting(options, draft_prompts, against)
     if drafting and as_lines:
         raise InputError("has no line in --jsonl", field="--draft", remedy="--json")
     from edge.apps.profiling import report, run
@@ -162,30 +171,23 @@ def profile(
 
 
 def _drafting(
-    draft: str | None, tokens: int | None, tree: str | None, auto: bool, prompts: Path | None,
-    against: str | None,
-) -> drafts.Request | None:  # fmt: skip
+    options: draft_options.DraftOptions, prompts: Path | None, against: str | None
+) -> drafts.Request | None:
     """What `--draft…` ask for. Raises InputError: options that do not go together."""
-    from edge.apps.draft_options import branches
-    from edge.apps.prompts import DEFAULT, read_prompts
-
-    shape = branches(tokens, tree, auto)
-    if draft is None or draft == "none":
-        others = {"--draft-tokens": tokens, "--draft-tree": tree, "--draft-auto": auto or None,
-                  "--draft-prompts": prompts}  # fmt: skip
-        for option, value in others.items():
-            if value is not None:
-                raise InputError("needs --draft", field=option, remedy="--draft ngram, or a bundle")
+    if options.draft is None:
         return None
     if against is not None:
         raise InputError(
             "is measured against no drafting", field="--draft", remedy="leave out --against"
         )
     from edge.apps.profiling import drafts
+    from edge.apps.prompts import DEFAULT, read_prompts
 
-    if prompts is None:
-        return drafts.Request(draft, tokens, shape, DEFAULT, "of its own")
-    return drafts.Request(draft, tokens, shape, read_prompts(prompts), prompts.name)
+    texts = DEFAULT if prompts is None else read_prompts(prompts)
+    source = "of its own" if prompts is None else prompts.name
+    return drafts.Request(
+        options.draft, options.tokens, options.tree, texts, source, options.accept
+    )
 
 
 def _lengths(text: str, option: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge.apps.draft_options import branches, drafter
+from edge.apps import draft_options
 from edge.errors import EdgeError, InputError
 
 if TYPE_CHECKING:
@@ -85,11 +85,18 @@ def serve(
     ] = None,
     draft: Annotated[str, _running(help="Who drafts: another bundle, ngram, or none.")] = "none",
     draft_tokens: Annotated[
-        int | None, _running(metavar="N", help="Tokens of every draft; else found by trying.")
+        int | None, _running(metavar="N", help="Tokens of every draft, one after the other.")
     ] = None,
     draft_tree: Annotated[
         str | None, _running(metavar="N,N,…", help="Children at each depth of every draft.")
     ] = None,
+    draft_auto: Annotated[
+        bool, _running("--draft-auto", help="Find the shape of drafts by trying; the default.")
+    ] = False,
+    accept: Annotated[
+        str,
+        _running(metavar=draft_options.ACCEPT_METAVAR, help=draft_options.ACCEPT_HELP),
+    ] = "exact",
     engine: Annotated[str, _running(help="auto, ort, cuda or tensorrt.")] = "auto",
     threads: Annotated[
         int | None, _running(min=1, metavar="N", help="CPU threads; one per core when not given.")
@@ -104,7 +111,7 @@ def serve(
 
     SIGTERM or Ctrl-C lets the running answer finish; a second one leaves at once.
     """
-    tree = branches(draft_tokens, draft_tree, False)
+    drafts = draft_options.read(draft, draft_tokens, draft_tree, draft_auto, accept)
     key, made = _key(api_key, no_key)
     for value in (deadline, receive_timeout, send_timeout, grace):
         if math.isnan(value):  # it is within every range
@@ -152,9 +159,14 @@ def serve(
         from edge.runtime.speculate.choose import drafting
 
         model = load(bundle, engine=engine, threads=threads, spin=spin)
-        who = drafter(draft, engine, threads, spin)
-        drafts = drafting(model, who, draft_tokens, tree, context)
-        return model, Slot(model, capacity=context, cache_bytes=limits.cache_bytes, drafting=drafts)
+        who = draft_options.drafter(drafts.draft, engine, threads, spin)
+        slot = Slot(
+            model,
+            capacity=context,
+            cache_bytes=limits.cache_bytes,
+            drafting=drafting(model, who, drafts.tokens, drafts.tree, context, drafts.accept),
+        )
+        return model, slot
 
     raise typer.Exit(run.run(settings, listening, load, say))
 

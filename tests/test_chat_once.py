@@ -79,6 +79,8 @@ def test_options_reach_the_sampler_and_a_base_model_says_that_it_continues() -> 
         (["x", "-p", "x", "--draft-tree", "2,1", "--draft-auto"], 1, "--draft-auto"),
         (["x", "-p", "x", "--draft", "ngram", "--accept", "top-0"], 1, "--accept"),
         (["x", "-p", "x", "--draft", "ngram", "--accept", "top-x"], 1, "lossy"),
+        (["x", "-p", "x", "--accept", "top-3"], 1, "--draft ngram, or a bundle"),
+        (["x", "-p", "x", "--draft-tokens", "3"], 1, "--draft ngram, or a bundle"),
         (["demo", "-p", "x", "--engine", "tensorrt"], 1, "TensorRT"),
         (["x", "-p", "x", "--engine", "warp"], 2, "warp"),
         (["x", "--top-k", "many"], 2, "--top-k"),

@@ -175,11 +175,24 @@ def test_profile_demo_end_to_end() -> None:
     assert found["acceptance_length"] >= 1 and found["speedup"] > 0
     assert found["draft"] == "demo-draft" and found["prompts"] == len(prompts.DEFAULT)
     assert found["speedup_interval"] is None  # of one round
+    assert found["accept"] == "exact" and found["lossy"] is False
+
+
+def test_a_rule_that_loses_is_measured_and_named() -> None:
+    request = Request("x", 3, None, PROMPTS, "of a test", "top-3")
+    sampling = {"temperature": 0, "max_tokens": 9, "seed": 0}
+    twin = edge.load(bundle("base"), threads=1)
+    measured = compare(model("base"), twin, request, sampling)(1, 0, lambda text: None)
+    found = draft_report.to_dict(measured, {})
+    assert found["accept"] == measured.speculation.accept == "top-3" and found["lossy"] is True
+    assert any("lossy" in line and "top-3" in line for line in draft_report.lines(found))
 
 
 @pytest.mark.parametrize(
     ("options", "field"),
     [
+        (["--accept", "top-3"], "--accept"),
+        (["--draft", "ngram", "--accept", "top"], "--accept"),
         (["--draft-tokens", "2"], "--draft-tokens"),
         (["--draft-auto"], "--draft-auto"),
         (["--draft-prompts", "x"], "--draft-prompts"),

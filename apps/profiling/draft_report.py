@@ -9,6 +9,7 @@ from typing import Any
 from edge.apps.profiling.drafts import Drafted, Run, total
 from edge.apps.profiling.statistics import Spread
 from edge.apps.profiling.theory import acceptance_rate
+from edge.runtime.speculate.rule import EXACT
 from edge.runtime.speculate.shape import Shape
 
 Facts = dict[str, Any]
@@ -32,6 +33,8 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
         "draft_tokens": request.tokens,
         "draft_tree": None if request.tree is None else list(request.tree),
         "draft_auto": not request.fixed,
+        "accept": request.accept,
+        "lossy": request.accept != EXACT.name,
         "prompts": len(request.prompts),
         "prompts_from": request.source,
         "acceptance_length": sums.acceptance_length,
@@ -123,6 +126,11 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
         f"{facts['speedup']:.2f} times as quick{within}; nine of ten prompts at least "
         f"{facts['slowest_tenth_speedup']:.2f}"
     )
+    if facts["lossy"]:
+        yield (
+            f"drafting  lossy: tokens stand by {facts['accept']}, so the answers with drafts are "
+            "not those without"
+        )
     if facts["problem"]:
         yield f"drafting  given up: {facts['problem']}"
     length = facts["acceptance_length"]

@@ -29,6 +29,7 @@ class Request:
         tokens, tree: of a fixed shape; neither leaves it to the bandit.
         prompts: answered in every round.
         source: where they are from, for people.
+        accept: by which rule drafted tokens stand.
     """
 
     draft: str
@@ -36,6 +37,7 @@ class Request:
     tree: tuple[int, ...] | None
     prompts: tuple[str, ...]
     source: str
+    accept: str = "exact"
 
     @property
     def fixed(self) -> bool:
@@ -183,8 +185,9 @@ class Contest:
             if draft != "ngram":
                 drafter, self._drafters[name] = timed(draft)
             self._sessions[name] = self._target.session(
-                draft=drafter, draft_tokens=request.tokens, draft_tree=request.tree, **options
-            )
+                draft=drafter, draft_tokens=request.tokens, draft_tree=request.tree,
+                accept=request.accept, **options,
+            )  # fmt: skip
 
     def answers(
         self, repetitions: int, warmup: int, say: Say = lambda text: None
@@ -282,6 +285,7 @@ def summed(runs: Iterator[Run]) -> Speculation:
         if one is None:
             continue
         sums.drafter, sums.problem = one.drafter, sums.problem or one.problem
+        sums.accept = one.accept
         for name in ("rounds", "drafted", "accepted", "steps", "draft_s", "verify_s"):
             setattr(sums, name, getattr(sums, name) + getattr(one, name))
         for shape, count in one.shapes.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 from edge.apps.server.prompts import Ask
 from edge.apps.server.worker import Ended
+from edge.runtime.speculate.rule import EXACT
 
 # the API knows two of our reasons; the others are told beside it
 REASONS = {"stop": "stop", "length": "length"}
@@ -53,6 +54,7 @@ class Shape:
             "object": self._kind,
             "choices": [choice],
             "usage": self._usage(ended),
+            **_drafting(ended),
         }
 
     def opening(self) -> dict[str, Any] | None:
@@ -76,6 +78,8 @@ class Shape:
         key = "delta" if self._ask.chat else "text"
         choice = {"index": 0, key: said, "logprobs": None, **reason}
         chunk = {**self._head, "object": self._chunk_kind, "choices": [choice]}
+        if ended is not None:
+            chunk |= _drafting(ended)
         # chunks before the one with the usage have it as null
         return {**chunk, "usage": None} if self._ask.include_usage else chunk
 
@@ -95,3 +99,26 @@ def _reason(ended: Ended) -> dict[str, Any]:
     if reason in REASONS:
         return {"finish_reason": REASONS[reason]}
     return {"finish_reason": "length", "finish_detail": reason}
+
+
+def _drafting(ended: Ended) -> dict[str, Any]:
+    """`speculation`, beyond the API: what drafts did for this answer, and by which rule they stood.
+
+    Why a drafter was given up is for the log, which may name files.
+    """
+    drafted = ended.result.speculation
+    if drafted is None:
+        return {}
+    return {
+        "speculation": {
+            "drafter": drafted.drafter,
+            "accept": drafted.accept,
+            "lossy": drafted.accept != EXACT.name,
+            "acceptance_length": drafted.acceptance_length,
+            "rounds": drafted.rounds,
+            "plain_steps": drafted.steps,
+            "drafted_tokens": drafted.drafted,
+            "accepted_tokens": drafted.accepted,
+            "given_up": drafted.problem != "",
+        }
+    }

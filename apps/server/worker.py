@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 import traceback
@@ -85,6 +86,7 @@ class Worker:
         self._running: Job | None = None
         self._wake = threading.Condition()
         self._typical_s = 1.0
+        self._given_up = ""
         # a process that has to leave at once does not wait for it
         self._thread = threading.Thread(target=self._main, name="edge-model", daemon=True)
 
@@ -192,4 +194,12 @@ class Worker:
             return stopping()
         if result.finish_reason == "deadline" and not result.tokens:
             return too_late("the request's time was over before the prompt was read")
+        self._tell_of(result)
         return Ended(result, slot.reused)
+
+    def _tell_of(self, result: GenerationResult) -> None:
+        """Log that drafts were given up, which answers do not show; not again in every answer."""
+        problem = result.speculation.problem if result.speculation else ""
+        if problem and problem != self._given_up:
+            print(f"drafting given up: {problem}", file=sys.stderr, flush=True)
+        self._given_up = problem
