@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from edge.apps.profiling import charts, page
+from edge.apps.profiling import charts, page_parts
 from edge.apps.profiling.run import Request, make_plan
 from edge.errors import EngineError, InputError
 from tests.session_models import bundle
@@ -188,7 +188,7 @@ def test_page_is_whole_and_stands_alone() -> None:
 def test_page_escapes_what_a_bundle_is_called() -> None:
     bars = charts.bars([("<script>", 1.0), ("a&b", 2.0)], str)
     assert "<script>" not in bars and "&lt;script&gt;" in bars and "a&amp;b" in bars
-    assert page._table(("<b>",), [("<i>",)]).count("&lt;") == 2
+    assert page_parts.table(("<b>",), [("<i>",)]).count("&lt;") == 2
 
 
 def test_axes_hold_their_values() -> None:

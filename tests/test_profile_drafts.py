@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import edge
 from edge.apps import prompts
 from edge.apps.cli import app
-from edge.apps.profiling import draft_costs, draft_report, theory
+from edge.apps.profiling import draft_costs, draft_page, draft_report, theory
 from edge.apps.profiling.drafts import Drafted, Request, Run, Side, compare
 from edge.apps.profiling.stopwatch import timed
 from edge.apps.profiling.theory import Prices
@@ -23,6 +23,7 @@ from edge.errors import EdgeError, InputError
 from edge.runtime.model import Model
 from edge.runtime.speculate.decode import Speculation
 from tests.session_models import bundle, model
+from tests.test_profile_command import Outline
 
 PROMPTS = ("one two three one two three", "three two one")
 
@@ -101,6 +102,25 @@ def test_figures_by_hand() -> None:
     assert found["rewind_share"] == pytest.approx(0.05)
 
 
+def test_page_of_drafts_that_were_given_up_or_lose() -> None:
+    sums = Speculation("small", steps=4, problem="<NaN>", accept="top-3")
+    found = draft_report.to_dict(_drafted([[_run(4, 0.1, sums)]], [[_run(4, 0.2)]]), {})
+    (section,) = draft_page.sections(found | {"lossy": True, "accept": "top-3"})
+    assert "Given up: &lt;NaN&gt;" in section and "stood by top-3" in section
+    assert section.count("<circle") == 1 and "<b>absent</b>" in section
+
+
+def test_no_prompt_with_a_second_token_has_no_slowest_tenth() -> None:
+    # of each prompt one round yields a single token, another one each time
+    one, more = _run(0, 0.0), _run(4, 0.2)
+    absent: dict[str, str] = {}
+    found = draft_report.to_dict(_drafted([[one, more], [more, one]], [[more, more]] * 2), absent)
+    assert (
+        found["slowest_tenth_speedup"] is None and "second token" in absent["slowest_tenth_speedup"]
+    )
+    assert "nine of ten" not in next(draft_report.lines(found))
+
+
 def test_rounds_without_any_draft_say_nothing_of_its_cost() -> None:
     drew = Speculation("small", rounds=2, drafted=4, accepted=2, draft_s=0.02, verify_s=0.03,
                        shapes={(1, 1): 2})  # fmt: skip
@@ -164,11 +184,13 @@ def test_through_text_no_formula_applies() -> None:
     assert found["theoretical_speedup"] is None and "text" in absent["theoretical_speedup"]
 
 
-def test_profile_demo_end_to_end() -> None:
+def test_profile_demo_end_to_end(tmp_path: Path) -> None:
+    written = tmp_path / "page.html"
     done = CliRunner().invoke(
         app,
         ["profile", "demo", "--draft", "demo-draft", "--draft-tokens", "2", "-p", "8", "-n", "6",
-         "-r", "1", "--warmup", "0", "--context", "0", "--no-breakdown", "--json"],
+         "-r", "1", "--warmup", "0", "--context", "0", "--no-breakdown", "--json",
+         "--html", str(written)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)["speculation"]
@@ -176,6 +198,12 @@ def test_profile_demo_end_to_end() -> None:
     assert found["draft"] == "demo-draft" and found["prompts"] == len(prompts.DEFAULT)
     assert found["speedup_interval"] is None  # of one round
     assert found["accept"] == "exact" and found["lossy"] is False
+    outline = Outline()
+    outline.feed(text := written.read_text())
+    assert outline.open == [] and outline.foreign == []
+    assert "Drafting by demo-draft, against none" in outline.titles
+    assert f"<b>{found['speedup']:.2f}</b>" in text and "<td>chain of 2</td>" in text
+    assert "verifying and choosing</text>" in text and f">{found['draft_ms']:.3f} ms<" in text
 
 
 def test_a_rule_that_loses_is_measured_and_named() -> None:

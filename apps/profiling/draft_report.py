@@ -24,6 +24,8 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
     gain, drafted = found.interval, sums.rounds > 0
     # a bandit may leave a whole round of answers without a draft
     drafting = [run for run in rounds if run.speculation and run.speculation.rounds]
+    if found.slowest_tenth is None:
+        absent["slowest_tenth_speedup"] = "no prompt yielded a second token in every round"
     if not drafted:
         absent["acceptance_length"] = f"{sums.drafter} drafted nothing in {sums.steps} steps"
     if not found.runs_cost:
@@ -41,6 +43,7 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
         "speedup": found.speedup,
         "speedup_interval": None if gain.low is None else [gain.low, gain.high],
         "slowest_tenth_speedup": found.slowest_tenth,
+        "speedup_by_prompt": [*found.by_prompt()],
         "theoretical_speedup": found.theoretical,
         "acceptance_rate": _alpha(found),
         "tokens_per_s": {
@@ -120,11 +123,12 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     rates = facts["tokens_per_s"]
     interval = facts["speedup_interval"]
     within = "" if interval is None else f" (95 %: {interval[0]:.2f} to {interval[1]:.2f})"
+    slowest = facts["slowest_tenth_speedup"]
+    most = "" if slowest is None else f"; nine of ten prompts at least {slowest:.2f}"
     yield (
         f"drafting  {facts['draft']} on {facts['prompts']} prompts ({facts['prompts_from']}): "
         f"{rates['drafted']['p50']:.1f} tokens/s, {rates['plain']['p50']:.1f} without: "
-        f"{facts['speedup']:.2f} times as quick{within}; nine of ten prompts at least "
-        f"{facts['slowest_tenth_speedup']:.2f}"
+        f"{facts['speedup']:.2f} times as quick{within}{most}"
     )
     if facts["lossy"]:
         yield (

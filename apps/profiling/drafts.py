@@ -115,9 +115,12 @@ class Drafted:
         return ratio(self.drafted.rates(), self.plain.rates())
 
     @property
-    def slowest_tenth(self) -> float:
-        """The speed-up that nine of ten prompts reach; each a median over rounds."""
-        return percentile([*self.by_prompt()], 0.1)
+    def slowest_tenth(self) -> float | None:
+        """The speed-up that nine of ten prompts reach, each a median over rounds; None where no
+        prompt has yielded a second token both ways in every round.
+        """
+        found = [*self.by_prompt()]
+        return percentile(found, 0.1) if found else None
 
     def by_prompt(self) -> Iterator[float]:
         """The speed-up of every prompt that yields tokens both ways."""

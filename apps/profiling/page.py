@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from edge.apps.profiling import charts
+from edge.apps.profiling import charts, draft_page
 from edge.apps.profiling.breakdown import ranked
 from edge.apps.profiling.charts import Series
 from edge.apps.profiling.definitions import inside
+from edge.apps.profiling.page_parts import cards, section, table
 from edge.apps.profiling.report import side_by_side
 from edge.apps.profiling.run import Result
 from edge.apps.profiling.table import lines, ms, name_of, plus_minus
@@ -59,10 +60,11 @@ def render(facts: Facts, result: Result) -> str:
         *_breakdowns(sides),
         *_roofline(sides),
         *_ratio(facts),
-        _section("Every length", _tests(sides)),
-        _section("In words", f"<pre>{escape(chr(10).join(_words(facts)))}</pre>"),
-        _section("Definitions", _definitions(facts["definitions"])),
-        _section("Absent", _definitions(facts["absent"]) or "<p>nothing</p>"),
+        *(draft_page.sections(facts["speculation"]) if "speculation" in facts else ()),
+        section("Every length", _tests(sides)),
+        section("In words", f"<pre>{escape(chr(10).join(_words(facts)))}</pre>"),
+        section("Definitions", _definitions(facts["definitions"])),
+        section("Absent", _definitions(facts["absent"]) or "<p>nothing</p>"),
     ]
     title = escape(" against ".join(name_of(side) for side in sides))
     return (
@@ -105,10 +107,7 @@ def _cards(sides: Sequence[Facts]) -> str:
             "peak memory": "absent" if peak is None else megabytes(peak),
             "state": megabytes(side["state_bytes"]),
         }
-        cards = (f'<div class="card">{escape(n)}<b>{escape(v)}</b></div>'
-                 for n, v in figures.items())  # fmt: skip
-        key = _keys(sides, number) if len(sides) > 1 else ""
-        out.append(f'{key}<div class="cards">{"".join(cards)}</div>')
+        out.append((_keys(sides, number) if len(sides) > 1 else "") + cards(figures))
     return "".join(out)
 
 
@@ -132,7 +131,7 @@ def _context(sides: Sequence[Facts]) -> Iterator[str]:
         series, x, y, ("tokens read before", "ms a step"), (_count, _number)
     )  # fmt: skip
     note = "median, and shaded up to the 90th percentile. Constant memory makes it a flat line."
-    yield _section("Latency against context", _keys(sides) + f"<p>{note}</p>" + chart)
+    yield section("Latency against context", _keys(sides) + f"<p>{note}</p>" + chart)
 
 
 def _gaps(sides: Sequence[Facts], result: Result) -> Iterator[str]:
@@ -150,7 +149,7 @@ def _gaps(sides: Sequence[Facts], result: Result) -> Iterator[str]:
             p50, p90, p99 = (ms(spread[name]) for name in ("p50", "p90", "p99"))
             lines.append(f"<p>{escape(name_of(side))}: p50 {p50}, p90 {p90}, p99 {p99} ms</p>")
     note = "<p>The last bar takes all that took longer.</p>"
-    yield _section("Inter-token latency", _keys(sides) + "".join(lines) + note + chart)
+    yield section("Inter-token latency", _keys(sides) + "".join(lines) + note + chart)
 
 
 def _breakdowns(sides: Sequence[Facts]) -> Iterator[str]:
@@ -165,7 +164,7 @@ def _breakdowns(sides: Sequence[Facts]) -> Iterator[str]:
                     list(layers.items()), lambda v: f"{ms(v)} ms", number
                 )
             head = f"<p>{ms(total)} ms while profiled</p>"
-            yield _section(
+            yield section(
                 f"Where the time of a {NOUNS[name]} goes: {name_of(side)}", head + pictures
             )
 
@@ -199,7 +198,7 @@ def _roofline(sides: Sequence[Facts]) -> Iterator[str]:
         else f"{flops / 1e9:.0f} GFLOP/s of fp32 products; left of the corner memory is the limit. "
         "Products of 8-bit integers may lie above the flat part.</p>"
     )
-    yield _section("Roofline", _keys(sides) + note + chart)
+    yield section("Roofline", _keys(sides) + note + chart)
 
 
 def _ratio(facts: Facts) -> Iterator[str]:
@@ -213,7 +212,7 @@ def _ratio(facts: Facts) -> Iterator[str]:
                 interval = "absent" if low is None else f"{low:.3f} to {high:.3f}"
                 rows.append((name.upper(), row["prompt_tokens"], f"{found['value']:.3f}", interval))
     head = ("", "prompt", "ratio", "95 % interval")
-    yield _section("This ÷ the other", _table(head, rows))
+    yield section("This ÷ the other", table(head, rows))
 
 
 # -- words ----------------------------------------------------------------------------------------
@@ -229,7 +228,7 @@ def _tests(sides: Sequence[Facts]) -> str:
                 values = (ms(spread.get(key)) for key in keys)
                 title = f"{name_of(side)} {name.upper()}, ms"
                 rows.append((title, test["prompt_tokens"], *values))
-    return _table(("", "prompt", "mean", "±", "p50", "p90", "p99"), rows)
+    return table(("", "prompt", "mean", "±", "p50", "p90", "p99"), rows)
 
 
 def _words(facts: Facts) -> Iterator[str]:
@@ -254,18 +253,6 @@ def _definitions(values: Mapping[str, str]) -> str:
     rows = (f"<dt>{escape(n)}</dt><dd>{escape(text)}</dd>" for n, text in values.items())
     joined = "".join(rows)
     return f"<dl>{joined}</dl>" if joined else ""
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    heads = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{body}</section>"
 
 
 def _keys(sides: Sequence[Facts], only: int | None = None) -> str:
