@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError, InputError, StateError
+from edge.runtime.distribution import Distribution
 from edge.text.stream import check_stops
 
 Logits = NDArray[np.float32]
-_BLOCK = 512  # weights summed at once
 _FIRST_FLOOR = 1 / 64  # top-p usually keeps tokens of this weight; less likely ones when it must
+_NEAR = 8.0  # a model's forty likeliest logits are usually no further than this from the best
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,14 @@ class SamplingParams:
         object.__setattr__(self, "stop", check_stops(self.stop))
 
     @property
+    def remembered(self) -> int:
+        """How many of the last tokens make a difference to the next one, besides the logits."""
+        return 0 if self.repetition_penalty == 1 else self.repetition_window
+
+    @property
     def plainly_greedy(self) -> bool:
         """Whether the likeliest token is always taken, whatever was said before."""
-        penalized = self.repetition_penalty != 1 and self.repetition_window > 0
-        return self.temperature == 0 and not self.logit_bias and not penalized
+        return self.temperature == 0 and not self.logit_bias and not self.remembered
 
 
 def make_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
@@ -108,44 +113,39 @@ class Sampler:
         Raises EngineError when no logit is finite or one is NaN or +inf: a model that says nothing
         must not be heard as token 0.
         """
-        params = self.params
+        logits, best = self._best(logits, history)
+        if self.params.temperature == 0:
+            return best
+        return self._candidates(logits, logits[best]).draw(self.rng.random())
+
+    def distribution(self, logits: Logits, history: Sequence[int] = ()) -> Distribution:
+        """What the next token is drawn from at a temperature above 0. Raises as a call does."""
+        logits, best = self._best(logits, history)
+        return self._candidates(logits, logits[best])
+
+    def likeliest(self, logits: Logits, history: Sequence[int], count: int) -> list[int]:
+        """At most `count` that can be said, the likeliest first, the lowest of equal ones.
+
+        Raises as a call does.
+        """
+        logits, best = self._best(logits, history)
+        if count == 1:
+            return [best]
+        found = _top(logits, logits[best], min(count, len(logits)))
+        found = found[np.isfinite(logits[found])]
+        ordered: list[int] = found[(-logits[found]).argsort(kind="stable")][:count].tolist()
+        return ordered
+
+    def _best(self, logits: Logits, history: Sequence[int]) -> tuple[Logits, int]:
+        """Logits with bias and penalty, and the likeliest token; EngineError where none is."""
         logits = self._adjusted(logits, history)
-        best = int(np.argmax(logits))  # of a NaN, where there is one
-        if not math.isfinite(float(logits[best])):
+        best = int(logits.argmax())  # of a NaN, where there is one
+        if not math.isfinite(logits[best]):
             raise EngineError(
                 f"the best logit is {float(logits[best])}: nothing can be sampled",
                 remedy="the state may be damaged: start a new session, or check the bundle",
             )
-        if params.temperature == 0:
-            return best
-        ids, weights = self._candidates(logits, float(logits[best]))
-        drawn = _draw(weights, self.rng.random())
-        return drawn if ids is None else int(ids[drawn])
-
-    def probabilities(
-        self, logits: Logits, history: Sequence[int] = ()
-    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """Token ids that can be drawn and the probability of each, for speculation and tests."""
-        logits = self._adjusted(logits, history)
-        best = int(np.argmax(logits))
-        if self.params.temperature == 0:
-            return np.array([best]), np.ones(1)
-        ids, weights = self._candidates(logits, float(logits[best]))
-        ids = np.arange(len(weights)) if ids is None else ids
-        possible = weights > 0
-        ids, exact = ids[possible], weights[possible].astype(np.float64)
-        return ids, exact / exact.sum()
-
-    def likeliest(self, logits: Logits, history: Sequence[int], count: int) -> list[int]:
-        """At most `count` that can be said, the likeliest first, the lowest of equal ones."""
-        logits = self._adjusted(logits, history)
-        if count == 1:
-            return [int(np.argmax(logits))]
-        found = np.arange(len(logits))
-        if count < len(logits):
-            found = np.flatnonzero(logits >= np.partition(logits, -count)[-count])
-        found = found[np.isfinite(logits[found])]
-        return [int(token) for token in found[np.argsort(-logits[found], kind="stable")][:count]]
+        return logits, best
 
     def _adjusted(self, logits: Logits, history: Sequence[int]) -> Logits:
         """Logits with bias and penalty: a copy, or the argument itself when neither applies."""
@@ -158,27 +158,26 @@ class Sampler:
                         f"token {token} is not below {len(logits)}", field="logit_bias"
                     )
                 logits[token] += bias
-        window = params.repetition_window
-        if params.repetition_penalty != 1 and window and history:
-            recent = np.unique(np.asarray(history[-window:], np.intp))
+        if params.remembered and history:
+            recent = np.array(history[-params.remembered :], np.intp)
             seen = logits[recent]
             logits = logits.copy()
             penalty = np.float32(params.repetition_penalty)
+            # a token that is among them twice gets the same value twice
             logits[recent] = np.where(seen > 0, seen / penalty, seen * penalty)
         return logits
 
-    def _candidates(self, logits: Logits, best: float) -> tuple[NDArray[np.intp] | None, Logits]:
-        """Ids that survive the filters, None for all, and exp((logit - best) / temperature).
+    def _candidates(self, logits: Logits, best: np.float32) -> Distribution:
+        """The tokens that survive the filters; they weigh exp((logit - best) / temperature).
 
         fp32 throughout: weights are then right to 1e-5, and 50,000 tokens take 0.1 to 0.3 ms.
         """
         params = self.params
         ids: NDArray[np.intp] | None = None
         if 0 < params.top_k < len(logits):
-            floor = np.partition(logits, -params.top_k)[-params.top_k]
-            ids = np.flatnonzero(logits >= floor)
+            ids = _top(logits, best, params.top_k)
             logits = logits[ids]
-        weights = logits - np.float32(best)
+        weights = logits - best
         # the best one is 0, times anything; the rest must not overflow
         weights *= min(1 / params.temperature, 1e30)
         np.exp(weights, out=weights)
@@ -187,28 +186,20 @@ class Sampler:
             ids, weights = kept if ids is None else ids[kept], weights[kept]
         if params.min_p > 0:
             # the likeliest has weight 1
-            likely = np.flatnonzero(weights >= params.min_p)
+            likely = (weights >= params.min_p).nonzero()[0]
             ids, weights = likely if ids is None else ids[likely], weights[likely]
-        return ids, weights
+        return Distribution(ids, weights)
 
 
-def _draw(weights: Logits, uniform: float) -> int:
-    """The index whose share of the whole weight holds `uniform` in [0, 1); never one of weight 0.
-
-    Sums of blocks first: a running sum over a whole vocabulary would cost more than the rest.
-    """
-    starts = np.arange(0, len(weights), _BLOCK)
-    sums = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
-    wanted = uniform * float(sums[-1])
-    block = min(int(np.searchsorted(sums, wanted, side="right")), len(sums) - 1)
-    wanted -= float(sums[block - 1]) if block else 0.0
-    inside = weights[block * _BLOCK : (block + 1) * _BLOCK]
-    index = int(np.searchsorted(np.cumsum(inside, dtype=np.float64), wanted, side="right"))
-    possible = np.flatnonzero(inside)
-    if not len(possible):
-        return int(np.argmax(weights))
-    # rounding may leave `wanted` at the very end of the block
-    return block * _BLOCK + min(index, int(possible[-1]))
+def _top(logits: Logits, best: np.float32, count: int) -> NDArray[np.intp]:
+    """Ids of the `count` likeliest, ties with the last of them included, in order."""
+    # of a few near the best it is quickly found which they are
+    near = (logits > best - _NEAR).nonzero()[0]
+    values = logits[near]
+    if len(near) < count:
+        near, values = np.arange(len(logits)), logits
+    found: NDArray[np.intp] = near[values >= np.partition(values, -count)[-count]]
+    return found
 
 
 def _nucleus(weights: Logits, top_p: float) -> NDArray[np.intp]:
@@ -217,11 +208,11 @@ def _nucleus(weights: Logits, top_p: float) -> NDArray[np.intp]:
     floor = _FIRST_FLOOR
     while True:
         # the largest weight is 1; sorting a few likely tokens is cheaper than sorting all
-        likely = np.flatnonzero(weights >= floor)
-        order = likely[np.argsort(-weights[likely], kind="stable")]
-        sums = np.cumsum(weights[order], dtype=np.float64)
+        likely = (weights >= floor).nonzero()[0]
+        order = likely[(-weights[likely]).argsort(kind="stable")]
+        sums = weights[order].cumsum(dtype=np.float64)
         if sums[-1] >= needed or len(order) == len(weights):
-            return order[: int(np.searchsorted(sums, needed)) + 1]
+            return order[: int(sums.searchsorted(needed)) + 1]
         floor = floor / 64 if floor > 1e-30 else 0.0
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from edge.runtime.distribution import Distribution
 from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.draft import Draft, Drafter
 from edge.runtime.speculate.growth import Growth
@@ -66,12 +67,23 @@ class TableDrafter(Drafter):
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
-        growth = Growth(sampler, recent, SPECIAL.__contains__)
+        growth = Growth(sampler, recent, SPECIAL)
         last = [pending]
         for count in shape.branches:
             growth.add([self._logits[token] for token in last], count)
             last = growth.tokens()
         return growth.draft()
+
+
+def shares(p: Distribution) -> dict[int, float]:
+    """The probability of each token that can be drawn."""
+    ids = range(len(p.weights)) if p.ids is None else p.ids.tolist()
+    return {i: share for i, share in zip(ids, p.probabilities().tolist(), strict=True) if share}
+
+
+def dense(p: Distribution) -> np.ndarray:
+    """The probability of every token, [V]."""
+    return np.array([shares(p).get(token, 0.0) for token in range(VOCAB)])
 
 
 def deviation(counts: np.ndarray, expected: np.ndarray) -> float:

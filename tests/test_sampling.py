@@ -13,15 +13,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from edge.errors import EngineError, InputError, StateError
+from edge.runtime.distribution import Distribution
 from edge.runtime.sampling import (
     Sampler,
     SamplingParams,
-    _draw,
     make_params,
     new_rng,
     restore_rng,
     rng_state,
 )
+from tests.markov_models import shares
 
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0, 1.5, -math.inf], np.float32)
 
@@ -71,16 +72,15 @@ def test_every_filter_is_its_definition(
         repetition_penalty=penalty, logit_bias=bias,
     )  # fmt: skip
     values = np.array(logits, np.float32) / 500
-    ids, probabilities = Sampler(params).probabilities(values, history)
-    found = dict(zip(ids.tolist(), probabilities.tolist(), strict=True))
+    found = shares(Sampler(params).distribution(values, history))
     scores = values.astype(float).tolist()
     plain = plain_distribution(scores, params, history)
     free = replace(params, top_p=1.0, min_p=0.0)
-    shares = sorted(plain_distribution(scores, free, history).values(), reverse=True)
+    sizes = sorted(plain_distribution(scores, free, history).values(), reverse=True)
     # fp32 may decide otherwise for a token that lies on a limit
-    sums = [sum(shares[: n + 1]) for n in range(len(shares))]
+    sums = [sum(sizes[: n + 1]) for n in range(len(sizes))]
     assume(not any(abs(total - top_p) < 1e-4 for total in sums))
-    assume(not any(abs(share / shares[0] - min_p) < 1e-4 for share in shares))
+    assume(not any(abs(size / sizes[0] - min_p) < 1e-4 for size in sizes))
     assert found == pytest.approx({i: p for i, p in plain.items() if p > 1e-37}, rel=1e-4)
 
 
@@ -92,8 +92,7 @@ def test_the_definitions_above_tell_a_wrong_filter() -> None:
     cold = SamplingParams(temperature=1.0, top_p=0.6, min_p=0.7)
     assert plain_distribution(logits, cold, []).keys() != right.keys()
     assert plain_distribution(logits, SamplingParams(temperature=2.0, top_p=0.6), []) != right
-    ids, _ = Sampler(params).probabilities(LOGITS)
-    assert set(ids.tolist()) == right.keys()
+    assert shares(Sampler(params).distribution(LOGITS)).keys() == right.keys()
 
 
 @pytest.mark.parametrize(
@@ -131,14 +130,14 @@ def test_top_p_over_a_large_vocabulary() -> None:
     """More tokens than the first guess looks at, against sorting everything."""
     logits = np.random.default_rng(3).normal(size=50_000).astype(np.float32)
     for top_p in (0.001, 0.3, 0.9, 0.9999):
-        ids, found = Sampler(SamplingParams(temperature=1.0, top_p=top_p)).probabilities(logits)
+        found = shares(Sampler(SamplingParams(temperature=1.0, top_p=top_p)).distribution(logits))
         weights = np.exp(logits.astype(np.float64) - float(logits.max()))
         order = np.argsort(-weights, kind="stable")
         sums = np.cumsum(weights[order])
         expected = int(np.searchsorted(sums, top_p * weights.sum())) + 1
-        assert abs(len(ids) - expected) <= 1 + expected / 10_000
-        assert set(order[: min(len(ids), expected)].tolist()) <= {*ids.tolist(), *order[-1:]}
-        assert found.sum() == pytest.approx(1)
+        assert abs(len(found) - expected) <= 1 + expected / 10_000
+        assert set(order[: min(len(found), expected)].tolist()) <= {*found, *order[-1:]}
+        assert sum(found.values()) == pytest.approx(1)
 
 
 @given(
@@ -151,11 +150,27 @@ def test_a_draw_is_the_place_in_the_running_sum(
     weights: list[float], repeat: int, uniform: float
 ) -> None:
     values = np.array([*weights * repeat, 1.0, 0.0], np.float32)
-    drawn = _draw(values, uniform)
+    drawn = Distribution(None, values).draw(uniform)
     sums = np.cumsum(values, dtype=np.float64)
     assert values[drawn] > 0
     slack = 1e-12 * sums[-1]
     assert sums[drawn] - values[drawn] - slack <= uniform * sums[-1] <= sums[drawn] + slack
+
+
+def test_top_k_finds_the_likeliest_however_far_apart_they_are() -> None:
+    """Few of them near the best, or all, and ties with the last that is kept."""
+    rng = np.random.default_rng(5)
+    for spread in (0.1, 3.0, 100.0):
+        logits = (spread * rng.normal(size=900)).astype(np.float32)
+        logits[rng.integers(0, 900, 300)] = -math.inf
+        for count in (1, 2, 40, 700, 899):
+            ranked = np.argsort(-logits, kind="stable")
+            tied = {*np.flatnonzero(logits >= logits[ranked[count - 1]]).tolist()}
+            possible = {token for token in tied if logits[token] - logits.max() > -80}
+            sampler = Sampler(SamplingParams(temperature=1.0, top_k=count))
+            assert possible <= shares(sampler.distribution(logits)).keys() <= tied
+            finite = [token for token in ranked[:count].tolist() if logits[token] > -math.inf]
+            assert sampler.likeliest(logits, [], count) == finite
 
 
 def test_greedy_is_the_best_after_bias_and_penalty() -> None:

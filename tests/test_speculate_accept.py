@@ -7,9 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edge.runtime.speculate.accept import Uniform, accept, draw, residual
-from edge.runtime.speculate.draft import Distribution, Draft
-from tests.markov_models import VOCAB, deviation
+from edge.runtime.distribution import Distribution
+from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.speculate.accept import Uniform, accept
+from edge.runtime.speculate.draft import Draft
+from edge.runtime.speculate.rule import EXACT, Row
+from tests.markov_models import VOCAB, dense, deviation
 
 ROUNDS = 20_000
 Accept = Callable[[Draft, Callable[[int], Distribution], Uniform], tuple[int, int]]
@@ -24,21 +27,20 @@ def accept_chain(
     return len(path), following
 
 
-def _table(seed: int, sharpness: float, zeros: int) -> list[Distribution]:
-    """For each previous token, the distribution of the next; `zeros` tokens cannot be drawn."""
+def _table(seed: int, sharpness: float, zeros: int, *, whole: bool = False) -> list[Distribution]:
+    """For each previous token, the distribution of the next; `zeros` tokens cannot be drawn.
+
+    `whole`: as weights of all of the vocabulary, else of some of it in any order.
+    """
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(VOCAB):
         ids = rng.permutation(VOCAB)[: VOCAB - zeros]
-        weights = np.exp(sharpness * rng.standard_normal(len(ids)))
-        rows.append(Distribution(ids, weights / weights.sum()))
+        weights = np.exp(sharpness * rng.standard_normal(len(ids))).astype(np.float32)
+        row = np.zeros(VOCAB, np.float32)
+        row[ids] = weights
+        rows.append(Distribution(None, row) if whole else Distribution(ids, weights))
     return rows
-
-
-def _dense(p: Distribution) -> np.ndarray:
-    out = np.zeros(VOCAB)
-    out[p.ids] = p.probabilities
-    return out
 
 
 def _pairs(accept: Accept, p: list[Distribution], q: list[Distribution], chosen: bool) -> float:
@@ -48,16 +50,16 @@ def _pairs(accept: Accept, p: list[Distribution], q: list[Distribution], chosen:
     rng = np.random.default_rng(7)
     counts = np.zeros((VOCAB, VOCAB))
     for _ in range(ROUNDS):
-        first = int(q[0].ids[0]) if chosen else draw(q[0], rng.random)
-        second = int(q[first].ids[0]) if chosen else draw(q[first], rng.random)
+        first = 1 if chosen else q[0].draw(rng.random())
+        second = 2 if chosen else q[first].draw(rng.random())
         draft = Draft((first, second), (None, None) if chosen else (q[0], q[first]))
         before = (0, first, second)
         stood, following = accept(draft, lambda i, b=before: p[b[i]], rng.random)
         made = [*draft.tokens[:stood], following]
         if len(made) == 1:
-            made.append(draw(p[made[0]], rng.random))
+            made.append(p[made[0]].draw(rng.random()))
         counts[made[0], made[1]] += 1
-    expected = _dense(p[0])[:, None] * np.stack([_dense(row) for row in p])
+    expected = dense(p[0])[:, None] * np.stack([dense(row) for row in p])
     return deviation(counts.ravel(), expected.ravel())
 
 
@@ -66,11 +68,12 @@ def _pairs(accept: Accept, p: list[Distribution], q: list[Distribution], chosen:
     ("p", "q"),
     [
         (_table(1, 1.0, 0), _table(2, 1.0, 0)),
-        (_table(3, 2.0, 2), _table(4, 0.5, 0)),  # the target cannot draw all that is drafted
-        (_table(5, 0.5, 0), _table(6, 2.0, 3)),  # the drafter never says some tokens
+        (_table(1, 1.0, 0, whole=True), _table(2, 1.0, 0, whole=True)),
+        (_table(3, 2.0, 2), _table(4, 0.5, 0, whole=True)),  # not all that is drafted can be drawn
+        (_table(5, 0.5, 0, whole=True), _table(6, 2.0, 3)),  # the drafter never says some tokens
         (_table(8, 1.0, 0), _table(8, 1.0, 0)),  # nothing is refused
     ],
-    ids=["both", "narrow target", "narrow drafter", "equal"],
+    ids=["some", "whole", "narrow target", "narrow drafter", "equal"],
 )
 def test_two_tokens_are_distributed_as_the_target_says(
     p: list[Distribution], q: list[Distribution], chosen: bool
@@ -82,22 +85,22 @@ def _without_residual(draft: Draft, target: Callable[[int], Distribution], u: Un
     """Planted: after a refusal, draw from p itself."""
     for index, (token, q) in enumerate(zip(draft.tokens, draft.drawn_from, strict=True)):
         if u() >= target(index).of(token) / (1.0 if q is None else q.of(token)):
-            return index, draw(target(index), u)
-    return len(draft.tokens), draw(target(len(draft.tokens)), u)
+            return index, target(index).draw(u())
+    return len(draft.tokens), target(len(draft.tokens)).draw(u())
 
 
 def _one_position_late(draft: Draft, target: Callable[[int], Distribution], u: Uniform):  # type: ignore[no-untyped-def]
     """Planted: the next token from the distribution after the refused one."""
     stood, following = accept_chain(draft, target, u)
-    return stood, following if stood == len(draft.tokens) else draw(target(stood + 1), u)
+    return stood, following if stood == len(draft.tokens) else target(stood + 1).draw(u())
 
 
 def _always(draft: Draft, target: Callable[[int], Distribution], u: Uniform):  # type: ignore[no-untyped-def]
     """Planted: whatever the target can draw stands."""
     for index, token in enumerate(draft.tokens):
         if not target(index).of(token):
-            return index, draw(target(index), u)
-    return len(draft.tokens), draw(target(len(draft.tokens)), u)
+            return index, target(index).draw(u())
+    return len(draft.tokens), target(len(draft.tokens)).draw(u())
 
 
 @pytest.mark.parametrize("planted", [_without_residual, _one_position_late, _always])
@@ -105,23 +108,38 @@ def test_a_planted_bug_turns_the_test_red(planted: Accept) -> None:
     assert abs(_pairs(planted, _table(1, 1.0, 0), _table(2, 1.0, 0), False)) > 10
 
 
-def test_residual_of_distributions_over_different_tokens() -> None:
-    p = Distribution(np.array([4, 1, 3]), np.array([0.5, 0.3, 0.2]))
-    q = Distribution(np.array([3, 0, 1]), np.array([0.1, 0.5, 0.4]))
-    rest = residual(p, 1, q)
-    assert rest.ids.tolist() == [4, 3]
-    np.testing.assert_allclose(rest.probabilities, [0.5 / 0.6, 0.1 / 0.6])
-    rest = residual(p, 3, None)
-    assert rest.ids.tolist() == [4, 1]
-    np.testing.assert_allclose(rest.probabilities, [0.5 / 0.8, 0.3 / 0.8])
+def test_what_is_left_of_one_distribution_after_another() -> None:
+    """Some tokens or the whole vocabulary, on either side: the same difference."""
+    shares = {"p": {4: 0.5, 1: 0.3, 3: 0.2}, "q": {3: 0.1, 0: 0.5, 1: 0.4}}
+    forms: dict[str, list[Distribution]] = {}
+    for name, found in shares.items():
+        row = np.zeros(VOCAB, np.float32)
+        row[[*found]] = [7 * share for share in found.values()]
+        some = Distribution(np.array([*found]), row[[*found]])
+        forms[name] = [some, Distribution(None, row)]
+    for p in forms["p"]:
+        for q in forms["q"]:
+            rest = p.minus(q)
+            assert rest.weights.dtype == np.float64
+            np.testing.assert_allclose(rest.weights.sum(), 0.6, rtol=1e-6)
+            np.testing.assert_allclose(
+                dense(rest), [0, 0, 0, 0.1 / 0.6, 0.5 / 0.6, 0], rtol=1e-6, atol=0
+            )
+        assert p.minus(p).total == 0
+        np.testing.assert_allclose(dense(p.without(3)), [0, 0.3 / 0.8, 0, 0, 0.5 / 0.8, 0], 1e-6)
+        assert (p.of(4), p.of(0)) == (pytest.approx(0.5), 0)
 
 
 def test_greedy_uses_no_random_number() -> None:
-    def never() -> float:
-        raise AssertionError("a random number was drawn")
+    sampler = Sampler(SamplingParams(temperature=0))
+    before = sampler.rng.bit_generator.state
+    rows = [np.eye(VOCAB, dtype=np.float32)[token] for token in (3, 1, 4)]
 
-    single = [Distribution(np.array([token]), np.ones(1)) for token in (3, 1, 4)]
-    draft = Draft((3, 1), (None, None))
-    assert accept_chain(draft, single.__getitem__, never) == (2, 4)
-    assert accept_chain(Draft((3, 5), (None, None)), single.__getitem__, never) == (1, 1)
-    assert accept_chain(Draft((0,), (None,)), single.__getitem__, never) == (0, 3)
+    def found(*tokens: int) -> tuple[list[int], int]:
+        draft = Draft(tokens, (None,) * len(tokens))
+        return EXACT.accept(draft, lambda node: Row(rows[node + 1], []), sampler, ())
+
+    assert found(3, 1) == ([0, 1], 4)
+    assert found(3, 5) == ([0], 1)
+    assert found(0) == ([], 3)
+    assert sampler.rng.bit_generator.state == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -15,6 +16,7 @@ from edge.runtime.session import Session
 from edge.runtime.speculate.draft import Draft
 from edge.runtime.speculate.ngram import NgramDrafter
 from edge.runtime.speculate.shape import Shape
+from edge.runtime.speculate.vocabulary import Vocabulary
 from tests.session_models import bundle, model
 from tests.speculate_samples import third_tokens_are_alike
 
@@ -110,6 +112,29 @@ def test_undo_after_speculation_restores_what_was() -> None:
     _same(plain, session)
 
 
+def test_a_drafter_reads_what_is_new_and_all_of_another_talk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, lengths = Vocabulary.read, []
+
+    def counted(self: Vocabulary, tokens: Sequence[int]) -> list[int]:
+        lengths.append(len(tokens))
+        return real(self, tokens)
+
+    monkeypatch.setattr(Vocabulary, "read", counted)
+    session = _session("chat", "model")
+    for text in ("one two three", "and then", "instead"):
+        lengths.clear()
+        session.chat(text, temperature=0, max_tokens=19).finish()
+        said, held = session.tokens, session._drafting.drafter._context.tokens
+        # it has not heard the last round: three drafted tokens, and the target's own one
+        known = len(said) - 4
+        assert tuple(held[:known]) == said[:known]
+        assert max(lengths[1:]) <= 4 < lengths[0]
+        if text == "and then":
+            session.undo()
+
+
 def test_a_failing_drafter_is_given_up_and_the_answer_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -149,6 +174,7 @@ def test_refusals() -> None:
 
 def _propose(drafter: NgramDrafter, tokens: list[int], count: int = 3) -> tuple[int, ...]:
     sampler = Sampler(SamplingParams(temperature=0))
+    drafter.begin()
     return drafter.propose(tokens[:-1], tokens[-1], Shape.of_chain(count), sampler, []).tokens
 
 

@@ -229,7 +229,7 @@ def test_a_failure_in_the_middle_of_a_tree_leaves_no_trace(monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("edge.runtime.speculate.rule.accept", interrupted)
+        patch.setattr("edge.runtime.speculate.rule.agree", interrupted)
         with pytest.raises(KeyboardInterrupt):
             drafting.generate(" more", temperature=0, max_tokens=9).finish()
     _same(plain, drafting)

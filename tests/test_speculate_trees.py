@@ -7,13 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from edge.runtime.distribution import Distribution
 from edge.runtime.sampling import Logits, Sampler, SamplingParams
 from edge.runtime.speculate import accept, growth
 from edge.runtime.speculate.decode import Source, Speculative
-from edge.runtime.speculate.draft import Distribution, Draft
+from edge.runtime.speculate.draft import Draft
 from edge.runtime.speculate.policy import Fixed
 from edge.runtime.speculate.shape import Shape
-from tests.markov_models import SPECIAL, VOCAB, TableContext, TableDrafter, deviation, table
+from tests.markov_models import (
+    SPECIAL,
+    VOCAB,
+    TableContext,
+    TableDrafter,
+    dense,
+    deviation,
+    shares,
+    table,
+)
 
 ROUNDS = 2500
 FIRST = 2
@@ -28,19 +38,19 @@ ONLY = np.where(np.arange(VOCAB) == FIRST, 0, -np.inf).astype(np.float32)
 
 
 def _distribution(sampling: dict[str, float], last: int, said: list[int]) -> np.ndarray:
-    ids, probabilities = Sampler(SamplingParams(**sampling)).probabilities(TARGET[last], said)
-    out = np.zeros(VOCAB)
-    out[ids] = probabilities
-    return out
+    return dense(Sampler(SamplingParams(**sampling)).distribution(TARGET[last], said))
 
 
 def _pairs(
-    sampling: dict[str, float], shape: tuple[int, ...], drafter: np.ndarray = DRAFTER
+    sampling: dict[str, float],
+    shape: tuple[int, ...],
+    drafter: np.ndarray = DRAFTER,
+    rounds: int = ROUNDS,
 ) -> float:
     """How far the two tokens after the first are from what the target says."""
     sampler = Sampler(SamplingParams(**sampling, seed=11))
     counts = np.zeros((VOCAB, VOCAB))
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         recent = [1]
         context = TableContext(TARGET)
         source = Source(context, sampler, lambda logits: logits, recent, SPECIAL,
@@ -88,8 +98,8 @@ def test_without_filters_nothing_is_left_for_a_sixth_child() -> None:
     drawn = growth.children(sampler, DRAFTER[0], [], 9)
     assert sorted(token for token, _ in drawn) == [*range(VOCAB)]
     for at, (token, q) in enumerate(drawn):
-        assert q is None or (q.of(token) > 0 and len(q.ids) == VOCAB - at)
-        assert q is None or abs(q.probabilities.sum() - 1) < 1e-12
+        assert q is not None and q.of(token) > 0 and len(shares(q)) == VOCAB - at
+        assert abs(sum(shares(q).values()) - 1) < 1e-12
 
 
 # -- planted bugs ----------------------------------------------------------------------------------
@@ -103,22 +113,30 @@ def test_q_before_the_filters_turns_it_red(monkeypatch: pytest.MonkeyPatch) -> N
         sampler: Sampler, logits: Logits, history: Sequence[int], count: int
     ) -> list[tuple[int, Distribution | None]]:
         whole = np.exp(logits / sampler.params.temperature)
-        whole /= whole.sum()
-        drawn = real(sampler, logits, history, count)
-        return [(t, q if q is None else Distribution(q.ids, whole[q.ids])) for t, q in drawn]
+        drawn = []
+        for token, q in real(sampler, logits, history, count):
+            ids = np.array([*shares(q)])
+            q = Distribution(ids, whole[ids])
+            q.total = float(whole.sum())
+            drawn.append((token, q))
+        return drawn
 
     monkeypatch.setattr(growth, "children", planted)
-    assert _pairs(FILTERED, (3, 2)) > 10
+    assert _pairs(FILTERED, (3, 2), rounds=2 * ROUNDS) > 10
 
 
 def test_q_that_still_has_the_earlier_siblings_turns_it_red(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def planted(self: Distribution, token: int) -> Distribution:
-        others = self.ids != token
-        return Distribution(self.ids[others], self.probabilities[others])
+    real = growth.children
 
-    monkeypatch.setattr(Distribution, "without", planted)
+    def planted(
+        sampler: Sampler, logits: Logits, history: Sequence[int], count: int
+    ) -> list[tuple[int, Distribution | None]]:
+        drawn = real(sampler, logits, history, count)
+        return [(token, drawn[0][1]) for token, _ in drawn]
+
+    monkeypatch.setattr(growth, "children", planted)
     assert _pairs(PLAIN, (3,), SURE) > 10
 
 
@@ -132,7 +150,7 @@ def test_p_that_forgets_refused_siblings_turns_it_red(monkeypatch: pytest.Monkey
             ratio = p.of(token) / (1.0 if q is None else q.of(token))
             if uniform() < ratio:
                 return node, p
-            rest = accept.residual(p, token, q)
+            rest = p.without(token) if q is None else p.minus(q)
         return None, rest
 
     monkeypatch.setattr(accept, "_stands", planted)

@@ -122,6 +122,7 @@ class Speculative:
 
     def tokens(self, logits: Logits) -> Iterator[int]:
         source, context = self._source, self._source.context
+        self._drafter.begin()
         token = source.sampler(source.allowed(logits), source.recent)
         while True:
             context.pending = self._last = token
@@ -195,9 +196,15 @@ class Speculative:
             parents = (-1, *(parent + 1 for parent in draft.parents))
             logits = context.verify_tree((pending, *draft.tokens), parents)
 
+        remembered = source.sampler.params.remembered
+        recent = source.recent[-remembered:] if remembered else []
+
         def target(node: int) -> Row:
+            row = source.allowed(logits[node + 1])
+            if not remembered:
+                return Row(row, recent)
             said = [token for token in draft.path(node) if token not in source.special]
-            return Row(source.allowed(logits[node + 1]), source.recent + said)
+            return Row(row, recent + said)
 
         path, following = self._rule.accept(draft, target, source.sampler, source.special)
         if draft.parents is None:

@@ -4,40 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from edge.runtime.distribution import Distribution
 from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.policy import Policy
 from edge.runtime.speculate.shape import Shape
 
 if TYPE_CHECKING:
     from edge.runtime.speculate.rule import Rule
-
-
-class Distribution(NamedTuple):
-    """Tokens that can be drawn, and the probability of each; they sum to 1.
-
-    Attributes:
-        ids: [n], distinct, in any order.
-        probabilities: [n], positive.
-    """
-
-    ids: NDArray[np.intp]
-    probabilities: NDArray[np.float64]
-
-    def of(self, token: int) -> float:
-        """The probability of one token; 0 for one that cannot be drawn."""
-        found = np.flatnonzero(self.ids == token)
-        return float(self.probabilities[found[0]]) if len(found) else 0.0
-
-    def without(self, token: int) -> Distribution:
-        """What a second, different token is drawn from; `token` is not the only one."""
-        others = self.ids != token
-        rest = self.probabilities[others]
-        return Distribution(self.ids[others], rest / rest.sum())
 
 
 @dataclass(frozen=True)
@@ -56,6 +32,7 @@ class Draft:
     drawn_from: tuple[Distribution | None, ...]
     parents: tuple[int, ...] | None = None
 
+    @cached_property
     def children(self) -> list[list[int]]:
         """Of the root, then of every node: in the order in which they were drawn."""
         count = len(self.tokens)
@@ -78,7 +55,7 @@ class Draft:
 
     def standing(self, path: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See `Round`: (how many children there were, which of them stood), along a path."""
-        children = self.children()
+        children = self.children
         families = [children[node + 1] for node in (-1, *path)]
         ranks = tuple(family.index(node) for family, node in zip(families, path, strict=False))
         return tuple(map(len, families)), ranks
@@ -94,6 +71,12 @@ class Drafter(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    def begin(self) -> None:
+        """An answer begins. From one call of `propose` to the next one tokens are added only, the
+        pending one first: none but the new ones need be looked at. Now any may have changed.
+        """
+        return
 
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 
 from edge.runtime.context import Logits
+from edge.runtime.distribution import Distribution
 from edge.runtime.sampling import Sampler
-from edge.runtime.speculate.accept import draw
-from edge.runtime.speculate.draft import Distribution, Draft
+from edge.runtime.speculate.draft import Draft
 
 
 class Growth:
@@ -18,20 +18,19 @@ class Growth:
             depth before had fewer children than asked for.
     """
 
-    def __init__(
-        self, sampler: Sampler, recent: Sequence[int], is_special: Callable[[int], bool]
-    ) -> None:
-        """`recent`: what the repetition penalty looks at besides a node's own path."""
+    def __init__(self, sampler: Sampler, recent: list[int], special: Collection[int]) -> None:
+        """`recent`: what the repetition penalty looks at besides a node's own path; `special`: what
+        it does not look at.
+        """
         self.level: list[int | None] = [-1]
         self._sampler = sampler
-        self._is_special = is_special
+        self._special = special
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._drawn_from: list[Distribution | None] = []
-        params = sampler.params
-        self._penalized = params.repetition_penalty != 1
+        self._remembered = sampler.params.remembered
         # of the root, then of every node
-        self._history = [[*recent[-params.repetition_window :]] if self._penalized else []]
+        self._history = [recent[-self._remembered :] if self._remembered else []]
 
     def add(self, logits: Sequence[Logits], count: int) -> None:
         """Give each node of the last depth `count` children, or as many as there can be.
@@ -40,20 +39,21 @@ class Growth:
         """
         added: list[int | None] = []
         for node, row in zip(self.level, logits, strict=True):
-            found: list[int | None] = []
+            drawn: list[tuple[int, Distribution | None]] = []
             if node is not None:
                 drawn = children(self._sampler, row, self._history[node + 1], count)
-                found += [self._child(node, token, q) for token, q in drawn]
-            added += found + [None] * (count - len(found))
+                added += [self._child(node, token, q) for token, q in drawn]
+            added += [None] * (count - len(drawn))
         self.level = added
 
     def _child(self, parent: int, token: int, q: Distribution | None) -> int:
+        history = self._history[parent + 1]
+        if self._remembered and token not in self._special:
+            history = [*history, token]
+        self._history.append(history)
         self._tokens.append(token)
         self._parents.append(parent)
         self._drawn_from.append(q)
-        history = self._history[parent + 1]
-        counts = self._penalized and not self._is_special(token)
-        self._history.append([*history, token] if counts else history)
         return len(self._tokens) - 1
 
     def tokens(self) -> list[int]:
@@ -72,12 +72,13 @@ def children(
     """Different tokens, and what each was drawn from: after a first one, what it left of q."""
     if sampler.params.temperature == 0:
         return [(token, None) for token in sampler.likeliest(logits, history, count)]
-    q = Distribution(*sampler.probabilities(logits, history))
+    q = sampler.distribution(logits, history)
     drawn: list[tuple[int, Distribution | None]] = []
     while True:
-        token = draw(q, sampler.rng.random)
-        alone = len(q.ids) == 1
-        drawn.append((token, None if alone else q))
-        if alone or len(drawn) == count:
+        token = q.draw(sampler.rng.random())
+        drawn.append((token, q))
+        if len(drawn) == count:
             return drawn
         q = q.without(token)
+        if not q.total:
+            return drawn

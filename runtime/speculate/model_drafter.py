@@ -44,6 +44,7 @@ class ModelDrafter(Drafter):
         self._vocabulary = vocabulary
         self._special = special
         self._batches = batches
+        self._known = 0  # of the talk's first tokens: the state has consumed just these
 
     @property
     def name(self) -> str:
@@ -54,45 +55,59 @@ class ModelDrafter(Drafter):
         states = (self._context.state, *self._batches.values())
         return sum(state.nbytes for state in states)
 
+    def begin(self) -> None:
+        """See `Drafter.begin`."""
+        self._known = 0
+
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
         """See `Drafter.propose`."""
-        wanted = self._vocabulary.read([*tokens, pending])
         capacity = self._context.state.capacity
         if capacity is not None:
-            shape = shape.within(capacity - len(wanted) + 1, shape.nodes)
+            shape = shape.within(capacity - len(tokens), shape.nodes)
         if not shape.nodes:
             return NOTHING
         try:
-            logits = self._context.advance(wanted[self._context.align(wanted) :])
-            return self._grown(logits, shape, Growth(sampler, recent, self._special.__contains__))
+            logits = self._caught_up(tokens, pending)
+            return self._grown(logits, shape, Growth(sampler, recent, self._special))
         except EdgeError:
             # whatever is wrong with the state, the next answer is not to find it
             self._context.clear()
+            self._known = 0
             raise
 
+    def _caught_up(self, tokens: Sequence[int], pending: int) -> Logits:
+        """Logits after all there is, of which what is new is run."""
+        known, read = self._known, self._vocabulary.read
+        wanted = read([*tokens[known:], pending])
+        reused = self._context.align(wanted, known)
+        if reused < known:  # its state does not go back that far
+            known, wanted = 0, read([*tokens, pending])
+        self._known = len(tokens) + 1
+        return self._context.advance(wanted[reused - known :])
+
     def _grown(self, logits: Logits, shape: Shape, growth: Growth) -> Draft:
-        rows, state = logits[None], self._context.state
+        rows: Sequence[Logits] = [logits]
+        state, allowed = self._context.state, self._vocabulary.allowed
         for depth, count in enumerate(shape.branches, 1):
-            growth.add([self._vocabulary.allowed(row) for row in rows], count)
+            growth.add([allowed(row) for row in rows], count)
             if depth < shape.depth:
                 rows, state = self._stepped(growth.tokens(), state)
         return growth.draft()
 
-    def _stepped(self, tokens: list[int], state: State) -> tuple[Logits, State]:
+    def _stepped(self, tokens: list[int], state: State) -> tuple[Sequence[Logits], State]:
         """Consume a token in every sequence, spreading them first where there are more tokens;
-        logits [B, V], and the state.
+        logits of each, and the state.
         """
         if len(tokens) == 1:
-            return self._context.step(tokens[0])[None], state
+            return [self._context.step(tokens[0])], state
         if len(tokens) > state.batch:
             wide = self._batches[len(tokens)]
             state.spread(wide)
             state = wide
         logits = self._context.engine.run(np.asarray(tokens, np.int64)[:, None], state)
-        rows: Logits = logits[:, 0]
-        return rows, state
+        return list(logits[:, 0]), state
 
 
 def batch_sizes(shapes: Sequence[Shape]) -> list[int]:

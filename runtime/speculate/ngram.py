@@ -25,10 +25,15 @@ class NgramDrafter:
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._ends: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in _LENGTHS}
+        self._began = True
 
     @property
     def nbytes(self) -> int:
         return sum(sys.getsizeof(ends) for ends in self._ends.values())
+
+    def begin(self) -> None:
+        """See `Drafter.begin`."""
+        self._began = True
 
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
@@ -46,12 +51,12 @@ class NgramDrafter:
     def _follow(self, tokens: Sequence[int], pending: int) -> None:
         """Take in what is new; begin again when what is known was taken back."""
         known = self._tokens
-        count = len(known)
-        if count > len(tokens) + 1 or [*tokens[:count], pending][:count] != known:
+        if self._began and known != [*tokens, pending][: len(known)]:
             known.clear()
             for ends in self._ends.values():
                 ends.clear()
-            count = 0
+        self._began = False
+        count = len(known)
         known.extend(tokens[count:])
         if count <= len(tokens):
             known.append(pending)

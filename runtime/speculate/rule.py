@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 from edge.errors import InputError
 from edge.runtime.context import Logits
 from edge.runtime.sampling import Sampler
-from edge.runtime.speculate.accept import accept
-from edge.runtime.speculate.draft import Distribution, Draft
+from edge.runtime.speculate.accept import accept, agree
+from edge.runtime.speculate.draft import Draft
 
 
 class Row(NamedTuple):
@@ -50,17 +50,16 @@ class Rule(Protocol):
 
 
 class Exact:
-    """What comes out is what the target alone would have said (`accept`)."""
+    """What comes out is what the target alone would have said (`agree`, `accept`)."""
 
     name = "exact"
 
     def accept(
         self, draft: Draft, target: Callable[[int], Row], sampler: Sampler, special: Collection[int]
     ) -> tuple[list[int], int]:
-        def distribution(node: int) -> Distribution:
-            return Distribution(*sampler.probabilities(*target(node)))
-
-        return accept(draft, distribution, sampler.rng.random)
+        if sampler.params.temperature == 0:
+            return agree(draft, lambda node: sampler(*target(node)))
+        return accept(draft, lambda node: sampler.distribution(*target(node)), sampler.rng.random)
 
 
 @dataclass(frozen=True)
@@ -82,10 +81,9 @@ class Top:
     def accept(
         self, draft: Draft, target: Callable[[int], Row], sampler: Sampler, special: Collection[int]
     ) -> tuple[list[int], int]:
-        children = draft.children()
         path: list[int] = []
         node = -1
-        while siblings := children[node + 1]:
+        while siblings := draft.children[node + 1]:
             ranked = sampler.likeliest(*target(node), self.beta)
             found = {token: rank for rank, token in enumerate(ranked, start=1)}
             ranks = [self._rank(draft.tokens[child], found, special) for child in siblings]

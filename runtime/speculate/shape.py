@@ -46,12 +46,14 @@ class Shape:
 
         A tree that loses all of its depths to `nodes` becomes a chain.
         """
+        if depth >= self.depth and nodes >= self.nodes:
+            return self
         kept = self.branches[: max(0, depth)]
         while kept and sum(accumulate(kept, mul)) > nodes:
             kept = kept[:-1]
         if not kept and self.branches and depth > 0 and nodes > 0:
             kept = (min(self.branches[0], nodes),)
-        return self if kept == self.branches else Shape(kept)
+        return Shape(kept)
 
     def __str__(self) -> str:
         if self.chain:
