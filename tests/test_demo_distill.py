@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from edge.apps import demo_talks
+from edge.apps import demo_answers, demo_talks
 from edge.export.demo import train as training
 from edge.export.demo.data import make_codec
-from edge.export.demo.distill import Lessons, Taught, load_network, start_from
-from edge.export.demo.loss import head_loss, taught_loss
+from edge.export.demo.distill import Lessons, Taught, load_network, read_talks, start_from
+from edge.export.demo.loss import Shares, taught_loss
 from edge.export.demo.optim import initialise
 from edge.export.demo.save import write_checkpoint
 from edge.export.demo.shapes import chat_config, draft_config
@@ -87,24 +88,27 @@ def taught(teacher: Path, data: Path, tmp_path: Path) -> Taught:
     return Taught(teacher, (data / "chat.train.jsonl",), tmp_path / "lessons")
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_the_loss_is_divergence_and_cross_entropy(share: float) -> None:
+@pytest.mark.parametrize(
+    "shares", [Shares(1, 0, 0), Shares(0, 1, 0), Shares(0, 0, 1), Shares(0.3, 0.5, 0.2)]
+)
+def test_the_loss_is_divergence_overlap_and_choice(shares: Shares) -> None:
     torch.manual_seed(0)
     hidden = torch.randn(37, 8, requires_grad=True)
     weight = torch.randn(11, 8, requires_grad=True)
-    taught, head, targets = torch.randn(37, 5), torch.randn(11, 5), torch.randint(0, 11, (37,))
-    log_q = (hidden @ weight.T).log_softmax(-1)
-    divergence = F.kl_div(log_q, (taught @ head.T).softmax(-1), reduction="sum")
-    expected = share * divergence + (1 - share) * F.nll_loss(log_q, targets, reduction="sum")
+    taught, head = torch.randn(37, 5), torch.randn(11, 5)
+    log_q, p = (hidden @ weight.T).log_softmax(-1), (taught @ head.T).softmax(-1)
+    expected = (
+        shares.divergence * F.kl_div(log_q, p, reduction="sum")
+        + shares.overlap * (1 - torch.minimum(log_q.exp(), p).sum(-1)).sum()
+        + shares.choice * F.nll_loss(log_q, p.argmax(-1), reduction="sum")
+    )
     gradients = torch.autograd.grad(expected * 0.5, (hidden, weight))
-    found = taught_loss(hidden, weight, targets, taught, head, share, slice_rows=10)
+    found = taught_loss(hidden, weight, taught, head, shares, slice_rows=10)
     torch.testing.assert_close(found, expected)
     for ours, theirs in zip(
         torch.autograd.grad(found * 0.5, (hidden, weight)), gradients, strict=True
     ):
         torch.testing.assert_close(ours, theirs)
-    if share == 0:
-        torch.testing.assert_close(found, head_loss(hidden, weight, targets))
 
 
 def test_lessons_are_what_the_teacher_thinks_of_each_talk_alone(
@@ -192,13 +196,22 @@ def test_learning_brings_a_drafter_nearer_to_its_teacher(
     assert last["teacher"]["overlap"] > first["teacher"]["overlap"] + 0.02
 
 
-def test_lessons_are_kept_for_the_same_talks_only(taught: Taught, tokenizer: Path) -> None:
+def test_lessons_are_kept_for_the_same_file_only(
+    taught: Taught, data: Path, tokenizer: Path
+) -> None:
     codec = make_codec(tokenizer)
     first = Lessons(taught, codec, width=40, batch=4, seed=0)
-    kept = taught.keep / "hidden.npy"
+    (kept,) = taught.keep.glob("*/hidden.npy")
     np.save(kept, first.hidden + np.float16(1))
     again = Lessons(taught, codec, width=40, batch=4, seed=1)
     assert np.array_equal(again.hidden, first.hidden + np.float16(1))
+    other = data / "chat.valid.jsonl"
+    more = replace(taught, talks=(other, *taught.talks))
+    both = Lessons(more, codec, width=40, batch=4, seed=1)
+    alone = Lessons(replace(taught, talks=(other,)), codec, width=40, batch=4, seed=1)
+    assert np.array_equal(both.hidden, np.concatenate([alone.hidden, again.hidden]))
+    talk = both.learned[-1]
+    assert talk.first + sum(talk.mask) == len(both.hidden)
     cut = Lessons(taught, codec, width=12, batch=4, seed=0)
     assert len(cut.hidden) < len(first.hidden)
 
@@ -218,6 +231,44 @@ def test_a_start_gives_what_fits(teacher: Path, tokenizer: Path, tmp_path: Path)
     assert torch.equal(found["layers.0.in_proj.weight"], left["layers.0.in_proj.weight"])
 
 
+def test_a_head_apart_begins_as_the_embedding_and_is_written(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    vocab = len(load_tokenizer(tokenizer))
+    tied = network_of(draft_config(vocab, 32, 1).model_copy(update={"tie_embeddings": True}), 3)
+    write_checkpoint(tied, tmp_path / "tied", tokenizer)
+    apart = network_of(draft_config(vocab, 32, 1), 4)
+    start_from(apart, tmp_path / "tied")
+    assert apart.lm_head is not None
+    assert torch.equal(apart.lm_head.weight, tied.embedding.weight)
+    with torch.no_grad():
+        apart.lm_head.weight += 1
+    write_checkpoint(apart, tmp_path / "apart", tokenizer)
+    again, _ = load_network(tmp_path / "apart")
+    for name, tensor in apart.canonical_tensors().items():
+        assert torch.equal(tensor, again.canonical_tensors()[name]), name
+
+
+def test_answers_are_learned_as_the_ids_that_were_said(tokenizer: Path, tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    groups = [{"asked": [[5, 6], [7, 8]], "said": [[9, 10, 11], [12]]}, {"asked": [], "said": []}]
+    file.write_text("".join(json.dumps(group) + "\n" for group in groups))
+    talks = read_talks(file, make_codec(tokenizer), limit=4)
+    assert [(talk.ids, talk.first) for talk in talks] == [([5, 6, 9, 10], 0), ([7, 8, 12], 2)]
+    assert [talk.mask for talk in talks] == [[False, False, True, True], [False, False, True]]
+
+
+def test_of_dialogues_both_sides_are_learned(tokenizer: Path, data: Path, tmp_path: Path) -> None:
+    codec = make_codec(tokenizer)
+    file = data / "chat.train.jsonl"
+    other = tmp_path / "sums.jsonl"
+    other.write_text(file.read_text().replace("self_dialogue", "gsm8k_chat"))
+    both, one = (read_talks(path, codec, limit=100) for path in (file, other))
+    for talk, assistant in zip(both, one, strict=True):
+        assert talk.mask[1:] == [i != codec.turn("assistant", "")[0][0] for i in talk.ids[1:]]
+        assert sum(assistant.mask) < sum(talk.mask) and assistant.ids == talk.ids
+
+
 def test_talks_continue_after_a_kill(data: Path, tmp_path: Path) -> None:
     session = load("demo", threads=1).session(undo_levels=0)
     prompts = demo_talks.user_turns(data / "chat.train.jsonl")
@@ -230,6 +281,52 @@ def test_talks_continue_after_a_kill(data: Path, tmp_path: Path) -> None:
     demo_talks.main("demo", data, out, talks=4, turns=2, max_tokens=12, threads=1)
     found = [json.loads(text)["messages"] for text in out.read_text().splitlines()]
     assert found == expected and any(found)
+
+
+def test_answers_are_what_each_prompt_alone_gets(data: Path) -> None:
+    model = load("demo", threads=1)
+    prompts = demo_answers.Prompts(data)
+    asked = demo_answers.groups(model, prompts, seed=0, count=100, size=4)
+    assert all(len({len(one.ids) for one in group}) == 1 for group in asked)
+    assert len({one for group in asked for one in group}) == 4 * len(asked)
+    found = list(demo_answers.records(model, asked[:6], 0, 0, most=12))
+    session = model.session(undo_levels=0)
+    greedy = 0
+    for group, record in zip(asked, found, strict=False):
+        assert record["asked"] == [list(one.ids) for one in group]
+        for one, said in zip(group, record["said"], strict=True):
+            if one.temperature:
+                continue
+            session.reset()
+            alone = session.generate(one.ids, temperature=0, max_tokens=12).finish().tokens
+            assert said and said == list(alone)[: len(said)]
+            greedy += 1
+    assert greedy > 3
+    # whatever was there before: a run goes on where an earlier one stopped
+    assert list(demo_answers.records(model, asked[:6], 1, 0, most=12)) == found[1:]
+
+
+def test_choices_follow_the_distribution() -> None:
+    rng = np.random.default_rng(0)
+    logits = np.log(np.array([[0.2, 0.5, 0.3]], np.float32)).repeat(4000, 0)
+    assert (demo_answers.choose(logits, np.zeros(4000, np.float32), rng) == 1).all()
+    for heat, weights in ((1.0, [0.2, 0.5, 0.3]), (0.5, [4 / 38, 25 / 38, 9 / 38])):
+        chosen = demo_answers.choose(logits, np.full(4000, heat, np.float32), rng)
+        shares = np.bincount(chosen, minlength=3) / 4000
+        assert np.abs(shares - weights).max() < 0.03
+
+
+def test_prompts_come_from_talks_headings_and_passages(data: Path, tmp_path: Path) -> None:
+    text = "# Kites in wind\nThe red kite flies. It is high. It is far. The end of it is near.\n"
+    (tmp_path / "pretrain.train.txt").write_text((text + "<|endoftext|>\n") * 2)
+    (tmp_path / "chat.train.jsonl").write_text((data / "chat.train.jsonl").read_text())
+    prompts, rng = demo_answers.Prompts(tmp_path), random.Random(0)
+    found = {prompts.draw(rng) for _ in range(300)}
+    assert any("Kites in wind" in p and p[-1] in ".?" and "#" not in p for p in found)
+    assert "It is high." in found or any("It is far." in p for p in found)
+    assert found & {
+        c[0] for c in demo_talks.user_turns(tmp_path / "chat.train.jsonl")["self_dialogue"]
+    }
 
 
 def test_the_card_says_how_far_they_agree(

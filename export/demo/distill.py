@@ -6,9 +6,8 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,11 @@ import torch
 from edge.export.checkpoint import open_checkpoint
 from edge.export.demo.chats import read_conversations
 from edge.export.demo.checkpoint import replace_folder
-from edge.export.demo.data import Batch, Codec
+from edge.export.demo.data import DIALOGUES, Batch, Codec, Piece
+from edge.export.demo.loss import SHARES, Shares
 from edge.export.network import Network
+
+Hidden = npt.NDArray[np.float16]
 
 HELD_OUT = 50  # every so many talks is not learned but measured
 
@@ -33,14 +35,14 @@ class Taught:
         teacher: a floating bundle or checkpoint of the teacher.
         talks: files of conversations in which it is the assistant; those in the words of others
             do too, for it is its distribution that is learned.
-        keep: a folder for what it thought in them, found once for the same talks and teacher.
-        share: of the loss that is the teacher's distribution; the rest is what was said.
+        keep: a folder for what it thought in them, found once for the same file and teacher.
+        shares: what is learned of its distribution.
     """
 
     teacher: Path
     talks: tuple[Path, ...]
     keep: Path
-    share: float = 0.8
+    shares: Shares = SHARES
 
 
 @dataclass(frozen=True)
@@ -63,32 +65,52 @@ def load_network(path: Path) -> tuple[Network, str]:
 
 
 def start_from(network: Network, path: Path) -> None:
-    """Copy what `path` has under the same name and in the same shape: the first layers of many."""
+    """Copy what `path` has under the same name and in the same shape: the first layers of many. A
+    head apart begins as the embedding where that is the head there.
+    """
     other = load_network(path)[0].canonical_tensors()
+    other.setdefault("lm_head.weight", other["embedding.weight"])
     with torch.no_grad():
         for name, parameter in network.canonical_tensors().items():
             if name in other and other[name].shape == parameter.shape:
                 parameter.copy_(other[name])
 
 
-def read_talks(paths: Iterable[Path], codec: Codec, limit: int) -> list[Talk]:
-    """Talks as `edge.apps.demo_talks` writes them, cut to `limit` ids. They are said from the
-    beginning each, as a drafter meets them, and so not packed.
+def read_talks(path: Path, codec: Codec, limit: int) -> list[Talk]:
+    """Talks as `edge.apps.demo_talks` or `demo_answers` writes them, cut to `limit` ids. They are
+    said from the beginning each, as a drafter meets them, and so not packed.
     """
     talks: list[Talk] = []
     first = 0
-    for conversation in chain.from_iterable(map(read_conversations, paths)):
-        ids: list[int] = []
-        mask: list[bool] = []
-        for role, content in conversation.turns:
-            before, inside = codec.turn(role, content)
-            ids += before + inside
-            mask += [False] * len(before) + [role == "assistant"] * len(inside)
+    for ids, mask in _pieces(path, codec):
         talk = Talk(ids[:limit], mask[:limit], first)
         if any(talk.mask):
             talks.append(talk)
             first += sum(talk.mask)
     return talks
+
+
+def _pieces(path: Path, codec: Codec) -> Iterator[Piece]:
+    """Ids, and True where they are the teacher's, or might be: both sides of people's dialogues.
+    Answers of `demo_answers` are the very ids that were said.
+    """
+    with path.open(encoding="utf-8") as lines:
+        said = "said" in json.loads(next(lines, "{}"))
+    if said:
+        with path.open(encoding="utf-8") as lines:
+            for group in map(json.loads, lines):
+                for before, inside in zip(group["asked"], group["said"], strict=True):
+                    yield before + inside, [False] * len(before) + [True] * len(inside)
+        return
+    for conversation in read_conversations(path):
+        ids: list[int] = []
+        mask: list[bool] = []
+        both = conversation.source in DIALOGUES
+        for role, content in conversation.turns:
+            before, inside = codec.turn(role, content)
+            ids += before + inside
+            mask += [False] * len(before) + [both or role == "assistant"] * len(inside)
+        yield ids, mask
 
 
 @dataclass(frozen=True)
@@ -97,7 +119,7 @@ class TalkRows:
 
     talks: list[Talk]
     pad: int
-    hidden: npt.NDArray[np.float16]
+    hidden: Hidden
 
     def __len__(self) -> int:
         return len(self.talks)
@@ -120,25 +142,27 @@ class Lessons:
     Attributes:
         hidden: float16 [n, E], its final hidden before each id that it said.
         head: its head [V, E].
-        share: see `Taught`.
+        shares: see `Taught`.
     """
 
     def __init__(self, taught: Taught, codec: Codec, width: int, batch: int, seed: int) -> None:
         """`width`: most ids of a talk; `batch`: rows of a step."""
-        self.pad, self.batch, self.seed, self.share = codec.pad, batch, seed, taught.share
-        every = read_talks(taught.talks, codec, width)
+        self.pad, self.batch, self.seed, self.shares = codec.pad, batch, seed, taught.shares
         network, fingerprint = load_network(taught.teacher)
         self.head = (network.lm_head or network.embedding).weight
-        key = {
-            "talks": [hashlib.sha256(path.read_bytes()).hexdigest() for path in taught.talks],
-            "teacher": fingerprint,
-            "width": width,
-        }
-        found = _kept(taught.keep, key)
-        if found is None:
-            found = final_hidden(network, every, codec.pad)
-            _keep(taught.keep, key, found)
-        self.hidden = found
+        every: list[Talk] = []
+        found: list[Hidden] = []
+        for path in taught.talks:
+            talks = read_talks(path, codec, width)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            key = {"talks": digest, "teacher": fingerprint, "width": width}
+            folder = taught.keep / digest[:16]
+            if (hidden := _kept(folder, key)) is None:
+                _keep(folder, key, hidden := final_hidden(network, talks, codec.pad))
+            before = sum(map(len, found))
+            every += [replace(talk, first=before + talk.first) for talk in talks]
+            found.append(hidden)
+        self.hidden = np.concatenate(found)
         self.learned = [talk for index, talk in enumerate(every) if index % HELD_OUT]
         self.held_out = every[::HELD_OUT]
 
@@ -172,9 +196,7 @@ class Lessons:
 
 
 @torch.no_grad()
-def final_hidden(
-    network: Network, talks: list[Talk], pad: int, batch: int = 16
-) -> npt.NDArray[np.float16]:
+def final_hidden(network: Network, talks: list[Talk], pad: int, batch: int = 16) -> Hidden:
     """The teacher's final hidden before each id it said, float16 [n, E] in the talks' order."""
     width = network.config.d_model
     found = np.zeros((sum(sum(talk.mask) for talk in talks), width), np.float16)
@@ -190,15 +212,15 @@ def final_hidden(
     return found
 
 
-def _kept(folder: Path, key: dict[str, Any]) -> npt.NDArray[np.float16] | None:
+def _kept(folder: Path, key: dict[str, Any]) -> Hidden | None:
     """What `_keep` wrote under this key."""
     if not folder.exists() or json.loads((folder / "key.json").read_text()) != key:
         return None
-    hidden: npt.NDArray[np.float16] = np.load(folder / "hidden.npy")
+    hidden: Hidden = np.load(folder / "hidden.npy")
     return hidden
 
 
-def _keep(folder: Path, key: dict[str, Any], hidden: npt.NDArray[np.float16]) -> None:
+def _keep(folder: Path, key: dict[str, Any], hidden: Hidden) -> None:
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

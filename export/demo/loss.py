@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,38 +11,48 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+@dataclass(frozen=True)
+class Shares:
+    """What a model learns of its teacher's distribution p, its own being q. They add up to 1.
+
+    Attributes:
+        divergence: KL(p ‖ q).
+        overlap: 1 - Σ min(p, q), the share of tokens drafted from q that verifying against p
+            rejects (DistillSpec, arXiv 2310.08461). It has next to no gradient where q is far off.
+        choice: -log q of the teacher's likeliest, for greedy drafts.
+    """
+
+    divergence: float = 0.8
+    overlap: float = 0.0
+    choice: float = 0.2
+
+
+SHARES = Shares()
+
+
 class _HeadLoss(torch.autograd.Function):
+    """Gradients with respect to hidden and weight, found in the forward pass."""
+
     @staticmethod
     def forward(
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        targets: Tensor,
-        taught: tuple[Tensor, Tensor] | None,
-        share: float,
         slice_rows: int,
         dtype: torch.dtype,
+        judge: Callable[[slice, Tensor], tuple[Tensor, Tensor]],
     ) -> Tensor:
+        """`judge(rows, logits)`: their loss, and its gradient with respect to the logits."""
         w = weight.to(dtype)
-        teacher = None if taught is None else taught[1].to(dtype)
         total = hidden.new_zeros((), dtype=torch.float32)
         d_hidden = torch.empty_like(hidden, dtype=dtype)
         d_weight = torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, hidden.shape[0], slice_rows):
             rows = slice(start, start + slice_rows)
-            h, target = hidden[rows].to(dtype), targets[rows, None]
-            log_q = F.log_softmax((h @ w.T).float(), dim=-1)
-            total -= (1 - share) * log_q.gather(1, target).sum()
-            p = None
-            if taught is not None and teacher is not None:
-                log_p = F.log_softmax((taught[0][rows].to(dtype) @ teacher.T).float(), dim=-1)
-                p = log_p.exp()
-                total += share * (p * (log_p - log_q)).sum()
-            d_logits = log_q.exp_()
-            if p is not None:
-                d_logits.sub_(p, alpha=share)
-            said = torch.full_like(target, share - 1, dtype=torch.float32)
-            d = d_logits.scatter_add_(1, target, said).to(dtype)
+            h = hidden[rows].to(dtype)
+            loss, d_logits = judge(rows, (h @ w.T).float())
+            total += loss
+            d = d_logits.to(dtype)
             d_hidden[rows] = d @ w
             d_weight += (d.T @ h).float()
         ctx.save_for_backward(d_hidden.to(hidden.dtype), d_weight.to(weight.dtype))
@@ -49,7 +61,7 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
-        return (d_hidden * grads[0], d_weight * grads[0], *[None] * 5)
+        return (d_hidden * grads[0], d_weight * grads[0], *[None] * 3)
 
 
 def head_loss(
@@ -64,26 +76,56 @@ def head_loss(
     hidden [n, D]; weight [V, D]; targets [n] int64. Products in `dtype`, softmax in fp32. Gradients
     are found in the forward pass.
     """
-    total: Tensor = _HeadLoss.apply(hidden, weight, targets, None, 0.0, slice_rows, dtype)
+
+    def judge(rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        log_q = F.log_softmax(logits, dim=-1)
+        target = targets[rows, None]
+        loss = -log_q.gather(1, target).sum()
+        return loss, log_q.exp_().scatter_add_(1, target, -log_q.new_ones(target.shape))
+
+    total: Tensor = _HeadLoss.apply(hidden, weight, slice_rows, dtype, judge)
     return total
 
 
 def taught_loss(
     hidden: Tensor,
     weight: Tensor,
-    targets: Tensor,
     taught: Tensor,
     teacher: Tensor,
-    share: float,
+    shares: Shares,
     dtype: torch.dtype = torch.float32,
-    slice_rows: int = 256,
+    slice_rows: int = 64,
 ) -> Tensor:
-    """Σ share·KL(teacher ‖ model) - (1 - share)·log softmax(hidden·weightᵀ)[target], in nats.
+    """Σ of `shares` over the rows, in nats.
 
-    hidden [n, D]; weight [V, D]; targets [n] int64; taught [n, E], the teacher's own hidden, and
-    teacher [V, E], its head, which learn nothing. Otherwise as `head_loss`.
+    hidden [n, D]; weight [V, D]; taught [n, E], the teacher's own hidden, and teacher [V, E], its
+    head, which learn nothing. Otherwise as `head_loss`.
     """
-    total: Tensor = _HeadLoss.apply(
-        hidden, weight, targets, (taught, teacher), share, slice_rows, dtype
-    )
+    t = teacher.to(dtype)
+
+    def judge(rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return taught_logits((taught[rows].to(dtype) @ t.T).float(), logits, shares)
+
+    total: Tensor = _HeadLoss.apply(hidden, weight, slice_rows, dtype, judge)
     return total
+
+
+def taught_logits(theirs: Tensor, ours: Tensor, shares: Shares) -> tuple[Tensor, Tensor]:
+    """The loss of logits `ours` [n, V] against the teacher's, and its gradient with respect to
+    them.
+    """
+    choice = theirs.argmax(-1, keepdim=True)
+    log_p, log_q = F.log_softmax(theirs, dim=-1), F.log_softmax(ours, dim=-1)
+    p = log_p.exp()
+    loss = -shares.choice * log_q.gather(1, choice).sum()
+    loss += shares.divergence * torch.dot(p.flatten(), log_p.sub_(log_q).flatten())
+    q = log_q.exp_()
+    gradient = q * (shares.divergence + shares.choice)
+    gradient.sub_(p, alpha=shares.divergence)
+    said = torch.full_like(choice, -shares.choice, dtype=torch.float32)
+    gradient.scatter_add_(1, choice, said)
+    if shares.overlap:
+        low = torch.where(q < p, q, 0.0)  # of Σ min(p, q), what a change of q changes
+        gradient.add_(torch.addcmul(-low, q, low.sum(-1, keepdim=True)), alpha=shares.overlap)
+        loss += shares.overlap * (len(p) - torch.minimum(p, q).sum())
+    return loss, gradient

@@ -105,9 +105,11 @@ def bamba_config(config: ModelConfig, eos: int, pad: int) -> dict[str, Any]:
 
 def mamba2_tensors(tensors: Tensors) -> Tensors:
     """Canonical names → transformers' `Mamba2ForCausalLM`."""
-    return {
+    inside = {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    head = {} if len(inside) == len(tensors) else {"lm_head.weight": tensors["lm_head.weight"]}
+    return head | {
         name.replace("embedding.", "embeddings."): tensor
-        for name, tensor in state_spaces_tensors(tensors).items()
+        for name, tensor in state_spaces_tensors(inside).items()
         if name != "lm_head.weight"
     }
 

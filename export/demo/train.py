@@ -23,7 +23,7 @@ from edge.export.demo import checkpoint
 from edge.export.demo.data import Batch, Codec, Rows, TrainingData, make_codec
 from edge.export.demo.distill import Lessons, TalkRows, Taught, start_from
 from edge.export.demo.evaluate import Figures, chat_rows, measure, text_rows
-from edge.export.demo.loss import head_loss, taught_loss
+from edge.export.demo.loss import SHARES, Shares, head_loss, taught_loss
 from edge.export.demo.optim import Optimizer, initialise, trapezoid
 from edge.export.demo.samples import CONVERSATIONS, converse
 from edge.export.demo.save import save_model
@@ -96,7 +96,7 @@ def learn(network: Network, batch: Batch, bf16: bool, lessons: Lessons | None) -
         return head_loss(said, weight, targets, dtype) / wanted.sum()
     assert batch.taught is not None
     head = lessons.head.to(weight.device)
-    loss = taught_loss(said, weight, targets, batch.taught, head, lessons.share, dtype)
+    loss = taught_loss(said, weight, batch.taught, head, lessons.shares, dtype)
     return loss / wanted.sum()
 
 
@@ -253,6 +253,12 @@ def main(
     talks: Annotated[
         list[Path] | None, typer.Option(help="With --teacher: its talks (edge.apps.demo_talks)")
     ] = None,
+    overlap: Annotated[
+        float, typer.Option(help="With --teacher: share of the loss that is tokens refused")
+    ] = SHARES.overlap,
+    choice: Annotated[
+        float, typer.Option(help="With --teacher: share that is its likeliest token")
+    ] = SHARES.choice,
     start: Annotated[
         Path | None, typer.Option(help="Floating bundle or checkpoint to begin with")
     ] = None,
@@ -271,10 +277,13 @@ def main(
         raise typer.BadParameter("--tokenizer is needed")
     if (teacher is None) != (talks is None):
         raise typer.BadParameter("--teacher and --talks go together")
+    taught = None
+    if teacher and talks:
+        shares = Shares(1 - overlap - choice, overlap, choice)
+        taught = Taught(teacher, tuple(talks), out / "lessons", shares)
     plan = Plan(
         width, batch, steps, minutes, seed, device, bf16, talk_only, greet, save_every,
-        taught=Taught(teacher, tuple(talks), out / "lessons") if teacher and talks else None,
-        start=start,
+        taught=taught, start=start,
     )  # fmt: skip
     card = train(config_for(what.value), data, out, plan, tokenizer)
     print(json.dumps(card, indent=2))
