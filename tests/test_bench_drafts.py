@@ -15,7 +15,7 @@ from edge.apps.bench import draft_prompts, simulated
 from edge.apps.bench.draft_table import Report, Row
 from edge.apps.bench.drafts import app
 from edge.apps.profiling.theory import leviathan_speedup
-from edge.errors import InputError
+from edge.errors import EdgeError
 from edge.runtime.speculate.shape import Shape
 from tests.session_models import bundle
 
@@ -24,7 +24,7 @@ WAYS = ["none", "chain", "tree", "bandit", "n-gram"]
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two of the four sets."""
+    """Two of the five sets."""
     rows = [{"question": f"How many are {n} and {n}?", "answer": "x"} for n in range(6)]
     (tmp_path / "gsm8k.test.jsonl").write_text("\n".join(map(json.dumps, rows)))
     article = " ".join(f"word{n}" for n in range(120))
@@ -38,10 +38,10 @@ def test_sets_of_prompts_and_reasons_for_the_absent(data: Path) -> None:
     assert sets["GSM8K"] == tuple(f"How many are {n} and {n}?" for n in (0, 2, 4))
     (continued,) = sets["WikiText"]
     assert continued.split() == [f"word{n}" for n in range(48)]
-    assert absent.keys() == {"MT-bench", "HumanEval"}
+    assert absent.keys() == {"MT-bench", "Vicuna", "HumanEval"}
     assert all("cannot be read" in reason for reason in absent.values())
     sets, absent = draft_prompts.prompt_sets(None, 1)
-    assert sets.keys() == {"repeats"} and len(absent) == 4
+    assert sets.keys() == {"repeats"} and len(absent) == 5
     assert "EDGE_EVAL_DATA" in absent["MT-bench"]
 
 
@@ -52,30 +52,42 @@ def test_table_of_one_prompt(data: Path) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     rows = {(row["prompts"], row["way"]): row for row in found["rows"]}
-    assert list(rows) == [(s, way) for s in ("GSM8K", "WikiText", "repeats") for way in WAYS]
-    assert all(row["tokens_per_s"] > 0 and row["count"] == 1 for row in rows.values())
+    sets = ("GSM8K", "WikiText", "repeats", "public")
+    assert list(rows) == [(name, way) for name in sets for way in WAYS]
+    assert all(row["tokens_per_s"] > 0 for row in rows.values())
+    assert all(row["count"] == (2 if name == "public" else 1) for (name, _), row in rows.items())
+    for way in WAYS[1:]:
+        # of two prompts, one of each set, 0.1 of the way from the slower to the quicker one
+        low, high = sorted(rows[name, way]["speedup"] for name in ("GSM8K", "WikiText"))
+        both = rows["public", way]
+        assert both["slowest_tenth"] == pytest.approx(low + 0.1 * (high - low))
+        assert both["median_prompt"] == pytest.approx((low + high) / 2)
     for name in ("GSM8K", "WikiText", "repeats"):
         assert rows[name, "none"]["speedup"] is None
         for way in ("chain", "tree"):
             row = rows[name, way]
             assert row["acceptance_length"] >= 1 and row["speedup"] > 0
             assert row["theoretical"] > 0 and row["slowest_tenth"] == pytest.approx(row["speedup"])
-    assert found["absent"].keys() == {"MT-bench", "HumanEval"}
-    assert [row["depth"] for row in found["simulated"]] == [2, 4]
+    assert found["absent"].keys() == {"MT-bench", "Vicuna", "HumanEval"}
+    shown = [(row["recipe"], row["depth"]) for row in found["simulated"]]
+    assert shown == [("fp32", 2), ("fp32", 4), ("w8a8", 2), ("w8a8", 4)]
+    # a run of several tokens has the bits of steps in both
+    assert all(row["same"] == row["tokens"] for row in found["simulated"])
 
 
 def test_shown_in_80_columns() -> None:
     report = Report("demo", "demo-draft", 2, 3, 48)
     report.rows = [
         Row("HumanEval", 10, 1.0, "none", 1234.5),
-        Row("HumanEval", 10, 1.0, "bandit", 1234.5, 3.25, 1.5, 1.25, 1.75, 0.05),
+        Row("HumanEval", 10, 1.0, "bandit", 1234.5, 3.25, 1.5, 1.4, 1.25, 1.75, 0.05),
     ]
-    report.simulated = [simulated.Simulated(4, 0.7, 2.8, 0.71, 1.4, 1.9, 2.0, 1.98, 96, 96)]
-    report.shape, report.absent = "130m w8", {"MT-bench": "is not here"}
+    report.simulated = [simulated.Simulated("w8a8", 4, 0.7, 2.8, 0.71, 1.4, 1.9, 2.0, 1.98, 96, 96)]
+    report.shape, report.absent = "130m", {"MT-bench": "is not here"}
     console = Console(file=io.StringIO(), width=80)
     report.show(console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "1.50 |  1.25 |   1.75 |  5%" in text and "95%" in text
+    assert "1.50 | 1.40 | 1.25 | 1.75 |  5%" in text and "95%" in text
+    assert "but the slowest tenth" in text and "| w8a8   | 4 |" in text and "|   96 |" in text
     assert "MT-bench: is not here" in text and "…" not in text
 
 
@@ -109,6 +121,7 @@ def test_refused() -> None:
         (["--temperatures", "warm"], "--temperatures"),
         (["--tree", "a"], "--draft-tree"),
         (["--simulate", "vast"], "shape"),
+        (["--recipe", "w9"], "--recipe"),
     ):
         done = CliRunner().invoke(app, options)
-        assert isinstance(done.exception, InputError) and done.exception.field == field
+        assert isinstance(done.exception, EdgeError) and done.exception.field == field

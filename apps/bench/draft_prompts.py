@@ -14,11 +14,13 @@ from edge.errors import InputError
 FOLDER_VARIABLE = "EDGE_EVAL_DATA"
 FILES = {
     "MT-bench": "mt_bench.jsonl",
+    "Vicuna": "vicuna_bench.jsonl",
     "GSM8K": "gsm8k.test.jsonl",
     "HumanEval": "humaneval.jsonl.gz",
     "WikiText": "wikitext2.test.txt",
 }
 REPEATS = "repeats"
+PUBLIC = "public"  # all of the files' prompts together
 _WORDS = 48  # of an article that are given, to be continued
 
 # made up: what look-up drafting is for is text that says again what the prompt says

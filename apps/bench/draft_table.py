@@ -16,6 +16,17 @@ from edge.apps.bench.simulated import Simulated
 from edge.apps.profiling.drafts import NONE, Drafted, Side
 from edge.apps.profiling.machine import BUSY, machine
 
+_LEGEND = (
+    "length  tokens that a verifying run yields",
+    "×  tokens/s against none, all prompts together; calc: by the papers' formula",
+    "p50, p10  × of prompts: what half of them reach, and what all but the slowest tenth",
+    "own  of the time, what passes in no model's run",
+)
+_SIMULATED = (
+    "verify  a verifying run in steps; calc: by the formula at the α found, at α: at the one wanted",
+    "same  tokens that are plain decoding's; fewer than there are: runs have other bits than steps",
+)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -23,8 +34,10 @@ class Row:
 
     Attributes:
         tokens_per_s: the median over rounds.
-        speedup: against no drafting, within each round, then the median; slowest_tenth: what nine
-            of ten prompts reach.
+        speedup: tokens/s against no drafting, of all prompts together within each round, then the
+            median over rounds.
+        median_prompt, slowest_tenth: quantiles over prompts of the same, each prompt's a median
+            over rounds: what half of them reach, and nine of ten.
         theoretical: by the papers' formula, from acceptance and costs.
         overhead_share: of the time, in no model's run.
     """
@@ -36,6 +49,7 @@ class Row:
     tokens_per_s: float
     acceptance_length: float | None = None
     speedup: float | None = None
+    median_prompt: float | None = None
     slowest_tenth: float | None = None
     theoretical: float | None = None
     overhead_share: float | None = None
@@ -50,8 +64,8 @@ def rows_of(
     for way, found in drafted.items():
         yield Row(
             name, count, temperature, way, median(found.drafted.rates()),
-            found.speculation.acceptance_length, found.speedup, found.slowest_tenth,
-            found.theoretical, found.drafted.overhead_share,
+            found.speculation.acceptance_length, found.speedup, found.median_prompt,
+            found.slowest_tenth, found.theoretical, found.drafted.overhead_share,
         )  # fmt: skip
 
 
@@ -98,21 +112,25 @@ class Report:
         if self.others > BUSY:
             console.print("the machine was busy with something else: do not trust the times")
         console.print(self._table())
+        for line in _LEGEND:
+            console.print(line, soft_wrap=True, highlight=False)
         for name, reason in self.absent.items():
             console.print(f"absent  {name}: {reason}", soft_wrap=True, highlight=False)
         if self.simulated:
             console.print(self._simulation())
+            for line in _SIMULATED:
+                console.print(line, soft_wrap=True, highlight=False)
 
     def _table(self) -> Table:
         table = Table(box=box.MARKDOWN)
         table.add_column("prompts", no_wrap=True)
-        for title in ("T", "drafts", "length", "t/s", "×", "tenth", "theory", "own"):
+        for title in ("T", "drafts", "length", "t/s", "×", "p50", "p10", "calc", "own"):
             table.add_column(title, justify="right", no_wrap=True)
         for row in self.rows:
             table.add_row(
                 f"{row.count} {row.prompts}", f"{row.temperature:g}", row.way,
                 _two(row.acceptance_length), f"{row.tokens_per_s:.0f}", _two(row.speedup),
-                _two(row.slowest_tenth), _two(row.theoretical),
+                _two(row.median_prompt), _two(row.slowest_tenth), _two(row.theoretical),
                 "" if row.overhead_share is None else f"{row.overhead_share:.0%}",
             )  # fmt: skip
         return table
@@ -123,13 +141,14 @@ class Report:
             box=box.MARKDOWN,
             title=f"{self.shape}, {first.tokens} tokens, simulated drafts of α {first.acceptance}",
         )
-        for title in ("K", "length", "α", "verify", "×", "theory", "reached", "promised", "same"):
+        table.add_column("recipe", no_wrap=True)
+        for title in ("K", "length", "α", "verify", "×", "calc", "reached", "at α", "same"):
             table.add_column(title, justify="right", no_wrap=True)
         for row in self.simulated:
             table.add_row(
-                str(row.depth), _two(row.acceptance_length), _two(row.found), _two(row.verify),
-                _two(row.speedup), _two(row.expected), f"{row.reached:.0%}", _two(row.promised),
-                str(row.same),
+                row.recipe, str(row.depth), _two(row.acceptance_length), _two(row.found),
+                _two(row.verify), _two(row.speedup), _two(row.expected), f"{row.reached:.0%}",
+                _two(row.promised), str(row.same),
             )  # fmt: skip
         return table
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from edge.apps.bench import simulated
-from edge.apps.bench.draft_prompts import FOLDER_VARIABLE, prompt_sets
+from edge.apps.bench.draft_prompts import FILES, FOLDER_VARIABLE, PUBLIC, REPEATS, prompt_sets
 from edge.apps.bench.draft_table import Report, rows_of
 from edge.apps.bench.shapes import SHAPES, shape_named
 from edge.apps.draft_options import branches
@@ -26,6 +27,9 @@ from edge.cpu import usable_cores
 from edge.errors import InputError
 from edge.runtime.model import Model, load
 
+if TYPE_CHECKING:
+    from edge.apps.bench.peers import Workspace
+
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 ACCEPTANCE = 0.7
 SIMULATED_DEPTHS = (2, 4)
@@ -37,8 +41,8 @@ def bench(
     draft: Annotated[str, typer.Option(help="Who drafts, of the same tokenizer.")] = "demo-draft",
     data: Annotated[
         Path | None,
-        typer.Option(envvar=FOLDER_VARIABLE, help="Folder of mt_bench.jsonl, gsm8k.test.jsonl, "
-                     "humaneval.jsonl.gz and wikitext2.test.txt; those absent are left out."),
+        typer.Option(envvar=FOLDER_VARIABLE, help=f"Folder of {', '.join(FILES.values())}; those "
+                     "absent are left out."),
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Of every set.")] = 2,
     tokens: Annotated[int, typer.Option(min=2, help="Most of an answer.")] = 48,
@@ -50,16 +54,19 @@ def bench(
     simulate: Annotated[
         str, typer.Option(help=f"Shape of the simulation: none, {', '.join(SHAPES)}.")
     ] = "130m",
-    recipe: Annotated[str, typer.Option(help="Its recipe; fp32 alone is exact.")] = "fp32",
+    recipe: Annotated[
+        str, typer.Option(help="Its recipes. A run of several tokens gives the bits of steps in "
+                          "fp32 and w8a8; in others 'same' says how far.")
+    ] = "fp32,w8a8",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:  # fmt: skip
     """Measure drafting by a chain, a tree, the bandit and look-up, in turn with none, and hold a
     drafter of known acceptance against the papers' formula.
     """
     shape = branches(None, tree, False)
-    heats = _numbers(temperatures)
+    heats, recipes = _numbers(temperatures), tuple(dict.fromkeys(recipe.split(",")))
     if simulate != NONE:
-        shape_named(simulate)
+        _check_simulation(simulate, recipes)
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)
@@ -69,8 +76,8 @@ def bench(
     others = OtherLoad()
     _real(report, data, prompts, chain, shape or (), heats, say)
     if simulate != NONE:
-        report.simulated = _simulated(simulate, recipe, count, tokens, rounds, say)
-        report.shape = f"{simulate} {recipe}"
+        report.simulated = _simulated(simulate, recipes, count, tokens, rounds, say)
+        report.shape = simulate
     report.others = others.share()
     if as_json:
         print(json.dumps(report.to_dict(), indent=1, allow_nan=False))
@@ -114,33 +121,78 @@ def _real(
         sides = [side for ways in found.values() for side in ways.values()]
         shapes = {shape for side in sides for shape in side.speculation.shapes}
         costs = measure_costs(model.engine, drafter.engine, shapes, 5 * report.rounds + 10)
-    for (name, temperature), this in ways.items():
-        side = found[name, temperature]
-        drafted = {
-            way: Drafted(request, side[NONE], side[way], _of(costs, who), steps_ahead(model, who))
-            for way, (request, who) in this.items()
-        }
-        report.rows += rows_of(name, temperature, side[NONE], drafted)
+    for temperature in temperatures:
+        public = [name for name in sets if name != REPEATS]
+        if len(public) > 1:
+            found[PUBLIC, temperature] = _together([found[name, temperature] for name in public])
+            ways[PUBLIC, temperature] = ways[public[0], temperature]
+        for name in (*sets, PUBLIC):
+            if (side := found.get((name, temperature))) is None:
+                continue
+            drafted = {
+                way: Drafted(
+                    request, side[NONE], side[way], _of(costs, who), steps_ahead(model, who)
+                )
+                for way, (request, who) in ways[name, temperature].items()
+            }
+            report.rows += rows_of(name, temperature, side[NONE], drafted)
+
+
+def _together(sets: Sequence[dict[str, Side]]) -> dict[str, Side]:
+    """The same rounds with the prompts of several sets in each."""
+    return {
+        way: Side([
+            [run for runs in several for run in runs]
+            for several in zip(*(side[way].rounds for side in sets), strict=True)
+        ])
+        for way in sets[0]
+    }  # fmt: skip
 
 
 def _of(costs: Costs, who: Model | Literal["ngram"]) -> Costs:
     return costs.without_drafter() if who == "ngram" else costs
 
 
+def _check_simulation(shape: str, recipes: Sequence[str]) -> None:
+    """Refuse what there is not before anything is measured."""
+    from edge.export.quantize import recipe
+
+    shape_named(shape)
+    for name in recipes:
+        recipe(name, "--recipe")
+
+
 def _simulated(
-    shape: str, recipe: str, threads: int, tokens: int, rounds: int, say: Say
+    shape: str, recipes: Sequence[str], threads: int, tokens: int, rounds: int, say: Say
 ) -> list[simulated.Simulated]:
-    from edge.apps.bench.peer_edge import export_bundle
     from edge.apps.bench.peers import Workspace
 
+    found: list[simulated.Simulated] = []
     with tempfile.TemporaryDirectory(prefix="edge-bench-") as folder:
-        say(f"making {shape} with random weights")
         workspace = Workspace(shape_named(shape), Path(folder))
-        model = load(export_bundle(workspace, "simulated", recipe), threads=threads)
-    return simulated.simulate(
-        model.engine, SIMULATED_DEPTHS, acceptance=ACCEPTANCE, tokens=tokens, rounds=rounds,
-        say=say,
+        for recipe in recipes:
+            say(f"making {shape} with random weights in {recipe}")
+            model = load(_random_bundle(workspace, recipe), threads=threads)
+            found += simulated.simulate(
+                model.engine, SIMULATED_DEPTHS, acceptance=ACCEPTANCE, tokens=tokens,
+                rounds=rounds, recipe=recipe, say=say,
+            )  # fmt: skip
+    return found
+
+
+def _random_bundle(workspace: Workspace, recipe: str) -> Path:
+    """Scales of activations are found on a little text: they make no run quicker or slower."""
+    from edge.export.checkpoint import open_checkpoint
+    from edge.export.exporter import export_checkpoint
+    from edge.export.quantize import mixture
+
+    source, out = workspace.checkpoint, workspace.path / f"simulated-{recipe}"
+    needs_text = bool(mixture(open_checkpoint(source).config, recipe).observations())
+    export_checkpoint(
+        source, out, quant=recipe, verify=False,
+        calibrate_sequences=2 if needs_text else None, calibrate_length=64 if needs_text else None,
     )  # fmt: skip
+    return out
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ The target is first run plainly, greedily; then the drafter says again what it s
 right with a given probability. So acceptance is what it is said to be, c is 0 but for the look-up,
 and what is left between formula and measurement is the runtime: accepting, going back, Python.
 
-This needs an engine whose runs of several tokens give the bits of steps, as fp32 products do. With
-quantized ones random weights soon choose another token than the one known, and nothing stands after
-that: `Simulated.same` says where.
+This needs an engine whose runs of several tokens give the bits of steps, as products in fp32 and of
+8-bit integers do. With others random weights soon choose another token than the one known, and
+nothing stands after that: `Simulated.same` says where.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Simulated:
     """Chains of one length.
 
     Attributes:
+        recipe: of the target.
         acceptance: α asked for, and `found`: that of the formula at the length measured.
         verify: what a verifying run costs, in steps.
         speedup: measured, the median over rounds; expected: by the formula, at the α found.
@@ -70,6 +71,7 @@ class Simulated:
         same: tokens that are those of plain decoding, from the first on, of `tokens`.
     """
 
+    recipe: str
     depth: int
     acceptance: float
     acceptance_length: float
@@ -92,10 +94,10 @@ class Simulated:
 
 def simulate(
     engine: Engine, depths: Sequence[int], *, acceptance: float, tokens: int, rounds: int,
-    say: Say = lambda text: None,
+    recipe: str = "fp32", say: Say = lambda text: None,
 ) -> list[Simulated]:  # fmt: skip
     """Decode plainly and with drafts of each of `depths` tokens, in turn, after one round that
-    warms up.
+    warms up. `recipe`: what the engine runs, for people.
     """
     this = _Decoding(engine, tokens, max(depths))
     # beyond the end too, so that the last draft is as long as the first
@@ -104,7 +106,8 @@ def simulate(
     last: dict[int, tuple[list[int], Speculation]] = {}
     with without_collections():
         for number in range(-1, rounds):
-            say(f"simulated drafts, {'warming up' if number < 0 else f'{number + 1} of {rounds}'}")
+            which = "warming up" if number < 0 else f"{number + 1} of {rounds}"
+            say(f"simulated drafts for {recipe}, {which}")
             for depth in in_turn(list(seconds), number):
                 if depth:
                     drafter = Replay(PROMPT, answer, acceptance, engine.config.vocab_size)
@@ -124,6 +127,7 @@ def simulate(
         pairs = zip(seconds[0], seconds[depth], strict=True)
         found.append(
             Simulated(
+                recipe=recipe,
                 depth=depth,
                 acceptance=acceptance,
                 acceptance_length=length,

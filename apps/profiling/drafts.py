@@ -122,6 +122,12 @@ class Drafted:
         found = [*self.by_prompt()]
         return percentile(found, 0.1) if found else None
 
+    @property
+    def median_prompt(self) -> float | None:
+        """The same that half of the prompts reach."""
+        found = [*self.by_prompt()]
+        return median(found) if found else None
+
     def by_prompt(self) -> Iterator[float]:
         """The speed-up of every prompt that yields tokens both ways."""
         pairs = zip(
