@@ -23,7 +23,7 @@ _LEGEND = (
     "own  of the time, what passes in no model's run",
 )
 _SIMULATED = (
-    "verify  a verifying run in steps; calc: by the formula at the α found, at α: at the one wanted",
+    "verify  a verifying run in steps; calc: by the formula at the α found, at α: the one wanted",
     "same  tokens that are plain decoding's; fewer than there are: runs have other bits than steps",
 )
 
