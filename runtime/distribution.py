@@ -21,22 +21,25 @@ class Distribution:
 
     __slots__ = ("_sums", "ids", "total", "weights")
 
-    def __init__(self, ids: NDArray[np.intp] | None, weights: NDArray[Any]) -> None:
+    def __init__(
+        self,
+        ids: NDArray[np.intp] | None,
+        weights: NDArray[Any],
+        sums: NDArray[np.float64] | None = None,
+    ) -> None:
+        """`sums`: running sums of the weights, where they are known."""
         self.ids = ids
         self.weights = weights
-        blocks = weights
-        if len(weights) > _BLOCK:
-            # a running sum over a whole vocabulary would cost more than the rest
-            starts = np.arange(0, len(weights), _BLOCK)
-            blocks = np.add.reduceat(weights, starts, dtype=np.float64)
-        self._sums = blocks.cumsum(dtype=np.float64)
-        self.total = float(self._sums[-1])
+        if sums is None:
+            sums = _block_sums(weights).cumsum()
+        self._sums = sums
+        self.total = float(sums[-1])
 
     def draw(self, uniform: float) -> int:
         """The token whose share of the whole holds `uniform` in [0, 1); never one of weight 0."""
         weights, sums, start = self.weights, self._sums, 0
         wanted = uniform * self.total
-        if len(weights) > _BLOCK:
+        if len(sums) < len(weights):
             block = min(int(sums.searchsorted(wanted, side="right")), len(sums) - 1)
             wanted -= float(sums[block - 1]) if block else 0.0
             start = block * _BLOCK
@@ -51,7 +54,8 @@ class Distribution:
         """The probability of one token; 0 for one that cannot be drawn."""
         if self.ids is None:
             return float(self.weights[token]) / self.total
-        return float(self.weights[self.ids == token].sum()) / self.total
+        at = int((self.ids == token).argmax())
+        return float(self.weights[at]) / self.total if self.ids[at] == token else 0.0
 
     def probabilities(self) -> NDArray[np.float64]:
         """[n], of each token; they sum to 1."""
@@ -73,3 +77,13 @@ class Distribution:
             taken = everywhere
         rest -= taken if ids is None else taken[ids]
         return Distribution(ids, np.maximum(rest, 0, out=rest))
+
+
+def _block_sums(weights: NDArray[Any]) -> NDArray[np.float64]:
+    """Of each `_BLOCK` weights: a running sum over a whole vocabulary would cost more than the
+    rest. Few weights are blocks of their own.
+    """
+    if len(weights) <= _BLOCK:
+        return weights.astype(np.float64)
+    starts = np.arange(0, len(weights), _BLOCK)
+    return np.add.reduceat(weights, starts, dtype=np.float64)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from edge.errors import EngineError, InputError, StateError, TokenizerError
+from edge.errors import InputError, StateError, TokenizerError
 from edge.runtime import transcript
 from edge.runtime.context import Context, Logits
 from edge.runtime.generate import Answer, Generation, Opening
@@ -23,6 +22,7 @@ from edge.runtime.sampling import (
     rng_state,
 )
 from edge.runtime.speculate.choose import drafting
+from edge.runtime.state import Hold
 from edge.runtime.turn import Prompted, SessionSnapshot, Turn
 from edge.text.template import Message
 from edge.text.tokenizer import check_text
@@ -84,7 +84,10 @@ class Session:
         self._context = Context(model.engine, state)
         self._rng = new_rng(SamplingParams(seed=seed).seed)
         self._undo: deque[SessionSnapshot] = deque(maxlen=max(1, undo_levels))
-        self._lock = threading.Lock()
+        self._hold = Hold(
+            "the session is in use by another thread, or by the answer being made",
+            "use one session per thread",
+        )
         self._turn: Turn | None = None
         self._last: Turn | None = None
 
@@ -316,18 +319,9 @@ class Session:
 
     # -- what an answer asks ---------------------------------------------------------------------
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> Hold:
         """The session, for this thread. Raises EngineError while it is in use."""
-        if not self._lock.acquire(blocking=False):
-            raise EngineError(
-                "the session is in use by another thread, or by the answer being made",
-                remedy="use one session per thread",
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
+        return self._hold
 
     @contextmanager
     def _idle(self) -> Iterator[None]:

@@ -40,17 +40,16 @@ class Snapshot:
         return sum(array.nbytes for array in arrays)
 
 
-class _Hold:
+class Hold:
     """A lock that refuses instead of waiting."""
 
-    def __init__(self) -> None:
+    def __init__(self, refusal: str, remedy: str) -> None:
         self._busy = threading.Lock()
+        self._refusal, self._remedy = refusal, remedy
 
     def __enter__(self) -> None:
         if not self._busy.acquire(blocking=False):
-            raise EngineError(
-                "the state is in use by another thread", remedy="use one state per thread"
-            )
+            raise EngineError(self._refusal, remedy=self._remedy)
 
     def __exit__(self, *_: object) -> None:
         self._busy.release()
@@ -81,7 +80,7 @@ class State(ABC):
         self.identity = identity
         self.window = window
         self.workspace: Any = None
-        self._hold = _Hold()
+        self._hold = Hold("the state is in use by another thread", "use one state per thread")
 
     # -- what it is ------------------------------------------------------------------------------
 
@@ -250,7 +249,7 @@ class State(ABC):
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def held(self) -> _Hold:
+    def held(self) -> Hold:
         """Hold the state for this thread. Raises EngineError while another one does."""
         return self._hold
 

@@ -70,8 +70,7 @@ class TableDrafter(Drafter):
         growth = Growth(sampler, recent, SPECIAL)
         last = [pending]
         for count in shape.branches:
-            growth.add([self._logits[token] for token in last], count)
-            last = growth.tokens()
+            last = growth.add([self._logits[token] for token in last], count)
         return growth.draft()
 
 

@@ -143,3 +143,15 @@ def test_greedy_uses_no_random_number() -> None:
     assert found(3, 5) == ([0], 1)
     assert found(0) == ([], 3)
     assert sampler.rng.bit_generator.state == before
+
+
+@pytest.mark.parametrize("stood", range(4))
+def test_a_chain_is_the_tree_of_its_parents(stood: int) -> None:
+    tokens, q = (4, 2, 2), (None,) * 3
+    chain, tree = Draft(tokens, q), Draft(tokens, q, (-1, 0, 1))
+    path = [*range(stood)]
+    assert chain.standing(path) == tree.standing(path) == (
+        (1,) * min(stood + 1, 3) + (0,) * (stood == 3), (0,) * stood
+    )  # fmt: skip
+    assert list(chain.children(stood - 1)) == tree.children(stood - 1)
+    assert chain.path(stood - 1) == tree.path(stood - 1) == [*tokens[:stood]]

@@ -12,7 +12,7 @@ token stands that is the target's own choice (`agree`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from edge.runtime.distribution import Distribution
 from edge.runtime.speculate.draft import Draft
@@ -29,7 +29,7 @@ def agree(draft: Draft, choice: Callable[[int], int]) -> tuple[list[int], int]:
     node = -1
     while True:
         token = choice(node)
-        same = [child for child in draft.children[node + 1] if draft.tokens[child] == token]
+        same = [child for child in draft.children(node) if draft.tokens[child] == token]
         if not same:
             return path, token
         node = same[0]
@@ -47,7 +47,7 @@ def accept(
     path: list[int] = []
     node = -1
     while True:
-        standing, rest = _stands(target(node), draft.children[node + 1], draft, uniform)
+        standing, rest = _stands(target(node), draft.children(node), draft, uniform)
         if standing is None:
             return path, rest.draw(uniform())
         node = standing
@@ -55,7 +55,7 @@ def accept(
 
 
 def _stands(
-    p: Distribution, siblings: list[int], draft: Draft, uniform: Uniform
+    p: Distribution, siblings: Sequence[int], draft: Draft, uniform: Uniform
 ) -> tuple[int | None, Distribution]:
     """(the first of the siblings to stand, or None; what is left of p)."""
     for node in siblings:

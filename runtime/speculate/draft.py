@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edge.runtime.distribution import Distribution
 from edge.runtime.sampling import Sampler
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from edge.runtime.speculate.rule import Rule
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """Proposed tokens: a chain, or a tree whose root is the token before them.
 
     Attributes:
@@ -32,16 +30,11 @@ class Draft:
     drawn_from: tuple[Distribution | None, ...]
     parents: tuple[int, ...] | None = None
 
-    @cached_property
-    def children(self) -> list[list[int]]:
-        """Of the root, then of every node: in the order in which they were drawn."""
-        count = len(self.tokens)
+    def children(self, node: int) -> Sequence[int]:
+        """Of a node, -1 the root: in the order in which they were drawn."""
         if self.parents is None:
-            return [*([node] for node in range(count)), []]
-        found: list[list[int]] = [[] for _ in range(count + 1)]
-        for node, parent in enumerate(self.parents):
-            found[parent + 1].append(node)
-        return found
+            return (node + 1,) if node + 1 < len(self.tokens) else ()
+        return [child for child, parent in enumerate(self.parents) if parent == node]
 
     def path(self, node: int) -> list[int]:
         """The tokens from the root's child to a node; none for -1."""
@@ -55,10 +48,12 @@ class Draft:
 
     def standing(self, path: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See `Round`: (how many children there were, which of them stood), along a path."""
-        children = self.children
-        families = [children[node + 1] for node in (-1, *path)]
-        ranks = tuple(family.index(node) for family, node in zip(families, path, strict=False))
-        return tuple(map(len, families)), ranks
+        if self.parents is None:
+            more = len(path) < len(self.tokens)
+            return (1,) * len(path) + (int(more),), (0,) * len(path)
+        families = [self.children(node) for node in (-1, *path)]
+        ranks = [family.index(node) for family, node in zip(families, path, strict=False)]
+        return tuple(map(len, families)), tuple(ranks)
 
 
 NOTHING = Draft((), ())
@@ -73,7 +68,7 @@ class Drafter(Protocol):
     def name(self) -> str: ...
 
     def begin(self) -> None:
-        """An answer begins. From one call of `propose` to the next one tokens are added only, the
+        """An answer begins. From one call to the next one tokens are added only, the
         pending one first: none but the new ones need be looked at. Now any may have changed.
         """
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from edge.runtime.context import Logits
 from edge.runtime.distribution import Distribution
@@ -11,54 +11,50 @@ from edge.runtime.speculate.draft import Draft
 
 
 class Growth:
-    """A tree that is being drafted.
-
-    Attributes:
-        level: the nodes of the depth that was added last, -1 the root; None where a node of the
-            depth before had fewer children than asked for.
-    """
+    """A tree that is being drafted, one depth after another."""
 
     def __init__(self, sampler: Sampler, recent: list[int], special: Collection[int]) -> None:
         """`recent`: what the repetition penalty looks at besides a node's own path; `special`: what
         it does not look at.
         """
-        self.level: list[int | None] = [-1]
         self._sampler = sampler
         self._special = special
+        self._remembered = sampler.params.remembered
+        self._recent = recent[-self._remembered :] if self._remembered else []
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._drawn_from: list[Distribution | None] = []
-        self._remembered = sampler.params.remembered
-        # of the root, then of every node
-        self._history = [recent[-self._remembered :] if self._remembered else []]
+        # the nodes of the last depth; None where one before it had fewer children than asked for
+        self._level: list[int | None] = [-1]
 
-    def add(self, logits: Sequence[Logits], count: int) -> None:
-        """Give each node of the last depth `count` children, or as many as there can be.
+    def add(self, logits: Iterable[Logits], count: int) -> list[int]:
+        """Give each node of the last depth `count` children, or as many as there can be; their
+        tokens, 0 where there is none.
 
-        `logits`: after each, of the tokens that may be drafted.
+        `logits`: after each node, of the tokens that may be drafted.
         """
-        added: list[int | None] = []
-        for node, row in zip(self.level, logits, strict=True):
-            drawn: list[tuple[int, Distribution | None]] = []
+        level: list[int | None] = []
+        for node, row in zip(self._level, logits, strict=True):
+            missing = count
             if node is not None:
-                drawn = children(self._sampler, row, self._history[node + 1], count)
-                added += [self._child(node, token, q) for token, q in drawn]
-            added += [None] * (count - len(drawn))
-        self.level = added
+                for token, q in children(self._sampler, row, self._history(node), count):
+                    level.append(len(self._tokens))
+                    self._tokens.append(token)
+                    self._parents.append(node)
+                    self._drawn_from.append(q)
+                    missing -= 1
+            level += [None] * missing
+        self._level = level
+        return [0 if node is None else self._tokens[node] for node in level]
 
-    def _child(self, parent: int, token: int, q: Distribution | None) -> int:
-        history = self._history[parent + 1]
-        if self._remembered and token not in self._special:
-            history = [*history, token]
-        self._history.append(history)
-        self._tokens.append(token)
-        self._parents.append(parent)
-        self._drawn_from.append(q)
-        return len(self._tokens) - 1
-
-    def tokens(self) -> list[int]:
-        """Of the last depth; something where there is no node."""
-        return [0 if node is None else self._tokens[node] for node in self.level]
+    def _history(self, node: int) -> list[int]:
+        """What the repetition penalty looks at after a node."""
+        said: list[int] = []
+        while self._remembered and node != -1:
+            if self._tokens[node] not in self._special:
+                said.append(self._tokens[node])
+            node = self._parents[node]
+        return self._recent + said[::-1]
 
     def draft(self) -> Draft:
         parents = tuple(self._parents)

@@ -91,9 +91,9 @@ class ModelDrafter(Drafter):
         rows: Sequence[Logits] = [logits]
         state, allowed = self._context.state, self._vocabulary.allowed
         for depth, count in enumerate(shape.branches, 1):
-            growth.add([allowed(row) for row in rows], count)
+            tokens = growth.add(map(allowed, rows), count)
             if depth < shape.depth:
-                rows, state = self._stepped(growth.tokens(), state)
+                rows, state = self._stepped(tokens, state)
         return growth.draft()
 
     def _stepped(self, tokens: list[int], state: State) -> tuple[Sequence[Logits], State]:

@@ -83,7 +83,7 @@ class Top:
     ) -> tuple[list[int], int]:
         path: list[int] = []
         node = -1
-        while siblings := draft.children[node + 1]:
+        while siblings := draft.children(node):
             ranked = sampler.likeliest(*target(node), self.beta)
             found = {token: rank for rank, token in enumerate(ranked, start=1)}
             ranks = [self._rank(draft.tokens[child], found, special) for child in siblings]
