@@ -90,14 +90,17 @@ def chat(
         from edge.apps.profiling.stopwatch import timed
 
         model, watch = timed(model)
-    session = model.session(
-        system=system if model.template else None,
-        seed=seed,
-        draft=drafter,
-        draft_tokens=drafts.tokens,
-        draft_tree=drafts.tree,
-        accept=drafts.accept,
-    )
+    if said := draft_options.of_itself(model, drafter):
+        print(said, file=sys.stderr)
+    with draft_options.named():
+        session = model.session(
+            system=system if model.template else None,
+            seed=seed,
+            draft=drafter,
+            draft_tokens=drafts.tokens,
+            draft_tree=drafts.tree,
+            accept=drafts.accept,
+        )
     if system is not None and model.template is None:
         print("note: this model has no chat template; --system is not used", file=sys.stderr)
     if once is not None:

@@ -85,21 +85,22 @@ def figures(result: GenerationResult, session: Session, gain: float | None = Non
 
 def _drafting(drafted: Speculation, gain: float | None) -> str:
     """How much of an answer came from drafts, and about what that gained."""
-    if drafted.problem:
-        return f"drafting given up: {drafted.problem}"
-    if drafted.acceptance_length is None:
-        return f"{drafted.drafter} drafted nothing"
-    share = drafted.accepted / (drafted.accepted + drafted.rounds + drafted.steps)
-    figures = f"{drafted.drafter} {drafted.acceptance_length:.1f} a run, {share:.0%} drafted"
-    if gain is not None:
-        figures += f", about {gain:.1f}×"
-    if drafted.accept != "exact":
-        figures += f", lossy ({drafted.accept})"
-    if len(drafted.shapes) > 1:  # somebody chose
-        figures += (
-            f", mostly drafts of {Shape(max(drafted.shapes, key=drafted.shapes.__getitem__))}"
+    parts = []
+    if drafted.acceptance_length is not None:
+        share = drafted.accepted / (drafted.accepted + drafted.rounds + drafted.steps)
+        parts.append(
+            f"{drafted.drafter} {drafted.acceptance_length:.1f} a run, {share:.0%} drafted"
         )
-    return figures
+        if gain is not None:
+            parts.append(f"about {gain:.1f}× plain speed")
+        if drafted.accept != "exact":
+            parts.append(f"lossy ({drafted.accept})")
+        if len(drafted.shapes) > 1:  # somebody chose
+            most = max(drafted.shapes, key=drafted.shapes.__getitem__)
+            parts.append(f"mostly drafts of {Shape(most)}")
+    if drafted.problem:
+        parts.append(f"{drafted.drafter} given up: {drafted.problem}")
+    return ", ".join(parts) or f"{drafted.drafter}: nothing drafted"
 
 
 def _rate(per_second: float | None) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,6 +48,8 @@ def read(
     that mean nothing without a drafter, as those here do. Raises InputError.
     """
     shape, rule = branches(tokens, tree, auto), _accepted(accept)
+    if draft == "":
+        raise InputError("is empty", field="--draft", remedy="a bundle, ngram, or none")
     if draft is not None and draft != "none":
         return DraftOptions(draft, tokens, shape, rule)
     given = {"--draft-tokens": tokens, "--draft-tree": tree, "--draft-auto": auto or None,
@@ -65,6 +69,33 @@ def drafter(
     if draft is None or draft == "none":
         return None
     return "ngram" if draft == "ngram" else load(draft, engine=engine, threads=threads, spin=spin)
+
+
+def of_itself(target: Model, draft: Model | Literal["ngram"] | None) -> str | None:
+    """A word about a drafter that is the target itself: its every draft costs as many steps."""
+    if draft is None or draft == "ngram" or draft.fingerprint != target.fingerprint:
+        return None
+    return (
+        f"note: {target.path.name} drafts for itself, which gains nothing: a token drafted costs a "
+        "whole step (draft with a smaller bundle of the same tokenizer, or with ngram)"
+    )
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """Refusals of a session's parameters name the options that they came from."""
+    try:
+        yield
+    except InputError as problem:
+        field = problem.field or ""
+        if not re.match(r"draft\b|draft_", field):
+            raise
+        raise InputError(
+            problem.message,
+            file=problem.file,
+            field="--" + field.replace("_", "-"),
+            remedy=problem.remedy and re.sub(r"\bdraft_(\w+)", r"--draft-\1", problem.remedy),
+        ) from None
 
 
 def _accepted(accept: str) -> str:

@@ -160,13 +160,13 @@ def serve(
 
         model = load(bundle, engine=engine, threads=threads, spin=spin)
         who = draft_options.drafter(drafts.draft, engine, threads, spin)
-        slot = Slot(
-            model,
-            capacity=context,
-            cache_bytes=limits.cache_bytes,
-            drafting=drafting(model, who, drafts.tokens, drafts.tree, context, drafts.accept),
+        if said := draft_options.of_itself(model, who):
+            print(said, file=sys.stderr, flush=True)
+        with draft_options.named():
+            drafted = drafting(model, who, drafts.tokens, drafts.tree, context, drafts.accept)
+        return model, Slot(
+            model, capacity=context, cache_bytes=limits.cache_bytes, drafting=drafted
         )
-        return model, slot
 
     raise typer.Exit(run.run(settings, listening, load, say))
 

@@ -106,7 +106,7 @@ def test_page_of_drafts_that_were_given_up_or_lose() -> None:
     sums = Speculation("small", steps=4, problem="<NaN>", accept="top-3")
     found = draft_report.to_dict(_drafted([[_run(4, 0.1, sums)]], [[_run(4, 0.2)]]), {})
     (section,) = draft_page.sections(found | {"lossy": True, "accept": "top-3"})
-    assert "Given up: &lt;NaN&gt;" in section and "stood by top-3" in section
+    assert "small was given up: &lt;NaN&gt;" in section and "stood by top-3" in section
     assert section.count("<circle") == 1 and "<b>absent</b>" in section
 
 
@@ -227,8 +227,8 @@ def test_a_rule_that_loses_is_measured_and_named() -> None:
         (["--draft", "none", "--draft-tree", "2"], "--draft-tree"),
         (["--draft", "ngram", "--draft-tokens", "2", "--draft-tree", "2"], "--draft-tokens"),
         (["--draft", "ngram", "--draft-tree", "2;1"], "--draft-tree"),
-        (["--draft", "ngram", "--draft-tree", "2,1"], "draft_tree"),
-        (["--draft", "ngram", "--draft-tokens", "0"], "draft_tokens"),
+        (["--draft", "ngram", "--draft-tree", "2,1"], "--draft-tree"),
+        (["--draft", "ngram", "--draft-tokens", "0"], "--draft-tokens"),
         (["--draft", "ngram", "--against", "demo-fp16"], "--draft"),
         (["--draft", "ngram", "--jsonl"], "--draft"),
     ],

@@ -19,6 +19,7 @@ from edge.apps.server.worker import Ended, Event, Job, Worker
 from edge.errors import EngineError, InputError
 from edge.runtime.sampling import SamplingParams
 from edge.runtime.speculate.choose import drafting
+from edge.runtime.speculate.draft import Drafter
 from edge.text.template import Message
 from tests.server_process import HELLO, Server
 from tests.session_models import bundle, model
@@ -71,7 +72,7 @@ def test_a_server_that_drafts_answers_and_says_so() -> None:
     assert all("speculation" not in (chunk.model_extra or {}) for chunk in chunks[:-1])
 
 
-class Failing:
+class Failing(Drafter):
     """A drafter whose model fails."""
 
     name, nbytes = "failing", 0
@@ -127,7 +128,7 @@ def test_a_drafter_that_fails_is_told_of_in_answers_and_once_in_the_log(
     found = _figures(fails="logits hold NaN")
     assert found["given_up"] is True and found["acceptance_length"] is None
     assert "path" not in str(found)
-    assert capsys.readouterr().err == "drafting given up: a/path: logits hold NaN\n"
+    assert capsys.readouterr().err == "failing given up: a/path: logits hold NaN\n"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def _gain(facts: Facts) -> str:
     if facts["lossy"]:
         notes.append(f"Lossy: tokens stood by {facts['accept']}, so the answers are not the same.")
     if facts["problem"]:
-        notes.append(f"Given up: {facts['problem']}")
+        notes.append(f"{facts['draft']} was given up: {facts['problem']}")
     said = "".join(f"<p>{escape(note)}</p>" for note in notes)
     return cards(figures) + said + _by_prompt(facts["speedup_by_prompt"])
 

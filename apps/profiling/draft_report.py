@@ -29,7 +29,11 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
     if not drafted:
         absent["acceptance_length"] = f"{sums.drafter} drafted nothing in {sums.steps} steps"
     if not found.runs_cost:
-        absent["theoretical_speedup"] = "drafts that go through text have no fixed cost of a token"
+        absent["theoretical_speedup"] = (
+            "the drafter was given up"
+            if sums.problem
+            else "drafts that go through text have no fixed cost of a token"
+        )
     return {
         "draft": request.draft,
         "draft_tokens": request.tokens,
@@ -136,7 +140,7 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
             "not those without"
         )
     if facts["problem"]:
-        yield f"drafting  given up: {facts['problem']}"
+        yield f"drafting  {facts['draft']} was given up: {facts['problem']}"
     length = facts["acceptance_length"]
     if length is None:
         return

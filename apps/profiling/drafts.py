@@ -14,7 +14,7 @@ from edge.apps.profiling.measure import Say, in_turn
 from edge.apps.profiling.statistics import Ratio, percentile, ratio
 from edge.apps.profiling.stopwatch import TimedEngine, timed
 from edge.apps.profiling.theory import Prices, expected_speedup
-from edge.errors import InputError
+from edge.errors import EdgeError, InputError
 from edge.runtime.model import Model
 from edge.runtime.speculate.decode import Speculation
 from edge.runtime.speculate.vocabulary import shared_ids
@@ -94,7 +94,8 @@ class Drafted:
 
     Attributes:
         runs_cost: whether drafts cost steps of the drafter's, one for each depth, so that the
-            formula's c means something: not so of a drafter that goes through text.
+            formula's c means something: not so of a drafter that goes through text, or was given
+            up.
     """
 
     request: Request
@@ -260,11 +261,18 @@ def compare(
 
     def measure(repetitions: int, warmup: int, say: Say) -> Drafted:
         sides = contest.answers(repetitions, warmup, say)
-        shapes = sides[request.draft].speculation.shapes
+        found = sides[request.draft].speculation
         say("runs of both models, one by one")
-        engine = None if draft == "ngram" else draft.engine
-        costs = measure_costs(model.engine, engine, shapes, 5 * repetitions + 10)
-        return Drafted(request, sides[NONE], sides[request.draft], costs, steps_ahead(model, draft))
+        engine, count = None if draft == "ngram" else draft.engine, 5 * repetitions + 10
+        try:
+            costs = measure_costs(model.engine, engine, found.shapes, count)
+        except EdgeError:
+            if not found.problem:
+                raise
+            # the drafter was given up for what its runs fail of here too
+            costs = measure_costs(model.engine, None, found.shapes, count)
+        runs_cost = steps_ahead(model, draft) and not found.problem
+        return Drafted(request, sides[NONE], sides[request.draft], costs, runs_cost)
 
     return measure
 

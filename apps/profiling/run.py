@@ -116,7 +116,7 @@ def profile(request: Request, say: Say = lambda text: None) -> Result:
         say(f"loading {bundle}")
         sides[name] = _load(request, bundle, engine, plan, longest, sides.get(THIS))
     runners = {name: side.subject for name, side in sides.items() if side.subject}
-    drafting = _drafting(request, sides[THIS])
+    drafting = _drafting(request, sides[THIS], notes)
     others, before = OtherLoad(), conditions()
     gpu = Gpu.find()
     with ExitStack() as stack:
@@ -216,7 +216,9 @@ def _load(
     return Side(subject.facts() | {"peak_memory_bytes": peak, "memory": memory}, subject)
 
 
-def _drafting(request: Request, side: Side) -> Callable[[int, int, Say], drafts.Drafted] | None:
+def _drafting(
+    request: Request, side: Side, notes: list[str]
+) -> Callable[[int, int, Say], drafts.Drafted] | None:
     """What measures drafting, where that is asked for; its memory is taken before the times."""
     if request.draft is None or side.subject is None:
         return None
@@ -226,7 +228,11 @@ def _drafting(request: Request, side: Side) -> Callable[[int, int, Say], drafts.
     if drafter is None:
         return None
     sampling = {"temperature": request.temperature, "max_tokens": request.generated, "seed": 0}
-    return drafts.compare(side.subject.model, drafter, request.draft, sampling)
+    model = side.subject.model
+    if said := draft_options.of_itself(model, drafter):
+        notes.append(said.removeprefix("note: "))
+    with draft_options.named():
+        return drafts.compare(model, drafter, request.draft, sampling)
 
 
 def _sources(sides: Mapping[str, Side], gpu: Gpu | None) -> list[Source]:

@@ -199,7 +199,8 @@ class Worker:
 
     def _tell_of(self, result: GenerationResult) -> None:
         """Log that drafts were given up, which answers do not show; not again in every answer."""
-        problem = result.speculation.problem if result.speculation else ""
-        if problem and problem != self._given_up:
-            print(f"drafting given up: {problem}", file=sys.stderr, flush=True)
+        drafted = result.speculation
+        problem = drafted.problem if drafted else ""
+        if drafted and problem and problem != self._given_up:
+            print(f"{drafted.drafter} given up: {problem}", file=sys.stderr, flush=True)
         self._given_up = problem
