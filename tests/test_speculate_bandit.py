@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edge.runtime.speculate.bandit import Bandit
-from edge.runtime.speculate.estimates import Acceptance
-from edge.runtime.speculate.policy import Round
+from edge.runtime.speculate.estimates import Acceptance, Shift
+from edge.runtime.speculate.policy import NO_OUTLOOK, Round
 from edge.runtime.speculate.shape import NO_DRAFT, Shape
 
 CHAINS = tuple(Shape.of_chain(length) for length in (1, 2, 3, 4, 6))
@@ -91,7 +91,7 @@ def _play(bandit: Bandit, world: World, rounds: int, seed: int) -> float:
     rng = np.random.default_rng(seed)
     seconds = tokens = 0.0
     for _ in range(rounds):
-        shape = bandit.choose()
+        shape = bandit.choose(NO_OUTLOOK)
         bandit.learn(world.play(shape, rng))
         seconds, tokens = seconds + sum(world.seconds(shape)), tokens + world.tokens(shape)
     return seconds / tokens
@@ -165,31 +165,31 @@ def test_one_shape_tells_of_the_others() -> None:
     rng = np.random.default_rng(2)
     world = World(0.8, run=0.1, token=0.05, deeper=0.9)
     for _ in range(300):
-        acceptance.learn(world.play(Shape.of_chain(4), rng))
+        acceptance.learn(world.play(Shape.of_chain(4), rng), Shift())
     for length in (1, 2, 3, 4):
         chain = Shape.of_chain(length)
-        assert acceptance.tokens(chain) == pytest.approx(world.tokens(chain), abs=0.35)
-    assert acceptance.rate(0, 0) == pytest.approx(0.8, abs=0.15)
+        assert acceptance.tokens(chain, Shift()) == pytest.approx(world.tokens(chain), abs=0.35)
+    assert acceptance.rate(0, 0).value == pytest.approx(0.8, abs=0.15)
     # never seen, assumed half as likely again
-    assert acceptance.tokens(Shape((2, 1))) > acceptance.tokens(Shape.of_chain(2))
+    assert acceptance.tokens(Shape((2, 1)), Shift()) > acceptance.tokens(Shape.of_chain(2), Shift())
     for _ in range(300):
-        acceptance.learn(world.play(Shape((3, 1)), rng))
-    assert acceptance.rate(0, 1) == pytest.approx(0.4, abs=0.2)
-    assert acceptance.rate(0, 2) == pytest.approx(0.2, abs=0.2)
+        acceptance.learn(world.play(Shape((3, 1)), rng), Shift())
+    assert acceptance.rate(0, 1).value == pytest.approx(0.4, abs=0.2)
+    assert acceptance.rate(0, 2).value == pytest.approx(0.2, abs=0.2)
 
 
 def test_a_draft_that_came_out_short_counts_against_longer_ones() -> None:
     acceptance = Acceptance()
     for _ in range(50):  # one token, which stood, of the four that were asked for
-        acceptance.learn(Round(Shape.of_chain(4), 1, (1, 0), (0,), 0.1, 1.0))
-    assert acceptance.rate(0, 0) > 0.9 and acceptance.rate(1, 0) < 0.1
+        acceptance.learn(Round(Shape.of_chain(4), 1, (1, 0), (0,), 0.1, 1.0), Shift())
+    assert acceptance.rate(0, 0).value > 0.9 and acceptance.rate(1, 0).value < 0.1
 
 
 def test_a_drafter_that_mostly_has_nothing_to_say_is_asked_while_asking_is_free() -> None:
     for in_vain, asked in ((0.001, True), (0.5, False)):
-        bandit, rng = Bandit(CHAINS[2:]), np.random.default_rng(1)
+        bandit, rng = Bandit(CHAINS), np.random.default_rng(1)
         for _ in range(400):
-            shape = bandit.choose()
+            shape = bandit.choose(NO_OUTLOOK)
             if shape.nodes and rng.random() < 0.9:
                 bandit.learn(Round(shape, 0, (0,), (), in_vain, 1.0))
             else:
@@ -207,7 +207,7 @@ def test_a_cold_first_step_does_not_make_drafts_look_good() -> None:
 def test_one_round_that_took_for_ever_is_forgotten() -> None:
     bandit = Bandit(ARMS)
     _play(bandit, PAYS, 200, 1)
-    best = bandit.choose()
+    best = bandit.choose(NO_OUTLOOK)
     done = PAYS.play(best, np.random.default_rng(3))
     bandit.learn(Round(best, done.nodes, done.offered, done.ranks, 1000.0, 1000.0))
     assert _play(bandit, PAYS, 100, 2) < 1.15 * PAYS.price(_best(PAYS))

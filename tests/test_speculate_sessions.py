@@ -175,14 +175,33 @@ def test_refusals() -> None:
 def _propose(drafter: NgramDrafter, tokens: list[int], count: int = 3) -> tuple[int, ...]:
     sampler = Sampler(SamplingParams(temperature=0))
     drafter.begin()
+    drafter.outlook(tokens[:-1], tokens[-1])
     return drafter.propose(tokens[:-1], tokens[-1], Shape.of_chain(count), sampler, []).tokens
 
 
 def test_ngrams_follow_the_text_and_forget_what_was_taken_back() -> None:
-    drafter = NgramDrafter()
+    drafter = NgramDrafter(7)
     assert _propose(drafter, [1, 2, 3]) == ()
     assert _propose(drafter, [1, 2, 3, 9, 1, 2]) == (3, 9, 1)
     assert _propose(drafter, [1, 2, 3, 9, 1, 2, 7, 1, 2]) == (7, 1, 2), "the latest one counts"
     assert _propose(drafter, [1, 2, 3, 9, 1, 2, 7, 1, 2], 1) == (7,)
     assert _propose(drafter, [8, 3, 9, 1, 2]) == (), "another text"
     assert _propose(drafter, [8, 3, 9, 1, 2, 3, 9]) == (1, 2, 3)
+
+
+def test_a_text_that_goes_round_in_a_circle_is_taken_to_go_on_so() -> None:
+    drafter = NgramDrafter(7)
+    assert _propose(drafter, [5, 1, 2, 3, 1, 2, 3], 7) == (1, 2, 3, 1, 2, 3, 1)
+    assert _propose(drafter, [5, 4, 4, 4], 5) == (4, 4, 4, 4, 4)
+
+
+def test_ngrams_say_beforehand_how_much_matches_and_what_followed() -> None:
+    drafter = NgramDrafter(3)
+    text = [7, 1, 2, 3, 4, 5, 6, 8]
+    drafter.begin()
+    assert drafter.outlook(text[:-1], text[-1]).found == ()
+    for matched in (2, 3, 4, 5, 6):
+        said = [*text, 9, *text[7 - matched : 7]]
+        drafter.begin()
+        outlook = drafter.outlook(said[:-1], said[-1])
+        assert (outlook.matched, outlook.found) == (matched, (8, 9, said[9]))

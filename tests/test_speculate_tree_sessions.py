@@ -307,7 +307,7 @@ def test_what_the_bandit_has_learned_stays_with_the_session() -> None:
         drafting.undo()
     assert pulls == sorted(set(pulls))
     # the first answer steps once, to know what a step costs; later ones know
-    assert policy._costs.step.count > 0
+    assert policy._experience.costs.step.count > 0
     attention = model("gpt_neox").session(draft=model("llama"))._drafting.policy
     assert all(arm.chain for arm in attention.arms)
 

@@ -1,112 +1,167 @@
-"""Finding the shape of drafts that is quickest, or that none is."""
+"""Finding the shape of drafts that is quickest, and who drafts them, or that none is."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from edge.runtime.speculate.estimates import Acceptance, Costs, Mean
-from edge.runtime.speculate.policy import Policy, Round
-from edge.runtime.speculate.shape import NO_DRAFT, Shape
+from edge.runtime.speculate.estimates import Acceptance, Costs, Mean, Repetition, Shift
+from edge.runtime.speculate.policy import Outlook, Policy, Round
+from edge.runtime.speculate.shape import LOOK_UP, NO_DRAFT, Shape
+
+
+class Lessons:
+    """What was learned in answers of one temperature, or of all above 0.
+
+    Attributes:
+        weight: arm → rounds of it, of which those long ago count less.
+        assumed: as many of each before anything was tried, likewise.
+        found: of rounds in which a model was asked, whether it had something to say.
+    """
+
+    def __init__(self) -> None:
+        self.acceptance = Acceptance()
+        self.repetition = Repetition()
+        self.weight: dict[Shape, float] = {}
+        self.assumed = 1.0
+        self.found = Mean(1.0, 1.0)
+
+
+class Experience:
+    """What all sessions of a target and a drafter have learned. Threads may share it: what two of
+    them write at the same moment is lost once, of one of them.
+    """
+
+    def __init__(self) -> None:
+        self.costs = Costs()
+        self.greedy = Lessons()
+        self.sampled = Lessons()
 
 
 class Bandit(Policy):
-    """UCB1 over shapes, not drafting among them, that predicts what it has not tried.
+    """Takes the arm whose tokens are expected to be cheapest: a look-up's drafts, a model's, or no
+    draft, which costs a step.
 
-    Mamba Drafters, section 3.2: each round is a pull of a multi-armed bandit with the bound of
-    equation 1 and the reward of equation 2, r = -(1/N + λ·γ/N). N tokens come out of a round, the
-    target's own one counted, so that it is never 0; γ tokens were drafted; λ is what a drafted
-    token costs in target runs. Here both costs are measured instead of assumed: r = -(a round's
-    seconds / a step's seconds) / N, which is equation 2 where a verification costs one step. Not
-    to draft has r = -1 by definition.
-
-    An answer is often shorter than it takes to try every arm. So the mean of an arm's own rounds
-    counts only beside a prediction from all rounds (`estimates`), and every round counts a little
-    as a pull of each arm that drafts. Whether to draft at all is decided first, with the pulls of
-    all of them: where drafting does not pay, one arm now and then finds out, the cheapest, and not
-    each of them.
+    Mamba Drafters, section 3.2, pulls each arm once and then goes by the mean reward
+    r = -(1/N + λ·γ/N) of its rounds (equation 2) and a bonus for arms that were seldom pulled
+    (equation 1). Here -r is predicted, for arms that were never pulled too, from what all rounds
+    have shown of acceptance and of costs (`estimates`): a round's expected seconds by its expected
+    tokens. The bonus is for arms of a model alone: what a look-up would have said is compared with
+    what came, whether it was asked or not.
 
     Attributes:
         arms: the shapes, `NO_DRAFT` first.
         pulls: how often each was chosen, all told.
     """
 
-    # λ of the bound in equation 1; rewards here lie between -2 and -0.2, not in [0, 1]
-    EXPLORATION = 0.06
-    # weight of a round after one more: about the last seventy count
-    MEMORY = 0.985
-    # of a pull, for each other arm that drafts
+    # how much cheaper than predicted an arm may be after one pull
+    DOUBT = 0.05
+    # weight of a pull after one more round
+    MEMORY = 0.99
+    # of a pull, for each other arm of a model
     SHARED = 0.1
-    # rounds of an arm against the tokens that are predicted for it
-    PREDICTED = 15.0
-    # plain steps after which rewards are computed anew: they change little, and it takes 30 µs
+    # a drafting model that has to read many tokens is asked more than once afterwards
+    AT_ONCE = 8
+    OFTEN = 3.0
+    # rounds without a model's draft after which its prices are computed anew: it takes 30 µs
     REFRESHED = 16
 
-    def __init__(self, arms: Sequence[Shape]) -> None:
+    def __init__(
+        self, arms: Sequence[Shape], experience: Experience | None = None, exact: bool = True
+    ) -> None:
+        """`experience`: of earlier sessions, which this one adds to. `exact`: whether a token
+        stands just where the target says it.
+        """
         self.arms = (NO_DRAFT, *(arm for arm in dict.fromkeys(arms) if arm.nodes))
         self.pulls = dict.fromkeys(self.arms, 0)
-        self._weight = dict.fromkeys(self.arms, 0.0)
-        self._tokens = {arm: Mean() for arm in self.arms}
-        self._acceptance = Acceptance()
-        self._costs = Costs()
-        # of rounds in which a drafter was asked: whether it had something to say
-        self._found = Mean(1.0, 1.0)
-        self._in_vain = Mean()
-        self._rewards: dict[Shape, float] = {}
+        self._look_ups = sorted(
+            (arm for arm in self.arms[1:] if arm.source == LOOK_UP), key=lambda arm: arm.depth
+        )
+        self._models = [arm for arm in self.arms[1:] if arm.source != LOOK_UP]
+        self._experience = Experience() if experience is None else experience
+        self._exact = exact
+        self._prices: list[tuple[Shape, float, float]] = []
+        self.begin(True)
 
-    def choose(self) -> Shape:
-        drafts = self.arms[1:]
-        # all is compared with steps
-        if not drafts or self._costs.step.count < Mean.FEW:
+    def begin(self, greedy: bool) -> None:
+        """See `Policy.begin`: what was usual before is expected again."""
+        self._lessons = self._experience.greedy if greedy else self._experience.sampled
+        self._copying, self._drafting = Shift(), Shift()
+        self._stale = self.REFRESHED
+
+    def choose(self, outlook: Outlook) -> Shape:
+        costs = self._experience.costs
+        if costs.step.count < Mean.FEW:  # all is compared with steps
             return NO_DRAFT
-        total = sum(self._weight.values())
-        drafted = total - self._weight[NO_DRAFT]
-        if not self._rewards:
-            self._rewards = {arm: self.reward(arm) for arm in drafts}
-        rewards = self._rewards
-        if drafted and (
-            max(rewards.values()) + self._spread(drafted, total)
-            < -1 + self._spread(self._weight[NO_DRAFT], total)
-        ):
-            return NO_DRAFT
-        if not drafted:  # a chain says most about the others, and its price is known best
-            return max((arm for arm in drafts if arm.chain), key=rewards.__getitem__)
+        best, lowest = NO_DRAFT, costs.step.value
+        if outlook.found and self._look_ups:
+            best, lowest = self._looking_up(outlook, lowest)
+        if self._stale >= self.REFRESHED:
+            self._prices = [self._price(arm) for arm in self._models]
+            self._stale = 0
+        more = outlook.behind - 1
+        read = costs.read * (min(more, self.AT_ONCE) + max(0, more - self.AT_ONCE) / self.OFTEN)
+        for arm, seconds, tokens in self._prices:
+            price = (seconds + read) / tokens
+            if price < lowest:
+                best, lowest = arm, price
+        return best
 
-        def bound(arm: Shape) -> float:
-            pulls = self._weight[arm] + self.SHARED * (drafted - self._weight[arm])
-            return rewards[arm] + self._spread(pulls, total)
+    def _looking_up(self, outlook: Outlook, lowest: float) -> tuple[Shape, float]:
+        """(the arm, its seconds a token), if they are fewer than `lowest`."""
+        found, best, costs = len(outlook.found), NO_DRAFT, self._experience.costs
+        longest = min(found, self._look_ups[-1].depth)
+        tokens = self._lessons.repetition.tokens(outlook.matched, longest, self._copying)
+        for arm in self._look_ups:
+            if arm.depth > found:
+                break
+            price = costs.verify(True, arm.depth) / tokens[arm.depth]
+            if not self._exact:
+                price *= self._doubted(arm, self._look_ups)
+            if price < lowest:
+                best, lowest = arm, price
+        return best, lowest
 
-        return max(drafts, key=bound)
+    def _price(self, arm: Shape) -> tuple[Shape, float, float]:
+        """(the arm, expected seconds of a round, expected tokens)."""
+        costs = self._experience.costs
+        found = self._lessons.found.value
+        seconds = found * (costs.draft(arm) + costs.verify(arm.chain, arm.nodes))
+        seconds += (1 - found) * (costs.in_vain.value + costs.step.value)
+        tokens = found * self._lessons.acceptance.tokens(arm, self._drafting) + 1 - found
+        return arm, seconds * self._doubted(arm, self._models), tokens
 
-    def _spread(self, pulls: float, total: float) -> float:
-        return self.EXPLORATION * math.sqrt(2 * math.log(max(total, 2.0)) / max(pulls, 1e-9))
-
-    def reward(self, arm: Shape) -> float:
-        """-(seconds a token takes) / (seconds of a step), expected of the next round; a step must
-        have been seen.
-        """
-        step = self._costs.step.value
-        if not arm.nodes:
-            return -1.0
-        tokens = self._tokens[arm].toward(self._acceptance.tokens(arm), self.PREDICTED)
-        found = self._found.value
-        seconds = found * self._costs.seconds(arm) + (1 - found) * (self._in_vain.value + step)
-        return -seconds / (found * tokens + 1 - found) / step
+    def _doubted(self, arm: Shape, others: Sequence[Shape]) -> float:
+        weight = self._lessons.weight
+        own = weight.get(arm, 0.0)
+        shared = sum(weight.get(other, 0.0) for other in others) - own
+        pulls = self._lessons.assumed + own + self.SHARED * shared
+        return max(0.0, 1 - self.DOUBT / math.sqrt(max(pulls, 1e-4)))
 
     def learn(self, done: Round) -> None:
-        arm = done.asked
-        for other in self.arms:
-            self._weight[other] *= self.MEMORY
-        self._weight[arm] += 1
+        arm, lessons = done.asked, self._lessons
+        lessons.assumed *= self.MEMORY
+        for other in lessons.weight:
+            lessons.weight[other] *= self.MEMORY
+        lessons.weight[arm] = lessons.weight.get(arm, 0.0) + 1
         self.pulls[arm] += 1
-        self._costs.learn(done)
-        if arm.nodes or self._costs.step.count < Mean.LIMIT or not self.pulls[arm] % self.REFRESHED:
-            self._rewards = {}
-        if not arm.nodes:
-            return
-        self._found.add(done.nodes > 0)
-        if not done.nodes:
-            self._in_vain.add(done.draft_s)
-            return
-        self._tokens[arm].add(len(done.ranks) + 1)
-        self._acceptance.learn(done)
+        self._experience.costs.learn(done)
+        self._stale += 1
+        if stood := self._copied(done):
+            lessons.repetition.learn(done.outlook.matched, stood, self._copying)
+        if arm.nodes and arm.source != LOOK_UP:
+            self._experience.costs.learn_draft(done)
+            lessons.found.add(done.nodes > 0)
+            if done.nodes:
+                lessons.acceptance.learn(done, self._drafting)
+            self._stale = self.REFRESHED
+
+    def _copied(self, done: Round) -> list[bool]:
+        """Which tokens of a look-up stood, or would have, up to the first that did not."""
+        if done.nodes and done.asked.source == LOOK_UP:
+            stood = len(done.ranks)
+            return [True] * stood + [False] * (stood < done.nodes)
+        if not self._exact:
+            return []
+        same = [a == b for a, b in zip(done.outlook.found, done.came, strict=False)]
+        return same[: same.index(False) + 1] if False in same else same

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
 
 from edge.errors import InputError
 from edge.runtime.context import Context
 from edge.runtime.engine import MAX_WINDOW
-from edge.runtime.speculate.bandit import Bandit
-from edge.runtime.speculate.draft import Drafting
+from edge.runtime.speculate.bandit import Bandit, Experience
+from edge.runtime.speculate.combined import CombinedDrafter
+from edge.runtime.speculate.draft import Drafter, Drafting
 from edge.runtime.speculate.model_drafter import ModelDrafter, batch_sizes
 from edge.runtime.speculate.ngram import NgramDrafter
 from edge.runtime.speculate.policy import Fixed, Policy
-from edge.runtime.speculate.rule import rule_of
-from edge.runtime.speculate.shape import Shape
+from edge.runtime.speculate.rule import EXACT, Rule, rule_of
+from edge.runtime.speculate.shape import LOOK_UP, Shape
 from edge.runtime.speculate.text import writes_text
 from edge.runtime.speculate.text_drafter import BACK, TextDrafter
 from edge.runtime.speculate.vocabulary import Vocabulary, shared_ids
@@ -24,13 +26,20 @@ if TYPE_CHECKING:
     from edge.runtime.model import Model
 
 MAX_DRAFT_TOKENS = 64
-# what the bandit chooses among; a look-up costs nothing, so its drafts may be longer
+# what the bandit chooses among
 _CHAINS = (1, 2, 3, 4, 6)
 _TREES = ((2, 1), (2, 1, 1, 1), (3, 2, 1))
-_NGRAM_CHAINS = (3, 7)
+# a look-up costs nothing, and says beforehand how long its draft will be
+_LOOK_UPS = (1, 2, 3, 5, 7)
+_LONG_LOOK_UPS = (11, 15)
 _BYTE_CHAINS = (3, 6, 10, 15)
 # bytes of a word, about: how much more or less a drafter of bytes steps
 _WORD = 4
+
+# target → drafter → name of a rule: for as long as both models are there
+_EXPERIENCES: WeakKeyDictionary[Model, WeakKeyDictionary[Model, dict[str, Experience]]] = (
+    WeakKeyDictionary()
+)
 
 
 def drafting(
@@ -44,9 +53,10 @@ def drafting(
     """What a session drafts with; None for nothing.
 
     `tokens`: of every draft; `tree`: children at each depth of it. Neither leaves the shape to a
-    bandit, which may choose not to draft. `accept`: by which rule drafted tokens stand. Raises
-    InputError: out of range, or both; no rule there is; a tree from a drafter that says one thing
-    only; a drafting model of another tokenizer that there is no way to by text.
+    bandit, which may choose not to draft, or to look up what a model would draft. `accept`: by
+    which rule drafted tokens stand. Raises InputError: out of range, or both; no rule there is; a
+    tree from a drafter that says one thing only; a drafting model of another tokenizer that there
+    is no way to by text.
     """
     fixed, rule = _fixed(tokens, tree), rule_of(accept)
     if draft is None:
@@ -61,19 +71,23 @@ def drafting(
     if draft == "ngram":
         if trees:
             raise _one_thing("ngram")
-        shapes = [fixed] if fixed else [Shape.of_chain(length) for length in _NGRAM_CHAINS]
-        return Drafting(NgramDrafter(), _policy(fixed, shapes), _window(shapes), rule)
+        shapes = [Shape(fixed.branches, LOOK_UP)] if fixed else _look_ups(target)
+        looking, policy = _ngram(shapes), _policy(fixed, shapes, target, target, rule)
+        return Drafting(looking, policy, _window(shapes), rule)
     shared = shared_ids(target.tokenizer, draft.tokenizer)
     if trees and not shared:
         raise _one_thing(f"{draft.path.name}, which has another tokenizer,")
     shapes = [fixed] if fixed else _arms(target, draft, shared)
     longest = max(shape.depth for shape in shapes)
-    drafter = (
+    drafter: Drafter = (
         _model_drafter(target, draft, shared, shapes, capacity)
         if shared
         else _text_drafter(target, draft, longest, capacity)
     )
-    return Drafting(drafter, _policy(fixed, shapes), _window(shapes), rule)
+    if not fixed:
+        looked_up = _look_ups(target)
+        drafter, shapes = CombinedDrafter(drafter, _ngram(looked_up)), [*shapes, *looked_up]
+    return Drafting(drafter, _policy(fixed, shapes, target, draft, rule), _window(shapes), rule)
 
 
 def _fixed(tokens: int | None, tree: Sequence[int] | None) -> Shape | None:
@@ -110,8 +124,27 @@ def _one_thing(name: str) -> InputError:
                       remedy="draft_tokens, or a bundle of the same tokenizer")  # fmt: skip
 
 
-def _policy(fixed: Shape | None, shapes: Sequence[Shape]) -> Policy:
-    return Fixed(fixed) if fixed else Bandit(shapes)
+def _policy(
+    fixed: Shape | None, shapes: Sequence[Shape], target: Model, draft: Model, rule: Rule
+) -> Policy:
+    if fixed:
+        return Fixed(shapes[0])
+    return Bandit(shapes, _experience(target, draft, rule), exact=rule is EXACT)
+
+
+def _experience(target: Model, draft: Model, rule: Rule) -> Experience:
+    """What earlier sessions of this pair have learned; `draft` is the target itself for look-up."""
+    drafts = _EXPERIENCES.setdefault(target, WeakKeyDictionary())
+    return drafts.setdefault(draft, {}).setdefault(rule.name, Experience())
+
+
+def _ngram(shapes: Sequence[Shape]) -> NgramDrafter:
+    return NgramDrafter(max(shape.depth for shape in shapes))
+
+
+def _look_ups(target: Model) -> list[Shape]:
+    lengths = _LOOK_UPS + _LONG_LOOK_UPS if target.tokenizer.kind == "bytes" else _LOOK_UPS
+    return [Shape.of_chain(length, LOOK_UP) for length in lengths]
 
 
 def _window(shapes: Sequence[Shape]) -> int:

@@ -10,9 +10,9 @@ from edge.errors import EdgeError
 from edge.runtime.context import Context, Logits
 from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
-from edge.runtime.speculate.policy import Policy, Round
+from edge.runtime.speculate.policy import Outlook, Policy, Round
 from edge.runtime.speculate.rule import EXACT, Row, Rule
-from edge.runtime.speculate.shape import NO_DRAFT, Shape
+from edge.runtime.speculate.shape import NO_DRAFT, DraftSource, Shape
 
 
 @dataclass
@@ -69,6 +69,16 @@ class Plain:
 
 
 @dataclass
+class Share:
+    """What one source of drafts did: see `Speculation`."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    shapes: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+
+@dataclass
 class Speculation:
     """What drafting did during one answer.
 
@@ -79,6 +89,7 @@ class Speculation:
         steps: tokens that came from plain steps instead.
         draft_s, verify_s: seconds in the drafter, and in the target's verifying runs.
         shapes: branches of the draft asked for → how many rounds.
+        sources: the same of each source that drafted.
         problem: why the drafter was given up, "" while it works.
         accept: by which rule drafted tokens stood: `exact`, or the likes of `top-3`, which lose.
     """
@@ -91,6 +102,7 @@ class Speculation:
     draft_s: float = 0.0
     verify_s: float = 0.0
     shapes: dict[tuple[int, ...], int] = field(default_factory=dict)
+    sources: dict[DraftSource, Share] = field(default_factory=dict)
     problem: str = ""
     accept: str = "exact"
 
@@ -123,12 +135,14 @@ class Speculative:
     def tokens(self, logits: Logits) -> Iterator[int]:
         source, context = self._source, self._source.context
         self._drafter.begin()
+        self._policy.begin(source.sampler.params.temperature == 0)
         token = source.sampler(source.allowed(logits), source.recent)
         while True:
             context.pending = self._last = token
             yield token
-            asked, shape = self._shape()
             began = time.perf_counter()
+            outlook = self._drafter.outlook(context.tokens, token)
+            asked, shape = self._shape(outlook)
             draft = self._draft(token, shape)
             drafted = time.perf_counter()
             path, following = self._verify(token, draft)
@@ -138,6 +152,8 @@ class Speculative:
                 *draft.standing(path),
                 drafted - began,
                 time.perf_counter() - drafted,
+                outlook,
+                (*(draft.tokens[node] for node in path), following),
             )
             self._count(done)
             # what the end of an answer cut short says nothing of the shape, nor does a failure
@@ -158,7 +174,7 @@ class Speculative:
             self._source.context.pending = self._last
             self._ahead = 0
 
-    def _shape(self) -> tuple[Shape, Shape]:
+    def _shape(self, outlook: Outlook) -> tuple[Shape, Shape]:
         """(what the policy chose, how much of it answer, window and KV caches have room for)."""
         if self.figures.problem:
             return NO_DRAFT, NO_DRAFT
@@ -167,7 +183,7 @@ class Speculative:
         if context.state.capacity is not None:
             # with drafted tokens in them the caches must not look full: that would end the answer
             room = min(room, context.state.capacity - len(context.tokens) - 2)
-        chosen = self._policy.choose()
+        chosen = self._policy.choose(outlook)
         # one token more than the draft is deep comes out of a round
         return chosen, chosen.within(self._source.remaining() - 1, room)
 
@@ -220,9 +236,10 @@ class Speculative:
         if not done.nodes:
             figures.steps += 1
             return
-        figures.rounds += 1
-        figures.drafted += done.nodes
-        figures.accepted += len(done.ranks)
         figures.verify_s += done.verify_s
         branches = done.asked.branches
-        figures.shapes[branches] = figures.shapes.get(branches, 0) + 1
+        for share in (figures, figures.sources.setdefault(done.asked.source, Share())):
+            share.rounds += 1
+            share.drafted += done.nodes
+            share.accepted += len(done.ranks)
+            share.shapes[branches] = share.shapes.get(branches, 0) + 1

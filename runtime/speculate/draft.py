@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edge.runtime.distribution import Distribution
 from edge.runtime.sampling import Sampler
-from edge.runtime.speculate.policy import Policy
+from edge.runtime.speculate.policy import NO_OUTLOOK, Outlook, Policy
 from edge.runtime.speculate.shape import Shape
 
 if TYPE_CHECKING:
@@ -72,6 +72,12 @@ class Drafter(Protocol):
         pending one first: none but the new ones need be looked at. Now any may have changed.
         """
         return
+
+    def outlook(self, tokens: Sequence[int], pending: int) -> Outlook:
+        """What is known without drafting; comes before each call of `propose`, with the same
+        tokens.
+        """
+        return NO_OUTLOOK
 
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from edge.runtime.speculate.policy import Round
 from edge.runtime.speculate.shape import Shape
+
+ONE = Shape.of_chain(1)
 
 
 @dataclass
@@ -22,14 +25,18 @@ class Mean:
 
     value: float = 0.0
     count: float = 0.0
+    _first: list[float] = field(default_factory=list)
 
     def add_seconds(self, value: float) -> None:
-        """The first runs are slower than those after them: of the first three the least counts."""
-        if 0 < self.count < self.FEW:
-            self.value = value = min(self.value, value)
-        elif self.count:
-            value = min(value, self.OUTLIER * self.value)
-        self.add(value)
+        """The first runs may be slower than those after them: of the first three the middle one
+        counts, of two the lesser.
+        """
+        if len(self._first) < self.FEW:
+            self._first = sorted([*self._first, value])
+            self.count += 1
+            self.value = self._first[(len(self._first) - 1) // 2]
+        else:
+            self.add(min(value, self.OUTLIER * self.value))
 
     def add(self, value: float) -> None:
         self.count = min(self.count + 1, self.LIMIT)
@@ -40,53 +47,105 @@ class Mean:
         return (self.value * self.count + other * weight) / (self.count + weight)
 
 
+class Slope:
+    """Seconds that each of several things takes, as a quotient of sums: one alone is lost in the
+    noise of what else was timed. It forgets: of about the last `LIMIT` times.
+    """
+
+    LIMIT = 70
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._things = 0.0
+
+    def add(self, seconds: float, things: int) -> None:
+        """`seconds` may be less than nothing, by noise."""
+        kept = 1 - 1 / self.LIMIT
+        self._seconds = kept * self._seconds + seconds
+        self._things = kept * self._things + things
+
+    def toward(self, other: float, things: float) -> float:
+        """What was seen, and as if `things` more had taken `other` each."""
+        seconds = self._seconds + other * things
+        return max(seconds / (self._things + things), 0.1 * other)
+
+
+class Rate(Mean):
+    """How often something stands, over many answers."""
+
+    LIMIT = 300
+
+
+class Shift:
+    """How much better than usual, or worse, a drafter does in this answer: what all its rates are
+    moved by, as logarithms of odds. One number, for an answer is over before there could be more.
+
+    It is normal with a mean of 0 before the answer begins; each token that stands or does not moves
+    it by a step of an extended Kalman filter. `CERTAIN` keeps it moving as a text goes on.
+    """
+
+    # standard deviation between answers: of the demonstration pair's, and of look-up's in them
+    BETWEEN = 0.7
+    CERTAIN = 30.0
+
+    def __init__(self) -> None:
+        self._by = 0.0
+        self._certainty = self.BETWEEN**-2
+
+    def of(self, rate: float) -> float:
+        odds = math.log(rate / (1 - rate)) + self._by
+        return 1 / (1 + math.exp(-odds))
+
+    def learn(self, rate: float, stood: bool) -> None:
+        """`rate`: the usual one."""
+        expected = self.of(rate)
+        information = expected * (1 - expected)
+        self._certainty = min(self._certainty + information, self.CERTAIN)
+        moved = self._by + (stood - expected) / self._certainty
+        self._by = min(max(moved, -4.0), 4.0)
+
+
+def _possible(rate: float) -> float:
+    """Nothing is certain: rates have odds."""
+    return min(max(rate, 0.02), 0.98)
+
+
 class Acceptance:
-    """How often a drafted token stands, by its depth and its rank among its siblings, given that
-    its parent stood and its earlier siblings did not.
+    """How often a token of a drafting model stands, by its depth and its rank among its siblings,
+    given that its parent stood and its earlier siblings did not.
 
     A chain of K says something of all chains and, for first children, of all trees; so a round of
     any shape lets the tokens of every other be predicted.
     """
 
     # before anything was seen, of the first child; of each next one half as often
-    FIRST = 0.6
-    # a depth of its own counts against all depths together after this many tries
-    POOLED = 4.0
+    FIRST = 0.5
+    # of so many tokens
+    BELIEVED = 4.0
 
     def __init__(self) -> None:
-        self._at: dict[tuple[int, int], Mean] = {}
-        self._anywhere: dict[int, Mean] = {}
-        self._rates: dict[tuple[int, int], float] = {}
+        self._rates: dict[tuple[int, int], Rate] = {}
 
-    def learn(self, done: Round) -> None:
-        self._rates.clear()
+    def rate(self, depth: int, rank: int) -> Rate:
+        """That of the depth above, until it is known better."""
+        found = self._rates.get((depth, rank))
+        if found is None:
+            value = self.rate(depth - 1, rank).value if depth else self.FIRST / 2.0**rank
+            found = Rate(value, self.BELIEVED)
+            self._rates[depth, rank] = found
+        return found
+
+    def learn(self, done: Round, shift: Shift) -> None:
         for depth, offered in enumerate(done.offered):
             stood = done.ranks[depth] if depth < len(done.ranks) else None
             if not offered and depth < done.asked.depth:
                 offered = 1  # a draft that ends early fails there
             for rank in range(offered if stood is None else stood + 1):
-                self._add(depth, rank, rank == stood)
+                rate = self.rate(depth, rank)
+                shift.learn(_possible(rate.value), rank == stood)
+                rate.add(rank == stood)
 
-    def _add(self, depth: int, rank: int, stood: bool) -> None:
-        self._at.setdefault((depth, rank), Mean()).add(stood)
-        self._anywhere.setdefault(rank, Mean(self._prior(rank), 2.0)).add(stood)
-
-    def _prior(self, rank: int) -> float:
-        return self.FIRST / 2.0**rank
-
-    def rate(self, depth: int, rank: int) -> float:
-        found = self._rates.get((depth, rank))
-        if found is None:
-            found = self._rates[depth, rank] = self._rate(depth, rank)
-        return found
-
-    def _rate(self, depth: int, rank: int) -> float:
-        anywhere = self._anywhere.get(rank)
-        pooled = self._prior(rank) if anywhere is None else anywhere.value
-        here = self._at.get((depth, rank))
-        return pooled if here is None else here.toward(pooled, self.POOLED)
-
-    def tokens(self, shape: Shape) -> float:
+    def tokens(self, shape: Shape, shift: Shift) -> float:
         """Expected tokens of a round: 1 + Σ over depths of Π over those down to it of P(one of the
         children stands).
         """
@@ -94,9 +153,48 @@ class Acceptance:
         for depth, branches in enumerate(shape.branches):
             refused = 1.0
             for rank in range(branches):
-                refused *= 1 - self.rate(depth, rank)
+                refused *= 1 - shift.of(_possible(self.rate(depth, rank).value))
             reached *= 1 - refused
             expected += reached
+        return expected
+
+
+class Repetition:
+    """How often what followed the last time follows again, by how many tokens matched before it.
+
+    A token that stands makes the match one longer, so one table does for all depths of a draft.
+    """
+
+    # a match of so many tokens or more
+    LONGEST = 16
+    # before anything was seen: of a match of two tokens, and for each token more
+    SHORT = 0.4
+    LONGER = 0.05
+    BELIEVED = 8.0
+
+    def __init__(self) -> None:
+        self._rates = [
+            Rate(min(self.SHORT + self.LONGER * (matched - 2), 0.95), self.BELIEVED)
+            for matched in range(self.LONGEST + 1)
+        ]
+
+    def _rate(self, matched: int) -> Rate:
+        return self._rates[min(matched, self.LONGEST)]
+
+    def learn(self, matched: int, stood: list[bool], shift: Shift) -> None:
+        """`stood`: of each token, up to the first that did not."""
+        for longer, this in enumerate(stood):
+            rate = self._rate(matched + longer)
+            shift.learn(_possible(rate.value), this)
+            rate.add(this)
+
+    def tokens(self, matched: int, depth: int, shift: Shift) -> list[float]:
+        """Expected tokens of rounds with chains of 0, 1, … `depth` tokens."""
+        expected = [1.0]
+        reached = 1.0
+        for longer in range(depth):
+            reached *= shift.of(_possible(self._rate(matched + longer).value))
+            expected.append(expected[-1] + reached)
         return expected
 
 
@@ -104,48 +202,72 @@ class Acceptance:
 class Costs:
     """Seconds of rounds that were not run, from those that were.
 
-    A drafter's time is taken to grow with its runs, one a depth, and a little with their batch; the
-    target's with the tokens beyond the first. Chains and trees are measured apart, and stand in for
-    one another where only one of them was run.
+    A drafting model's time is taken to grow with its runs, one a depth, a little with their batch,
+    and with the tokens that it has to read first; the target's with the tokens beyond the first.
+    Chains and trees are measured apart, and stand in for one another where only one was run.
 
     Attributes:
         step: of a plain step.
-        own: shape → of its whole rounds.
+        in_vain: of a drafting model that had nothing to say.
     """
 
-    # in steps, before anything was drafted: of a drafter's run, of a token more in the target's
-    RUN = 0.4
+    # in steps, before anything was drafted: of a drafter's run, of any verifying run beyond the
+    # step's own, of each of its tokens
+    RUN = 0.3
+    ANY = 0.06
     TOKEN = 0.1
-    # of a drafter's run, for every sequence of a batch beyond the first
+    # of a drafter's run: for every sequence of a batch beyond the first, for a token more to read
     SEQUENCE = 0.15
+    READ = 0.05
 
     step: Mean = field(default_factory=Mean)
-    own: dict[Shape, Mean] = field(default_factory=dict)
+    in_vain: Mean = field(default_factory=Mean)
     _run: dict[bool, Mean] = field(default_factory=lambda: {True: Mean(), False: Mean()})
-    _token: dict[bool, Mean] = field(default_factory=lambda: {True: Mean(), False: Mean()})
+    _token: dict[bool, Slope] = field(default_factory=lambda: {True: Slope(), False: Slope()})
+    _own: dict[tuple[bool, int], Mean] = field(default_factory=dict)
+    _read: Slope = field(default_factory=Slope)
 
     def learn(self, done: Round) -> None:
         if not done.nodes:
             self.step.add_seconds(done.verify_s)
             return
-        shape = done.asked
-        self.own.setdefault(shape, Mean()).add_seconds(done.draft_s + done.verify_s)
-        self._run[shape.chain].add_seconds(done.draft_s / self._runs(shape))
-        self._token[shape.chain].add(max(0.0, done.verify_s - self.step.value) / done.nodes)
+        shape, nodes = done.asked, done.nodes
+        # a process that was put to sleep says nothing
+        seconds = min(done.verify_s, Mean.OUTLIER * self.verify(shape.chain, nodes))
+        self._token[shape.chain].add(seconds - (1 + self.ANY) * self.step.value, nodes)
+        self._own.setdefault((shape.chain, nodes), Mean()).add(seconds)
+
+    def learn_draft(self, done: Round) -> None:
+        """The drafting model's part."""
+        if not done.nodes:
+            self.in_vain.add(done.draft_s)
+            return
+        runs, more = self._runs(done.asked), done.outlook.behind - 1
+        if more > 2:
+            expected = self.draft(done.asked) + self.read * more
+            seconds = min(done.draft_s, Mean.OUTLIER * expected)
+            self._read.add(seconds - self.draft(done.asked), more)
+        else:
+            self._run[done.asked.chain].add_seconds(done.draft_s / runs)
 
     def _runs(self, shape: Shape) -> float:
         batches = (1, *shape.widths[:-1])
         return sum(1 + self.SEQUENCE * (batch - 1) for batch in batches)
 
-    def seconds(self, shape: Shape) -> float:
-        """Of a round."""
-        run = self._known(self._run, shape.chain, self.RUN)
-        token = self._known(self._token, shape.chain, self.TOKEN)
-        predicted = self.step.value + run * self._runs(shape) + token * shape.nodes
-        own = self.own.get(shape)
-        return predicted if own is None else own.toward(predicted, 1.0)
+    def draft(self, shape: Shape) -> float:
+        """Of a drafting model that has read all but the pending token."""
+        assumed = self._run[not shape.chain].toward(self.RUN * self.step.value, 1.0)
+        return self._run[shape.chain].toward(assumed, 1.0) * self._runs(shape)
 
-    def _known(self, means: dict[bool, Mean], chain: bool, steps: float) -> float:
-        # by one round alone hardly anything is known: what was assumed counts as one more
-        assumed = means[not chain].toward(steps * self.step.value, 1.0)
-        return means[chain].toward(assumed, 1.0)
+    @property
+    def read(self) -> float:
+        """Of a token more that a drafting model has to read first."""
+        return self._read.toward(self.READ * self.draft(ONE), 20.0)
+
+    def verify(self, chain: bool, nodes: int) -> float:
+        """Of the target's run."""
+        assumed = self._token[not chain].toward(self.TOKEN * self.step.value, 3.0)
+        token = self._token[chain].toward(assumed, 3.0)
+        predicted = (1 + self.ANY) * self.step.value + token * nodes
+        own = self._own.get((chain, nodes))
+        return predicted if own is None else own.toward(predicted, 1.5)

@@ -10,22 +10,28 @@ import sys
 from collections.abc import Sequence
 
 from edge.runtime.sampling import Sampler
-from edge.runtime.speculate.draft import NOTHING, Draft
+from edge.runtime.speculate.draft import Draft, Drafter
+from edge.runtime.speculate.policy import NO_OUTLOOK, Outlook
 from edge.runtime.speculate.shape import Shape
 
-# a longer context that matches is better evidence; one token alone is hardly any
+# what a match is found by; one token alone is hardly any evidence
 _LENGTHS = (4, 3, 2)
+# tokens of a match that are counted
+_COUNTED = 16
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Remembers where each run of 2, 3 and 4 tokens last ended, in the prompt and the answer."""
 
     name = "ngram"
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int) -> None:
+        """`longest`: the most tokens of a draft."""
+        self._longest = longest
         self._tokens: list[int] = []
         self._ends: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in _LENGTHS}
         self._began = True
+        self._outlook = NO_OUTLOOK
 
     @property
     def nbytes(self) -> int:
@@ -35,23 +41,47 @@ class NgramDrafter:
         """See `Drafter.begin`."""
         self._began = True
 
-    def propose(
-        self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
-    ) -> Draft:
-        """See `Drafter.propose`: a chain, whatever the shape."""
-        self._follow(tokens, pending)
+    def outlook(self, tokens: Sequence[int], pending: int) -> Outlook:
+        """See `Drafter.outlook`."""
+        self.follow(tokens, pending)
         known = self._tokens
+        self._outlook = NO_OUTLOOK
         for length in _LENGTHS:
             end = self._ends[length].get(tuple(known[-length:]))
             if end is not None:
-                found = tuple(known[end : end + shape.depth])
-                return Draft(found, (None,) * len(found))
-        return NOTHING
+                self._outlook = Outlook(self._matched(end, length), self._following(end))
+                break
+        return self._outlook
 
-    def _follow(self, tokens: Sequence[int], pending: int) -> None:
-        """Take in what is new; begin again when what is known was taken back."""
+    def propose(
+        self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
+    ) -> Draft:
+        """See `Drafter.propose`: a chain, whatever the shape, of what `outlook` has found."""
+        found = self._outlook.found[: shape.depth]
+        return Draft(found, (None,) * len(found))
+
+    def _matched(self, end: int, length: int) -> int:
+        """How many tokens before `end` are those that the text ends in, of which `length` are."""
         known = self._tokens
-        if self._began and known != [*tokens, pending][: len(known)]:
+        most = min(_COUNTED, end)
+        while length < most and known[end - length - 1] == known[-length - 1]:
+            length += 1
+        return length
+
+    def _following(self, end: int) -> tuple[int, ...]:
+        """What came after `end`. Where the text is over before the draft is, the draft has begun
+        there: a text that goes round in a circle is taken to go on so.
+        """
+        found = self._tokens[end : end + self._longest]
+        if (short := self._longest - len(found)) > 0:
+            found += (found * (1 + short // len(found)))[:short]
+        return tuple(found)
+
+    def follow(self, tokens: Sequence[int], pending: int) -> bool:
+        """Take in what is new; begin again when what is known was taken back. Whether it was."""
+        known = self._tokens
+        other = self._began and known != [*tokens, pending][: len(known)]
+        if other:
             known.clear()
             for ends in self._ends.values():
                 ends.clear()
@@ -65,3 +95,4 @@ class NgramDrafter:
             for length, ends in self._ends.items():
                 if length <= end:
                     ends[tuple(known[end - length : end])] = end
+        return other

@@ -9,6 +9,24 @@ from edge.runtime.speculate.shape import Shape
 
 
 @dataclass(frozen=True)
+class Outlook:
+    """What is known before a drafter is asked.
+
+    Attributes:
+        matched: how many tokens, up to the pending one, a look-up has found said before.
+        found: what followed them then.
+        behind: tokens that a drafting model has yet to read, the pending one among them.
+    """
+
+    matched: int = 0
+    found: tuple[int, ...] = ()
+    behind: int = 1
+
+
+NO_OUTLOOK = Outlook()
+
+
+@dataclass(frozen=True)
 class Round:
     """What came of one draft, or of a plain step.
 
@@ -20,6 +38,8 @@ class Round:
             came out of the round than these.
         draft_s, verify_s: seconds in the drafter, and in the target's run and what it took to
             choose by it.
+        outlook: what was known before.
+        came: the tokens that came out of it.
     """
 
     asked: Shape
@@ -28,12 +48,18 @@ class Round:
     ranks: tuple[int, ...]
     draft_s: float
     verify_s: float
+    outlook: Outlook = NO_OUTLOOK
+    came: tuple[int, ...] = ()
 
 
 class Policy(Protocol):
     """Chooses the shape of the next draft and learns from how the round went."""
 
-    def choose(self) -> Shape:
+    def begin(self, greedy: bool) -> None:
+        """An answer begins; `greedy`: at temperature 0."""
+        return
+
+    def choose(self, outlook: Outlook) -> Shape:
         """What to draft; `NO_DRAFT` is a plain step."""
         ...
 
@@ -42,13 +68,13 @@ class Policy(Protocol):
         ...
 
 
-class Fixed:
+class Fixed(Policy):
     """The same shape in every round."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
 
-    def choose(self) -> Shape:
+    def choose(self, outlook: Outlook) -> Shape:
         return self._shape
 
     def learn(self, done: Round) -> None:

@@ -1,4 +1,4 @@
-"""What a policy chooses: how many children the nodes of a draft have at each depth."""
+"""What a policy chooses: how many children a draft's nodes have at each depth, and who drafts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import mul
+from typing import Literal
+
+DraftSource = Literal["model", "look-up"]
+MODEL: DraftSource = "model"
+LOOK_UP: DraftSource = "look-up"
 
 
 @dataclass(frozen=True)
@@ -15,13 +20,15 @@ class Shape:
     Attributes:
         branches: children of every node at each depth: (1, 1, 1) is a chain of three, (3, 2, 1) a
             tree of 3 + 6 + 6 nodes, () means not to draft.
+        source: who drafts, where a drafter is of both kinds.
     """
 
     branches: tuple[int, ...] = ()
+    source: DraftSource = MODEL
 
     @staticmethod
-    def of_chain(length: int) -> Shape:
-        return Shape((1,) * length)
+    def of_chain(length: int, source: DraftSource = MODEL) -> Shape:
+        return Shape((1,) * length, source)
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
@@ -53,7 +60,7 @@ class Shape:
             kept = kept[:-1]
         if not kept and self.branches and depth > 0 and nodes > 0:
             kept = (min(self.branches[0], nodes),)
-        return Shape(kept)
+        return Shape(kept, self.source)
 
     def __str__(self) -> str:
         if self.chain:
