@@ -60,10 +60,13 @@ class Transcript:
         """Bytes of the first `count` tokens."""
         return self.ends[count - 1] if count else 0
 
-    def follow(self, tokens: Sequence[int]) -> int:
-        """Become the transcript of `tokens`; how many of the bytes before stayed."""
-        kept = common_prefix(self.tokens, tokens, min(len(self.tokens), len(tokens)))
-        self.cut(kept)
+    def follow(self, tokens: Sequence[int], known: int = 0) -> int:
+        """Become the transcript of its first `known` tokens and `tokens`; how many of the bytes
+        before stayed.
+        """
+        held = self.tokens[known:]
+        kept = common_prefix(held, tokens, min(len(held), len(tokens)))
+        self.cut(known + kept)
         stayed = len(self.data)
         for token in tokens[kept:]:
             self.append(token)

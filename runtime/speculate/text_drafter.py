@@ -57,6 +57,7 @@ class TextDrafter(Drafter):
         self._heard = Transcript(target, control=b"\n")
         self._said = Transcript(own)
         self._agreed = 0  # bytes that both begin with, at least
+        self._began = True
 
     @property
     def name(self) -> str:
@@ -66,27 +67,37 @@ class TextDrafter(Drafter):
     def nbytes(self) -> int:
         return self._context.state.nbytes
 
+    def begin(self) -> None:
+        """See `Drafter.begin`."""
+        self._began = True
+
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
         """See `Drafter.propose`. Raises EngineError also for text that it cannot write."""
         context, said = self._context, self._said
-        self._agreed = min(self._agreed, self._heard.follow([*tokens, pending]))
+        self._hear(tokens, pending)
         said.cut(len(context.tokens))
         end = self._readable()
-        wanted = self._reading(end)
+        kept, fresh = self._reading(end)
         full = context.state.capacity is not None and (
-            len(wanted) + self._longest > context.state.capacity
+            kept + len(fresh) + self._longest > context.state.capacity
         )
-        if full or not wanted:
+        if full or not fresh:
             return NOTHING
-        logits = self._read(wanted[context.align(wanted) :])
-        said.follow(wanted)
+        logits = self._following(kept, fresh)
+        said.follow(fresh, kept)
         self._agreed = end
         ids = self._ahead(logits, bytes(self._heard.data[end:]), shape.depth)
         return Draft(tuple(ids), (None,) * len(ids))
 
     # -- following the target ---------------------------------------------------------------------
+
+    def _hear(self, tokens: Sequence[int], pending: int) -> None:
+        known = 0 if self._began else len(self._heard.tokens)
+        stayed = self._heard.follow([*tokens[known:], pending], known)
+        self._agreed = min(self._agreed, stayed)
+        self._began = False
 
     def _readable(self) -> int:
         """How many bytes of the target's text are read as they are; a draft begins as the rest."""
@@ -97,25 +108,28 @@ class TextDrafter(Drafter):
                     return at
         return whole_characters(heard)
 
-    def _reading(self, end: int) -> list[int]:
-        """The target's text, `end` bytes of it, in own tokens: those it has read, and new ones."""
+    def _reading(self, end: int) -> tuple[int, list[int]]:
+        """The target's text, `end` bytes of it, in own tokens: (how many of those it has read stay,
+        those to be read after them). None are to be read where the text has none.
+        """
         heard, said = self._heard.data, self._said
         self._agreed = agreement(said.data, heard, self._agreed)
         kept = self._kept(said.tokens_within(min(self._agreed, end)), end)
         start = said.end(kept)
-        tokens = said.tokens[:kept] or self._opening()
+        fresh = [] if kept else self._opening()
         if start == end:
-            return tokens
+            # the logits after them all are wanted: the last one is read again
+            return (kept - 1, said.tokens[kept - 1 : kept]) if kept else (0, fresh)
         try:
             rest = heard[start:end].decode()
         except UnicodeDecodeError:
             raise EngineError(f"{self._name} cannot read the text: it is no UTF-8") from None
-        found = spelled(self._own, rest, tokens[-1] if start else None)
+        found = spelled(self._own, rest, said.tokens[kept - 1] if start else None)
         if found is None:
             raise EngineError(
                 f"{self._name} cannot write the text", remedy="draft with another bundle, or ngram"
             )
-        return [*tokens, *found]
+        return kept, fresh + found
 
     def _opening(self) -> list[int]:
         bos = self._own.bos
@@ -134,6 +148,13 @@ class TextDrafter(Drafter):
         while most > 0 and not begins_character(heard, said.end(most)):
             most -= 1
         return most
+
+    def _following(self, kept: int, fresh: list[int]) -> Logits:
+        """Logits after the first `kept` own tokens and `fresh` ones."""
+        reused = self._context.align(fresh, kept)
+        if reused < kept:  # the state does not go back that far
+            return self._read(self._said.tokens[:kept] + fresh)
+        return self._read(fresh[reused - kept :])
 
     def _read(self, tokens: Sequence[int]) -> Logits:
         """Consume tokens; the last one can be taken back, for nothing new may follow it."""
