@@ -85,11 +85,13 @@ def chat(
     from edge.runtime.model import load
 
     model = load(bundle, engine=engine, threads=threads, spin=spin)
-    drafter, watch = draft_options.drafter(drafts.draft, engine, threads, spin), None
+    drafter, gain = draft_options.drafter(drafts.draft, engine, threads, spin), None
     if drafter is not None:
+        from edge.apps.chat_gain import Gain
         from edge.apps.profiling.stopwatch import timed
 
         model, watch = timed(model)
+        gain = Gain(watch, chosen=drafts.tokens is None and drafts.tree is None)
     if said := draft_options.of_itself(model, drafter):
         print(said, file=sys.stderr)
     with draft_options.named():
@@ -104,9 +106,9 @@ def chat(
     if system is not None and model.template is None:
         print("note: this model has no chat template; --system is not used", file=sys.stderr)
     if once is not None:
-        interrupted = chat_once.answer(session, once, sampling, watch)
+        interrupted = chat_once.answer(session, once, sampling, gain)
     else:
-        interrupted = chat_talk.talk(session, bundle, sampling, watch)
+        interrupted = chat_talk.talk(session, bundle, sampling, gain)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -212,7 +212,7 @@ def _stats(talk: Talk, argument: str) -> str:
 
     if talk.last is None:
         return "no answer yet"
-    said = [figures(talk.last, talk.session, talk.last_gain)]
+    said = [figures(talk.last, talk.session, talk.gain, talk.last_gain)]
     said.append(f"{talk.answers} answers, {talk.tokens} tokens")
     return "\n".join([*said, talk.gain.line()] if talk.gain else said)
 

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from edge.apps import chat_output
-from edge.apps.chat_gain import Gain
 from edge.errors import InputError
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from edge.apps.profiling.stopwatch import TimedEngine
+    from edge.apps.chat_gain import Gain
     from edge.runtime.generate import Generation
     from edge.runtime.session import Session
 
@@ -53,11 +52,11 @@ def answer(
     session: Session,
     prompt: str,
     sampling: Mapping[str, Any],
-    watch: TimedEngine | None = None,
+    gain: Gain | None = None,
 ) -> bool:
     """Write the answer to standard output; whether it was interrupted.
 
-    `watch`: what the session runs on, where it drafts.
+    `gain`: of drafting, where the session drafts.
     """
     chat_output.prepare()
     if session.model.template is None:
@@ -71,8 +70,8 @@ def answer(
             stream.write(piece)
     stream.end()
     result = generation.result
-    gain = Gain(watch).add(result) if watch else None
-    chat_output.note(chat_output.figures(result, session, gain))
+    times = gain.add(result) if gain else None
+    chat_output.note(chat_output.figures(result, session, gain, times))
     return result.finish_reason == "cancelled"
 
 

@@ -8,9 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edge.apps.units import megabytes
-from edge.runtime.speculate.shape import Shape
+from edge.runtime.speculate.shape import LOOK_UP, Shape
 
 if TYPE_CHECKING:
+    from edge.apps.chat_gain import Gain
     from edge.runtime.generate import GenerationResult
     from edge.runtime.session import Session
     from edge.runtime.speculate.decode import Speculation
@@ -64,10 +65,16 @@ def prepare() -> None:
             reconfigure(errors="replace")
 
 
-def figures(result: GenerationResult, session: Session, gain: float | None = None) -> str:
-    """One line, mostly under 80 columns: tokens and their speed, TTFT, tokens reused.
+def figures(
+    result: GenerationResult,
+    session: Session,
+    gain: Gain | None = None,
+    times: float | None = None,
+) -> str:
+    """One line, mostly under 80 columns without drafts: tokens and their speed, TTFT, those reused.
 
-    `gain`: about how many times as quick as without drafts it was, where that is known.
+    `gain`: of the talk. `times`: about how many times as quick as without drafts this answer was,
+    where that is known.
     """
     parts = [
         f"prompt {result.prompt_tokens}{_rate(result.prompt_tokens_per_s)}",
@@ -76,31 +83,45 @@ def figures(result: GenerationResult, session: Session, gain: float | None = Non
     if result.timings.ttft_s is not None:
         parts.append(f"TTFT {result.timings.ttft_s * 1000:.0f} ms")
     if drafted := result.speculation:
-        parts.append(_drafting(drafted, gain))
+        parts.append(_drafting(drafted, times, gain is not None and gain.chosen))
     parts += [f"reused {result.reused_tokens}", f"state {megabytes(session.state_bytes)}"]
     if ended := ENDS[result.finish_reason]:
         parts.append(ended)
     return f"[ {' | '.join(parts)} ]"
 
 
-def _drafting(drafted: Speculation, gain: float | None) -> str:
-    """How much of an answer came from drafts, and about what that gained."""
+def _drafting(drafted: Speculation, times: float | None, chosen: bool) -> str:
+    """How much of an answer came from drafts, and about what that gained; `chosen`: in shapes found
+    by trying, so that it says which.
+    """
     parts = []
     if drafted.acceptance_length is not None:
         share = drafted.accepted / (drafted.accepted + drafted.rounds + drafted.steps)
-        parts.append(
-            f"{drafted.drafter} {drafted.acceptance_length:.1f} a run, {share:.0%} drafted"
-        )
-        if gain is not None:
-            parts.append(f"about {gain:.1f}× plain speed")
+        parts.append(f"{drafted.drafter} {drafted.acceptance_length:.1f} a run")
+        if len(drafted.sources) > 1:
+            looked_up = drafted.sources[LOOK_UP].rounds
+            parts.append(f"{looked_up} of {drafted.rounds} runs by look-up")
+        parts.append(f"{share:.0%} drafted")
+        if times is not None:
+            parts.append(f"about {times:.1f}× plain speed")
         if drafted.accept != "exact":
             parts.append(f"lossy ({drafted.accept})")
-        if len(drafted.shapes) > 1:  # somebody chose
-            most = max(drafted.shapes, key=drafted.shapes.__getitem__)
-            parts.append(f"mostly drafts of {Shape(most)}")
+        if chosen:
+            parts.append(f"mostly {_most(drafted)}")
     if drafted.problem:
         parts.append(f"{drafted.drafter} given up: {drafted.problem}")
     return ", ".join(parts) or f"{drafted.drafter}: nothing drafted"
+
+
+def _most(drafted: Speculation) -> str:
+    """What was drafted most often."""
+    counts = {
+        (source, branches): count
+        for source, share in drafted.sources.items()
+        for branches, count in share.shapes.items()
+    }
+    source, branches = max(counts, key=counts.__getitem__)
+    return f"{'look-ups' if source == LOOK_UP else 'drafts'} of {Shape(branches)}"
 
 
 def _rate(per_second: float | None) -> str:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from edge.apps import chat_files, chat_output
 from edge.apps.chat_commands import COMMANDS, Talk
-from edge.apps.chat_gain import Gain
 from edge.apps.chat_input import reader
 from edge.apps.chat_once import NO_TEMPLATE, begin, stopping
 from edge.apps.units import megabytes
@@ -20,7 +19,7 @@ from edge.errors import EdgeError, InputError
 if TYPE_CHECKING:
     from types import FrameType
 
-    from edge.apps.profiling.stopwatch import TimedEngine
+    from edge.apps.chat_gain import Gain
     from edge.runtime.generate import Generation
     from edge.runtime.session import Session
 
@@ -33,19 +32,19 @@ def talk(
     session: Session,
     name: str,
     sampling: Mapping[str, Any],
-    watch: TimedEngine | None = None,
+    gain: Gain | None = None,
 ) -> bool:
     """Talk until /bye, Ctrl-D (False) or Ctrl-C twice (True). A hang-up saves the talk, then
     raises SystemExit with 128 + the signal's number.
 
-    `watch`: what the session runs on, where it drafts.
+    `gain`: of drafting, where the session drafts.
     """
     chat_output.prepare()
     engine, state = session.model.engine.name, megabytes(session.state_bytes)
     chat_output.note(f"{name} on {engine}, state {state} whatever the length; /help for commands")
     if session.model.template is None:
         chat_output.note(f"{NO_TEMPLATE}; an empty line goes on")
-    this = Talk(session, name, dict(sampling), gain=Gain(watch) if watch else None)
+    this = Talk(session, name, dict(sampling), gain=gain)
     ask = reader({name: command.words for name, command in COMMANDS.items()})
     try:
         with _hanging_up(session) as told:
@@ -108,6 +107,8 @@ def _turn(this: Talk, line: str) -> bool:
 
 def _answer(this: Talk, generation: Generation) -> bool:
     stream = chat_output.Stream(sys.stdout)
+    if this.gain:
+        this.gain.begin()
     try:
         with stopping(this.session):
             for piece in generation:
@@ -120,7 +121,7 @@ def _answer(this: Talk, generation: Generation) -> bool:
     this.answers, this.tokens = this.answers + 1, this.tokens + len(result.tokens)
     this.last_gain = this.gain.add(result) if this.gain else None
     if this.figures:
-        chat_output.note(chat_output.figures(result, this.session, this.last_gain))
+        chat_output.note(chat_output.figures(result, this.session, this.gain, this.last_gain))
     return result.finish_reason == "cancelled"
 
 

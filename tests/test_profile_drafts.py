@@ -21,7 +21,8 @@ from edge.apps.profiling.stopwatch import timed
 from edge.apps.profiling.theory import Prices
 from edge.errors import EdgeError, InputError
 from edge.runtime.model import Model
-from edge.runtime.speculate.decode import Speculation
+from edge.runtime.speculate.decode import Share, Speculation
+from edge.runtime.speculate.shape import LOOK_UP, MODEL, DraftSource
 from tests.session_models import bundle, model
 from tests.test_profile_command import Outline
 
@@ -80,7 +81,8 @@ def _drafted(rounds: list[list[Run]], plain: list[list[Run]]) -> Drafted:
 def test_figures_by_hand() -> None:
     def sums() -> Speculation:
         return Speculation("small", rounds=4, drafted=8, accepted=6, steps=1, draft_s=0.02,
-                           verify_s=0.05, shapes={(1, 1): 4})  # fmt: skip
+                           verify_s=0.05, shapes={(1, 1): 4},
+                           sources={MODEL: Share(4, 8, 6, {(1, 1): 4})})  # fmt: skip
 
     # two prompts: one twice as quick with drafts, one as quick as without
     drafted = [[_run(11, 0.1, sums(), target=0.05, drafter=0.02, reading=0.004),
@@ -100,6 +102,25 @@ def test_figures_by_hand() -> None:
     assert found["plain_overhead_share"] == pytest.approx(0.05)
     assert found["reading_ms"] == pytest.approx(4)
     assert found["rewind_share"] == pytest.approx(0.05)
+
+
+def test_look_ups_beside_a_model_cost_nothing_to_draft() -> None:
+    def sums() -> Speculation:
+        sources: dict[DraftSource, Share] = {MODEL: Share(3, 6, 3, {(1, 1): 3}),
+                                             LOOK_UP: Share(5, 10, 9, {(1, 1): 5})}  # fmt: skip
+        return Speculation("small and ngram", rounds=8, drafted=16, accepted=12, steps=2,
+                           shapes={(1, 1): 8}, sources=sources)  # fmt: skip
+
+    found = draft_report.to_dict(_drafted([[_run(22, 0.2, sums())]], [[_run(22, 0.4)]]), {})
+    # 12 accepted, 8 of the target's own, 2 steps; 3 rounds of 1.6 steps, 5 of 1.2 and 2 of 1
+    assert found["theoretical_speedup"] == pytest.approx(22 / (3 * 1.6 + 5 * 1.2 + 2))
+    assert found["sources"]["look-up"]["acceptance_length"] == pytest.approx(1 + 9 / 5)
+    assert found["sources"]["model"]["acceptance_length"] == pytest.approx(2)
+    rows = [(row["source"], row["rounds"], row["draft_steps"]) for row in found["shapes"]]
+    assert rows == [("look-up", 5, 0.0), ("model", 3, 0.4)]
+    assert any("shapes look-up of 2 5×, 2 3×" in line for line in draft_report.lines(found))
+    page = "".join(draft_page.sections(found))
+    assert "<td>look-up of 2</td>" in page and "<td>chain of 2</td>" in page
 
 
 def test_page_of_drafts_that_were_given_up_or_lose() -> None:
@@ -123,7 +144,8 @@ def test_no_prompt_with_a_second_token_has_no_slowest_tenth() -> None:
 
 def test_rounds_without_any_draft_say_nothing_of_its_cost() -> None:
     drew = Speculation("small", rounds=2, drafted=4, accepted=2, draft_s=0.02, verify_s=0.03,
-                       shapes={(1, 1): 2})  # fmt: skip
+                       shapes={(1, 1): 2},
+                       sources={MODEL: Share(2, 4, 2, {(1, 1): 2})})  # fmt: skip
     left = Speculation("small", steps=4)
     drafted = [[_run(4, 0.1, drew)], *([_run(4, 0.1, left)] for _ in range(4))]
     found = draft_report.to_dict(_drafted(drafted, [[_run(4, 0.2)]] * 5), {})

@@ -8,8 +8,9 @@ from typing import Any
 
 from edge.apps.profiling import charts
 from edge.apps.profiling.charts import Series
+from edge.apps.profiling.draft_report import named
 from edge.apps.profiling.page_parts import cards, section, table
-from edge.runtime.speculate.shape import Shape
+from edge.runtime.speculate.shape import LOOK_UP, Shape
 
 Facts = Mapping[str, Any]
 
@@ -90,7 +91,7 @@ def _shapes(rows: Sequence[Facts]) -> str:
 def _shape(row: Facts) -> tuple[object, ...]:
     shape = Shape(tuple(row["branches"]))
     return (
-        f"chain of {shape}" if shape.chain else str(shape),
+        f"chain of {shape}" if shape.chain and row["source"] != LOOK_UP else named(row),
         row["rounds"],
         shape.nodes,
         f"{row['draft_steps']:.2f}",

@@ -10,7 +10,7 @@ from edge.apps.profiling.drafts import Drafted, Run, total
 from edge.apps.profiling.statistics import Spread
 from edge.apps.profiling.theory import acceptance_rate
 from edge.runtime.speculate.rule import EXACT
-from edge.runtime.speculate.shape import Shape
+from edge.runtime.speculate.shape import LOOK_UP, Shape
 
 Facts = dict[str, Any]
 
@@ -54,6 +54,15 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
             "plain": Spread.of(found.plain.rates()).to_dict(),  # type: ignore[union-attr]
             "drafted": Spread.of(found.drafted.rates()).to_dict(),  # type: ignore[union-attr]
         },
+        "sources": {
+            source: {
+                "rounds": share.rounds,
+                "drafted_tokens": share.drafted,
+                "accepted_tokens": share.accepted,
+                "acceptance_length": 1 + share.accepted / share.rounds,
+            }
+            for source, share in sums.sources.items()
+        },
         "rounds": sums.rounds,
         "plain_steps": sums.steps,
         "drafted_tokens": sums.drafted,
@@ -69,13 +78,14 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
         "rewind_share": _rewind(found),
         "shapes": [
             {
-                "branches": list(shape),
+                "branches": list(shape.branches),
+                "source": shape.source,
                 "rounds": count,
-                "draft_steps": costs.prices[shape].draft,
-                "verify_steps": costs.prices[shape].verify,
-                "rewind_share": costs.rewind[shape],
+                "draft_steps": found.price(shape).draft,
+                "verify_steps": found.price(shape).verify,
+                "rewind_share": costs.rewind[shape.branches],
             }
-            for shape, count in sorted(sums.shapes.items(), key=lambda item: -item[1])
+            for shape, count in sorted(found.shapes().items(), key=lambda item: -item[1])
         ],
         "problem": sums.problem,
     }
@@ -168,7 +178,13 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shapes(rows: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{Shape(tuple(row['branches']))} {row['rounds']}×" for row in rows)
+    return ", ".join(f"{named(row)} {row['rounds']}×" for row in rows)
+
+
+def named(row: Mapping[str, Any]) -> str:
+    """A shape, and that it was looked up where it was."""
+    shape = Shape(tuple(row["branches"]))
+    return f"look-up of {shape}" if row["source"] == LOOK_UP else str(shape)
 
 
 def _average(rows: Sequence[Mapping[str, Any]], name: str) -> float:

@@ -16,7 +16,8 @@ from edge.apps.profiling.stopwatch import TimedEngine, timed
 from edge.apps.profiling.theory import Prices, expected_speedup
 from edge.errors import EdgeError, InputError
 from edge.runtime.model import Model
-from edge.runtime.speculate.decode import Speculation
+from edge.runtime.speculate.decode import Share, Speculation
+from edge.runtime.speculate.shape import LOOK_UP, Shape
 from edge.runtime.speculate.vocabulary import shared_ids
 
 
@@ -149,22 +150,26 @@ class Drafted:
     @property
     def theoretical(self) -> float | None:
         """See `theory`; None where it does not apply."""
-        sums, prices = self.speculation, self.costs.prices
+        sums, shapes = self.speculation, self.shapes()
         if not self.runs_cost:
             return None
         tokens = sums.accepted + sums.rounds + sums.steps
-        return expected_speedup(tokens, sums.steps, sums.shapes, prices)
-
-    def average(self) -> Prices | None:
-        """Of a round, over the shapes that were drafted."""
-        shapes, prices = self.speculation.shapes, self.costs.prices
-        count = sum(shapes.values())
-        if not count:
-            return None
-        return Prices(
-            sum(n * prices[shape].draft for shape, n in shapes.items()) / count,
-            sum(n * prices[shape].verify for shape, n in shapes.items()) / count,
+        return expected_speedup(
+            tokens, sums.steps, shapes, {shape: self.price(shape) for shape in shapes}
         )
+
+    def shapes(self) -> dict[Shape, int]:
+        """What was drafted, by whom: how many rounds."""
+        return {
+            Shape(branches, source): count
+            for source, share in self.speculation.sources.items()
+            for branches, count in share.shapes.items()
+        }
+
+    def price(self, shape: Shape) -> Prices:
+        """Of a round with it; a look-up costs nothing but the verification."""
+        price = self.costs.prices[shape.branches]
+        return Prices(0.0, price.verify) if shape.source == LOOK_UP else price
 
 
 NONE = "none"
@@ -305,6 +310,15 @@ def summed(runs: Iterator[Run]) -> Speculation:
         sums.accept = one.accept
         for name in ("rounds", "drafted", "accepted", "steps", "draft_s", "verify_s"):
             setattr(sums, name, getattr(sums, name) + getattr(one, name))
-        for shape, count in one.shapes.items():
-            sums.shapes[shape] = sums.shapes.get(shape, 0) + count
+        _add_shapes(sums.shapes, one.shapes)
+        for source, share in one.sources.items():
+            into = sums.sources.setdefault(source, Share())
+            for name in ("rounds", "drafted", "accepted"):
+                setattr(into, name, getattr(into, name) + getattr(share, name))
+            _add_shapes(into.shapes, share.shapes)
     return sums
+
+
+def _add_shapes(sums: dict[tuple[int, ...], int], more: Mapping[tuple[int, ...], int]) -> None:
+    for branches, count in more.items():
+        sums[branches] = sums.get(branches, 0) + count

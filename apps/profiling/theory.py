@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 Branches = tuple[int, ...]
+Kind = TypeVar("Kind")  # of rounds that cost the same
 
 
 def expected_tokens(alpha: float, depth: int) -> float:
@@ -61,15 +63,16 @@ class Prices:
 
 
 def expected_speedup(
-    tokens: int, steps: int, shapes: Mapping[Branches, int], prices: Mapping[Branches, Prices]
+    tokens: int, steps: int, shapes: Mapping[Kind, int], prices: Mapping[Kind, Prices]
 ) -> float | None:
     """Tokens ÷ what they should have cost in plain steps.
 
-    `tokens`: all that came of the rounds of `shapes`, how many of each, and of `steps` plain steps.
+    `tokens`: all that came of the rounds of `shapes`, how many of each kind, and of `steps` plain
+    steps.
     With one chain and no plain step it is `leviathan_speedup` at that acceptance. None of nothing.
     """
     spent = float(steps)
-    for branches, count in shapes.items():
-        price = prices[branches]
+    for kind, count in shapes.items():
+        price = prices[kind]
         spent += count * (price.draft + price.verify)
     return tokens / spent if spent else None

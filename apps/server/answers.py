@@ -9,6 +9,7 @@ from typing import Any
 from edge.apps.server.prompts import Ask
 from edge.apps.server.worker import Ended
 from edge.runtime.speculate.rule import EXACT
+from edge.runtime.speculate.shape import LOOK_UP
 
 # the API knows two of our reasons; the others are told beside it
 REASONS = {"stop": "stop", "length": "length"}
@@ -119,6 +120,9 @@ def _drafting(ended: Ended) -> dict[str, Any]:
             "plain_steps": drafted.steps,
             "drafted_tokens": drafted.drafted,
             "accepted_tokens": drafted.accepted,
+            "looked_up": sum(
+                share.rounds for source, share in drafted.sources.items() if source == LOOK_UP
+            ),
             "given_up": drafted.problem != "",
         }
     }
