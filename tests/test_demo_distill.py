@@ -336,3 +336,4 @@ def test_the_card_says_how_far_they_agree(
     card = training.train(config, data, tmp_path, plan(taught, 1), tokenizer)
     readme = (tmp_path / "checkpoint" / "README.md").read_text()
     assert f"{card['teacher']['same_choice']:.1%} of its likeliest tokens" in readme
+    assert f"of {card['teacher']['talks']} talks" in readme and card["teacher"]["ids"] > 58

@@ -30,6 +30,12 @@ SOURCES = (
     ),
     ("Taskmaster-4", "google-research-datasets/Taskmaster", "d92cb6af3005", "CC BY 4.0 (Google)"),
     ("GSM8K (training part)", "openai/grade-school-math", "3101c7d50724", "MIT (OpenAI)"),
+    (
+        "MBPP (in the drafter's lessons alone)",
+        "OckBench/OckBench, of google-research",
+        "b72752a0ba59",
+        "CC BY 4.0 (Google)",
+    ),
     ("tldr pages", "tldr-pages/tldr", "08e345f42639", "CC BY 4.0"),
     ("Self-Instruct seed tasks", "yizhongw/self-instruct", "0b26ccaa4159", "Apache-2.0"),
     ("Greetings", "this project, export/demo/greetings.jsonl", "", "Apache-2.0"),
@@ -77,9 +83,12 @@ def _figures(card: dict[str, Any]) -> str:
                 f"| {f['bits_per_byte']:.3f} |"
             )
     if "teacher" in card:
-        same, overlap = card["teacher"]["same_choice"], card["teacher"]["overlap"]
+        taught = card["teacher"]
+        same, overlap = taught["same_choice"], taught["overlap"]
         lines.append(
-            f"\nIn talks it did not learn, {same:.1%} of its likeliest tokens are its teacher's, "
+            f"\nIt learned its teacher's distribution at {taught['ids']:,} ids of "
+            f"{taught['talks']:,} talks. In others "
+            f"{same:.1%} of its likeliest tokens are its teacher's, "
             f"and {overlap:.1%} of the two distributions is the same: the share of drafted tokens "
             "that stands, greedily and at temperature 1."
         )

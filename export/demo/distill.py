@@ -175,6 +175,11 @@ class Lessons:
         rng.shuffle(steps)
         return TalkRows([talk for step in steps for talk in step], self.pad, self.hidden)
 
+    def size(self) -> dict[str, int]:
+        """How much there is to learn: talks, and ids to be predicted in them."""
+        ids = sum(sum(talk.mask) for talk in self.learned)
+        return {"talks": len(self.learned), "ids": ids}
+
     @torch.no_grad()
     def agreement(self, network: Network, batch: int = 16) -> dict[str, float]:
         """On the talks held out, at each id the teacher said: how often the likeliest is the same,

@@ -124,7 +124,7 @@ def train(
         return measure(network, rows, size, torch.bfloat16 if plan.bf16 else torch.float32)
 
     def agreement() -> dict[str, Any]:
-        return {} if lessons is None else {"teacher": lessons.agreement(network)}
+        return {} if lessons is None else {"teacher": lessons.agreement(network) | lessons.size()}
 
     def keep(valid: Figures) -> None:
         checkpoint.save(out / "resume", network, optimizer, place)
