@@ -57,14 +57,17 @@ class Bandit(Policy):
     # how much cheaper than predicted an arm may be after one pull
     DOUBT = 0.05
     # weight of a pull after one more round
-    MEMORY = 0.99
+    MEMORY = 0.985
     # of a pull, for each other arm of a model
     SHARED = 0.1
     # a drafting model that has to read many tokens is asked more than once afterwards
     AT_ONCE = 8
     OFTEN = 3.0
-    # rounds without a model's draft after which its prices are computed anew: it takes 30 µs
+    # rounds after which the prices of a model's drafts are computed anew, which takes 40 µs; a
+    # round of a model counts as FRESH of them once it was asked OFTEN_ASKED times
     REFRESHED = 16
+    FRESH = 6
+    OFTEN_ASKED = 12
 
     def __init__(
         self, arms: Sequence[Shape], experience: Experience | None = None, exact: bool = True
@@ -97,7 +100,7 @@ class Bandit(Policy):
         if outlook.found and self._look_ups:
             best, lowest = self._looking_up(outlook, lowest)
         if self._stale >= self.REFRESHED:
-            self._prices = [self._price(arm) for arm in self._models]
+            self._prices = self._priced()
             self._stale = 0
         more = outlook.behind - 1
         read = costs.read * (min(more, self.AT_ONCE) + max(0, more - self.AT_ONCE) / self.OFTEN)
@@ -117,25 +120,30 @@ class Bandit(Policy):
                 break
             price = costs.verify(True, arm.depth) / tokens[arm.depth]
             if not self._exact:
-                price *= self._doubted(arm, self._look_ups)
+                price *= self._doubted(arm, self._pulled(self._look_ups))
             if price < lowest:
                 best, lowest = arm, price
         return best, lowest
 
-    def _price(self, arm: Shape) -> tuple[Shape, float, float]:
-        """(the arm, expected seconds of a round, expected tokens)."""
-        costs = self._experience.costs
-        found = self._lessons.found.value
-        seconds = found * (costs.draft(arm) + costs.verify(arm.chain, arm.nodes))
-        seconds += (1 - found) * (costs.in_vain.value + costs.step.value)
-        tokens = found * self._lessons.acceptance.tokens(arm, self._drafting) + 1 - found
-        return arm, seconds * self._doubted(arm, self._models), tokens
+    def _priced(self) -> list[tuple[Shape, float, float]]:
+        """Of each arm of a model (the arm, expected seconds of a round, expected tokens)."""
+        costs, lessons = self._experience.costs, self._lessons
+        found, pulled = lessons.found.value, self._pulled(self._models)
+        silent = (1 - found) * (costs.in_vain.value + costs.step.value)
+        prices = []
+        every = lessons.acceptance.tokens(self._models, self._drafting)
+        for arm, tokens in zip(self._models, every, strict=True):
+            seconds = silent + found * (costs.draft(arm) + costs.verify(arm.chain, arm.nodes))
+            prices.append((arm, seconds * self._doubted(arm, pulled), found * tokens + 1 - found))
+        return prices
 
-    def _doubted(self, arm: Shape, others: Sequence[Shape]) -> float:
-        weight = self._lessons.weight
-        own = weight.get(arm, 0.0)
-        shared = sum(weight.get(other, 0.0) for other in others) - own
-        pulls = self._lessons.assumed + own + self.SHARED * shared
+    def _pulled(self, arms: Sequence[Shape]) -> float:
+        return sum(self._lessons.weight.get(arm, 0.0) for arm in arms)
+
+    def _doubted(self, arm: Shape, pulled: float) -> float:
+        """What a price is multiplied by. `pulled`: how often this arm or one like it was."""
+        own = self._lessons.weight.get(arm, 0.0)
+        pulls = self._lessons.assumed + own + self.SHARED * (pulled - own)
         return max(0.0, 1 - self.DOUBT / math.sqrt(max(pulls, 1e-4)))
 
     def learn(self, done: Round) -> None:
@@ -154,7 +162,8 @@ class Bandit(Policy):
             lessons.found.add(done.nodes > 0)
             if done.nodes:
                 lessons.acceptance.learn(done, self._drafting)
-            self._stale = self.REFRESHED
+            often = lessons.weight[arm] > self.OFTEN_ASKED
+            self._stale += self.FRESH if often else self.REFRESHED
 
     def _copied(self, done: Round) -> list[bool]:
         """Which tokens of a look-up stood, or would have, up to the first that did not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edge.runtime.speculate.policy import Round
@@ -145,18 +146,27 @@ class Acceptance:
                 shift.learn(_possible(rate.value), rank == stood)
                 rate.add(rank == stood)
 
-    def tokens(self, shape: Shape, shift: Shift) -> float:
-        """Expected tokens of a round: 1 + Σ over depths of Π over those down to it of P(one of the
+    def tokens(self, shapes: Sequence[Shape], shift: Shift) -> list[float]:
+        """Expected tokens of rounds: 1 + Σ over depths of Π over those down to it of P(one of the
         children stands).
         """
-        expected = reached = 1.0
-        for depth, branches in enumerate(shape.branches):
-            refused = 1.0
-            for rank in range(branches):
-                refused *= 1 - shift.of(_possible(self.rate(depth, rank).value))
-            reached *= 1 - refused
-            expected += reached
-        return expected
+        standing: dict[tuple[int, int], float] = {}
+        found = []
+        for shape in shapes:
+            expected = reached = 1.0
+            for depth, branches in enumerate(shape.branches):
+                if (depth, branches) not in standing:
+                    standing[depth, branches] = self._one_of(depth, branches, shift)
+                reached *= standing[depth, branches]
+                expected += reached
+            found.append(expected)
+        return found
+
+    def _one_of(self, depth: int, branches: int, shift: Shift) -> float:
+        refused = 1.0
+        for rank in range(branches):
+            refused *= 1 - shift.of(_possible(self.rate(depth, rank).value))
+        return 1 - refused
 
 
 class Repetition:
@@ -251,8 +261,9 @@ class Costs:
             self._run[done.asked.chain].add_seconds(done.draft_s / runs)
 
     def _runs(self, shape: Shape) -> float:
-        batches = (1, *shape.widths[:-1])
-        return sum(1 + self.SEQUENCE * (batch - 1) for batch in batches)
+        """Of one sequence, that a drafting model's time for a draft is worth."""
+        batches = shape.widths[:-1]
+        return 1 + len(batches) + self.SEQUENCE * (sum(batches) - len(batches))
 
     def draft(self, shape: Shape) -> float:
         """Of a drafting model that has read all but the pending token."""

@@ -14,14 +14,14 @@ from edge.runtime.speculate.draft import Draft, Drafter
 from edge.runtime.speculate.policy import NO_OUTLOOK, Outlook
 from edge.runtime.speculate.shape import Shape
 
-# what a match is found by; one token alone is hardly any evidence
-_LENGTHS = (4, 3, 2)
+# what a match is found by, the longer first; one token alone is hardly any evidence
+_LENGTHS = (4, 2)
 # tokens of a match that are counted
 _COUNTED = 16
 
 
 class NgramDrafter(Drafter):
-    """Remembers where each run of 2, 3 and 4 tokens last ended, in the prompt and the answer."""
+    """Remembers where each run of 2 and of 4 tokens last ended, in the prompt and the answer."""
 
     name = "ngram"
 
