@@ -171,7 +171,8 @@ class Sampler:
     def _candidates(self, logits: Logits, best: int) -> Distribution:
         """The tokens that survive the filters; they weigh exp((logit - best) / temperature).
 
-        fp32 throughout: weights are then right to 1e-5, and 50,000 tokens take 0.1 to 0.3 ms.
+        fp32 throughout: weights are then right to 1e-5. 4096 tokens take 15 to 30 µs, 50,000 of a
+        model's 0.03 to 0.7 ms.
         """
         params, highest = self.params, logits[best]
         ids: NDArray[np.intp] | None = None
@@ -212,29 +213,27 @@ def _nucleus(weights: Logits, top_p: float) -> tuple[NDArray[np.intp], NDArray[n
     """(indices, likeliest first, of the smallest set with at least `top_p` of the whole weight;
     running sums of their weights).
     """
-    floor = 0.0
     if len(weights) > _FEW:
-        # the largest weight is 1; of models' tokens those from here on are mostly enough
-        floor = (1 - top_p) ** 2 / 6
         needed = top_p * float(weights.sum(dtype=np.float64))
-    while True:
-        order = _descending(weights, floor)
+        # the largest weight is 1; of models' tokens those from here on are mostly enough
+        likely = _heaviest(weights, needed, (1 - top_p) ** 2 / 6)
+        order = likely[(-weights[likely]).argsort(kind="stable")]
         sums = weights[order].astype(np.float64).cumsum()
-        if len(order) == len(weights):
-            needed = top_p * float(sums[-1])
-        if sums[-1] >= needed:
-            count = int(sums.searchsorted(needed)) + 1
-            return order[:count], sums[:count]
+    else:
+        order = (-weights).argsort(kind="stable")
+        sums = weights[order].astype(np.float64).cumsum()
+        needed = top_p * float(sums[-1])
+    count = int(sums.searchsorted(needed)) + 1
+    return order[:count], sums[:count]
+
+
+def _heaviest(weights: Logits, needed: float, floor: float) -> NDArray[np.intp]:
+    """Indices of all weights from some value on, `floor` or less, that weigh `needed` together."""
+    while True:
+        found: NDArray[np.intp] = (weights >= floor).nonzero()[0]
+        if len(found) == len(weights) or weights[found].sum(dtype=np.float64) >= needed:
+            return found
         floor = floor / 8 if floor > 1e-30 else 0.0
-
-
-def _descending(weights: Logits, floor: float) -> NDArray[np.intp]:
-    """Indices of weights from `floor` on, the largest first, the lowest index of equal ones."""
-    if not floor:
-        return (-weights).argsort(kind="stable")
-    likely = (weights >= floor).nonzero()[0]
-    found: NDArray[np.intp] = likely[(-weights[likely]).argsort(kind="stable")]
-    return found
 
 
 def new_rng(seed: int | None) -> np.random.Generator:

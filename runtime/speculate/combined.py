@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.draft import Draft, Drafter
@@ -42,7 +41,7 @@ class CombinedDrafter(Drafter):
         if self._look_up.follow(tokens, pending):
             self._read = 0  # another text: the model may have some of it, which is not asked
         found = self._look_up.outlook(tokens, pending)
-        return replace(found, behind=len(tokens) + 1 - self._read)
+        return found._replace(behind=len(tokens) + 1 - self._read)
 
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]

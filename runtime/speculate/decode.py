@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -102,7 +103,7 @@ class Speculation:
     draft_s: float = 0.0
     verify_s: float = 0.0
     shapes: dict[tuple[int, ...], int] = field(default_factory=dict)
-    sources: dict[DraftSource, Share] = field(default_factory=dict)
+    sources: dict[DraftSource, Share] = field(default_factory=lambda: defaultdict(Share))
     problem: str = ""
     accept: str = "exact"
 
@@ -129,6 +130,7 @@ class Speculative:
         self._drafter = drafter
         self._policy = policy
         self._rule = rule
+        self._remembered = source.sampler.params.remembered
         self._last = 0
         self._ahead = 0
 
@@ -212,12 +214,11 @@ class Speculative:
             parents = (-1, *(parent + 1 for parent in draft.parents))
             logits = context.verify_tree((pending, *draft.tokens), parents)
 
-        remembered = source.sampler.params.remembered
-        recent = source.recent[-remembered:] if remembered else []
+        recent = source.recent[-self._remembered :] if self._remembered else []
 
         def target(node: int) -> Row:
             row = source.allowed(logits[node + 1])
-            if not remembered:
+            if not self._remembered:
                 return Row(row, recent)
             said = [token for token in draft.path(node) if token not in source.special]
             return Row(row, recent + said)
@@ -238,7 +239,7 @@ class Speculative:
             return
         figures.verify_s += done.verify_s
         branches = done.asked.branches
-        for share in (figures, figures.sources.setdefault(done.asked.source, Share())):
+        for share in (figures, figures.sources[done.asked.source]):
             share.rounds += 1
             share.drafted += done.nodes
             share.accepted += len(done.ranks)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edge.runtime.speculate.shape import Shape
 
 
-@dataclass(frozen=True)
-class Outlook:
+class Outlook(NamedTuple):
     """What is known before a drafter is asked.
 
     Attributes:
@@ -26,8 +24,7 @@ class Outlook:
 NO_OUTLOOK = Outlook()
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """What came of one draft, or of a plain step.
 
     Attributes:
