@@ -60,6 +60,9 @@ class Bandit(Policy):
     MEMORY = 0.985
     # of a pull, for each other arm of a model
     SHARED = 0.1
+    # after so many rounds with drafts a step is taken, for all is compared with it: the first time,
+    # and at most; twice as many each time, as long as it takes about what it took before
+    SOON, LATE, ABOUT = 16, 64, 0.2
     # a drafting model that has to read many tokens is asked more than once afterwards
     AT_ONCE = 8
     OFTEN = 3.0
@@ -84,6 +87,7 @@ class Bandit(Policy):
         self._experience = Experience() if experience is None else experience
         self._exact = exact
         self._prices: list[tuple[Shape, float, float]] = []
+        self._unseen, self._due = 0, self.SOON
         self.begin(True)
 
     def begin(self, greedy: bool) -> None:
@@ -94,7 +98,7 @@ class Bandit(Policy):
 
     def choose(self, outlook: Outlook) -> Shape:
         costs = self._experience.costs
-        if costs.step.count < Mean.FEW:  # all is compared with steps
+        if costs.step.count < Mean.FEW or self._unseen >= self._due:
             return NO_DRAFT
         best, lowest = NO_DRAFT, costs.step.value
         if outlook.found and self._look_ups:
@@ -153,6 +157,7 @@ class Bandit(Policy):
             lessons.weight[other] *= self.MEMORY
         lessons.weight[arm] = lessons.weight.get(arm, 0.0) + 1
         self.pulls[arm] += 1
+        self._look_at_steps(done)
         self._experience.costs.learn(done)
         self._stale += 1
         if stood := self._copied(done):
@@ -164,6 +169,19 @@ class Bandit(Policy):
                 lessons.acceptance.learn(done, self._drafting)
             often = lessons.weight[arm] > self.OFTEN_ASKED
             self._stale += self.FRESH if often else self.REFRESHED
+
+    def _look_at_steps(self, done: Round) -> None:
+        """Notice that the machine has become quicker or slower since the steps that are known."""
+        step = self._experience.costs.step
+        if done.nodes:
+            self._unseen += 1
+            return
+        if self._unseen >= self._due:
+            same = abs(done.verify_s - step.value) < self.ABOUT * step.value
+            self._due = min(2 * self._due, self.LATE) if same else self.SOON
+            # those known are old
+            step.count = min(step.count, Mean.FEW - 1.0)
+        self._unseen = 0
 
     def _copied(self, done: Round) -> list[bool]:
         """Which tokens of a look-up stood, or would have, up to the first that did not."""
