@@ -32,8 +32,9 @@ class Experience:
     them write at the same moment is lost once, of one of them.
     """
 
-    def __init__(self) -> None:
-        self.costs = Costs()
+    def __init__(self, run: float = Costs.run) -> None:
+        """`run`: about what a run of the drafting model costs, in steps of the target."""
+        self.costs = Costs(run)
         self.greedy = Lessons()
         self.sampled = Lessons()
 

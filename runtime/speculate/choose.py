@@ -135,7 +135,16 @@ def _policy(
 def _experience(target: Model, draft: Model, rule: Rule) -> Experience:
     """What earlier sessions of this pair have learned; `draft` is the target itself for look-up."""
     drafts = _EXPERIENCES.setdefault(target, WeakKeyDictionary())
-    return drafts.setdefault(draft, {}).setdefault(rule.name, Experience())
+    known = drafts.setdefault(draft, {})
+    if rule.name not in known:
+        # a run of few tokens takes as long as its weights take to be read
+        known[rule.name] = Experience(min(1.0, _weights(draft) / _weights(target)))
+    return known[rule.name]
+
+
+def _weights(model: Model) -> int:
+    """Bytes: of the largest file that its bundle has."""
+    return max(file.size for file in model.manifest.files)
 
 
 def _ngram(shapes: Sequence[Shape]) -> NgramDrafter:

@@ -125,16 +125,13 @@ class Acceptance:
     BELIEVED = 4.0
 
     def __init__(self) -> None:
-        self._rates: dict[tuple[int, int], Rate] = {}
+        self._seen: dict[tuple[int, int], Rate] = {}
 
-    def rate(self, depth: int, rank: int) -> Rate:
-        """That of the depth above, until it is known better."""
-        found = self._rates.get((depth, rank))
-        if found is None:
-            value = self.rate(depth - 1, rank).value if depth else self.FIRST / 2.0**rank
-            found = Rate(value, self.BELIEVED)
-            self._rates[depth, rank] = found
-        return found
+    def rate(self, depth: int, rank: int) -> float:
+        """About that of the depth above, until it is known better."""
+        assumed = self.rate(depth - 1, rank) if depth else self.FIRST / 2.0**rank
+        seen = self._seen.get((depth, rank))
+        return assumed if seen is None else seen.toward(assumed, self.BELIEVED)
 
     def learn(self, done: Round, shift: Shift) -> None:
         for depth, offered in enumerate(done.offered):
@@ -142,9 +139,8 @@ class Acceptance:
             if not offered and depth < done.asked.depth:
                 offered = 1  # a draft that ends early fails there
             for rank in range(offered if stood is None else stood + 1):
-                rate = self.rate(depth, rank)
-                shift.learn(_possible(rate.value), rank == stood)
-                rate.add(rank == stood)
+                shift.learn(_possible(self.rate(depth, rank)), rank == stood)
+                self._seen.setdefault((depth, rank), Rate()).add(rank == stood)
 
     def tokens(self, shapes: Sequence[Shape], shift: Shift) -> list[float]:
         """Expected tokens of rounds: 1 + Σ over depths of Π over those down to it of P(one of the
@@ -165,7 +161,7 @@ class Acceptance:
     def _one_of(self, depth: int, branches: int, shift: Shift) -> float:
         refused = 1.0
         for rank in range(branches):
-            refused *= 1 - shift.of(_possible(self.rate(depth, rank).value))
+            refused *= 1 - shift.of(_possible(self.rate(depth, rank)))
         return 1 - refused
 
 
@@ -219,17 +215,22 @@ class Costs:
     Attributes:
         step: of a plain step.
         in_vain: of a drafting model that had nothing to say.
+        run: of a drafting model's run, in steps, before anything was drafted.
     """
 
-    # in steps, before anything was drafted: of a drafter's run, of any verifying run beyond the
-    # step's own, of each of its tokens
-    RUN = 0.3
+    # in steps, before anything was drafted: of any verifying run beyond the step's own, of each of
+    # its tokens
     ANY = 0.06
     TOKEN = 0.1
     # of a drafter's run: for every sequence of a batch beyond the first, for a token more to read
     SEQUENCE = 0.15
     READ = 0.05
+    # of what is expected of a verifying run: more says nothing
+    LONGEST = 1.5
+    # own runs of as many tokens count against what others tell of them after so many
+    PREDICTED = 4.0
 
+    run: float = 0.3
     step: Mean = field(default_factory=Mean)
     in_vain: Mean = field(default_factory=Mean)
     _run: dict[bool, Mean] = field(default_factory=lambda: {True: Mean(), False: Mean()})
@@ -243,7 +244,7 @@ class Costs:
             return
         shape, nodes = done.asked, done.nodes
         # a process that was put to sleep says nothing
-        seconds = min(done.verify_s, Mean.OUTLIER * self.verify(shape.chain, nodes))
+        seconds = min(done.verify_s, self.LONGEST * self.verify(shape.chain, nodes))
         self._token[shape.chain].add(seconds - (1 + self.ANY) * self.step.value, nodes)
         self._own.setdefault((shape.chain, nodes), Mean()).add(seconds)
 
@@ -267,7 +268,7 @@ class Costs:
 
     def draft(self, shape: Shape) -> float:
         """Of a drafting model that has read all but the pending token."""
-        assumed = self._run[not shape.chain].toward(self.RUN * self.step.value, 1.0)
+        assumed = self._run[not shape.chain].toward(self.run * self.step.value, 1.0)
         return self._run[shape.chain].toward(assumed, 1.0) * self._runs(shape)
 
     @property
@@ -281,4 +282,4 @@ class Costs:
         token = self._token[chain].toward(assumed, 3.0)
         predicted = (1 + self.ANY) * self.step.value + token * nodes
         own = self._own.get((chain, nodes))
-        return predicted if own is None else own.toward(predicted, 1.5)
+        return predicted if own is None else own.toward(predicted, self.PREDICTED)
