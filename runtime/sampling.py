@@ -22,6 +22,7 @@ from edge.text.stream import check_stops
 
 Logits = NDArray[np.float32]
 _FEW = 256  # tokens that are as quickly sorted as looked through
+_PASSES = 8  # over all logits: these are as quick as a sort of those near the best
 _NEAR = 8.0  # a model's forty likeliest logits are usually no further than this from the best
 
 
@@ -129,8 +130,8 @@ class Sampler:
         Raises as a call does.
         """
         logits, best = self._best(logits, history)
-        if count == 1:
-            return [best]
+        if count <= _PASSES:
+            return _one_by_one(logits, best, count)
         found = _top(logits, best, min(count, len(logits)))
         found = found[np.isfinite(logits[found])]
         ordered: list[int] = found[(-logits[found]).argsort(kind="stable")][:count].tolist()
@@ -193,6 +194,20 @@ class Sampler:
             ids, weights = likely if ids is None else ids[likely], weights[likely]
             sums = None
         return Distribution(ids, weights, sums)
+
+
+def _one_by_one(logits: Logits, best: int, count: int) -> list[int]:
+    """See `likeliest`; `best` is the first."""
+    found = [best]
+    if count > 1:
+        logits = logits.copy()
+    while len(found) < count:
+        logits[best] = -np.inf
+        best = int(logits.argmax())
+        if logits[best] == -np.inf:
+            break
+        found.append(best)
+    return found
 
 
 def _top(logits: Logits, best: int, count: int) -> NDArray[np.intp]:
