@@ -177,6 +177,12 @@ def _measured(kind: str, draft: Model | None, **shape: Any) -> dict[str, Any]:
     return json.loads(json.dumps(draft_report.to_dict(measure(2, 1, lambda text: None), {})))
 
 
+def test_reading_of_a_prompt_that_fits_the_drafters_window_is_no_drafting() -> None:
+    # 64 drafted tokens: a window that takes the prompt as any other run
+    found = _measured("base", edge.load(bundle("base"), threads=1), tokens=64)
+    assert found["reading_ms"] > 0
+
+
 @pytest.mark.parametrize("kind", ["base", "hybrid"])
 def test_a_model_that_drafts_for_itself(kind: str) -> None:
     twin = edge.load(bundle(kind), threads=1)

@@ -83,9 +83,9 @@ def _round(facts: Facts) -> str:
 
 
 def _shapes(rows: Sequence[Facts]) -> str:
-    head = ("children at each depth", "runs", "tokens", "to draft, steps", "to verify, steps",
-            "going back, steps")  # fmt: skip
-    return table(head, [_shape(row) for row in rows])
+    head = ("draft", "runs", "tokens", "to draft", "to verify", "going back")
+    note = "<p>Of a tree the children at each depth. The last three are costs in steps.</p>"
+    return table(head, [_shape(row) for row in rows]) + note
 
 
 def _shape(row: Facts) -> tuple[object, ...]:

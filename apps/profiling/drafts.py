@@ -52,7 +52,7 @@ class Run:
     Attributes:
         seconds: from the first token to the last.
         target, drafter: of them, in runs of either model; reading: of the drafter's, in those that
-            read the prompt.
+            read the prompt, or what was looked up since its last draft.
     """
 
     tokens: int
@@ -250,7 +250,8 @@ class Contest:
             seconds=stamps[-1] - stamps[0] if stamps else 0.0,
             target=sum(run.seconds for run in self._timer.runs[chunks:]),
             drafter=sum(run.seconds for run in drafts),
-            reading=sum(run.seconds for run in drafts if run.reading),
+            # what was drafted and stood leaves two tokens to read at most
+            reading=sum(run.seconds for run in drafts if run.reading or run.tokens > 2),
             speculation=result.speculation,
         )
 
