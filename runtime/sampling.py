@@ -186,8 +186,8 @@ class Sampler:
         np.exp(weights, out=weights)
         sums: NDArray[np.float64] | None = None
         if params.top_p < 1:
-            kept, sums = _nucleus(weights, params.top_p)
-            ids, weights = kept if ids is None else ids[kept], weights[kept]
+            kept, weights, sums = _nucleus(weights, params.top_p)
+            ids = kept if ids is None else ids[kept]
         if params.min_p > 0:
             # the likeliest has weight 1
             likely = (weights >= params.min_p).nonzero()[0]
@@ -224,30 +224,33 @@ def _top(logits: Logits, best: int, count: int) -> NDArray[np.intp]:
     return found
 
 
-def _nucleus(weights: Logits, top_p: float) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """(indices, likeliest first, of the smallest set with at least `top_p` of the whole weight;
-    running sums of their weights).
+def _nucleus(weights: Logits, top_p: float) -> tuple[NDArray[np.intp], Logits, NDArray[np.float64]]:
+    """The smallest set with at least `top_p` of the whole weight, likeliest first: (indices,
+    weights, running sums of those).
     """
+    found, heavy, whole = None, weights, None
     if len(weights) > _FEW:
-        needed = top_p * float(weights.sum(dtype=np.float64))
+        whole = weights.sum(dtype=np.float64)
         # the largest weight is 1; of models' tokens those from here on are mostly enough
-        likely = _heaviest(weights, needed, (1 - top_p) ** 2 / 6)
-        order = likely[(-weights[likely]).argsort(kind="stable")]
-        sums = weights[order].astype(np.float64).cumsum()
-    else:
-        order = (-weights).argsort(kind="stable")
-        sums = weights[order].astype(np.float64).cumsum()
-        needed = top_p * float(sums[-1])
+        found, heavy = _heaviest(weights, top_p * float(whole), (1 - top_p) ** 2 / 6)
+    order = (-heavy).argsort(kind="stable")
+    heavy = heavy[order]
+    sums = heavy.astype(np.float64).cumsum()
+    needed = top_p * float(sums[-1] if whole is None else whole)
     count = int(sums.searchsorted(needed)) + 1
-    return order[:count], sums[:count]
+    order = order[:count]
+    return order if found is None else found[order], heavy[:count], sums[:count]
 
 
-def _heaviest(weights: Logits, needed: float, floor: float) -> NDArray[np.intp]:
-    """Indices of all weights from some value on, `floor` or less, that weigh `needed` together."""
+def _heaviest(weights: Logits, needed: float, floor: float) -> tuple[NDArray[np.intp], Logits]:
+    """All weights from some value on, `floor` or less, that are `needed` together: (their indices,
+    they).
+    """
     while True:
-        found: NDArray[np.intp] = (weights >= floor).nonzero()[0]
-        if len(found) == len(weights) or weights[found].sum(dtype=np.float64) >= needed:
-            return found
+        found = (weights >= floor).nonzero()[0]
+        heavy = weights[found]
+        if len(found) == len(weights) or heavy.sum(dtype=np.float64) >= needed:
+            return found, heavy
         floor = floor / 8 if floor > 1e-30 else 0.0
 
 
