@@ -26,7 +26,8 @@ class Costs:
     Attributes:
         step: of the target.
         draft_step: of the drafter, one sequence; None where no model drafts.
-        prices: shape → what drafting and verifying it take, in steps.
+        prices: shape → what drafting and verifying it take, in steps; verifying as in the middle of
+            an answer, after a round that kept half of such a draft.
         rewind: shape → what going back to the middle of its draft takes, as a share of a step: of
             the going back and the step after it, for some engines put the work off until then, less
             the step after a run that is kept whole. Noise can make it negative.
@@ -108,8 +109,12 @@ class _Bench:
         self._place = self._state.snapshot()
 
     def verify(self) -> float:
-        """Seconds of the run."""
+        """Seconds of the run, after one of the same kind of which half was kept: what an engine
+        puts off until the next run belongs to every round.
+        """
         self._state.restore(self._place)
+        self._run()
+        self._keep((len(self._tokens[0]) - 1) // 2)
         began = time.perf_counter()
         self._run()
         seconds = time.perf_counter() - began
