@@ -164,7 +164,7 @@ def test_it_comes_close_to_the_best_that_is_fixed(texts: Texts) -> None:
     assert np.mean(speeds[20:]) > 0.97 * best
     assert np.quantile(speeds, 0.1) > 0.95
     # of ten processes the first five answers each
-    assert np.mean([_speeds(texts, range(at, at + 5)) for at in range(0, 50, 5)]) > 0.8 * best
+    assert np.mean([_speeds(texts, range(at, at + 5)) for at in range(0, 50, 5)]) > 0.75 * best
 
 
 def test_a_look_up_beside_a_model_gains_more_than_either() -> None:

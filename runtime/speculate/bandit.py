@@ -55,8 +55,10 @@ class Bandit(Policy):
         pulls: how often each was chosen, all told.
     """
 
-    # how much cheaper than predicted an arm may be after one pull
+    # how much cheaper than predicted an arm may be after one pull, and has to be when it is known:
+    # of many arms the one that looks best is seldom as good
     DOUBT = 0.05
+    GAIN = 1.05
     # weight of a pull after one more round
     MEMORY = 0.985
     # of a pull, for each other arm of a model
@@ -149,7 +151,7 @@ class Bandit(Policy):
         """What a price is multiplied by. `pulled`: how often this arm or one like it was."""
         own = self._lessons.weight.get(arm, 0.0)
         pulls = self._lessons.assumed + own + self.SHARED * (pulled - own)
-        return max(0.0, 1 - self.DOUBT / math.sqrt(max(pulls, 1e-4)))
+        return max(0.0, self.GAIN - self.DOUBT / math.sqrt(max(pulls, 1e-4)))
 
     def learn(self, done: Round) -> None:
         arm, lessons = done.asked, self._lessons
@@ -170,6 +172,8 @@ class Bandit(Policy):
                 lessons.acceptance.learn(done, self._drafting)
             often = lessons.weight[arm] > self.OFTEN_ASKED
             self._stale += self.FRESH if often else self.REFRESHED
+        else:
+            self._drafting.fade()
 
     def _look_at_steps(self, done: Round) -> None:
         """Notice that the machine has become quicker or slower since the steps that are known."""

@@ -88,6 +88,8 @@ class Shift:
     # standard deviation between answers: of the demonstration pair's, and of look-up's in them
     BETWEEN = 0.7
     CERTAIN = 30.0
+    # of what is known, after a round that says nothing of it: texts change
+    KEPT = 0.99
 
     def __init__(self) -> None:
         self._by = 0.0
@@ -104,6 +106,12 @@ class Shift:
         self._certainty = min(self._certainty + information, self.CERTAIN)
         moved = self._by + (stood - expected) / self._certainty
         self._by = min(max(moved, -4.0), 4.0)
+
+    def fade(self) -> None:
+        """A round went by that said nothing."""
+        before = self.BETWEEN**-2
+        self._by *= self.KEPT
+        self._certainty = before + self.KEPT * (self._certainty - before)
 
 
 def _possible(rate: float) -> float:
