@@ -45,7 +45,8 @@ def test_answers_are_those_without_drafts(kind: str, tree: tuple[int, ...] | Non
         assert found.tokens == wanted.tokens
         assert found.speculation is not None and found.speculation.problem == ""
         verified += found.speculation.rounds
-    assert verified
+    # a bandit may leave a drafter alone that costs as much as its target
+    assert verified or tree is None
 
 
 def test_a_server_that_drafts_answers_and_says_so() -> None:
