@@ -154,6 +154,7 @@ def export_checkpoint(
             model=source.config,
             quantization=_quantization(recipe(quant), mixed, prepared, built, writer),
             state_dtypes=built.state_dtypes,
+            scan_logs=built.scan_logs,
             opset=built.opsets,
             graphs={"ort": GRAPH_FILE, **added.graphs},
             kernels=added.kernels,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from onnxruntime import OrtValue  # type: ignore[import-untyped]
 
 from edge.runtime.buffers import StateBuffers
 from edge.runtime.request import Request
@@ -18,18 +20,31 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-# bindings kept per state; for 24 layers one takes 40 KiB and about a millisecond to make
+# bindings kept per state; for 24 layers one takes 40 KiB
 _KEPT = 256
 
 
 class Key(NamedTuple):
     """What tells one binding from another.
 
-    `source` and `target` are slots; `rows` is "last", "all" or "some".
+    Attributes:
+        source, target: slots.
+        base, new_base: where scan states with logs are read and written.
+        pending: rows of the logs, up to the source's.
+        stored: the token, pending ones counted first, whose scan states are written.
+        tokens: of the run.
+        rows: "last", "all" or "some".
+        row_count: how many.
+        commit: only the last token is kept.
+        tree: the run is a tree.
     """
 
     source: int
     target: int
+    base: int
+    new_base: int
+    pending: int
+    stored: int
     tokens: int
     rows: str
     row_count: int
@@ -40,27 +55,29 @@ class Key(NamedTuple):
 class Bound(NamedTuple):
     """A binding ready to run, with views of what it produces.
 
-    `ancestors` is held here because nothing else may: the binding points into it.
+    `held` are matrices that nothing else may hold: the binding points into them.
     """
 
     binding: object
     logits: Floats  # [L, B, V]
     result: Floats  # [B, L, V], the same memory
     finite: NDArray[np.bool_]
-    ancestors: NDArray[np.generic]
+    held: tuple[Floats, Floats]
 
 
 class Constants:
     """Inputs of chains, the same for every state of an engine: prefixes serve every length."""
 
-    def __init__(self, longest: int, reach: int) -> None:
-        """`longest`: most tokens of any run. `reach`: J, previous tokens a convolution reads."""
-        self.order: Ints = np.arange(longest, dtype=np.int64)
-        # a token's (j+1)-th previous one; below zero this counts into the convolution state
-        self.previous: Ints = np.ascontiguousarray(self.order[:, None] - 1 - np.arange(reach))
+    def __init__(self, longest: int, widths: Collection[int], window: int) -> None:
+        """`longest`: most tokens of any run. `widths`: of convolutions. `window`: most pending
+        tokens before a run.
+        """
+        self.longest = longest
+        self.order: Ints = np.arange(longest + window, dtype=np.int64)
+        self.taps = {width: self.order[:longest, None] + np.arange(width) for width in widths}
+        self.kept_taps = _kept(self.taps)
         self.parents: Ints = self.order - 1
-        self.chain = np.array(False)
-        self.tree = np.array(True)
+        self.no, self.yes = np.array(False), np.array(True)
         # bindings keep the triangles alive; this only shares them
         self._triangles: weakref.WeakValueDictionary[int, Floats] = weakref.WeakValueDictionary()
 
@@ -73,19 +90,31 @@ class Constants:
         return triangle
 
 
+def _kept(taps: Mapping[int, Ints]) -> dict[int, Ints]:
+    """Rows that are the convolution's state after each token: all but the oldest."""
+    return {width: np.ascontiguousarray(rows[:, 1:]) for width, rows in taps.items()}
+
+
 class TreeInputs:
     """Inputs of tree runs, rewritten for every tree."""
 
-    def __init__(self, window: int, reach: int) -> None:
-        self.previous: Ints = np.zeros((window, reach), np.int64)
+    def __init__(self, window: int, widths: Collection[int]) -> None:
+        self.taps = {width: np.zeros((window, width), np.int64) for width in widths}
+        self.kept_taps = _kept(self.taps)
+        self._previous: Ints = np.zeros((window, max(widths, default=1)), np.int64)
         self.parents: Ints = np.zeros(window, np.int64)
         self._ancestors: Floats = np.zeros(window * window, np.float32)
-        self._reach = reach
+        self._paths: Floats = np.zeros((2 * window) ** 2, np.float32)
 
     def ancestors(self, count: int) -> Floats:
         return self._ancestors[: count * count].reshape(count, count)
 
-    def fill(self, parents: tuple[int, ...], position: int, positions: Ints) -> None:
+    def paths(self, pending: int, count: int) -> Floats:
+        """[P + T, P + T]: `ancestors`, all of them descended from the pending tokens, a chain."""
+        whole = pending + count
+        return self._paths[: whole * whole].reshape(whole, whole)
+
+    def fill(self, parents: tuple[int, ...], position: int, positions: Ints, pending: int) -> None:
         """Write the tree's inputs, and each node's absolute position into `positions`."""
         ancestors = self.ancestors(len(parents))
         ancestors[:] = 0
@@ -97,11 +126,19 @@ class TreeInputs:
                 positions[node] = position
             ancestors[node, node] = 1
             self.parents[node] = parent
-            step = parent
-            for back in range(self._reach):
+            step = node
+            for back in range(self._previous.shape[1]):
                 # past the root, count back into the convolution state: -1 is its newest row
-                self.previous[node, back] = step
+                self._previous[node, back] = step
                 step = parents[step] if step >= 0 else step - 1
+        for width, taps in self.taps.items():
+            # the state's rows come before the run's
+            np.add(self._previous[:, :width][:, ::-1], width - 1, out=taps)
+            self.kept_taps[width][:] = taps[:, 1:]
+        paths = self.paths(pending, len(parents))
+        paths[:pending] = np.tri(pending, len(paths), dtype=np.float32)
+        paths[pending:, :pending] = 1
+        paths[pending:, pending:] = ancestors
 
 
 class Workspace:
@@ -110,18 +147,21 @@ class Workspace:
     def __init__(self, engine: OrtEngine, state: StateBuffers) -> None:
         self.engine = engine
         # not the state itself: a cycle would keep its memory until the next garbage collection
-        self._rings, self._caches = state.rings, state.caches
+        self._rings, self._bases, self._caches = state.rings, state.bases, state.caches
+        self._logs = frozenset(state.layout.logs)
         self._constants = engine.constants
-        longest, batch, vocab = len(engine.constants.order), state.batch, engine.config.vocab_size
-        reach = engine.constants.previous.shape[1]
+        longest, batch, vocab = engine.constants.longest, state.batch, engine.config.vocab_size
         self.tokens: Ints = np.zeros((longest, batch), np.int64)
         self.positions: Ints = np.zeros(longest, np.int64)
-        self.past: Ints = np.zeros((), np.int64)
+        self.past: Ints = np.zeros(1, np.int64)
+        self.total = np.zeros((), np.int32)
+        self.last = np.zeros(batch, np.int32)
         self.rows: Ints = np.zeros(longest, np.int64)
-        self.tree = TreeInputs(state.window, reach)
+        self.tree = TreeInputs(state.window, engine.constants.taps)
         self._logits: Floats = np.zeros((state.window + 1, batch, vocab), np.float32)
         self._finite = np.zeros((batch, vocab), np.bool_)
         self._bound: OrderedDict[Key, Bound] = OrderedDict()
+        self._values: dict[tuple[str, int | None, int | None], OrtValue] = {}
 
     @property
     def nbytes(self) -> int:
@@ -139,13 +179,15 @@ class Workspace:
             self._bound.move_to_end(key)
         return found
 
-    def stage(self, request: Request, position: int) -> None:
-        """Write the inputs of a run that starts at `position`."""
+    def stage(self, request: Request, position: int, pending: int) -> None:
+        """Write the inputs of a run that starts at `position`, `pending` tokens behind a base."""
         count = request.count
         self.tokens[:count] = request.tokens
-        self.past[()] = position
+        self.past[0] = position
+        self.total[()] = position + count
+        self.last[:] = position + count - 1
         if request.parents is not None:
-            self.tree.fill(request.parents, position, self.positions)
+            self.tree.fill(request.parents, position, self.positions, pending)
         elif count == 1:
             self.positions[0] = position
         else:
@@ -156,40 +198,105 @@ class Workspace:
     def logits(self, count: int) -> Floats:
         """[count, B, V]. More than window + 1 are allocated when first asked for, and kept."""
         if count > len(self._logits):
-            longest = len(self._constants.order)
+            longest = self._constants.longest
             self._logits = np.zeros((longest + 1, *self._logits.shape[1:]), np.float32)
             self._bound.clear()
+            self._values.clear()
         return self._logits[:count]
 
-    def _bind(self, key: Key) -> Bound:
-        logits = self.logits(key.row_count)
-        inputs = self._inputs(key)
-        outputs: dict[str, NDArray[np.generic]] = {"logits": logits}
+    def settle(self, state: StateBuffers) -> None:
+        """Bring the scan states up to the live token: a run of one token more, of which nothing is
+        kept, nor the logits, which go where no run whose logits may still be read had its own.
+        """
+        place, caches = state.place, self._caches.values()
+        # caches may be full: some row is run over and put back
+        at = place.position if state.capacity is None else min(place.position, state.capacity - 1)
+        rows = [cache[:, :, at].copy() for cache in caches]
+        base, slot, pending = place.next_base(), place.spare_slots()[0], place.pending
+        state.place = place = place.without(slot, 1)
+        self.stage(Request(np.zeros((1, state.batch), np.int64), None, "last", True), at, pending)
+        live, stored = place.live, pending - 1
+        key = Key(live, slot, place.base, base, pending, stored, 1, "last", 1, True, False)
+        try:
+            self.engine.execute(self._bind(key, self._logits[state.window : state.window + 1]))
+        finally:
+            for cache, row in zip(caches, rows, strict=True):
+                cache[:, :, at] = row
+        state.place = place.with_base(base)
+
+    def _bind(self, key: Key, logits: Floats | None = None) -> Bound:
+        logits = self.logits(key.row_count) if logits is None else logits
+        inputs, paths = self._inputs(key)
+        outputs = {"logits": OrtValue.ortvalue_from_numpy(logits)}
         kept = 1 if key.commit else key.tokens
         for name, ring in self._rings.items():
-            inputs[name] = ring[key.source]
-            outputs[name + "s"] = ring[key.target : key.target + kept]
+            if name not in self._logs:
+                inputs[name] = self._value(name, ring, key.source)
+                outputs[name + "s"] = self._value(name, ring, key.target, kept)
+                continue
+            first = key.source - key.pending + 1
+            inputs[name] = self._value(name, ring, first, key.pending)
+            if not key.commit:
+                outputs[name.removesuffix("_log")] = self._value(name, ring, key.target, kept)
+        for name, bases in self._bases.items():
+            inputs[name] = self._value(name, bases, key.base)
+            outputs[name + "s"] = self._value(name, bases, key.new_base, 1)
         for name, cache in self._caches.items():
-            inputs[name] = cache
-            outputs[name + "_out"] = cache
+            inputs[name] = outputs[name + "_out"] = self._value(name, cache)
         binding = self.engine.bind(inputs, outputs)
-        result = logits.transpose(1, 0, 2)
-        return Bound(binding, logits, result, self._finite, inputs["ancestors"])
+        return Bound(binding, logits, logits.transpose(1, 0, 2), self._finite, paths)
 
-    def _inputs(self, key: Key) -> dict[str, NDArray[np.generic]]:
-        count, fixed = key.tokens, self._constants
-        last = fixed.order[count - 1 : count]
-        all_tokens = fixed.order[:count]
-        rows = {"last": last, "all": all_tokens, "some": self.rows[: key.row_count]}
-        source = self.tree if key.tree else fixed
-        return {
-            "tokens": self.tokens[:count],
-            "rows": rows[key.rows],
-            "kept": last if key.commit else all_tokens,
-            "previous": source.previous[:count],
-            "parents": source.parents[:count],
-            "tree": fixed.tree if key.tree else fixed.chain,
-            "ancestors": source.ancestors(count),
-            "positions": self.positions[:count],
-            "past": self.past,
+    def _value(
+        self,
+        name: str,
+        array: NDArray[np.generic],
+        start: int | None = None,
+        count: int | None = None,
+    ) -> OrtValue:
+        """`array`, array[start] or array[start : start + count] for ONNX Runtime: made once, for
+        making one takes longer than binding it.
+        """
+        key = name, start, count
+        found = self._values.get(key)
+        if found is None:
+            if start is not None:
+                array = array[start] if count is None else array[start : start + count]
+            found = self._values[key] = OrtValue.ortvalue_from_numpy(array)
+        return found
+
+    def _inputs(self, key: Key) -> tuple[dict[str, OrtValue], tuple[Floats, Floats]]:
+        """What steers a run, and the matrices among it."""
+        count, fixed, tree = key.tokens, self._constants, self.tree
+        source, kind = (tree, "tree ") if key.tree else (fixed, "")
+        ancestors = source.ancestors(count)
+        paths = tree.paths(key.pending, count) if key.tree else fixed.ancestors(key.pending + count)
+        order, last = fixed.order, count - 1
+        rows = {
+            "last": (order, last, 1),
+            "all": (order, 0, count),
+            "some": (self.rows, 0, key.row_count),
         }
+        kept = (last, 1) if key.commit else (0, count)
+        of, first, length = rows[key.rows]
+        alone = not key.tree and kept[1] == 1
+        found = {
+            "tokens": self._value("tokens", self.tokens, 0, count),
+            "rows": self._value("some" if key.rows == "some" else "order", of, first, length),
+            "kept": self._value("order", order, *kept),
+            "stored": self._value("order", order, key.stored, 1),
+            "parents": self._value(f"{kind}parents", source.parents, 0, count),
+            "tree": self._value(f"{key.tree}", fixed.yes if key.tree else fixed.no),
+            "last_only": self._value(f"{alone}", fixed.yes if alone else fixed.no),
+            "ancestors": OrtValue.ortvalue_from_numpy(ancestors),
+            "paths": OrtValue.ortvalue_from_numpy(paths),
+            "positions": self._value("positions", self.positions, 0, count),
+            "past": self._value("past", self.past),
+            "total": self._value("total", self.total),
+            "last": self._value("last", self.last),
+        }
+        for width, taps in source.taps.items():
+            kept_taps = source.kept_taps[width]
+            name = f"{kind}taps{width}"
+            found[f"taps{width}"] = self._value(name, taps, 0, count)
+            found[f"kept_taps{width}"] = self._value(f"kept_{name}", kept_taps, *kept)
+        return found, (ancestors, paths)

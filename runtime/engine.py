@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edge.config import ModelConfig
 from edge.errors import EngineError, InputError
+from edge.launch import Log
 from edge.runtime.layout import StateLayout
 from edge.runtime.state import State
 
@@ -94,13 +95,14 @@ def layout_of(
     window: int,
     capacity: int | None,
     dtypes: Mapping[str, str],
+    logs: Mapping[str, Log] | None = None,
 ) -> StateLayout:
     """The layout of a state that `Engine.new_state` is asked for. Raises InputError."""
     _within(batch, MAX_BATCH, "batch")
     _within(window, MAX_WINDOW, "window")
     if capacity is not None and config.has_attention:
         _within(capacity, config.max_context or 1 << 24, "capacity")
-    return StateLayout.of(config, batch=batch, capacity=capacity, dtypes=dtypes)
+    return StateLayout.of(config, batch=batch, capacity=capacity, dtypes=dtypes, logs=logs)
 
 
 def _within(value: int, limit: int, name: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge.config import ModelConfig
+from edge.launch import Log
 from edge.tensors import kv_cache_shapes, padded_head_dim, recurrent_state_shapes
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 DEFAULT_CAPACITY = 4096
+_LOG_TYPES = {"f32": "float32", "f16": "float16", "i8": "int8", "u8": "uint8"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class StateLayout:
         batch: B.
         capacity: tokens the KV caches hold; 0 without attention.
         dtypes: input name → "float16" or "int8" of those that are not fp32. A zero is 0 in all.
+        logs: input name → what one token's row of it is: what the scans whose states are not kept
+            for every token read. No part of a snapshot.
     """
 
     recurrent: dict[str, Shape]
@@ -70,6 +74,7 @@ class StateLayout:
     batch: int
     capacity: int
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    logs: Mapping[str, Log] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -78,10 +83,11 @@ class StateLayout:
         batch: int = 1,
         capacity: int | None = None,
         dtypes: Mapping[str, str] | None = None,
+        logs: Mapping[str, Log] | None = None,
     ) -> StateLayout:
         """`capacity` None is the trained context, 4096 tokens where that is longer or unknown.
 
-        `dtypes`: a manifest's `state_dtypes`.
+        `dtypes`: a manifest's `state_dtypes`; `logs`: its `scan_logs`.
         """
         if not config.has_attention:
             capacity = 0
@@ -96,7 +102,7 @@ class StateLayout:
             name: (*shape[:3], padded_head_dim(shape[3]))
             for name, shape in kv_cache_shapes(config, capacity, batch).items()
         }
-        return StateLayout(recurrent, caches, batch, capacity, dtypes or {})
+        return StateLayout(recurrent, caches, batch, capacity, dtypes or {}, logs or {})
 
     def with_batch(self, batch: int) -> StateLayout:
         """The same state for another number of sequences."""
@@ -105,7 +111,16 @@ class StateLayout:
             axis = batch_axis(name)
             recurrent[name] = (*shape[:axis], batch, *shape[axis + 1 :])
         caches = {name: (batch, *shape[1:]) for name, shape in self.caches.items()}
-        return StateLayout(recurrent, caches, batch, self.capacity, self.dtypes)
+        return replace(self, recurrent=recurrent, caches=caches, batch=batch)
+
+    @property
+    def based(self) -> frozenset[str]:
+        """Recurrent tensors that are kept for some tokens only: the scan states of layers with
+        logs.
+        """
+        # `layers.0.x_log` is of `layers.0`
+        layers = {tuple(name.split(".")[:2]) for name in self.logs}
+        return frozenset(".".join((*layer, "ssm_state")) for layer in layers)
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """Type of one tensor's values."""
@@ -114,6 +129,17 @@ class StateLayout:
     def bytes_of(self, name: str, shape: Shape) -> int:
         """What `shape` values of this tensor take."""
         return self.dtype(name).itemsize * math.prod(shape)
+
+    def kept(self, slots: int, bases: int) -> dict[str, tuple[Shape, np.dtype[Any]]]:
+        """Arrays for a ring of `slots` and for `bases`: name → shape, the count first, and type."""
+        based = self.based
+        out = {
+            name: ((bases if name in based else slots, *shape), self.dtype(name))
+            for name, shape in self.recurrent.items()
+        }
+        for name, log in self.logs.items():
+            out[name] = ((slots, self.batch, log.width), np.dtype(_LOG_TYPES[log.dtype]))
+        return out
 
     @property
     def slot_bytes(self) -> int:

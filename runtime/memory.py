@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import resource
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from edge.bundle import Manifest
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
 from edge.errors import EdgeError, EngineError, StateError
 from edge.runtime.layout import StateLayout
-from edge.runtime.ring import slots_for
+from edge.runtime.ring import bases_for, slots_for
 from edge.tensors import parameters
 
 CHECK_VARIABLE = "EDGE_MEMORY_CHECK"
@@ -46,7 +47,8 @@ def plan(
 ) -> dict[str, int]:
     """Bytes by purpose.
 
-    Keys: `weights` (resident, packed copies included), `state_ring` (every slot), `kv_cache`,
+    Keys: `weights` (resident, packed copies included), `state_ring` (every slot, base and log),
+    `kv_cache`,
     `logits` (of a run of `window` tokens), `workspace` (estimated, of a run of `chunk` tokens),
     `total` of these, and, not in the total, `state` (one recurrent state) and `snapshot` (one,
     with full KV caches).
@@ -56,7 +58,7 @@ def plan(
     tokens = 1 if layout.batch > 1 and config.has_attention else chunk
     out = {
         "weights": weights,
-        "state_ring": slots_for(window) * state,
+        "state_ring": ring_bytes(layout, window),
         "kv_cache": cache,
         "logits": _FLOAT * (window + 1) * layout.batch * config.vocab_size,
         "workspace": workspace_bytes(config, tokens, layout.batch, layout.capacity),
@@ -84,7 +86,11 @@ def plan_bundle(
     sum of the parts, or `loading` where that is more.
     """
     layout = StateLayout.of(
-        manifest.model, batch=batch, capacity=capacity, dtypes=manifest.state_dtypes
+        manifest.model,
+        batch=batch,
+        capacity=capacity,
+        dtypes=manifest.state_dtypes,
+        logs=manifest.scan_logs,
     )
     kept, moment = _weights(manifest)
     out = plan(manifest.model, layout, window=window, chunk=manifest.limits.chunk, weights=kept)
@@ -93,6 +99,12 @@ def plan_bundle(
     out["loading"] = moment + out["program"]
     out["total"] = max(out["total"] + out["program"] + out["snapshots"], out["loading"])
     return out
+
+
+def ring_bytes(layout: StateLayout, window: int) -> int:
+    """What a state keeps of its last tokens: their states, or bases and logs."""
+    arrays = layout.kept(slots_for(window, logged=bool(layout.logs)), bases_for(window))
+    return sum(dtype.itemsize * math.prod(shape) for shape, dtype in arrays.values())
 
 
 def _weights(manifest: Manifest) -> tuple[int, int]:

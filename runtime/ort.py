@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
+from onnxruntime import OrtValue
 
 from edge import cpu
 from edge.config import Mamba1Config, Mamba2Config, ModelConfig
@@ -82,10 +83,11 @@ class OrtEngine:
         self._pid = os.getpid()
         self._inputs = {meta.name: meta for meta in self._session.get_inputs()}
         self._state_dtypes = dict(state_dtypes or {})
-        layout = StateLayout.of(config, capacity=1, dtypes=self._state_dtypes)
+        self._logs = ort_session.logs_of(self._session, path)
+        layout = self._layout(1, 1, 1)
         ort_session.check_signature(self._session, layout, path)
-        widths = [c.d_conv - 1 for c in config.layers if isinstance(c, Mamba1Config | Mamba2Config)]
-        self.constants = Constants(max(chunk, MAX_WINDOW), max(widths, default=0))
+        widths = {c.d_conv for c in config.layers if isinstance(c, Mamba1Config | Mamba2Config)}
+        self.constants = Constants(max(chunk, MAX_WINDOW), widths, MAX_WINDOW)
 
     @staticmethod
     def from_bundle(
@@ -140,7 +142,7 @@ class OrtEngine:
         )
 
     def _layout(self, batch: int, window: int, capacity: int | None) -> StateLayout:
-        return layout_of(self.config, batch, window, capacity, self._state_dtypes)
+        return layout_of(self.config, batch, window, capacity, self._state_dtypes, self._logs)
 
     # -- running ---------------------------------------------------------------------------------
 
@@ -178,9 +180,13 @@ class OrtEngine:
         self, request: Request, state: StateBuffers, workspace: Workspace
     ) -> NDArray[np.float32]:
         count, place = request.count, state.place
-        kept = 1 if request.commit else count
-        target = place.next_slots(kept)
-        workspace.stage(request, place.position)
+        tree, commit, pending = request.parents is not None, request.commit, place.pending
+        first = place.applies_first(count, commit=commit, tree=tree)
+        # scan states with logs are written after so many tokens, pending ones counted
+        stored = pending if first else pending + count
+        kept = 1 if commit else count
+        target, base = place.next_slots(kept), place.next_base()
+        workspace.stage(request, place.position, pending)
         # from here on the slots hold neither the old states nor, until the run is over, new ones
         state.place = place = place.without(target, kept)
         rows = request.rows
@@ -188,56 +194,83 @@ class OrtEngine:
             Key(
                 place.live,
                 target,
+                place.base,
+                base,
+                pending,
+                stored - 1,
                 count,
                 rows if isinstance(rows, str) else "some",
                 1 if rows == "last" else count if rows == "all" else len(rows),
-                request.commit,
-                request.parents is not None,
+                commit,
+                tree,
             )
         )
-        self._execute(bound)
+        self.execute(bound)
+        self._check_finite(bound)
+        if first:
+            place = place.with_base(base)
         if request.parents is not None:
             state.place = place.branched(Tree(target, request.parents))
-        elif request.commit:
-            state.place = place.settled(target, place.position + count)
+        elif commit:
+            state.place = place.settled(target, place.position + count, base)
         else:
-            state.place = place.advanced(target, count)
+            place = place.advanced(target, count)
+            state.place = place if first else place.with_base(base)
         return bound.result
 
     def _run_one_by_one(
         self, request: Request, state: StateBuffers, workspace: Workspace
     ) -> NDArray[np.float32]:
         """A chain as runs of one token; the state moves on when all have succeeded."""
-        count, place = request.count, state.place
+        count, commit, place = request.count, request.commit, state.place
         logits = workspace.logits(len(request.row_indices) + 1)
-        target = place.next_slots(1 if request.commit else count)
-        if not request.commit:
-            state.place = place = place.without(target, count)
-        else:
-            for slot in place.spare_slots():
-                state.place = place = place.without(slot, 1)
-        source = place.live
+        start = place.next_slots(1 if commit else count)
+        for slot in place.spare_slots() if commit else range(start, start + count):
+            state.place = state.place.without(slot, 1)
+        ahead = state.place
         for index in range(count):
-            step = Request(request.tokens[index : index + 1], None, "last", request.commit)
-            slot = place.spare_slots()[index % 2] if request.commit else target + index
-            workspace.stage(step, place.position + index)
-            bound = workspace.bound(Key(source, slot, 1, "last", 1, request.commit, False))
-            self._execute(bound)
+            step = Request(request.tokens[index : index + 1], None, "last", commit)
+            slot = place.spare_slots()[index % 2] if commit else start + index
+            base = place.spare_bases()[index % 2] if commit else ahead.next_base()
+            state.place = state.place.without_base(base)
+            pending = ahead.pending
+            workspace.stage(step, ahead.position, pending)
+            bound = workspace.bound(
+                Key(
+                    ahead.live,
+                    slot,
+                    ahead.base,
+                    base,
+                    pending,
+                    pending,
+                    1,
+                    "last",
+                    1,
+                    commit,
+                    False,
+                )
+            )
+            self.execute(bound)
+            self._check_finite(bound)
             for row, wanted in enumerate(request.row_indices):
                 if wanted == index:
                     logits[row + 1] = bound.logits[0]
-            source = slot
-        if request.commit:
-            state.place = place.settled(source, place.position + count)
-        else:
-            state.place = place.advanced(target, count)
+            if commit:
+                ahead = ahead.settled(slot, ahead.position + 1, base)
+            else:
+                ahead = ahead.advanced(slot, 1)
+                ahead = ahead.with_base(base)
+        state.place = ahead
         return logits[1:].transpose(1, 0, 2)
 
-    def _execute(self, bound: Bound) -> None:
+    def execute(self, bound: Bound) -> None:
+        """Run what is bound. Raises EngineError."""
         try:
             self._session.run_with_iobinding(bound.binding)
         except Exception as problem:
             raise EngineError(f"ONNX Runtime failed: {problem}") from problem
+
+    def _check_finite(self, bound: Bound) -> None:
         for row in bound.logits:
             # .all() takes a detour of half a microsecond, a tenth of what a step costs in Python
             if not np.logical_and.reduce(np.isfinite(row, out=bound.finite), axis=None):
@@ -247,17 +280,14 @@ class OrtEngine:
                 )
 
     def bind(
-        self,
-        inputs: Mapping[str, NDArray[Any]],
-        outputs: Mapping[str, NDArray[Any]],
+        self, inputs: Mapping[str, OrtValue], outputs: Mapping[str, OrtValue]
     ) -> onnxruntime.IOBinding:
-        """A binding of those inputs the graph has, and of all outputs, to the arrays' memory."""
+        """A binding of those inputs the graph has, and of these outputs."""
         binding = self._session.io_binding()
         for name in self._inputs:
-            array = inputs[name]
-            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        for name, array in outputs.items():
-            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            binding.bind_ortvalue_input(name, inputs[name])
+        for name, value in outputs.items():
+            binding.bind_ortvalue_output(name, value)
         return binding
 
     def end_profile(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import onnxruntime  # type: ignore[import-untyped]
 
 from edge import cpu
 from edge.errors import BundleError, EngineError
+from edge.launch import DType, Log
 from edge.runtime.layout import StateLayout, batch_axis
 
 if TYPE_CHECKING:
@@ -23,8 +25,13 @@ _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_"
 OPTIMIZED_GRAPH = "optimized.onnx"
 _RUN_INPUTS = (
-    "tokens", "rows", "kept", "previous", "parents", "tree", "ancestors", "positions", "past",
+    "tokens", "rows", "kept", "parents", "tree", "last_only", "stored", "paths",
+    "ancestors", "positions", "past", "total", "last",
 )  # fmt: skip
+_TAPS = re.compile(r"(kept_)?taps\d+")
+_LOG_TYPES: dict[str, DType] = {
+    "tensor(float)": "f32", "tensor(int8)": "i8", "tensor(uint8)": "u8",
+}  # fmt: skip
 _ONNX_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)", "int8": "tensor(int8)"}
 
 
@@ -136,6 +143,24 @@ def _identity(info: os.stat_result) -> tuple[int, ...]:
     return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
 
+def logs_of(session: onnxruntime.InferenceSession, path: Path) -> dict[str, Log]:
+    """The inputs of a graph that give back rows of what its scans read; the outputs they are rows
+    of have their names without `_log`. Raises BundleError: such an input with no such output.
+    """
+    outputs = {meta.name: meta for meta in session.get_outputs()}
+    logs: dict[str, Log] = {}
+    for meta in session.get_inputs():
+        if not meta.name.endswith("_log"):
+            continue
+        of = outputs.get(meta.name.removesuffix("_log"))
+        width = meta.shape[-1] if len(meta.shape) == 3 else None
+        same = of is not None and (of.type, of.shape[-1:]) == (meta.type, [width])
+        if not same or meta.type not in _LOG_TYPES or not isinstance(width, int):
+            raise BundleError("is not what an output logs", file=path, field=meta.name)
+        logs[meta.name] = Log(dtype=_LOG_TYPES[meta.type], width=width)
+    return logs
+
+
 def check_signature(session: onnxruntime.InferenceSession, layout: StateLayout, path: Path) -> None:
     """The graph's inputs are those of the layout, and it keeps states in the layout's types.
 
@@ -156,8 +181,13 @@ def check_signature(session: onnxruntime.InferenceSession, layout: StateLayout, 
             raise BundleError(
                 f"the graph has shape {have}, the model {list(shape)}", file=path, field=name
             )
-    if unknown := sorted(found.keys() - wanted.keys() - set(_RUN_INPUTS)):
-        raise BundleError(f"the graph has unknown inputs {unknown}", file=path)
+    names = found.keys() - wanted.keys() - layout.logs.keys() - set(_RUN_INPUTS)
+    if unknown := sorted(name for name in names if not _TAPS.fullmatch(name)):
+        raise BundleError(
+            f"the graph has unknown inputs {unknown}",
+            file=path,
+            remedy="another version wrote it: export the model again",
+        )
     _check_types(session, layout, path)
 
 

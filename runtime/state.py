@@ -154,7 +154,8 @@ class State(ABC):
             self.adopt(snapshot.recurrent, snapshot.caches, snapshot.position)
 
     def rewind(self, count: int) -> None:
-        """As if the last `count` tokens had never been run.
+        """As if the last `count` tokens had never been run; scan states that are rebuilt from logs
+        have other last bits.
 
         Raises StateError beyond `reach`, saying how far it could go; the state is then unchanged.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
-from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
-from edge.ops import DOMAIN, VERSION
+from edge.ops import DOMAIN, VERSION, Op
+from edge.ops.recurrent import LOGS
 from edge.plugins.onnx import OPSETS, Flavour, function, op_of
 
 Array = NDArray[Any]
@@ -75,6 +76,28 @@ def _poisoned(like: Array) -> Array:
     return np.full(like.shape, np.nan if like.dtype.kind == "f" else 77, like.dtype)
 
 
+def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """These and those of the graphs inside them."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from all_nodes(attribute.g.node)
+
+
+def inputs_of(op: Op, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """The inputs of an op, in its order; logs that `feeds` lacks are empty."""
+    none = {log: feeds[of][:0] for log, of in LOGS.items() if of in feeds}
+    return {v.name: np.array((none | dict(feeds))[v.name], order="C") for v in op.inputs}
+
+
+def logged(feeds: Mapping[str, Array], count: int) -> dict[str, Array]:
+    """The same tokens for a Mamba-2 scan, the first `count` of them logged."""
+    logs = {log: feeds[of][:count] for log, of in LOGS.items()}
+    own = {name: feeds[name][count:] for name in ("x", "dt", "B", "C")}
+    return {**feeds, **logs, **own}
+
+
 def run_op(
     name: str,
     flavour: Flavour,
@@ -87,7 +110,7 @@ def run_op(
     `constant` keeps weights in the graph, as models do: what ONNX Runtime folds, packs or chooses
     at load is then tested too, and it takes a session a call.
     """
-    feeds = {v.name: np.array(inputs[v.name], order="C") for v in op_of(name).inputs}
+    feeds = inputs_of(op_of(name), inputs)
     what = name, flavour, tuple(attributes.items()), tuple(a.dtype for a in feeds.values())
     if constant:
         weights = {v.name: feeds[v.name] for v in op_of(name).inputs if v.role == "weight"}

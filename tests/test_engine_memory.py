@@ -45,7 +45,11 @@ def test_the_plan_is_what_a_state_takes(
     plan = engine(kind).memory_plan(**sizes)  # type: ignore[arg-type]
     state = engine(kind).new_state(**sizes)  # type: ignore[arg-type]
     assert plan["state_ring"] + plan["kv_cache"] == state.nbytes
-    assert plan["state_ring"] == (2 * window + 1) * plan["state"]
+    logs = [ring.nbytes for name, ring in state.rings.items() if name.endswith("_log")]
+    based = [state.layout.bytes_of(name, state.layout.recurrent[name]) for name in state.bases]
+    slots, bases = (3 if logs else 2) * window + 1, min(window, 4) + 2
+    slot = plan["state"] - sum(based)
+    assert plan["state_ring"] == slots * slot + bases * sum(based) + sum(logs)
     assert plan["logits"] == state.workspace.logits(1).base.nbytes
     parts = ("weights", "state_ring", "kv_cache", "logits", "workspace")
     assert plan["total"] == sum(plan[part] for part in parts)

@@ -13,6 +13,7 @@ from onnx import ModelProto, numpy_helper
 from edge.errors import ExportError
 from edge.export.graph import GRAPH_FILE
 from edge.export.graph.agreement import rounded_values, verify_engine
+from tests.onnx_ops import all_nodes
 from tests.quantized_models import built, network, plan_of, tokens_of
 from tests.test_graph_models import MODELS
 
@@ -57,8 +58,9 @@ def forget_the_skip(model: ModelProto) -> None:
     """The scan's D·x is taken away instead of added."""
     for function in model.functions:
         if function.name.startswith("SelectiveScan"):
-            after_skip = {n.output[0] for n in function.node if "skip" in n.output[0]}
-            for node in function.node:
+            nodes = list(all_nodes(function.node))
+            after_skip = {n.output[0] for n in nodes if "skip" in n.output[0]}
+            for node in nodes:
                 if node.op_type == "Add" and after_skip & set(node.input):
                     node.op_type = "Sub"
 

@@ -13,7 +13,16 @@ from edge.export.quantize import dequantize_blocks, quantize_blocks
 from edge.plugins import reference
 from edge.plugins.onnx import FLAVOURS, Flavour
 from edge.rope import powers
-from tests.onnx_ops import LENGTHS, ancestors, chain, path_to, random_parents, run_op, taps
+from tests.onnx_ops import (
+    LENGTHS,
+    ancestors,
+    chain,
+    logged,
+    path_to,
+    random_parents,
+    run_op,
+    taps,
+)
 
 Array = NDArray[Any]
 both = pytest.mark.parametrize("flavour", FLAVOURS)
@@ -269,6 +278,29 @@ def test_selective_scan_heads(
             )  # fmt: skip
             close(out["y"][t], y[:, -1].flatten(1), 2e-5)
             close(out["ssm_states"][r], after, 2e-5)
+
+
+@both
+@batches
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("count", "steps"), [(1, 1), (1, 4), (3, 1), (3, 4), (2, 65)])
+def test_logged_tokens_come_before_the_run(
+    flavour: Flavour, batch: int, groups: int, count: int, steps: int, rng: np.random.Generator
+) -> None:
+    """What a run of all of them gives, whose first ones are no longer wanted."""
+    f, whole = heads_feeds(rng, count + steps, batch, groups), count + steps
+    name = "SelectiveScanHeads_1" if groups == 1 else "SelectiveScanHeads"
+    sizes = {"heads": 4, "head_dim": 8, "groups": groups, "d_state": 16,
+             "dt_min": 0.0, "dt_max": 9.0}  # fmt: skip
+    for tree in trees(rng, steps):
+        parents = [*chain(count), *(parent + count for parent in tree)]
+        every = {"kept": np.arange(whole), "ancestors": ancestors(parents)}
+        expected = run_op(name, flavour, f | every, **sizes)
+        for kept in ([count - 1], [whole - 1], [count - 1, whole - 1]):
+            some = every | {"kept": np.array(kept, np.int64)}
+            out = run_op(name, flavour, logged(f, count) | some, **sizes)
+            close(out["y"], torch.from_numpy(expected["y"][count:]), 2e-5)
+            close(out["ssm_states"], torch.from_numpy(expected["ssm_states"][kept]), 2e-5)
 
 
 # -- attention -------------------------------------------------------------------------------------

@@ -33,7 +33,16 @@ from tests.int8_recurrent import (
     scan_feeds,
     steering,
 )
-from tests.onnx_ops import LENGTHS, chain, one_op_model, path_to, taps
+from tests.onnx_ops import (
+    LENGTHS,
+    chain,
+    inputs_of,
+    logged,
+    one_op_model,
+    path_to,
+    random_parents,
+    taps,
+)
 
 both = pytest.mark.parametrize("flavour", FLAVOURS)
 batches = pytest.mark.parametrize("batch", [1, 3])
@@ -149,6 +158,30 @@ def test_selective_scan_heads(
             y, after = heads_expected(f, path_to(route[0], int(t)), groups, limit)
             compared.floats(out["y"][t], y, TOLERANCE[state_bits])
             compared.state(out["ssm_states"][r], after)
+    compared.check()
+
+
+@both
+@batches
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("count", "steps"), [(1, 1), (1, 4), (3, 1), (3, 4), (2, 65)])
+def test_logged_tokens_come_before_the_run(
+    flavour: Flavour, batch: int, groups: int, count: int, steps: int, rng: np.random.Generator
+) -> None:
+    f, whole = heads_feeds(rng, count + steps, batch, groups, 32), count + steps
+    attributes, compared = heads_attributes(groups, (0.01, 3.0), 32), Compared()
+    for tree in (chain(steps), random_parents(steps, rng)):
+        parents = [*chain(count), *(parent + count for parent in tree)]
+        for kept in ([count - 1], [whole - 1], [count - 1, whole - 1]):
+            steered = steering(parents, np.array(kept, np.int64), False)
+            out = run("SelectiveScanHeadsInt8", flavour, logged(f, count) | steered, **attributes)
+            assert len(out["y"]) == steps
+            for token in (count, whole - 1):
+                y, _ = heads_expected(f, path_to(parents, token), groups, (0.01, 3.0))
+                compared.floats(out["y"][token - count], y, TOLERANCE[32])
+            for row, token in zip(out["ssm_states"], kept, strict=True):
+                _, after = heads_expected(f, path_to(parents, token), groups, (0.01, 3.0))
+                compared.state(row, after)
     compared.check()
 
 
@@ -271,7 +304,7 @@ def test_of_a_wide_state_few_values_are_apart(
 
 def judged_by_onnx(op: str, feeds: dict[str, Array], **attributes: float) -> list[Array]:
     """Outputs of the standard flavour as ONNX's own evaluator understands it."""
-    ordered = {v.name: feeds[v.name] for v in OPS[op].inputs}
+    ordered = inputs_of(OPS[op], feeds)
     types = [a.dtype for a in ordered.values()]
     name = variants(op, attributes)
     model = one_op_model(name, "standard", attributes.items(), types)

@@ -159,7 +159,11 @@ def test_every_int8_node_is_its_body(name: str, tmp_path: Path) -> None:
         op = op_of(node.op_type)
         seen.add(op.name)
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        inputs = {v.name: values[n] for v, n in zip(op.inputs, node.input, strict=True)}
+        # those at the end that nothing looks at are left out
+        inputs = (
+            {"ancestors": np.zeros((0, 0), np.float32)} if op.name.endswith("HeadsInt8") else {}
+        )
+        inputs |= {v.name: values[n] for v, n in zip(op.inputs, node.input, strict=False)}
         found = run_op(node.op_type, "standard", inputs, **attributes)
         for v, output in zip(op.outputs, node.output, strict=True):
             ours, theirs = values[output], found[v.name]

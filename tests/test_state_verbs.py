@@ -221,7 +221,11 @@ class VerbsMachine(RuleBasedStateMachine):
         assert self.state.position == expected.position
         self.oracle.restore(expected)
         for name, array in self.oracle.arrays().items():
-            assert np.array_equal(arrays[name], array), name
+            if name in self.state.bases:  # made of logged inputs, whose sums have another order
+                bound = 1e-5 * max(1e-3, float(np.abs(array).max()))
+                np.testing.assert_allclose(arrays[name], array, rtol=0, atol=bound, err_msg=name)
+            else:
+                assert np.array_equal(arrays[name], array), name
         final = self.runs[-1].network_after if self.runs else self.network_empty
         for index, layer in enumerate(final.layers if final is not None else ()):
             for key, tensor in layer.items():

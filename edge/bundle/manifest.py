@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 
 from edge.bundle.paths import check_relative
 from edge.config import ModelConfig
-from edge.launch import ARCHITECTURES
+from edge.launch import ARCHITECTURES, Log
 
 SCHEMA_VERSION = 1
 
@@ -108,6 +108,8 @@ class Manifest(_Strict):
     quantization: Quantization
     # state tensors that are not fp32, by their name as a graph input
     state_dtypes: dict[str, Literal["int8", "float16"]] = {}
+    # inputs of the `ort` graph that give back rows of what Mamba-2's scans read
+    scan_logs: dict[str, Log] = {}
     opset: dict[str, int]
     # `ort` for ONNX Runtime, `cuda` the launch plan, `tensorrt` the graph of plugins
     graphs: dict[Name, str]
@@ -156,8 +158,9 @@ class Manifest(_Strict):
     def to_json(self) -> bytes:
         """The one byte form: sorted keys, so that equal manifests have equal fingerprints."""
         data: dict[str, Any] = self.model_dump(mode="json")
-        if not self.kernels:  # a runtime from before there were any refuses the key
-            del data["kernels"]
+        for key in ("kernels", "scan_logs"):
+            if not data[key]:  # a runtime from before there were any refuses the key
+                del data[key]
         return (
             json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
         ).encode()

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edge.ops import OPS
+from edge.ops.recurrent import LOGGED, LOGS
 from edge.ops.spec import Attribute, Op, Value, index, state, value
 from edge.ops.variants import every_variant, variants
 
@@ -40,7 +41,7 @@ _CONV_TAPS = (
           "oldest first, itself last"),
     index("state_taps", "i32[K-1]", "rows that are the stored state; looked at when one is"),
 )  # fmt: skip
-_STEERED = ("taps", "kept_taps", "kept", "parents", "tree", "last_only", "ancestors")
+_STEERED = ("taps", "kept_taps", "kept", "parents", "tree", "last_only", "ancestors", *LOGS)
 
 
 def device_name(op: str, attributes: Mapping[str, float]) -> str:
@@ -134,7 +135,8 @@ def _recurrent(op: Op, logs: Mapping[str, str], steering: tuple[Value, ...], mat
     kept = tuple(_log(log, named[name]) for log, name in logs.items())
     states = tuple(v for v in own if v.role == "state") + kept
     outputs = (op.outputs[0], *map(_out, states))
-    return _device(op, (*own, *kept, *steering), outputs, f"{op.maths}\n{maths}")
+    own_maths = op.maths.removeprefix(LOGGED)  # logs are memory here, not inputs
+    return _device(op, (*own, *kept, *steering), outputs, f"{own_maths}\n{maths}")
 
 
 def _conv(op: Op) -> Op:

@@ -16,12 +16,10 @@ convolution's y as u8 with zero point 128: the same numbers, of which it multipl
 
 from __future__ import annotations
 
-from edge.ops.recurrent import CAUSAL_CONV1D, SELECTIVE_SCAN, SELECTIVE_SCAN_HEADS
+from edge.ops.recurrent import CAUSAL_CONV1D, LOGGED, SELECTIVE_SCAN, SELECTIVE_SCAN_HEADS
 from edge.ops.spec import Attribute, Op, Value, index, state, value, weight
 
-_FLOAT_INPUTS = {
-    v.name: v for op in (SELECTIVE_SCAN_HEADS, SELECTIVE_SCAN, CAUSAL_CONV1D) for v in op.inputs
-}
+_FLOAT_INPUTS = {v.name: v for op in (SELECTIVE_SCAN, CAUSAL_CONV1D) for v in op.inputs}
 _STATE_BITS = Attribute("state_bits", "int", "32, 16 or 8: how ssm_state is kept")
 _STATE_MATHS = (
     "32: s = h. 16: s = f16(h), half to even. 8: s = round8(h / state_scale), and h of s is "
@@ -107,18 +105,22 @@ SELECTIVE_SCAN_HEADS_INT8 = Op(
         state("ssm_state", "f32|f16|i8[B,H,P,N]", "state before this run"),
         weight("state_scale", "f32[...]", "[1] or [H,1,N]; looked at when state_bits is 8"),
         *(_FLOAT_INPUTS[name] for name in ("kept", "parents", "tree", "last_only")),
-        index("ancestors", "f32[T,T]", "the same tree as `parents`, looked at when state_bits "
-              "is 32: [t,j] is 1 when j is t or on t's path, else 0"),
+        index("ancestors", "f32[M,M]", "the same tree as `parents`, looked at when state_bits "
+              "is 32: [t,j] is 1 when j is t or on t's path, else 0; of logged tokens too, which "
+              "come first and which `kept` counts first. There are none when state_bits is not 32"),
+        value("x_log", "i8[L,B,H·P]", "x of the logged tokens, oldest first"),
+        value("dt_log", "i8[L,B,H]", "their dt"),
+        value("B_log", "i8[L,B,G·N]", "their B"),
     ),
     (
         value("y", "f32[T,B,H·P]", "not yet gated"),
         state("ssm_states", "f32|f16|i8[R,B,H,P,N]", "state after each kept token"),
     ),
     (*SELECTIVE_SCAN_HEADS.attributes, _STATE_BITS),
-    "x, dt, B, C, D, dt_bias: each q·scale\n"
+    f"{LOGGED}x, dt, B, C, D, dt_bias: each q·scale\n"
     "Δ = clamp(softplus(dt + dt_bias), dt_min, dt_max)\n"
     "h[t] = exp(Δ[t]·A) · s[parents[t]] + Δ[t]·x[t] ⊗ B[t]\ny[t] = h[t]·C[t] + D·x[t]\n"
-    f"s[t] is h[t] as kept: {_STATE_MATHS}\nssm_states[r] = s[kept[r]]",
+    f"s[t] is h[t] as kept: {_STATE_MATHS}\nssm_states[r] = s[kept[r]-L]",
     "Quamba2, arXiv 2503.22879; Mamba-2, arXiv 2405.21060, equation 1",
 )  # fmt: skip
 

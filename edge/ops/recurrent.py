@@ -6,6 +6,11 @@ then the token itself. T is any length, and a run of T tokens means the same as 
 
 Kept rows: `kept` names the tokens after which the state is wanted. The states of the others are
 never written anywhere, so prefill keeps one and a rewindable run keeps all.
+
+Logged tokens: Mamba-2's scans may be given the inputs of tokens that came before the run and that
+`ssm_state` does not hold yet. They are a chain, count as the first tokens of every path, and have
+no output but their state. A run that is to be verified need then write no states: the next one
+logs the tokens that stood ("multi-step", The Mamba in the Llama, arXiv 2408.15237, algorithm 2).
 """
 
 from __future__ import annotations
@@ -64,6 +69,10 @@ SELECTIVE_SCAN = Op(
     "Mamba, arXiv 2312.00752, equations 2a, 2b and 4, algorithm 2",
 )
 
+# The inputs of logged tokens: name → what they are rows of.
+LOGS = {"x_log": "x", "dt_log": "dt", "B_log": "B"}
+LOGGED = "the L logged tokens are t = -L … -1: x[t] = x_log[L+t], dt and B likewise\n"
+
 SELECTIVE_SCAN_HEADS = Op(
     "SelectiveScanHeads",
     (
@@ -74,12 +83,17 @@ SELECTIVE_SCAN_HEADS = Op(
         weight("A", "f32[H]", "-exp(A_log)"),
         weight("D", "f32[H]", "skip"),
         weight("dt_bias", "f32[H]", ""),
-        state("ssm_state", "f32[B,H,P,N]", "state before this run"),
-        _KEPT,
-        index("ancestors", "f32[T,T]", "[t,j] is 1 when j is t or on t's path, else 0"),
+        state("ssm_state", "f32[B,H,P,N]", "state before the logged tokens and this run"),
+        index("kept", "i64[R]", "tokens whose state is emitted, logged ones counted first: "
+              "ascending, in [0, M), M = L + T"),
+        index("ancestors", "f32[M,M]", "[t,j] is 1 when j is t or on t's path, else 0; of logged "
+              "tokens too, which come first"),
+        value("x_log", "f32[L,B,H·P]", "x of the logged tokens, oldest first"),
+        value("dt_log", "f32[L,B,H]", "their dt"),
+        value("B_log", "f32[L,B,G·N]", "their B"),
     ),
     (
-        value("y", "f32[T,B,H·P]", "not yet gated"),
+        value("y", "f32[T,B,H·P]", "of the run's own tokens, not yet gated"),
         state("ssm_states", "f32[R,B,H,P,N]", "state after each kept token"),
     ),
     (
@@ -90,12 +104,12 @@ SELECTIVE_SCAN_HEADS = Op(
         Attribute("dt_min", "float", "Δ is clamped to [dt_min, dt_max]"),
         Attribute("dt_max", "float", "may be infinite"),
     ),
-    "Δ = clamp(softplus(dt + dt_bias), dt_min, dt_max)\n"
+    f"{LOGGED}Δ = clamp(softplus(dt + dt_bias), dt_min, dt_max)\n"
     "h[t] = exp(Δ[t]·A) · h[parent(t)] + Δ[t]·x[t] ⊗ B[t]\ny[t] = h[t]·C[t] + D·x[t]\n"
-    "ssm_states[r] = h[kept[r]]\nwith parent(t) the largest other j with ancestors[t,j] = 1; the "
+    "ssm_states[r] = h[kept[r]-L]\nwith parent(t) the largest other j with ancestors[t,j] = 1; the "
     "quadratic form needs no parent: S = ancestors·(Δ·A), h[t] = exp(S[t])·h0 + "
     "Σ_j ancestors[t,j]·exp(S[t]-S[j])·Δ[j]·x[j]⊗B[j]",
     "Mamba-2, arXiv 2405.21060, equation 1, sections 3.2 and 6 (SSD)",
-)
+)  # fmt: skip
 
 ALL = (CAUSAL_CONV1D, SELECTIVE_SCAN, SELECTIVE_SCAN_HEADS)

@@ -71,11 +71,12 @@ class _Recorder:
         return self.session.get_outputs()
 
     def run(self, names: list[str], feeds: dict[str, Any]) -> Sequence[Any]:
-        found = self.session.run(names, feeds)
-        for name, array in zip(names, found, strict=True):
+        wanted = list(dict.fromkeys((*names, *self.names)))
+        found = self.session.run(wanted, feeds)
+        for name, array in zip(wanted, found, strict=True):
             if name in self.names:
                 self.seen.setdefault(name, []).append(_signed(array))
-        return found
+        return found[: len(names)]
 
     def values(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Each value over all runs; time is the first axis."""
@@ -127,7 +128,8 @@ def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str
     data = (folder / GRAPH_FILE).read_bytes()
     model = onnx.load_from_string(data)
     names = rounded_values(model)
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    outputs = {output.name for output in model.graph.output}
+    model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in outputs)
     opened = open_session(folder, model.SerializeToString(), session_options(THREADS))
     recorder = _Recorder(opened, frozenset(names))
     found = graph_logits(GraphRunner(recorder, config), tokens)

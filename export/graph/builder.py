@@ -13,6 +13,7 @@ from edge.config import ModelConfig
 from edge.errors import ExportError
 from edge.export.graph.weights import WeightFile
 from edge.export.quantize.plan import Storage
+from edge.launch import DType, Log
 from edge.ops import DOMAIN, VERSION
 from edge.plugins.onnx import Flavour, function, model_of, variants
 from edge.tensors import tensor_shapes
@@ -24,6 +25,7 @@ _TYPES = {
     "f32": TensorProto.FLOAT,
     "f16": TensorProto.FLOAT16,
     "i8": TensorProto.INT8,
+    "u8": TensorProto.UINT8,
     "i32": TensorProto.INT32,
     "i64": TensorProto.INT64,
     "bool": TensorProto.BOOL,
@@ -63,6 +65,7 @@ class GraphBuilder:
         self.inputs: list[ValueInfoProto] = []
         self.outputs: list[ValueInfoProto] = []
         self.state_dtypes: dict[str, Literal["int8", "float16"]] = {}
+        self.scan_logs: dict[str, Log] = {}
         self._shapes = tensor_shapes(config)
         self._tensors = tensors
         self._weights = weights
@@ -87,6 +90,16 @@ class GraphBuilder:
 
     def output(self, name: str, shape: Sequence[str | int], dtype: str = "f32") -> None:
         self.outputs.append(helper.make_tensor_value_info(name, _TYPES[dtype], shape))
+
+    def log(self, value: str, width: int, dtype: DType) -> str:
+        """Let `value` [T, B, width] be kept: it is an output. Returns the input that gives rows of
+        it back, [L, B, width], the value's name with `_log` behind it.
+        """
+        name = f"{value}_log"
+        self.output(value, ["T", "B", width], dtype)
+        self.inputs.append(helper.make_tensor_value_info(name, _TYPES[dtype], ["L", "B", width]))
+        self.scan_logs[name] = Log(dtype=dtype, width=width)
+        return name
 
     def integers(self, values: Sequence[int]) -> str:
         """An int64 constant [len(values)], kept inside the graph file."""

@@ -57,7 +57,7 @@ def mamba1(at: Place, layer: Mamba1Config, u: Input) -> str:
         constant(at, "D"),
         constant(at, "dt_proj.bias"),
         g.input(at.named("ssm_state"), "f32", ["B", n, inner]),
-        "kept", "parents", "tree", at.shared.last_only,
+        "kept", "parents", "tree", "last_only",
     ]  # fmt: skip
     y, states = g.call("SelectiveScan", inputs, [at.named("scan"), at.named("ssm_states")])
     g.output(states, ["R", "B", n, inner])
@@ -98,6 +98,8 @@ def mamba2(at: Place, layer: Mamba2Config, u: Input) -> str:
 
 def _scan_heads(at: Place, layer: Mamba2Config, xdtbc: list[str]) -> str:
     g, shape = at.g, [layer.n_heads, layer.head_dim, layer.d_state]
+    widths = {"x": layer.d_ssm, "dt": layer.n_heads, "B": layer.n_groups * layer.d_state}
+    logged = zip(xdtbc, widths.values(), strict=False)
     y, states = g.call(
         "SelectiveScanHeads",
         [
@@ -106,13 +108,14 @@ def _scan_heads(at: Place, layer: Mamba2Config, xdtbc: list[str]) -> str:
             constant(at, "D"),
             constant(at, "dt_bias"),
             g.input(at.named("ssm_state"), "f32", ["B", *shape]),
-            "kept",
-            "ancestors",
+            "stored",
+            "paths",
+            *(g.log(value, width, "f32") for value, width in logged),
         ],
         [at.named("scan"), at.named("ssm_states")],
         **head_attributes(layer),
     )
-    g.output(states, ["R", "B", *shape])
+    g.output(states, ["S", "B", *shape])
     return y
 
 
@@ -161,7 +164,7 @@ def attention(at: Place, layer: AttentionConfig, u: Input) -> str:
     caches = [g.input(at.named(f"{w}_cache"), "f32", cache) for w in ("key", "value")]
     y, *written = g.call(
         "Attention",
-        [q, k, v, *caches, shared.last, shared.total, shared.bias],
+        [q, k, v, *caches, "last", "total", shared.bias],
         [at.named("attended"), at.named("key_cache_out"), at.named("value_cache_out")],
         heads=heads,
         kv_heads=kv,

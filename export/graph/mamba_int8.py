@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from edge.config import Mamba1Config, Mamba2Config
@@ -10,6 +12,7 @@ from edge.export.graph.constants import constant_int8, conv_parts, rounded_const
 from edge.export.graph.layers import head_attributes
 from edge.export.graph.place import Place, joined
 from edge.export.graph.products import Input, input_scale, scale_of
+from edge.launch import DType
 
 _STATES = {"fp32": ("f32", 32), "fp16": ("f16", 16), "int8": ("i8", 8)}
 
@@ -63,21 +66,34 @@ def _scan(
     for site, value in values.items():
         inputs += [value, scale_of(g, at.named(f"{site}.scale"), _scale(at, site))]
     state_scale = at.named("ssm_state.scale")
+    logged = op == "SelectiveScanHeadsInt8" and bits == 32
     inputs += [
         *constants,
         g.input(at.named("ssm_state"), dtype, ["B", *shape]),
         g.floats(state_scale, scale) if scale.size == 1 else g.constant(state_scale, scale),
-        "kept",
+        "stored" if logged else "kept",
         "parents",
         "tree",
-        at.shared.last_only,
+        "last_only",
+        *(_logs(at, values, shape, attributes) if logged else []),
     ]
-    if op == "SelectiveScanHeadsInt8":
-        inputs.append("ancestors")
     outputs = [at.named("scan"), at.named("ssm_states")]
     y, states = g.call(op, inputs, outputs, state_bits=bits, **attributes)
-    g.output(states, ["R", "B", *shape], dtype)
+    g.output(states, ["S" if logged else "R", "B", *shape], dtype)
     return y
+
+
+def _logs(
+    at: Place, values: dict[str, str], shape: list[int], attributes: Mapping[str, float]
+) -> list[str]:
+    """What Mamba-2's scan reads besides when its state is not rounded."""
+    heads, head_dim, d_state = shape
+    widths = {"x": heads * head_dim, "dt": heads, "B": int(attributes["groups"]) * d_state}
+    # the flavour `ort` holds x and B as u8
+    types: dict[str, DType] = dict.fromkeys(widths, "i8")
+    if at.g.flavour == "ort":
+        types |= {"x": "u8", "B": "u8"}
+    return ["paths", *(at.g.log(values[site], widths[site], types[site]) for site in widths)]
 
 
 def mamba1(at: Place, layer: Mamba1Config, u: Input) -> str:

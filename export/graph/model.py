@@ -24,7 +24,8 @@ from edge.export.graph.products import Input, embed, input_scale, linear, round_
 from edge.export.graph.weights import WeightFile
 from edge.export.quantize import ModelPlan, plan_model, recipe
 from edge.export.quantize.names import head_matrix
-from edge.export.quantize.plan import Product
+from edge.export.quantize.plan import LayerPlan, Product
+from edge.launch import Log
 from edge.plugins.onnx import Flavour
 from edge.rope import inverse_frequencies
 
@@ -46,6 +47,7 @@ class BuiltGraph:
         weight_bytes: size of weights.bin.
         matrices: bits → how many embedding, head and linear weights are stored with so many.
         state_dtypes: recurrent states that are not fp32, by their name as a graph input.
+        scan_logs: inputs that give back rows of what scans read, by name.
     """
 
     graph: Path
@@ -54,6 +56,7 @@ class BuiltGraph:
     weight_bytes: int
     matrices: dict[int, int]
     state_dtypes: dict[str, Literal["int8", "float16"]]
+    scan_logs: dict[str, Log]
 
 
 def build_graph(
@@ -93,6 +96,7 @@ def build_graph(
         weight_bytes=weights.size,
         matrices=g.matrices(),
         state_dtypes=g.state_dtypes,
+        scan_logs=g.scan_logs,
     )
 
 
@@ -168,83 +172,47 @@ def _inputs(g: GraphBuilder, plan: ModelPlan) -> Shared:
     g.input("rows", "i64", ["L"])
     mixers = g.config.layers
     recurrent = [m for m in mixers if isinstance(m, Mamba1Config | Mamba2Config)]
-    if recurrent:
+    for width in sorted({m.d_conv for m in recurrent}):
+        # rows of concat(conv_state, x) under each token's window, and those that are kept
+        shared.taps[width] = (
+            g.input(f"taps{width}", "i64", ["T", width]),
+            g.input(f"kept_taps{width}", "i64", ["R", width - 1]),
+        )
+    if any(map(_walks, mixers, plan.layers)):
         g.input("kept", "i64", ["R"])
-        widths = sorted({m.d_conv for m in recurrent})
-        g.input("previous", "i64", ["T", widths[-1] - 1])
-        for width in widths:
-            shared.taps[width] = _taps(g, width)
-    fused = any(how.scan is not None and how.scan.fused for how in plan.layers)
-    if fused or any(isinstance(m, Mamba1Config) for m in mixers):
         g.input("parents", "i64", ["T"])
         g.input("tree", "bool", [])
-        shared.last_only = _last_only(g)
+        g.input("last_only", "bool", [])
+    if any(map(_logs, mixers, plan.layers)):
+        g.input("stored", "i64", ["S"])
+        g.input("paths", "f32", ["M", "M"])
     attending = [m for m in mixers if isinstance(m, AttentionConfig)]
-    if attending or any(isinstance(m, Mamba2Config) for m in mixers):
-        g.input("ancestors", "f32", ["T", "T"])
     if attending:
+        g.input("ancestors", "f32", ["T", "T"])
         _attention_inputs(g, shared, attending)
     return shared
 
 
-def _taps(g: GraphBuilder, width: int) -> tuple[str, str]:
-    """Rows of concat(conv_state, x) under each token's window [T, K], and its kept part [R, K-1].
-
-    previous[t, j] counts from 0 at the run's first token, negative into the state; the state has
-    K-1 rows, so adding K-1 makes it a row of the concatenation.
-    """
-    prefix = f"taps{width}"
-    if "run.column" not in g:
-        count = g.node("Shape", ["previous"], "run.length", start=0, end=1)
-        zero, one = g.integers([0]), g.integers([1])
-        scalars = [g.node("Squeeze", [v], f"{n}.scalar") for v, n in
-                   ((zero, "zero"), (count, "length"), (one, "one"))]  # fmt: skip
-        index = g.node("Range", scalars, "run.index")
-        g.node("Unsqueeze", [index, one], "run.column")
-    start, end = g.integers([width - 2]), g.integers([-(1 << 63)])
-    older = g.node(
-        "Slice", ["previous", start, end, g.integers([1]), g.integers([-1])], f"{prefix}.older"
-    )
-    path = g.node("Concat", [older, "run.column"], f"{prefix}.path", axis=1)
-    taps = g.node("Add", [path, g.integers([width - 1])], f"{prefix}.taps")
-    rows = g.node("Gather", [taps, "kept"], f"{prefix}.kept_rows", axis=0)
-    kept = g.node(
-        "Slice",
-        [rows, g.integers([1]), g.integers([width]), g.integers([1])],
-        f"{prefix}.kept_taps",
-    )
-    return taps, kept
+def _logs(mixer: Mixer, how: LayerPlan) -> bool:
+    """Whether the layer's scan takes logged tokens: Mamba-2's, whose state is not rounded."""
+    rounded = how.scan is not None and how.scan.fused and how.scan.state != "fp32"
+    return isinstance(mixer, Mamba2Config) and not rounded
 
 
-def _last_only(g: GraphBuilder) -> str:
-    """bool []: the run is a chain and keeps its last state alone (prefill, or a single step)."""
-    # kept is not empty, so comparing its first entry and its length says it is [T-1].
-    zero = g.node("Squeeze", [g.integers([0])], "kept.zero")
-    first = g.node("Gather", ["kept", zero], "kept.first", axis=0)
-    end = g.node("Sub", ["length.scalar", "one.scalar"], "run.end")
-    reaches = g.node("Equal", [first, end], "kept.is_end")
-    count = g.node("Squeeze", [g.node("Shape", ["kept"], "kept.shape")], "kept.count")
-    alone = g.node("Equal", [count, "one.scalar"], "kept.is_one")
-    chain = g.node("Not", ["tree"], "chain")
-    both = g.node("And", [reaches, alone], "kept.is_last")
-    return g.node("And", [both, chain], "last_only")
+def _walks(mixer: Mixer, how: LayerPlan) -> bool:
+    """Whether the layer's scan goes from parent to child."""
+    fused = how.scan is not None and how.scan.fused
+    return isinstance(mixer, Mamba1Config) or (isinstance(mixer, Mamba2Config) and fused)
 
 
 def _attention_inputs(g: GraphBuilder, shared: Shared, attending: list[AttentionConfig]) -> None:
     g.input("positions", "i64", ["T"])
-    g.input("past", "i64", [])
-    shape = g.node("Shape", ["tokens"], "tokens.shape")
-    steps = g.node("Gather", [shape, g.integers([0])], "steps", axis=0)
-    batch = g.node("Gather", [shape, g.integers([1])], "batch", axis=0)
-    total = g.node("Add", ["past", steps], "total")
-    total32 = g.node("Cast", [total], "total.i32", to=6)
-    shared.total = g.node("Squeeze", [total32], "total.scalar")
-    last = g.node("Sub", [total, g.integers([1])], "last")
-    last32 = g.node("Cast", [last], "last.i32", to=6)
-    shared.last = g.node("Expand", [last32, batch], "last.batch")
+    g.input("past", "i64", [1])
+    g.input("total", "i32", [])
+    g.input("last", "i32", ["B"])
     # [1, 1, T, past+T]: everything before the run may be seen, in the run only ancestors.
-    past = g.node("Unsqueeze", ["past", g.integers([0])], "past.vector")
-    before = g.node("Concat", [steps, past], "before.shape", axis=0)
+    steps = g.node("Shape", ["ancestors"], "steps", start=0, end=1)
+    before = g.node("Concat", [steps, "past"], "before.shape", axis=0)
     seen = g.node("ConstantOfShape", [before], "before")
     outside = g.node("Sub", ["ancestors", g.floats("one", np.ones(1, np.float32))], "outside")
     low = g.floats("masked", np.full(1, -_MASKED, np.float32))

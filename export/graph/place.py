@@ -25,9 +25,6 @@ class Shared:
 
     taps: dict[int, tuple[str, str]] = field(default_factory=dict)
     rotations: dict[RopeConfig, tuple[str, str]] = field(default_factory=dict)
-    last_only: str = ""
-    last: str = ""
-    total: str = ""
     bias: str = ""
 
 

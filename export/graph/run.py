@@ -26,6 +26,7 @@ _DTYPES: dict[str, type] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
     "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
 }
 
 
@@ -96,7 +97,7 @@ class GraphRunner:
         arrays: dict[str, NDArray[Any]] = {}
         known = {"B": batch, "capacity": capacity}
         for entry in self.session.get_inputs():
-            if entry.name.startswith("layers."):
+            if entry.name.startswith("layers.") and not entry.name.endswith("_log"):
                 shape = [known.get(dim, dim) for dim in entry.shape]
                 start = fill if entry.name.endswith("_cache") else 0.0
                 arrays[entry.name] = np.full(shape, start, _DTYPES[entry.type])
@@ -118,7 +119,8 @@ class GraphRunner:
         """
         kept = [tokens.shape[1] - 1] if kept is None else list(kept)
         feeds = self.feeds(tokens, state, parents, rows, kept)
-        names = [o.name for o in self.session.get_outputs()]
+        outputs = (o.name for o in self.session.get_outputs())
+        names = [name for name in outputs if f"{name}_log" not in self.names]
         out = dict(zip(names, self.session.run(names, feeds), strict=True))
         if not all(isinstance(v, np.ndarray) for v in out.values()):
             raise ExportError("the graph returned something that is no array")
@@ -145,26 +147,48 @@ class GraphRunner:
             m.d_conv for m in self.config.layers if isinstance(m, Mamba1Config | Mamba2Config)
         ]
         ancestors = np.zeros((steps, steps), np.float32)
-        previous = np.zeros((steps, max(widths, default=1) - 1), np.int64)
+        previous = np.zeros((steps, max(widths, default=1)), np.int64)
         for t, parent in enumerate(parents):
+            previous[t, 0] = t
             if parent >= 0:
                 ancestors[t] = ancestors[parent]
             ancestors[t, t] = 1
-            for j in range(previous.shape[1]):
+            for j in range(1, previous.shape[1]):
                 previous[t, j] = parent
                 parent = parents[parent] if parent >= 0 else parent - 1
+        kept = [steps - 1] if kept is None else list(kept)
+        total = state.position + steps
         every = {
             "tokens": np.ascontiguousarray(tokens.T.astype(np.int64)),
-            "previous": previous,
             "parents": np.array(parents, np.int64),
             "tree": np.array(tree),
+            "last_only": np.array(not tree and kept == [steps - 1]),
             "ancestors": ancestors,
             "positions": np.array(_depths(parents), np.int64) + state.position - 1,
-            "past": np.array(state.position, np.int64),
+            "past": np.array([state.position], np.int64),
+            "total": np.array(total, np.int32),
+            "last": np.full(len(tokens), total - 1, np.int32),
             "rows": np.array(range(steps) if rows is None else rows, np.int64),
-            "kept": np.array([steps - 1] if kept is None else kept, np.int64),
+            "kept": np.array(kept, np.int64),
         }
-        return {n: v for n, v in every.items() if n in self.names} | state.arrays
+        for width in widths:
+            # below zero it counts into the state, whose rows are the first of the concatenation
+            taps = previous[:, :width][:, ::-1]
+            every[f"taps{width}"] = taps + (width - 1)
+            every[f"kept_taps{width}"] = taps[kept, 1:] + (width - 1)
+        every["paths"], every["stored"] = every["ancestors"], every["kept"]
+        return (
+            {n: v for n, v in every.items() if n in self.names} | state.arrays | self._logs(tokens)
+        )
+
+    def _logs(self, tokens: Tokens) -> dict[str, NDArray[Any]]:
+        """No tokens before the run: a state has them all."""
+        batch = tokens.shape[0]
+        return {
+            entry.name: np.zeros((0, batch, entry.shape[2]), _DTYPES[entry.type])
+            for entry in self.session.get_inputs()
+            if entry.name.endswith("_log")
+        }
 
 
 def _chain(tokens: Tokens) -> list[int]:

@@ -63,7 +63,9 @@ def read_graph(model: bytes | ModelProto, folder: str | Path) -> Graph:
     graph = (ModelProto.FromString(model) if isinstance(model, bytes) else model).graph
     weights = _Weights(Path(folder) / WEIGHT_FILE)
     constants = {proto.name: weights.constant(proto) for proto in graph.initializer}
-    outputs = frozenset(value.name for value in graph.output)
+    # a plan logs what scans read by itself
+    logged = {v.name.removesuffix("_log") for v in graph.input if v.name.endswith("_log")}
+    outputs = frozenset(value.name for value in graph.output) - logged
     nodes = _flowing(_node(proto) for proto in graph.node)
     rotations, inverses = _rotations(constants)
     return Graph(

@@ -12,7 +12,10 @@ from string import Template
 
 from edge.plugins.onnx.recurrence import Step, walks
 from edge.plugins.onnx.recurrent import (
+    LOGGED_NAMES,
     STEP,
+    STEP_OR_QUADRATIC,
+    WITH_LOGS,
     causal_conv1d,
     selective_scan,
     selective_scan_heads,
@@ -129,7 +132,7 @@ def _prelude(ort: bool, scales: Mapping[str, str]) -> str:
     """Activations, by name and scale, and constants in fp32."""
     text = ""
     for name, scale in scales.items():
-        zero = "zero_s8" if name in ("dt", "z") else "zero_u8"
+        zero = "zero_s8" if name in ("dt", "dt_all", "z") else "zero_u8"
         text += (_ORT_FLOAT if ort else _FLOAT).substitute(name=name, scale=scale, zero=zero)
     return text + _constants(ort, "A_log", "D", "dt_bias") + _A
 
@@ -180,17 +183,22 @@ def _token_by_token(state_bits: int) -> Template:
         + _HEADS_COLUMNS[state_bits]
         + walks(step, state_bits)
         + """
-    y4 = Squeeze(reads, last)
+    read = Squeeze(reads, last)
+    skip = Mul(x4, D_column)
+    y4 = Add(read, skip)
 """
     )
 
 
 def _scan_heads(state_bits: int, one_group: bool, ort: bool) -> str:
-    scales = {name: f"{name}_scale" for name in ("x", "dt", "B", "C")}
-    text = _STEPS_AND_ZEROS + _prelude(ort, scales)
-    if state_bits == 32:
-        return text + selective_scan_heads(one_group, _SUFFIX)
-    return text + selective_scan_heads(one_group, _SUFFIX, _token_by_token(state_bits))
+    """Logs are looked at when the state is not rounded."""
+    whole = state_bits == 32
+    read = LOGGED_NAMES if whole else {name: name for name in LOGGED_NAMES}
+    scales = {name: f"{of}_scale" for of, name in read.items()}
+    names = {of: name + _SUFFIX for of, name in {**read, "D": "D", "dt_bias": "dt_bias"}.items()}
+    recurrence = STEP_OR_QUADRATIC if whole else _token_by_token(state_bits)
+    text = (WITH_LOGS if whole else "") + _STEPS_AND_ZEROS + _prelude(ort, scales)
+    return text + selective_scan_heads(one_group, names, recurrence)
 
 
 def _bodies(ort: bool) -> dict[str, str]:

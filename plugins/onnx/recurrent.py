@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from string import Template
 
 from edge.plugins.onnx.recurrence import Step, walks
@@ -43,6 +44,7 @@ CAUSAL_CONV1D = causal_conv1d()
 # softplus by ops that have vector instructions everywhere: max(v, 0) + log1p(exp(-|v|)), with
 # log1p(u) = log(w) + (u - (w - 1)) for w = 1 + u <= 2, whose second term is what rounding w lost.
 # ONNX Runtime's Softplus calls log1p number by number: 11 ns each, against 3 ns for all of these.
+# Mamba-2 has one number a head, not one a channel: there it is the quicker, by nine nodes.
 SOFTPLUS = """
     one = Constant<value = float {1.0}>()
     size = Abs(shifted)
@@ -99,7 +101,13 @@ def selective_scan(suffix: str = "", step: Step = STEP, state_bits: int = 32) ->
 
 SELECTIVE_SCAN = selective_scan()
 
-# What Mamba-2's scans begin with: Δ, Δ·x by head, and B and C by group [T,B,G,N].
+# What Mamba-2's scans begin with: the logged tokens before the run's. Then Δ, Δ·x by head, and B
+# and C by group [M,B,G,N], [T,B,G,N].
+WITH_LOGS = """
+    x_all = Concat<axis=0>(x_log, x)
+    dt_all = Concat<axis=0>(dt_log, dt)
+    B_all = Concat<axis=0>(B_log, B)
+"""
 _HEADS_START = Template("""
     last = Constant<value = int64[1] {-1}>()
     axis3 = Constant<value = int64[1] {3}>()
@@ -113,7 +121,7 @@ _HEADS_START = Template("""
     low = Constant<value_float: float = @dt_min>()
     high = Constant<value_float: float = @dt_max>()
     shifted = Add($dt, $dt_bias)
-    $softplus
+    positive = Softplus(shifted)
     delta = Clip(positive, low, high)
     rate = Mul(delta, A)
     x4 = Reshape($x, head_shape)
@@ -121,6 +129,7 @@ _HEADS_START = Template("""
     scaled = Mul(x4, delta4)
     B4 = Reshape($B, group_shape)
     C4 = Reshape($C, group_shape)
+    D_column = Unsqueeze($D, last)
 """)
 
 # Several groups: each head gets its group's B and C. One group's broadcast over the heads.
@@ -134,73 +143,117 @@ _BY_HEAD = """
     C_heads = Gather<axis=2>(C4, group)
 """
 
-# SSD's quadratic form. b batch, h head, t/j token, r kept row, p head_dim, n state.
+# One token that nothing was logged before, whose state is wanted, is a step of the recurrence; any
+# other run is SSD's quadratic form. For one token that form is 25 nodes to these 9, and it writes
+# the state as well. b batch, h head, m/j any token, t one of the run, r kept row, p head_dim,
+# n state.
 # `mask` is added before the exponential: masked pairs have a positive exponent, which may overflow.
-_QUADRATIC = Template("""
-    rate_bht = Transpose<perm=[1, 2, 0]>(rate)
-    descendants = Transpose<perm=[1, 0]>(ancestors)
-    S = MatMul(rate_bht, descendants)
-    S_t = Unsqueeze(S, axis3)
-    axis2 = Constant<value = int64[1] {2}>()
-    S_j = Unsqueeze(S, axis2)
-    far = Constant<value = float {1e30}>()
-    outside = Sub(ancestors, one)
-    mask = Mul(outside, far)
-    between = Sub(S_t, S_j)
-    masked = Add(between, mask)
-    fade = Exp(masked)
-    scaled_bhtp = Transpose<perm=[1, 2, 0, 3]>(scaled)
-    scaled_bhpt = Transpose<perm=[1, 2, 3, 0]>(scaled)
-    B_tn = Transpose<perm=[1, 2, 0, 3]>($B_heads)
-    B_nt = Transpose<perm=[1, 2, 3, 0]>($B_heads)
-    C_tn = Transpose<perm=[1, 2, 0, 3]>($C_heads)
-    scores = MatMul(C_tn, B_nt)
-    weights = Mul(scores, fade)
-    inner = MatMul(weights, scaled_bhtp)
-    since = Exp(S_t)
-    state_bhnp = Transpose<perm=[0, 1, 3, 2]>(ssm_state)
-    seen = MatMul(C_tn, state_bhnp)
-    outer = Mul(seen, since)
-    y_bhtp = Add(inner, outer)
-    y4 = Transpose<perm=[2, 0, 1, 3]>(y_bhtp)
-    fade_bhrj = Gather<axis=2>(fade, kept)
-    fade_rbhj = Transpose<perm=[2, 0, 1, 3]>(fade_bhrj)
-    fade_kept = Unsqueeze(fade_rbhj, axis3)
-    feed = Mul(fade_kept, scaled_bhpt)
-    fed = MatMul(feed, B_tn)
-    since_bhr = Gather<axis=2>(since, kept)
-    since_rbh = Transpose<perm=[2, 0, 1, 3]>(since_bhr)
-    since_kept = Unsqueeze(since_rbh, axis3)
-    faded = Mul(since_kept, ssm_state)
-    ssm_states = Add(faded, fed)
+STEP_OR_QUADRATIC = Template("""
+    whole = Size(ancestors)
+    rows = Size(kept)
+    whole_and_rows = Mul(whole, rows)
+    one_alone = Constant<value = int64 {1}>()
+    is_step = Equal(whole_and_rows, one_alone)
+    y4, ssm_states = If(is_step) <
+      then_branch = step () => (float[T,B,H,P] y_step, float[R,B,H,P,N] state_step) {
+        decay = Exp(rate)
+        one_by_one = Constant<value = int64[2] {3, 4}>()
+        decay5 = Unsqueeze(decay, one_by_one)
+        scaled5 = Unsqueeze(scaled, last)
+        B5 = Unsqueeze($B_heads, axis3)
+        C5 = Unsqueeze($C_heads, last)
+        faded_step = Mul(decay5, ssm_state)
+        fed_step = Mul(scaled5, B5)
+        state_step = Add(faded_step, fed_step)
+        read5 = MatMul(state_step, C5)
+        read = Squeeze(read5, last)
+        skip_step = Mul(x4, D_column)
+        y_step = Add(read, skip_step)
+      },
+      else_branch = run () => (float[T,B,H,P] y_run, float[R,B,H,P,N] states_run) {
+        axis0 = Constant<value = int64[1] {0}>()
+        axis2 = Constant<value = int64[1] {2}>()
+        to_end = Constant<value = int64[1] {9223372036854775807}>()
+        logged = Shape<start=0, end=1>(x_log)
+        rate_bhm = Transpose<perm=[1, 2, 0]>(rate)
+        descendants = Transpose<perm=[1, 0]>(ancestors)
+        S = MatMul(rate_bhm, descendants)
+        S_m = Unsqueeze(S, axis3)
+        S_j = Unsqueeze(S, axis2)
+        far = Constant<value = float {1e30}>()
+        one = Constant<value = float {1.0}>()
+        outside = Sub(ancestors, one)
+        mask = Mul(outside, far)
+        mask_t = Slice(mask, logged, to_end, axis0)
+        S_t = Slice(S_m, logged, to_end, axis2)
+        between = Sub(S_t, S_j)
+        masked = Add(between, mask_t)
+        fade = Exp(masked)
+        scaled_bhjp = Transpose<perm=[1, 2, 0, 3]>(scaled)
+        B_nj = Transpose<perm=[1, 2, 3, 0]>($B_heads)
+        C_tn = Transpose<perm=[1, 2, 0, 3]>($C_heads)
+        scores = MatMul(C_tn, B_nj)
+        weights = Mul(scores, fade)
+        inner = MatMul(weights, scaled_bhjp)
+        since = Exp(S_t)
+        state_bhnp = Transpose<perm=[0, 1, 3, 2]>(ssm_state)
+        seen = MatMul(C_tn, state_bhnp)
+        outer = Mul(seen, since)
+        y_bhtp = Add(inner, outer)
+        read_run = Transpose<perm=[2, 0, 1, 3]>(y_bhtp)
+        x_run = Slice(x4, logged, to_end, axis0)
+        skip_run = Mul(x_run, D_column)
+        y_run = Add(read_run, skip_run)
+        mask_r = Gather<axis=0>(mask, kept)
+        S_r = Gather<axis=2>(S_m, kept)
+        between_r = Sub(S_r, S_j)
+        masked_r = Add(between_r, mask_r)
+        fade_bhrj = Exp(masked_r)
+        fade_rbhj = Transpose<perm=[2, 0, 1, 3]>(fade_bhrj)
+        fade_kept = Unsqueeze(fade_rbhj, axis3)
+        scaled_bhpj = Transpose<perm=[1, 2, 3, 0]>(scaled)
+        feed = Mul(fade_kept, scaled_bhpj)
+        B_jn = Transpose<perm=[1, 2, 0, 3]>($B_heads)
+        fed = MatMul(feed, B_jn)
+        since_bhr = Exp(S_r)
+        since_rbh = Transpose<perm=[2, 0, 1, 3]>(since_bhr)
+        since_kept = Unsqueeze(since_rbh, axis3)
+        faded = Mul(since_kept, ssm_state)
+        states_run = Add(faded, fed)
+      }>
 """)
 
-_HEADS_END = Template("""
-    D_column = Unsqueeze($D, last)
-    skip = Mul(x4, D_column)
-    y_heads = Add(y4, skip)
+_HEADS_END = """
     flat = Constant<value = int64[3] {0, 0, -1}>()
-    y = Reshape(y_heads, flat)
-""")
+    y = Reshape(y4, flat)
+"""
+
+
+# What a scan of logged and own tokens reads, by the names of the statement.
+LOGGED_NAMES = {"x": "x_all", "dt": "dt_all", "B": "B_all", "C": "C"}
 
 
 def selective_scan_heads(
-    one_group: bool, suffix: str = "", recurrence: Template = _QUADRATIC
+    one_group: bool, names: Mapping[str, str], recurrence: Template = STEP_OR_QUADRATIC
 ) -> str:
-    """Mamba-2's scan of the values named x, dt, … + `suffix`, and A, in fp32.
+    """Mamba-2's scan in fp32 of the values that `names` has for x, dt, B, C, D and dt_bias, and A.
 
-    `recurrence` goes from rate, scaled [T,B,H,P], $B_heads and $C_heads to y4 and ssm_states.
+    `recurrence` goes from rate, scaled [M,B,H,P], x4, $B_heads and $C_heads to y4 and ssm_states.
     """
-    names = {name: name + suffix for name in ("x", "dt", "B", "C", "D", "dt_bias")}
     by_head = ("B4", "C4") if one_group else ("B_heads", "C_heads")
     parts = (
-        _HEADS_START.substitute(names, softplus=SOFTPLUS),
+        _HEADS_START.substitute(names),
         "" if one_group else _BY_HEAD,
         recurrence.substitute(B_heads=by_head[0], C_heads=by_head[1]),
-        _HEADS_END.substitute(names),
+        _HEADS_END,
     )
     return "".join(parts)
 
 
-SELECTIVE_SCAN_HEADS_1 = selective_scan_heads(one_group=True)
-SELECTIVE_SCAN_HEADS = selective_scan_heads(one_group=False)
+def _selective_scan_heads(one_group: bool) -> str:
+    names = {**LOGGED_NAMES, "D": "D", "dt_bias": "dt_bias"}
+    return WITH_LOGS + selective_scan_heads(one_group, names)
+
+
+SELECTIVE_SCAN_HEADS_1 = _selective_scan_heads(one_group=True)
+SELECTIVE_SCAN_HEADS = _selective_scan_heads(one_group=False)

@@ -32,6 +32,7 @@ _TYPES: dict[int, str] = {
     TensorProto.FLOAT: "tensor(float)",
     TensorProto.FLOAT16: "tensor(float16)",
     TensorProto.INT8: "tensor(int8)",
+    TensorProto.UINT8: "tensor(uint8)",
     TensorProto.INT32: "tensor(int32)",
     TensorProto.INT64: "tensor(int64)",
     TensorProto.BOOL: "tensor(bool)",
@@ -228,9 +229,10 @@ def _refuse_trees(feeds: Mapping[str, Tensor]) -> None:
     steps = int(feeds["tokens"].shape[0])
     order = torch.arange(steps)
     chain = {"parents": order - 1, "tree": torch.tensor(False)}
-    chain["ancestors"] = torch.ones(steps, steps).tril()
-    if "previous" in feeds:
-        chain["previous"] = order[:, None] - 1 - torch.arange(feeds["previous"].shape[1])
+    chain["ancestors"] = chain["paths"] = torch.ones(steps, steps).tril()
+    for name, fed in feeds.items():
+        if name.startswith("taps"):
+            chain[name] = order[:, None] + torch.arange(fed.shape[1])
     for name, expected in chain.items():
         if name in feeds and not torch.equal(feeds[name], expected):
             raise ExportError("the reference ops run chains only, not trees", field=name)

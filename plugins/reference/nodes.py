@@ -109,6 +109,24 @@ def by_pieces(
     return swap(torch.cat(ys, 1)), torch.stack(states[: kept.numel()])
 
 
+def with_logs(
+    x: Tensor, dt: Tensor, B: Tensor, C: Tensor, *logs: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A Mamba-2 scan's values with the logged tokens' x, dt and B, if there are any, before them;
+    as their output is wanted by nobody, their C is 0.
+    """
+    if not logs or not len(logs[0]):
+        return x, dt, B, C
+    x, dt, B = (torch.cat([log, own]) for log, own in zip(logs, (x, dt, B), strict=True))
+    return x, dt, B, torch.cat([C.new_zeros(len(x) - len(C), *C.shape[1:]), C])
+
+
+def run_only(found: Outputs, *logs: Tensor) -> Outputs:
+    """Without the outputs of the logged tokens."""
+    y, states = found
+    return (y[len(logs[0]) :] if logs else y), states
+
+
 Scan = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -153,12 +171,12 @@ def scan_heads_node(
     ssm_state: Tensor,
     kept: Tensor,
     ancestors: Tensor,
-    *,
+    *logs: Tensor,
     scan: Scan = selective_scan_heads,
 ) -> Outputs:
     """`edge::SelectiveScanHeads` by any function with the signature of `selective_scan_heads`."""
     A_log = torch.log(-A)
-    x, dt, B, C = map(swap, (x, dt, B, C))
+    x, dt, B, C = map(swap, with_logs(x, dt, B, C, *logs))
     x = x.unflatten(-1, (a["heads"], a["head_dim"]))
     B, C = (m.unflatten(-1, (a["groups"], a["d_state"])) for m in (B, C))
     limit = (a["dt_min"], a["dt_max"])
@@ -168,7 +186,7 @@ def scan_heads_node(
         y, h = scan(xs, dts, A_log, Bs, Cs, D, dt_bias, h, limit)
         return y.flatten(-2), h
 
-    return by_pieces(run, ssm_state, kept, x.shape[1])
+    return run_only(by_pieces(run, ssm_state, kept, x.shape[1]), *logs)
 
 
 def _rope(a: Attributes, x: Tensor, cos: Tensor, sin: Tensor) -> Outputs:

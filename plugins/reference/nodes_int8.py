@@ -15,7 +15,7 @@ from edge.plugins.reference.linear_int8 import (
     linear_int8,
     linear_int8_quantize,
 )
-from edge.plugins.reference.nodes import by_pieces, swap
+from edge.plugins.reference.nodes import by_pieces, run_only, swap, with_logs
 from edge.plugins.reference.nodes_standard import Adapter, Attributes, Outputs
 from edge.plugins.reference.quantize import (
     dequantize,
@@ -187,9 +187,13 @@ def _selective_scan_heads_int8(
     ssm_state: Tensor,
     state_scale: Tensor,
     kept: Tensor,
-    *chain: Tensor,
+    parents: Tensor,
+    tree: Tensor,
+    last_only: Tensor,
+    *ancestors_and_logs: Tensor,
 ) -> Outputs:
-    x, dt, B, C = map(swap, (x, dt, B, C))
+    logs = ancestors_and_logs[1:]
+    x, dt, B, C = map(swap, with_logs(x, dt, B, C, *logs))
 
     def run(now: slice, s: Tensor) -> tuple[Tensor, Tensor]:
         xs, dts, Bs, Cs = (m[:, now] for m in (x, dt, B, C))
@@ -199,7 +203,7 @@ def _selective_scan_heads_int8(
             a["groups"], (a["dt_min"], a["dt_max"]),
         )  # fmt: skip
 
-    return by_pieces(run, ssm_state, kept, x.shape[1])
+    return run_only(by_pieces(run, ssm_state, kept, x.shape[1]), *logs)
 
 
 INT8: dict[str, Adapter] = {
