@@ -14,17 +14,34 @@ class Lessons:
     """What was learned in answers of one temperature, or of all above 0.
 
     Attributes:
-        weight: arm → rounds of it, of which those long ago count less.
-        assumed: as many of each before anything was tried, likewise.
         found: of rounds in which a model was asked, whether it had something to say.
     """
+
+    # weight of a pull after one more round
+    MEMORY = 0.985
 
     def __init__(self) -> None:
         self.acceptance = Acceptance()
         self.repetition = Repetition()
-        self.weight: dict[Shape, float] = {}
-        self.assumed = 1.0
         self.found = Mean(1.0, 1.0)
+        # pulls weigh more and more, instead of all earlier ones less and less
+        self._weight: dict[Shape, float] = {}
+        self._now = 1.0
+
+    def pull(self, arm: Shape) -> None:
+        self._now /= self.MEMORY
+        if self._now > 1e100:
+            self._weight = {arm: weight / self._now for arm, weight in self._weight.items()}
+            self._now = 1.0
+        self._weight[arm] = self._weight.get(arm, 0.0) + self._now
+
+    def pulls(self, arms: Sequence[Shape]) -> float:
+        """How often these were pulled, of which what is long ago counts less."""
+        return sum(self._weight.get(arm, 0.0) for arm in arms) / self._now
+
+    def assumed(self) -> float:
+        """Of one pull of each before anything was tried, what still counts."""
+        return 1 / self._now
 
 
 class Experience:
@@ -59,8 +76,6 @@ class Bandit(Policy):
     # of many arms the one that looks best is seldom as good
     DOUBT = 0.05
     GAIN = 1.05
-    # weight of a pull after one more round
-    MEMORY = 0.985
     # of a pull, for each other arm of a model
     SHARED = 0.1
     # after so many rounds with drafts a step is taken, for all is compared with it: the first time,
@@ -90,6 +105,7 @@ class Bandit(Policy):
         self._experience = Experience() if experience is None else experience
         self._exact = exact
         self._prices: list[tuple[Shape, float, float]] = []
+        self._copies: list[tuple[Shape, int, float]] = []
         self._unseen, self._due = 0, self.SOON
         self.begin(True)
 
@@ -98,6 +114,7 @@ class Bandit(Policy):
         self._lessons = self._experience.greedy if greedy else self._experience.sampled
         self._copying, self._drafting = Shift(), Shift()
         self._stale = self.REFRESHED
+        self._copies = []
 
     def choose(self, outlook: Outlook) -> Shape:
         costs = self._experience.costs
@@ -119,23 +136,34 @@ class Bandit(Policy):
 
     def _looking_up(self, outlook: Outlook, lowest: float) -> tuple[Shape, float]:
         """(the arm, its seconds a token), if they are fewer than `lowest`."""
-        found, best, costs = len(outlook.found), NO_DRAFT, self._experience.costs
-        longest = min(found, self._look_ups[-1].depth)
+        if not self._copies:
+            self._copies = self._copied_for()
+        found, best = len(outlook.found), NO_DRAFT
+        longest = min(found, self._copies[-1][1])
         tokens = self._lessons.repetition.tokens(outlook.matched, longest, self._copying)
-        for arm in self._look_ups:
-            if arm.depth > found:
+        for arm, depth, seconds in self._copies:
+            if depth > found:
                 break
-            price = costs.verify(True, arm.depth) / tokens[arm.depth]
-            if not self._exact:
-                price *= self._doubted(arm, self._pulled(self._look_ups))
+            price = seconds / tokens[depth]
             if price < lowest:
                 best, lowest = arm, price
         return best, lowest
 
+    def _copied_for(self) -> list[tuple[Shape, int, float]]:
+        """Of each look-up's arm (the arm, its depth, expected seconds of a round)."""
+        costs, pulled = self._experience.costs, self._lessons.pulls(self._look_ups)
+        found = []
+        for arm in self._look_ups:
+            seconds = costs.verify(True, arm.depth)
+            if not self._exact:
+                seconds *= self._doubted(arm, pulled)
+            found.append((arm, arm.depth, seconds))
+        return found
+
     def _priced(self) -> list[tuple[Shape, float, float]]:
         """Of each arm of a model (the arm, expected seconds of a round, expected tokens)."""
         costs, lessons = self._experience.costs, self._lessons
-        found, pulled = lessons.found.value, self._pulled(self._models)
+        found, pulled = lessons.found.value, lessons.pulls(self._models)
         silent = (1 - found) * (costs.in_vain.value + costs.step.value)
         prices = []
         every = lessons.acceptance.tokens(self._models, self._drafting)
@@ -144,21 +172,15 @@ class Bandit(Policy):
             prices.append((arm, seconds * self._doubted(arm, pulled), found * tokens + 1 - found))
         return prices
 
-    def _pulled(self, arms: Sequence[Shape]) -> float:
-        return sum(self._lessons.weight.get(arm, 0.0) for arm in arms)
-
     def _doubted(self, arm: Shape, pulled: float) -> float:
         """What a price is multiplied by. `pulled`: how often this arm or one like it was."""
-        own = self._lessons.weight.get(arm, 0.0)
-        pulls = self._lessons.assumed + own + self.SHARED * (pulled - own)
+        own = self._lessons.pulls((arm,))
+        pulls = self._lessons.assumed() + own + self.SHARED * (pulled - own)
         return max(0.0, self.GAIN - self.DOUBT / math.sqrt(max(pulls, 1e-4)))
 
     def learn(self, done: Round) -> None:
         arm, lessons = done.asked, self._lessons
-        lessons.assumed *= self.MEMORY
-        for other in lessons.weight:
-            lessons.weight[other] *= self.MEMORY
-        lessons.weight[arm] = lessons.weight.get(arm, 0.0) + 1
+        lessons.pull(arm)
         self.pulls[arm] += 1
         self._look_at_steps(done)
         self._experience.costs.learn(done)
@@ -170,10 +192,13 @@ class Bandit(Policy):
             lessons.found.add(done.nodes > 0)
             if done.nodes:
                 lessons.acceptance.learn(done, self._drafting)
-            often = lessons.weight[arm] > self.OFTEN_ASKED
+            often = lessons.pulls((arm,)) > self.OFTEN_ASKED
             self._stale += self.FRESH if often else self.REFRESHED
         else:
             self._drafting.fade()
+            # what a run of so many tokens costs is known better
+            if arm.nodes or self._stale >= self.REFRESHED:
+                self._copies = []
 
     def _look_at_steps(self, done: Round) -> None:
         """Notice that the machine has become quicker or slower since the steps that are known."""

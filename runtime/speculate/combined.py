@@ -38,10 +38,10 @@ class CombinedDrafter(Drafter):
 
     def outlook(self, tokens: Sequence[int], pending: int) -> Outlook:
         """See `Drafter.outlook`."""
-        if self._look_up.follow(tokens, pending):
-            self._read = 0  # another text: the model may have some of it, which is not asked
         found = self._look_up.outlook(tokens, pending)
-        return found._replace(behind=len(tokens) + 1 - self._read)
+        if self._look_up.restarted:
+            self._read = 0  # another text: the model may have some of it, which is not asked
+        return Outlook(found.matched, found.found, len(tokens) + 1 - self._read)
 
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]

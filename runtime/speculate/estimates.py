@@ -93,11 +93,14 @@ class Shift:
 
     def __init__(self) -> None:
         self._by = 0.0
+        self._times = 1.0  # what odds are multiplied by
         self._certainty = self.BETWEEN**-2
 
     def of(self, rate: float) -> float:
-        odds = math.log(rate / (1 - rate)) + self._by
-        return 1 / (1 + math.exp(-odds))
+        """What becomes of a rate; nothing is certain: rates have odds."""
+        rate = 0.02 if rate < 0.02 else 0.98 if rate > 0.98 else rate
+        moved = rate * self._times
+        return moved / (1 - rate + moved)
 
     def learn(self, rate: float, stood: bool) -> None:
         """`rate`: the usual one."""
@@ -106,17 +109,14 @@ class Shift:
         self._certainty = min(self._certainty + information, self.CERTAIN)
         moved = self._by + (stood - expected) / self._certainty
         self._by = min(max(moved, -4.0), 4.0)
+        self._times = math.exp(self._by)
 
     def fade(self) -> None:
         """A round went by that said nothing."""
         before = self.BETWEEN**-2
         self._by *= self.KEPT
+        self._times = math.exp(self._by)
         self._certainty = before + self.KEPT * (self._certainty - before)
-
-
-def _possible(rate: float) -> float:
-    """Nothing is certain: rates have odds."""
-    return min(max(rate, 0.02), 0.98)
 
 
 class Acceptance:
@@ -147,7 +147,7 @@ class Acceptance:
             if not offered and depth < done.asked.depth:
                 offered = 1  # a draft that ends early fails there
             for rank in range(offered if stood is None else stood + 1):
-                shift.learn(_possible(self.rate(depth, rank)), rank == stood)
+                shift.learn(self.rate(depth, rank), rank == stood)
                 self._seen.setdefault((depth, rank), Rate()).add(rank == stood)
 
     def tokens(self, shapes: Sequence[Shape], shift: Shift) -> list[float]:
@@ -169,7 +169,7 @@ class Acceptance:
     def _one_of(self, depth: int, branches: int, shift: Shift) -> float:
         refused = 1.0
         for rank in range(branches):
-            refused *= 1 - shift.of(_possible(self.rate(depth, rank)))
+            refused *= 1 - shift.of(self.rate(depth, rank))
         return 1 - refused
 
 
@@ -187,29 +187,29 @@ class Repetition:
     BELIEVED = 8.0
 
     def __init__(self) -> None:
+        # what is longer than the longest is as that, as far as a draft goes
         self._rates = [
             Rate(min(self.SHORT + self.LONGER * (matched - 2), 0.95), self.BELIEVED)
-            for matched in range(self.LONGEST + 1)
+            for matched in range(self.LONGEST)
         ]
-
-    def _rate(self, matched: int) -> Rate:
-        return self._rates[min(matched, self.LONGEST)]
+        self._rates += [Rate(0.95, self.BELIEVED)] * self.LONGEST
 
     def learn(self, matched: int, stood: list[bool], shift: Shift) -> None:
         """`stood`: of each token, up to the first that did not."""
-        for longer, this in enumerate(stood):
-            rate = self._rate(matched + longer)
-            shift.learn(_possible(rate.value), this)
+        for rate, this in zip(self._rates[min(matched, self.LONGEST) :], stood, strict=False):
+            shift.learn(rate.value, this)
             rate.add(this)
 
     def tokens(self, matched: int, depth: int, shift: Shift) -> list[float]:
         """Expected tokens of rounds with chains of 0, 1, … `depth` tokens."""
-        expected = [1.0]
-        reached = 1.0
-        for longer in range(depth):
-            reached *= shift.of(_possible(self._rate(matched + longer).value))
-            expected.append(expected[-1] + reached)
-        return expected
+        expected = reached = 1.0
+        found = [expected]
+        matched = min(matched, self.LONGEST)
+        for rate in self._rates[matched : matched + depth]:
+            reached *= shift.of(rate.value)
+            expected += reached
+            found.append(expected)
+        return found
 
 
 @dataclass

@@ -21,7 +21,11 @@ _COUNTED = 16
 
 
 class NgramDrafter(Drafter):
-    """Remembers where each run of 2 and of 4 tokens last ended, in the prompt and the answer."""
+    """Remembers where each run of 2 and of 4 tokens last ended, in the prompt and the answer.
+
+    Attributes:
+        restarted: whether the text is another than that of the last outlook, not a longer one.
+    """
 
     name = "ngram"
 
@@ -32,6 +36,7 @@ class NgramDrafter(Drafter):
         self._ends: dict[int, dict[tuple[int, ...], int]] = {length: {} for length in _LENGTHS}
         self._began = True
         self._outlook = NO_OUTLOOK
+        self.restarted = True
 
     @property
     def nbytes(self) -> int:
@@ -43,7 +48,7 @@ class NgramDrafter(Drafter):
 
     def outlook(self, tokens: Sequence[int], pending: int) -> Outlook:
         """See `Drafter.outlook`."""
-        self.follow(tokens, pending)
+        self._follow(tokens, pending)
         known = self._tokens
         self._outlook = NO_OUTLOOK
         for length in _LENGTHS:
@@ -77,11 +82,11 @@ class NgramDrafter(Drafter):
             found += (found * (1 + short // len(found)))[:short]
         return tuple(found)
 
-    def follow(self, tokens: Sequence[int], pending: int) -> bool:
-        """Take in what is new; begin again when what is known was taken back. Whether it was."""
+    def _follow(self, tokens: Sequence[int], pending: int) -> None:
+        """Take in what is new; begin again when what is known was taken back."""
         known = self._tokens
-        other = self._began and known != [*tokens, pending][: len(known)]
-        if other:
+        self.restarted = self._began and known != [*tokens, pending][: len(known)]
+        if self.restarted:
             known.clear()
             for ends in self._ends.values():
                 ends.clear()
@@ -95,4 +100,3 @@ class NgramDrafter(Drafter):
             for length, ends in self._ends.items():
                 if length <= end:
                     ends[tuple(known[end - length : end])] = end
-        return other
