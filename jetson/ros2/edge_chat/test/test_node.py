@@ -100,7 +100,7 @@ def test_an_answer_comes_as_feedback_and_as_the_result(caller: Caller) -> None:
     pieces: list[str] = []
     answer = done(caller.send(HELLO, pieces.append).get_result_async())
     assert answer.status == GoalStatus.STATUS_SUCCEEDED
-    assert answer.result.text == "I'm doing well, thank you. How are you?"
+    assert answer.result.text == "I'm doing well, thanks for asking! How are you doing today?"
     assert answer.result.finish_reason == "stop" and answer.result.tokens > 3
     # best effort: the result does not wait for the last feedback to arrive
     assert answer.result.text.startswith("".join(pieces)) and pieces
