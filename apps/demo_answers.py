@@ -1,8 +1,8 @@
 """First answers of a model, many at once: `python -m edge.apps.demo_answers BUNDLE`.
 
-As `edge.apps.demo_talks`, for its drafter to learn from. A token of a run of sixteen sequences takes
-about a third as long as one of a run of one; but they go in step, so their prompts are of one
-length, and every talk ends with its first answer.
+As `edge.apps.demo_talks`, for its drafter to learn from. A token takes a third as long in a run of
+sixteen sequences as in a run of one; but they go in step, so their prompts are of one length, and
+every talk ends with its first answer.
 """
 
 from __future__ import annotations
