@@ -22,6 +22,8 @@ Floats = NDArray[np.float32]
 
 # bindings kept per state; for 24 layers one takes 40 KiB
 _KEPT = 256
+# kinds of runs whose inputs are kept, with matrices of tokens × tokens
+_STEERED = 64
 
 
 class Key(NamedTuple):
@@ -147,8 +149,10 @@ class Workspace:
     def __init__(self, engine: OrtEngine, state: StateBuffers) -> None:
         self.engine = engine
         # not the state itself: a cycle would keep its memory until the next garbage collection
-        self._rings, self._bases, self._caches = state.rings, state.bases, state.caches
-        self._logs = frozenset(state.layout.logs)
+        logs = state.layout.logs
+        self._kept = [item for item in state.rings.items() if item[0] not in logs]
+        self._logs = [item for item in state.rings.items() if item[0] in logs]
+        self._bases, self._caches = list(state.bases.items()), list(state.caches.items())
         self._constants = engine.constants
         longest, batch, vocab = engine.constants.longest, state.batch, engine.config.vocab_size
         self.tokens: Ints = np.zeros((longest, batch), np.int64)
@@ -161,6 +165,9 @@ class Workspace:
         self._logits: Floats = np.zeros((state.window + 1, batch, vocab), np.float32)
         self._finite = np.zeros((batch, vocab), np.bool_)
         self._bound: OrderedDict[Key, Bound] = OrderedDict()
+        self._steered: dict[
+            tuple[object, ...], tuple[list[tuple[str, OrtValue]], tuple[Floats, Floats]]
+        ] = {}
         self._values: dict[tuple[str, int | None, int | None], OrtValue] = {}
 
     @property
@@ -201,14 +208,13 @@ class Workspace:
             longest = self._constants.longest
             self._logits = np.zeros((longest + 1, *self._logits.shape[1:]), np.float32)
             self._bound.clear()
-            self._values.clear()
         return self._logits[:count]
 
     def settle(self, state: StateBuffers) -> None:
         """Bring the scan states up to the live token: a run of one token more, of which nothing is
         kept, nor the logits, which go where no run whose logits may still be read had its own.
         """
-        place, caches = state.place, self._caches.values()
+        place, caches = state.place, list(state.caches.values())
         # caches may be full: some row is run over and put back
         at = place.position if state.capacity is None else min(place.position, state.capacity - 1)
         rows = [cache[:, :, at].copy() for cache in caches]
@@ -226,25 +232,29 @@ class Workspace:
 
     def _bind(self, key: Key, logits: Floats | None = None) -> Bound:
         logits = self.logits(key.row_count) if logits is None else logits
-        inputs, paths = self._inputs(key)
-        outputs = {"logits": OrtValue.ortvalue_from_numpy(logits)}
+        steering, matrices = self._steering(key)
+        binding, needed = self.engine.binding()
+        put, take, value = binding.bind_ortvalue_input, binding.bind_ortvalue_output, self._value
+        for name, found in steering:
+            if name in needed:
+                put(name, found)
+        take("logits", OrtValue.ortvalue_from_numpy(logits))
         kept = 1 if key.commit else key.tokens
-        for name, ring in self._rings.items():
-            if name not in self._logs:
-                inputs[name] = self._value(name, ring, key.source)
-                outputs[name + "s"] = self._value(name, ring, key.target, kept)
-                continue
-            first = key.source - key.pending + 1
-            inputs[name] = self._value(name, ring, first, key.pending)
+        for name, ring in self._kept:
+            put(name, value(name, ring, key.source))
+            take(name + "s", value(name, ring, key.target, kept))
+        first = key.source - key.pending + 1 if key.pending else 0
+        for name, log in self._logs:
+            put(name, value(name, log, first, key.pending))
             if not key.commit:
-                outputs[name.removesuffix("_log")] = self._value(name, ring, key.target, kept)
-        for name, bases in self._bases.items():
-            inputs[name] = self._value(name, bases, key.base)
-            outputs[name + "s"] = self._value(name, bases, key.new_base, 1)
-        for name, cache in self._caches.items():
-            inputs[name] = outputs[name + "_out"] = self._value(name, cache)
-        binding = self.engine.bind(inputs, outputs)
-        return Bound(binding, logits, logits.transpose(1, 0, 2), self._finite, paths)
+                take(name[: -len("_log")], value(name, log, key.target, kept))
+        for name, bases in self._bases:
+            put(name, value(name, bases, key.base))
+            take(name + "s", value(name, bases, key.new_base, 1))
+        for name, cache in self._caches:
+            put(name, value(name, cache))
+            take(name + "_out", value(name, cache))
+        return Bound(binding, logits, logits.transpose(1, 0, 2), self._finite, matrices)
 
     def _value(
         self,
@@ -264,24 +274,32 @@ class Workspace:
             found = self._values[key] = OrtValue.ortvalue_from_numpy(array)
         return found
 
-    def _inputs(self, key: Key) -> tuple[dict[str, OrtValue], tuple[Floats, Floats]]:
-        """What steers a run, and the matrices among it."""
+    def _steering(self, key: Key) -> tuple[list[tuple[str, OrtValue]], tuple[Floats, Floats]]:
+        """What steers a run, by name, and the matrices among it."""
+        what = key[4:]  # slots and bases aside
+        found = self._steered.get(what)
+        if found is None:
+            if len(self._steered) >= _STEERED:
+                self._steered.clear()
+            found = self._steered[what] = self._made_steering(key)
+        return found
+
+    def _made_steering(self, key: Key) -> tuple[list[tuple[str, OrtValue]], tuple[Floats, Floats]]:
         count, fixed, tree = key.tokens, self._constants, self.tree
         source, kind = (tree, "tree ") if key.tree else (fixed, "")
         ancestors = source.ancestors(count)
         paths = tree.paths(key.pending, count) if key.tree else fixed.ancestors(key.pending + count)
         order, last = fixed.order, count - 1
         rows = {
-            "last": (order, last, 1),
-            "all": (order, 0, count),
-            "some": (self.rows, 0, key.row_count),
+            "last": ("order", order, last, 1),
+            "all": ("order", order, 0, count),
+            "some": ("some", self.rows, 0, key.row_count),
         }
         kept = (last, 1) if key.commit else (0, count)
-        of, first, length = rows[key.rows]
         alone = not key.tree and kept[1] == 1
         found = {
             "tokens": self._value("tokens", self.tokens, 0, count),
-            "rows": self._value("some" if key.rows == "some" else "order", of, first, length),
+            "rows": self._value(*rows[key.rows]),
             "kept": self._value("order", order, *kept),
             "stored": self._value("order", order, key.stored, 1),
             "parents": self._value(f"{kind}parents", source.parents, 0, count),
@@ -295,8 +313,7 @@ class Workspace:
             "last": self._value("last", self.last),
         }
         for width, taps in source.taps.items():
-            kept_taps = source.kept_taps[width]
-            name = f"{kind}taps{width}"
+            name, kept_taps = f"{kind}taps{width}", source.kept_taps[width]
             found[f"taps{width}"] = self._value(name, taps, 0, count)
             found[f"kept_taps{width}"] = self._value(f"kept_{name}", kept_taps, *kept)
-        return found, (ancestors, paths)
+        return list(found.items()), (ancestors, paths)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from onnxruntime import OrtValue
 
 from edge import cpu
 from edge.config import Mamba1Config, Mamba2Config, ModelConfig
@@ -81,7 +80,7 @@ class OrtEngine:
         self._resident = max(0, memory.private_bytes() - before)
         self.identity = identity or Identity.of_graph(config, data)
         self._pid = os.getpid()
-        self._inputs = {meta.name: meta for meta in self._session.get_inputs()}
+        self._inputs = frozenset(meta.name for meta in self._session.get_inputs())
         self._state_dtypes = dict(state_dtypes or {})
         self._logs = ort_session.logs_of(self._session, path)
         layout = self._layout(1, 1, 1)
@@ -279,16 +278,9 @@ class OrtEngine:
                     remedy="check the bundle, or clear the state",
                 )
 
-    def bind(
-        self, inputs: Mapping[str, OrtValue], outputs: Mapping[str, OrtValue]
-    ) -> onnxruntime.IOBinding:
-        """A binding of those inputs the graph has, and of these outputs."""
-        binding = self._session.io_binding()
-        for name in self._inputs:
-            binding.bind_ortvalue_input(name, inputs[name])
-        for name, value in outputs.items():
-            binding.bind_ortvalue_output(name, value)
-        return binding
+    def binding(self) -> tuple[onnxruntime.IOBinding, frozenset[str]]:
+        """A new binding, and the inputs that the graph has."""
+        return self._session.io_binding(), self._inputs
 
     def end_profile(self) -> Path:
         """End the profile this engine was made with; the file with its events."""

@@ -127,8 +127,11 @@ class Place(NamedTuple):
 
     def next_base(self) -> int:
         """Where scan states may be written; what is lost then, `without_base` says."""
-        used = {base.slot for base in self.bases}
-        return next(slot for slot in range(len(used) + 1) if slot not in used)
+        used = [base.slot for base in self.bases]
+        slot = 0
+        while slot in used:
+            slot += 1
+        return slot
 
     def spare_bases(self) -> tuple[int, int]:
         """Two places for scan states besides the one that the live state begins with."""
@@ -176,18 +179,13 @@ class Place(NamedTuple):
 
     def advanced(self, start: int, count: int) -> Place:
         """The next `count` tokens are in slots start … start+count-1, already without."""
-        history = (*self.history, *range(start, start + count))
-        position = self.position + count
-        return self._replace(position=position, history=history, tree=None)._pruned()
-
-    def _pruned(self) -> Place:
-        """Without bases that nothing within the window begins with."""
-        oldest = self.position - self.window
-        bases = self.bases
-        first = 0
-        while first + 1 < len(bases) and bases[first + 1].position <= oldest:
-            first += 1
-        return self._replace(bases=bases[first:]) if first else self
+        # what is too old to be of use is forgotten here, not when it is overwritten
+        old = self.history[count + self.window - self.slots :]
+        history = (*old, *range(start, start + count))
+        position, bases = self.position + count, self.bases
+        while len(bases) > 1 and bases[1].position <= position - self.window:
+            bases = bases[1:]
+        return Place(self.window, self.slots, position, history, bases)
 
     def back(self, count: int) -> Place:
         """`count` ≤ reach tokens ago."""
