@@ -218,7 +218,7 @@ class Workspace:
         # caches may be full: some row is run over and put back
         at = place.position if state.capacity is None else min(place.position, state.capacity - 1)
         rows = [cache[:, :, at].copy() for cache in caches]
-        base, slot, pending = place.next_base(), place.spare_slots()[0], place.pending
+        base, slot, pending = place.next_base(), place.next_slots(1), place.pending
         state.place = place = place.without(slot, 1)
         self.stage(Request(np.zeros((1, state.batch), np.int64), None, "last", True), at, pending)
         live, stored = place.live, pending - 1

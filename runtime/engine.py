@@ -32,6 +32,7 @@ class Engine(Protocol):
         name: `ort`, `cuda` or `tensorrt`.
         chunk: most tokens of one committing run.
         trees: it runs drafted trees, of one sequence at least; else chains alone.
+        longest_window: of any state.
     """
 
     @property
@@ -45,6 +46,9 @@ class Engine(Protocol):
 
     @property
     def trees(self) -> bool: ...
+
+    @property
+    def longest_window(self) -> int: ...
 
     def new_state(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None

@@ -39,6 +39,7 @@ class OrtEngine:
 
     name = "ort"
     trees = True
+    longest_window = MAX_WINDOW
 
     def __init__(
         self,

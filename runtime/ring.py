@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 def slots_for(window: int, *, logged: bool = False) -> int:
     """Slots in the ring of a state whose runs are at most `window` tokens: 2·window + 1, or
-    3·window + 1 where there are logs.
+    4·window + 1 where there are logs.
 
     Why this many suffice. A run of T ≤ W tokens reads the live slot and writes T neighbouring
     slots (one output of the graph is one block of memory), placed right after the live slot or,
@@ -28,24 +28,25 @@ def slots_for(window: int, *, logged: bool = False) -> int:
     stretch, whose lowest slot is e - R + c ≥ slots - T₁ - R + c; the c tokens end at slot c - 1.
     They do not meet while slots > R + T₁ - 1, and T₁ ≤ W: R + W slots are enough for that. (When
     the growing stretch itself reaches the end it is longer than R slots, and the other one is no
-    longer needed.) Without logs R is W. With them a token W back may need the rows before it too,
-    those of its own run: R is 2·W.
+    longer needed.) Without logs R is W, and mostly more is intact. With them bases are kept that
+    go 2·W tokens back, and a token there may need the rows of W before it: R is 3·W.
 
     The one slot more serves W = 1: a committing run that has to be split into single tokens
     alternates between two slots and must leave the state it started from alone until it has
     succeeded, which takes three.
     """
-    return (3 if logged else 2) * window + 1
+    return (4 if logged else 2) * window + 1
 
 
 def bases_for(window: int) -> int:
-    """Bases there must be memory for: at most 6, however long the window.
+    """Bases there must be memory for: at most 8, however long the window.
 
-    Of the last W tokens two are kept (`Place.with_base` drops the middle one of three that lie that
-    close, unless slot 0 comes between them: two on either side), then the newest one before
-    them, and the one that a run writes. Steps use two of them in turn, which stay in the cache.
+    Of any W tokens two are kept (`Place.with_base` drops the middle one of three that lie that
+    close, unless slot 0 comes between them: two on either side), so six of the last 2·W, then the
+    newest one before them, and the one that a run writes. Steps use two of them in turn, which stay
+    in the cache.
     """
-    return min(window, 4) + 2
+    return min(2 * window, 6) + 2
 
 
 class Tree(NamedTuple):
@@ -179,11 +180,10 @@ class Place(NamedTuple):
 
     def advanced(self, start: int, count: int) -> Place:
         """The next `count` tokens are in slots start … start+count-1, already without."""
-        # what is too old to be of use is forgotten here, not when it is overwritten
-        old = self.history[count + self.window - self.slots :]
-        history = (*old, *range(start, start + count))
+        history = (*self.history, *range(start, start + count))
         position, bases = self.position + count, self.bases
-        while len(bases) > 1 and bases[1].position <= position - self.window:
+        # as many again as can be taken back at once, so that tokens can be taken back after others
+        while len(bases) > 1 and bases[1].position <= position - 2 * self.window:
             bases = bases[1:]
         return Place(self.window, self.slots, position, history, bases)
 

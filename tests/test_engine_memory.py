@@ -47,7 +47,7 @@ def test_the_plan_is_what_a_state_takes(
     assert plan["state_ring"] + plan["kv_cache"] == state.nbytes
     logs = [ring.nbytes for name, ring in state.rings.items() if name.endswith("_log")]
     based = [state.layout.bytes_of(name, state.layout.recurrent[name]) for name in state.bases]
-    slots, bases = (3 if logs else 2) * window + 1, min(window, 4) + 2
+    slots, bases = (4 if logs else 2) * window + 1, min(2 * window, 6) + 2
     slot = plan["state"] - sum(based)
     assert plan["state_ring"] == slots * slot + bases * sum(based) + sum(logs)
     assert plan["logits"] == state.workspace.logits(1).base.nbytes

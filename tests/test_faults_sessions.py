@@ -36,9 +36,14 @@ def same(one: Session, other: Session) -> None:
 # -- cancelling (row 27) ---------------------------------------------------------------------------
 
 
+def fixed(draft: Any) -> dict[str, Any]:
+    """Drafts of one length: a bandit's choices, and so the numbers drawn, hang on the clock."""
+    return {} if draft is None else {"draft": draft, "draft_tokens": 3}
+
+
 def cancelled(kind: str, prompt: list[int], at: int, draft: Any) -> tuple[Session, Any, int]:
     """A session whose answer is cancelled during the engine's run number `at`; runs there were."""
-    session = model(kind).session(draft=draft)
+    session = model(kind).session(**fixed(draft))
     session.generate([5, 6, 7], max_tokens=2, **HOT).finish()
     engine, runs = session.model.engine, []
     real = engine.run
@@ -62,7 +67,7 @@ def cancelled(kind: str, prompt: list[int], at: int, draft: Any) -> tuple[Sessio
 def test_row_27_cancelled_at_every_chunk_and_step(kind: str, draft: Any) -> None:
     """Within one run. Before the first token: no trace. After it: the tokens there are stay."""
     prompt = [9, 8, 7] * 11  # three chunks of at most 16
-    before = model(kind).session(draft=draft)
+    before = model(kind).session(**fixed(draft))
     before.generate([5, 6, 7], max_tokens=2, **HOT).finish()
     _, whole, every = cancelled(kind, prompt, 0, draft)
     chunks = -(-(len(prompt) + 1) // model(kind).engine.chunk)

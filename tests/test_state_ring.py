@@ -119,14 +119,13 @@ class RingMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         """As a snapshot makes it be: the scan states are brought up to the live token."""
         if self.place.pending:
-            slot, base = self.place.spare_slots()[0], self.place.next_base()
-            lost = self.place.reach
+            slot, base = self.place.next_slots(1), self.place.next_base()
+            before = self.place.reach
             self.place = self.place.without(slot, 1)
             self.slots[slot] = self.rows[slot] = None
             self.bases[base] = self.tokens
             self.place = self.place.with_base(base)
-            self.promised -= max(0, lost - self.place.reach)
-            assert not self.place.pending
+            assert self.place.reach == before and not self.place.pending
 
     @invariant()
     def everything_in_reach_is_intact(self) -> None:

@@ -58,6 +58,10 @@ class TimedEngine(GreedyEngine):
         return self._engine.trees
 
     @property
+    def longest_window(self) -> int:
+        return self._engine.longest_window
+
+    @property
     def picks(self) -> bool:
         return self._greedy is not None and self._greedy.picks
 

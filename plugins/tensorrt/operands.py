@@ -90,7 +90,8 @@ def _given(node: Node) -> dict[str, str]:
         names = [v.name for v in DEVICE_OPS[node.op].inputs]
     else:
         raise ExportError(f"{node.op} is no device op", field=node.name)
-    return dict(zip(names, node.inputs, strict=True))
+    # what an op ends in, and does not look at in this form, may be left out
+    return dict(zip(names, node.inputs, strict=False))
 
 
 def _names(op: str) -> list[str]:

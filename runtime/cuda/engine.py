@@ -20,7 +20,7 @@ from edge.runtime.cuda.runs import Runs
 from edge.runtime.cuda.state import DeviceState, places, total
 from edge.runtime.cuda.weights import Weights
 from edge.runtime.cuda.workspace import Floats, Workspace
-from edge.runtime.engine import DEFAULT_WINDOW, Rows, layout_of
+from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, layout_of
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.request import check
 from edge.runtime.state import State
@@ -182,6 +182,11 @@ class CudaEngine:
     def trees(self) -> bool:
         """See `Engine`."""
         return self.executor.trees
+
+    @property
+    def longest_window(self) -> int:
+        """See `Engine`."""
+        return MAX_WINDOW
 
     @property
     def picks(self) -> bool:

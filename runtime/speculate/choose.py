@@ -153,7 +153,12 @@ def _ngram(shapes: Sequence[Shape]) -> NgramDrafter:
 
 def _look_ups(target: Model) -> list[Shape]:
     lengths = _LOOK_UPS + _LONG_LOOK_UPS if target.tokenizer.kind == "bytes" else _LOOK_UPS
-    return [Shape.of_chain(length, LOOK_UP) for length in lengths]
+    return _fitting(target, [Shape.of_chain(length, LOOK_UP) for length in lengths])
+
+
+def _fitting(target: Model, shapes: list[Shape]) -> list[Shape]:
+    """Those whose verifying run the target's engine takes; one at least, for it to refuse."""
+    return [s for s in shapes if s.nodes < target.engine.longest_window] or shapes[:1]
 
 
 def _window(shapes: Sequence[Shape]) -> int:
@@ -165,11 +170,12 @@ def _arms(target: Model, draft: Model, shared: int) -> list[Shape]:
     if not shared:
         # bytes are small tokens: a drafter of words is asked for more of them
         words = target.tokenizer.kind == "bytes" and draft.tokenizer.kind != "bytes"
-        return [Shape.of_chain(length) for length in (_BYTE_CHAINS if words else _CHAINS)]
+        lengths = _BYTE_CHAINS if words else _CHAINS
+        return _fitting(target, [Shape.of_chain(length) for length in lengths])
     arms = [Shape.of_chain(length) for length in _CHAINS]
     # each sequence of a batch would take KV caches of its own, and most of their time to copy
     trees = target.engine.trees and not draft.config.has_attention
-    return arms + [Shape(tree) for tree in _TREES] if trees else arms
+    return _fitting(target, arms + [Shape(tree) for tree in _TREES] if trees else arms)
 
 
 def _model_drafter(

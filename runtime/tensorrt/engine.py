@@ -82,6 +82,11 @@ class TensorRTEngine(CudaEngine):
         return layout
 
     @property
+    def longest_window(self) -> int:
+        """What the graph was built for."""
+        return self.sizes.window
+
+    @property
     def picks(self) -> bool:
         """The graph always ends in them."""
         return True
