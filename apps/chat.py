@@ -57,7 +57,8 @@ def chat(
         list[str] | None, typer.Option(help="End answers at this text; may be repeated.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads; one per core when not given.")
+        int | None,
+        typer.Option(help="CPU threads; else one per core, small models one."),
     ] = None,
     spin: Annotated[
         bool, typer.Option("--spin", help="Threads wait awake: for a machine doing nothing else.")

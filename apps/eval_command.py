@@ -23,7 +23,7 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; one per core when not given.")
+        int | None, typer.Option(min=1, help="CPU threads; else one per core, small models one.")
     ] = None,
     engine: Annotated[
         str, typer.Option(help="auto, ort, cuda or tensorrt; what it is compared with is on auto.")

@@ -93,7 +93,7 @@ def profile(
         str, typer.Option(help="auto, ort, cuda or tensorrt.", rich_help_panel=RUNNING)
     ] = "auto",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; one per core when not given.",
+        int | None, typer.Option(min=1, help="CPU threads; else one per core, small models one.",
                                  rich_help_panel=RUNNING),
     ] = None,
     spin: Annotated[

@@ -99,7 +99,12 @@ def serve(
     ] = "exact",
     engine: Annotated[str, _running(help="auto, ort, cuda or tensorrt.")] = "auto",
     threads: Annotated[
-        int | None, _running(min=1, metavar="N", help="CPU threads; one per core when not given.")
+        int | None,
+        _running(
+            min=1,
+            metavar="N",
+            help="CPU threads; else one per core, small models one.",
+        ),
     ] = None,
     spin: Annotated[
         bool, _running("--spin", help="Threads wait awake: for a machine doing nothing else.")

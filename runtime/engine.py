@@ -149,7 +149,8 @@ def open_engine(
 ) -> Engine:
     """Load a bundle's graph into the engine called `name`.
 
-    `threads`, `spin` are for `ort`: None is one per physical core this process may use; threads
+    `threads`, `spin` are for `ort`: None is one per physical core this process may use, one for a
+    small model; threads
     that spin wait for work awake, quicker on a machine that does nothing else and far slower beside
     other work. Raises BundleError, EngineError.
     """

@@ -80,9 +80,9 @@ def load(
     """Load a bundle by path, or by the name of an embedded one: demo, demo-draft, demo-bytes.
 
     A folder with one of these names is meant by `./demo`. `threads` None is one per core this
-    process may use; `spin` keeps them awake between products (see `open_engine`). Raises
-    BundleError, EngineError (also where it has no room in memory: EDGE_MEMORY_CHECK=off tries all
-    the same), TokenizerError.
+    process may use, and one alone for a small model; `spin` keeps them awake between products (see
+    `open_engine`). Raises BundleError, EngineError (also where it has no room in memory:
+    EDGE_MEMORY_CHECK=off tries all the same), TokenizerError.
     """
     chosen = choose_engine(engine)
     path = resolve(bundle)

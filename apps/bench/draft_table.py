@@ -105,7 +105,7 @@ class Report:
         """Tables, then what they lack."""
         console.print(
             f"{self.target} with {self.draft}: answers of at most {self.tokens} tokens, "
-            f"{self.rounds} rounds; {self.threads} threads on {machine()['cpu']}, "
+            f"{self.rounds} rounds; {self.threads or 'default'} threads on {machine()['cpu']}, "
             f"{self.others:.0%} of it in use by others",
             soft_wrap=True, highlight=False,
         )  # fmt: skip

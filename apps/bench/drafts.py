@@ -23,7 +23,6 @@ from edge.apps.profiling.draft_costs import measure as measure_costs
 from edge.apps.profiling.drafts import NONE, Contest, Drafted, Request, Side, steps_ahead
 from edge.apps.profiling.machine import OtherLoad
 from edge.apps.profiling.measure import Say, without_collections
-from edge.cpu import usable_cores
 from edge.errors import InputError
 from edge.runtime.model import Model, load
 
@@ -50,7 +49,7 @@ def bench(
     chain: Annotated[int, typer.Option(min=1, help="Tokens of the fixed draft.")] = 3,
     tree: Annotated[str, typer.Option(help="Children at each depth of the tree.")] = "2,1,1",
     temperatures: Annotated[str, typer.Option(help="To sample with; 0 is greedy.")] = "0,1",
-    threads: Annotated[int, typer.Option(min=0, help="0 is one a core.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="0 is what the runtime takes.")] = 0,
     simulate: Annotated[
         str, typer.Option(help=f"Shape of the simulation: none, {', '.join(SHAPES)}.")
     ] = "130m",
@@ -71,12 +70,11 @@ def bench(
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
-    count = threads or usable_cores()
-    report = Report(target, draft, count, rounds, tokens)
+    report = Report(target, draft, threads, rounds, tokens)
     others = OtherLoad()
     _real(report, data, prompts, chain, shape or (), heats, say)
     if simulate != NONE:
-        report.simulated = _simulated(simulate, recipes, count, tokens, rounds, say)
+        report.simulated = _simulated(simulate, recipes, threads, tokens, rounds, say)
         report.shape = simulate
     report.others = others.share()
     if as_json:
@@ -97,8 +95,8 @@ def _real(
     temperatures: tuple[float, ...], say: Say,
 ) -> None:  # fmt: skip
     """Fill in the rows of all sets and temperatures."""
-    model = load(report.target, threads=report.threads)
-    drafter = load(report.draft, threads=report.threads)
+    model = load(report.target, threads=report.threads or None)
+    drafter = load(report.draft, threads=report.threads or None)
     sets, report.absent = prompt_sets(data, prompts)
     found: dict[tuple[str, float], dict[str, Side]] = {}
     ways: dict[tuple[str, float], dict[str, tuple[Request, Model | Literal["ngram"]]]] = {}
@@ -172,7 +170,7 @@ def _simulated(
         workspace = Workspace(shape_named(shape), Path(folder))
         for recipe in recipes:
             say(f"making {shape} with random weights in {recipe}")
-            model = load(_random_bundle(workspace, recipe), threads=threads)
+            model = load(_random_bundle(workspace, recipe), threads=threads or None)
             found += simulated.simulate(
                 model.engine, SIMULATED_DEPTHS, acceptance=ACCEPTANCE, tokens=tokens,
                 rounds=rounds, recipe=recipe, say=say,
