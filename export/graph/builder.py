@@ -76,10 +76,6 @@ class GraphBuilder:
         # matrix → how it is kept, and its shape
         self.stored: dict[str, tuple[Storage, tuple[int, int]]] = {}
 
-    def __contains__(self, name: str) -> bool:
-        """Whether some node already yields `name`."""
-        return name in self._names
-
     # -- values -----------------------------------------------------------------------------------
 
     def input(self, name: str, dtype: str, shape: Sequence[str | int]) -> str:

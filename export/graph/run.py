@@ -147,14 +147,14 @@ class GraphRunner:
             m.d_conv for m in self.config.layers if isinstance(m, Mamba1Config | Mamba2Config)
         ]
         ancestors = np.zeros((steps, steps), np.float32)
-        previous = np.zeros((steps, max(widths, default=1)), np.int64)
+        window = np.zeros((steps, max(widths, default=1)), np.int64)
         for t, parent in enumerate(parents):
-            previous[t, 0] = t
+            window[t, 0] = t
             if parent >= 0:
                 ancestors[t] = ancestors[parent]
             ancestors[t, t] = 1
-            for j in range(1, previous.shape[1]):
-                previous[t, j] = parent
+            for j in range(1, window.shape[1]):
+                window[t, j] = parent
                 parent = parents[parent] if parent >= 0 else parent - 1
         kept = [steps - 1] if kept is None else list(kept)
         total = state.position + steps
@@ -173,7 +173,7 @@ class GraphRunner:
         }
         for width in widths:
             # below zero it counts into the state, whose rows are the first of the concatenation
-            taps = previous[:, :width][:, ::-1]
+            taps = window[:, :width][:, ::-1]
             every[f"taps{width}"] = taps + (width - 1)
             every[f"kept_taps{width}"] = taps[kept, 1:] + (width - 1)
         every["paths"], every["stored"] = every["ancestors"], every["kept"]
