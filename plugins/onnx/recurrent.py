@@ -144,7 +144,7 @@ _BY_HEAD = """
 """
 
 # One token that nothing was logged before, whose state is wanted, is a step of the recurrence; any
-# other run is SSD's quadratic form. For one token that form is 25 nodes to these 9, and it writes
+# other run is SSD's quadratic form. That form has 27 nodes more, and writes
 # the state as well. b batch, h head, m/j any token, t one of the run, r kept row, p head_dim,
 # n state.
 # `mask` is added before the exponential: masked pairs have a positive exponent, which may overflow.
