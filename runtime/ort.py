@@ -1,4 +1,4 @@
-"""The `ort` engine: ONNX Runtime on the CPU, every buffer bound, one session for every length."""
+"""The `ort` engine: ONNX Runtime on the CPU, every buffer given, one session for every length."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class OrtEngine:
     Attributes:
         threads: CPU threads one run uses.
         identity: what the states it makes belong to.
+        inputs: names of the graph's.
     """
 
     name = "ort"
@@ -85,7 +86,8 @@ class OrtEngine:
         self._resident = max(0, memory.private_bytes() - before)
         self.identity = identity or Identity.of_graph(config, data)
         self._pid = os.getpid()
-        self._inputs = frozenset(meta.name for meta in self._session.get_inputs())
+        self.inputs = frozenset(meta.name for meta in self._session.get_inputs())
+        self._options = onnxruntime.RunOptions()
         self._state_dtypes = dict(state_dtypes or {})
         self._logs = ort_session.logs_of(self._session, path)
         layout = self._layout(1, 1, 1)
@@ -275,7 +277,10 @@ class OrtEngine:
     def execute(self, bound: Bound) -> None:
         """Run what is bound. Raises EngineError."""
         try:
-            self._session.run_with_iobinding(bound.binding)
+            self._session.run_with_ortvaluevector(
+                self._options, bound.feed_names, bound.feeds, bound.fetch_names, bound.fetches,
+                bound.devices,
+            )  # fmt: skip
         except Exception as problem:
             raise EngineError(f"ONNX Runtime failed: {problem}") from problem
 
@@ -287,10 +292,6 @@ class OrtEngine:
                     "the logits are not finite",
                     remedy="check the bundle, or clear the state",
                 )
-
-    def binding(self) -> tuple[onnxruntime.IOBinding, frozenset[str]]:
-        """A new binding, and the inputs that the graph has."""
-        return self._session.io_binding(), self._inputs
 
     def end_profile(self) -> Path:
         """End the profile this engine was made with; the file with its events."""
