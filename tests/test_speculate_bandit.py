@@ -91,8 +91,12 @@ def _play(bandit: Bandit, world: World, rounds: int, seed: int) -> float:
     rng = np.random.default_rng(seed)
     seconds = tokens = 0.0
     for _ in range(rounds):
-        shape = bandit.choose(NO_OUTLOOK)
-        bandit.learn(world.play(shape, rng))
+        shape = NO_DRAFT
+        if bandit.rests():
+            bandit.rested(world.play(shape, rng).verify_s)
+        else:
+            shape = bandit.choose(NO_OUTLOOK)
+            bandit.learn(world.play(shape, rng))
         seconds, tokens = seconds + sum(world.seconds(shape)), tokens + world.tokens(shape)
     return seconds / tokens
 
@@ -109,17 +113,35 @@ def _regrets(world: World, rounds: int, warm: int = 0) -> list[float]:
 
 @pytest.mark.parametrize("world", DRAFT)
 def test_200_rounds_cost_little_more_than_those_of_the_best_shape(world: World) -> None:
-    assert _best(world) is not NO_DRAFT
-    assert np.mean(_regrets(world, 200)) < 0.06
+    """Never to draft would cost 18 % more where it costs least."""
+    assert world.price(NO_DRAFT) > 1.18 * world.price(_best(world))
+    assert np.mean(_regrets(world, 200)) < 0.12
 
 
 @pytest.mark.parametrize("world", DRAFT)
-def test_what_is_chosen_most_is_as_good_as_the_best(world: World) -> None:
-    for seed in range(4):
+def test_what_is_chosen_most_is_mostly_as_good_as_the_best(world: World) -> None:
+    good = 0
+    for seed in range(12):
         bandit = Bandit(ARMS)
         _play(bandit, world, 400, seed)
         most = max(bandit.pulls, key=bandit.pulls.__getitem__)
-        assert world.price(most) < 1.1 * world.price(_best(world))
+        good += world.price(most) < 1.1 * world.price(_best(world))
+    assert good > 6
+
+
+def test_where_drafting_never_pays_most_rounds_are_not_asked_about() -> None:
+    bandit, rng, asked = Bandit(ARMS), np.random.default_rng(1), 0
+    bandit.begin(True)
+    for _ in range(400):
+        if bandit.rests():
+            bandit.rested(NEVER.play(NO_DRAFT, rng).verify_s)
+        else:
+            bandit.learn(NEVER.play(bandit.choose(NO_OUTLOOK), rng))
+            asked += 1
+    assert asked < 80
+    bandit.begin(True)
+    assert sum(bandit.pulls.values()) == 400, "those that rested are counted"
+    assert not bandit.rests(), "an answer begins with a choice"
 
 
 def test_trees_are_found_where_they_pay_and_left_alone_where_they_are_dear() -> None:

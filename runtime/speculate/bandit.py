@@ -29,11 +29,15 @@ class Lessons:
         self._now = 1.0
 
     def pull(self, arm: Shape) -> None:
-        self._now /= self.MEMORY
+        self.passed(1)
+        self._weight[arm] = self._weight.get(arm, 0.0) + self._now
+
+    def passed(self, rounds: int) -> None:
+        """Pulls before these rounds count less."""
+        self._now /= self.MEMORY**rounds
         if self._now > 1e100:
             self._weight = {arm: weight / self._now for arm, weight in self._weight.items()}
             self._now = 1.0
-        self._weight[arm] = self._weight.get(arm, 0.0) + self._now
 
     def pulls(self, arms: Sequence[Shape]) -> float:
         """How often these were pulled, of which what is long ago counts less."""
@@ -87,6 +91,9 @@ class Bandit(Policy):
     # rounds after which the prices of a model's drafts are computed anew, which takes 40 µs; a
     # round of a model counts as FRESH of them once it was asked OFTEN_ASKED times
     REFRESHED = 16
+    # rounds without drafts that may pass unasked: at least, and for each time that the cheapest
+    # draft of a model costs as much as a step more than it
+    REST, RESTS = 1, 80
     FRESH = 6
     OFTEN_ASKED = 12
 
@@ -107,16 +114,27 @@ class Bandit(Policy):
         self._prices: list[tuple[Shape, float, float]] = []
         self._copies: list[tuple[Shape, int, float]] = []
         self._unseen, self._due = 0, self.SOON
+        # rounds that may pass unasked, and those that have, and their seconds
+        self._rest, self._rested, self._rested_s = 0, 0, 0.0
+        self._lessons, self._drafting = self._experience.greedy, Shift()
+        self._stale = self.REFRESHED
         self.begin(True)
 
     def begin(self, greedy: bool) -> None:
         """See `Policy.begin`: what was usual before is expected again."""
-        self._lessons = self._experience.greedy if greedy else self._experience.sampled
+        if self._rested:
+            self._woken()
+        self._rest = 0
+        lessons = self._experience.greedy if greedy else self._experience.sampled
+        if lessons is not self._lessons or self._drafting.moved:
+            self._stale = self.REFRESHED
+        self._lessons = lessons
         self._copying, self._drafting = Shift(), Shift()
-        self._stale = self.REFRESHED
-        self._copies = []
+        self._copies, self._after_run = [], False
 
     def choose(self, outlook: Outlook) -> Shape:
+        if self._rested:
+            self._woken()
         costs = self._experience.costs
         if costs.step.count < Mean.FEW or self._unseen >= self._due:
             return NO_DRAFT
@@ -128,11 +146,46 @@ class Bandit(Policy):
             self._stale = 0
         more = outlook.behind - 1
         read = costs.read * (min(more, self.AT_ONCE) + max(0, more - self.AT_ONCE) / self.OFTEN)
+        least, cheapest = math.inf, NO_DRAFT
         for arm, seconds, tokens in self._prices:
             price = (seconds + read) / tokens
-            if price < lowest:
-                best, lowest = arm, price
+            if price < least:
+                least, cheapest = price, arm
+        if least < lowest:
+            return cheapest
+        if best is NO_DRAFT:
+            # the further a model is from being worth it, the longer it will not be
+            rest = self.RESTS * (least / lowest - 1)
+            self._rest = int(min(max(rest, self.REST), self.REFRESHED))
         return best
+
+    def rests(self) -> bool:
+        """See `Policy.rests`: where neither a look-up nor a model's drafts are worth a run, a
+        session that could draft is to be as quick as one that cannot.
+        """
+        if self._rest <= 0:
+            return False
+        self._rest -= 1
+        return True
+
+    def rested(self, seconds: float) -> None:
+        """See `Policy.rested`."""
+        costs = self._experience.costs
+        if self._after_run:
+            seconds, self._after_run = costs.learn_after(seconds), False
+        self._rested += 1
+        self._rested_s += min(seconds, Mean.OUTLIER * costs.step.value)
+
+    def _woken(self) -> None:
+        """Take in the rounds that have passed unasked, all at once."""
+        count = self._rested
+        self._experience.costs.step.add(self._rested_s / count, count)
+        self._lessons.passed(count)
+        self._drafting.fade(count)
+        self.pulls[NO_DRAFT] += count
+        self._stale += count
+        self._unseen = self._rested = 0
+        self._rested_s = 0.0
 
     def _looking_up(self, outlook: Outlook, lowest: float) -> tuple[Shape, float]:
         """(the arm, its seconds a token), if they are fewer than `lowest`."""
@@ -154,7 +207,7 @@ class Bandit(Policy):
         costs, pulled = self._experience.costs, self._lessons.pulls(self._look_ups)
         found = []
         for arm in self._look_ups:
-            seconds = costs.verify(True, arm.depth)
+            seconds = costs.look_up.value + costs.verify(True, arm.depth)
             if not self._exact:
                 seconds *= self._doubted(arm, pulled)
             found.append((arm, arm.depth, seconds))
@@ -182,8 +235,10 @@ class Bandit(Policy):
         arm, lessons = done.asked, self._lessons
         lessons.pull(arm)
         self.pulls[arm] += 1
-        self._look_at_steps(done)
-        self._experience.costs.learn(done)
+        if done.nodes:
+            self._learn_run(done)
+        else:
+            self._learn_step(done.verify_s)
         self._stale += 1
         if stood := self._copied(done):
             lessons.repetition.learn(done.outlook.matched, stood, self._copying)
@@ -200,18 +255,27 @@ class Bandit(Policy):
             if arm.nodes or self._stale >= self.REFRESHED:
                 self._copies = []
 
-    def _look_at_steps(self, done: Round) -> None:
+    def _learn_run(self, done: Round) -> None:
+        costs = self._experience.costs
+        if self._after_run:
+            costs.after.add(0.0)
+        costs.learn_run(done)
+        self._unseen += 1
+        self._after_run = True
+
+    def _learn_step(self, seconds: float) -> None:
         """Notice that the machine has become quicker or slower since the steps that are known."""
-        step = self._experience.costs.step
-        if done.nodes:
-            self._unseen += 1
-            return
+        costs = self._experience.costs
+        step = costs.step
+        if self._after_run:
+            seconds = costs.learn_after(seconds)
         if self._unseen >= self._due:
-            same = abs(done.verify_s - step.value) < self.ABOUT * step.value
+            same = abs(seconds - step.value) < self.ABOUT * step.value
             self._due = min(2 * self._due, self.LATE) if same else self.SOON
             # those known are old
             step.count = min(step.count, Mean.FEW - 1.0)
-        self._unseen = 0
+        step.add_seconds(seconds)
+        self._unseen, self._after_run = 0, False
 
     def _copied(self, done: Round) -> list[bool]:
         """Which tokens of a look-up stood, or would have, up to the first that did not."""

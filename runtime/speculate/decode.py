@@ -39,6 +39,18 @@ class Source:
     vocab_size: int
     greedy: bool
 
+    def step(self, token: int) -> int:
+        """Consume a token and sample the next one, without looking at any logits where the engine
+        finds the likeliest itself.
+        """
+        if self.greedy:
+            found = self.context.step_greedily(token, self.vocab_size)
+            if isinstance(found, int):
+                return found
+        else:
+            found = self.context.step(token)
+        return self.sampler(self.allowed(found), self.recent)
+
 
 class Plain:
     """Step and sample: tokens from the logits after the prompt on, without end."""
@@ -50,20 +62,11 @@ class Plain:
 
     def tokens(self, logits: Logits) -> Iterator[int]:
         source = self._source
+        token = source.sampler(source.allowed(logits), source.recent)
         while True:
-            token = source.sampler(source.allowed(logits), source.recent)
             source.context.pending = token
             yield token
-            # as long as the engine finds the likeliest token itself, no logits are looked at
-            while source.greedy:
-                found = source.context.step_greedily(token, source.vocab_size)
-                if not isinstance(found, int):
-                    logits = found
-                    break
-                source.context.pending = token = found
-                yield token
-            else:
-                logits = source.context.step(token)
+            token = source.step(token)
 
     def settle(self) -> None:
         """See `Speculative.settle`: the last token is always the pending one."""
@@ -91,7 +94,7 @@ class Speculation:
         draft_s, verify_s: seconds in the drafter, and in the target's verifying runs.
         shapes: branches of the draft asked for → how many rounds.
         sources: the same of each source that drafted.
-        problem: why the drafter was given up, "" while it works.
+        problem: why the drafter, or the model of it, was given up, "" while it works.
         accept: by which rule drafted tokens stood: `exact`, or the likes of `top-3`, which lose.
     """
 
@@ -144,7 +147,13 @@ class Speculative:
             yield token
             began = time.perf_counter()
             outlook = self._drafter.outlook(context.tokens, token)
+            if not outlook.found and self._policy.rests():
+                token = source.step(token)
+                self.figures.steps += 1
+                self._policy.rested(time.perf_counter() - began)
+                continue
             asked, shape = self._shape(outlook)
+            working = not self.figures.problem
             draft = self._draft(token, shape)
             drafted = time.perf_counter()
             path, following = self._verify(token, draft)
@@ -159,7 +168,7 @@ class Speculative:
             )
             self._count(done)
             # what the end of an answer cut short says nothing of the shape, nor does a failure
-            if shape == asked and not (shape.nodes and self.figures.problem):
+            if shape == asked and not (working and self.figures.problem):
                 self._policy.learn(done)
             for index, node in enumerate(path):
                 # were the answer to end here, the tokens from this one on would be one run too
@@ -178,7 +187,7 @@ class Speculative:
 
     def _shape(self, outlook: Outlook) -> tuple[Shape, Shape]:
         """(what the policy chose, how much of it answer, window and KV caches have room for)."""
-        if self.figures.problem:
+        if self.figures.problem and not self._drafter.goes_on:
             return NO_DRAFT, NO_DRAFT
         context = self._source.context
         room = context.state.window - 1
@@ -206,7 +215,7 @@ class Speculative:
         """Run the draft through the target, keep what stands: its nodes, and the next token."""
         source, context = self._source, self._source.context
         if not draft.tokens:
-            return [], source.sampler(source.allowed(context.step(pending)), source.recent)
+            return [], source.step(pending)
         if draft.parents is None:
             logits = context.verify((pending, *draft.tokens))
         else:

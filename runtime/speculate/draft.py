@@ -86,9 +86,14 @@ class Drafter(Protocol):
 
         `sampler`: whose parameters and random numbers to draw with. `recent`: what its repetition
         penalty looks at. Raises EdgeError when its model fails: it is then not asked again in this
-        answer.
+        answer, unless it `goes_on`.
         """
         ...
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether something of it still drafts in this answer when `propose` has failed."""
+        return False
 
     @property
     def nbytes(self) -> int:

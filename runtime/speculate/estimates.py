@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edge.runtime.speculate.policy import Round
-from edge.runtime.speculate.shape import Shape
+from edge.runtime.speculate.shape import LOOK_UP, Shape
 
 ONE = Shape.of_chain(1)
 
@@ -39,9 +39,10 @@ class Mean:
         else:
             self.add(min(value, self.OUTLIER * self.value))
 
-    def add(self, value: float) -> None:
-        self.count = min(self.count + 1, self.LIMIT)
-        self.value += (value - self.value) / self.count
+    def add(self, value: float, times: int = 1) -> None:
+        """`value`: of `times` values the mean."""
+        self.count = min(self.count + times, self.LIMIT)
+        self.value += (value - self.value) * times / self.count
 
     def toward(self, other: float, weight: float) -> float:
         """The mean of what was seen and `weight` times `other`."""
@@ -102,6 +103,11 @@ class Shift:
         moved = rate * self._times
         return moved / (1 - rate + moved)
 
+    @property
+    def moved(self) -> bool:
+        """Whether anything was learned."""
+        return self._by != 0
+
     def learn(self, rate: float, stood: bool) -> None:
         """`rate`: the usual one."""
         expected = self.of(rate)
@@ -111,12 +117,12 @@ class Shift:
         self._by = min(max(moved, -4.0), 4.0)
         self._times = math.exp(self._by)
 
-    def fade(self) -> None:
-        """A round went by that said nothing."""
-        before = self.BETWEEN**-2
-        self._by *= self.KEPT
+    def fade(self, rounds: int = 1) -> None:
+        """Rounds went by that said nothing."""
+        before, kept = self.BETWEEN**-2, self.KEPT**rounds
+        self._by *= kept
         self._times = math.exp(self._by)
-        self._certainty = before + self.KEPT * (self._certainty - before)
+        self._certainty = before + kept * (self._certainty - before)
 
 
 class Acceptance:
@@ -221,8 +227,11 @@ class Costs:
     Chains and trees are measured apart, and stand in for one another where only one was run.
 
     Attributes:
-        step: of a plain step.
+        step: of a plain step after another.
+        after: what the round after a verifying run takes longer, a step that has to apply what was
+            logged; nothing where it verifies too.
         in_vain: of a drafting model that had nothing to say.
+        look_up: of finding a draft without a model.
         run: of a drafting model's run, in steps, before anything was drafted.
     """
 
@@ -240,19 +249,27 @@ class Costs:
 
     run: float = 0.3
     step: Mean = field(default_factory=Mean)
+    after: Mean = field(default_factory=lambda: Mean(0.0, 4.0))
     in_vain: Mean = field(default_factory=Mean)
+    look_up: Mean = field(default_factory=Mean)
     _run: dict[bool, Mean] = field(default_factory=lambda: {True: Mean(), False: Mean()})
     _token: dict[bool, Slope] = field(default_factory=lambda: {True: Slope(), False: Slope()})
     _own: dict[tuple[bool, int], Mean] = field(default_factory=dict)
     _read: Slope = field(default_factory=Slope)
 
-    def learn(self, done: Round) -> None:
-        if not done.nodes:
-            self.step.add_seconds(done.verify_s)
-            return
+    def learn_after(self, seconds: float) -> float:
+        """Of a step that came after a verifying run; about what it would have taken elsewhere."""
+        alone = seconds - self.after.value
+        self.after.add(min(seconds, Mean.OUTLIER * self.step.value) - self.step.value)
+        return alone
+
+    def learn_run(self, done: Round) -> None:
+        """Of a verifying run."""
         shape, nodes = done.asked, done.nodes
+        if shape.source == LOOK_UP:
+            self.look_up.add(min(done.draft_s, self.step.value))
         # a process that was put to sleep says nothing
-        seconds = min(done.verify_s, self.LONGEST * self.verify(shape.chain, nodes))
+        seconds = min(done.verify_s, self.LONGEST * self._verifying(shape.chain, nodes))
         self._token[shape.chain].add(seconds - (1 + self.ANY) * self.step.value, nodes)
         self._own.setdefault((shape.chain, nodes), Mean()).add(seconds)
 
@@ -285,7 +302,10 @@ class Costs:
         return self._read.toward(self.READ * self.draft(ONE), 20.0)
 
     def verify(self, chain: bool, nodes: int) -> float:
-        """Of the target's run."""
+        """Of the target's run, and what it costs later."""
+        return max(0.0, self.after.value) + self._verifying(chain, nodes)
+
+    def _verifying(self, chain: bool, nodes: int) -> float:
         assumed = self._token[not chain].toward(self.TOKEN * self.step.value, 3.0)
         token = self._token[chain].toward(assumed, 3.0)
         predicted = (1 + self.ANY) * self.step.value + token * nodes

@@ -16,6 +16,7 @@ from edge.runtime.speculate.shape import Shape
 
 # what a match is found by, the longer first; one token alone is hardly any evidence
 _LENGTHS = (4, 2)
+_SHORT = _LENGTHS[-1]
 # tokens of a match that are counted
 _COUNTED = 16
 
@@ -51,11 +52,13 @@ class NgramDrafter(Drafter):
         self._follow(tokens, pending)
         known = self._tokens
         self._outlook = NO_OUTLOOK
-        for length in _LENGTHS:
-            end = self._ends[length].get(tuple(known[-length:]))
-            if end is not None:
-                self._outlook = Outlook(self._matched(end, length), self._following(end))
-                break
+        # what a long run was found by ends in a short one: where that is new, so is all
+        if tuple(known[-_SHORT:]) in self._ends[_SHORT]:
+            for length in _LENGTHS:
+                end = self._ends[length].get(tuple(known[-length:]))
+                if end is not None:
+                    self._outlook = Outlook(self._matched(end, length), self._following(end))
+                    break
         return self._outlook
 
     def propose(
@@ -92,11 +95,16 @@ class NgramDrafter(Drafter):
                 ends.clear()
         self._began = False
         count = len(known)
-        known.extend(tokens[count:])
-        if count <= len(tokens):
+        if count == len(tokens):  # a slice of a long text's end takes as long as its beginning
+            known.append(pending)
+        elif count < len(tokens):
+            known.extend(tokens[count:])
             known.append(pending)
         # a run is entered when a token has followed it: the last one must not find itself
-        for end in range(max(count, 1), len(known)):
-            for length, ends in self._ends.items():
-                if length <= end:
-                    ends[tuple(known[end - length : end])] = end
+        for length, ends in self._ends.items():
+            first, last = max(count, length), len(known)
+            if first == last - 1:
+                ends[tuple(known[first - length : first])] = first
+            elif first < last:
+                runs = (known[first - length + at : last - length + at] for at in range(length))
+                ends.update(zip(zip(*runs, strict=True), range(first, last), strict=True))

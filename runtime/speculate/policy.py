@@ -64,6 +64,16 @@ class Policy(Protocol):
         """A round that was not cut short by the end of an answer."""
         ...
 
+    def rests(self) -> bool:
+        """Whether a step is to be taken without choosing or learning; asked where a look-up has
+        found nothing. `rested` says how long it took.
+        """
+        return False
+
+    def rested(self, seconds: float) -> None:
+        """All of a round that `rests` has said to pass."""
+        return
+
 
 class Fixed(Policy):
     """The same shape in every round."""
