@@ -12,13 +12,15 @@ from string import Template
 
 from edge.plugins.onnx.recurrence import Step, walks
 from edge.plugins.onnx.recurrent import (
-    LOGGED_NAMES,
+    EVERY,
+    OWN,
     STEP,
-    STEP_OR_QUADRATIC,
-    WITH_LOGS,
+    Heads,
     causal_conv1d,
     selective_scan,
     selective_scan_heads,
+    start_heads,
+    steps_of_heads,
 )
 
 _SUFFIX = "_wide"  # what a value is called once it is fp32
@@ -128,13 +130,18 @@ _STATE_STEPS = """
 """
 
 
-def _prelude(ort: bool, scales: Mapping[str, str]) -> str:
-    """Activations, by name and scale, and constants in fp32."""
+def _widened(ort: bool, scales: Mapping[str, str]) -> str:
+    """Activations, by name and scale, in fp32."""
     text = ""
     for name, scale in scales.items():
         zero = "zero_s8" if name in ("dt", "dt_all", "z") else "zero_u8"
         text += (_ORT_FLOAT if ort else _FLOAT).substitute(name=name, scale=scale, zero=zero)
-    return text + _constants(ort, "A_log", "D", "dt_bias") + _A
+    return text
+
+
+def _rates_and_constants(ort: bool) -> str:
+    """A, D and dt_bias in fp32."""
+    return _constants(ort, "A_log", "D", "dt_bias") + _A
 
 
 def _scan(state_bits: int, ort: bool) -> str:
@@ -146,59 +153,58 @@ def _scan(state_bits: int, ort: bool) -> str:
     step = STEP
     if state_bits != 32:
         step = _rounded(_TOKEN, state_bits, STEP.rows, STEP.state, STEP.read)
-    return text + _prelude(ort, scales) + selective_scan(_SUFFIX, step, state_bits)
+    text += _widened(ort, scales) + _rates_and_constants(ort)
+    return text + selective_scan(_SUFFIX, step, state_bits)
 
 
-_HEADS_ROWS = {"decay5": "B,H,1,1", "scaled5": "B,H,P,1", "B5": "B,G,1,N", "C5": "B,G,N,1"}
+_HEADS_ROWS = {"decay": "B,H,1,1", "scaled": "B,H,P,1", "B_in": "B,G,1,N", "C_out": "B,G,N,1"}
 _HEADS_TOKEN = """
-            faded = Mul(wide, {decay5})
-            fed = Mul({scaled5}, {B5})
+            faded = Mul(wide, {decay})
+            fed = MatMul({scaled}, {B_in})
             h = Add(faded, fed)
-            read_t = MatMul(h, {C5})"""
-_HEADS_COLUMNS = {
-    16: """
-    B5 = Unsqueeze($B_heads, axis3)
-    C5 = Unsqueeze($C_heads, last)
-""",
-    8: """
-    B_row = Unsqueeze($B_heads, axis3)
-    B5 = Div(B_row, state_scale)
-    C_row = Unsqueeze($C_heads, axis3)
-    C_steps = Mul(C_row, state_scale)
-    C5 = Transpose<perm=[0, 1, 2, 4, 3]>(C_steps)
-""",
+            read_t = MatMul(h, {C_out})"""
+# `cube` gives a scale [1] the axes of one by head, [H,1,N].
+_IN_AND_OUT = {
+    16: Template("""
+    B_in = Identity($B_rows)
+    C_out = Identity($C_columns)
+"""),
+    8: Template("""
+    cube = Constant<value = float[1,1,1] {1.0}>()
+    scale_rows = Mul(state_scale, cube)
+    scale_columns = Transpose<perm=[0, 2, 1]>(scale_rows)
+    B_in = Div($B_rows, scale_rows)
+    C_out = Mul($C_columns, scale_columns)
+"""),
 }
+_HEADS_END = """
+    sum = Add(reads, skip)
+    y = Reshape(sum, flat)
+"""
 
 
-def _token_by_token(state_bits: int) -> Template:
-    """Mamba-2's recurrence with a state that is rounded after every token."""
+def _token_by_token(state_bits: int, one_group: bool, own: Heads) -> str:
+    """Mamba-2's scan with a state that is rounded after every token."""
+    steps, by_head = steps_of_heads(one_group, own)
+    in_and_out = _IN_AND_OUT[state_bits].substitute(by_head)
     step = _rounded(_HEADS_TOKEN, state_bits, _HEADS_ROWS, state="B,H,P,N", read="B,H,P,1")
-    return Template(
-        """
-    decay = Exp(rate)
-    one_by_one = Constant<value = int64[2] {3, 4}>()
-    decay5 = Unsqueeze(decay, one_by_one)
-    scaled5 = Unsqueeze(scaled, last)
-"""
-        + _HEADS_COLUMNS[state_bits]
-        + walks(step, state_bits)
-        + """
-    read = Squeeze(reads, last)
-    skip = Mul(x4, D_column)
-    y4 = Add(read, skip)
-"""
-    )
+    start = start_heads(one_group, own.names) + steps + in_and_out
+    return start + walks(step, state_bits) + _HEADS_END
+
+
+def _heads(ort: bool, read: Mapping[str, str]) -> Heads:
+    """The activations that `read` has for x, dt, B and C, and the constants."""
+    nodes = _widened(ort, {name: f"{of}_scale" for of, name in read.items()})
+    names = {of: name + _SUFFIX for of, name in {**read, "D": "D", "dt_bias": "dt_bias"}.items()}
+    return Heads(nodes, names)
 
 
 def _scan_heads(state_bits: int, one_group: bool, ort: bool) -> str:
     """Logs are looked at when the state is not rounded."""
-    whole = state_bits == 32
-    read = LOGGED_NAMES if whole else {name: name for name in LOGGED_NAMES}
-    scales = {name: f"{of}_scale" for of, name in read.items()}
-    names = {of: name + _SUFFIX for of, name in {**read, "D": "D", "dt_bias": "dt_bias"}.items()}
-    recurrence = STEP_OR_QUADRATIC if whole else _token_by_token(state_bits)
-    text = (WITH_LOGS if whole else "") + _STEPS_AND_ZEROS + _prelude(ort, scales)
-    return text + selective_scan_heads(one_group, names, recurrence)
+    text, own = _STEPS_AND_ZEROS + _rates_and_constants(ort), _heads(ort, OWN)
+    if state_bits != 32:
+        return text + _token_by_token(state_bits, one_group, own)
+    return text + selective_scan_heads(one_group, own, _heads(ort, EVERY))
 
 
 def _bodies(ort: bool) -> dict[str, str]:

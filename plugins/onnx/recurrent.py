@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from string import Template
 
 from edge.plugins.onnx.recurrence import Step, walks
@@ -101,97 +102,124 @@ def selective_scan(suffix: str = "", step: Step = STEP, state_bits: int = 32) ->
 
 SELECTIVE_SCAN = selective_scan()
 
-# What Mamba-2's scans begin with: the logged tokens before the run's. Then Δ, Δ·x by head, and B
-# and C by group [M,B,G,N], [T,B,G,N].
-WITH_LOGS = """
-    x_all = Concat<axis=0>(x_log, x)
-    dt_all = Concat<axis=0>(dt_log, dt)
-    B_all = Concat<axis=0>(B_log, B)
-"""
+# What Mamba-2's scans need of attributes and constants: shapes, and A and D as [H,1,1].
 _HEADS_START = Template("""
     last = Constant<value = int64[1] {-1}>()
-    axis3 = Constant<value = int64[1] {3}>()
+    last2 = Constant<value = int64[2] {-1, -2}>()
+    unit_axis = Constant<value = int64[1] {1}>()
     stay2 = Constant<value = int64[2] {0, 0}>()
+    flat = Constant<value = int64[3] {0, 0, -1}>()
     heads_0 = Constant<value_int: int = @heads>()
     heads_1 = Reshape(heads_0, last)
     groups_0 = Constant<value_int: int = @groups>()
     groups_1 = Reshape(groups_0, last)
-    head_shape = Concat<axis=0>(stay2, heads_1, last)
-    group_shape = Concat<axis=0>(stay2, groups_1, last)
+    head_columns = Concat<axis=0>(stay2, heads_1, last, unit_axis)
+    group_columns = Concat<axis=0>(stay2, groups_1, last, unit_axis)
+    group_rows = Concat<axis=0>(stay2, groups_1, unit_axis, last)
     low = Constant<value_float: float = @dt_min>()
     high = Constant<value_float: float = @dt_max>()
-    shifted = Add($dt, $dt_bias)
-    positive = Softplus(shifted)
-    delta = Clip(positive, low, high)
-    rate = Mul(delta, A)
-    x4 = Reshape($x, head_shape)
-    delta4 = Unsqueeze(delta, axis3)
-    scaled = Mul(x4, delta4)
-    B4 = Reshape($B, group_shape)
-    C4 = Reshape($C, group_shape)
-    D_column = Unsqueeze($D, last)
+    A_head = Unsqueeze(A, last2)
+    D_head = Unsqueeze($D, last2)
 """)
 
 # Several groups: each head gets its group's B and C. One group's broadcast over the heads.
-_BY_HEAD = """
+_GROUP_OF_HEAD = """
     from_0 = Constant<value = int64 {0}>()
     by_1 = Constant<value = int64 {1}>()
     head = Range(from_0, heads_0, by_1)
     share = Div(heads_0, groups_0)
     group = Div(head, share)
-    B_heads = Gather<axis=2>(B4, group)
-    C_heads = Gather<axis=2>(C4, group)
 """
+_BY_HEAD = Template("""
+        B_heads = Gather<axis=2>($B, group)
+        C_heads = Gather<axis=2>($C, group)
+""")
+
+# Tokens as the recurrence steps through them: exp(Δ·A) [T,B,H,1,1], Δ·x and D·x [T,B,H,P,1],
+# B [T,B,G,1,N] and C [T,B,G,N,1].
+_STEPS = Template("""
+        shifted = Add($dt, $dt_bias)
+        positive = Softplus(shifted)
+        clipped = Clip(positive, low, high)
+        delta = Unsqueeze(clipped, last2)
+        rate = Mul(delta, A_head)
+        decay = Exp(rate)
+        x5 = Reshape($x, head_columns)
+        scaled = Mul(x5, delta)
+        skip = Mul(x5, D_head)
+        B_rows = Reshape($B, group_rows)
+        C_columns = Reshape($C, group_columns)
+""")
+
+# Tokens as matrices, the logged ones before the run's: Δ·A [M,B,H,1], x and Δ·x [M,B,H,P],
+# B [M,B,G,N] and, of the run's alone, C [T,B,G,N].
+_WITH_LOGS = """
+        x_all = Concat<axis=0>(x_log, x)
+        dt_all = Concat<axis=0>(dt_log, dt)
+        B_all = Concat<axis=0>(B_log, B)
+"""
+_MATRICES = Template("""
+        shifted = Add($dt, $dt_bias)
+        positive = Softplus(shifted)
+        clipped = Clip(positive, low, high)
+        delta = Unsqueeze(clipped, last)
+        rate = Mul(delta, A_column)
+        x4 = Reshape($x, head_matrix)
+        scaled = Mul(x4, delta)
+        B4 = Reshape($B, group_matrix)
+        C4 = Reshape($C, group_matrix)
+""")
 
 # One token that nothing was logged before, whose state is wanted, is a step of the recurrence; any
-# other run is SSD's quadratic form. That form has 27 nodes more, and writes
-# the state as well. b batch, h head, m/j any token, t one of the run, r kept row, p head_dim,
-# n state.
+# other run is SSD's quadratic form, which has 29 nodes more. Each begins with its own arrays: so a
+# step joins no logs and changes no shape later. What comes from indices alone stands before the
+# branches: there ONNX Runtime computes it once for all layers.
+# b batch, h head, m/j any token, t one of the run, r kept row, p head_dim, n state.
 # `mask` is added before the exponential: masked pairs have a positive exponent, which may overflow.
-STEP_OR_QUADRATIC = Template("""
-    whole = Size(ancestors)
-    rows = Size(kept)
-    whole_and_rows = Mul(whole, rows)
+# Products by element go along p or n, never along the few j, because a row is a call. So what fades
+# is B, not Δ·x; and a step's outer product is a MatMul, which takes a third of Mul's time.
+_STEP_OR_QUADRATIC = Template("""
+    head_matrix = Concat<axis=0>(stay2, heads_1, last)
+    group_matrix = Concat<axis=0>(stay2, groups_1, last)
+    A_column = Unsqueeze(A, last)
+    D_column = Unsqueeze($D, last)
+    one = Constant<value = float {1.0}>()
+    far = Constant<value = float {1e30}>()
+    outside = Sub(ancestors, one)
+    mask = Mul(outside, far)
+    mask_rj = Gather<axis=0>(mask, kept)
+    whole_and_rows = Size(mask_rj)
     one_alone = Constant<value = int64 {1}>()
     is_step = Equal(whole_and_rows, one_alone)
-    y4, ssm_states = If(is_step) <
-      then_branch = step () => (float[T,B,H,P] y_step, float[R,B,H,P,N] state_step) {
-        decay = Exp(rate)
-        one_by_one = Constant<value = int64[2] {3, 4}>()
-        decay5 = Unsqueeze(decay, one_by_one)
-        scaled5 = Unsqueeze(scaled, last)
-        B5 = Unsqueeze($B_heads, axis3)
-        C5 = Unsqueeze($C_heads, last)
-        faded_step = Mul(decay5, ssm_state)
-        fed_step = Mul(scaled5, B5)
+    around_j = Constant<value = int64[3] {1, 2, 4}>()
+    mask_r = Unsqueeze(mask_rj, around_j)
+    y, ssm_states = If(is_step) <
+      then_branch = step () => (float[T,B,E] y_step, float[R,B,H,P,N] state_step) {$steps
+        faded_step = Mul(decay, ssm_state)
+        fed_step = MatMul(scaled, $B_rows)
         state_step = Add(faded_step, fed_step)
-        read5 = MatMul(state_step, C5)
-        read = Squeeze(read5, last)
-        skip_step = Mul(x4, D_column)
-        y_step = Add(read, skip_step)
+        read_step = MatMul(state_step, $C_columns)
+        sum_step = Add(read_step, skip)
+        y_step = Reshape(sum_step, flat)
       },
-      else_branch = run () => (float[T,B,H,P] y_run, float[R,B,H,P,N] states_run) {
+      else_branch = run () => (float[T,B,E] y_run, float[R,B,H,P,N] states_run) {$matrices
         axis0 = Constant<value = int64[1] {0}>()
         axis2 = Constant<value = int64[1] {2}>()
         to_end = Constant<value = int64[1] {9223372036854775807}>()
+        as_column = Constant<value = int64[4] {0, 0, -1, 1}>()
         logged = Shape<start=0, end=1>(x_log)
-        rate_bhm = Transpose<perm=[1, 2, 0]>(rate)
+        rate_bh1m = Transpose<perm=[1, 2, 3, 0]>(rate)
         descendants = Transpose<perm=[1, 0]>(ancestors)
-        S = MatMul(rate_bhm, descendants)
-        S_m = Unsqueeze(S, axis3)
-        S_j = Unsqueeze(S, axis2)
-        far = Constant<value = float {1e30}>()
-        one = Constant<value = float {1.0}>()
-        outside = Sub(ancestors, one)
-        mask = Mul(outside, far)
+        S_j = MatMul(rate_bh1m, descendants)
+        S_m = Reshape(S_j, as_column)
         mask_t = Slice(mask, logged, to_end, axis0)
         S_t = Slice(S_m, logged, to_end, axis2)
         between = Sub(S_t, S_j)
         masked = Add(between, mask_t)
         fade = Exp(masked)
         scaled_bhjp = Transpose<perm=[1, 2, 0, 3]>(scaled)
-        B_nj = Transpose<perm=[1, 2, 3, 0]>($B_heads)
-        C_tn = Transpose<perm=[1, 2, 0, 3]>($C_heads)
+        B_nj = Transpose<perm=[1, 2, 3, 0]>($B4)
+        C_tn = Transpose<perm=[1, 2, 0, 3]>($C4)
         scores = MatMul(C_tn, B_nj)
         weights = Mul(scores, fade)
         inner = MatMul(weights, scaled_bhjp)
@@ -203,56 +231,74 @@ STEP_OR_QUADRATIC = Template("""
         read_run = Transpose<perm=[2, 0, 1, 3]>(y_bhtp)
         x_run = Slice(x4, logged, to_end, axis0)
         skip_run = Mul(x_run, D_column)
-        y_run = Add(read_run, skip_run)
-        mask_r = Gather<axis=0>(mask, kept)
-        S_r = Gather<axis=2>(S_m, kept)
-        between_r = Sub(S_r, S_j)
+        sum_run = Add(read_run, skip_run)
+        y_run = Reshape(sum_run, flat)
+        S_bhr = Gather<axis=2>(S_m, kept)
+        S_rbh = Transpose<perm=[2, 0, 1, 3]>(S_bhr)
+        S_r = Unsqueeze(S_rbh, last)
+        between_r = Sub(S_r, S_m)
         masked_r = Add(between_r, mask_r)
-        fade_bhrj = Exp(masked_r)
-        fade_rbhj = Transpose<perm=[2, 0, 1, 3]>(fade_bhrj)
-        fade_kept = Unsqueeze(fade_rbhj, axis3)
+        fade_r = Exp(masked_r)
         scaled_bhpj = Transpose<perm=[1, 2, 3, 0]>(scaled)
-        feed = Mul(fade_kept, scaled_bhpj)
-        B_jn = Transpose<perm=[1, 2, 0, 3]>($B_heads)
-        fed = MatMul(feed, B_jn)
-        since_bhr = Exp(S_r)
-        since_rbh = Transpose<perm=[2, 0, 1, 3]>(since_bhr)
-        since_kept = Unsqueeze(since_rbh, axis3)
-        faded = Mul(since_kept, ssm_state)
+        B_jn = Transpose<perm=[1, 2, 0, 3]>($B4)
+        B_faded = Mul(fade_r, B_jn)
+        fed = MatMul(scaled_bhpj, B_faded)
+        since_r = Exp(S_r)
+        faded = Mul(since_r, ssm_state)
         states_run = Add(faded, fed)
       }>
 """)
 
-_HEADS_END = """
-    flat = Constant<value = int64[3] {0, 0, -1}>()
-    y = Reshape(y4, flat)
-"""
 
+@dataclass(frozen=True)
+class Heads:
+    """Some of a Mamba-2 scan's values in fp32.
 
-# What a scan of logged and own tokens reads, by the names of the statement.
-LOGGED_NAMES = {"x": "x_all", "dt": "dt_all", "B": "B_all", "C": "C"}
-
-
-def selective_scan_heads(
-    one_group: bool, names: Mapping[str, str], recurrence: Template = STEP_OR_QUADRATIC
-) -> str:
-    """Mamba-2's scan in fp32 of the values that `names` has for x, dt, B, C, D and dt_bias, and A.
-
-    `recurrence` goes from rate, scaled [M,B,H,P], x4, $B_heads and $C_heads to y4 and ssm_states.
+    Attributes:
+        nodes: what gives them, in the ONNX text syntax.
+        names: of x, dt, B, C, D and dt_bias → what they are called after `nodes`.
     """
-    by_head = ("B4", "C4") if one_group else ("B_heads", "C_heads")
-    parts = (
-        _HEADS_START.substitute(names),
-        "" if one_group else _BY_HEAD,
-        recurrence.substitute(B_heads=by_head[0], C_heads=by_head[1]),
-        _HEADS_END,
+
+    nodes: str
+    names: Mapping[str, str]
+
+
+# The names of the statement: own tokens, and logged and own ones.
+OWN = {name: name for name in ("x", "dt", "B", "C")}
+EVERY = {"x": "x_all", "dt": "dt_all", "B": "B_all", "C": "C"}
+
+
+def _by_head(one_group: bool, B: str, C: str) -> tuple[str, dict[str, str]]:
+    """Nodes after which each head has its B and C, and B and C → what they are called then."""
+    if one_group:
+        return "", {B: B, C: C}
+    return _BY_HEAD.substitute(B=B, C=C), {B: "B_heads", C: "C_heads"}
+
+
+def start_heads(one_group: bool, names: Mapping[str, str]) -> str:
+    """What a scan of Mamba-2 begins with, whatever its recurrence."""
+    return _HEADS_START.substitute(names) + ("" if one_group else _GROUP_OF_HEAD)
+
+
+def steps_of_heads(one_group: bool, own: Heads) -> tuple[str, dict[str, str]]:
+    """Nodes from `own` to decay, scaled and skip, and B_rows and C_columns → their names."""
+    nodes, by_head = _by_head(one_group, "B_rows", "C_columns")
+    return own.nodes + _STEPS.substitute(own.names) + nodes, by_head
+
+
+def selective_scan_heads(one_group: bool, own: Heads, every: Heads) -> str:
+    """Mamba-2's scan of the run's `own` tokens, or of `every` one, under the names in `EVERY`."""
+    steps, of_step = steps_of_heads(one_group, own)
+    nodes, of_run = _by_head(one_group, "B4", "C4")
+    matrices = _WITH_LOGS + every.nodes + _MATRICES.substitute(every.names) + nodes
+    return start_heads(one_group, own.names) + _STEP_OR_QUADRATIC.substitute(
+        of_step | of_run, D=own.names["D"], steps=steps, matrices=matrices
     )
-    return "".join(parts)
 
 
 def _selective_scan_heads(one_group: bool) -> str:
-    names = {**LOGGED_NAMES, "D": "D", "dt_bias": "dt_bias"}
-    return WITH_LOGS + selective_scan_heads(one_group, names)
+    constants = {"D": "D", "dt_bias": "dt_bias"}
+    return selective_scan_heads(one_group, Heads("", OWN | constants), Heads("", EVERY | constants))
 
 
 SELECTIVE_SCAN_HEADS_1 = _selective_scan_heads(one_group=True)
