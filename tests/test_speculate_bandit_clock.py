@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from edge.runtime.speculate.bandit import Bandit
 from edge.runtime.speculate.policy import NO_OUTLOOK
+from edge.runtime.speculate.shape import NO_DRAFT
 from tests.test_speculate_bandit import ARMS, DEAR_AND_POOR, PAYS, SELDOM_RIGHT, World, _best, _play
 
 BUSY = 3.0  # times as slow as later
@@ -17,6 +19,36 @@ def _learned_beside_other_work(world: World, seed: int, rounds: int) -> Bandit:
         done = world.play(bandit.choose(NO_OUTLOOK), rng)
         bandit.learn(done._replace(draft_s=BUSY * done.draft_s, verify_s=BUSY * done.verify_s))
     return bandit
+
+
+def test_drafts_that_were_slow_are_tried_again_when_steps_have_become_quick() -> None:
+    """Nobody drafts while the machine is busy; what drafts cost then says nothing afterwards."""
+    regrets = []
+    for seed in range(8):
+        bandit, rng = Bandit(ARMS), np.random.default_rng(seed)
+        for shape in (NO_DRAFT, NO_DRAFT, NO_DRAFT, ARMS[1]):
+            done = PAYS.play(shape, rng)
+            busy = BUSY if shape.nodes else 1.0
+            bandit.learn(done._replace(draft_s=busy * done.draft_s, verify_s=busy * done.verify_s))
+        regrets.append(_play(bandit, PAYS, 200, seed) / PAYS.price(_best(PAYS)) - 1)
+    assert np.mean(regrets) < 0.25, regrets
+
+
+def test_what_rounds_cost_goes_with_the_machine() -> None:
+    bandit, rng = Bandit(ARMS), np.random.default_rng(1)
+    _play(bandit, DEAR_AND_POOR, 60, 1)
+    costs = bandit._experience.costs
+    chain, before = ARMS[1], costs.step.value
+    ratios = [(costs.draft(chain) + costs.verify(True, 2)) / before]
+    for _ in range(60):
+        if bandit.rests():
+            bandit.rested(DEAR_AND_POOR.play(NO_DRAFT, rng).verify_s / BUSY)
+        else:
+            done = DEAR_AND_POOR.play(bandit.choose(NO_OUTLOOK), rng)
+            bandit.learn(done._replace(draft_s=done.draft_s / BUSY, verify_s=done.verify_s / BUSY))
+    assert costs.step.value < 0.5 * before
+    ratios.append((costs.draft(chain) + costs.verify(True, 2)) / costs.step.value)
+    assert ratios[1] == pytest.approx(ratios[0], rel=0.25)
 
 
 def test_steps_that_were_slow_are_looked_at_again() -> None:

@@ -44,6 +44,11 @@ class Mean:
         self.count = min(self.count + times, self.LIMIT)
         self.value += (value - self.value) * times / self.count
 
+    def scale(self, times: float) -> None:
+        """As if all values had been so many times as large."""
+        self.value *= times
+        self._first = [times * value for value in self._first]
+
     def toward(self, other: float, weight: float) -> float:
         """The mean of what was seen and `weight` times `other`."""
         return (self.value * self.count + other * weight) / (self.count + weight)
@@ -65,6 +70,10 @@ class Slope:
         kept = 1 - 1 / self.LIMIT
         self._seconds = kept * self._seconds + seconds
         self._things = kept * self._things + things
+
+    def scale(self, times: float) -> None:
+        """As if all seconds had been so many times as many."""
+        self._seconds *= times
 
     def toward(self, other: float, things: float) -> float:
         """What was seen, and as if `things` more had taken `other` each."""
@@ -256,6 +265,14 @@ class Costs:
     _token: dict[bool, Slope] = field(default_factory=lambda: {True: Slope(), False: Slope()})
     _own: dict[tuple[bool, int], Mean] = field(default_factory=dict)
     _read: Slope = field(default_factory=Slope)
+
+    def scale(self, times: float) -> None:
+        """The machine has become so many times as slow since all this was learned."""
+        means = self.step, self.after, self.in_vain, self.look_up, *self._run.values()
+        for mean in (*means, *self._own.values()):
+            mean.scale(times)
+        for slope in (*self._token.values(), self._read):
+            slope.scale(times)
 
     def learn_after(self, seconds: float) -> float:
         """Of a step that came after a verifying run; about what it would have taken elsewhere."""
