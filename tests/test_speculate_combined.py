@@ -186,6 +186,17 @@ def test_who_drafts_without_a_shape_and_with_one() -> None:
     assert result.speculation is not None and [*result.speculation.sources] == ["look-up"]
 
 
+def test_long_look_ups_are_for_states_whose_longer_runs_take_little_memory() -> None:
+    longest = {}
+    for target in (demo("demo"), model("chat")):
+        drafting = target.session(draft="ngram")._drafting
+        assert drafting is not None and isinstance(drafting.policy, Bandit)
+        longest[target.path.name] = max(arm.depth for arm in drafting.policy.arms)
+        assert drafting.window == longest[target.path.name] + 1
+    # rows of logs; a Mamba-1's states, of a model that has hardly any weights
+    assert [*longest.values()] == [15, 7]
+
+
 # -- how far a model is behind ---------------------------------------------------------------------
 
 

@@ -29,9 +29,11 @@ MAX_DRAFT_TOKENS = 64
 # what the bandit chooses among
 _CHAINS = (1, 2, 3, 4, 6)
 _TREES = ((2, 1), (2, 1, 1, 1), (3, 2, 1))
-# a look-up costs nothing, and says beforehand how long its draft will be
+# a look-up costs nothing, and says beforehand how long its draft will be; long ones need states
+# for longer runs, which may take this share of the weights' memory
 _LOOK_UPS = (1, 2, 3, 5, 7)
 _LONG_LOOK_UPS = (11, 15)
+_MEMORY = 1 / 8
 _BYTE_CHAINS = (3, 6, 10, 15)
 # bytes of a word, about: how much more or less a drafter of bytes steps
 _WORD = 4
@@ -152,7 +154,11 @@ def _ngram(shapes: Sequence[Shape]) -> NgramDrafter:
 
 
 def _look_ups(target: Model) -> list[Shape]:
-    lengths = _LOOK_UPS + _LONG_LOOK_UPS if target.tokenizer.kind == "bytes" else _LOOK_UPS
+    short, long = (max(lengths) + 1 for lengths in (_LOOK_UPS, _LONG_LOOK_UPS))
+    plan = target.engine.memory_plan
+    more = plan(window=long)["state_ring"] - plan(window=short)["state_ring"]
+    affordable = target.tokenizer.kind == "bytes" or more <= _MEMORY * _weights(target)
+    lengths = _LOOK_UPS + _LONG_LOOK_UPS if affordable else _LOOK_UPS
     return _fitting(target, [Shape.of_chain(length, LOOK_UP) for length in lengths])
 
 
