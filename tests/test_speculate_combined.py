@@ -193,7 +193,7 @@ def test_long_look_ups_are_for_states_whose_longer_runs_take_little_memory() -> 
         assert drafting is not None and isinstance(drafting.policy, Bandit)
         longest[target.path.name] = max(arm.depth for arm in drafting.policy.arms)
         assert drafting.window == longest[target.path.name] + 1
-    # rows of logs; a Mamba-1's states, of a model that has hardly any weights
+    # beside 4.7 MB of weights, and beside hardly any
     assert [*longest.values()] == [15, 7]
 
 
