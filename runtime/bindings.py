@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 # kept per state; for 24 layers one takes 5 KiB
-_KEPT = 256
+_KEPT = 1024
 # kinds of runs whose inputs are kept, with matrices of tokens × tokens
 _STEERED = 64
 # inputs that say what to run, but for the taps of convolutions

@@ -200,6 +200,8 @@ class Repetition:
     SHORT = 0.4
     LONGER = 0.05
     BELIEVED = 8.0
+    # tokens that stand less often are not counted: most matches are not worth the time to do so
+    HARDLY = 0.05
 
     def __init__(self) -> None:
         # what is longer than the longest is as that, as far as a draft goes
@@ -222,9 +224,11 @@ class Repetition:
         matched = min(matched, self.LONGEST)
         for rate in self._rates[matched : matched + depth]:
             reached *= shift.of(rate.value)
+            if reached < self.HARDLY:
+                break
             expected += reached
             found.append(expected)
-        return found
+        return found + [expected] * (depth + 1 - len(found))
 
 
 @dataclass
