@@ -92,7 +92,7 @@ def _play(bandit: Bandit, world: World, rounds: int, seed: int) -> float:
     seconds = tokens = 0.0
     for _ in range(rounds):
         shape = NO_DRAFT
-        if bandit.rests():
+        if bandit.rests(NO_OUTLOOK):
             bandit.rested(world.play(shape, rng).verify_s)
         else:
             shape = bandit.choose(NO_OUTLOOK)
@@ -134,7 +134,7 @@ def test_where_drafting_never_pays_most_rounds_are_not_asked_about() -> None:
     bandit, rng, asked = Bandit(ARMS), np.random.default_rng(1), 0
     bandit.begin(True)
     for _ in range(400):
-        if bandit.rests():
+        if bandit.rests(NO_OUTLOOK):
             bandit.rested(NEVER.play(NO_DRAFT, rng).verify_s)
         else:
             bandit.learn(NEVER.play(bandit.choose(NO_OUTLOOK), rng))
@@ -142,7 +142,7 @@ def test_where_drafting_never_pays_most_rounds_are_not_asked_about() -> None:
     assert asked < 80
     bandit.begin(True)
     assert sum(bandit.pulls.values()) == 400, "those that rested are counted"
-    assert not bandit.rests(), "an answer begins with a choice"
+    assert not bandit.rests(NO_OUTLOOK), "an answer begins with a choice"
 
 
 def test_trees_are_found_where_they_pay_and_left_alone_where_they_are_dear() -> None:

@@ -41,7 +41,7 @@ def test_what_rounds_cost_goes_with_the_machine() -> None:
     chain, before = ARMS[1], costs.step.value
     ratios = [(costs.draft(chain) + costs.verify(True, 2)) / before]
     for _ in range(60):
-        if bandit.rests():
+        if bandit.rests(NO_OUTLOOK):
             bandit.rested(DEAR_AND_POOR.play(NO_DRAFT, rng).verify_s / BUSY)
         else:
             done = DEAR_AND_POOR.play(bandit.choose(NO_OUTLOOK), rng)

@@ -68,7 +68,7 @@ class Texts:
                 found = (*range(at, at + bad), *[-1] * (7 - bad))
             outlook = Outlook(int(matched[at]), found, behind)
             noise = np.exp(0.15 * rng.standard_normal(2)) * np.where(rng.random(2) < 0.01, 3, 1)
-            if not found and bandit.rests():
+            if bandit.rests(outlook):
                 step = self.verify(0) + (self.after if ran else 0.0)
                 spent, at, behind, ran = spent + step, at + 1, behind + 1, False
                 bandit.rested(1e-3 * noise[0] * step)
@@ -142,6 +142,19 @@ def test_what_a_run_makes_the_next_step_cost_is_seen() -> None:
     texts = Texts(0.1, repeats=0.3, after=0.25, stands=0.33)
     assert np.mean(_speeds(texts, range(200))[50:]) > 0.985
     assert np.mean(_speeds(replace(texts, after=0.0), range(200))[50:]) > 1.02
+
+
+def test_a_short_match_is_passed_over_where_tokens_are_sampled_and_a_longer_one_is_not() -> None:
+    for greedy in (True, False):
+        experience = Experience()
+        for number in range(20):
+            Texts(0.1, stands=0.05).answer(Bandit(LOOK_UPS, experience), number, greedy)
+        bandit, found = Bandit(LOOK_UPS, experience), tuple(range(7))
+        bandit.begin(greedy)
+        assert bandit.choose(Outlook(3, found)) is NO_DRAFT
+        assert bandit.rests(Outlook()), "nothing is found"
+        assert bandit.rests(Outlook(3, found)) is not greedy
+        assert not bandit.rests(Outlook(4, found))
 
 
 class Always(Bandit):

@@ -128,7 +128,8 @@ class Bandit(Policy):
         """See `Policy.begin`: what was usual before is expected again."""
         if self._rested:
             self._woken()
-        self._rest = 0
+        self._rest = self._refused = 0
+        self._greedy = greedy
         lessons = self._experience.greedy if greedy else self._experience.sampled
         if lessons is not self._lessons or self._drafting.moved:
             self._stale = self.REFRESHED
@@ -161,13 +162,15 @@ class Bandit(Policy):
             # the further a model is from being worth it, the longer it will not be
             rest = self.RESTS * (least / lowest - 1)
             self._rest = int(min(max(rest, self.REST), self.REFRESHED))
+            self._refused = outlook.matched
         return best
 
-    def rests(self) -> bool:
+    def rests(self, outlook: Outlook) -> bool:
         """See `Policy.rests`: where neither a look-up nor a model's drafts are worth a run, a
-        session that could draft is to be as quick as one that cannot.
+        session that could draft is to be as quick as one that cannot. Sampled text seldom goes on
+        as before: there a match no longer than one that was not worth it is not worth it either.
         """
-        if self._rest <= 0:
+        if self._rest <= 0 or outlook.matched > (0 if self._greedy else self._refused):
             return False
         self._rest -= 1
         return True

@@ -147,7 +147,7 @@ class Speculative:
             yield token
             began = time.perf_counter()
             outlook = self._drafter.outlook(context.tokens, token)
-            if not outlook.found and self._policy.rests():
+            if self._policy.rests(outlook):
                 token = source.step(token)
                 self.figures.steps += 1
                 self._policy.rested(time.perf_counter() - began)

@@ -64,9 +64,9 @@ class Policy(Protocol):
         """A round that was not cut short by the end of an answer."""
         ...
 
-    def rests(self) -> bool:
-        """Whether a step is to be taken without choosing or learning; asked where a look-up has
-        found nothing. `rested` says how long it took.
+    def rests(self, outlook: Outlook) -> bool:
+        """Whether a step is to be taken without choosing or learning; `rested` says how long it
+        took.
         """
         return False
 
