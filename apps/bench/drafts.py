@@ -44,7 +44,7 @@ def bench(
                      "absent are left out."),
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Of every set.")] = 2,
-    tokens: Annotated[int, typer.Option(min=2, help="Most of an answer.")] = 48,
+    tokens: Annotated[int, typer.Option(min=2, help="Most of an answer.")] = 256,
     rounds: Annotated[int, typer.Option(min=1, help="Of every prompt, after one to warm up.")] = 3,
     chain: Annotated[int, typer.Option(min=1, help="Tokens of the fixed draft.")] = 3,
     tree: Annotated[str, typer.Option(help="Children at each depth of the tree.")] = "2,1,1",
