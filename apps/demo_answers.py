@@ -7,7 +7,6 @@ every talk ends with its first answer.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from edge.apps.demo_talks import SOURCES, user_turns, whole_lines
+from edge.apps.demo_talks import SOURCES, go_on, user_turns
 from edge.errors import InputError
 from edge.export.demo.chats import read_documents
 from edge.runtime.model import Model, load
@@ -179,12 +178,7 @@ def main(
     """
     model = load(bundle, threads=threads)
     asked = groups(model, Prompts(data), seed, prompts, together)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    done = whole_lines(out)
-    with out.open("a", encoding="utf-8") as file:
-        for group in records(model, asked, done, seed, max_tokens):
-            file.write(json.dumps(group) + "\n")
-            file.flush()
+    go_on(out, lambda done: records(model, asked, done, seed, max_tokens))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -98,6 +98,19 @@ def whole_lines(path: Path) -> int:
     return content.count(b"\n")
 
 
+def go_on(path: Path, records: Callable[[int], Iterable[object]]) -> None:
+    """Append a line of JSON for every record, from the one on that a run before this has come to.
+
+    `records`: of how many are there already, those that follow.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = whole_lines(path)
+    with path.open("a", encoding="utf-8") as file:
+        for record in records(done):
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.flush()
+
+
 def main(
     bundle: str,
     data: Annotated[Path, typer.Option(help="Folder with chat.train.jsonl")],
@@ -115,14 +128,12 @@ def main(
     session = load(bundle, threads=threads).session(undo_levels=0)
     prompts = user_turns(data / "chat.train.jsonl")
     plan = Plan(seed, turns, max_tokens)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    done = whole_lines(out)
-    with out.open("a", encoding="utf-8") as file:
+
+    def records(done: int) -> Iterator[dict[str, object]]:
         for index in range(done, talks):
-            messages = list(talk(session, prompts, plan, index))
-            record = {"messages": messages, "source": "teacher"}
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            file.flush()
+            yield {"messages": list(talk(session, prompts, plan, index)), "source": "teacher"}
+
+    go_on(out, records)
 
 
 if __name__ == "__main__":
