@@ -39,8 +39,6 @@ _STEERING = (
     "tokens", "rows", "kept", "stored", "parents", "tree", "last_only", "ancestors", "paths",
     "positions", "past", "total", "last",
 )  # fmt: skip
-
-
 _CPU = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
 
 

@@ -205,7 +205,7 @@ def test_a_look_up_beside_a_model_gains_more_than_either() -> None:
         np.mean(_speeds(texts, range(220), arms=arms)[20:])
         for arms in (ARMS, [*CHAINS, *TREES], LOOK_UPS)
     )
-    assert both > 1.1 * own and both > 1.02 * looked_up
+    assert both > 1.07 * own and both > 1.02 * looked_up
 
 
 def test_greedy_answers_say_nothing_of_sampled_ones() -> None:

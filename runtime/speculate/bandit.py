@@ -78,7 +78,7 @@ class Bandit(Policy):
 
     # how much cheaper than predicted a model's arm may be after one pull, and how much cheaper than
     # a step any has to be: of many arms the one that looks best is seldom as good, and what gains
-    # less on the average costs the slowest answers more (simulated on 230 recorded ones)
+    # less on the average costs the slowest answers more (simulated on 760 recorded ones)
     DOUBT = 0.12
     GAIN = 1.1
     # of a pull, for each other arm of a model
@@ -86,9 +86,6 @@ class Bandit(Policy):
     # after so many rounds with drafts a step is taken, for all is compared with it: the first time,
     # and at most; twice as many each time, as long as it takes about what it took before
     SOON, LATE, ABOUT = 16, 64, 0.2
-    # so many steps, so many times as slow as before or as quick: the machine is another, and
-    # drafts that nobody has asked for since cost accordingly
-    SEVERAL, CHANGED = 4, 1.4
     # a drafting model that has to read many tokens is asked more than once afterwards
     AT_ONCE = 8
     OFTEN = 3.0
@@ -186,10 +183,11 @@ class Bandit(Policy):
     def _woken(self) -> None:
         """Take in the rounds that have passed unasked, all at once."""
         count, costs = self._rested, self._experience.costs
-        times = self._rested_s / count / costs.step.value
-        if count >= self.SEVERAL and not 1 / self.CHANGED < times < self.CHANGED:
-            costs.scale(times)
-        costs.step.add(times * costs.step.value, count)
+        seconds = self._rested_s / count
+        if count > 2 * Mean.FEW:
+            self._takes_about(seconds)
+        costs.step.add(seconds, count)
+        costs.follow()
         self._lessons.passed(count)
         self._drafting.fade(count)
         self.pulls[NO_DRAFT] += count
@@ -282,12 +280,19 @@ class Bandit(Policy):
         if self._after_run:
             seconds = costs.learn_after(seconds)
         if self._unseen >= self._due:
-            same = abs(seconds - step.value) < self.ABOUT * step.value
+            same = self._takes_about(seconds)
             self._due = min(2 * self._due, self.LATE) if same else self.SOON
-            # those known are old
             step.count = min(step.count, Mean.FEW - 1.0)
         step.add_seconds(seconds)
         self._unseen, self._after_run = 0, False
+
+    def _takes_about(self, seconds: float) -> bool:
+        """Whether a step takes what it took before; if not, those known are old."""
+        step = self._experience.costs.step
+        same = abs(seconds - step.value) < self.ABOUT * step.value
+        if not same:
+            step.count = min(step.count, Mean.FEW - 1.0)
+        return same
 
     def _copied(self, done: Round) -> list[bool]:
         """Which tokens of a look-up stood, or would have, up to the first that did not."""

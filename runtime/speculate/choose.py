@@ -154,12 +154,19 @@ def _ngram(shapes: Sequence[Shape]) -> NgramDrafter:
 
 
 def _look_ups(target: Model) -> list[Shape]:
-    short, long = (max(lengths) + 1 for lengths in (_LOOK_UPS, _LONG_LOOK_UPS))
-    plan = target.engine.memory_plan
-    more = plan(window=long)["state_ring"] - plan(window=short)["state_ring"]
-    affordable = target.tokenizer.kind == "bytes" or more <= _MEMORY * _weights(target)
-    lengths = _LOOK_UPS + _LONG_LOOK_UPS if affordable else _LOOK_UPS
+    long = target.tokenizer.kind == "bytes" or _affords_long(target)
+    lengths = _LOOK_UPS + _LONG_LOOK_UPS if long else _LOOK_UPS
     return _fitting(target, [Shape.of_chain(length, LOOK_UP) for length in lengths])
+
+
+def _affords_long(target: Model) -> bool:
+    engine, window = target.engine, max(_LONG_LOOK_UPS) + 1
+    if window > engine.longest_window:
+        return False
+    usual, longer = (
+        engine.memory_plan(window=size)["state_ring"] for size in (max(_LOOK_UPS) + 1, window)
+    )
+    return longer - usual <= _MEMORY * _weights(target)
 
 
 def _fitting(target: Model, shapes: list[Shape]) -> list[Shape]:

@@ -259,6 +259,8 @@ class Costs:
     LONGEST = 1.5
     # own runs of as many tokens count against what others tell of them after so many
     PREDICTED = 4.0
+    # how many times as quick or as slow a step has to become for the machine to be another
+    CHANGED = 1.3
 
     run: float = 0.3
     step: Mean = field(default_factory=Mean)
@@ -269,11 +271,19 @@ class Costs:
     _token: dict[bool, Slope] = field(default_factory=lambda: {True: Slope(), False: Slope()})
     _own: dict[tuple[bool, int], Mean] = field(default_factory=dict)
     _read: Slope = field(default_factory=Slope)
+    _then: float = 0.0  # a step's, when drafts were timed last
 
-    def scale(self, times: float) -> None:
-        """The machine has become so many times as slow since all this was learned."""
-        means = self.step, self.after, self.in_vain, self.look_up, *self._run.values()
-        for mean in (*means, *self._own.values()):
+    def follow(self) -> None:
+        """Where steps have become quicker or slower since drafts were timed last, take it that
+        drafts have too: nobody may be asking for any.
+        """
+        times = self.step.value / self._then if self._then else 1.0
+        if 1 / self.CHANGED < times < self.CHANGED:
+            return
+        self._then = self.step.value
+        for mean in (self.after, self.in_vain, self.look_up, *self._run.values()):
+            mean.scale(times)
+        for mean in self._own.values():
             mean.scale(times)
         for slope in (*self._token.values(), self._read):
             slope.scale(times)
@@ -287,6 +297,7 @@ class Costs:
     def learn_run(self, done: Round) -> None:
         """Of a verifying run."""
         shape, nodes = done.asked, done.nodes
+        self._then = self.step.value
         if shape.source == LOOK_UP:
             self.look_up.add(min(done.draft_s, self.step.value))
         # a process that was put to sleep says nothing

@@ -52,7 +52,7 @@ class NgramDrafter(Drafter):
         self._follow(tokens, pending)
         known = self._tokens
         self._outlook = NO_OUTLOOK
-        # what a long run was found by ends in a short one: where that is new, so is all
+        # a long run ends in a short one: where that is new, so is the long one
         if tuple(known[-_SHORT:]) in self._ends[_SHORT]:
             for length in _LENGTHS:
                 end = self._ends[length].get(tuple(known[-length:]))
@@ -95,10 +95,8 @@ class NgramDrafter(Drafter):
                 ends.clear()
         self._began = False
         count = len(known)
-        if count == len(tokens):  # a slice of a long text's end takes as long as its beginning
-            known.append(pending)
-        elif count < len(tokens):
-            known.extend(tokens[count:])
+        known.extend(tokens[count:])
+        if count <= len(tokens):
             known.append(pending)
         # a run is entered when a token has followed it: the last one must not find itself
         for length, ends in self._ends.items():
