@@ -153,6 +153,27 @@ def test_the_models_state_follows_while_look_ups_draft(kind: str) -> None:
     assert drafted and looked_up
 
 
+def test_look_ups_go_on_where_the_model_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = model("chat").session().generate(PROMPT, max_tokens=40, **FEW).finish()
+    session = _by_chance(model("chat").session(draft=again("chat")), CHAINS)
+    assert session._drafting is not None
+    drafter, calls = session._drafting.drafter, []
+    assert isinstance(drafter, CombinedDrafter)
+
+    def fails(*_: object) -> Draft:
+        calls.append(1)
+        raise EngineError("the logits are not finite")
+
+    monkeypatch.setattr(drafter._model, "propose", fails)
+    for answers in (1, 2):
+        result = session.generate(PROMPT, max_tokens=40, **FEW).finish()
+        assert result.tokens == expected.tokens
+        assert len(calls) == answers, "it is asked again in the next answer"
+        assert result.speculation is not None and "not finite" in result.speculation.problem
+        assert [*result.speculation.sources] == ["look-up"]
+        session.reset()
+
+
 def test_sampled_tokens_have_the_targets_distribution() -> None:
     drafting = _by_chance(model("chat").session(draft=again("chat"), seed=4), CHAINS)
     sessions = [model("chat").session(seed=4), drafting]
