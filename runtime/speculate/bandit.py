@@ -92,11 +92,11 @@ class Bandit(Policy):
     # rounds after which the prices of a model's drafts are computed anew, which takes 40 µs; a
     # round of a model counts as FRESH of them once it was asked OFTEN_ASKED times
     REFRESHED = 16
-    # rounds without drafts that may pass unasked: at least, and for each time that the cheapest
-    # draft of a model costs as much as a step more than it
-    REST, RESTS = 1, 80
     FRESH = 6
     OFTEN_ASKED = 12
+    # rounds without drafts that may pass unasked, REFRESHED at most: at least, and for each step
+    # that the cheapest draft of a model costs more than one
+    REST, RESTS = 1, 80
 
     def __init__(
         self, arms: Sequence[Shape], experience: Experience | None = None, exact: bool = True
@@ -184,8 +184,8 @@ class Bandit(Policy):
         """Take in the rounds that have passed unasked, all at once."""
         count, costs = self._rested, self._experience.costs
         seconds = self._rested_s / count
-        if count > 2 * Mean.FEW:
-            self._takes_about(seconds)
+        if count > 2 * Mean.FEW and not self._as_before(seconds):
+            self._forget_steps()
         costs.step.add(seconds, count)
         costs.follow()
         self._lessons.passed(count)
@@ -243,11 +243,9 @@ class Bandit(Policy):
         self.pulls[arm] += 1
         if done.nodes:
             lessons.pull(arm)
+            self._learn_run(done)
         else:  # a model that had nothing to say has shown nothing of its drafts
             lessons.passed(1)
-        if done.nodes:
-            self._learn_run(done)
-        else:
             self._learn_step(done.verify_s)
         self._stale += 1
         if stood := self._copied(done):
@@ -276,23 +274,23 @@ class Bandit(Policy):
     def _learn_step(self, seconds: float) -> None:
         """Notice that the machine has become quicker or slower since the steps that are known."""
         costs = self._experience.costs
-        step = costs.step
         if self._after_run:
             seconds = costs.learn_after(seconds)
         if self._unseen >= self._due:
-            same = self._takes_about(seconds)
-            self._due = min(2 * self._due, self.LATE) if same else self.SOON
-            step.count = min(step.count, Mean.FEW - 1.0)
-        step.add_seconds(seconds)
+            self._due = min(2 * self._due, self.LATE) if self._as_before(seconds) else self.SOON
+            self._forget_steps()
+        costs.step.add_seconds(seconds)
         self._unseen, self._after_run = 0, False
 
-    def _takes_about(self, seconds: float) -> bool:
-        """Whether a step takes what it took before; if not, those known are old."""
+    def _as_before(self, seconds: float) -> bool:
+        """Whether a step takes about what it took before."""
+        known = self._experience.costs.step.value
+        return abs(seconds - known) < self.ABOUT * known
+
+    def _forget_steps(self) -> None:
+        """Those known are old: a few new ones are to count more."""
         step = self._experience.costs.step
-        same = abs(seconds - step.value) < self.ABOUT * step.value
-        if not same:
-            step.count = min(step.count, Mean.FEW - 1.0)
-        return same
+        step.count = min(step.count, Mean.FEW - 1.0)
 
     def _copied(self, done: Round) -> list[bool]:
         """Which tokens of a look-up stood, or would have, up to the first that did not."""

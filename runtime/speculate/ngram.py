@@ -101,7 +101,7 @@ class NgramDrafter(Drafter):
         # a run is entered when a token has followed it: the last one must not find itself
         for length, ends in self._ends.items():
             first, last = max(count, length), len(known)
-            if first == last - 1:
+            if first == last - 1:  # as in every step of an answer
                 ends[tuple(known[first - length : first])] = first
             elif first < last:
                 runs = (known[first - length + at : last - length + at] for at in range(length))
