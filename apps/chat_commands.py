@@ -236,5 +236,7 @@ COMMANDS = {
     "/read": Command("/read FILE", "put a text file before the next message", _read, None),
     "/stats": Command("/stats [on|off]", "figures of the last answer, or after each", _stats,
                       ("on", "off")),
-    "/bye": Command("/bye", "leave (as Ctrl-D does)", _bye),
+    "/bye": Command("/bye", "leave (as /quit, /exit and Ctrl-D do)", _bye),
 }  # fmt: skip
+# what other programs call them
+ALIASES = {"/quit": "/bye", "/exit": "/bye"}

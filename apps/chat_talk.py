@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from edge.apps import chat_files, chat_output
-from edge.apps.chat_commands import COMMANDS, Talk
+from edge.apps.chat_commands import ALIASES, COMMANDS, Talk
 from edge.apps.chat_input import reader
 from edge.apps.chat_once import NO_TEMPLATE, begin, stopping
 from edge.apps.units import megabytes
@@ -86,6 +86,7 @@ def _turn(this: Talk, line: str) -> bool:
     """A command or a message; whether an answer was stopped."""
     if line.startswith("/") and line[1:2].isalpha():
         word, _, argument = line.strip().partition(" ")
+        word = ALIASES.get(word, word)
         if word not in COMMANDS:
             raise InputError(f"there is no command {word}", remedy="/help lists them")
         said = COMMANDS[word].run(this, argument.strip())

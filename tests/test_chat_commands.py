@@ -58,7 +58,7 @@ def test_a_regenerated_turn_feeds_nothing(home: dict[str, str]) -> None:
     terminal.wait_for("]")
     terminal.ask("/regen")
     terminal.wait_for("[ prompt 0 |")
-    terminal.ask("/bye")
+    terminal.ask("/quit")
     assert terminal.leave() == 0
 
 
