@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-# kept per state; for 24 layers one takes 5 KiB
+# kept per state; one takes 50 bytes a value
 _KEPT = 1024
 # kinds of runs whose inputs are kept, with matrices of tokens × tokens
 _STEERED = 64
