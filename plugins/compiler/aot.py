@@ -69,7 +69,7 @@ def _kept(
     variants: Sequence[Variant], architectures: Sequence[int], version: str
 ) -> dict[tuple[str, int], pool.Compiled]:
     read = {
-        (variant.key, sm): cache.read(cache.entry(variant, sm, version))
+        (variant.key, sm): cache.find(variant, sm, version)
         for sm in architectures
         for variant in variants
     }

@@ -3,10 +3,14 @@
 One file each in the user's cache folder, `kernels/<hash>`: SHA-256 of the rest in hexadecimal, a
 line of JSON, the cubin. It appears whole or not at all; one that does not match its hash is made
 again. Without a writable folder every run compiles.
+
+EDGE_PRECOMPILED names a folder of such files that another machine compiled. They are taken
+whatever Triton is installed here, and before anything is compiled (`tests/gpu/pack.sh`).
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import hashlib
@@ -15,18 +19,35 @@ import os
 import tempfile
 from pathlib import Path
 
+from edge import launch
 from edge.bundle.stamps import cache_folder
 from edge.launch import CompiledKernel, Variant
 from edge.plugins import kernels
 from edge.plugins.compiler.pool import TOOLS, Compiled
 
+PRECOMPILED = "EDGE_PRECOMPILED"
 _DIGEST = 64
 
 
 def entry(variant: Variant, sm: int, triton: str) -> Path:
     """Where the kernel is kept: by variant, architecture, Triton, ptxas and kernel sources."""
-    parts = (variant.key, str(sm), triton, sources(), *(_tool(name) for name in TOOLS))
+    parts = (variant.key, str(sm), triton, sources(variant), *(_tool(name) for name in TOOLS))
     return cache_folder() / "kernels" / hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def precompiled(variant: Variant, sm: int) -> str:
+    """The kernel's file name in a folder that EDGE_PRECOMPILED names."""
+    parts = (variant.key, str(sm), sources(variant))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def find(variant: Variant, sm: int, triton: str) -> Compiled | None:
+    """The kernel as another machine compiled it, or as it was compiled here; else None."""
+    if folder := os.environ.get(PRECOMPILED):
+        found = read(Path(folder) / precompiled(variant, sm))
+        if found is not None:
+            return found
+    return read(entry(variant, sm, triton))
 
 
 def read(path: Path) -> Compiled | None:
@@ -59,12 +80,29 @@ def write(path: Path, made: Compiled) -> None:
             raise
 
 
+def sources(variant: Variant) -> str:
+    """SHA-256 over what a kernel is made of: its file, those it imports, how it is compiled."""
+    return _sources(variant.kernel.partition(".")[0])
+
+
 @functools.cache
-def sources() -> str:
-    """SHA-256 over the kernels' files, and over how they are compiled."""
-    files = sorted(Path(kernels.__path__[0]).glob("*.py"))
+def _sources(module: str) -> str:
+    folder = Path(kernels.__path__[0])
+    # constants that kernels read, and the exact way to compile them
+    files = {Path(launch.__file__), Path(__file__).with_name("worker.py")}
+    waiting = [folder / f"{module}.py"]
+    while waiting:
+        file = waiting.pop()
+        if file in files or not file.exists():
+            continue
+        files.add(file)
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                inside = [n for n in names if n.startswith(f"{kernels.__name__}.")]
+                waiting += [folder / f"{name.rpartition('.')[2]}.py" for name in inside]
     digest = hashlib.sha256()
-    for file in [*files, Path(__file__).with_name("worker.py")]:
+    for file in sorted(files, key=lambda each: each.name):
         digest.update(f"{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 

@@ -21,7 +21,7 @@ def dot_int8(x, w, total):
     K of 1024: as many products of two int8 values are at most 2²⁴.
     """
     if tensor_cores():
-        return tl.dot(x, w, total)
+        return tl.dot(x, w, total, out_dtype=tl.int32)
     else:
         products = tl.dot(x.to(tl.float32), w.to(tl.float32), input_precision="ieee")
         return total + products.to(tl.int32)

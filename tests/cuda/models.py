@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import functools
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from edge.config import ModelConfig
-from edge.launch import LaunchPlan
-from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.plugins.lowering.plan import lower
-from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.state import DeviceState
@@ -24,6 +19,7 @@ from edge.runtime.cuda.weights import Weights
 from edge.runtime.layout import Identity
 from edge.runtime.ort import OrtEngine
 from tests import quantized_models
+from tests.on_device import device_with
 
 CHUNK = 48
 _ROOT = tempfile.TemporaryDirectory(prefix="edge-cuda-models-")
@@ -67,7 +63,8 @@ def cuda_engine(
 ) -> CudaEngine:
     folder = graph.parent.parent
     plan = lower(graph.read_bytes(), folder)
-    device, kernels = device_with(plan)
+    device, loaded = device_with(plan.variants)
+    kernels = dict(enumerate(loaded))
     exclusive = Exclusive(device)
     weights = Weights(plan, exclusive)
     weights.read([(folder / "weights.bin").read_bytes()])
@@ -75,23 +72,6 @@ def cuda_engine(
         plan, config, exclusive, weights, kernels,
         chunk=chunk, identity=identity, state_dtypes=dtypes,
     )  # fmt: skip
-
-
-def device_with(plan: LaunchPlan) -> tuple[Device, dict[int, Any]]:
-    """The interpreter and the plan's kernels; with EDGE_TEST_DEVICE=cuda a GPU and its cubins."""
-    if os.environ.get("EDGE_TEST_DEVICE", "cpu") == "cpu":
-        device = InterpretDevice()
-        return device, {i: device.load(each, None, b"") for i, each in enumerate(plan.variants)}
-    from edge.plugins.compiler.aot import compile_variants
-    from edge.runtime.cuda.core import CoreDevice
-
-    gpu = CoreDevice()
-    made = compile_variants(plan.variants, [gpu.sm])[gpu.sm]
-    loaded = {}
-    for index, variant in enumerate(plan.variants):
-        compiled = made.index.kernels[variant.key]
-        loaded[index] = gpu.load(variant, compiled, made.cubins[compiled.file])
-    return gpu, loaded
 
 
 def poison(engine: CudaEngine, state: DeviceState) -> None:

@@ -17,6 +17,8 @@ from edge.runtime.cuda.arena import ALIGNMENT, Arena, place
 from tests.int8_models import int8_plan, random_tensors
 from tests.test_launch_plan import program
 
+pytestmark = pytest.mark.without_gpu
+
 ONE = Size()
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.cuda.fake_driver import kernel, ran, scenario
 
+pytestmark = pytest.mark.without_gpu
+
 
 def _device(**options: Any) -> Any:
     from edge.runtime.cuda.core import CoreDevice

@@ -6,9 +6,12 @@ import gc
 from typing import Any
 
 import numpy as np
+import pytest
 
 from edge.errors import EngineError
 from tests.cuda.fake_driver import kernel, ran, scenario
+
+pytestmark = pytest.mark.without_gpu
 
 
 class Foreign:

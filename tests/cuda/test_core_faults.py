@@ -16,6 +16,8 @@ import pytest
 from edge.errors import EngineError
 from tests.cuda.fake_driver import kernel, ran, scenario
 
+pytestmark = pytest.mark.without_gpu
+
 ADD_ONE = ("*i32", "i32")
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.cuda.fake_driver import kernel, ran, scenario
+
+pytestmark = pytest.mark.without_gpu
 
 
 def _device(**options: Any) -> Any:

@@ -18,6 +18,8 @@ from edge.errors import EngineError
 from edge.launch import Variant
 from tests.cuda.fake_driver import kernel, ran, scenario
 
+pytestmark = pytest.mark.without_gpu
+
 
 def _device(*arguments: Any, **options: Any) -> Any:
     from edge.runtime.cuda.core import CoreDevice

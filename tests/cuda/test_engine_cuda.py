@@ -20,6 +20,8 @@ from edge.runtime.cuda.inputs import Sources
 from edge.runtime.engine import Engine
 from tests.cuda import toy
 
+pytestmark = pytest.mark.without_gpu
+
 
 class CountingDevice(InterpretDevice):
     """Counts what is asked of it."""

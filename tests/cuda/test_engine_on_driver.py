@@ -18,6 +18,8 @@ import pytest
 from edge.errors import EdgeError, EngineError
 from tests.cuda.fake_driver import ran, scenario
 
+pytestmark = pytest.mark.without_gpu
+
 SM = 87
 
 

@@ -19,6 +19,8 @@ from edge.runtime.engine import open_engine
 from tests.cuda import toy
 from tests.test_bundle import FIELDS
 
+pytestmark = pytest.mark.without_gpu
+
 
 class Gpu(InterpretDevice):
     """An interpreter that says it is a GPU, and keeps what it is given to load."""

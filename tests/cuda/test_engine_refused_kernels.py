@@ -14,6 +14,8 @@ from edge.plugins.compiler import fallback
 from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.runtime.cuda import opening
 
+pytestmark = pytest.mark.without_gpu
+
 DEMO = Path(opening.__file__).parents[2] / "apps" / "bundles" / "demo-draft"
 
 

@@ -9,13 +9,15 @@ import pytest
 import edge
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.model import Model
+from tests.on_device import ON_GPU
 from tests.same_talk import check_talk
 from tests.session_models import bundle, model
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Model:
-    monkeypatch.setenv("EDGE_DEVICE", "interpret")
+    if not ON_GPU:
+        monkeypatch.setenv("EDGE_DEVICE", "interpret")
     loaded = edge.load(bundle("chat"), engine="cuda")
     assert isinstance(loaded.engine, CudaEngine) and loaded.engine.name == "cuda"
     return loaded

@@ -24,6 +24,8 @@ from edge.runtime.cuda.state import DeviceState
 from edge.runtime.state import Snapshot
 from tests.cuda import toy
 
+pytestmark = pytest.mark.without_gpu
+
 CAPACITY = 40
 
 

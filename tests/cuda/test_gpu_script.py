@@ -18,6 +18,8 @@ from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.runtime.cuda.engine import CudaEngine
 from tests.gpu.first_cubin import lowered, runs
 
+pytestmark = pytest.mark.without_gpu
+
 SCRIPT = Path(__file__).parents[1] / "gpu" / "run.sh"
 
 

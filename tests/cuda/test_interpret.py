@@ -11,6 +11,8 @@ from edge.plugins.compiler import interpreter
 from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.runtime.cuda.device import Device
 
+pytestmark = pytest.mark.without_gpu
+
 
 @pytest.fixture
 def device() -> InterpretDevice:

@@ -11,6 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from edge.runtime.cuda import taps
 from edge.runtime.cuda.ledger import ADVANCED, LAST, Ledger, Step, log_slots
 
+pytestmark = pytest.mark.without_gpu
+
 GARBAGE = -7
 WIDTH = 4  # of the convolution
 

@@ -1,46 +1,88 @@
 #!/usr/bin/env bash
-# Everything that waits for an NVIDIA GPU, in one command (meant to take under ten minutes; not yet timed):
+# Everything that waits for an NVIDIA GPU:
 #
-#   tests/gpu/run.sh [OUT]        OUT.md and OUT.json, docs/measurements/DATE-GPU by default
+#   tests/gpu/run.sh [A] [B] [C]      all three by default
 #
-# Needs a driver and a Python with torch, triton, cuda-core and what the runtime and the exporter
-# need (the first lines say what is missing). PYTHON chooses it; MODELS and REPEATS shorten it.
-# TensorRT's plugins are tested without TensorRT: TENSORRT_INCLUDE names its headers to build them
-# with, or EDGE_TENSORRT_PLUGINS a library that was built elsewhere.
+#   A  what this machine is; kernels that were compiled elsewhere; device memory, streams and graphs;
+#      the demonstration models beside ONNX Runtime; `edge doctor` and `edge profile`
+#   B  models of published sizes: right first, then TPOT, TTFT, kernels, memory; torch beside them
+#   C  every kernel and engine test, a process a file; compute-sanitizer over a run
+#
+# No failure ends it. Each step has a log in $OUT and a line in $OUT/summary.txt, which is printed
+# at the end; the exit code is 1 when a step failed. Needs a driver and a Python with torch, triton,
+# cuda-core, pytest and what the runtime needs: step A says what is missing.
+#
+#   OUT      build/gpu by default        PYTHON   .venv/bin/python, else python3
+#   JOBS     test files at a time        MODELS, RECIPES, REPEATS   for B
+#   EDGE_PRECOMPILED        kernels that pack.sh compiled; without, they are compiled here
+#   EDGE_TENSORRT_PLUGINS   the plugin library (make plugins); without, its core is tested alone
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
 [ -x .venv/bin/python ] && python=${PYTHON:-.venv/bin/python}
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export OUT=${OUT:-build/gpu} EDGE_TEST_DEVICE=cuda PYTHON=$python
 unset TRITON_INTERPRET EDGE_DEVICE
+mkdir -p "$OUT"
+: > "$OUT/summary.txt"
 
-echo "== 1. what is here"
-nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || {
-    echo "no NVIDIA driver: nothing to do here" >&2
-    exit 1
+# step NAME SECONDS COMMAND…: under a limit, with a log; its last line goes into the summary
+step() {
+    local name=$1 limit=$2 began=$SECONDS code last
+    shift 2
+    timeout -k 10 "$limit" "$@" > "$OUT/$name.log" 2>&1
+    code=$?
+    last=$(grep -v '^[[:space:]]*$' "$OUT/$name.log" | tail -n 1 | cut -c -150)
+    case $code in 0) code=ok ;; 124 | 137) code="ended after $limit s" ;; *) code="FAILED ($code)" ;; esac
+    printf '%-22s %-12s %4d s  %s\n' "$name" "$code" $((SECONDS - began)) "$last" | tee -a "$OUT/summary.txt"
 }
-"$python" -m tests.gpu.first_cubin || exit 1
 
-failed=0
-echo "== 2. every kernel, and the engine, on the GPU"
-EDGE_TEST_DEVICE=cuda "$python" -m pytest -q -p no:cacheprovider -m "not slow" \
-    tests/gpu tests/kernels tests/cuda || failed=1
+models=${MODELS:-mamba-2.8b,mamba2-2.7b,hybrid-1b,mamba-1.4b,mamba-130m}
+recipes=${RECIPES:-w8a8,fp16}
+bundles=$OUT/bundles
 
-echo "== 3. TensorRT's plugins, called without TensorRT"
-plugins=${EDGE_TENSORRT_PLUGINS:-}
-if [ -z "$plugins" ] && [ -n "${TENSORRT_INCLUDE:-}" ]; then
-    make plugins && plugins=$PWD/build/tensorrt/libedge_tensorrt.so || failed=1
-fi
-[ -n "$plugins" ] || echo "no plugins: what is below TensorRT's interfaces is tested alone"
-EDGE_TENSORRT_PLUGINS=$plugins EDGE_TEST_DEVICE=cuda "$python" -m pytest -q -p no:cacheprovider \
-    tests/tensorrt/test_enqueue_*.py || failed=1
+# models are written while other steps run: a core each
+prepare() {
+    local model quant
+    for model in ${models//,/ }; do
+        for quant in ${recipes//,/ }; do
+            OMP_NUM_THREADS=2 "$python" -m edge.apps.bench.gpu --prepare --bundles "$bundles" \
+                --models "$model" --recipes "$quant" > "$OUT/prepare-$model-$quant.log" 2>&1 &
+        done
+    done
+}
 
-echo "== 4. correctness and figures of whole models"
-name=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1 | tr -cs 'A-Za-z0-9' '-' | sed 's/-$//')
-out=${1:-docs/measurements/$(date +%F)-${name}}
-"$python" -m edge.apps.bench.gpu --out "$out" --repeats "${REPEATS:-40}" \
-    ${MODELS:+--models "$MODELS"} || failed=1
-"$python" -m edge.apps.bench.gpu --out "$out-8-multiprocessors" --repeats "${REPEATS:-40}" \
-    --multiprocessors 8 --no-peers --models "${MODELS:-mamba-130m,mamba-2.8b}" || failed=1
-[ "$failed" = 0 ] && echo "== all right; figures in $out.md" || echo "== SOMETHING IS WRONG, see above" >&2
-exit "$failed"
+stage_A() {
+    step machine 60 nvidia-smi
+    step cubins 120 "$python" -m tests.gpu.load_cubins
+    step first-kernel 120 "$python" -m tests.gpu.first_cubin
+    step device 240 "$python" -m pytest -p no:cacheprovider --junitxml "$OUT/device.xml" tests/gpu
+    for name in demo demo-fp16 demo-bytes demo-draft; do
+        step "agree-$name" 180 "$python" -m jetson.verify.engines agree "$name" cuda ort
+    done
+    step doctor 120 "$python" -m edge.apps.cli doctor demo
+    step profile 180 "$python" -m edge.apps.cli profile demo --engine cuda --json
+}
+
+stage_B() {
+    wait
+    step figures 580 "$python" -m edge.apps.bench.gpu --bundles "$bundles" --out "$OUT/figures" \
+        --models "$models" --recipes "$recipes" --repeats "${REPEATS:-40}"
+}
+
+stage_C() {
+    local files
+    files=$(ls tests/kernels/test_*.py tests/tensorrt/test_enqueue_*.py tests/cuda/test_engine_*.py)
+    # the slowest first
+    files="tests/cuda/test_engine_models.py tests/cuda/test_engine_track.py $files"
+    printf '%s\n' $files | awk '!seen[$0]++' |
+        xargs -P "${JOBS:-$(nproc)}" -n 1 tests/gpu/one_file.sh | tee -a "$OUT/summary.txt"
+}
+
+stages=${*:-A B C}
+case $stages in *B*) prepare ;; esac
+for stage in $stages; do "stage_$stage"; done
+wait
+echo "== summary"
+cat "$OUT/summary.txt"
+! grep -qE 'FAILED|ended after' "$OUT/summary.txt"

@@ -1,12 +1,7 @@
-"""Runs what a lowering launches, on tensors, through Triton's interpreter.
-
-With EDGE_TEST_DEVICE=cuda the kernels are compiled and run on a GPU instead (tests/gpu/run.sh).
-"""
+"""Runs what a lowering launches, on tensors, where `tests.on_device` says."""
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge.launch import DType, Pointer, Variant, Weight
+from edge.launch import DType, Launch, Pointer, Weight
 from edge.plugins.lowering.context import (
     Constant,
     Lower,
@@ -25,7 +20,11 @@ from edge.plugins.lowering.context import (
     Tables,
     View,
 )
+from edge.runtime.cuda.device import Device
+from tests.on_device import device_with
 
+# (space, name) → a whole buffer
+Buffers = dict[tuple[str, str], Tensor]
 _DTYPES: dict[str, torch.dtype] = {
     "f32": torch.float32,
     "f16": torch.float16,
@@ -35,7 +34,6 @@ _DTYPES: dict[str, torch.dtype] = {
     "i64": torch.int64,
 }
 _NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in _DTYPES.items()}  # type: ignore[misc]
-DEVICE = os.environ.get("EDGE_TEST_DEVICE", "cpu")
 _GUARD = 64  # poisoned elements after every buffer: a write past the end shows
 CHAIN, MANY, TREE = Regime("chain", 16), Regime("chain", None), Regime("tree", 16)
 
@@ -57,8 +55,7 @@ class Workbench:
 
     def __init__(self, regime: Regime, **sizes: int) -> None:
         self.sizes = {"T": 1, "B": 1, "L": 1, "C": 1, "S": 1} | sizes
-        self.memory: dict[tuple[str, str], Tensor] = {}
-        self._there: dict[tuple[str, str], Tensor] = {}  # the same on the device, during a run
+        self.memory: Buffers = {}
         self.constants: dict[str, Constant] = {}
         self.tables = Tables()
         self.lowering = Lowering(regime, self.tables, self.constants)
@@ -94,36 +91,38 @@ class Workbench:
         table[op](self.lowering, Node(op, outputs[0], inputs, outputs, attributes))
 
     def run(self) -> None:
-        for index in self.lowering.order:
-            launch = next(x for n, x in self.tables.launches.values() if n == index)
-            variant = next(v for n, v in self.tables.variants.values() if n == launch.variant)
-            module, function = variant.kernel.split(".")
-            kernel = getattr(importlib.import_module(f"edge.plugins.kernels.{module}"), function)
+        launches = {number: launch for number, launch in self.tables.launches.values()}
+        variants = {number: variant for number, variant in self.tables.variants.values()}
+        device, loaded = device_with(variants.values())
+        kernels = dict(zip(variants, loaded, strict=True))
+        calls = [launches[number] for number in self.lowering.order]
+        buffers = _Buffers(device, self._read_or_written(calls))
+        for launch in calls:
             arguments = [
-                self._at(argument) if isinstance(argument, Pointer)
+                buffers.address(argument) if isinstance(argument, Pointer)
                 else argument if isinstance(argument, float) else argument.value(self.sizes)
                 for argument in launch.arguments
             ]  # fmt: skip
-            grid = tuple(max(1, size.value(self.sizes)) for size in launch.grid)
-            named = dict(zip(variant.arguments, arguments, strict=True))
-            kernel[grid](**named, **variant.constants, **_options(variant))
-        self.memory |= {key: whole.cpu() for key, whole in self._there.items()}
-        self._there.clear()
+            x, y, z = (max(1, size.value(self.sizes)) for size in launch.grid)
+            device.launch(kernels[launch.variant], (x, y, z), arguments)
+        self.memory |= buffers.back()
         for (space, name), whole in self.memory.items():
             guard = whole[-_GUARD:]
             same = guard.isnan() if guard.is_floating_point() else guard == poisoned(1, guard.dtype)
             assert bool(same.all()), f"{space} {name} is written past its end"
 
-    def _at(self, pointer: Pointer) -> Tensor:
-        key = (pointer.space, pointer.name)
-        if key not in self.memory:
-            assert pointer.space == "value", f"the test gives no {key}"
-            buffer = self.tables.values[pointer.name]
-            count = buffer.elements.value(self.sizes)
-            self.memory[key] = poisoned(count + _GUARD, _DTYPES[buffer.dtype])
-        if key not in self._there:
-            self._there[key] = self.memory[key].to(DEVICE)
-        return self._there[key][pointer.at :]
+    def _read_or_written(self, calls: list[Launch]) -> Buffers:
+        """What the launches point to; values that nobody gave are poison."""
+        found: Buffers = {}
+        for pointer in (a for launch in calls for a in launch.arguments if isinstance(a, Pointer)):
+            key = (pointer.space, pointer.name)
+            if key not in self.memory:
+                assert pointer.space == "value", f"the test gives no {key}"
+                buffer = self.tables.values[pointer.name]
+                count = buffer.elements.value(self.sizes)
+                self.memory[key] = poisoned(count + _GUARD, _DTYPES[buffer.dtype])
+            found[key] = self.memory[key]
+        return found
 
     def read(self, name: str) -> Tensor:
         """A value's rows [rows, width], a copy."""
@@ -136,13 +135,32 @@ class Workbench:
         return self.memory[space, name][: int(np.prod(shape))].view(shape).clone()
 
 
-def _options(variant: Variant) -> dict[str, Any]:
-    """How a compiled kernel is made; the interpreter has no such choices."""
-    if DEVICE == "cpu":
-        return {}
-    return {
-        "num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": False
-    }  # fmt: skip
+class _Buffers:
+    """Copies in device memory, a Memory each."""
+
+    def __init__(self, device: Device, given: Buffers) -> None:
+        self._device, self._given = device, given
+        self._there = {}
+        for key, whole in given.items():
+            stage = device.host(whole.nbytes)
+            stage[:] = whole.view(torch.uint8).numpy()
+            self._there[key] = device.allocate(whole.nbytes)
+            device.write(self._there[key], 0, stage)
+        device.wait()
+
+    def address(self, pointer: Pointer) -> int:
+        key = (pointer.space, pointer.name)
+        return self._there[key].address + pointer.at * self._given[key].itemsize
+
+    def back(self) -> Buffers:
+        """What is there when all is done."""
+        found = {}
+        for key, memory in self._there.items():
+            stage = self._device.host(memory.nbytes)
+            self._device.read(stage, memory, 0)
+            self._device.wait()
+            found[key] = torch.from_numpy(stage.copy()).view(self._given[key].dtype)
+        return found
 
 
 def _guarded(x: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ from edge.ops import OPS
 from edge.plugins.lowering import registry
 from tests.lowered_models import CASES, lowered
 
+pytestmark = pytest.mark.without_gpu
+
 
 def parameters(kernel: str) -> dict[str, inspect.Parameter]:
     """Of `file.function`; the interpreter's wrapper keeps what it was made of as `fn`."""

@@ -75,7 +75,7 @@ class Source:
 def source(name: str, quant: str, state: str | None) -> Source:
     """The model `name` of OWN or tests/test_graph_models.py, its scans' states of type `state`."""
     folder = Path(_ROOT.name) / f"{name}-{quant}-{state}"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     choices = {} if state is None else {"ssm_state": state}
     with patch.dict(MODELS, OWN):
         _, mixed = quantized_models.plan_of(name, quant, **choices)

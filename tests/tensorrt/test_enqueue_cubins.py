@@ -16,6 +16,8 @@ import pytest
 from tests.cuda.fake_driver import ran, scenario
 from tests.tensorrt.plugin_host import whole
 
+pytestmark = pytest.mark.without_gpu
+
 
 def _launched() -> list[str]:
     """Kernels that ran since the last time, with grid, block and shared memory."""

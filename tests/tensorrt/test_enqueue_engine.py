@@ -14,7 +14,7 @@ import pytest
 
 from edge.errors import InputError
 from tests.cuda.models import poison, tokens
-from tests.tensorrt.machine import ON_GPU
+from tests.on_device import NOTES, ON_GPU
 from tests.tensorrt.plugin_contexts import PluginContexts, tensorrt_engine
 from tests.tensorrt.plugin_host import whole
 from tests.tensorrt.plugin_models import CAPACITY, CHUNK, memory_of, model
@@ -25,7 +25,7 @@ class Pair:
     """A state of each engine; whatever is done to one is done to the other, and compared."""
 
     def __init__(self, case: str, window: int, batch: int = 1) -> None:
-        if not ON_GPU:
+        if not ON_GPU and not NOTES:
             whole()
         made = model(*CASES[case])
         self.engines = (made.engine, tensorrt_engine(made))

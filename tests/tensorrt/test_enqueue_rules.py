@@ -18,7 +18,8 @@ from edge.plugins.tensorrt.launches import (
     Output,
     Place,
 )
-from tests.tensorrt.machine import ON_GPU, UNKNOWN, machine
+from tests.on_device import ON_GPU
+from tests.tensorrt.machine import UNKNOWN, machine
 from tests.tensorrt.plugin_host import PluginError, Tensor
 from tests.tensorrt.running import Running, empty, put, with_kernels
 

@@ -22,60 +22,90 @@ from edge.apps.bench.gpu.shapes import DEFAULT, MODELS, model_named, period
 from edge.apps.exits import REFUSED, exit_code_of
 from edge.bundle import open_bundle
 from edge.config import ModelConfig
+from edge.runtime.cuda.core import CoreDevice
 from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.engine import CudaEngine
-from edge.runtime.cuda.opening import open_device
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 RECIPES = ("w8a8", "fp16")
 DRAFTS = tuple(range(1, 9))
+COPY = 4 << 30
 
 
 @app.command()
 def gpu(
     models: Annotated[str, typer.Option(help=f"Of {', '.join(MODELS)}.")] = ",".join(DEFAULT),
+    recipes: Annotated[str, typer.Option(help="Of w8a8 and fp16.")] = ",".join(RECIPES),
     prompts: Annotated[str, typer.Option(help="Prompt lengths.")] = "512,1024,2048",
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each kind.")] = 40,
     multiprocessors: Annotated[
         int, typer.Option(min=0, help="Use so many SMs alone: a stand-in for a small GPU.")
     ] = 0,
     peers: Annotated[bool, typer.Option(help="Measure torch and transformers too.")] = True,
+    bundles: Annotated[
+        Path | None, typer.Option(help="Keep the models here, and take those that are there.")
+    ] = None,
+    prepare: Annotated[bool, typer.Option(help="Write the models, and no more: no GPU.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write OUT.json and OUT.md.")] = None,
 ) -> None:
-    """Correctness first, then TPOT, TTFT, verifying runs, kernels, memory. Exit code 1: wrong."""
-    device = _device(multiprocessors)
+    """Correctness first, then TPOT, TTFT, verifying runs, kernels, memory. Exit code 1: wrong.
+
+    OUT is written anew after every model, so what was measured is kept if the machine is lost.
+    """
     lengths = tuple(int(part) for part in prompts.split(","))
-    report = Report(_machine(device, multiprocessors), copy_bytes_per_s(device, 1 << 28, repeats))
-    with tempfile.TemporaryDirectory(prefix="edge-gpu-") as folder:
-        for name in models.split(","):
-            for quant in RECIPES:
-                _say(f"{name} {quant}")
-                case = _case(name, quant, Path(folder), device, lengths, repeats)
-                report.cases.append(case)
-                _say(f"  {case.agreement.line()}")
-            if peers:
-                report.peers[name] = _peers(model_named(name), repeats)
-    text = report.to_markdown()
+    cases = [(name, quant) for name in models.split(",") for quant in recipes.split(",")]
+    with tempfile.TemporaryDirectory(prefix="edge-gpu-") as temporary:
+        folder = bundles or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        if prepare:
+            for name, quant in cases:
+                _bundles(name, quant, folder, max(lengths))
+            return
+        device = _device(multiprocessors)
+        # of 4 GiB, or on a small board of what is free an eighth
+        size = min(COPY, device.memory()[0] // 8)
+        report = Report(_machine(device, multiprocessors), copy_bytes_per_s(device, size))
+        for name, quant in cases:
+            _say(f"{name} {quant}")
+            case = _case(name, quant, folder, device, lengths, repeats)
+            report.cases.append(case)
+            _say(f"  {case.agreement.line()}")
+            _save(report, out)
+        for name in dict.fromkeys(name for name, _ in cases) if peers else ():
+            report.peers[name] = _peers(model_named(name), repeats)
+            _save(report, out)
+    print(report.to_markdown())
+    if not report.right:
+        raise typer.Exit(REFUSED)
+
+
+def _save(report: Report, out: Path | None) -> None:
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.with_suffix(".json").write_text(json.dumps(report.to_dict(), indent=1) + "\n")
-        out.with_suffix(".md").write_text(text)
-    print(text)
-    if not report.right:
-        raise typer.Exit(REFUSED)
+        out.with_suffix(".md").write_text(report.to_markdown())
+
+
+def _bundles(name: str, quant: str, folder: Path, chunk: int) -> tuple[Path, Path]:
+    """One period of the model's layers, and the model; written where they are not there yet."""
+    config = model_named(name)
+    short = config.model_copy(update={"layers": config.layers[: period(config)]})
+    checked, whole = folder / f"{name}-{quant}-short", folder / f"{name}-{quant}"
+    if not checked.exists():
+        write_bundle(short, quant, checked, chunk=32)
+    if not whole.exists():
+        write_bundle(config, quant, whole, chunk=chunk)
+    return checked, whole
 
 
 def _case(
     name: str, quant: str, folder: Path, device: Device, prompts: tuple[int, ...], repeats: int
 ) -> Case:
     """Check one period of the layers against the reference, then time the whole model."""
-    config = model_named(name)
-    short = config.model_copy(update={"layers": config.layers[: period(config)]})
-    checked = write_bundle(short, quant, folder / f"{name}-{quant}-short", chunk=32)
+    checked, whole = _bundles(name, quant, folder, max(prompts))
     case = Case(name, quant, agreement(checked, quant, device))
     if not case.agreement.right:
         return case
-    whole = write_bundle(config, quant, folder / f"{name}-{quant}", chunk=max(prompts))
     with open_bundle(whole) as bundle:
         engine = CudaEngine.from_bundle(bundle, device=device)
     case.weight_bytes = engine.weights.nbytes
@@ -84,9 +114,10 @@ def _case(
     return case
 
 
-def _device(multiprocessors: int) -> Device:
+def _device(multiprocessors: int) -> CoreDevice:
+    """Raises EngineError: no GPU, no green contexts."""
     if not multiprocessors:
-        return open_device()
+        return CoreDevice()
     from edge.apps.bench.gpu.green import part_of_gpu
 
     return part_of_gpu(multiprocessors)

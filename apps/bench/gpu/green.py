@@ -9,17 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from edge.errors import EngineError
-from edge.runtime.cuda.device import Device
+from edge.runtime.cuda.core import CoreDevice
 
 
-def part_of_gpu(multiprocessors: int, ordinal: int = 0) -> Device:
+def part_of_gpu(multiprocessors: int, ordinal: int = 0) -> CoreDevice:
     """A device whose stream runs on at least so many multiprocessors (the driver rounds up).
 
     Raises EngineError: no driver, no green contexts, more than there are.
     """
     from cuda.bindings import driver
-
-    from edge.runtime.cuda.core import CoreDevice
 
     def done(answer: Any) -> Any:
         error, *values = answer

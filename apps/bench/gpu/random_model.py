@@ -33,12 +33,13 @@ CALIBRATION = (4, 48)  # sequences and tokens: random models have no text to lea
 
 
 class RandomTensors(Mapping[str, Array]):
-    """Canonical tensors by name, drawn when asked for: the same layer is drawn for every repeat."""
+    """Canonical tensors by name: one period of layers, drawn once and repeated."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
         self._shapes = tensor_shapes(config)
         self._period = period(config)
+        self._drawn: dict[str, Array] = {}
 
     def __iter__(self):  # type: ignore[no-untyped-def]
         return iter(self._shapes)
@@ -51,8 +52,12 @@ class RandomTensors(Mapping[str, Array]):
         parts = name.split(".")
         if parts[0] == "layers":
             parts[1] = str(int(parts[1]) % self._period)
-        rng = np.random.default_rng([SEED, zlib.crc32(".".join(parts).encode())])
-        return _drawn(name, shape, rng, self._config)
+        drawn = ".".join(parts)
+        if drawn not in self._drawn:
+            rng = np.random.default_rng([SEED, zlib.crc32(drawn.encode())])
+            self._drawn[drawn] = _drawn(name, shape, rng, self._config)
+            self._drawn[drawn].flags.writeable = False
+        return self._drawn[drawn]
 
 
 def _drawn(
