@@ -144,9 +144,9 @@ class Workspace:
             raise EngineError("the logits are not finite", remedy=_REMEDY)
         return prepared.picked
 
-    def calls_of_a_step(self) -> list[program.Call]:
-        """What a step of one token launches, to measure its kernels one by one."""
-        work = self._ready(self.runs.key("chain", 1, 1)).work
+    def calls(self, key: Key) -> list[program.Call]:
+        """What a run launches, to measure its kernels one by one."""
+        work = self._ready(key).work
         return work.calls if isinstance(work, Launches) else []
 
     def settle(self, step: Step) -> None:

@@ -15,7 +15,7 @@ from edge.runtime.cuda.core import CoreDevice
 
 
 def main() -> int:
-    """Exit code 1 when any is refused; each refusal is printed once, with how many it stands for."""
+    """Exit code 1 when any is refused; each refusal is printed once, and how often it came."""
     folder = os.environ.get(cache.PRECOMPILED)
     if not folder:
         print(f"{cache.PRECOMPILED} names no folder: kernels will be compiled here")

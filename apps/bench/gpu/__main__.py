@@ -30,6 +30,7 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 RECIPES = ("w8a8", "fp16")
 DRAFTS = tuple(range(1, 9))
 COPY = 4 << 30
+PROMPT = 1024  # tokens whose kernels are timed one by one
 
 
 @app.command()
@@ -111,6 +112,8 @@ def _case(
     case.weight_bytes = engine.weights.nbytes
     case.times = times(engine, prompts, DRAFTS, repeats)
     case.kernels = kernel_times(engine, repeats)
+    prompt = min(PROMPT, max(prompts))
+    case.prompt_kernels = kernel_times(engine, max(1, repeats // 8), tokens=prompt)
     return case
 
 

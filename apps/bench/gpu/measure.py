@@ -111,13 +111,20 @@ def step_launches(plan: LaunchPlan) -> tuple[int, ...]:
     return chains[0].launches
 
 
-def kernel_times(engine: CudaEngine, repeats: int = REPEATS, warm: int = WARM) -> list[KernelTime]:
-    """Each kernel of a step alone, all its layers in one graph; the slowest first."""
+def kernel_times(
+    engine: CudaEngine, repeats: int = REPEATS, warm: int = WARM, tokens: int = 1
+) -> list[KernelTime]:
+    """Each kernel of a run alone, all its layers in one graph; the slowest first.
+
+    `tokens` 1 is a step, more is that many tokens of a prompt.
+    """
     state = engine.new_state(window=8)
-    engine.run(np.zeros((1, 1), np.int64), state, commit=True)
-    calls, plan = state.workspace.calls_of_a_step(), engine.plan
+    engine.run(np.zeros((1, tokens), np.int64), state, commit=True)
+    key = state.workspace.runs.key("chain", tokens, 1)
+    calls, plan = state.workspace.calls(key), engine.plan
+    order = plan.programs[key.program].launches
     groups: dict[int, list[int]] = {}
-    for place, index in enumerate(step_launches(plan)):
+    for place, index in enumerate(order):
         groups.setdefault(plan.launches[index].variant, []).append(place)
     found = []
     with engine.exclusive as device:
@@ -131,7 +138,7 @@ def kernel_times(engine: CudaEngine, repeats: int = REPEATS, warm: int = WARM) -
                 graph.replay()
                 device.wait()
 
-            size = sum(_weight_bytes(plan, step_launches(plan)[place]) for place in places)
+            size = sum(_weight_bytes(plan, order[place]) for place in places)
             name = plan.variants[variant].kernel
             found.append(KernelTime(name, len(places), median_ms(work, repeats, warm), size))
     return sorted(found, key=lambda one: -one.ms)

@@ -8,6 +8,8 @@ from typing import Any
 from edge.apps.bench.gpu.check import Agreement
 from edge.apps.bench.gpu.measure import KernelTime, Times
 
+SHOWN_MS = 0.1  # of a prompt's kernels those that take as long
+
 
 @dataclass
 class Case:
@@ -19,6 +21,7 @@ class Case:
     weight_bytes: int = 0
     times: Times | None = None
     kernels: list[KernelTime] = field(default_factory=list)
+    prompt_kernels: list[KernelTime] = field(default_factory=list)
 
 
 @dataclass
@@ -42,7 +45,7 @@ class Report:
         return asdict(self)
 
     def to_markdown(self) -> str:
-        parts = [_facts(self), _steps(self), _kernels(self), _peers(self)]
+        parts = [_facts(self), _steps(self), _kernels(self), _prompts(self), _peers(self)]
         return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -88,6 +91,17 @@ def _kernels(report: Report) -> str:
         for one in case.kernels
     ]  # fmt: skip
     head = ["model", "recipe", "kernel", "launches a step", "ms", "weights GB/s", "of the copy"]
+    return _table(head, rows) if rows else ""
+
+
+def _prompts(report: Report) -> str:
+    rows = [
+        [case.model, case.quant, one.kernel, str(one.launches), f"{one.ms:.2f}"]
+        for case in report.cases
+        for one in case.prompt_kernels
+        if one.ms >= SHOWN_MS
+    ]
+    head = ["model", "recipe", "kernel", "launches a prompt of 1024", "ms"]
     return _table(head, rows) if rows else ""
 
 
