@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import threading
 import weakref
@@ -171,7 +172,10 @@ class InterpretDevice:
                 remedy=f"set {VARIABLE}=1 before the process starts",
             )
         wanted = [*variant.arguments, *variant.constants]
-        if sorted(function.arg_names) != sorted(wanted):
+        parameters = inspect.signature(function.fn).parameters
+        # what a plan of before does not know is as it was then
+        needed = [name for name, one in parameters.items() if one.default is one.empty]
+        if not set(needed) <= set(wanted) <= set(parameters):
             raise EngineError(f"{variant.kernel} takes {function.arg_names}, given is {wanted}")
         return variant, function
 

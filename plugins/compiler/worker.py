@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from edge.errors import EdgeError, ExportError
@@ -56,9 +57,13 @@ def compile_here(variant: Variant, sm: int) -> tuple[CompiledKernel, str, bytes]
     from triton.compiler import ASTSource
 
     function = _function(variant)
-    signature, attributes = _signature(variant, function.arg_names)
+    # what a plan of before does not know is as it was then
+    defaults = {p.name: p.default for p in function.params if p.has_default}
+    given = {name: value for name, value in defaults.items() if name not in variant.arguments}
+    constants = given | variant.constants
+    signature, attributes = _signature(variant, function.arg_names, constants)
     built = triton.compile(
-        ASTSource(function, signature, dict(variant.constants), attributes),
+        ASTSource(function, signature, constants, attributes),
         target=GPUTarget("cuda", sm, 32),
         options={
             "num_warps": variant.warps,
@@ -88,11 +93,11 @@ def _function(variant: Variant) -> Any:
 
 
 def _signature(
-    variant: Variant, names: list[str]
+    variant: Variant, names: list[str], constants: Mapping[str, Any]
 ) -> tuple[dict[str, str], dict[tuple[int, ...], list[list[Any]]]]:
     """Types by parameter, and which parameters are multiples of 16."""
-    runtime = tuple(name for name in names if name not in variant.constants)
-    if runtime != variant.arguments or not variant.constants.keys() <= set(names):
+    runtime = tuple(name for name in names if name not in constants)
+    if runtime != variant.arguments or not constants.keys() <= set(names):
         raise ExportError(
             f"its parameters are {', '.join(names)}; the plan gives {', '.join(variant.arguments)} "
             f"and the constants {', '.join(variant.constants)}",

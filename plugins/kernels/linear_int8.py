@@ -70,12 +70,13 @@ def few(
     WEIGHT_SCALE_STEP: tl.constexpr,
     Y_SCALE_STEP: tl.constexpr,
     ROWS: tl.constexpr,  # 8 or 16, at least M
-    BLOCK_N: tl.constexpr,  # 16 a warp
+    BLOCK_N: tl.constexpr,  # 16, or 16 a warp
     BLOCK_K: tl.constexpr,  # columns of a step
+    SPLIT: tl.constexpr = 1,  # parts of K that are summed side by side, for the warps to share
 ):
     m = tl.arange(0, ROWS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = few_int8(x, weight, m, n, M, N, K, X_STRIDE, ROWS, BLOCK_N, BLOCK_K)
+    total = few_int8(x, weight, m, n, M, N, K, X_STRIDE, ROWS, BLOCK_N, BLOCK_K, SPLIT)
     out = scaled(
         total, m, n, x_scale, weight_scale, y_scale, M, N,
         X_SCALE_STEP, WEIGHT_SCALE_STEP, Y_SCALE_STEP,
@@ -96,8 +97,23 @@ def few_int8(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
     """Σ_k x[m, k] · weight[n, k], i32 [ROWS, BLOCK_N]; zeros outside."""
+    if SPLIT > 1 and tensor_cores():
+        total = few_int8_split(x, weight, m, n, M, N, K, X_STRIDE, ROWS, BLOCK_N, BLOCK_K, SPLIT)
+    else:
+        total = few_int8_whole(x, weight, m, n, M, N, K, X_STRIDE, ROWS, BLOCK_N, BLOCK_K)
+    return tl.trans(total)
+
+
+@triton.jit
+def few_int8_whole(
+    x, weight, m, n, M,
+    N: tl.constexpr, K: tl.constexpr, X_STRIDE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """i32 [BLOCK_N, ROWS], summed from the first column to the last."""
     # Two products a step: of a single one sm_8x fetches the first part a step ahead, byte by byte.
     STEP: tl.constexpr = BLOCK_K // 2 if tensor_cores() else 32
     k = tl.arange(0, STEP)
@@ -116,7 +132,37 @@ def few_int8(
                 tl.load(x + first, mask=rows, other=0),
                 total,
             )
-    return tl.trans(total)
+    return total
+
+
+@triton.jit
+def few_int8_split(
+    x, weight, m, n, M,
+    N: tl.constexpr, K: tl.constexpr, X_STRIDE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """i32 [BLOCK_N, ROWS], SPLIT parts of the columns side by side: a warp has a part of them.
+
+    One after the other the products of 5120 columns are 160 on tensor cores, and a warp waits for
+    each. Sums of integers are exact, in any order.
+    """
+    PART: tl.constexpr = K // SPLIT
+    STEP: tl.constexpr = BLOCK_K // SPLIT
+    s, k = tl.arange(0, SPLIT), tl.arange(0, STEP)
+    x += m[None, None, :] * X_STRIDE + s[:, None, None] * PART + k[None, :, None]
+    weight += n.to(tl.int64)[None, :, None] * K + s[:, None, None] * PART + k[None, None, :]
+    total = tl.zeros([SPLIT, BLOCK_N, ROWS], tl.int32)
+    for start in range(0, PART, STEP):
+        rows, columns = (m < M)[None, None, :], (n < N)[None, :, None]
+        if PART % STEP:
+            rows &= (start + k < PART)[None, :, None]
+            columns &= (start + k < PART)[None, None, :]
+        total = dot_int8(
+            tl.load(weight + start, mask=columns, other=0),
+            tl.load(x + start, mask=rows, other=0),
+            total,
+        )
+    return tl.sum(total, 0)
 
 
 @triton.jit

@@ -34,7 +34,12 @@ def int8_tile(at: Lowering, outputs: int, columns: int) -> Tile:
     rows = few_rows(at)
     if columns <= 512:
         return Tile(rows, 32, max(64, next_power_of_2(columns)), 2, 2)
-    return Tile(rows, 32, 512, 2, 3) if outputs >= 8192 else Tile(rows, 16, 1024, 1, 4)
+    if outputs >= 8192:
+        return Tile(rows, 32, 512, 2, 4)
+    # two warps where that is a multiple of the 16 bytes that a load takes
+    if outputs <= 512 and columns % 64 == 0:
+        return Tile(rows, 16, 1024, 2, 4, split=4)
+    return Tile(rows, 16, 1024, 1, 4)
 
 
 def lower_linear_int8(at: Lowering, node: Node) -> None:
@@ -71,6 +76,7 @@ def lower_linear_int8(at: Lowering, node: Node) -> None:
             "X_SCALE_STEP": step,
             "WEIGHT_SCALE_STEP": int(weight_scale.size > 1),
             "Y_SCALE_STEP": int(y_scale is not None and y_scale.size > 1),
+            **({"SPLIT": tile.split} if tile.split > 1 else {}),
         },
         tile,
         x.rows,

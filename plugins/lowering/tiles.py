@@ -17,6 +17,7 @@ class Tile:
         m: its rows; of `few` kernels all there can be, 8 or 16.
         n, k: its outputs, and the columns of a step.
         warps, stages: `num_warps`, `num_stages`; stages - 1 steps are on their way from memory.
+        split: parts of the columns that warps sum side by side, for kernels that can.
     """
 
     m: int
@@ -24,6 +25,7 @@ class Tile:
     k: int
     warps: Warps
     stages: int
+    split: int = 1
 
     @property
     def many(self) -> bool:
