@@ -30,9 +30,10 @@ ARCHITECTURES = (75, 80, 86, 87, 89, 90, 100, 120)
 
 # Fields of the input `run`, i32. A run starts from recurrent state slot SOURCE, replays the first
 # PENDING tokens that the list `replay` names from the logs, then runs T new ones. STORE says which
-# state goes to slot TARGET: 0 none, 1 the one after ADVANCE replayed tokens, 2 the last one.
-RUN_FIELDS = ("PENDING", "ADVANCE", "SOURCE", "TARGET", "STORE", "PAST")
-PENDING, ADVANCE, SOURCE, TARGET, STORE, PAST = range(len(RUN_FIELDS))
+# state goes to slot TARGET: 0 none, 1 the one after ADVANCE replayed tokens, 2 the last one. The
+# device runs about PROGRAMS programs side by side; 0 is not known.
+RUN_FIELDS = ("PENDING", "ADVANCE", "SOURCE", "TARGET", "STORE", "PAST", "PROGRAMS")
+PENDING, ADVANCE, SOURCE, TARGET, STORE, PAST, PROGRAMS = range(len(RUN_FIELDS))
 
 DType = Literal["f32", "f16", "i8", "u8", "i32", "i64"]
 ITEM_SIZE: Mapping[str, int] = {"f32": 4, "f16": 2, "i8": 1, "u8": 1, "i32": 4, "i64": 8}

@@ -250,9 +250,9 @@ def _ints(values: Any) -> Array:
 
 def _run(steps: Steps) -> Array:
     pending = len(steps.pending)
-    fields = (pending, steps.advance, steps.source, steps.target, steps.store, steps.past)
+    fields = (pending, steps.advance, steps.source, steps.target, steps.store, steps.past, 0)
     assert len(fields) == len(RUN_FIELDS)
-    return _ints([*fields, -1, -1])
+    return _ints([*fields, -1])
 
 
 def _replay(steps: Steps, rng: np.random.Generator) -> Array:

@@ -14,6 +14,7 @@ ADVANCE = tl.constexpr(launch.ADVANCE)
 SOURCE = tl.constexpr(launch.SOURCE)
 TARGET = tl.constexpr(launch.TARGET)
 STORE = tl.constexpr(launch.STORE)
+PROGRAMS = tl.constexpr(launch.PROGRAMS)
 
 
 @triton.jit

@@ -6,6 +6,11 @@ tokens that its logs hold and then runs the new ones: no state in between reache
 Mamba, arXiv 2312.00752, algorithm 2. y is read from h before h is rounded to what is kept of it.
 A token's inputs are read one token ahead: nothing in the loop but h waits for the token before.
 
+A prompt may be cut into parts that run side by side, where a state is not rounded after every
+token and the device has room for more programs than there are channels for. Over a part h becomes
+exp(A·ΣΔ)·h + what it makes of zeros: `ended` finds that and ΣΔ of each part. Then every part makes
+its first state from those of the parts before it, and runs its tokens.
+
 h is counted in steps of the kept state: what scales there are go into what is fed to it and what
 is read from it, and rounding an int8 state needs no division.
 """
@@ -21,6 +26,7 @@ from edge.plugins.kernels.linear_int8 import few_int8, scaled
 from edge.plugins.kernels.replay import (
     ADVANCE,
     PENDING,
+    PROGRAMS,
     SOURCE,
     STORE,
     TARGET,
@@ -76,16 +82,26 @@ def stash(logs, row, x, dt, B, at, E: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def update(h, x, dt, B, rate, units):
-    """h [BLOCK_N, BLOCK_E] after one more token, not yet rounded.
+def step_size(dt, units):
+    """Δ = softplus(dt + bias), [BLOCK_E]. units: of x, of dt, the bias, of B."""
+    return softplus(dt.to(tl.float32) * units[1] + units[2])
 
-    exp(Δ·A)·h + Δ·x·B with Δ = softplus(dt + bias); rate is A·log2(e), because GPUs have exp2.
+
+@triton.jit
+def fed(h, x, delta, B, rate, units):
+    """h [BLOCK_N, BLOCK_E] after a token of step size delta, not yet rounded: exp(Δ·A)·h + Δ·x·B.
+
+    rate is A·log2(e), because GPUs have exp2.
     """
-    x_unit, dt_unit, dt_bias, B_unit = units
-    delta = softplus(dt.to(tl.float32) * dt_unit + dt_bias)
-    fed = delta * (x.to(tl.float32) * x_unit)
+    of_x = delta * (x.to(tl.float32) * units[0])
     decay = tl.exp2(delta[None, :] * rate)
-    return tl.fma(decay, h, fed[None, :] * (B.to(tl.float32) * B_unit)[:, None])
+    return tl.fma(decay, h, of_x[None, :] * (B.to(tl.float32) * units[3])[:, None])
+
+
+@triton.jit
+def update(h, x, dt, B, rate, units):
+    """h after one more token, not yet rounded."""
+    return fed(h, x, step_size(dt, units), B, rate, units)
 
 
 @triton.jit
@@ -118,24 +134,24 @@ def replayed(
 
 @triton.jit
 def chained(
-    h, first, inputs, dt, logs, slots, y, at, rate, feeding, reading, tokens, batch, sequence,
+    h, first, inputs, dt, logs, slots, y, at, rate, feeding, reading, begin, end, batch, sequence,
     kind: tl.constexpr, E: tl.constexpr, N: tl.constexpr,
     STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """h after the new tokens, one after the other; `first` is the first of them."""
+    """h after the new tokens `begin` … `end` - 1; `first` is what the first of them reads."""
     e, in_e = at[0], at[1]
-    if tokens > 0:
+    if end > begin:
         coming = first
-        dt_coming = dt_of(dt, sequence, e, in_e, DT_STRIDE)
-        slot_coming = tl.load(slots)
+        dt_coming = dt_of(dt, begin * batch + sequence, e, in_e, DT_STRIDE)
+        slot_coming = tl.load(slots + begin)
         # two at a time, or what is read ahead would be moved from register to register
-        for t in tl.range(tokens, loop_unroll_factor=2):
+        for t in tl.range(begin, end, loop_unroll_factor=2):
             x_now, B_now, C_now, z_now = coming
             dt_now = dt_coming
             if slot_coming >= 0:
                 row = slot_coming * batch + sequence
                 stash(logs, row, x_now, dt_now, B_now, at, E, N)
-            after = tl.minimum(t + 1, tokens - 1)
+            after = tl.minimum(t + 1, end - 1)
             row = after * batch + sequence
             coming = read(inputs, row, at, STRIDES)
             dt_coming = dt_of(dt, row, e, in_e, DT_STRIDE)
@@ -144,6 +160,74 @@ def chained(
             out = output(h, x_now, C_now, z_now, reading)
             tl.store(y + (t * batch + sequence) * E + e, out, mask=in_e)
             h = kept(h, 1.0, kind)
+    return h
+
+
+@triton.jit
+def part_of(run, tokens, PART: tl.constexpr, PARTS: tl.constexpr):
+    """(how many parts there are, the first token and the one behind the last of this program's).
+
+    As many as the device has room for beside the channels; none shorter than PART tokens.
+    """
+    room = tl.load(run + PROGRAMS) // (tl.num_programs(0) * tl.num_programs(1))
+    count = tl.maximum(1, tl.minimum(tl.minimum(room, PARTS), tokens // PART))
+    length = tl.cdiv(tokens, count)
+    begin = tl.minimum(tl.program_id(2) * length, tokens)
+    return count, begin, tl.minimum(begin + length, tokens)
+
+
+@triton.jit
+def ended(
+    inputs, dt, begin, end, at, rate, feeding, batch, sequence,
+    BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """What tokens `begin` … `end` - 1 make of a state of zeros, and the sum of their Δ."""
+    e, in_e, n, in_n = at
+    h = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
+    total = tl.zeros([BLOCK_E], tl.float32)
+    row = begin * batch + sequence
+    x = tl.load(inputs[0] + row * STRIDES[0] + e, mask=in_e, other=0)
+    B = tl.load(inputs[1] + row * STRIDES[1] + n, mask=in_n, other=0)
+    own = tl.load(dt + row * DT_STRIDE + e, mask=in_e, other=0)
+    for t in tl.range(begin, end, loop_unroll_factor=2):
+        x_now, B_now, dt_now = x, B, own
+        row = tl.minimum(t + 1, end - 1) * batch + sequence
+        x = tl.load(inputs[0] + row * STRIDES[0] + e, mask=in_e, other=0)
+        B = tl.load(inputs[1] + row * STRIDES[1] + n, mask=in_n, other=0)
+        own = tl.load(dt + row * DT_STRIDE + e, mask=in_e, other=0)
+        delta = step_size(dt_now, feeding)
+        h = fed(h, x_now, delta, B_now, rate, feeding)
+        total += delta
+    return h, total
+
+
+@triton.jit
+def store_end(
+    of_parts, inputs, dt, begin, end, part, at, each, inside, rate, feeding, batch, sequence,
+    E: tl.constexpr, N: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
+    STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Keep for `joined` what this part's tokens make of zeros."""
+    h, total = ended(
+        inputs, dt, begin, end, at, rate, feeding, batch, sequence,
+        BLOCK_N, BLOCK_E, STRIDES, DT_STRIDE,
+    )  # fmt: skip
+    row = (part * batch + sequence).to(tl.int64)
+    tl.store(of_parts[0] + row * (N * E) + each, h, mask=inside)
+    tl.store(of_parts[1] + row * E + at[0], total, mask=at[1])
+
+
+@triton.jit
+def joined(
+    h, of_parts, count, e, in_e, each, inside, rate, batch, sequence,
+    E: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """h after the first `count` parts of the run."""
+    for part in range(count):
+        row = (part * batch + sequence).to(tl.int64)
+        total = tl.load(of_parts[1] + row * E + e, mask=in_e, other=0.0)
+        made = tl.load(of_parts[0] + row * (N * E) + each, mask=inside, other=0.0)
+        h = tl.fma(tl.exp2(total[None, :] * rate), h, made)
     return h
 
 
@@ -220,7 +304,7 @@ def scan(
     log_x,  # as x [S·B, E]
     log_dt,  # as dt [S·B, E]
     log_B,  # as B, before it was widened [S·B, N]
-    y,  # f32 [T·B, E]
+    y,  # f32 [T·B, E]; None where ENDS
     run,  # i32 [8]
     replay,  # i32 [S]
     slots,  # i32 [T]
@@ -247,6 +331,11 @@ def scan(
     RANK: tl.constexpr,  # columns of low_dt
     BLOCK_K: tl.constexpr,
     ROWS: tl.constexpr,  # 8 or 16
+    PART: tl.constexpr = 1,  # fewest tokens of a part
+    PARTS: tl.constexpr = 1,  # most parts
+    ENDS: tl.constexpr = False,  # find what each part but the last makes of zeros, and no more
+    part_state=None,  # f32 [parts, B, N, E], or None where PARTS is 1: see `ended`
+    part_dt=None,  # f32 [parts, B, E]
 ):
     sequence = tl.program_id(1)
     e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
@@ -268,12 +357,21 @@ def scan(
     pending = tl.load(run + PENDING)
     advance = tl.where(store == 1, tl.load(run + ADVANCE), 0)
 
+    part, parts, begin, end = 0, 1, 0, tokens
+    if PARTS > 1:
+        part = tl.program_id(2)
+        parts, begin, end = part_of(run, tokens, PART, PARTS)
+        # what is pending is of the first part; those that are not needed do nothing
+        pending = tl.where(part < parts, pending, 0)
+        advance = tl.where(part == 0, advance, 0)
+        store = tl.where(part == parts - 1, store, 0)
+
     inputs = (x, B, C, z)
     STRIDES: tl.constexpr = (X_STRIDE, B_STRIDE, C_STRIDE, Z_STRIDE)
-    if ancestors is None:
+    if ancestors is None and not ENDS:
         # also what the first token reads, which no replay has to be waited for
-        there = (e, e < tl.where(tokens > 0, E, 0), n, n < tl.where(tokens > 0, N, 0))
-        first = read(inputs, sequence, there, STRIDES)
+        there = (e, e < tl.where(end > begin, E, 0), n, n < tl.where(end > begin, N, 0))
+        first = read(inputs, begin * batch + sequence, there, STRIDES)
 
     # before A is waited for. (Loading A before it makes Triton 3.9 compute everything that is one a
     # channel in the layout of the product, with 51 barriers instead of 19.)
@@ -286,7 +384,7 @@ def scan(
             )
         else:
             sums = few_int8(
-                low_dt, dt_weight, m, e, rows, E, RANK, LOW_STRIDE, ROWS, BLOCK_E, BLOCK_K
+                low_dt, dt_weight, m, e, rows, E, RANK, LOW_STRIDE, ROWS, BLOCK_E, BLOCK_K, 1
             )
             dt = scaled(
                 sums, m, e, low_dt_scale, dt_weight_scale, dt_scale, rows, E,
@@ -318,19 +416,30 @@ def scan(
     reading = (C_unit, C_gain, skip * x_unit, factor(z_scale, e, in_e, Z_SCALES))
 
     logs = (log_x, log_dt, log_B)
-    h = replayed(
-        h, logs, replay, pending, advance, targets, inside, at, rate, feeding, batch, sequence,
-        kind, E, N,
-    )  # fmt: skip
-    if ancestors is not None:
-        branched(
-            h, inputs, dt, logs, slots, ancestors, y, at, rate, feeding, reading,
-            tokens, batch, sequence, kind, E, N, STRIDES, DT_STRIDE,
-        )  # fmt: skip
+    of_parts = (part_state, part_dt)
+    if ENDS:
+        if part < parts - 1:
+            store_end(
+                of_parts, inputs, dt, begin, end, part, at, each, inside, rate, feeding, batch,
+                sequence, E, N, BLOCK_E, BLOCK_N, STRIDES, DT_STRIDE,
+            )  # fmt: skip
     else:
-        h = chained(
-            h, first, inputs, dt, logs, slots, y, at, rate, feeding, reading,
-            tokens, batch, sequence, kind, E, N, STRIDES, DT_STRIDE,
+        h = replayed(
+            h, logs, replay, pending, advance, targets, inside, at, rate, feeding, batch, sequence,
+            kind, E, N,
         )  # fmt: skip
-    if store == 2:
-        store_state(targets, h, inside, 1.0, kind)
+        if PARTS > 1:
+            before = tl.where(part < parts, part, 0)
+            h = joined(h, of_parts, before, e, in_e, each, inside, rate, batch, sequence, E, N)
+        if ancestors is not None:
+            branched(
+                h, inputs, dt, logs, slots, ancestors, y, at, rate, feeding, reading,
+                tokens, batch, sequence, kind, E, N, STRIDES, DT_STRIDE,
+            )  # fmt: skip
+        else:
+            h = chained(
+                h, first, inputs, dt, logs, slots, y, at, rate, feeding, reading,
+                begin, end, batch, sequence, kind, E, N, STRIDES, DT_STRIDE,
+            )  # fmt: skip
+        if store == 2:
+            store_state(targets, h, inside, 1.0, kind)

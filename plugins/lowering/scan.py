@@ -5,9 +5,11 @@ one: the sum over N, and everything that is one a channel, needs no other thread
 program: Mamba 2.8B, E 5120, has 80 programs, 10 for each of an Orin Nano's 8 multiprocessors, and 5
 warps for each of its schedulers. Registers (126 to 168 a thread) let 6 to 8 of the 10 run at once.
 
-Tokens are taken one after the other, also in prefill. A state that is rounded after every token
-allows nothing else, and for an fp32 state the other ways (a scan by associativity, or chunks) do
-two to three times the work and give other bits in a chunk than in a step.
+Tokens are taken one after the other. A state that is rounded after every token allows nothing else.
+For an fp32 state a prompt may be cut into parts that run side by side: that is 1.6 times the work,
+and worth it where a token's latency is what there is to wait for (an H100: 80 programs on 132
+multiprocessors), not where the multiprocessors are full (an Orin Nano: 80 on 8). The plan is the
+same for both; the run says how many programs the device has room for.
 
 Counted in the SASS for sm_87, a token of prefill takes a warp 295 instructions with an int8 state
 and 231 with an fp32 one: 16 states of 6 (4 more to round to int8), one of them an exp2, and some
@@ -30,6 +32,7 @@ from edge.launch import Argument, DType, Size
 from edge.ops.quantized_recurrent import SELECTIVE_SCAN_INT8
 from edge.ops.recurrent import SELECTIVE_SCAN
 from edge.plugins.lowering.context import (
+    ONE,
     Arguments,
     Lower,
     Lowering,
@@ -47,6 +50,8 @@ _PRODUCT = ("low_dt", "dt_weight")
 _INT8_PRODUCT = ("low_dt", "low_dt_scale", "dt_weight", "dt_weight_scale")
 _STATES: Mapping[int, DType] = {32: "f32", 16: "f16", 8: "i8"}
 _WIDENED_ROWS = 64
+# tokens that make a part of a prompt worth its own program, and the most parts
+_PART, _PARTS = 32, 16
 _NO_PRODUCT = {"LOW_STRIDE": 0, "RANK": 0, "BLOCK_K": 0, "ROWS": 0}
 
 
@@ -95,32 +100,50 @@ def lower_scan(at: Lowering, node: Node) -> None:
     n = scan.views["B"].width
     block_n = next_power_of_2(n)
     block_e = max(16, 1024 // max(16, block_n))
-    at.launch(
-        "scan.scan",
-        {
-            **_inputs(at, scan),
-            "state": at.state(scan.given["ssm_state"], scan.state_type),
-            **logs,
-            "y": at.pointer(y),
-            "run": at.run(),
-            "replay": at.replay(),
-            "slots": at.slots(),
-            "ancestors": at.ancestors() if at.regime.kind == "tree" else None,
-            "tokens": at.size("T"),
-            "batch": at.size("B"),
-        },
-        {
-            "E": scan.channels,
-            "N": n,
-            "BLOCK_E": block_e,
-            "BLOCK_N": block_n,
-            **_forms(at, scan),
-        },
-        (Size(times=cdiv(scan.channels, block_e)), Size(of="B")),
-        warps=4 if block_n > 64 else 2,
-        stages=2,
-        settles=True,
-    )
+    # the first of two launches finds where parts of a prompt end, the second runs them from there
+    cut = at.regime.many and scan.state_type == "f32"
+    for ends in (True, False) if cut else (False,):
+        at.launch(
+            "scan.scan",
+            {
+                **_inputs(at, scan),
+                "state": at.state(scan.given["ssm_state"], scan.state_type),
+                **logs,
+                "y": None if ends else at.pointer(y),
+                "run": at.run(),
+                "replay": at.replay(),
+                "slots": at.slots(),
+                "ancestors": at.ancestors() if at.regime.kind == "tree" else None,
+                "tokens": at.size("T"),
+                "batch": at.size("B"),
+                **(_parts(at, node.outputs[0], n, scan.channels) if cut else {}),
+            },
+            {
+                "E": scan.channels,
+                "N": n,
+                "BLOCK_E": block_e,
+                "BLOCK_N": block_n,
+                **_forms(at, scan),
+                **({"PART": _PART, "PARTS": _PARTS, "ENDS": ends} if cut else {}),
+            },
+            (
+                Size(times=cdiv(scan.channels, block_e)),
+                Size(of="B"),
+                Size(times=_PARTS) if cut else ONE,
+            ),
+            warps=4 if block_n > 64 else 2,
+            stages=2,
+            settles=not ends,
+        )
+
+
+def _parts(at: Lowering, output: str, n: int, channels: int) -> Arguments:
+    """Where parts of a prompt leave their states: as rows, since a part has _PART of them."""
+    widths = {"part_state": n * channels, "part_dt": channels}
+    return {
+        name: at.pointer(at.new(f"{output}.{name}", "f32", "TB", cdiv(width, _PART)))
+        for name, width in widths.items()
+    }
 
 
 def _widened(at: Lowering, scan: _Scan, output: str) -> _Scan:

@@ -67,7 +67,7 @@ class CudaEngine:
         self.executor: Executor = PlanExecutor(plan, kernels, weights, exclusive.device)
         self.chunk = chunk
         self.identity = identity
-        self.sources = Sources(plan)
+        self.sources = Sources(plan, getattr(exclusive.device, "multiprocessors", 0))
         self._state_dtypes = dict(state_dtypes or {})
         self._arena: Memory | None = None
         self._runs: dict[tuple[int, int, int], Runs] = {}

@@ -16,6 +16,7 @@ from edge.launch import (
     ITEM_SIZE,
     PAST,
     PENDING,
+    PROGRAMS,
     SOURCE,
     STORE,
     TARGET,
@@ -32,6 +33,8 @@ from edge.runtime.cuda.ledger import Step
 Array = NDArray[Any]
 
 ALIGNMENT = 256
+# of a scan's programs so many run on a multiprocessor side by side: registers allow 6 to 8
+PROGRAMS_EACH = 8
 _NUMPY: dict[DType, type[np.generic]] = {
     "f32": np.float32,
     "f16": np.float16,
@@ -57,8 +60,10 @@ class Sources:
     Raises BundleError for one that this version does not know, or of another type.
     """
 
-    def __init__(self, plan: LaunchPlan) -> None:
+    def __init__(self, plan: LaunchPlan, multiprocessors: int = 0) -> None:
+        """`multiprocessors`: of the device, where that is known."""
         self._plan = plan
+        self._programs = PROGRAMS_EACH * multiprocessors
         self._inverses = [
             np.array(plan.inverses[f"rope{index}"], np.float32)
             if theta == 0
@@ -66,7 +71,7 @@ class Sources:
             for index, (theta, dim) in enumerate(plan.rotations)
         ]
         self._fill: dict[str, Callable[[Array, Run], None]] = {
-            "run": _fields,
+            "run": self._fields,
             "tokens": _tokens,
             "rows": _rows,
             "replay": _replay,
@@ -102,6 +107,13 @@ class Sources:
                 state = np.empty(width - 1, np.int32) if state is None else state
                 taps.fill(run.step, width, index.reshape(count, width), state)
 
+    def _fields(self, array: Array, run: Run) -> None:
+        step = run.step
+        array[PENDING], array[ADVANCE] = len(step.pending), step.advance
+        array[SOURCE], array[TARGET] = step.source, 1 - step.source
+        array[STORE], array[PAST] = step.store, step.past
+        array[PROGRAMS] = self._programs
+
     def _turned(
         self, function: Callable[[Array], Array], index: int
     ) -> Callable[[Array, Run], None]:
@@ -120,13 +132,6 @@ def positions(step: Step) -> NDArray[np.int64]:
     for node, parent in enumerate(step.parents or ()):
         out[node] = step.past if parent < 0 else out[parent] + 1
     return out
-
-
-def _fields(array: Array, run: Run) -> None:
-    step = run.step
-    array[PENDING], array[ADVANCE] = len(step.pending), step.advance
-    array[SOURCE], array[TARGET] = step.source, 1 - step.source
-    array[STORE], array[PAST] = step.store, step.past
 
 
 def _tokens(array: Array, run: Run) -> None:

@@ -42,7 +42,7 @@ def engines(name: str, quant: str, state: str | None = None) -> Engines:
 @functools.cache
 def _engines(name: str, quant: str, state: str | None) -> Engines:
     folder = Path(_ROOT.name) / f"{name}-{quant}-{state}"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     choices = {} if state is None else {"ssm_state": state}
     _, plan = quantized_models.plan_of(name, quant, **choices)
     built = quantized_models.built(name, plan, folder)

@@ -28,6 +28,7 @@ class Run:
         parents: of the new tokens, for a tree; -1 is what comes before them.
         logged: whether the new tokens are kept in the logs.
         spare: log slots that nothing uses.
+        programs: how many the device is said to run side by side.
     """
 
     pending: Sequence[int] = ()
@@ -38,6 +39,7 @@ class Run:
     parents: Sequence[int] | None = None
     logged: bool = True
     spare: int = 3
+    programs: int = 0
 
     @property
     def slots(self) -> int:
@@ -95,6 +97,7 @@ class Run:
         fields = dict.fromkeys(RUN_FIELDS, 0) | {
             "PENDING": len(self.pending), "ADVANCE": self.advance, "SOURCE": self.source,
             "TARGET": 1 - self.source, "STORE": self.store, "PAST": 1 << 20,
+            "PROGRAMS": self.programs,
         }  # fmt: skip
         count = len(self.new)
         ancestors = torch.zeros(count, count, dtype=torch.int32)
@@ -103,7 +106,7 @@ class Run:
         replay = torch.full((self.slots,), 1 << 20, dtype=torch.int32)
         replay[: len(self.pending)] = _i32(self.replay)
         return {
-            "run": _i32([*fields.values(), -7, -7]),
+            "run": _i32([*fields.values(), -7]),
             "replay": replay,
             "slots": _i32(self.stash),
             "ancestors": ancestors,
