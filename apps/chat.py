@@ -9,6 +9,7 @@ import typer
 
 from edge.apps import draft_options
 from edge.apps.exits import INTERRUPTED, exit_code_of
+from edge.runtime import ort_providers
 
 ENGINES = ("auto", "ort", "cuda", "tensorrt")
 
@@ -22,6 +23,7 @@ def chat(
         str, typer.Argument(help="Bundle folder, or demo, demo-fp16, demo-draft, demo-bytes.")
     ] = "demo",
     engine: Annotated[str, typer.Option(help="auto, ort, cuda or tensorrt.")] = "auto",
+    provider: Annotated[str | None, typer.Option(help=ort_providers.HELP)] = None,
     draft: Annotated[
         str, typer.Option(help="Who drafts: another bundle, ngram, or none.")
     ] = "none",
@@ -81,12 +83,14 @@ def chat(
     drafts = draft_options.read(draft, draft_tokens, draft_tree, draft_auto, accept)
     # imported late, so that --help and refusals come at once
     from edge.apps import chat_once, chat_talk
+    from edge.runtime.engine import check_provider
 
+    check_provider(engine, provider)
     once = chat_once.given_prompt(prompt)
     from edge.runtime.model import load
 
-    model = load(bundle, engine=engine, threads=threads, spin=spin)
-    drafter, gain = draft_options.drafter(drafts.draft, engine, threads, spin), None
+    model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
+    drafter, gain = draft_options.drafter(drafts.draft, engine, threads, spin, provider), None
     if drafter is not None:
         from edge.apps.chat_gain import Gain
         from edge.apps.profiling.stopwatch import timed

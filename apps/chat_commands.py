@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edge.apps import chat_files
 from edge.apps.units import megabytes
 from edge.errors import InputError
+from edge.runtime.engine import title
 from edge.runtime.sampling import SamplingParams, make_params
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def _show(talk: Talk, argument: str) -> str:
     return "\n".join(
         [
             f"{talk.name}: {manifest.model.family}, {len(manifest.model.layers)} layers, "
-            f"{manifest.quantization.recipe}, on {session.model.engine.name}",
+            f"{manifest.quantization.recipe}, on {title(session.model.engine)}",
             f"{talk.length()}, {len(session.tokens)} tokens in the state",
             f"state {megabytes(session.state_bytes)}, a copy of it "
             f"{megabytes(session.snapshot_bytes)}, whatever the length",

@@ -15,6 +15,7 @@ from edge.apps.chat_input import reader
 from edge.apps.chat_once import NO_TEMPLATE, begin, stopping
 from edge.apps.units import megabytes
 from edge.errors import EdgeError, InputError
+from edge.runtime.engine import title
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -40,7 +41,7 @@ def talk(
     `gain`: of drafting, where the session drafts.
     """
     chat_output.prepare()
-    engine, state = session.model.engine.name, megabytes(session.state_bytes)
+    engine, state = title(session.model.engine), megabytes(session.state_bytes)
     chat_output.note(f"{name} on {engine}, state {state} whatever the length; /help for commands")
     if session.model.template is None:
         chat_output.note(f"{NO_TEMPLATE}; an empty line goes on")

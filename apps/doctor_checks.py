@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edge.apps.doctor_step import beside, step, version
+from edge.apps.doctor_ort import on_cuda, on_tensorrt, onnx_runtime
+from edge.apps.doctor_step import beside, version
 from edge.apps.doctor_tensorrt import plugins, tensorrt, tensorrt_engine
 from edge.apps.profiling.machine import machine, power_mode
 from edge.apps.profiling.sysfs import ROOT, text
@@ -92,13 +93,6 @@ def about_jetson(_: str, root: Path = ROOT) -> tuple[str, str, str | None]:
 
 
 # -- engines --------------------------------------------------------------------------------------
-
-
-def onnx_runtime(bundle: str) -> tuple[str, str, str | None]:
-    """A step on the CPU; how long it takes is `edge profile`'s business."""
-    logits = step(bundle, "ort")
-    version = importlib.import_module("onnxruntime").__version__
-    return "ok", f"{version}: a step of {bundle}, {logits.size} logits", None
 
 
 def driver(_: str) -> tuple[str, str, str | None]:
@@ -228,6 +222,8 @@ APART: Mapping[str, Check] = {
     "tensorrt": tensorrt,
     "plugins": plugins,
     "tensorrt engine": tensorrt_engine,
+    "ort cuda": on_cuda,
+    "ort tensorrt": on_tensorrt,
 }
 # the check that says whether an engine runs here
 ENGINES: Mapping[str, str] = {
@@ -245,7 +241,8 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 }
 ORDER = (
     "machine", "memory", "jetson", "onnxruntime", "driver", "cuda-core", "gpu", "kernels",
-    "cuda engine", "triton", "tensorrt", "plugins", "tensorrt engine", "export",
+    "cuda engine", "triton", "tensorrt", "plugins", "tensorrt engine", "ort cuda", "ort tensorrt",
+    "export",
 )  # fmt: skip
 
 

@@ -61,14 +61,20 @@ def read(
 
 
 def drafter(
-    draft: str | None, engine: str, threads: int | None, spin: bool
+    draft: str | None,
+    engine: str,
+    threads: int | None,
+    spin: bool,
+    provider: str | None = None,
 ) -> Model | Literal["ngram"] | None:
     """Load who drafts: another bundle; "ngram" is no bundle, "none" nobody."""
     from edge.runtime.model import load
 
     if draft is None or draft == "none":
         return None
-    return "ngram" if draft == "ngram" else load(draft, engine=engine, threads=threads, spin=spin)
+    if draft == "ngram":
+        return "ngram"
+    return load(draft, engine=engine, threads=threads, spin=spin, provider=provider)
 
 
 def of_itself(target: Model, draft: Model | Literal["ngram"] | None) -> str | None:

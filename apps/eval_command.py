@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from edge.errors import InputError
+from edge.runtime import ort_providers
 
 READING, COMPARING, NOISE, TASKS = "How text is read", "Comparing", "Noise", "Tasks"
 KINDS = ("drop", "repeat", "antspeak", "uppercase", "random-case", "swap")
@@ -28,6 +29,7 @@ def evaluate(
     engine: Annotated[
         str, typer.Option(help="auto, ort, cuda or tensorrt; what it is compared with is on auto.")
     ] = "auto",
+    provider: Annotated[str | None, typer.Option(help=ort_providers.HELP)] = None,
     window: Annotated[
         int | None,
         typer.Option(
@@ -140,11 +142,11 @@ def evaluate(
     docs/evaluation.md defines every figure.
     """
     from edge.apps.evaluate import modes, picture, report
-    from edge.runtime.engine import choose_engine
+    from edge.runtime.engine import check_provider
 
-    choose_engine(engine)
+    check_provider(engine, provider)
     request = modes.Request(
-        bundle, texts or (), threads, window, stride, stream, max_tokens, engine
+        bundle, texts or (), threads, window, stride, stream, max_tokens, engine, provider
     )
     _one_of({"--against": against, "--noise": noise, "--tasks": tasks})
     _one_of({"--layers": layers, "--sensitivity": sensitivity})

@@ -12,6 +12,7 @@ import typer
 
 from edge.apps import draft_options
 from edge.errors import InputError
+from edge.runtime import ort_providers
 
 if TYPE_CHECKING:
     from edge.apps.profiling import drafts
@@ -92,6 +93,9 @@ def profile(
     engine: Annotated[
         str, typer.Option(help="auto, ort, cuda or tensorrt.", rich_help_panel=RUNNING)
     ] = "auto",
+    provider: Annotated[
+        str | None, typer.Option(help=ort_providers.HELP, rich_help_panel=RUNNING)
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads; else one per core, small models one.",
                                  rich_help_panel=RUNNING),
@@ -138,6 +142,7 @@ def profile(
         bundle=bundle,
         against=against,
         engine=engine,
+        provider=provider,
         threads=threads,
         spin=spin,
         prompts=None if prompt is None else _lengths(prompt, "-p"),

@@ -15,6 +15,7 @@ import typer
 
 from edge.apps import draft_options
 from edge.errors import EdgeError, InputError
+from edge.runtime import ort_providers
 
 if TYPE_CHECKING:
     from edge.apps.server.settings import Limits, Settings
@@ -98,6 +99,7 @@ def serve(
         _running(metavar=draft_options.ACCEPT_METAVAR, help=draft_options.ACCEPT_HELP),
     ] = "exact",
     engine: Annotated[str, _running(help="auto, ort, cuda or tensorrt.")] = "auto",
+    provider: Annotated[str | None, _running(help=ort_providers.HELP)] = None,
     threads: Annotated[
         int | None,
         _running(
@@ -163,8 +165,8 @@ def serve(
         from edge.runtime.model import load
         from edge.runtime.speculate.choose import drafting
 
-        model = load(bundle, engine=engine, threads=threads, spin=spin)
-        who = draft_options.drafter(drafts.draft, engine, threads, spin)
+        model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
+        who = draft_options.drafter(drafts.draft, engine, threads, spin, provider)
         if said := draft_options.of_itself(model, who):
             print(said, file=sys.stderr, flush=True)
         with draft_options.named():
@@ -229,7 +231,7 @@ def _say(fact: dict[str, Any]) -> None:
             lines.append(f"API key: {fact['api_key']}")
         lines.append("loading the model …")
     elif fact["event"] == "ready":
-        lines = [f"ready after {fact['load_s']:.1f} s; Ctrl-C stops"]
+        lines = [f"ready on {fact['engine']} after {fact['load_s']:.1f} s; Ctrl-C stops"]
     else:
         lines = [f"{fact['signal']}: finishing the running answer; again leaves at once"]
     print("\n".join(lines), file=sys.stderr, flush=True)

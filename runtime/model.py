@@ -14,7 +14,7 @@ from edge.bundle import Manifest, open_bundle
 from edge.config import ModelConfig
 from edge.errors import BundleError, EngineError
 from edge.runtime import memory
-from edge.runtime.engine import Engine, choose_engine, open_engine
+from edge.runtime.engine import Engine, check_provider, choose_engine, open_engine
 from edge.runtime.session import Session
 from edge.text import ChatTemplate, Tokenizer, load_template, load_tokenizer
 
@@ -76,14 +76,18 @@ def load(
     engine: str = "auto",
     threads: int | None = None,
     spin: bool = False,
+    provider: str | None = None,
 ) -> Model:
     """Load a bundle by path, or by the name of an embedded one: demo, demo-draft, demo-bytes.
 
     A folder with one of these names is meant by `./demo`. `threads` None is one per core this
-    process may use, and one alone for a small model; `spin` keeps them awake between products (see
-    `open_engine`). Raises BundleError, EngineError (also where it has no room in memory:
-    EDGE_MEMORY_CHECK=off tries all the same), TokenizerError.
+    process may use, and one alone for a small model; `spin` keeps them awake between products;
+    `provider` is ONNX Runtime's, `cpu`, `cuda` or `tensorrt` (see `open_engine`). Raises
+    BundleError, EngineError (also where it has no room in memory: EDGE_MEMORY_CHECK=off tries all
+    the same; where the provider does not run here; where ONNX Runtime is not installed),
+    TokenizerError.
     """
+    check_provider(engine, provider)
     chosen = choose_engine(engine)
     path = resolve(bundle)
     with _enough_memory(path), open_bundle(path) as opened:
@@ -91,7 +95,7 @@ def load(
             memory.check_load(opened.manifest, path)
         tokenizer = load_tokenizer(opened)
         template = load_template(opened, tokenizer)
-        running = open_engine(opened, engine, threads=threads, spin=spin)
+        running = open_engine(opened, engine, threads=threads, spin=spin, provider=provider)
         return Model(path, opened.manifest, opened.fingerprint, running, tokenizer, template)
 
 

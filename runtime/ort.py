@@ -1,4 +1,4 @@
-"""The `ort` engine: ONNX Runtime on the CPU, every buffer given, one session for every length."""
+"""The `ort` engine: ONNX Runtime, every buffer given, one session for every length."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from edge import cpu
 from edge.config import Mamba1Config, Mamba2Config, ModelConfig
 from edge.errors import BundleError, EngineError, InputError, StateError
-from edge.runtime import memory, ort_session
+from edge.onnx_runtime import onnxruntime
+from edge.runtime import memory, ort_providers, ort_session
 from edge.runtime.bindings import Bound, Constants, Key, Workspace
 from edge.runtime.buffers import StateBuffers
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, layout_of
@@ -38,6 +38,8 @@ class OrtEngine:
 
     Attributes:
         threads: CPU threads one run uses.
+        provider: what it runs on: `cpu`, `cuda` or `tensorrt`. States are in the CPU's memory, and
+            ONNX Runtime copies what another provider reads and writes.
         identity: what the states it makes belong to.
         inputs: names of the graph's.
     """
@@ -58,6 +60,7 @@ class OrtEngine:
         data: bytes | None = None,
         state_dtypes: Mapping[str, str] | None = None,
         profile: Path | None = None,
+        provider: str | None = None,
     ) -> None:
         """Load a graph file of a bundle's folder: `folder`/graphs/….onnx, `folder`/weights.bin.
 
@@ -65,8 +68,9 @@ class OrtEngine:
         without sleeping (`session_options` says what that gains and costs). `data` is the graph
         file's content where it was read before. `state_dtypes` is the manifest's: states that are
         not fp32. `profile`: an empty folder in which ONNX Runtime keeps its profile, until
-        `end_profile`. Raises EngineError: not a graph ONNX Runtime can load, or one that keeps a
-        state in another type; BundleError: its inputs are not those of `config`.
+        `end_profile`. `provider`: see `ort_providers.choose`. Raises EngineError: not a graph ONNX
+        Runtime can load, or one that keeps a state in another type, or the provider does not run
+        here; BundleError: its inputs are not those of `config`.
         """
         path = Path(graph)
         if data is None:
@@ -80,7 +84,8 @@ class OrtEngine:
         options = ort_session.session_options(self.threads, spin=spin)
         if profile is not None:
             ort_session.record_profile(options, profile)
-        self._session = ort_session.load(data, path, options)
+        choice = ort_providers.choose(provider)
+        self._session, self.provider = ort_session.load_on(choice, data, path, options)
         # weights are turned and packed while loading: a 130M model in int8 leaves 50 MB of copies
         memory.trim()
         self._resident = max(0, memory.private_bytes() - before)
@@ -102,9 +107,11 @@ class OrtEngine:
         threads: int | None = None,
         spin: bool = False,
         profile: Path | None = None,
+        provider: str | None = None,
     ) -> OrtEngine:
         """The engine for a bundle's `ort` graph. `threads` None is one per core this process may
-        use, and one alone for a small model. Raises BundleError, EngineError.
+        use, and one alone for a small model; `provider` None is what EDGE_ORT_PROVIDERS lists, else
+        the CPU. Raises BundleError, EngineError.
         """
         manifest = bundle.manifest
         weights = sum(entry.size for entry in manifest.files if entry.path.endswith(".bin"))
@@ -124,6 +131,7 @@ class OrtEngine:
                 data=bundle.read(graph),
                 state_dtypes=manifest.state_dtypes,
                 profile=profile,
+                provider=provider,
             )
 
     # -- states ----------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import onnxruntime  # type: ignore[import-untyped]
-
 from edge import cpu
 from edge.errors import BundleError, EngineError
 from edge.launch import DType, Log
+from edge.onnx_runtime import onnxruntime
+from edge.runtime import ort_providers
 from edge.runtime.layout import StateLayout, batch_axis
 
 if TYPE_CHECKING:
@@ -89,15 +89,31 @@ def read(path: Path) -> bytes:
 def load(
     graph: bytes, path: Path, options: onnxruntime.SessionOptions
 ) -> onnxruntime.InferenceSession:
-    """A session for a graph read from `path`. Raises EngineError."""
+    """A session on the CPU for a graph read from `path`. Raises EngineError."""
+    return load_on(ort_providers.choose(ort_providers.CPU), graph, path, options)[0]
+
+
+def load_on(
+    choice: ort_providers.Choice, graph: bytes, path: Path, options: onnxruntime.SessionOptions
+) -> tuple[onnxruntime.InferenceSession, str]:
+    """A session for a graph read from `path`, and the name of the provider it runs on: the first of
+    `choice` that can. Raises EngineError.
+    """
     # the graph names "weights.bin", which lies beside the folder of graphs
     options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent.parent.absolute()))
+
+    def make(providers: ort_providers.Providers) -> onnxruntime.InferenceSession:
+        # its own way to fall back prints on standard output, and tells no one else
+        return onnxruntime.InferenceSession(graph, options, providers=providers, enable_fallback=0)
+
     try:
-        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        session, provider = ort_providers.start(choice, make)
+    except EngineError:
+        raise
     except Exception as problem:
         raise EngineError(f"ONNX Runtime cannot load it: {problem}", file=path) from problem
     _LIVE.add(session)
-    return session
+    return session, provider
 
 
 _LIVE: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()

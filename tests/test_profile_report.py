@@ -30,7 +30,8 @@ def side(name: str, step: float = 0.1) -> Side:
               "program": {"total": 1_000_000}, "peak_restarted": True}  # fmt: skip
     facts = {
         "bundle": str(bundle(name)), "fingerprint": name, "family": "mamba", "quantization": "w8",
-        "parameters": 1_000_000, "weight_bytes": 1_000_000, "engine": "ort", "threads": 2,
+        "parameters": 1_000_000, "weight_bytes": 1_000_000, "engine": "ort", "provider": "cpu",
+        "threads": 2,
         "spin": False, "chunk": 4, "state_bytes": 500, "kv_cache_bytes": 0,
         "kv_cache_tokens": None, "peak_memory_bytes": 5_000_000, "memory": memory,
     }  # fmt: skip

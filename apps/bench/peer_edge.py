@@ -24,7 +24,7 @@ class EdgePeer:
             self.note = "threads wait awake (edge.load(…, spin=True)), as llama.cpp's do"
         with open_bundle(export_bundle(workspace, f"edge-{recipe}", recipe)) as bundle:
             self.weight_bytes = sum(entry.size for entry in bundle.manifest.files)
-            self._engine = open_engine(bundle, "ort", threads=threads, spin=spin)
+            self._engine = open_engine(bundle, "ort", threads=threads, spin=spin, provider="cpu")
         self.version = f"{installed('mamba-edge')}, onnxruntime {installed('onnxruntime')}"
         self._state = self._engine.new_state()
         self._token = np.zeros((1, 1), np.int64)

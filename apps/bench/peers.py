@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edge.apps.bench import gguf_file, model
 from edge.apps.bench.shapes import Shape
 from edge.errors import InputError
+from edge.runtime import ort_providers
 
 Tokens = NDArray[np.int64]
 Logits = NDArray[np.float32]
@@ -105,7 +106,7 @@ def _edge(recipe: Rounding, *, spin: bool = False) -> Entry:
 
         return EdgePeer(workspace, recipe, threads, spin=spin)
 
-    return Entry(("onnxruntime", "onnx", "torch"), ".venv/bin/pip install '.[export]'", make)
+    return Entry(("onnxruntime", "onnx", "torch"), ".venv/bin/pip install '.[export,ort]'", make)
 
 
 def _llama(kind: str) -> Entry:
@@ -152,8 +153,9 @@ def missing(name: str) -> tuple[str, ...]:
 
 
 def installed(package: str) -> str | None:
-    """Version of a distribution, or None."""
+    """Version of a distribution, or None; of ONNX Runtime that of the build that is there."""
+    builds = ort_providers.packages() if package == "onnxruntime" else []
     try:
-        return importlib.metadata.version(package)
+        return importlib.metadata.version(builds[0] if builds else package)
     except importlib.metadata.PackageNotFoundError:
         return None

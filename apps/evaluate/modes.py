@@ -19,6 +19,7 @@ from edge.apps.evaluate.source import Source, reading
 from edge.apps.evaluate.tasks import run_tasks
 from edge.apps.evaluate.texts import total_bytes
 from edge.errors import InputError
+from edge.runtime.engine import provider_of
 from edge.runtime.model import Model, load
 
 # ids of a window that the reference ops read, unless told otherwise
@@ -37,12 +38,13 @@ class Request:
     stream: bool = False
     max_tokens: int | None = None
     engine: str = "auto"
+    provider: str | None = None
 
     def load(self, bundle: str | None = None) -> Model:
         """The bundle on this request's engine, or another one, which is the truth, on `auto`."""
         if bundle is not None:
             return load(bundle, threads=self.threads)
-        return load(self.bundle, engine=self.engine, threads=self.threads)
+        return load(self.bundle, engine=self.engine, threads=self.threads, provider=self.provider)
 
     @contextmanager
     def source(self, *models: Model, passes: int = 1) -> Iterator[Source]:
@@ -64,6 +66,7 @@ def identity(model: Model) -> dict[str, Any]:
     return {
         "bundle": str(model.path),
         "engine": model.engine.name,
+        "provider": provider_of(model.engine),
         "fingerprint": model.fingerprint,
         "quantization": model.manifest.quantization.recipe,
     }

@@ -13,8 +13,7 @@ from edge.apps.profiling import optimized
 from edge.apps.profiling.trace import Cost, read_events, summarise
 from edge.bundle import open_bundle
 from edge.errors import EngineError
-from edge.runtime import ort_session
-from edge.runtime.ort import OrtEngine
+from edge.runtime.engine import Engine
 
 CONTEXT = 4  # tokens a step or a short run has before it
 
@@ -42,9 +41,14 @@ def breakdown(
 
 
 def _one(bundle: Path, threads: int | None, name: str, kind: Kind, spin: bool) -> Cost:
+    # other engines are measured where ONNX Runtime is not installed
+    from edge.runtime.ort import OrtEngine
+
     with open_bundle(bundle) as opened, tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        engine = OrtEngine.from_bundle(opened, threads=threads, spin=spin, profile=place)
+        engine = OrtEngine.from_bundle(
+            opened, threads=threads, spin=spin, profile=place, provider="cpu"
+        )
         count = _run(engine, kind)
         events = read_events(engine.end_profile())
         recipe = opened.manifest.quantization.recipe
@@ -52,7 +56,7 @@ def _one(bundle: Path, threads: int | None, name: str, kind: Kind, spin: bool) -
         return summarise(title, events, kind.repeats, _places(place))
 
 
-def _run(engine: OrtEngine, kind: Kind) -> int:
+def _run(engine: Engine, kind: Kind) -> int:
     """One run to warm up and `repeats` more; how many tokens each had."""
     room = engine.config.max_context or kind.tokens + CONTEXT
     count = max(1, min(kind.tokens, engine.chunk, room - CONTEXT))
@@ -72,7 +76,9 @@ def _run(engine: OrtEngine, kind: Kind) -> int:
 
 
 def _places(folder: Path) -> list[optimized.Place]:
-    path = folder / ort_session.OPTIMIZED_GRAPH
+    from edge.runtime.ort_session import OPTIMIZED_GRAPH
+
+    path = folder / OPTIMIZED_GRAPH
     try:
         return optimized.places(optimized.read_nodes(path.read_bytes()))
     except (OSError, ValueError) as problem:

@@ -11,7 +11,7 @@ from edge.apps.profiling.breakdown import ranked
 from edge.apps.profiling.charts import Series
 from edge.apps.profiling.definitions import inside
 from edge.apps.profiling.page_parts import cards, section, table
-from edge.apps.profiling.report import side_by_side
+from edge.apps.profiling.report import backend, side_by_side
 from edge.apps.profiling.run import Result
 from edge.apps.profiling.table import lines, ms, name_of, plus_minus
 from edge.apps.units import megabytes
@@ -81,7 +81,7 @@ def render(facts: Facts, result: Result) -> str:
 
 def _heading(facts: Facts, title: str, several: bool) -> str:
     machine = facts["machine"]
-    where = f"{machine['board'] or machine['cpu']}, {facts['threads']} threads, {facts['engine']}"
+    where = f"{machine['board'] or machine['cpu']}, {facts['threads']} threads, {backend(facts)}"
     how = f"{facts['repetitions']} repetitions after {facts['warmup']} to warm up, " + (
         "in turn, " if several else ""
     )
@@ -260,7 +260,7 @@ def _keys(sides: Sequence[Facts], only: int | None = None) -> str:
     if len(sides) < 2:
         return ""
     keys = (
-        f'<span class="key s{number}"></span>{escape(name_of(side))}, {escape(side["engine"])}'
+        f'<span class="key s{number}"></span>{escape(name_of(side))}, {escape(backend(side))}'
         for number, side in enumerate(sides)
         if only in (None, number)
     )

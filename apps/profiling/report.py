@@ -15,9 +15,10 @@ from edge.apps.profiling.power import PERIOD, why_none
 from edge.apps.profiling.roofline import bound_s, work
 from edge.apps.profiling.run import OTHER, THIS, Result, Side
 from edge.apps.profiling.statistics import Spread, ratio
+from edge.runtime import ort_providers
 from edge.runtime.model import resolve
 
-PACKAGES = ("mamba-edge", "onnxruntime", "numpy")
+PACKAGES = ("mamba-edge", "numpy")
 Facts = dict[str, Any]
 _COMPARED: dict[str, Callable[[Sample], float | None]] = {
     "ttft": lambda sample: sample.ttft,
@@ -54,6 +55,7 @@ def lines(result: Result) -> Iterator[Facts]:
                 yield {
                     "bundle": side.facts["bundle"],
                     "engine": side.facts["engine"],
+                    "provider": side.facts["provider"],
                     "threads": side.facts["threads"],
                     "prompt_tokens": len(prompt),
                     "generated_tokens": result.plan.generated,
@@ -157,7 +159,7 @@ def _breakdown(result: Result, side: Side, absent: dict[str, str]) -> Facts:
         absent["breakdown"] = (
             "not asked for (--no-breakdown)"
             if not result.request.explain
-            else f"engine {side.facts['engine']} has no profiler here"
+            else f"engine {backend(side.facts)} has no profiler here"
         )
     for name, cost in side.costs.items():
         if not cost.layers:
@@ -216,8 +218,13 @@ def _settings(result: Result) -> Facts:
         "warmup": plan.warmup,
         "temperature": result.request.temperature,
         "inside": INSIDE,
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: _version(name) for name in (*PACKAGES, *_builds())},
     }
+
+
+def _builds() -> list[str]:
+    """The packages that ONNX Runtime is from."""
+    return ort_providers.packages() or ["onnxruntime"]
 
 
 def _version(package: str) -> str | None:
@@ -280,6 +287,11 @@ def _warnings(result: Result) -> Iterator[str]:
         yield f"the machine was throttled: {', '.join(limited)}"
     if result.gpu and (reasons := result.gpu.facts()["throttled"]):
         yield f"the GPU was throttled: {', '.join(reasons)}"
+
+
+def backend(side: Mapping[str, Any]) -> str:
+    """What ran it: the engine, and the provider of one that has providers."""
+    return " ".join(part for part in (side["engine"], side["provider"]) if part)
 
 
 def side_by_side(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -31,7 +31,8 @@ from edge.apps.profiling.subject import Subject, longest_context
 from edge.apps.profiling.trace import Cost
 from edge.cpu import usable_cores
 from edge.errors import InputError
-from edge.runtime.engine import choose_engine
+from edge.runtime import ort_providers
+from edge.runtime.engine import check_provider, choose_engine
 from edge.runtime.sampling import SamplingParams
 
 ENGINES = ("ort", "cuda", "tensorrt")
@@ -48,6 +49,7 @@ class Request:
     bundle: str
     against: str | None = None
     engine: str = "auto"
+    provider: str | None = None
     threads: int | None = None
     spin: bool = False
     prompts: tuple[int, ...] | None = None
@@ -69,6 +71,18 @@ class Request:
         else:
             other = (self.against, self.engine)
         return {THIS: (self.bundle, self.engine), OTHER: other}
+
+    def provider_on(self, engine: str) -> str | None:
+        """The provider asked for, where `engine`, one side's, has providers."""
+        return self.provider if choose_engine(engine) == "ort" else None
+
+    def check(self) -> None:
+        """Refuse what can be refused before anything is loaded. Raises EngineError."""
+        engines = [engine for _, engine in self.sides.values()]
+        for engine in engines:
+            check_provider(engine, self.provider_on(engine))
+        if not any(choose_engine(engine) == "ort" for engine in engines):
+            check_provider(self.engine, self.provider)
 
 
 @dataclass
@@ -107,8 +121,7 @@ class Result:
 
 def profile(request: Request, say: Say = lambda text: None) -> Result:
     """Measure. Raises InputError: lengths a model cannot take; what loading a bundle raises."""
-    for _, engine in request.sides.values():
-        choose_engine(engine)  # before anything is loaded
+    request.check()
     plan, notes = make_plan(request)
     longest = max((*plan.prompts, plan.context), key=len)
     sides: dict[str, Side] = {}
@@ -206,7 +219,12 @@ def _load(
 ) -> Side:
     sampling = SamplingParams(temperature=request.temperature, seed=0)
     subject = Subject(
-        bundle, engine=engine, threads=request.threads, spin=request.spin, sampling=sampling
+        bundle,
+        engine=engine,
+        threads=request.threads,
+        spin=request.spin,
+        provider=request.provider_on(engine),
+        sampling=sampling,
     )
     deepest = max((len(prompt) + plan.generated for prompt in plan.prompts), default=0)
     subject.prepare(max(deepest, len(plan.context) + STEPS + 1), longest)
@@ -223,7 +241,7 @@ def _drafting(
     if request.draft is None or side.subject is None:
         return None
     drafter = draft_options.drafter(
-        request.draft.draft, request.engine, request.threads, request.spin
+        request.draft.draft, request.engine, request.threads, request.spin, request.provider
     )
     if drafter is None:
         return None
@@ -238,7 +256,7 @@ def _drafting(
 def _sources(sides: Mapping[str, Side], gpu: Gpu | None) -> list[Source]:
     """What knows of watts here. A GPU only counts when something runs on it."""
     found: list[Source | None] = [Rails.find(), Rapl.find()]
-    if any(side.facts["engine"] != "ort" for side in sides.values()):
+    if any(side.facts["provider"] != ort_providers.CPU for side in sides.values()):
         found.append(gpu)
     return [source for source in found if source is not None]
 
@@ -248,7 +266,8 @@ def _explain(request: Request, sides: Mapping[str, Side], say: Say) -> None:
 
     for name, (bundle, _) in request.sides.items():
         side = sides[name]
-        if side.facts["engine"] == "ort":
+        # of a GPU's kernels ONNX Runtime's profiler would time the launches
+        if side.facts["provider"] == ort_providers.CPU:
             say(f"profiling {bundle}")
             kinds = {"decode": DECODE, "prefill": PREFILL}
             side.costs = breakdown(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge.config import ModelConfig
 from edge.errors import EngineError
-from edge.runtime.engine import DEFAULT_WINDOW, Engine, GreedyEngine, Rows
+from edge.runtime.engine import DEFAULT_WINDOW, Engine, GreedyEngine, Rows, provider_of
 from edge.runtime.model import Model
 from edge.runtime.state import State
 
@@ -44,6 +44,10 @@ class TimedEngine(GreedyEngine):
     @property
     def name(self) -> str:
         return self._engine.name
+
+    @property
+    def provider(self) -> str | None:
+        return provider_of(self._engine)
 
     @property
     def config(self) -> ModelConfig:

@@ -8,6 +8,7 @@ from typing import Any
 
 from edge.apps.profiling import memory
 from edge.runtime.context import Context, ContextMark, Logits
+from edge.runtime.engine import provider_of
 from edge.runtime.model import Model, load, resolve
 from edge.runtime.sampling import Sampler, SamplingParams
 from edge.tensors import parameters
@@ -27,11 +28,14 @@ class Subject:
         engine: str = "auto",
         threads: int | None = None,
         spin: bool = False,
+        provider: str | None = None,
         sampling: SamplingParams | None = None,
     ) -> None:
         """Load it. Raises BundleError, EngineError, TokenizerError."""
         self.memory = memory.Usage()
-        self.model: Model = load(bundle, engine=engine, threads=threads, spin=spin)
+        self.model: Model = load(
+            bundle, engine=engine, threads=threads, spin=spin, provider=provider
+        )
         self.memory.loaded()
         self.threads = getattr(self.model.engine, "threads", threads)
         self.spin = spin
@@ -85,6 +89,7 @@ class Subject:
             "parameters": parameters(model.config),
             "weight_bytes": weights.size if weights else 0,
             "engine": model.engine.name,
+            "provider": provider_of(model.engine),
             "threads": self.threads,
             "spin": self.spin,
             "chunk": model.engine.chunk,

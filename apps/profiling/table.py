@@ -13,7 +13,7 @@ from rich.table import Table
 from edge.apps.profiling import draft_report
 from edge.apps.profiling.breakdown import ranked
 from edge.apps.profiling.definitions import inside
-from edge.apps.profiling.report import side_by_side
+from edge.apps.profiling.report import backend, side_by_side
 from edge.apps.units import megabytes
 
 Facts = Mapping[str, Any]
@@ -69,7 +69,7 @@ def _speeds(sides: Iterable[Facts]) -> Table:
     for side in sides:
         fixed = (
             name_of(side), megabytes(side["weight_bytes"]), f"{side['parameters'] / 1e6:.2f} M",
-            side["engine"] + (" spin" if side["spin"] else ""), str(side["threads"]),
+            backend(side) + (" spin" if side["spin"] else ""), str(side["threads"]),
         )  # fmt: skip
         for test in side["tests"]:
             prompt, count = test["prompt_tokens"], test["generated_tokens"]

@@ -22,6 +22,7 @@ from edge.apps.server.settings import Settings
 from edge.apps.server.slot import Slot
 from edge.apps.server.worker import Worker
 from edge.errors import InputError
+from edge.runtime.engine import title
 from edge.runtime.model import Model
 
 Say = Callable[[dict[str, Any]], None]
@@ -150,7 +151,9 @@ class _Serving:
         if self.worker.problem is not None:
             self._server.should_exit = True
         elif self._code is None:
-            self._tell({"event": "ready", "load_s": round(time.monotonic() - self._began, 3)})
+            took, model = round(time.monotonic() - self._began, 3), self.worker.model
+            assert model is not None
+            self._tell({"event": "ready", "load_s": took, "engine": title(model.engine)})
 
     def _tell(self, fact: dict[str, Any]) -> None:
         """Say it, if anybody is left to hear it: a terminal or a pipe may have been closed."""

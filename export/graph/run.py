@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 
 from edge import cpu
 from edge.config import Mamba1Config, Mamba2Config, ModelConfig
 from edge.errors import ExportError
 from edge.export.graph.model import GRAPH_FILE
+from edge.onnx_runtime import onnxruntime as ort
 from edge.plugins.reference.graph import ReferenceGraph
 
 F32 = NDArray[np.float32]

@@ -19,7 +19,8 @@ from edge.runtime.cuda import install
 from edge.runtime.tensorrt import library
 
 PACKAGES = (
-    "numpy", "onnxruntime", "cuda-core", "cuda-bindings", "tokenizers", "triton", "torch",
+    "numpy", "onnxruntime", "onnxruntime-gpu", "cuda-core", "cuda-bindings", "tokenizers", "triton",
+    "torch",
 )  # fmt: skip
 _ASK = """
 from edge.errors import EdgeError

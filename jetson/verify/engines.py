@@ -51,7 +51,8 @@ def agree(bundle: str, engine: str, other: str) -> dict[str, Any]:
 
 def _said(bundle: str, engine: str) -> tuple[NDArray[np.float32], list[str]]:
     """Logits [T, V] of a prompt, a run that is taken back, and steps; answers."""
-    with load(bundle, engine=engine) as model:
+    # the judge is the CPU, whatever EDGE_ORT_PROVIDERS says
+    with load(bundle, engine=engine, provider="cpu" if engine == "ort" else None) as model:
         return _logits(model), [_answer(model, question) for question in QUESTIONS]
 
 

@@ -1,0 +1,23 @@
+"""The module `onnxruntime`, or an error that says how to get it.
+
+ONNX Runtime's builds, for CPUs and for GPUs, are packages of several names with one module, and pip
+puts one over another. So edge requires none of them; extras do, and who installs chooses.
+"""
+
+from __future__ import annotations
+
+from edge.errors import EngineError
+
+REMEDY = (
+    'pip install "mamba-edge[ort]" for a CPU, or "mamba-edge[ort-gpu]" for an NVIDIA GPU, '
+    "not both; in a checkout make chat, on a Jetson jetson/install.sh"
+)
+
+try:
+    import onnxruntime as onnxruntime  # type: ignore[import-untyped, unused-ignore]
+except ImportError as problem:
+    absent = isinstance(problem, ModuleNotFoundError) and problem.name == "onnxruntime"
+    raise EngineError(
+        "ONNX Runtime is not installed" if absent else f"onnxruntime does not load: {problem}",
+        remedy=REMEDY,
+    ) from problem

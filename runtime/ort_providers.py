@@ -1,0 +1,158 @@
+"""Which execution provider ONNX Runtime runs a graph on: chosen, started, and held to its word.
+
+ONNX Runtime takes a list of providers and goes on without those that it cannot start, with a line
+in its log at most. Here a provider that was asked for runs, or there is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from importlib.metadata import packages_distributions
+from typing import TYPE_CHECKING, Any
+
+from edge.errors import EngineError
+
+if TYPE_CHECKING:
+    import onnxruntime  # type: ignore[import-untyped, unused-ignore]
+
+CPU = "cpu"
+# by our names
+PROVIDERS: Mapping[str, str] = {
+    CPU: "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+VARIABLE = "EDGE_ORT_PROVIDERS"
+# products in fp32 are to be products in fp32: the CUDA provider's default is TF32, of 10 bits
+_OPTIONS: Mapping[str, Mapping[str, str]] = {"cuda": {"use_tf32": "0"}}
+_NAMES = "cpu, cuda or tensorrt"
+HELP = f"ONNX Runtime's, with --engine ort: {_NAMES}; else what {VARIABLE} lists."
+
+# makes a session that has these providers, in this order, and no others
+Providers = Sequence[tuple[str, dict[str, str]]]
+Make = Callable[[Providers], "onnxruntime.InferenceSession"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was asked for.
+
+    Attributes:
+        names: by our names, to be tried in turn.
+        field: where it was said, for errors.
+    """
+
+    names: tuple[str, ...]
+    field: str
+
+
+def choose(provider: str | None = None) -> Choice:
+    """The provider that is named, else those EDGE_ORT_PROVIDERS lists, else the CPU's.
+
+    Raises EngineError: a name that there is not.
+    """
+    if provider is not None:
+        return Choice((_known(provider, "provider"),), "provider")
+    listed = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))
+    names = tuple(dict.fromkeys(_known(name, VARIABLE) for name in listed if name))
+    return Choice(names or (CPU,), VARIABLE)
+
+
+def _known(name: str, field: str) -> str:
+    if name not in PROVIDERS:
+        raise EngineError(f"there is no provider {name!r:.60}", field=field, remedy=_NAMES)
+    return name
+
+
+def available() -> tuple[str, ...]:
+    """What the installed ONNX Runtime was built with, by its own names. Raises EngineError: it is
+    not installed.
+    """
+    from edge.onnx_runtime import onnxruntime
+
+    return tuple(onnxruntime.get_available_providers())
+
+
+def packages() -> list[str]:
+    """The installed packages that bring the module. More than one: they overwrote each other."""
+    return sorted(set(packages_distributions().get("onnxruntime", ())))
+
+
+def start(choice: Choice, make: Make) -> tuple[onnxruntime.InferenceSession, str]:
+    """A session on the first provider of the choice that runs here, and that provider's name.
+
+    The CPU's comes behind each, for nodes that it has no kernels for. Raises EngineError: none of
+    them runs. What `make` raises for the CPU is the graph's own fault and goes through.
+    """
+    problems = []
+    for name in choice.names:
+        try:
+            return _started(name, make), name
+        except EngineError as problem:
+            problems.append(problem)
+    if len(problems) == 1:
+        raise problems[0]
+    raise EngineError(
+        "; ".join(f"{problem.field}: {problem.message}" for problem in problems),
+        field=choice.field,
+        remedy="end the list with cpu, or: " + str(problems[0].remedy),
+    )
+
+
+def _started(name: str, make: Make) -> onnxruntime.InferenceSession:
+    if name == CPU:
+        return make([(PROVIDERS[CPU], {})])
+    _load_libraries()
+    built = available()
+    if PROVIDERS[name] not in built:
+        raise EngineError(
+            f"the installed ONNX Runtime is built without {PROVIDERS[name]}: it has "
+            + ", ".join(built),
+            field=f"provider {name}",
+            remedy=_remedy_without(),
+        )
+    # what TensorRT does not take, CUDA may
+    behind = [each for each in ("tensorrt", "cuda") if PROVIDERS[each] in built]
+    names = [*behind[behind.index(name) :], CPU]
+    try:
+        session = make([(PROVIDERS[each], dict(_OPTIONS.get(each, {}))) for each in names])
+    except Exception as problem:
+        raise _not_started(name, f": {str(problem).strip()}") from problem
+    if PROVIDERS[name] not in session.get_providers():
+        raise _not_started(name, ", and would run on " + ", ".join(session.get_providers()))
+    return session
+
+
+def _not_started(name: str, why: str) -> EngineError:
+    needed = "CUDA and cuDNN" if name == "cuda" else "CUDA, cuDNN and TensorRT"
+    return EngineError(
+        f"ONNX Runtime cannot start {PROVIDERS[name]}{why}",
+        field=f"provider {name}",
+        remedy=f"it needs an NVIDIA driver and the {needed} that its build is for, where libraries "
+        "are looked for: ONNX Runtime's own lines on standard error name what is missing; "
+        'pip install "mamba-edge[ort-gpu]" brings CUDA and cuDNN',
+    )
+
+
+def _remedy_without() -> str:
+    """What to install; a CPU build has to go first, or it stays in the GPU build's place."""
+    remove = f"pip uninstall -y {' '.join(packages()) or 'onnxruntime'}, then "
+    return (
+        f'{remove}pip install "mamba-edge[ort-gpu]"; on a Jetson a wheel for its JetPack '
+        "(docs/onnx-runtime.md)"
+    )
+
+
+def _load_libraries() -> None:
+    """Load CUDA and cuDNN from pip's packages, where the dynamic linker does not look."""
+    from edge.onnx_runtime import onnxruntime
+
+    load: Any = getattr(onnxruntime, "preload_dlls", None)
+    if load is not None:
+        # it tells what it did not find on standard output, which is the answer's
+        with redirect_stdout(sys.stderr):
+            load()

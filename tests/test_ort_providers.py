@@ -1,0 +1,439 @@
+"""ONNX Runtime's providers: which one is chosen, what is refused, and what says which one ran.
+
+Another provider than the CPU's is played by a session that runs on the CPU and says otherwise.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import edge
+from edge.apps import doctor_ort
+from edge.apps.doctor_checks import judged
+from edge.apps.profiling import report, table
+from edge.apps.profiling.run import Request, profile
+from edge.apps.profiling.stopwatch import timed
+from edge.errors import EngineError
+from edge.onnx_runtime import onnxruntime
+from edge.runtime import ort_providers
+from edge.runtime.cuda import install
+from edge.runtime.engine import check_provider, provider_of, title
+from edge.runtime.ort_providers import PROVIDERS, VARIABLE, Choice, choose
+
+CPU, CUDA, TENSORRT = PROVIDERS["cpu"], PROVIDERS["cuda"], PROVIDERS["tensorrt"]
+
+
+@dataclass
+class StandIn:
+    """ONNX Runtime as it may be installed.
+
+    Attributes:
+        built: the providers of its build.
+        starts: those whose libraries are there; others are dropped, as ONNX Runtime drops CUDA's.
+        raises: those for which a session raises, as it does without TensorRT's libraries.
+        asked: for each session, the providers with their options.
+    """
+
+    built: Sequence[str] = (TENSORRT, CUDA, CPU)
+    starts: Sequence[str] = (TENSORRT, CUDA, CPU)
+    raises: Sequence[str] = ()
+    asked: list[dict[str, dict[str, str]]] = field(default_factory=list)
+
+
+@pytest.fixture
+def ort(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    this, real = StandIn(), onnxruntime.InferenceSession
+
+    class Session(real):  # type: ignore[misc, valid-type]
+        def __init__(
+            self, graph: bytes, options: Any, providers: Any, enable_fallback: int
+        ) -> None:
+            # its own falling back prints on standard output
+            assert enable_fallback == 0
+            this.asked.append(dict(providers))
+            if wrong := [name for name in this.asked[-1] if name in this.raises]:
+                raise RuntimeError(f"the libraries of {wrong[0]} are not there\n")
+            super().__init__(graph, options, providers=[CPU], enable_fallback=0)
+
+        def get_providers(self) -> list[str]:
+            return [name for name in this.asked[-1] if name in this.starts]
+
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: list(this.built))
+    return this
+
+
+def logits(model: Any) -> np.ndarray:
+    state = model.engine.new_state(window=4, capacity=16)
+    out: np.ndarray = model.engine.run(np.array([[1, 2, 3]]), state, rows="all").copy()
+    return out
+
+
+# -- choosing -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "listed", "names"),
+    [
+        (None, None, ("cpu",)),
+        (None, "", ("cpu",)),
+        (None, "tensorrt, cuda,cpu,,cuda", ("tensorrt", "cuda", "cpu")),
+        ("cuda", "tensorrt", ("cuda",)),
+        ("cpu", "nonsense", ("cpu",)),
+    ],
+)
+def test_the_option_wins_over_the_environment_over_the_cpu(
+    option: str | None, listed: str | None, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if listed is not None:
+        monkeypatch.setenv(VARIABLE, listed)
+    assert choose(option).names == names
+
+
+def test_a_name_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EngineError, match="provider: there is no provider 'CUDA'") as caught:
+        edge.load("no-such-bundle", provider="CUDA")
+    assert caught.value.remedy == "cpu, cuda or tensorrt"
+    monkeypatch.setenv(VARIABLE, "cuda,gpu")
+    with pytest.raises(EngineError, match=f"{VARIABLE}: there is no provider 'gpu'"):
+        edge.load("no-such-bundle")
+
+
+@pytest.mark.parametrize("engine", ["cuda", "tensorrt"])
+def test_other_engines_have_no_providers(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EngineError, match=f"provider: engine {engine} has no providers"):
+        edge.load("no-such-bundle", engine=engine, provider="cuda")
+    # what is in the environment is not meant for them
+    monkeypatch.setenv(VARIABLE, "gpu")
+    check_provider(engine, None)
+    with pytest.raises(EngineError, match="there is no provider 'gpu'"):
+        check_provider("ort", None)
+
+
+def test_the_cpu_is_the_default_and_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    plain, named = edge.load("demo-draft"), edge.load("demo-draft", engine="ort", provider="cpu")
+    assert provider_of(plain.engine) == provider_of(named.engine) == "cpu"
+    assert plain.engine._session.get_providers() == [CPU]  # type: ignore[attr-defined]
+    assert np.array_equal(logits(plain), logits(named))
+
+
+@pytest.mark.parametrize(
+    ("built", "provider", "asked"),
+    [
+        ((TENSORRT, CUDA, CPU), "cuda", [CUDA, CPU]),
+        ((TENSORRT, CUDA, CPU), "tensorrt", [TENSORRT, CUDA, CPU]),
+        ((TENSORRT, CPU), "tensorrt", [TENSORRT, CPU]),
+        ((TENSORRT, CUDA, CPU), "cpu", [CPU]),
+    ],
+)
+def test_what_stands_behind_a_provider(
+    ort: StandIn, built: Sequence[str], provider: str, asked: list[str]
+) -> None:
+    ort.built = built
+    model = edge.load("demo-draft", provider=provider)
+    assert [list(each) for each in ort.asked] == [asked]
+    # TF32 would be another model than the one that was exported and checked
+    assert ort.asked[0].get(CUDA, {"use_tf32": "0"}) == {"use_tf32": "0"}
+    assert provider_of(model.engine) == provider
+    assert title(model.engine) == ("ort" if provider == "cpu" else f"ort ({provider})")
+    assert provider_of(timed(model)[1]) == provider
+    assert np.array_equal(logits(model), logits(edge.load("demo-draft", provider="cpu")))
+
+
+# -- refusing, and going on -----------------------------------------------------------------------
+
+
+def test_a_provider_that_the_build_lacks_is_refused(
+    ort: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ort.built = ("AzureExecutionProvider", CPU)
+    monkeypatch.setattr(ort_providers, "packages", lambda: ["onnxruntime"])
+    with pytest.raises(EngineError) as caught:
+        edge.load("demo-draft", provider="cuda")
+    said, remedy = str(caught.value), caught.value.remedy or ""
+    assert f"built without {CUDA}: it has AzureExecutionProvider, {CPU}" in said
+    # the CPU's package has to go, or it stays in the other's place
+    assert remedy.index("pip uninstall -y onnxruntime,") < remedy.index('"mamba-edge[ort-gpu]"')
+    assert ort.asked == []
+
+
+@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
+def test_a_provider_that_does_not_start_is_refused(ort: StandIn, provider: str) -> None:
+    ort.starts = (CPU,)
+    name = PROVIDERS[provider]
+    with pytest.raises(
+        EngineError, match=f"cannot start {name}, and would run on {CPU} "
+    ) as caught:
+        edge.load("demo-draft", provider=provider)
+    assert caught.value.field == f"provider {provider}"
+    assert ("TensorRT" in (caught.value.remedy or "")) == (provider == "tensorrt")
+    ort.raises = (name,)
+    with pytest.raises(
+        EngineError, match=f"cannot start {name}: the libraries of {name} are not t"
+    ):
+        edge.load("demo-draft", provider=provider)
+
+
+def test_tensorrt_that_would_run_on_cuda_is_not_tensorrt(ort: StandIn) -> None:
+    ort.starts = (CUDA, CPU)
+    with pytest.raises(EngineError, match=f"would run on {CUDA}, {CPU}"):
+        edge.load("demo-draft", provider="tensorrt")
+
+
+@pytest.mark.parametrize(
+    ("built", "starts", "raises", "ran"),
+    [
+        ((TENSORRT, CUDA, CPU), (TENSORRT, CUDA, CPU), (), "tensorrt"),
+        ((TENSORRT, CUDA, CPU), (CUDA, CPU), (TENSORRT,), "cuda"),
+        ((CUDA, CPU), (CUDA, CPU), (), "cuda"),
+        ((TENSORRT, CUDA, CPU), (CPU,), (TENSORRT,), "cpu"),
+        ((CPU,), (CPU,), (), "cpu"),
+    ],
+)
+def test_a_list_in_the_environment_goes_on_to_the_next(
+    ort: StandIn,
+    built: Sequence[str],
+    starts: Sequence[str],
+    raises: Sequence[str],
+    ran: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(VARIABLE, "tensorrt,cuda,cpu")
+    ort.built, ort.starts, ort.raises = built, starts, raises
+    model = edge.load("demo-draft")
+    assert provider_of(model.engine) == ran
+    assert np.isfinite(logits(model)).all()
+
+
+def test_a_list_that_ends_says_why_each_did_not_start(
+    ort: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "tensorrt,cuda")
+    ort.built, ort.starts = (CUDA, CPU), (CPU,)
+    with pytest.raises(EngineError) as caught:
+        edge.load("demo-draft")
+    assert caught.value.field == VARIABLE
+    assert f"provider tensorrt: the installed ONNX Runtime is built without {TENSORRT}" in str(
+        caught.value
+    )
+    assert f"provider cuda: ONNX Runtime cannot start {CUDA}" in str(caught.value)
+    assert (caught.value.remedy or "").startswith("end the list with cpu, or: ")
+
+
+def test_a_graph_that_does_not_load_is_no_providers_fault() -> None:
+    def make(_: ort_providers.Providers) -> Any:
+        raise RuntimeError("the graph is damaged")
+
+    with pytest.raises(RuntimeError, match="the graph is damaged"):
+        ort_providers.start(Choice(("cpu",), "provider"), make)
+
+
+def test_standard_output_stays_the_answers(
+    ort: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[str] = []
+
+    def preload_dlls() -> None:
+        calls.append("loaded")
+        print("Failed to load libcublas.so")
+
+    monkeypatch.setattr(onnxruntime, "preload_dlls", preload_dlls, raising=False)
+    edge.load("demo-draft", provider="cpu")
+    assert calls == []
+    edge.load("demo-draft", provider="cuda")
+    out, err = capsys.readouterr()
+    assert (calls, out, err) == (["loaded"], "", "Failed to load libcublas.so\n")
+
+
+# -- the programs ---------------------------------------------------------------------------------
+
+WITHOUT_CUDA = """
+import sys
+from edge.onnx_runtime import onnxruntime
+onnxruntime.get_available_providers = lambda: ["CPUExecutionProvider"]
+from edge.apps import chat, cli
+sys.argv[0] = "edge"
+(chat if sys.argv[1] == "demo-draft" else cli).main()
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("demo-draft", "-p", "hello"),
+        ("profile", "demo-draft", "-p", "4", "-n", "2", "-r", "1", "--context", "0"),
+        ("eval", "demo-draft", __file__),
+        ("serve", "demo-draft", "--port", "0"),
+    ],
+    ids=["edge-chat", "edge profile", "edge eval", "edge serve"],
+)
+def test_every_program_hands_the_option_on(arguments: Sequence[str]) -> None:
+    command = [sys.executable, "-c", WITHOUT_CUDA, *arguments, "--provider", "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert f"provider cuda: the installed ONNX Runtime is built without {CUDA}" in done.stderr
+
+
+def test_serve_says_what_a_list_came_to() -> None:
+    command = [sys.executable, "-c", WITHOUT_CUDA, "serve", "demo-draft", "--port", "0", "--json"]
+    environment = os.environ | {VARIABLE: "cuda,cpu"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        try:
+            listening, ready = json.loads(server.stdout.readline()), server.stdout.readline()
+        finally:
+            server.terminate()
+    assert listening["event"] == "listening"
+    assert json.loads(ready)["engine"] == "ort"
+
+
+def test_drafters_run_on_the_targets_provider(ort: StandIn) -> None:
+    from edge.apps import draft_options
+
+    drafter = draft_options.drafter("demo-draft", "ort", 1, False, "cuda")
+    assert isinstance(drafter, edge.Model) and provider_of(drafter.engine) == "cuda"
+
+
+def test_profile_says_what_ran(ort: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_providers, "packages", lambda: ["onnxruntime-gpu"])
+    monkeypatch.setattr(report, "_version", lambda package: "1.31.1")
+    request = Request(
+        "demo-draft", provider="cuda", threads=1, prompts=(4,), generated=3, repetitions=1,
+        warmup=0, contexts=(),
+    )  # fmt: skip
+    facts = report.to_dict(result := profile(request))
+    assert (facts["engine"], facts["provider"]) == ("ort", "cuda")
+    assert (
+        facts["versions"]["onnxruntime-gpu"] == "1.31.1" and "onnxruntime" not in facts["versions"]
+    )
+    assert [line["provider"] for line in report.lines(result)] == ["cuda"]
+    # ONNX Runtime's profiler would time the launches of a GPU's kernels
+    assert facts["breakdown"] == {}
+    assert facts["absent"]["breakdown"] == "engine ort cuda has no profiler here"
+    table.show(facts, Console(file=(shown := io.StringIO()), width=160))
+    assert "| ort cuda |" in shown.getvalue()
+
+
+def test_profile_gives_the_provider_to_the_side_that_has_providers() -> None:
+    request = Request("a", engine="ort", provider="cuda", against="cuda")
+    assert [request.provider_on(engine) for _, engine in request.sides.values()] == ["cuda", None]
+    request.check()
+    with pytest.raises(EngineError, match="engine cuda has no providers"):
+        Request("a", engine="cuda", provider="cpu", against="tensorrt").check()
+
+
+# -- doctor ---------------------------------------------------------------------------------------
+
+
+def test_doctor_tells_the_providers_of_the_build(ort: StandIn) -> None:
+    found = judged("onnxruntime", doctor_ort.onnx_runtime, "demo-draft")
+    assert found.status == "ok"
+    assert f", {TENSORRT}, {CUDA}, {CPU}: a step of demo-draft, 4096 logits" in found.detail
+
+
+def test_doctor_finds_builds_that_overwrote_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_providers, "packages", lambda: ["onnxruntime", "onnxruntime-gpu"])
+    found = judged("onnxruntime", doctor_ort.onnx_runtime, "demo-draft")
+    assert found.status == "broken"
+    assert found.detail.endswith("onnxruntime and onnxruntime-gpu overwrote each other")
+    assert (found.remedy or "").startswith("pip uninstall -y onnxruntime onnxruntime-gpu, ")
+
+
+def test_doctor_tries_each_provider(ort: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "driver_version", lambda: 13000)
+    found = judged("ort cuda", doctor_ort.on_cuda, "demo-draft")
+    assert (found.status, found.remedy) == ("ok", None)
+    assert found.detail.startswith("a step of demo-draft, at most 0.0e+00 of the largest logit")
+    ort.raises = (TENSORRT,)
+    found = judged("ort tensorrt", doctor_ort.on_tensorrt, "demo-draft")
+    assert found.status == "broken" and f"cannot start {TENSORRT}" in found.detail
+    monkeypatch.setattr(install, "driver_version", lambda: None)
+    found = judged("ort tensorrt", doctor_ort.on_tensorrt, "demo-draft")
+    assert (found.status, found.detail) == ("absent", "no NVIDIA driver")
+    ort.built = (CPU,)
+    found = judged("ort cuda", doctor_ort.on_cuda, "demo-draft")
+    assert (found.status, found.remedy) == ("absent", None) and "built without it" in found.detail
+
+
+# -- no ONNX Runtime ------------------------------------------------------------------------------
+
+
+def without(code: str, path: Path | None = None) -> str:
+    """What a program prints where the module is missing, or where `path` comes first."""
+    hide = "sys.modules['onnxruntime'] = None" if path is None else f"sys.path.insert(0, '{path}')"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{hide}\n{code}"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+LOAD = """
+import edge
+try:
+    edge.load("demo-draft")
+except edge.EngineError as problem:
+    print(problem)
+"""
+
+
+def test_its_absence_is_an_error_that_says_what_to_install() -> None:
+    said = without(LOAD)
+    assert said.startswith("ONNX Runtime is not installed (")
+    for part in ('pip install "mamba-edge[ort]"', "[ort-gpu]", "make chat", "jetson/install.sh"):
+        assert part in said
+
+
+def test_one_that_does_not_load_says_why(tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('libcudart.so.12 is not there')")
+    assert "onnxruntime does not load: libcudart.so.12 is not there" in without(LOAD, tmp_path)
+    (tmp_path / "onnxruntime.py").write_text("import nothing_of_this_name")
+    assert "onnxruntime does not load: No module named 'nothing_of" in without(LOAD, tmp_path)
+
+
+DOCTOR = """
+from edge.apps import doctor_checks
+for name in ("onnxruntime", "ort cuda"):
+    found = doctor_checks.judged(name, doctor_checks.APART[name], "demo-draft")
+    print(found.status, found.detail, found.remedy)
+"""
+
+
+def test_doctor_finds_it_absent() -> None:
+    first, second = without(DOCTOR).splitlines()
+    assert first.startswith("absent ONNX Runtime is not installed pip install")
+    assert second == "absent ONNX Runtime is not installed None"
+
+
+def test_other_engines_do_without_it() -> None:
+    without("import edge.runtime.cuda.opening, edge.runtime.tensorrt.opening")
+    without("import edge.apps.profiling.run, edge.apps.profiling.table, edge.apps.profiling.page")
+    info = "from edge.apps.cli import main\nsys.argv = ['edge', 'info', 'demo-draft']\n"
+    assert "mamba" in without(
+        f"{info}try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
+    )
+
+
+def test_export_says_what_it_lacks() -> None:
+    said = without(
+        "from edge.errors import EngineError\n"
+        "try:\n    import edge.export.exporter\n"
+        "except EngineError as problem:\n    print(problem)"
+    )
+    assert said.startswith("ONNX Runtime is not installed (")
