@@ -4,6 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# which extra brings ONNX Runtime: ort, for a CPU. None where a build of another name is installed, a
+# GPU's, for pip would put this one over it. make chat ORT=ort-gpu asks for PyPI's build for GPUs
+OTHERS = from importlib.metadata import packages_distributions as p; \
+	print(*{*p().get("onnxruntime", ())} - {"onnxruntime"})
+ORT = $$(test -n "$$($(BIN)/python -c '$(OTHERS)')" || echo ort)
+
 .PHONY: chat test jetpack6 aarch64 lint types layers bench bench-drafts plugins plugins-aarch64 clean
 
 chat: $(VENV)/.runtime
@@ -63,12 +69,12 @@ $(VENV)/bin/python:
 
 $(VENV)/.runtime: $(VENV)/bin/python pyproject.toml
 	@echo "installing the runtime (about a minute)"
-	@$(PIP) -e .
+	@ort=$(ORT); $(PIP) -e ".$${ort:+[$$ort]}"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing what the exporter and the tests need (a few minutes)"
-	@$(PIP) -c constraints.txt -e ".[dev]"
+	@ort=$(ORT); $(PIP) -c constraints.txt -e ".[dev$${ort:+,$$ort}]"
 	@touch $@ $(VENV)/.runtime
 
 # tests/test_oldest_runtime.py puts this folder before the newest version

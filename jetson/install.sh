@@ -8,6 +8,9 @@
 # --wheel FILE   install this wheel of mamba-edge instead of the checkout
 # --no-plugins   do not build the TensorRT plugin library (then there is no tensorrt engine)
 #
+# ONNX Runtime is PyPI's for CPUs. A build for GPUs that is installed already, into the virtual environment
+# or the system, stays (docs/onnx-runtime.md).
+#
 # Running it again brings an installation up to date. What only root may do is printed, not done.
 # EDGE_JETSON_ROOT is looked under for the system's files instead of / (the tests set it).
 set -euo pipefail
@@ -68,7 +71,7 @@ detect_board() {
     || refuse "this machine is $machine, a Jetson is aarch64: use \`make chat\` here"
   [ -r "$root/etc/nv_tegra_release" ] || refuse \
     "this is no Jetson: there is no /etc/nv_tegra_release" \
-    "on other machines use: pip install \"mamba-edge[cuda]\", or \`make chat\`"
+    "on other machines use: pip install \"mamba-edge[cuda,ort]\", or \`make chat\`"
   model=$(tr -d '\0' <"$root/proc/device-tree/model" 2>/dev/null || true)
   case $model in
     *Orin*) board=$model ;;
@@ -165,13 +168,28 @@ make_environment() {
   run "$python" -m venv --system-site-packages "$venv"
 }
 
+# ONNX Runtime's builds for GPUs are packages of other names with the same module: pip would put the
+# CPU's over it
+ort_extra() {
+  local interpreter=$venv/bin/python others
+  [ -x "$interpreter" ] || interpreter=$python
+  others=$("$interpreter" -c 'from importlib.metadata import packages_distributions as p
+print(*{*p().get("onnxruntime", ())} - {"onnxruntime"})')
+  if [ -n "$others" ]; then
+    echo "note: $others is installed and stays" >&2
+  else
+    echo ,ort
+  fi
+}
+
 install_runtime() {
-  local what
+  local what extras
   local -a pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
   # setuptools would pack modules that an earlier build left in build/lib
   [ ! -d "$checkout/build/lib" ] || run rm -rf "$checkout/build/lib"
   what="file://$(realpath "${wheel:-$checkout}")"
-  run "${pip[@]}" --constraint "$here/constraints-jp$jetpack.txt" "mamba-edge[cuda,server] @ $what"
+  extras=cuda,server$(ort_extra)
+  run "${pip[@]}" --constraint "$here/constraints-jp$jetpack.txt" "mamba-edge[$extras] @ $what"
   # pip keeps what is installed where a wheel has the same version
   [ -z "$wheel" ] || run "${pip[@]}" --no-deps --force-reinstall "$wheel"
 }

@@ -75,7 +75,8 @@ grep -qs '^ID=debian' /etc/os-release || absent "only Debian's apt has arm64 bes
 interpreter=$(find "$root/usr/bin" -name 'python3.*[0-9]' -type f | head -n 1)
 version=${interpreter##*python}
 mapfile -t needs < <("$python" -c 'import tomllib
-print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")')
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+print(*project["dependencies"], *project["optional-dependencies"]["ort"], sep="\n")')
 
 here=$("$python" tests/oldest_runtime.py --answers)
 for jetpack in 6 7; do

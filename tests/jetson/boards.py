@@ -36,8 +36,12 @@ def root(folder: Path, l4t: str | None = "36.4.3", model: str | None = ORIN_NANO
     return made
 
 
-def programs(folder: Path, machine: str = "aarch64", python: str = "3.10") -> Path:
-    """A PATH's folder: the machine's usual tools, its `uname`, and its Python."""
+def programs(
+    folder: Path, machine: str = "aarch64", python: str = "3.10", others: str = ""
+) -> Path:
+    """A PATH's folder: the machine's usual tools, its `uname`, and its Python; `others`: builds of
+    ONNX Runtime that this Python sees, PyPI's for CPUs aside.
+    """
     made = folder / "bin"
     made.mkdir()
     for name in BUILDING:
@@ -47,8 +51,20 @@ def programs(folder: Path, machine: str = "aarch64", python: str = "3.10") -> Pa
         assert where is not None, name
         (made / name).symlink_to(where)
     _script(made / "uname", f"echo {machine}")
-    _script(made / f"python{python}", f'case "$*" in *version_info*) echo {python};; esac')
+    answer_python(made / f"python{python}", python, others)
     return made
+
+
+def answer_python(path: Path, version: str, others: str = "") -> None:
+    """A Python that answers what the installer asks, and does nothing else."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _script(
+        path,
+        f"""case "$*" in
+  *version_info*) echo {version} ;;
+  *packages_distributions*) echo {others} ;;
+esac""",
+    )
 
 
 def _script(path: Path, text: str) -> None:

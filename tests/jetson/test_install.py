@@ -53,6 +53,27 @@ def test_each_jetpack_gets_its_python_and_its_pins(
     assert ("36.4.7" in done.stdout) == ("note:" in done.stdout)
 
 
+def test_onnx_runtime_is_installed_where_no_other_build_is(tmp_path: Path) -> None:
+    where, venv = boards.root(tmp_path), tmp_path / "venv"
+    done = run(where, boards.programs(tmp_path), "--venv", str(venv))
+    assert "mamba-edge\\[cuda\\,server\\,ort\\]" in steps(done)[1]
+    assert "stays" not in done.stderr
+
+
+@pytest.mark.parametrize("place", ["system", "environment"])
+def test_another_build_of_onnx_runtime_stays(tmp_path: Path, place: str) -> None:
+    where, venv = boards.root(tmp_path), tmp_path / "venv"
+    other = "onnxruntime-gpu"
+    path = boards.programs(tmp_path, others=other if place == "system" else "")
+    if place == "environment":
+        boards.write(venv / "pyvenv.cfg", "include-system-site-packages = true\n")
+        boards.answer_python(venv / "bin/python", "3.10", other)
+    done = run(where, path, "--venv", str(venv))
+    (installed,) = [step for step in steps(done) if "pip install" in step]
+    assert "mamba-edge\\[cuda\\,server\\]" in installed
+    assert f"note: {other} is installed and stays" in done.stderr
+
+
 def test_a_wheel_takes_the_place_of_the_checkout(tmp_path: Path) -> None:
     wheel = tmp_path / "mamba_edge-0.1.0-py3-none-any.whl"
     wheel.touch()
