@@ -23,6 +23,9 @@ from edge.runtime.cuda.turns import Turns
 LIMIT_S = 120.0
 # `wait` asks without a pause for as long as a step takes, then every tenth of a millisecond
 _AWAKE_S, _PAUSE_S = 0.05, 1e-4
+# After a replay it sleeps first, until so long before the same graph was done last time: on an Orin
+# a step takes 40 ms, in which asking would keep a core and its watts.
+_MARGIN_S = 1.5e-3
 
 
 class CoreDevice:
@@ -60,6 +63,8 @@ class CoreDevice:
         self._turns = Turns(self._modules, self._faults, self._place)
         self._limit_s = limit_s
         self._graph: Recorded | None = None
+        # what was replayed last and when, until it is waited for
+        self._running: tuple[Recorded, float] | None = None
         # what copies under way use; the driver does not keep it alive
         self._under_way: dict[int, object] = {}
         with self._turns, self._faults.of("asking the GPU"):
@@ -247,6 +252,7 @@ class CoreDevice:
         self._not_recording("replay")
         with self._turns, self._faults.of("launching a graph"):
             graph.executable.launch(self._place.stream)
+        self._running = (graph, time.monotonic())
         self._keep(graph)
 
     def _not_recording(self, doing: str) -> None:
@@ -267,6 +273,9 @@ class CoreDevice:
         """Ask, so that an interrupt and the limit are noticed, which a blocking call ignores."""
         query, handle = self._modules.api.cuStreamQuery, self._place.handle
         not_ready = self._modules.api.CUresult.CUDA_ERROR_NOT_READY
+        running, self._running = self._running, None
+        if running is not None:
+            self._sleep(running[0].spent_s - (time.monotonic() - running[1]) - _MARGIN_S)
         began = time.monotonic()
         while (answer := query(handle))[0] == not_ready:
             spent = time.monotonic() - began
@@ -279,6 +288,13 @@ class CoreDevice:
             if spent > _AWAKE_S:
                 time.sleep(_PAUSE_S)
         self._faults.check(answer, "running on the GPU")
+        if running is not None:
+            running[0].spent_s = time.monotonic() - running[1]
+
+    def _sleep(self, seconds: float) -> None:
+        """An interrupt ends it; the limit is looked at afterwards."""
+        if seconds > 0:
+            time.sleep(seconds if self._limit_s is None else min(seconds, self._limit_s))
 
 
 def _launching(kernel: LoadedKernel, grid: tuple[int, int, int]) -> str:
@@ -291,6 +307,7 @@ class Recorded:
     Attributes:
         kept: what its copies and launches use.
         builder, executable: cuda-core's GraphBuilder and Graph.
+        spent_s: from its last replay to the end of the wait for it; 0 before there was one.
     """
 
     def __init__(self, device: CoreDevice) -> None:
@@ -298,6 +315,7 @@ class Recorded:
         self.kept: dict[int, object] = {}
         self.builder: Any = None
         self.executable: Any = None
+        self.spent_s = 0.0
 
     def replay(self) -> None:
         """See `Graph.replay`. Raises EngineError."""

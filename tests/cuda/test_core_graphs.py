@@ -146,3 +146,48 @@ def test_memory_dropped_while_recording_is_freed_afterwards() -> None:
     done = ran(dropped_while_recording)
     assert not done.lines("failed ")
     assert done.live["memory"] == 0
+
+
+@scenario(latency=3)
+def slow_graph() -> Any:
+    """What `wait` sleeps before it asks, when the driver is not ready three times each wait."""
+    from edge.runtime.cuda import core
+
+    clock, slept = [0.0], []
+
+    class Time:
+        """A millisecond passes whenever somebody looks; sleeping takes as long as it says."""
+
+        @staticmethod
+        def monotonic() -> float:
+            clock[0] += 1e-3
+            return clock[0]
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            slept.append(round(seconds, 6))
+            clock[0] += seconds
+
+    device = _device()
+    memory = device.allocate(16)
+    device.wait()
+    with device.record() as recorded:
+        device.fill(memory, 0, 16, 1)
+    core.time = Time  # type: ignore[assignment]
+    (graph,) = recorded
+    for longer in (0.0, 0.02, 0.0, 0.0):
+        graph.replay()
+        clock[0] += longer
+        device.wait()
+    device.wait()  # nothing was replayed: nothing is slept
+    return slept
+
+
+def test_wait_sleeps_until_shortly_before_the_graph_was_done_last_time() -> None:
+    done = ran(slow_graph)
+    assert done.ended, done.stderr
+    # the first time nothing is known, the second it is done already: 26 ms after the replay
+    first, second = done.result
+    assert 0.02 < first < 0.026
+    # what was slept is part of what it took
+    assert first < second + 2e-3 < first + 8e-3
