@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge.apps.profiling import memory, roofline
+from edge.apps.profiling import memory, roofline, run
 from edge.apps.profiling.machine import conditions, governor, machine, power_mode, throttled
 from edge.apps.profiling.nvml import Gpu
 from edge.apps.profiling.power import Log, Meter, Rails, Rapl, why_none
@@ -279,6 +279,15 @@ def test_roof_counts_bytes() -> None:
     roof = roofline.measure_roof(2, size=1 << 16, rounds=2, clock=lambda: next(ticks))
     assert (roof.read, roof.copy) == (1 << 16, 2 << 16)
     assert roof.flops == 2 * 1024**3
+
+
+def test_the_roof_of_a_device_is_that_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine on a GPU is not held against the CPU's memory."""
+    monkeypatch.setenv("EDGE_DEVICE", "interpret")
+    monkeypatch.setattr(run, "measure_roof", lambda *_, **__: pytest.fail("that is the CPU's"))
+    roof = run._roof(run.Request("demo", engine="cuda"))
+    assert roof.read == roof.copy > 0 and roof.flops is None
+    assert roof.buffer_bytes == 8 << 20
 
 
 def test_buffer_is_larger_than_the_last_cache(

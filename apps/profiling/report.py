@@ -176,7 +176,7 @@ def _roofline(result: Result, side: Side, absent: dict[str, str]) -> Facts | Non
         absent["roofline"] = "not asked for (--no-breakdown)"
         return None
     if result.roof.flops is None:
-        absent["arithmetic"] = "measured with one thread for each core only"
+        absent["arithmetic"] = "measured on a CPU alone, with one thread for each core"
     found: Facts = {"roof": result.roof.to_dict(), "runs": {}}
     prompt = max(side.samples, key=lambda samples: samples[0].prompt)
     tokens = min(prompt[0].prompt, side.facts["chunk"])

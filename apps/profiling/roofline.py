@@ -18,17 +18,20 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 
 from edge.apps.profiling.sysfs import ROOT, folders, text
 from edge.config import ModelConfig
+from edge.runtime.cuda.core import CoreDevice
+from edge.runtime.cuda.device import Device
 from edge.tensors import parameters
 
 Clock = Callable[[], float]
 CACHES = 8  # times the last cache that is read
 _SMALLEST, _LARGEST = 64 << 20, 1 << 30
+_DEVICE_COPY = 4 << 30
 _SIDE = 1024  # of the product that arithmetic is measured with
 
 
 @dataclass(frozen=True)
 class Roof:
-    """Measured here.
+    """Measured here, of the machine or of a GPU.
 
     Attributes:
         read, copy: bytes a second; a copied byte counts twice, as it is read and written.
@@ -75,6 +78,27 @@ def measure_roof(
                         clock)  # fmt: skip
     flops = _flops(rounds, clock) if arithmetic else None
     return Roof(source.nbytes / reading, 2 * source.nbytes / copying, source.nbytes, flops)
+
+
+def device_roof(device: Device, size: int | None = None, *, rounds: int = 5) -> Roof:
+    """Copy a buffer inside the device's memory; best of `rounds`.
+
+    Of 4 GiB, or on a small board of what is free an eighth: a copy should take milliseconds, since
+    issuing it and waiting for it are microseconds. Reading alone and arithmetic are not measured.
+    """
+    if size is None:
+        free = device.memory()[0] if isinstance(device, CoreDevice) else _SMALLEST
+        size = min(_DEVICE_COPY, free // 8)
+    source, target = device.allocate(size), device.allocate(size)
+    device.wait()
+    taken = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        device.copy(target, 0, source, 0, size)
+        device.wait()
+        taken.append(time.perf_counter() - began)
+    speed = 2 * size / min(taken)
+    return Roof(speed, speed, size, None)
 
 
 def _best(

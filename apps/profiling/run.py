@@ -26,12 +26,13 @@ from edge.apps.profiling.measure import (
 from edge.apps.profiling.memory import release
 from edge.apps.profiling.nvml import Gpu
 from edge.apps.profiling.power import Log, Meter, Rails, Rapl, Source
-from edge.apps.profiling.roofline import Roof, measure_roof
+from edge.apps.profiling.roofline import Roof, device_roof, measure_roof
 from edge.apps.profiling.subject import Subject, longest_context
 from edge.apps.profiling.trace import Cost
 from edge.cpu import usable_cores
 from edge.errors import InputError
 from edge.runtime import ort_providers
+from edge.runtime.cuda.opening import open_device
 from edge.runtime.engine import check_provider, choose_engine
 from edge.runtime.sampling import SamplingParams
 
@@ -148,11 +149,18 @@ def profile(request: Request, say: Say = lambda text: None) -> Result:
     if request.explain:
         _explain(request, sides, say)
         say("measuring memory bandwidth")
-        cores = usable_cores()
-        threads = request.threads or cores
-        roof = measure_roof(threads, arithmetic=threads == cores)
+        roof = _roof(request)
     logs = [(meter.source, meter.log) for meter in meters]
     return Result(request, plan, sides, before, after, share, logs, gpu, roof, notes, drafted)
+
+
+def _roof(request: Request) -> Roof:
+    """Of the memory that the engine reads its weights from."""
+    if choose_engine(request.engine) != "ort":
+        return device_roof(open_device())
+    cores = usable_cores()
+    threads = request.threads or cores
+    return measure_roof(threads, arithmetic=threads == cores)
 
 
 def make_plan(request: Request) -> tuple[Plan, list[str]]:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from edge.apps.bench.gpu.check import agreement
-from edge.apps.bench.gpu.measure import copy_bytes_per_s, kernel_times, step_launches, times
+from edge.apps.bench.gpu.measure import kernel_times, step_launches, times
 from edge.apps.bench.gpu.random_model import write_bundle
 from edge.apps.bench.gpu.report import Case, Report
 from edge.apps.bench.gpu.shapes import MODELS, period
+from edge.apps.profiling.roofline import device_roof
 from edge.bundle import open_bundle
 from edge.bundle.kernels import open_plan
 from edge.plugins.compiler.interpreter import InterpretDevice
@@ -46,7 +47,7 @@ def test_models_are_checked_and_then_measured(model: str, quant: str, tmp_path: 
     case.kernels = kernel_times(engine, repeats=1, warm=0)
     assert sum(kernel.launches for kernel in case.kernels) == case.times.launches
     assert any(kernel.weight_bytes for kernel in case.kernels)
-    report = Report({"device": "interpreter"}, copy_bytes_per_s(device, 1 << 12, 2), [case])
+    report = Report({"device": "interpreter"}, device_roof(device, 1 << 12).copy, [case])
     text = report.to_markdown()
     assert f"| {model} | {quant} | right: KL" in text
     assert text.count("\n| ") >= 2 + len(case.kernels)

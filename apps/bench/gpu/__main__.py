@@ -15,11 +15,12 @@ import typer
 
 import edge
 from edge.apps.bench.gpu.check import agreement
-from edge.apps.bench.gpu.measure import copy_bytes_per_s, kernel_times, times
+from edge.apps.bench.gpu.measure import kernel_times, times
 from edge.apps.bench.gpu.random_model import write_bundle
 from edge.apps.bench.gpu.report import Case, Report
 from edge.apps.bench.gpu.shapes import DEFAULT, MODELS, model_named, period
 from edge.apps.exits import REFUSED, exit_code_of
+from edge.apps.profiling.roofline import device_roof
 from edge.bundle import open_bundle
 from edge.config import ModelConfig
 from edge.runtime.cuda.core import CoreDevice
@@ -29,7 +30,6 @@ from edge.runtime.cuda.engine import CudaEngine
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 RECIPES = ("w8a8", "fp16")
 DRAFTS = tuple(range(1, 9))
-COPY = 4 << 30
 PROMPT = 1024  # tokens whose kernels are timed one by one
 
 
@@ -63,9 +63,7 @@ def gpu(
                 _bundles(name, quant, folder, max(lengths))
             return
         device = _device(multiprocessors)
-        # of 4 GiB, or on a small board of what is free an eighth
-        size = min(COPY, device.memory()[0] // 8)
-        report = Report(_machine(device, multiprocessors), copy_bytes_per_s(device, size))
+        report = Report(_machine(device, multiprocessors), device_roof(device).copy)
         for name, quant in cases:
             _say(f"{name} {quant}")
             case = _case(name, quant, folder, device, lengths, repeats)

@@ -11,7 +11,6 @@ from functools import partial
 import numpy as np
 
 from edge.launch import ITEM_SIZE, LaunchPlan, Pointer
-from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.state import DeviceState
 
@@ -150,17 +149,3 @@ def _weight_bytes(plan: LaunchPlan, launch: int) -> int:
         return 0  # it reads a row of the table
     names = {a.name for a in one.arguments if isinstance(a, Pointer) and a.space == "weight"}
     return sum(plan.weights[name].elements * ITEM_SIZE[plan.weights[name].dtype] for name in names)
-
-
-def copy_bytes_per_s(device: Device, nbytes: int, repeats: int = 10) -> float:
-    """Bytes read and written a second by a copy inside the device: what its memory can do.
-
-    It should take milliseconds: beside 100 µs, issuing it and waiting for it are a tenth.
-    """
-    source, target = device.allocate(nbytes), device.allocate(nbytes)
-
-    def work() -> None:
-        device.copy(target, 0, source, 0, nbytes)
-        device.wait()
-
-    return 2 * nbytes / (median_ms(work, repeats) / 1000)
