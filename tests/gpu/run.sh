@@ -68,6 +68,9 @@ stage_B() {
     wait
     step figures 580 "$python" -m edge.apps.bench.gpu --bundles "$bundles" --out "$OUT/figures" \
         --models "$models" --recipes "$recipes" --repeats "${REPEATS:-40}"
+    # long enough for readings of power
+    step profile-largest 200 "$python" -m edge.apps.cli profile \
+        "$bundles/${models%%,*}-${recipes%%,*}" --engine cuda --json
 }
 
 stage_C() {
@@ -77,6 +80,10 @@ stage_C() {
     files="tests/cuda/test_engine_models.py tests/cuda/test_engine_track.py $files"
     printf '%s\n' $files | awk '!seen[$0]++' |
         xargs -P "${JOBS:-$(nproc)}" -n 1 tests/gpu/one_file.sh | tee -a "$OUT/summary.txt"
+    for tool in memcheck racecheck; do
+        step "$tool" 120 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$python" -m tests.gpu.one_run demo
+    done
 }
 
 stages=${*:-A B C}
