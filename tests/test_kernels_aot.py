@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 import edge
 from edge.errors import ExportError
 from edge.launch import CompiledKernel, LaunchPlan, Variant
+from edge.plugins import kernels
 from edge.plugins.compiler import __main__ as command
 from edge.plugins.compiler import aot, cache, cubin, pool, worker
 from edge.plugins.lowering.plan import lower
@@ -124,6 +127,17 @@ def test_registers_that_run_out_show_as_cuobjdump_shows_them(sm: int, tmp_path: 
     assert f"REG:{kernel.registers} STACK:{kernel.local_bytes} " in said
 
 
+@pytest.mark.parametrize(("sm", "early"), [(87, False), (90, True), (120, True)])
+def test_from_sm_90_on_a_kernel_waits_itself_for_the_launches_ahead(
+    sm: int, early: bool, tmp_path: Path
+) -> None:
+    kernel, data = aot.compile_variant(rounding(), sm)
+    assert kernel.early is early
+    (tmp_path / "a.cubin").write_bytes(data)
+    # griddepcontrol.wait, as ptxas writes it
+    assert ("ACQBULK" in said_by("nvdisasm", tmp_path / "a.cubin")) is early
+
+
 def test_alignment_gives_wide_loads(tmp_path: Path) -> None:
     wide = []
     for aligned in (True, False):
@@ -165,12 +179,12 @@ def test_what_no_launch_could_give(sm: int, changes: dict[str, int], said: str) 
     _, data = aot.compile_variant(rounding(), sm)
     metadata = {"name": "quantize", "global_scratch_size": 0, "profile_scratch_size": 0}
     fits = SimpleNamespace(**metadata, shared=64 << 10)
-    assert worker._described(rounding(), sm, fits, data).shared_bytes == 64 << 10
+    assert worker._described(rounding(), sm, fits, data, False).shared_bytes == 64 << 10
     with pytest.raises(ExportError, match=said):
         asks = SimpleNamespace(**{**metadata, "shared": 0, **changes})
-        worker._described(rounding(), sm, asks, data)
+        worker._described(rounding(), sm, asks, data, False)
     with pytest.raises(ExportError, match="blocks of 64 threads, not 128"):
-        worker._described(rounding(warps=4), sm, fits, data)
+        worker._described(rounding(warps=4), sm, fits, data, False)
 
 
 def test_one_that_fails_ends_the_others(compiled: Counter[tuple[str, int]]) -> None:
@@ -246,9 +260,89 @@ def test_an_entry_is_named_by_all_that_changes_it(
         tool.write_text(content)
         others.append(cache.entry(rounding(), 87, "3.9.0"))
     monkeypatch.delenv("TRITON_PTXAS_PATH")
-    monkeypatch.setattr(cache, "sources", lambda: "changed")
+    monkeypatch.setattr(cache, "sources", lambda _: "changed")
     others.append(cache.entry(rounding(), 87, "3.9.0"))
     assert len({plain, *others}) == 8
+
+
+@pytest.fixture
+def own_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the kernels' files, which names entries; workers compile the real ones."""
+    copy = tmp_path / "kernels"
+    shutil.copytree(kernels.__path__[0], copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(kernels, "__path__", [str(copy)])
+    cache._sources.cache_clear()
+    yield copy
+    cache._sources.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("file", "again"), [("rounding", True), ("common", True), ("norm", False), ("linear", False)]
+)
+def test_a_kernel_is_compiled_again_when_its_file_or_one_that_it_imports_changes(
+    file: str, again: bool, own_sources: Path, compiled: Counter[tuple[str, int]]
+) -> None:
+    aot.compile_variants([rounding()], [87])
+    with (own_sources / f"{file}.py").open("a") as changed:
+        changed.write("# changed\n")
+    cache._sources.cache_clear()
+    aot.compile_variants([rounding()], [87])
+    assert compiled[rounding().key, 87] == 1 + again
+
+
+def test_what_a_file_imports_counts_with_what_that_imports(own_sources: Path) -> None:
+    every = [file.stem for file in sorted(own_sources.glob("*.py")) if file.stem != "__init__"]
+    before = {name: cache._sources(name) for name in every}
+    assert len(set(before.values())) == len(every)
+    (own_sources / "replay.py").write_text("# changed")
+    cache._sources.cache_clear()
+    changed = [name for name in every if cache._sources(name) != before[name]]
+    # linear_conv imports conv, which imports replay
+    assert changed == ["conv", "linear_conv", "replay", "scan", "scan_chunked", "scan_heads"]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of kernels that another machine compiled; here is another Triton."""
+    folder = tmp_path / "precompiled"
+    variants = [rounding(64), rounding(128)]
+    aot.compile_variants(variants, [90])
+    folder.mkdir()
+    for each in variants:
+        kept = cache.entry(each, 90, aot.triton_version())
+        (folder / cache.precompiled(each, 90)).write_bytes(kept.read_bytes())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other cache"))
+    monkeypatch.setenv(cache.PRECOMPILED, str(folder))
+    monkeypatch.setattr(aot, "triton_version", lambda: "3.6.0")
+    return folder
+
+
+def test_kernels_of_another_machine_are_taken(
+    elsewhere: Path, compiled: Counter[tuple[str, int]]
+) -> None:
+    built = aot.compile_variants([rounding(64), rounding(128)], [90])[90]
+    assert not compiled and built.get(rounding(64))[0].early
+    assert built.get(rounding(128))[1][:4] == b"\x7fELF"
+    # for another architecture they are nothing
+    aot.compile_variants([rounding(64)], [87])
+    assert dict(compiled) == {(rounding(64).key, 87): 1}
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "gone"])
+def test_damaged_kernels_of_another_machine_are_compiled_here(
+    damage: str, elsewhere: Path, compiled: Counter[tuple[str, int]]
+) -> None:
+    file = elsewhere / cache.precompiled(rounding(64), 90)
+    whole = file.read_bytes()
+    flipped = whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:]
+    file.write_bytes({"cut": whole[:-1], "flip": flipped, "empty": b"", "gone": b""}[damage])
+    if damage == "gone":
+        file.unlink()
+    left = {each.name: each.read_bytes() for each in elsewhere.iterdir()}
+    built = aot.compile_variants([rounding(64), rounding(128)], [90])[90]
+    assert dict(compiled) == {(rounding(64).key, 90): 1}
+    assert built.get(rounding(64))[0].symbol == "quantize"
+    assert {each.name: each.read_bytes() for each in elsewhere.iterdir()} == left
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(
@@ -315,5 +409,6 @@ def test_a_models_kernels_stay_in_registers(
         assert not spilled, f"sm_{sm}: {sorted(spilled)}"
         for variant in plan.variants:
             kernel, data = built[sm].get(variant)
+            assert kernel.early is (sm >= 90), f"{variant.kernel} does not wait in turn"
             found = cubin.resources(data, kernel.symbol)
             assert found.parameters == len(variant.arguments) + kernel.scratch
