@@ -127,7 +127,7 @@ STEPS: tuple[Step, ...] = (
         "kernels",
         "every kernel, device memory and graphs, on this GPU",
         (
-            "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow",
+            "-m", "pytest", "-q", "-p", "no:cacheprovider",
             "tests/gpu", "tests/kernels", "tests/cuda",
         ),
         ("gpu", "bindings", "torch"),

@@ -6,58 +6,80 @@
 #   A  what this machine is; kernels that were compiled elsewhere; device memory, streams and graphs;
 #      the demonstration models beside ONNX Runtime; `edge doctor` and `edge profile`
 #   B  models of published sizes: right first, then TPOT, TTFT, kernels, memory; torch beside them
-#   C  every kernel and engine test, a process a file; compute-sanitizer over a run
+#   C  every kernel and engine test, a process a file
 #
 # No failure ends it. Each step has a log in $OUT and a line in $OUT/summary.txt, which is printed
 # at the end; the exit code is 1 when a step failed. Needs a driver and a Python with torch, triton,
-# cuda-core, pytest and what the runtime needs: step A says what is missing.
+# cuda-core, pytest and what the runtime needs: step A says what is missing. For a machine without
+# network tests/gpu/pack.sh brings kernels and packages.
 #
 #   OUT      build/gpu by default        PYTHON   .venv/bin/python, else python3
-#   JOBS     test files at a time        MODELS, RECIPES, REPEATS   for B
+#   JOBS     test files at a time        FILES    for C, in place of all
+#   DEMOS    demonstration models for A  MODELS, RECIPES, REPEATS   for B
+#   BUNDLES  B's models, $OUT/bundles    LIMIT    seconds for each step, in place of its own
 #   EDGE_PRECOMPILED        kernels that pack.sh compiled; without, they are compiled here
 #   EDGE_TENSORRT_PLUGINS   the plugin library (make plugins); without, its core is tested alone
+#   EDGE_TEST_DEVICE=cpu    a rehearsal without a GPU: kernels are interpreted, and steps of A and B
+#                           that ask the driver fail
 set -uo pipefail
 cd "$(dirname "$0")/../.."
+for stage in "$@"; do
+    case $stage in A | B | C) ;; *) echo "there is no stage $stage: A, B, C" >&2 && exit 2 ;; esac
+done
 python=${PYTHON:-python3}
 [ -x .venv/bin/python ] && python=${PYTHON:-.venv/bin/python}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-export OUT=${OUT:-build/gpu} EDGE_TEST_DEVICE=cuda PYTHON=$python
+export OUT=${OUT:-build/gpu} EDGE_TEST_DEVICE=${EDGE_TEST_DEVICE:-cuda} PYTHON=$python
 unset TRITON_INTERPRET EDGE_DEVICE
+[ "$EDGE_TEST_DEVICE" = cpu ] && export EDGE_DEVICE=interpret
 mkdir -p "$OUT"
 : > "$OUT/summary.txt"
 
+# verdict CODE SECONDS LIMIT: 137 is also a process that was killed for its memory
+verdict() {
+    case $1 in
+        0) echo ok ;;
+        124) echo "ended after $3 s" ;;
+        137) [ "$2" -ge "$3" ] && echo "ended after $3 s" || echo "FAILED (killed)" ;;
+        *) echo "FAILED ($1)" ;;
+    esac
+}
+export -f verdict
+
 # step NAME SECONDS COMMAND…: under a limit, with a log; its last line goes into the summary
 step() {
-    local name=$1 limit=$2 began=$SECONDS code last
+    local name=$1 limit=${LIMIT:-$2} began=$SECONDS code last spent
     shift 2
     timeout -k 10 "$limit" "$@" > "$OUT/$name.log" 2>&1
-    code=$?
+    code=$? spent=$((SECONDS - began))
     last=$(grep -v '^[[:space:]]*$' "$OUT/$name.log" | tail -n 1 | cut -c -150)
-    case $code in 0) code=ok ;; 124 | 137) code="ended after $limit s" ;; *) code="FAILED ($code)" ;; esac
-    printf '%-22s %-12s %4d s  %s\n' "$name" "$code" $((SECONDS - began)) "$last" | tee -a "$OUT/summary.txt"
+    printf '%-22s %-12s %4d s  %s\n' "$name" "$(verdict $code $spent "$limit")" $spent "$last" |
+        tee -a "$OUT/summary.txt"
 }
 
 models=${MODELS:-mamba-2.8b,mamba2-2.7b,hybrid-1b,mamba-1.4b,mamba-130m}
 recipes=${RECIPES:-w8a8,fp16}
-bundles=$OUT/bundles
+bundles=${BUNDLES:-$OUT/bundles}
 
 # models are written while other steps run: a core each
 prepare() {
     local model quant
     for model in ${models//,/ }; do
         for quant in ${recipes//,/ }; do
-            OMP_NUM_THREADS=2 "$python" -m edge.apps.bench.gpu --prepare --bundles "$bundles" \
-                --models "$model" --recipes "$quant" > "$OUT/prepare-$model-$quant.log" 2>&1 &
+            OMP_NUM_THREADS=2 step "prepare-$model-$quant" 580 \
+                "$python" -m edge.apps.bench.gpu --prepare --bundles "$bundles" \
+                --models "$model" --recipes "$quant" &
         done
     done
 }
 
 stage_A() {
+    local name
     step machine 60 nvidia-smi
     step cubins 120 "$python" -m tests.gpu.load_cubins
     step first-kernel 120 "$python" -m tests.gpu.first_cubin
     step device 240 "$python" -m pytest -p no:cacheprovider --junitxml "$OUT/device.xml" tests/gpu
-    for name in demo demo-fp16 demo-bytes demo-draft; do
+    for name in ${DEMOS-demo demo-fp16 demo-bytes demo-draft}; do
         step "agree-$name" 180 "$python" -m jetson.verify.engines agree "$name" cuda ort
     done
     step doctor 120 "$python" -m edge.apps.cli doctor demo
@@ -74,12 +96,19 @@ stage_B() {
 }
 
 stage_C() {
-    local files
-    files=$(ls tests/kernels/test_*.py tests/tensorrt/test_enqueue_*.py tests/cuda/test_engine_*.py)
+    local file files
+    files=${FILES:-$(ls tests/kernels/test_*.py tests/tensorrt/test_enqueue_*.py tests/cuda/test_engine_*.py)}
     # the slowest first
-    files="tests/cuda/test_engine_models.py tests/cuda/test_engine_track.py $files"
-    printf '%s\n' $files | awk '!seen[$0]++' |
-        xargs -P "${JOBS:-$(nproc)}" -n 1 tests/gpu/one_file.sh | tee -a "$OUT/summary.txt"
+    [ -z "${FILES:-}" ] && files="tests/cuda/test_engine_models.py tests/cuda/test_engine_track.py $files"
+    files=$(printf '%s\n' $files | awk '!seen[$0]++')
+    xargs -P "${JOBS:-$(nproc)}" -n 1 tests/gpu/one_file.sh <<< "$files" | tee -a "$OUT/summary.txt"
+    # xargs gives up what is left when a process of its own is killed
+    for file in $files; do
+        file=$(basename "$file" .py)
+        grep -q "^$file " "$OUT/summary.txt" ||
+            printf '%-26s %-12s\n' "$file" "FAILED (it left no result)" | tee -a "$OUT/summary.txt"
+    done
+    command -v compute-sanitizer > /dev/null || return 0
     for tool in memcheck racecheck; do
         step "$tool" 120 compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$python" -m tests.gpu.one_run demo
@@ -92,4 +121,4 @@ for stage in $stages; do "stage_$stage"; done
 wait
 echo "== summary"
 cat "$OUT/summary.txt"
-! grep -qE 'FAILED|ended after' "$OUT/summary.txt"
+! grep -qE '^[^ ]+ +(FAILED|ended after)' "$OUT/summary.txt"

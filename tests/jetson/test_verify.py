@@ -19,6 +19,7 @@ from jetson.verify import board
 from jetson.verify.__main__ import ROOT, run, verify
 from jetson.verify.report import Report, Result, figures, load, markdown, tail
 from jetson.verify.steps import NEEDS, STEPS, Step
+from tests.collecting import assert_collected
 from tests.jetson import boards
 
 no_gpu = pytest.mark.skipif(install.driver_version() is not None, reason="there is a GPU here")
@@ -34,8 +35,12 @@ CRASH = step("crash", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
 ABSENT = step("absent", "print('not run: no such board'); raise SystemExit(3)")
 
 
+def _name(one: Step) -> str:
+    return one.name
+
+
 class TestSteps:
-    @pytest.mark.parametrize("one", STEPS, ids=lambda one: one.name)
+    @pytest.mark.parametrize("one", STEPS, ids=_name)
     def test_each_program_exists(self, one: Step) -> None:
         first, *rest = one.command
         if first != "-m":
@@ -47,6 +52,11 @@ class TestSteps:
             assert shown.exit_code == 0
             for option in (word for word in rest if word.startswith("--")):
                 assert option in shown.output, option
+
+    @pytest.mark.parametrize("one", [s for s in STEPS if "pytest" in s.command], ids=_name)
+    def test_its_tests_are_collected(self, one: Step, tmp_path: Path) -> None:
+        line = one.line("demo", tmp_path)[1:]
+        assert_collected(line, [part for part in line if part.startswith("tests/")])
 
     def test_they_have_names_of_their_own_and_known_needs(self) -> None:
         assert len({one.name for one in STEPS}) == len(STEPS)

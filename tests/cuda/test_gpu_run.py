@@ -1,0 +1,193 @@
+"""`tests/gpu/run.sh` itself: no failure ends it, and none is lost; what it calls is there.
+
+A Python that only notes what it was called with stands for the real one, but for the rehearsal.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.collecting import assert_collected
+
+pytestmark = pytest.mark.without_gpu
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests/gpu/run.sh"
+_STAND_IN = """#!{python} -S
+import json, os, sys, time
+with open({calls!r}, "a") as calls:
+    calls.write(json.dumps(sys.argv[1:]) + "\\n")
+for part, act in {acts!r}.items():
+    if part in " ".join(sys.argv):
+        exec(act)
+"""
+# the process that started `timeout`, which started this one
+_KILL_THE_SHELL = (
+    "os.kill(int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1]), 9)"
+)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run of the script did.
+
+    Attributes:
+        calls: the command lines that Python was given, without its name.
+        lines: of summary.txt.
+    """
+
+    code: int
+    calls: list[list[str]]
+    lines: list[str]
+    errors: str
+
+    def line(self, name: str) -> str:
+        (found,) = [line for line in self.lines if line.split()[0] == name]
+        return " ".join(found.split()[1:])
+
+
+def run(folder: Path, *stages: str, acts: dict[str, str] | None = None, **settings: str) -> Done:
+    """The script with a stand-in for Python, which does `acts` where a command line has its key."""
+    calls, programs = folder / "calls", folder / "bin"
+    programs.mkdir()
+    stand_in = _STAND_IN.format(python=sys.executable, calls=str(calls), acts=acts or {})
+    for name, text in (("python", stand_in), ("nvidia-smi", "#!/bin/sh\n")):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    done = script(folder, *stages, PYTHON=str(programs / "python"), **settings)
+    summary = folder / "out/summary.txt"
+    return Done(
+        done.returncode,
+        [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else [],
+        summary.read_text().splitlines() if summary.exists() else [],
+        done.stderr,
+    )
+
+
+def script(folder: Path, *stages: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """The script as a person starts it, with its results in `folder`/out."""
+    kept = {name: os.environ[name] for name in ("HOME", "LANG", "PYTHONPATH") if name in os.environ}
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    return subprocess.run(
+        [SCRIPT, *stages], env={**kept, "PATH": path, "OUT": str(folder / "out"), **settings},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def test_every_step_has_a_line_and_none_is_lost(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.code == 0, done.errors
+    names = [line.split()[0] for line in done.lines]
+    assert len(set(names)) == len(names)
+    for name in ("machine", "first-kernel", "agree-demo", "profile", "figures", "test_linear"):
+        assert done.line(name).startswith("ok")
+    files = {line.split()[0] for line in done.lines if line.startswith("test_")}
+    kernels = {file.stem for file in (ROOT / "tests/kernels").glob("test_*.py")}
+    assert files > kernels and "test_enqueue_ops" in files
+    # models are written once each, and only then measured
+    modules = [call[1] for call in done.calls]
+    prepared = [n for n, call in enumerate(done.calls) if "--prepare" in call]
+    assert len(prepared) == 10 == len([name for name in names if name.startswith("prepare-")])
+    assert modules.count("edge.apps.bench.gpu") == 11
+    assert max(n for n, name in enumerate(modules) if name == "edge.apps.bench.gpu") not in prepared
+
+
+@pytest.mark.parametrize("stage", ["A", "B", "C"])
+def test_a_step_that_fails_ends_nothing_and_shows(stage: str, tmp_path: Path) -> None:
+    names = {"A": ("first_cubin", "first-kernel"), "B": ("--prepare", "prepare-tiny-mamba-fp16"),
+             "C": ("test_pick", "test_pick")}  # fmt: skip
+    part, name = names[stage]
+    done = run(
+        tmp_path, stage, acts={part: "print('it was'); print('3 failed', end='\\n\\n'); sys.exit(3)"},
+        MODELS="tiny-mamba", RECIPES="fp16", FILES="tests/kernels/test_pick.py tests/test_x.py",
+    )  # fmt: skip
+    assert done.code == 1
+    assert done.line(name).startswith("FAILED (3)") and done.line(name).endswith("3 failed")
+    last = {"A": "profile", "B": "figures", "C": "test_x"}[stage]
+    assert done.line(last).startswith("ok")
+
+
+@pytest.mark.parametrize("stage", ["A", "B", "C"])
+def test_a_step_that_hangs_is_ended_at_its_limit(stage: str, tmp_path: Path) -> None:
+    part, name = {
+        "A": ("doctor", "doctor"), "B": ("--prepare", "prepare-a-b"), "C": ("test_x", "test_x"),
+    }[stage]  # fmt: skip
+    done = run(
+        tmp_path, stage, acts={part: "print('begun', flush=True); time.sleep(600)"},
+        LIMIT="3", FILES="tests/test_x.py tests/test_y.py", JOBS="1", MODELS="a", RECIPES="b",
+    )  # fmt: skip
+    assert done.code == 1 and done.line(name).startswith("ended after 3 s")
+    assert done.line({"A": "profile", "B": "figures", "C": "test_y"}[stage]).startswith("ok")
+
+
+def test_one_that_was_killed_did_not_run_out_of_time(tmp_path: Path) -> None:
+    done = run(
+        tmp_path, "A", "C", acts={"doctor": "os.kill(os.getpid(), 9)", "test_x": "sys.exit(137)"},
+        FILES="tests/test_x.py",
+    )  # fmt: skip
+    assert done.code == 1
+    assert done.line("doctor").startswith("FAILED (killed)")
+    assert done.line("test_x").startswith("FAILED (killed)")
+
+
+def test_a_test_file_without_a_result_is_a_failure(tmp_path: Path) -> None:
+    files = "tests/test_x.py tests/test_y.py"
+    done = run(tmp_path, "C", acts={"test_x": _KILL_THE_SHELL}, FILES=files, JOBS="1")
+    assert done.code == 1
+    assert done.line("test_x") == done.line("test_y") == "FAILED (it left no result)"
+
+
+def test_what_a_step_says_last_is_not_its_verdict(tmp_path: Path) -> None:
+    said = "print('0 FAILED, 1 passed; the longest ended after 2 s')"
+    done = run(tmp_path, "A", "C", acts={"-m": said}, FILES="tests/test_x.py")
+    assert done.code == 0 and len(done.lines) > 5
+
+
+def test_a_stage_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, "A", "D")
+    assert done.code == 2 and "there is no stage D" in done.errors
+    assert not done.calls
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    return run(tmp_path_factory.mktemp("calls")).calls
+
+
+class TestCommandLines:
+    def test_their_modules_are_there(self, calls: list[list[str]]) -> None:
+        for dash, module, *_ in calls:
+            assert dash == "-m" and importlib.util.find_spec(module) is not None, module
+
+    def test_their_tests_are_collected(self, calls: list[list[str]], tmp_path: Path) -> None:
+        lines: dict[tuple[str, ...], list[str]] = {}
+        for call in calls:
+            if call[:2] == ["-m", "pytest"]:
+                *options, file = call
+                at = options.index("--junitxml")
+                options[at + 1] = str(tmp_path / "results.xml")
+                lines.setdefault(tuple(options), []).append(file)
+        assert sorted(map(len, lines.values()))[0] == 1 and len(lines) == 2
+        for options, files in lines.items():
+            assert_collected([*options, *files], files)
+
+
+def test_rehearsal(tmp_path: Path) -> None:
+    """Stage C as it is run on a GPU, with kernels interpreted."""
+    settings: dict[str, Any] = {"PYTHON": sys.executable, "EDGE_TEST_DEVICE": "cpu", "JOBS": "2"}
+    files = "tests/kernels/test_embed.py tests/kernels/test_rows.py"
+    done = script(tmp_path, "C", FILES=files, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("test_embed", "test_rows"):
+        (line,) = [x for x in done.stdout.split("== summary")[1].splitlines() if name in x]
+        assert line.split()[1] == "ok" and "passed" in line and "skipped" not in line
+        assert (tmp_path / f"out/{name}.xml").exists()
