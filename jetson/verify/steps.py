@@ -17,6 +17,8 @@ from jetson.verify import board
 
 # a step's program says by this exit code that it could not be tried; its last line has the reason
 NOT_RUN = 3
+# the least Python of `mamba-edge[export]`; the runtime's is 3.10, which is JetPack 6's
+EXPORTER = (3, 11)
 
 Need = Callable[[str], str | None]
 
@@ -79,8 +81,20 @@ def _kernels(bundle: str) -> str | None:
     )
 
 
-def _torch(_: str) -> str | None:
-    found = [name for name in ("torch", "triton", "pytest", "onnx") if not _importable(name)]
+def _exporter(_: str) -> str | None:
+    """What lowers and compiles kernels: not to be had on JetPack 6."""
+    if sys.version_info < EXPORTER:
+        here, least = (".".join(map(str, version[:2])) for version in (sys.version_info, EXPORTER))
+        return f"needs the exporter, which needs Python {least}; this is {here}"
+    return _lacking("torch", "triton", "onnx")
+
+
+def _tests(_: str) -> str | None:
+    return _lacking("pytest", "hypothesis", "transformers")
+
+
+def _lacking(*packages: str) -> str | None:
+    found = [name for name in packages if not _importable(name)]
     return f"needs the packages {', '.join(found)}" if found else None
 
 
@@ -96,7 +110,8 @@ NEEDS: Mapping[str, Need] = {
     "bindings": _bindings,
     "tensorrt": _tensorrt,
     "kernels": _kernels,
-    "torch": _torch,
+    "exporter": _exporter,
+    "tests": _tests,
 }
 _CUDA = ("gpu", "bindings", "kernels")
 _TRT = (*_CUDA, "tensorrt")
@@ -114,7 +129,7 @@ STEPS: tuple[Step, ...] = (
         "first-cubin",
         "what Triton's ptxas makes is read by this driver, and one kernel is right",
         ("-m", "tests.gpu.first_cubin"),
-        ("gpu", "bindings", "torch"),
+        ("exporter", "gpu", "bindings"),
     ),
     Step(
         "single-plugins",
@@ -130,7 +145,7 @@ STEPS: tuple[Step, ...] = (
             "-m", "pytest", "-q", "-p", "no:cacheprovider",
             "tests/gpu", "tests/kernels", "tests/cuda",
         ),
-        ("gpu", "bindings", "torch"),
+        ("exporter", "tests", "gpu", "bindings"),
         1800,
         {"EDGE_TEST_DEVICE": "cuda"},
     ),

@@ -106,8 +106,9 @@ def test_a_step_that_fails_ends_nothing_and_shows(stage: str, tmp_path: Path) ->
     names = {"A": ("first_cubin", "first-kernel"), "B": ("--prepare", "prepare-tiny-mamba-fp16"),
              "C": ("test_pick", "test_pick")}  # fmt: skip
     part, name = names[stage]
+    fails = "print('it was'); print('3 failed', end='\\n\\n'); sys.exit(3)"
     done = run(
-        tmp_path, stage, acts={part: "print('it was'); print('3 failed', end='\\n\\n'); sys.exit(3)"},
+        tmp_path, stage, acts={part: fails},
         MODELS="tiny-mamba", RECIPES="fp16", FILES="tests/kernels/test_pick.py tests/test_x.py",
     )  # fmt: skip
     assert done.code == 1

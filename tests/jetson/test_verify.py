@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from edge.apps.cli import app
 from edge.runtime.cuda import install
-from jetson.verify import board
+from jetson.verify import board, steps
 from jetson.verify.__main__ import ROOT, run, verify
 from jetson.verify.report import Report, Result, figures, load, markdown, tail
 from jetson.verify.steps import NEEDS, STEPS, Step
@@ -100,6 +100,33 @@ class TestRunning:
         monkeypatch.setitem(NEEDS, "wings", lambda bundle: f"{bundle} has no wings")
         found = run(replace(WRONG, needs=("wings",)), "demo", tmp_path, 60)
         assert (found.status, found.reason) == ("not run", "demo has no wings")
+
+    @pytest.mark.parametrize("name", ["first-cubin", "kernels"])
+    def test_without_the_exporter_kernels_are_not_run(
+        self, name: str, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        """JetPack 6 has Python 3.10, whatever is installed there."""
+        (one,) = [each for each in STEPS if each.name == name]
+        for need in ("gpu", "bindings", "tests"):
+            monkeypatch.setitem(NEEDS, need, lambda _: None)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "version_info", (3, 10, 12))
+            found = run(one, "demo", tmp_path, 60)
+        reason = "needs the exporter, which needs Python 3.11; this is 3.10"
+        assert (found.status, found.reason) == ("not run", reason)
+        monkeypatch.setattr(steps, "_importable", lambda name: name != "triton")
+        found = run(one, "demo", tmp_path, 60)
+        assert (found.status, found.reason) == ("not run", "needs the packages triton")
+
+    def test_without_what_tests_need_they_are_not_run(
+        self, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        (one,) = [each for each in STEPS if each.name == "kernels"]
+        for need in ("gpu", "bindings", "exporter"):
+            monkeypatch.setitem(NEEDS, need, lambda _: None)
+        monkeypatch.setattr(steps, "_importable", lambda name: name != "hypothesis")
+        found = run(one, "demo", tmp_path, 60)
+        assert (found.status, found.reason) == ("not run", "needs the packages hypothesis")
 
     def test_when_the_time_is_up_the_rest_is_not_run(self, tmp_path: Path) -> None:
         report = verify("demo", tmp_path, 0, [RIGHT])
