@@ -21,6 +21,7 @@ from edge.launch import Variant
 from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.runtime.cuda.core import CoreDevice
 from edge.runtime.cuda.device import Device
+from tests.gpu.variants import write
 
 ON_GPU = os.environ.get("EDGE_TEST_DEVICE", "cpu") != "cpu"
 NOTES = os.environ.get("EDGE_TEST_VARIANTS", "")
@@ -52,11 +53,8 @@ def compiled_for(device: CoreDevice, variants: list[Variant]) -> list[Any]:
 
 def note(variants: Iterable[Variant]) -> None:
     """Keep what would be compiled, if anybody asks."""
-    for each in variants if NOTES else ():
-        file = Path(NOTES) / f"{each.key}.json"
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(each.model_dump_json())
+    if NOTES:
+        write(Path(NOTES), variants)
 
 
 def same_sums(found: Tensor, expected: Tensor) -> bool:

@@ -2,8 +2,8 @@
 
     python -m tests.gpu.precompile VARIANTS OUT SM
 
-VARIANTS is a folder of `Variant`s as EDGE_TEST_VARIANTS makes it, OUT what EDGE_PRECOMPILED names
-on the other machine.
+VARIANTS is a folder of `Variant`s as EDGE_TEST_VARIANTS and `tests.gpu.variants` make it, OUT what
+EDGE_PRECOMPILED names on the other machine.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from edge.launch import Variant
 from edge.plugins.compiler import cache
-from edge.plugins.compiler.aot import compile_variants, triton_version
+from edge.plugins.compiler.aot import compile_variants
+from edge.plugins.compiler.pool import Compiled
+from tests.gpu.variants import read
 
 
 def main(variants: Path, out: Path, sm: int) -> None:
-    """What is in OUT already, and still true, is not compiled again."""
-    every = [Variant.model_validate_json(file.read_bytes()) for file in variants.glob("*.json")]
+    """OUT has these kernels then, and no others."""
+    every = read(variants)
     out.mkdir(parents=True, exist_ok=True)
-    compile_variants(every, [sm], _shown)
-    names = {cache.precompiled(each, sm): cache.entry(each, sm, triton_version()) for each in every}
+    made = compile_variants(every, [sm], _shown)[sm]
+    names = {cache.precompiled(each, sm): made.get(each) for each in every}
     for file in out.iterdir():
         if file.name not in names:
             file.unlink()
-    for name, kept in names.items():
-        (out / name).write_bytes(kept.read_bytes())
+    for name, (kernel, cubin) in names.items():
+        cache.write(out / name, Compiled(kernel, made.index.ptxas, cubin))
+        assert (out / name).exists(), f"{out} cannot be written"
     size = sum(file.stat().st_size for file in out.iterdir())
-    print(f"{len(names)} kernels for sm_{sm}, {size / 1e6:.1f} MB, by Triton {triton_version()}")
+    print(f"{len(names)} kernels for sm_{sm}, {size / 1e6:.1f} MB, by Triton {made.index.triton}")
 
 
 def _shown(done: int, total: int) -> None:

@@ -97,10 +97,7 @@ stage_B() {
 
 stage_C() {
     local file files
-    files=${FILES:-$(ls tests/kernels/test_*.py tests/tensorrt/test_enqueue_*.py tests/cuda/test_engine_*.py)}
-    # the slowest first
-    [ -z "${FILES:-}" ] && files="tests/cuda/test_engine_models.py tests/cuda/test_engine_track.py $files"
-    files=$(printf '%s\n' $files | awk '!seen[$0]++')
+    files=$(tests/gpu/files.sh)
     xargs -P "${JOBS:-$(nproc)}" -n 1 tests/gpu/one_file.sh <<< "$files" | tee -a "$OUT/summary.txt"
     # xargs gives up what is left when a process of its own is killed
     for file in $files; do
