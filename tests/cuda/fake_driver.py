@@ -148,13 +148,7 @@ def driver() -> Path:
 
 
 def kernel(
-    name: str,
-    types: tuple[str, ...] = (),
-    *,
-    shared: int = 0,
-    scratch: int = 0,
-    warps: int = 4,
-    early: bool = False,
+    name: str, types: tuple[str, ...] = (), *, shared: int = 0, scratch: int = 0, warps: int = 4
 ) -> tuple[Variant, CompiledKernel, bytes]:
     """What `Device.load` takes for a kernel of CUBIN."""
     arguments = tuple(f"a{i}" for i in range(len(types)))
@@ -162,6 +156,6 @@ def kernel(
         kernel=f"fake.{name}", arguments=arguments, types=types, constants={}, warps=warps
     )
     compiled = CompiledKernel(
-        file=f"{name}.cubin", symbol=name, shared_bytes=shared, scratch=scratch, early=early
+        file=f"{name}.cubin", symbol=name, shared_bytes=shared, scratch=scratch
     )
     return variant, compiled, CUBIN

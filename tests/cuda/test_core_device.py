@@ -221,44 +221,6 @@ def test_shared_memory_over_48_kb_is_asked_for() -> None:
     assert [line.split("shared=")[1].split()[0] for line in lines] == ["49152", "101376"]
 
 
-@scenario({"sm": 90}, {"sm": 90, "latency": 3})
-def early_launches() -> Any:
-    device = _device()
-    memory, out = device.allocate(16), device.host(16)
-    plain = device.load(*kernel("add_one", ("*i32", "i32")))
-    early = device.load(*kernel("add_one", ("*i32", "i32"), early=True))
-    recorded = device.load(*kernel("recorded", _RECORDED, shared=64 << 10, early=True))
-    device.wait()
-    # one launch after the other changes grid and arguments, and a graph keeps what it was given
-    with device.record() as found:
-        device.launch(early, (1, 1, 1), [memory.address, 4])
-    device.launch(plain, (1, 1, 1), [memory.address, 3])
-    device.launch(early, (2, 3, 4), [memory.address, 2])
-    found[0].replay()
-    device.launch(recorded, (7, 1, 1), [0, -2, 1 << 40, 0.5, 0, -1])
-    device.read(out, memory, 0)
-    device.wait()
-    return out.view(np.int32).tolist()
-
-
-@pytest.mark.parametrize("settings", [{"sm": 90}, {"sm": 90, "latency": 3}])
-def test_a_kernel_that_waits_itself_is_allowed_to_start_early(settings: dict[str, object]) -> None:
-    done = ran(early_launches, **settings)
-    # only cuLaunchKernelEx takes attributes: programmatic stream serialization
-    launches = [line.split()[1:6] for line in done.lines("launch ")]
-    assert launches == [
-        ["add_one", "grid=1,1,1", "block=128,1,1", "shared=0", "early=1"],
-        ["add_one", "grid=1,1,1", "block=128,1,1", "shared=0", "early=0"],
-        ["add_one", "grid=2,3,4", "block=128,1,1", "shared=0", "early=1"],
-        ["recorded", "grid=7,1,1", "block=128,1,1", "shared=65536", "early=1"],
-    ]
-    assert [line.split()[5] for line in done.lines("run add_one")] == [
-        "early=0", "early=1", "early=1",
-    ]  # fmt: skip
-    assert done.result == [3, 3, 2, 1]
-    assert done.lines("run recorded")[0].split("arguments=")[1].split(",")[1] == "feffffff"
-
-
 @scenario()
 def loaded_again() -> Any:
     for _ in range(3):

@@ -175,19 +175,15 @@ void describe(const char *what, const Launch *launch) {
             at += sprintf(at, "%02x", launch->bytes[i][j]);
     }
     *at = 0;
-    note("%s %s grid=%u,%u,%u block=%u,%u,%u shared=%u early=%d arguments=%s", what,
-         launch->kernel->name, launch->grid[0], launch->grid[1], launch->grid[2], launch->block[0],
-         launch->block[1], launch->block[2], launch->shared, launch->early, text);
+    note("%s %s grid=%u,%u,%u block=%u,%u,%u shared=%u arguments=%s", what, launch->kernel->name,
+         launch->grid[0], launch->grid[1], launch->grid[2], launch->block[0], launch->block[1],
+         launch->block[2], launch->shared, text);
 }
 
-enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
-typedef struct {  /* CUlaunchAttribute: the value is a union of 64 bytes */
-    int id, padding, value, rest[15];
-} Attribute;
 typedef struct {
     unsigned grid[3], block[3], shared;
     Stream *stream;
-    const Attribute *attributes;
+    void *attributes;
     unsigned attribute_count;
 } Config;
 
@@ -202,10 +198,6 @@ R cuLaunchKernelEx(const Config *config, Kernel *kernel, void **arguments, void 
     kernel->loaded = 1;
     Op op = {.kind = LAUNCH, .launch = {.kernel = kernel, .count = kernel->count,
                                         .shared = config->shared}};
-    for (unsigned i = 0; i < config->attribute_count; i++) {
-        if (config->attributes[i].id != PROGRAMMATIC_STREAM_SERIALIZATION) return INVALID_VALUE;
-        op.launch.early = config->attributes[i].value;
-    }
     memcpy(op.launch.grid, grid, sizeof config->grid);
     memcpy(op.launch.block, block, sizeof config->block);
     for (int i = 0; i < kernel->count; i++)

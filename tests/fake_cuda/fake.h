@@ -38,7 +38,6 @@ enum {
 typedef struct {  /* a launch, with the bytes that a kernel would find */
     Kernel *kernel;
     unsigned grid[3], block[3], shared;
-    int early;  /* it may start before the launch ahead of it has ended */
     int count;
     unsigned char bytes[ARGUMENTS][ARGUMENT_BYTES];
 } Launch;

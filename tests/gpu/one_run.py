@@ -1,6 +1,6 @@
 """One prompt, steps, a verified draft and a rewind of a bundle: what compute-sanitizer watches.
 
-    compute-sanitizer --tool memcheck python -m tests.gpu.one_run demo
+compute-sanitizer --tool memcheck python -m tests.gpu.one_run demo
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 #   A  what this machine is; kernels that were compiled elsewhere; device memory, streams and graphs;
 #      the demonstration models beside ONNX Runtime; `edge doctor` and `edge profile`
 #   B  models of published sizes: right first, then TPOT, TTFT, kernels, memory; torch beside them
-#   C  every kernel and engine test, a process a file
+#   C  every kernel and engine test, a process a file; compute-sanitizer over a run
 #
 # No failure ends it. Each step has a log in $OUT and a line in $OUT/summary.txt, which is printed
 # at the end; the exit code is 1 when a step failed. Needs a driver and a Python with torch, triton,
