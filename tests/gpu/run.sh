@@ -90,6 +90,9 @@ stage_B() {
     wait
     step figures 580 "$python" -m edge.apps.bench.gpu --bundles "$bundles" --out "$OUT/figures" \
         --models "$models" --recipes "$recipes" --repeats "${REPEATS:-40}"
+    # how work spreads over as few multiprocessors as a small GPU has
+    step figures-8 200 "$python" -m edge.apps.bench.gpu --bundles "$bundles" --multiprocessors 8 \
+        --no-peers --out "$OUT/figures-8" --models "$models" --recipes "${recipes%%,*}" --prompts 512
     # long enough for readings of power
     step profile-largest 200 "$python" -m edge.apps.cli profile \
         "$bundles/${models%%,*}-${recipes%%,*}" --engine cuda --json
@@ -106,10 +109,11 @@ stage_C() {
             printf '%-26s %-12s\n' "$file" "FAILED (it left no result)" | tee -a "$OUT/summary.txt"
     done
     command -v compute-sanitizer > /dev/null || return 0
-    for tool in memcheck racecheck; do
-        step "$tool" 120 compute-sanitizer --tool "$tool" --error-exitcode 9 \
-            "$python" -m tests.gpu.one_run demo
-    done
+    # API errors are left out: cuda-core counts parameters by asking until there are no more
+    step memcheck 120 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
+        "$python" -m tests.gpu.one_run demo
+    step racecheck 120 compute-sanitizer --tool racecheck --error-exitcode 9 \
+        "$python" -m tests.gpu.one_run demo
 }
 
 stages=${*:-A B C}
