@@ -168,12 +168,12 @@ def test_what_no_launch_could_give(sm: int, changes: dict[str, int], said: str) 
     _, data = aot.compile_variant(rounding(), sm)
     metadata = {"name": "quantize", "global_scratch_size": 0, "profile_scratch_size": 0}
     fits = SimpleNamespace(**metadata, shared=64 << 10)
-    assert worker._described(rounding(), sm, fits, data, False).shared_bytes == 64 << 10
+    assert worker._described(rounding(), sm, fits, data).shared_bytes == 64 << 10
     with pytest.raises(ExportError, match=said):
         asks = SimpleNamespace(**{**metadata, "shared": 0, **changes})
-        worker._described(rounding(), sm, asks, data, False)
+        worker._described(rounding(), sm, asks, data)
     with pytest.raises(ExportError, match="blocks of 64 threads, not 128"):
-        worker._described(rounding(warps=4), sm, fits, data, False)
+        worker._described(rounding(warps=4), sm, fits, data)
 
 
 def test_one_that_fails_ends_the_others(compiled: Counter[tuple[str, int]]) -> None:

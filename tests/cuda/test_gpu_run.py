@@ -97,7 +97,7 @@ def test_every_step_has_a_line_and_none_is_lost(tmp_path: Path) -> None:
     modules = [call[1] for call in done.calls]
     prepared = [n for n, call in enumerate(done.calls) if "--prepare" in call]
     assert len(prepared) == 10 == len([name for name in names if name.startswith("prepare-")])
-    assert modules.count("edge.apps.bench.gpu") == 11
+    assert modules.count("edge.apps.bench.gpu") == 12
     assert max(n for n, name in enumerate(modules) if name == "edge.apps.bench.gpu") not in prepared
 
 
