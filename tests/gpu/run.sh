@@ -112,8 +112,10 @@ stage_C() {
     # API errors are left out: cuda-core counts parameters by asking until there are no more
     step memcheck 120 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
         "$python" -m tests.gpu.one_run demo
-    step racecheck 120 compute-sanitizer --tool racecheck --error-exitcode 9 \
-        "$python" -m tests.gpu.one_run demo
+    for tool in racecheck initcheck; do
+        step "$tool" 120 compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 \
+            "$python" -m tests.gpu.one_run demo
+    done
 }
 
 stages=${*:-A B C}

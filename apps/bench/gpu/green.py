@@ -42,4 +42,7 @@ def part_of_gpu(multiprocessors: int, ordinal: int = 0) -> CoreDevice:
     done(driver.cuCtxSetCurrent(done(driver.cuCtxFromGreenCtx(green))))
     plain = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
     stream = done(driver.cuGreenCtxStreamCreate(green, plain, 0))
-    return CoreDevice(stream=int(stream))
+    device = CoreDevice(stream=int(stream))
+    # the driver tells of the whole GPU; kernels are spread over what this stream has
+    device.multiprocessors = int(parts[0].sm.smCount)
+    return device
