@@ -6,17 +6,17 @@ program: Mamba 2.8B, E 5120, has 80 programs, 10 for each of an Orin Nano's 8 mu
 warps for each of its schedulers. Registers (126 to 168 a thread) let 6 to 8 of the 10 run at once.
 
 Tokens are taken one after the other. A state that is rounded after every token allows nothing else.
-For an fp32 state a prompt may be cut into parts that run side by side: that is half as much work
-again, and worth it where a token's latency is what there is to wait for (an H100: 80 programs on 132
-multiprocessors), not where the multiprocessors are full (an Orin Nano: 80 on 8). The plan is the
-same for both; the run says how many programs the device has room for.
+For an fp32 state a prompt may be cut into parts that run side by side. That is half as much work
+again, and worth it where a token's latency is what there is to wait for (an H100: 80 programs on
+132 multiprocessors), not where the multiprocessors are full (an Orin Nano: 80 on 8). The plan is
+the same for both; the run says how many programs the device has room for.
 
 Counted in the SASS for sm_87, a token of prefill takes a warp 295 instructions with an int8 state
 and 231 with an fp32 one: 16 states of 6 (4 more to round to int8), one of them an exp2, and some
 135 for softplus, gate and addresses. So at one instruction a clock, a token of a layer of
 Mamba 2.8B (160 warps) is 1500 clocks of an Orin Nano, 1.5 µs at 1 GHz: 100 ms for 1024 tokens of 64
-layers: not measured. An H100 has three times as many schedulers as there are warps: measured, such a
-prompt's scans take 38 ms there from the first token to the last, and 9 ms in 13 parts.
+layers, not measured. An H100 has three times as many schedulers as there are warps. Measured there,
+such a prompt's scans take 38 ms from the first token to the last, and 9 ms in 13 parts.
 
 `SelectiveScanInt8Dt` and `SelectiveScanDt` also make dt, of at most 16 rows: each program the
 columns of its channels, by what `kernels.linear_int8` and `kernels.linear` do for few rows.
