@@ -17,7 +17,7 @@ chat: $(VENV)/.runtime
 
 # pytest options, e.g. make test ARGS="-k state"; one process a core: JOBS=0 runs them in this one
 JOBS ?= logical
-test: $(VENV)/.dev $(VENV)/.oldest $(VENV)/.rtx
+test: $(VENV)/.dev $(VENV)/.oldest $(VENV)/.triton $(VENV)/.rtx
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 # the runtime alone, on what JetPack 6 ends at: Python 3.10 and ONNX Runtime 1.23.2
@@ -81,6 +81,12 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.oldest: $(VENV)/.dev
 	@$(PIP) --no-deps --target $(VENV)/oldest --upgrade onnxruntime==1.23.2 \
 		|| echo "onnxruntime 1.23.2 is not to be had for this Python: its tests will be skipped"
+	@touch $@
+
+# tests/test_oldest_triton.py compiles with the oldest version that is supported
+$(VENV)/.triton: $(VENV)/.dev
+	@$(PIP) --no-deps --target $(VENV)/oldest-triton --upgrade triton==3.6.0 \
+		|| echo "Triton 3.6.0 is not to be had for this Python: its tests will be skipped"
 	@touch $@
 
 # builds engines without a GPU; 90 MB, for Linux on x86-64

@@ -1,0 +1,48 @@
+"""The oldest Triton that is supported compiles the kernels that the newest does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge.bundle import open_bundle
+from edge.bundle.kernels import open_plan
+from edge.launch import LaunchPlan
+from edge.runtime.model import resolve
+from tests.lowered_models import lowered
+
+OLDEST = Path(sys.prefix) / "oldest-triton"  # `make test` installs Triton 3.6.0 there
+
+
+def _plans() -> list[LaunchPlan]:
+    """Embedded bundles, and Mamba-1 and 4-bit weights, of which there is none."""
+    found = [lowered("mamba1", "w8a8"), lowered("mamba2", "w4a8"), lowered("mamba1", "w4")]
+    for name in ("demo", "demo-fp16"):
+        with open_bundle(resolve(name)) as bundle:
+            found.append(open_plan(bundle))
+    return found
+
+
+@pytest.mark.skipif(not OLDEST.is_dir(), reason="Triton 3.6.0 is not there: run `make test`")
+@pytest.mark.parametrize("sm", [87, 90])
+def test_it_compiles_a_variant_of_every_kernel(sm: int, tmp_path: Path) -> None:
+    variants = {variant.kernel: variant for plan in _plans() for variant in plan.variants}
+    assert len(variants) > 15
+    folder = tmp_path / "variants"
+    folder.mkdir()
+    for variant in variants.values():
+        (folder / f"{variant.key}.json").write_text(variant.model_dump_json())
+    environment = {
+        "PYTHONPATH": os.pathsep.join((str(OLDEST), str(Path(__file__).parents[1]))),
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.precompile", str(folder), str(tmp_path / "out"), str(sm)],
+        env=os.environ | environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert f"{len(variants)} kernels for sm_{sm}" in done.stdout, done.stderr
+    assert "Triton 3.6.0" in done.stdout
