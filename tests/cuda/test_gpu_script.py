@@ -34,11 +34,21 @@ def test_the_script_is_a_script() -> None:
     subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
 
 
-@pytest.mark.parametrize(("model", "quant"), [("tiny-mamba", "w8a8"), ("tiny-mamba2", "fp16")])
-def test_models_are_checked_and_then_measured(model: str, quant: str, tmp_path: Path) -> None:
-    device = InterpretDevice()
-    bundle = write_bundle(MODELS[model], quant, tmp_path / "short", chunk=32)
-    found = agreement(bundle, quant, device)
+class Wide(InterpretDevice):
+    """Has room for many programs: a prompt of Mamba-1 is run in parts."""
+
+    multiprocessors = 132
+
+
+@pytest.mark.parametrize(
+    ("model", "quant", "prompt"), [("tiny-mamba", "w8a8", 66), ("tiny-mamba2", "fp16", 19)]
+)
+def test_models_are_checked_and_then_measured(
+    model: str, quant: str, prompt: int, tmp_path: Path
+) -> None:
+    device = Wide()
+    bundle = write_bundle(MODELS[model], quant, tmp_path / "short", chunk=72)
+    found = agreement(bundle, quant, device, prompt)
     assert found.right, found.line()
     with open_bundle(bundle) as opened:
         engine = CudaEngine.from_bundle(opened, device=device)

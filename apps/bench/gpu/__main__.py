@@ -91,7 +91,7 @@ def _bundles(name: str, quant: str, folder: Path, chunk: int) -> tuple[Path, Pat
     short = config.model_copy(update={"layers": config.layers[: period(config)]})
     checked, whole = folder / f"{name}-{quant}-short", folder / f"{name}-{quant}"
     if not checked.exists():
-        write_bundle(short, quant, checked, chunk=32)
+        write_bundle(short, quant, checked, chunk=128)
     if not whole.exists():
         write_bundle(config, quant, whole, chunk=chunk)
     return checked, whole
