@@ -3,16 +3,61 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
+import uuid
 
 # before Triton's first import: kernels are then interpreted, on the CPU
 if os.environ.get("EDGE_TEST_DEVICE", "cpu") == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 
+import psutil
 import pytest
 import torch
 
 # tiny tensors: a second thread only makes them wait, tenfold when other programs run
 torch.set_num_threads(1)
+
+# A shell starts background jobs with SIGINT ignored, and children inherit it: those that a test
+# interrupts would wait for ever.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# in the environment of everything that the tests start
+_MARK = "EDGE_TEST_RUN"
+_PATIENCE_S = 10.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        os.environ[_MARK] = uuid.uuid4().hex
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where a process that a test started is still there, and end it."""
+    if hasattr(session.config, "workerinput"):
+        return
+    last = time.monotonic() + _PATIENCE_S
+    while (left := _left_behind()) and time.monotonic() < last:
+        time.sleep(0.2)
+    for process in left:
+        print(f"\nstill running at the end: {process.pid} {' '.join(process.cmdline())[:200]}")
+        process.kill()
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _left_behind() -> list[psutil.Process]:
+    """Processes of this run, whoever their parent is by now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(_MARK) == os.environ[_MARK]:
+                found.append(process)
+        except psutil.Error:
+            continue  # another user's, or it has just ended
+    return [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

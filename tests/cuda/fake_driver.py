@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -110,12 +111,23 @@ def _all(module: ModuleType) -> list[Run]:
             given["FAKE_CUDA_LOG"] = str(case.with_suffix(".log"))
             case.write_text(json.dumps([function, given]))
             cases.append(case)
-        subprocess.run(
+        _run(
             [sys.executable, str(_PROCESS), str(module.__file__), name],
-            env={**plain, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": path},
-            cwd=_ROOT, check=True, timeout=120,
-        )  # fmt: skip
+            {**plain, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": path},
+        )
         return [_read(case) for case in cases]
+
+
+def _run(command: list[str], environment: dict[str, str]) -> None:
+    """To its end, or to that of all its forks: one that hangs must not outlive the tests."""
+    process = subprocess.Popen(command, env=environment, cwd=_ROOT, start_new_session=True)
+    try:
+        code = process.wait(timeout=120)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    assert code == 0, f"the process of the scenarios ended with {code}"
 
 
 def _read(case: Path) -> Run:
