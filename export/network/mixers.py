@@ -141,6 +141,17 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(d_model, kv, bias=config.qkv_bias)
         self.v_proj = nn.Linear(d_model, kv, bias=config.qkv_bias)
         self.o_proj = nn.Linear(q, d_model, bias=config.out_bias)
+        self._inverse: Tensor | None = None
+
+    def _frequencies(self, device: torch.device) -> Tensor:
+        """Inverse frequencies of RoPE, fp32 whatever the weights are.
+
+        Kept on the device: a copy from the host cannot be recorded into a CUDA graph.
+        """
+        assert self.config.rope is not None
+        if self._inverse is None or self._inverse.device != device:
+            self._inverse = torch.from_numpy(inverse_frequencies(self.config.rope)).to(device)
+        return self._inverse
 
     def forward(self, u: Tensor, state: State, position: int) -> tuple[Tensor, State]:
         c = self.config
@@ -150,8 +161,7 @@ class Attention(nn.Module):
         )
         if c.rope is not None:
             positions = torch.arange(position, position + u.shape[1], device=u.device)
-            inverse = torch.from_numpy(inverse_frequencies(c.rope)).to(u.device)
-            q, k = (reference.rope(m, positions, inverse) for m in (q, k))
+            q, k = (reference.rope(m, positions, self._frequencies(u.device)) for m in (q, k))
         k = torch.cat([state["key_cache"].to(k.dtype), k], dim=2)
         v = torch.cat([state["value_cache"].to(v.dtype), v], dim=2)
         if torch.is_grad_enabled() and k.shape[2] == u.shape[1]:
