@@ -78,7 +78,8 @@ def add_kernels(
         report(f"kernels {done}/{total}", share[1] - (share[1] - share[0]) * left)
 
     kernels = {}
-    for sm, made in compile_variants(added.plan.variants, architectures, progress).items():
+    every = compile_variants(added.plan.variants, architectures, progress, precompiled=False)
+    for sm, made in every.items():
         index = writer.path(index_file(sm))
         index.write_bytes(made.index.to_json())
         for name, cubin in made.cubins.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -42,8 +43,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     while (left := _left_behind()) and time.monotonic() < last:
         time.sleep(0.2)
     for process in left:
-        print(f"\nstill running at the end: {process.pid} {' '.join(process.cmdline())[:200]}")
-        process.kill()
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            print(f"\nstill running at the end: {process.pid} {' '.join(process.cmdline())[:200]}")
+            process.kill()
     if left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -53,11 +55,12 @@ def _left_behind() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(_MARK) == os.environ[_MARK]:
+            mine = process.environ().get(_MARK) == os.environ[_MARK]
+            if mine and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue  # another user's, or it has just ended
-    return [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
+    return found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -317,6 +317,14 @@ def test_kernels_of_another_machine_are_taken(
     assert dict(compiled) == {(rounding(64).key, 87): 1}
 
 
+def test_a_bundle_takes_none_of_another_machine(
+    elsewhere: Path, compiled: Counter[tuple[str, int]]
+) -> None:
+    """Its index says by which Triton its kernels were made."""
+    aot.compile_variants([rounding(64)], [90], precompiled=False)
+    assert dict(compiled) == {(rounding(64).key, 90): 1}
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "gone"])
 def test_damaged_kernels_of_another_machine_are_compiled_here(
     damage: str, elsewhere: Path, compiled: Counter[tuple[str, int]]

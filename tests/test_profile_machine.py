@@ -281,13 +281,17 @@ def test_roof_counts_bytes() -> None:
     assert roof.flops == 2 * 1024**3
 
 
-def test_the_roof_of_a_device_is_that_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine on a GPU is not held against the CPU's memory."""
+def test_each_side_is_held_against_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine on a GPU against the GPU's, ONNX Runtime beside it against the CPU's."""
     monkeypatch.setenv("EDGE_DEVICE", "interpret")
-    monkeypatch.setattr(run, "measure_roof", lambda *_, **__: pytest.fail("that is the CPU's"))
-    roof = run._roof(run.Request("demo", engine="cuda"))
-    assert roof.read == roof.copy > 0 and roof.flops is None
-    assert roof.buffer_bytes == 8 << 20
+    own = roofline.Roof(2.0, 1.0, 1, None)
+    monkeypatch.setattr(run, "measure_roof", lambda *_, **__: own)
+    sides: list[dict[str, str]] = [{"engine": "cuda"}, {"engine": "ort", "provider": "cpu"}]
+    roofs = run._roofs(run.Request("demo"), [run.memory_of(side) for side in sides])
+    assert roofs["cpu"] is own
+    assert roofs["gpu"].read == roofs["gpu"].copy > 0 and roofs["gpu"].flops is None
+    assert roofs["gpu"].buffer_bytes == 8 << 20
+    assert run.memory_of({"engine": "ort", "provider": "cuda"}) is None
 
 
 def test_buffer_is_larger_than_the_last_cache(

@@ -64,7 +64,7 @@ def result(sides: dict[str, Side] | None = None, **changes: object) -> Result:
         "plan": Plan((tuple(range(10)),), generated=11, repetitions=2, warmup=1),
         "sides": sides or {THIS: side("base")},
         "before": COOL, "after": COOL, "others": 0.02, "logs": [power(20)], "gpu": None,
-        "roof": Roof(read=2e9, copy=1e9, buffer_bytes=1 << 20, flops=1e10), "notes": [],
+        "roofs": {"cpu": Roof(read=2e9, copy=1e9, buffer_bytes=1 << 20, flops=1e10)}, "notes": [],
     }  # fmt: skip
     return Result(**(values | changes))  # type: ignore[arg-type]
 
@@ -147,6 +147,6 @@ def test_page_of_what_was_not_measured() -> None:
     bare.samples = [[Sample(10, 0.0, 1.0, (1.1,), 0.1)]]
     bare.depths, bare.costs, bare.facts["peak_memory_bytes"] = [], {}, None
     bare.facts["memory"] = None
-    measured = result({THIS: bare}, roof=None, logs=[])
+    measured = result({THIS: bare}, roofs={}, logs=[])
     html = page.render(report.to_dict(measured), measured)
     assert "<svg" not in html and html.count("absent") > 5

@@ -13,7 +13,7 @@ from edge.apps.profiling.machine import BUSY, governor, machine, power_mode, thr
 from edge.apps.profiling.measure import Sample
 from edge.apps.profiling.power import PERIOD, why_none
 from edge.apps.profiling.roofline import bound_s, work
-from edge.apps.profiling.run import OTHER, THIS, Result, Side
+from edge.apps.profiling.run import OTHER, THIS, Result, Side, memory_of
 from edge.apps.profiling.statistics import Spread, ratio
 from edge.runtime import ort_providers
 from edge.runtime.model import resolve
@@ -172,12 +172,17 @@ def _roofline(result: Result, side: Side, absent: dict[str, str]) -> Facts | Non
 
     A chunk's time is a share of the longest prompt's, so that of a whole chunk where one fits.
     """
-    if result.roof is None:
-        absent["roofline"] = "not asked for (--no-breakdown)"
+    roof = result.roofs.get(memory_of(side.facts) or "")
+    if roof is None:
+        absent["roofline"] = (
+            "not measured for another provider of ONNX Runtime"
+            if memory_of(side.facts) is None
+            else "not asked for (--no-breakdown)"
+        )
         return None
-    if result.roof.flops is None:
+    if roof.flops is None:
         absent["arithmetic"] = "measured on a CPU alone, with one thread for each core"
-    found: Facts = {"roof": result.roof.to_dict(), "runs": {}}
+    found: Facts = {"roof": roof.to_dict(), "runs": {}}
     prompt = max(side.samples, key=lambda samples: samples[0].prompt)
     tokens = min(prompt[0].prompt, side.facts["chunk"])
     share = tokens / prompt[0].prompt
@@ -198,8 +203,8 @@ def _roofline(result: Result, side: Side, absent: dict[str, str]) -> Facts | Non
             "flops": demand.flops,
             "flops_per_byte": demand.intensity,
             "ms": 1e3 * seconds,
-            "bound_ms": 1e3 * bound_s(demand, result.roof),
-            "share_of_bandwidth": bound_s(demand, result.roof) / seconds,
+            "bound_ms": 1e3 * bound_s(demand, roof),
+            "share_of_bandwidth": bound_s(demand, roof) / seconds,
             "flops_per_s": demand.flops / seconds,
         }
     return found

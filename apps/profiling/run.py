@@ -105,7 +105,9 @@ class Side:
 
 @dataclass
 class Result:
-    """Everything; `notes` are for the reader, `others` is the share of the CPU others used."""
+    """Everything; `notes` are for the reader, `others` is the share of the CPU others used, `roofs`
+    are by whose memory it is (`memory_of`), none where they were not asked for.
+    """
 
     request: Request
     plan: Plan
@@ -115,7 +117,7 @@ class Result:
     others: float
     logs: list[tuple[Source, Log]]
     gpu: Gpu | None
-    roof: Roof | None
+    roofs: Mapping[str, Roof]
     notes: list[str]
     drafted: drafts.Drafted | None = None
 
@@ -145,22 +147,32 @@ def profile(request: Request, say: Say = lambda text: None) -> Result:
         side.subject = None  # its memory goes before the profiler loads the graph again
     del runners, drafting
     release()
-    roof = None
+    roofs: dict[str, Roof] = {}
     if request.explain:
         _explain(request, sides, say)
         say("measuring memory bandwidth")
-        roof = _roof(request)
+        roofs = _roofs(request, [memory_of(side.facts) for side in sides.values()])
     logs = [(meter.source, meter.log) for meter in meters]
-    return Result(request, plan, sides, before, after, share, logs, gpu, roof, notes, drafted)
+    return Result(request, plan, sides, before, after, share, logs, gpu, roofs, notes, drafted)
 
 
-def _roof(request: Request) -> Roof:
-    """Of the memory that the engine reads its weights from."""
-    if choose_engine(request.engine) != "ort":
-        return device_roof(open_device())
-    cores = usable_cores()
-    threads = request.threads or cores
-    return measure_roof(threads, arithmetic=threads == cores)
+def memory_of(facts: Mapping[str, Any]) -> str | None:
+    """Whose memory a side reads its weights from: "cpu", "gpu"; None where it is not known."""
+    if facts["engine"] != "ort":
+        return "gpu"
+    return "cpu" if facts.get("provider") in (None, ort_providers.CPU) else None
+
+
+def _roofs(request: Request, memories: Sequence[str | None]) -> dict[str, Roof]:
+    """Of each memory that is read from."""
+    found = {}
+    if "gpu" in memories:
+        found["gpu"] = device_roof(open_device())
+    if "cpu" in memories:
+        cores = usable_cores()
+        threads = request.threads or cores
+        found["cpu"] = measure_roof(threads, arithmetic=threads == cores)
+    return found
 
 
 def make_plan(request: Request) -> tuple[Plan, list[str]]:

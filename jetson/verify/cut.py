@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 
 from edge import protobuf
 from edge.launch import LaunchPlan
+from edge.onnx_runtime import onnxruntime
 from edge.ops.device import DEVICE_DOMAIN
 from edge.protobuf import message, put
 from edge.runtime.cuda.inputs import Run, Sources

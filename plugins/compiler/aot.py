@@ -39,16 +39,23 @@ def compile_variant(variant: Variant, sm: int) -> tuple[CompiledKernel, bytes]:
 
 
 def compile_variants(
-    variants: Iterable[Variant], architectures: Sequence[int], progress: Progress | None = None
+    variants: Iterable[Variant],
+    architectures: Sequence[int],
+    progress: Progress | None = None,
+    *,
+    precompiled: bool = True,
 ) -> dict[int, Kernels]:
     """All variants for all architectures; `progress` is told how many are made, and of how many.
+
+    `precompiled`: take what EDGE_PRECOMPILED names, which is to be run and not to be shipped.
 
     The same variants, Triton and ptxas give the same bytes. Raises ExportError: no Triton here, or
     a kernel that cannot be compiled, by name.
     """
     version = triton_version()
     unique = list({variant.key: variant for variant in variants}.values())
-    total, made = len(unique) * len(architectures), _kept(unique, architectures, version)
+    total = len(unique) * len(architectures)
+    made = _kept(unique, architectures, version, precompiled)
     report = progress or (lambda done, of: None)
     report(len(made), total)
 
@@ -66,10 +73,11 @@ def compile_variants(
 
 
 def _kept(
-    variants: Sequence[Variant], architectures: Sequence[int], version: str
+    variants: Sequence[Variant], architectures: Sequence[int], version: str, precompiled: bool
 ) -> dict[tuple[str, int], pool.Compiled]:
+    find = cache.find if precompiled else cache.find_own
     read = {
-        (variant.key, sm): cache.find(variant, sm, version)
+        (variant.key, sm): find(variant, sm, version)
         for sm in architectures
         for variant in variants
     }

@@ -4,8 +4,9 @@ One file each in the user's cache folder, `kernels/<hash>`: SHA-256 of the rest 
 line of JSON, the cubin. It appears whole or not at all; one that does not match its hash is made
 again. Without a writable folder every run compiles.
 
-EDGE_PRECOMPILED names a folder of such files that another machine compiled. They are taken
-whatever Triton is installed here, and before anything is compiled (`tests/gpu/pack.sh`).
+EDGE_PRECOMPILED names a folder of such files that another machine compiled (`tests/gpu/pack.sh`).
+Engines take them before anything is compiled, whatever version of Triton is installed here; bundles
+never. Their hash finds damage: whoever names the folder trusts it as code.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ def find(variant: Variant, sm: int, triton: str) -> Compiled | None:
         found = read(Path(folder) / precompiled(variant, sm))
         if found is not None:
             return found
+    return find_own(variant, sm, triton)
+
+
+def find_own(variant: Variant, sm: int, triton: str) -> Compiled | None:
+    """The kernel as it was compiled here, else None."""
     return read(entry(variant, sm, triton))
 
 

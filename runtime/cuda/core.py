@@ -24,8 +24,8 @@ LIMIT_S = 120.0
 # `wait` asks without a pause for as long as a step takes, then every tenth of a millisecond
 _AWAKE_S, _PAUSE_S = 0.05, 1e-4
 # After a replay it sleeps first, until so long before the same graph was done last time: on an Orin
-# a step takes 40 ms, in which asking would keep a core and its watts.
-_MARGIN_S = 1.5e-3
+# a step takes 40 ms, in which asking would keep a core and its watts. Never longer than the other.
+_MARGIN_S, _LONGEST_S = 1.5e-3, 0.1
 
 
 class CoreDevice:
@@ -166,6 +166,7 @@ class CoreDevice:
     def _keep(self, *used: object) -> None:
         """Until the stream is waited for; what a graph uses, as long as the graph."""
         kept = self._under_way if self._graph is None else self._graph.kept
+        self._running = None
         for one in used:
             kept[id(one)] = one
 
@@ -252,8 +253,8 @@ class CoreDevice:
         self._not_recording("replay")
         with self._turns, self._faults.of("launching a graph"):
             graph.executable.launch(self._place.stream)
-        self._running = (graph, time.monotonic())
-        self._keep(graph)
+            self._keep(graph)
+            self._running = (graph, time.monotonic())
 
     def _not_recording(self, doing: str) -> None:
         if self._graph is not None:
@@ -274,10 +275,11 @@ class CoreDevice:
         query, handle = self._modules.api.cuStreamQuery, self._place.handle
         not_ready = self._modules.api.CUresult.CUDA_ERROR_NOT_READY
         running, self._running = self._running, None
-        if running is not None:
-            self._sleep(running[0].spent_s - (time.monotonic() - running[1]) - _MARGIN_S)
         began = time.monotonic()
+        slept = running is not None and self._sleep(*running)
+        asked = 0
         while (answer := query(handle))[0] == not_ready:
+            asked += 1
             spent = time.monotonic() - began
             if self._limit_s is not None and spent > self._limit_s:
                 self._faults.lose(f"work was not done after {self._limit_s:g} s")
@@ -289,12 +291,18 @@ class CoreDevice:
                 time.sleep(_PAUSE_S)
         self._faults.check(answer, "running on the GPU")
         if running is not None:
-            running[0].spent_s = time.monotonic() - running[1]
+            graph, replayed = running
+            # done when first asked after a sleep: for how long is not known, and it was too long
+            late = slept and not asked
+            graph.spent_s = graph.spent_s / 2 if late else time.monotonic() - replayed
 
-    def _sleep(self, seconds: float) -> None:
-        """An interrupt ends it; the limit is looked at afterwards."""
-        if seconds > 0:
-            time.sleep(seconds if self._limit_s is None else min(seconds, self._limit_s))
+    def _sleep(self, graph: Recorded, replayed: float) -> bool:
+        """Until shortly before the graph should be done; whether there was time for that."""
+        rest = graph.spent_s - (time.monotonic() - replayed) - _MARGIN_S
+        longest = _LONGEST_S if self._limit_s is None else min(_LONGEST_S, self._limit_s)
+        if rest > 0:
+            time.sleep(min(rest, longest))
+        return rest > 0
 
 
 def _launching(kernel: LoadedKernel, grid: tuple[int, int, int]) -> str:
@@ -307,7 +315,7 @@ class Recorded:
     Attributes:
         kept: what its copies and launches use.
         builder, executable: cuda-core's GraphBuilder and Graph.
-        spent_s: from its last replay to the end of the wait for it; 0 before there was one.
+        spent_s: what its last replay took, as far as that is known; 0 before there was one.
     """
 
     def __init__(self, device: CoreDevice) -> None:

@@ -148,46 +148,70 @@ def test_memory_dropped_while_recording_is_freed_afterwards() -> None:
     assert done.live["memory"] == 0
 
 
-@scenario(latency=3)
-def slow_graph() -> Any:
-    """What `wait` sleeps before it asks, when the driver is not ready three times each wait."""
+def _timed(replays: list[float], *, latency: float) -> list[list[float]]:
+    """What `wait` sleeps after replays of one graph; each takes `latency`, and before waiting the
+    host is busy for so long.
+    """
     from edge.runtime.cuda import core
 
-    clock, slept = [0.0], []
-
-    class Time:
-        """A millisecond passes whenever somebody looks; sleeping takes as long as it says."""
-
-        @staticmethod
-        def monotonic() -> float:
-            clock[0] += 1e-3
-            return clock[0]
-
-        @staticmethod
-        def sleep(seconds: float) -> None:
-            slept.append(round(seconds, 6))
-            clock[0] += seconds
-
-    device = _device()
+    clock, slept = [0.0], [0.0]
+    device = _device(limit_s=None)
     memory = device.allocate(16)
     device.wait()
     with device.record() as recorded:
         device.fill(memory, 0, 16, 1)
-    core.time = Time  # type: ignore[assignment]
     (graph,) = recorded
-    for longer in (0.0, 0.02, 0.0, 0.0):
+
+    class Time:
+        @staticmethod
+        def monotonic() -> float:
+            return clock[0]
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            slept[0] += seconds
+            clock[0] += seconds
+
+    api = device._modules.api
+    done, not_ready = api.cuStreamQuery, (api.CUresult.CUDA_ERROR_NOT_READY,)
+    ends = [0.0]
+
+    def query(handle: Any) -> Any:
+        clock[0] += 1e-4
+        return done(handle) if clock[0] >= ends[0] else not_ready
+
+    core.time, api.cuStreamQuery = Time, query  # type: ignore[assignment]
+    found = []
+    for busy in replays:
         graph.replay()
-        clock[0] += longer
+        ends[0], slept[0] = clock[0] + latency, 0.0
+        clock[0] += busy
         device.wait()
+        found.append([slept[0], clock[0] - ends[0]])
     device.wait()  # nothing was replayed: nothing is slept
-    return slept
+    return found
+
+
+@scenario()
+def steady() -> Any:
+    return _timed([0.0] * 4, latency=0.04)
+
+
+@scenario()
+def after_a_stop() -> Any:
+    """The process is stopped for half a minute in the second step."""
+    return _timed([0.0, 30.0, *[0.0] * 20], latency=0.003)
 
 
 def test_wait_sleeps_until_shortly_before_the_graph_was_done_last_time() -> None:
-    done = ran(slow_graph)
-    assert done.ended, done.stderr
-    # the first time nothing is known, the second it is done already: 26 ms after the replay
-    first, second = done.result
-    assert 0.02 < first < 0.026
-    # what was slept is part of what it took
-    assert first < second + 2e-3 < first + 8e-3
+    first, *later = ran(steady).result
+    assert first[0] == 0
+    for slept, late in later:
+        assert 0.037 < slept < 0.039 and late < 1e-3
+
+
+def test_a_step_that_took_long_once_is_forgotten_soon() -> None:
+    """At most a tenth of a second is slept too long, and half as long is believed each time."""
+    late = [late for _, late in ran(after_a_stop).result[2:]]
+    assert max(late) <= 0.1
+    assert all(each < 1e-3 for each in late[16:])

@@ -24,6 +24,10 @@ kit=${KIT:-build/gpu-kit} there=${THERE:-/tmp/gpu-kit}
 work=$kit.work # what another run of this begins with; it does not travel
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 unset EDGE_PRECOMPILED
+if [ -e "$kit" ] && [ ! -e "$kit/kernels.tar.xz" ] && [ -n "$(ls -A "$kit")" ]; then
+    echo "$kit is no kit: name another folder by KIT" >&2
+    exit 2
+fi
 rm -rf "$kit" "$work/variants"
 mkdir -p "$kit" "$work"
 

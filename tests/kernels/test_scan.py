@@ -172,11 +172,13 @@ def test_chains(kind: str, pending: int, new: int, batch: int, a_channel: bool) 
     check(feeds, Run(range(pending), range(pending, pending + new), store=LAST, source=new % 2))
 
 
-@pytest.mark.parametrize("kind", ["fp32", "32"])
 @pytest.mark.parametrize(
-    ("pending", "new", "batch", "programs", "store"),
-    [(0, 64, 1, 2, LAST), (3, 130, 2, 8, LAST), (2, 101, 1, 99, ADVANCED), (1, 63, 1, 99, LAST)],
-)
+    ("kind", "pending", "new", "batch", "programs", "store"),
+    [
+        ("fp32", 0, 64, 1, 2, LAST), ("32", 3, 130, 2, 8, LAST), ("fp32", 2, 101, 1, 99, ADVANCED),
+        ("32", 2, 101, 1, 99, ADVANCED), ("fp32", 1, 63, 1, 99, LAST),
+    ],
+)  # fmt: skip
 def test_parts_of_a_prompt(
     kind: str, pending: int, new: int, batch: int, programs: int, store: int
 ) -> None:
