@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -188,7 +189,22 @@ def test_rehearsal(tmp_path: Path) -> None:
     files = "tests/kernels/test_embed.py tests/kernels/test_rows.py"
     done = script(tmp_path, "C", FILES=files, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed: none" in done.stdout
     for name in ("test_embed", "test_rows"):
-        (line,) = [x for x in done.stdout.split("== summary")[1].splitlines() if name in x]
+        (line,) = [x for x in done.stdout.splitlines() if x.startswith(name)]
         assert line.split()[1] == "ok" and "passed" in line and "skipped" not in line
         assert (tmp_path / f"out/{name}.xml").exists()
+
+
+def test_without_a_driver_nothing_is_begun(tmp_path: Path) -> None:
+    """Stage B would write 25 GB of models for nobody."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("bash", "dirname", "env"):
+        (bare / name).symlink_to(shutil.which(name) or name)
+    done = subprocess.run(
+        ["bash", str(SCRIPT)], env={"PATH": str(bare), "OUT": str(tmp_path / "out")},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1 and "no NVIDIA driver here" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -9,7 +9,7 @@
 #   C  every kernel and engine test, a process a file; compute-sanitizer over a run
 #
 # No failure ends it. Each step has a log in $OUT and a line in $OUT/summary.txt, which is printed
-# at the end; the exit code is 1 when a step failed. Needs a driver and a Python with torch, triton,
+# as it ends; the exit code is 1 when a step failed. Needs a driver and a Python with torch, triton,
 # cuda-core, pytest and what the runtime needs: step A says what is missing. For a machine without
 # network tests/gpu/pack.sh brings kernels and packages.
 #
@@ -32,6 +32,12 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 PYTHONDON
 export OUT=${OUT:-build/gpu} EDGE_TEST_DEVICE=${EDGE_TEST_DEVICE:-cuda} PYTHON=$python
 unset TRITON_INTERPRET EDGE_DEVICE
 [ "$EDGE_TEST_DEVICE" = cpu ] && export EDGE_DEVICE=interpret
+if [ "$EDGE_TEST_DEVICE" != cpu ] && ! nvidia-smi > /dev/null 2>&1 &&
+    ! ldconfig -p 2> /dev/null | grep -q libcuda.so.1; then
+    echo "no NVIDIA driver here, so nothing was run; a rehearsal without a GPU:" >&2
+    echo "EDGE_TEST_DEVICE=cpu FILES=tests/kernels/test_rows.py tests/gpu/run.sh C" >&2
+    exit 1
+fi
 mkdir -p "$OUT"
 : > "$OUT/summary.txt"
 
@@ -122,6 +128,6 @@ stages=${*:-A B C}
 case $stages in *B*) prepare ;; esac
 for stage in $stages; do "stage_$stage"; done
 wait
-echo "== summary"
-cat "$OUT/summary.txt"
-! grep -qE '^[^ ]+ +(FAILED|ended after)' "$OUT/summary.txt"
+failed=$(grep -E '^[^ ]+ +(FAILED|ended after)' "$OUT/summary.txt")
+echo "== $(wc -l < "$OUT/summary.txt") steps, their logs in $OUT; failed: ${failed:-none}"
+[ -z "$failed" ]
