@@ -20,8 +20,10 @@ def onnx_runtime(bundle: str) -> Found:
         from edge.onnx_runtime import REMEDY, onnxruntime
     except EngineError as problem:
         return _absence(), problem.message, problem.remedy
-    built = ", ".join(ort_providers.available())
-    detail = f"{onnxruntime.__version__}, {built}"
+    built = ort_providers.available()
+    # by the names that --provider takes; a build may have others, which nothing here runs on
+    names = [name for name, theirs in ort_providers.PROVIDERS.items() if theirs in built]
+    detail = f"{onnxruntime.__version__} for {', '.join(names)}"
     if len(found := ort_providers.packages()) > 1:
         remedy = f"pip uninstall -y {' '.join(found)}, then one of them: {REMEDY}"
         return "broken", f"{detail}: {' and '.join(found)} overwrote each other", remedy
