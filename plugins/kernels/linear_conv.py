@@ -61,7 +61,7 @@ def few(
     if y_scale is None:
         made = few_float(x, weight, m, n, M, N, K, X_STRIDE, ROWS, BLOCK_N, BLOCK_K)
     else:
-        total = few_int8(x, weight, m, n, M, N, K, X_STRIDE, ROWS, BLOCK_N, BLOCK_K, 1)
+        total = few_int8(x, weight, m, n, M, N, K, X_STRIDE, ROWS, BLOCK_N, BLOCK_K)
         made = scaled(
             total, m, n, x_scale, weight_scale, y_scale, M, N, 0, WEIGHT_SCALE_STEP, Y_SCALE_STEP
         )

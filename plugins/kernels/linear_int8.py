@@ -97,7 +97,7 @@ def few_int8(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SPLIT: tl.constexpr = 1,
 ):
     """Σ_k x[m, k] · weight[n, k], i32 [ROWS, BLOCK_N]; zeros outside."""
     if SPLIT > 1 and tensor_cores():

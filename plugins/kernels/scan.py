@@ -361,7 +361,7 @@ def scan(
     if PARTS > 1:
         part = tl.program_id(2)
         parts, begin, end = part_of(run, tokens, PART, PARTS)
-        # what is pending is of the first part; those that are not needed do nothing
+        # every part replays what is pending, and one alone stores; those not needed run no token
         pending = tl.where(part < parts, pending, 0)
         advance = tl.where(part == 0, advance, 0)
         store = tl.where(part == parts - 1, store, 0)
@@ -384,7 +384,7 @@ def scan(
             )
         else:
             sums = few_int8(
-                low_dt, dt_weight, m, e, rows, E, RANK, LOW_STRIDE, ROWS, BLOCK_E, BLOCK_K, 1
+                low_dt, dt_weight, m, e, rows, E, RANK, LOW_STRIDE, ROWS, BLOCK_E, BLOCK_K
             )
             dt = scaled(
                 sums, m, e, low_dt_scale, dt_weight_scale, dt_scale, rows, E,
