@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge.apps.bench.gpu.check import agreement
@@ -15,8 +16,10 @@ from edge.apps.bench.gpu.shapes import MODELS, period
 from edge.apps.profiling.roofline import device_roof
 from edge.bundle import open_bundle
 from edge.bundle.kernels import open_plan
+from edge.launch import PROGRAMS
 from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.runtime.cuda.engine import CudaEngine
+from edge.runtime.cuda.inputs import Run
 from tests.gpu.first_cubin import lowered, runs
 
 pytestmark = pytest.mark.without_gpu
@@ -52,6 +55,10 @@ def test_models_are_checked_and_then_measured(
     assert found.right, found.line()
     with open_bundle(bundle) as opened:
         engine = CudaEngine.from_bundle(opened, device=device)
+    fields = np.zeros(8, np.int32)
+    step = engine.new_state(window=1).ledger.run(1)
+    engine.sources.fill({"run": fields}, Run(np.zeros((1, 1), np.int64), step, (0,)))
+    assert fields[PROGRAMS] >= 132, "kernels are not told how much room there is"
     case = Case(model, quant, found, engine.weights.nbytes)
     case.times = times(engine, (2,), (1,), repeats=1, warm=0)
     case.kernels = kernel_times(engine, repeats=1, warm=0)
