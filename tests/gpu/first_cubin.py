@@ -26,7 +26,10 @@ def main() -> int:
     if missing := [name for name in TESTS if not _present(name)]:
         print(f"tests will lack Python packages: {' '.join(missing)}")
     if missing := [name for name in NEEDED if not _present(name)]:
-        print(f"missing Python packages: {' '.join(missing)}", file=sys.stderr)
+        print(
+            f"missing Python packages: {' '.join(missing)} (make test installs all)",
+            file=sys.stderr,
+        )
         return 1
     from edge.plugins.compiler.aot import compile_variants, triton_version
     from edge.runtime.cuda.core import CoreDevice
