@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -246,13 +247,27 @@ ORDER = (
 )  # fmt: skip
 
 
+def _ran(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """To its end, or to that of all it started. Raises TimeoutExpired after LIMIT_S."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=LIMIT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
 def examine(name: str, bundle: str) -> Finding:
     """One check; whatever goes wrong in it is the finding."""
     if name in HERE:
         return judged(name, HERE[name], bundle)
     command = [sys.executable, "-m", "edge.apps.doctor_checks", name, bundle]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        done = _ran(command)
     except subprocess.TimeoutExpired:
         return Finding(name, "broken", f"was not done after {LIMIT_S:g} s")
     lines = done.stdout.splitlines()
