@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
-from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
+from edge.config import ModelConfig
 from edge.errors import BundleError
 from edge.launch import (
     ITEM_SIZE,
@@ -135,9 +135,8 @@ def _check_constants(plan: LaunchPlan, weight_bytes: int) -> None:
 
 def _check_inputs(plan: LaunchPlan, config: ModelConfig) -> None:
     """Inputs are of the forms that a host writes; what they are made from belongs to the model."""
-    widths = {m.d_conv for m in config.layers if isinstance(m, Mamba1Config | Mamba2Config)}
-    if not widths.issuperset(plan.taps):
-        _refuse("taps", f"has other widths than the model's {sorted(widths)}")
+    if not set(config.conv_widths).issuperset(plan.taps):
+        _refuse("taps", f"has other widths than the model's {config.conv_widths}")
     _check_rotations(plan, config)
     forms = _input_forms(plan)
     for name, buffer in plan.inputs.items():
@@ -147,7 +146,7 @@ def _check_inputs(plan: LaunchPlan, config: ModelConfig) -> None:
 
 def _check_rotations(plan: LaunchPlan, config: ModelConfig) -> None:
     """Angles are those of some attention layer, whether a theta or the frequencies say them."""
-    ropes = [m.rope for m in config.layers if isinstance(m, AttentionConfig) and m.rope]
+    ropes = [layer.rotation for layer in config.layers if layer.rotation]
     tabled = {f"rope{index}" for index, (theta, _) in enumerate(plan.rotations) if theta == 0}
     if tabled != plan.inverses.keys():
         _refuse("inverses", f"are there for {sorted(plan.inverses)}, not for {sorted(tabled)}")
@@ -206,15 +205,8 @@ def _check_logs(plan: LaunchPlan, config: ModelConfig) -> None:
 def _log_widths(config: ModelConfig) -> Iterator[tuple[str, int]]:
     """What a replay reads of each layer (edge.launch: Pointer)."""
     for index, layer in enumerate(config.layers):
-        if isinstance(layer, Mamba1Config):
-            scan = {"x": layer.d_inner, "dt": layer.d_inner, "B": layer.d_state}
-        elif isinstance(layer, Mamba2Config):
-            shares = layer.n_groups * layer.d_state
-            scan = {"x": layer.d_ssm, "dt": layer.n_heads, "B": shares}
-        else:
-            continue
-        yield f"layers.{index}.conv_in", layer.conv_channels
-        yield from ((f"layers.{index}.scan_{name}", width) for name, width in scan.items())
+        for name, width in layer.log_widths().items():
+            yield f"layers.{index}.{name}", width
 
 
 def _check_programs(plan: LaunchPlan, config: ModelConfig) -> None:

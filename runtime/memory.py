@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge.bundle import Manifest
-from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
+from edge.config import ModelConfig
 from edge.errors import EdgeError, EngineError, StateError
 from edge.runtime.layout import StateLayout
 from edge.runtime.ring import bases_for, slots_for
@@ -111,7 +111,7 @@ def _weights(manifest: Manifest) -> tuple[int, int]:
     """Bytes of the weights once loaded, and the most that loading them takes."""
     config, bits = manifest.model, manifest.quantization.bits
     files = sum(entry.size for entry in manifest.files if entry.path.endswith((".bin", ".onnx")))
-    mamba = sum(isinstance(c, Mamba1Config | Mamba2Config) for c in config.layers)
+    mamba = sum(layer.recurrent for layer in config.layers)
     nodes = mamba * _MAMBA_NODES + (len(config.layers) - mamba) * _OTHER_NODES
     # the table of embeddings is read where it lies in the file, in bytes at the least
     table = config.vocab_size * config.d_model * max(1, bits // 8)
@@ -131,17 +131,11 @@ def workspace_bytes(config: ModelConfig, tokens: int, batch: int, capacity: int)
     """
     most = attention = 0
     for layer in config.layers:
-        if isinstance(layer, AttentionConfig):
-            values = 4 * layer.n_heads * layer.head_dim + layer.n_heads * max(tokens, capacity)
+        values = layer.workspace(tokens, capacity)
+        if layer.attends:
             attention = max(attention, values)
-            continue
-        if isinstance(layer, Mamba1Config):
-            values = layer.d_inner * (layer.d_state + 8)
-        elif isinstance(layer, Mamba2Config):
-            values = 4 * layer.in_proj_rows + 5 * layer.n_heads * tokens
         else:
-            values = 3 * layer.d_intermediate
-        most = max(most, values)
+            most = max(most, values)
     return _FLOAT * batch * tokens * (most + attention + 4 * config.d_model) + _RUN
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge import cpu
-from edge.config import Mamba1Config, Mamba2Config, ModelConfig
+from edge.config import ModelConfig
 from edge.errors import BundleError, EngineError, InputError, StateError
 from edge.onnx_runtime import onnxruntime
 from edge.runtime import memory, ort_providers, ort_session
@@ -97,8 +97,7 @@ class OrtEngine:
         self._logs = ort_session.logs_of(self._session, path)
         layout = self._layout(1, 1, 1)
         ort_session.check_signature(self._session, layout, path)
-        widths = {c.d_conv for c in config.layers if isinstance(c, Mamba1Config | Mamba2Config)}
-        self.constants = Constants(max(chunk, MAX_WINDOW), widths, MAX_WINDOW)
+        self.constants = Constants(max(chunk, MAX_WINDOW), config.conv_widths, MAX_WINDOW)
 
     @staticmethod
     def from_bundle(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.config import Mixer, MlpConfig, ModelConfig
+from edge.config import ModelConfig
 
 # Quamba, arXiv 2410.13229, figures 9 to 11; a value's name in the floating graph → what it is
 _VALUES = {
@@ -40,12 +40,5 @@ def name_of(config: ModelConfig, name: str, weight: bool) -> str:
     elif own == "gated":
         what = "input of down_proj" if kind == "mlp" else "y"
     else:
-        what = _VALUES.get(own, own).format(in_proj=_first(config.layers[int(index)]))
+        what = _VALUES.get(own, own).format(in_proj=config.layers[int(index)].first_matrix)
     return f"{kind}: {what}"
-
-
-def _first(layer: Mixer) -> str:
-    """The product that reads a layer's normed input."""
-    if isinstance(layer, MlpConfig):
-        return "gate_up_proj" if layer.gated else "up_proj"
-    return "qkv_proj" if layer.kind == "attention" else "in_proj"

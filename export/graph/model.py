@@ -14,6 +14,7 @@ from edge.config import (
     Mamba1Config,
     Mamba2Config,
     Mixer,
+    MlpConfig,
     ModelConfig,
     RopeConfig,
 )
@@ -135,6 +136,7 @@ def _mixer(at: Place, layer: Mixer, u: Input) -> str:
         return (mamba_int8 if fused else layers).mamba2(at, layer, u)
     if isinstance(layer, AttentionConfig):
         return layers.attention(at, layer, u)
+    assert isinstance(layer, MlpConfig)
     return layers.mlp(at, layer, u)
 
 

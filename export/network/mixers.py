@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, NormConfig
+from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, Mixer, MlpConfig, NormConfig
 from edge.export.network.chunked import selective_scan_heads_chunked
 from edge.export.network.conv import causal_conv1d_training
 from edge.export.network.norms import gated_rms_norm_training, rms_norm_training
@@ -188,9 +188,7 @@ class Mlp(nn.Module):
         return self.down_proj(F.gelu(up, approximate="tanh" if tanh else "none")), {}
 
 
-def build_mixer(
-    config: Mamba1Config | Mamba2Config | AttentionConfig | MlpConfig, d_model: int, eps: float
-) -> nn.Module:
+def build_mixer(config: Mixer, d_model: int, eps: float) -> nn.Module:
     """The module for one layer's mixer, freshly initialised."""
     if isinstance(config, Mamba1Config):
         return Mamba1(config, d_model)
@@ -198,4 +196,5 @@ def build_mixer(
         return Mamba2(config, d_model, eps)
     if isinstance(config, AttentionConfig):
         return Attention(config, d_model)
+    assert isinstance(config, MlpConfig)
     return Mlp(config, d_model)

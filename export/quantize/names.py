@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, Mixer, ModelConfig
+from edge.config import (
+    AttentionConfig,
+    Mamba1Config,
+    Mamba2Config,
+    Mixer,
+    MlpConfig,
+    ModelConfig,
+)
 from edge.tensors import padded_head_dim
 
 Matrices = dict[str, tuple[int, int]]
@@ -26,6 +33,7 @@ def layer_matrices(layer: Mixer, d_model: int) -> Matrices:
         wide = padded_head_dim(layer.head_dim)
         heads = layer.n_heads + 2 * layer.n_kv_heads
         return {"qkv_proj": (heads * wide, d_model), "o_proj": (d_model, layer.n_heads * wide)}
+    assert isinstance(layer, MlpConfig)
     wide = layer.d_intermediate
     up = {"gate_up_proj": (2 * wide, d_model)} if layer.gated else {"up_proj": (wide, d_model)}
     return up | {"down_proj": (d_model, wide)}
@@ -39,6 +47,7 @@ def inputs(layer: Mixer) -> dict[str, str]:
         return {"in_proj": "normed", "out_proj": "joined" if layer.d_mlp else "gated"}
     if isinstance(layer, AttentionConfig):
         return {"qkv_proj": "normed", "o_proj": "attended_time"}
+    assert isinstance(layer, MlpConfig)
     if layer.gated:
         return {"gate_up_proj": "normed", "down_proj": "gated"}
     return {"up_proj": "normed", "down_proj": "activated"}

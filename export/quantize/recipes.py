@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edge import mixers
 from edge.errors import ExportError
 from edge.export.quantize.how import Activation, Static, Table
 from edge.export.quantize.plan import Storage
 
-LayerKind = Literal["mamba1", "mamba2", "attention", "mlp"]
-KINDS: tuple[LayerKind, ...] = ("mamba1", "mamba2", "attention", "mlp")
+LayerKind = str
+KINDS = tuple(map(mixers.kind_of, mixers.every()))
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 
 from edge.apps.bench.gpu.measure import median_ms
 from edge.apps.bench.gpu.random_model import RandomTensors
-from edge.config import Mamba1Config, ModelConfig
+from edge.config import ModelConfig
 from edge.export.network.model import Network
-from edge.tensors import tensor_shapes
+from edge.tensors import recurrent_state_shapes, tensor_shapes
 
 
 def available() -> bool:
@@ -50,15 +50,14 @@ def transformers_step_ms(config: ModelConfig, repeats: int) -> float:
     """A step of transformers' MambaForCausalLM in fp16, as it comes. Mamba-1 alone."""
     from transformers import MambaConfig, MambaForCausalLM
 
-    layer = config.layers[0]
-    assert isinstance(layer, Mamba1Config)
+    _, d_state, _ = recurrent_state_shapes(config)["layers.0.ssm_state"]
     with torch.device("cuda"):
         model: Any = MambaForCausalLM(
             MambaConfig(
                 vocab_size=config.vocab_size,
                 hidden_size=config.d_model,
                 num_hidden_layers=len(config.layers),
-                state_size=layer.d_state,
+                state_size=d_state,
             )
         )
     model = model.half().eval()

@@ -1,0 +1,109 @@
+"""Causal attention with grouped heads, and the rotary embedding of its queries and keys."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from edge.mixers.base import (
+    Frozen,
+    Grown,
+    MixerConfig,
+    Positive,
+    Shapes,
+    linear_shapes,
+    refuse_all,
+)
+
+
+class RopeScaling(Frozen):
+    """Frequencies changed for contexts longer than those of pretraining; `edge.rope` has the maths.
+
+    `linear` divides all of them by `factor`. `llama3` divides those that turn fewer than
+    `low_freq_factor` times in `original_context` tokens, leaves those that turn more than
+    `high_freq_factor` times, and goes smoothly from one to the other between.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float = Field(gt=0, le=1e6)
+    low_freq_factor: float = Field(default=1.0, gt=0, le=1e6)
+    high_freq_factor: float = Field(default=4.0, gt=0, le=1e6)
+    original_context: Positive = 8192
+
+    @model_validator(mode="after")
+    def _ascends(self) -> RopeScaling:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor {self.low_freq_factor} is not below high_freq_factor "
+                f"{self.high_freq_factor}"
+            )
+        return self
+
+
+class RopeConfig(Grown):
+    """Rotary embedding over the first `dim` values of each head, half against half."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"scaling"})
+
+    theta: float = Field(default=10000.0, gt=0)
+    dim: Positive
+    scaling: RopeScaling | None = None
+
+    @model_validator(mode="after")
+    def _even(self) -> RopeConfig:
+        if self.dim % 2:
+            raise ValueError(f"rope dim {self.dim} is odd")
+        return self
+
+
+class AttentionConfig(MixerConfig):
+    """kv_cache: key and value, each [B, n_kv_heads, capacity, P]."""
+
+    attends: ClassVar[bool] = True
+
+    kind: Literal["attention"] = "attention"
+    n_heads: Positive
+    n_kv_heads: Positive
+    head_dim: Positive
+    rope: RopeConfig | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+
+    @model_validator(mode="after")
+    def _divides(self) -> AttentionConfig:
+        refuse_all(
+            (
+                f"{self.n_heads} heads do not divide into {self.n_kv_heads} KV heads"
+                if self.n_heads % self.n_kv_heads
+                else None,
+                f"rope dim {self.rope.dim} exceeds head_dim {self.head_dim}"
+                if self.rope is not None and self.rope.dim > self.head_dim
+                else None,
+            )
+        )
+        return self
+
+    @property
+    def rotation(self) -> RopeConfig | None:
+        return self.rope
+
+    @property
+    def first_matrix(self) -> str:
+        return "qkv_proj"
+
+    def tensor_shapes(self, d_model: int) -> Shapes:
+        q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        return (
+            linear_shapes("q_proj", q, d_model, self.qkv_bias)
+            | linear_shapes("k_proj", kv, d_model, self.qkv_bias)
+            | linear_shapes("v_proj", kv, d_model, self.qkv_bias)
+            | linear_shapes("o_proj", d_model, q, self.out_bias)
+        )
+
+    def kv_caches(self, capacity: int, batch: int) -> Shapes:
+        shape = (batch, self.n_kv_heads, capacity, self.head_dim)
+        return {"key_cache": shape, "value_cache": shape}
+
+    def workspace(self, tokens: int, capacity: int) -> int:
+        return 4 * self.n_heads * self.head_dim + self.n_heads * max(tokens, capacity)

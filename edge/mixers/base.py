@@ -1,0 +1,114 @@
+"""What every mixer states about itself: tensors, states, memory. `edge.config` has the symbols.
+
+A mixer is one file beside this one; its torch module, graph and rounding are the file of the same
+name in `edge.export.mixers`. Nothing else asks which kind a layer is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
+
+if TYPE_CHECKING:
+    from edge.mixers.attention import RopeConfig
+
+Positive = Annotated[int, Field(gt=0, le=1 << 31)]
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Frozen(BaseModel):
+    """A config: immutable, without fields that nobody stated."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Grown(Frozen):
+    """A config that got fields later: where they hold their default they are not written, so that
+    a runtime from before reads the models that it can run.
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = written(self)
+        fields = type(self).model_fields
+        plain = {name for name in self.later if getattr(self, name) == fields[name].default}
+        return {name: value for name, value in data.items() if name not in plain}
+
+
+class MixerConfig(Frozen):
+    """A layer's mixer: its sizes, and what follows from them.
+
+    Attributes:
+        kind: the name in JSON, and of the mixer's files.
+        recurrent: it has a conv_state and an ssm_state.
+        attends: it has KV caches, which grow with the context.
+    """
+
+    kind: str
+    recurrent: ClassVar[bool] = False
+    attends: ClassVar[bool] = False
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether it reads the residual stream as the layer before it did."""
+        return False
+
+    @property
+    def conv_width(self) -> int | None:
+        """K of its causal convolution."""
+        return None
+
+    @property
+    def rotation(self) -> RopeConfig | None:
+        """The rotary embedding of its queries and keys."""
+        return None
+
+    @property
+    def first_matrix(self) -> str:
+        """The graph's matrix that reads the layer's normed input."""
+        raise NotImplementedError
+
+    def tensor_shapes(self, d_model: int) -> Shapes:
+        """Canonical weight name → shape, in the order they are stored."""
+        raise NotImplementedError
+
+    def recurrent_states(self, batch: int) -> Shapes:
+        """`conv_state` and `ssm_state` → shape, batch first."""
+        return {}
+
+    def kv_caches(self, capacity: int, batch: int) -> Shapes:
+        """`key_cache` and `value_cache` → [batch, n_kv_heads, capacity, head_dim]."""
+        return {}
+
+    def log_widths(self) -> dict[str, int]:
+        """What a replay of its recurrence reads of every token → how many values that is."""
+        return {}
+
+    def workspace(self, tokens: int, capacity: int) -> int:
+        """About how many fp32 values a run of `tokens` holds at once, for each of them."""
+        raise NotImplementedError
+
+
+def linear_shapes(name: str, rows: int, columns: int, bias: bool) -> Shapes:
+    """A weight [rows, columns], and a bias [rows] where there is one."""
+    shapes: Shapes = {f"{name}.weight": (rows, columns)}
+    if bias:
+        shapes[f"{name}.bias"] = (rows,)
+    return shapes
+
+
+def refuse_all(faults: Iterable[str | None]) -> None:
+    """Raise one ValueError that lists every fault; None is no fault."""
+    found = [fault for fault in faults if fault]
+    if found:
+        raise ValueError("; ".join(found))

@@ -1,0 +1,49 @@
+"""A feed-forward layer, which has no state."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from edge.mixers.base import Grown, MixerConfig, Positive, Shapes, linear_shapes
+
+
+class MlpConfig(MixerConfig, Grown):
+    """`swiglu` is down(silu(gate(x)) · up(x)), `gelu` down(gelu(up(x))), and `gelu_tanh` the same
+    with the tanh approximation of GELU.
+
+    Attributes:
+        parallel: it reads the stream as the layer before it did, not what that made of it:
+            x + before(norm(x)) + mlp(norm'(x)).
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset({"form", "parallel"})
+
+    kind: Literal["mlp"] = "mlp"
+    d_intermediate: Positive
+    bias: bool = False
+    form: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
+    parallel: bool = False
+
+    @property
+    def gated(self) -> bool:
+        return self.form == "swiglu"
+
+    @property
+    def is_parallel(self) -> bool:
+        return self.parallel
+
+    @property
+    def first_matrix(self) -> str:
+        return "gate_up_proj" if self.gated else "up_proj"
+
+    def tensor_shapes(self, d_model: int) -> Shapes:
+        wide = self.d_intermediate
+        gate = linear_shapes("gate_proj", wide, d_model, self.bias) if self.gated else {}
+        return (
+            gate
+            | linear_shapes("up_proj", wide, d_model, self.bias)
+            | linear_shapes("down_proj", d_model, wide, self.bias)
+        )
+
+    def workspace(self, tokens: int, capacity: int) -> int:
+        return 3 * self.d_intermediate
