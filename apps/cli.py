@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import typer
+import typer.core
 
-from edge.apps import (
-    build_command,
-    doctor_command,
-    eval_command,
-    export_command,
-    info_command,
-    profile_command,
-    serve_command,
-)
 from edge.apps.exits import exit_code_of
+
+# command: the module and the function that it is loaded from when it is called
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "export": ("edge.apps.export", "export"),
+    "info": ("edge.apps.info", "info"),
+    "serve": ("edge.apps.serve", "serve"),
+    "eval": ("edge.apps.eval_command", "evaluate"),
+    "build": ("edge.apps.build", "build"),
+    "profile": ("edge.apps.profile_command", "profile"),
+    "doctor": ("edge.apps.doctor", "doctor"),
+}
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands, none of which is imported before it is wanted."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        # names alone: what suggestions for a misspelt one are looked for in
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, function = COMMANDS[cmd_name]
+        alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+        alone.command(cmd_name)(getattr(importlib.import_module(module), function))
+        return typer.main.get_command(alone)
+
 
 app = typer.Typer(
     name="edge",
+    cls=_Commands,
     help="Mamba, Mamba-2 and hybrid language models on small devices.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("export")(export_command.export)
-app.command("info")(info_command.info)
-app.command("serve")(serve_command.serve)
-app.command("eval")(eval_command.evaluate)
-app.command("build")(build_command.build)
-app.command("profile")(profile_command.profile)
-app.command("doctor")(doctor_command.doctor)
 
 
 @app.callback(invoke_without_command=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.apps.chat_gain import Gain
-from edge.apps.chat_output import figures
+from edge.apps.chat.gain import Gain
+from edge.apps.chat.output import figures
 from edge.apps.profiling.stopwatch import Spent, timed
 from edge.runtime.generate import GenerationResult, Timings
 from edge.runtime.speculate.decode import Share, Speculation

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from edge.apps.chat_output import Stream
+from edge.apps.chat.output import Stream
 from tests.session_models import bundle, model
 
 HOT = ["--temperature", "5", "--seed", "3"]

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from edge.apps import doctor_checks
-from edge.apps.doctor_checks import Finding, examine, judged
-from edge.apps.doctor_command import line
+from edge.apps.doctor import checks as doctor_checks
+from edge.apps.doctor import line
+from edge.apps.doctor.checks import Finding, examine, judged
 from edge.errors import EngineError
 from tests.cuda.fake_driver import ran, scenario
 

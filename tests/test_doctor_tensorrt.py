@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from edge.apps import doctor_checks, doctor_command, doctor_tensorrt
-from edge.apps.doctor_checks import Finding, judged
+from edge.apps import doctor as doctor_command
+from edge.apps.doctor import checks as doctor_checks
+from edge.apps.doctor import tensorrt as doctor_tensorrt
+from edge.apps.doctor.checks import Finding, judged
 from edge.errors import EngineError
 from edge.runtime.cuda import install
 from edge.runtime.tensorrt import bindings, library
@@ -96,7 +98,7 @@ def test_the_engine(device: ort_tensorrt.Stream, monkeypatch: pytest.MonkeyPatch
 def findings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
     """What every check found, by its name: all is well."""
     found = {name: Finding(name, "ok", "well") for name in doctor_checks.ORDER}
-    monkeypatch.setattr(doctor_command, "examine", lambda name, _: found[name])
+    monkeypatch.setattr(doctor_checks, "examine", lambda name, _: found[name])
     return found
 
 

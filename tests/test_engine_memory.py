@@ -15,8 +15,8 @@ import pytest
 import edge
 from edge.apps import chat, cli
 from edge.apps.exits import exit_code_of
-from edge.apps.info_command import collect, describe
-from edge.apps.server.worker import Worker
+from edge.apps.info import collect, describe
+from edge.apps.serve.worker import Worker
 from edge.bundle import open_bundle
 from edge.errors import BundleError, EngineError, StateError
 from edge.export.exporter import export_checkpoint

@@ -16,13 +16,13 @@ YEARS = 10 * 365.25 * 24 * 3600
 # where the time of day is told and nothing waits for it: the API's `created`, a template's date,
 # reports, the list of saved talks
 TELLING = {
-    "apps/server/answers.py": {"time.time"},
-    "apps/server/app.py": {"time.time"},
+    "apps/serve/answers.py": {"time.time"},
+    "apps/serve/app.py": {"time.time"},
     "edge/text/sandbox.py": {"datetime.now"},
     "apps/profiling/report.py": {"datetime.now"},
     "apps/bench/draft_table.py": {"datetime.now"},
     "apps/bench/report.py": {"datetime.now"},
-    "apps/chat_files.py": {"time.localtime"},
+    "apps/chat/files.py": {"time.localtime"},
 }
 WALL = {"time", "time_ns", "localtime", "gmtime", "ctime", "now", "utcnow", "today"}
 
@@ -87,7 +87,7 @@ def test_row_54_templates_are_given_their_time(jumping: list[float]) -> None:
 
 
 def test_row_54_a_server_keeps_its_deadlines(jumping: list[float]) -> None:
-    from edge.apps.server.worker import Ended, Job
+    from edge.apps.serve.worker import Ended, Job
     from tests.server_process import PATIENCE
     from tests.test_serve_worker import _ask, _Events, _worker
 

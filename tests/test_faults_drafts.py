@@ -17,7 +17,7 @@ import pytest
 
 import edge
 from edge.apps import chat, cli
-from edge.apps.server.slot import Slot
+from edge.apps.serve.slot import Slot
 from edge.export.exporter import export_checkpoint
 from edge.runtime.sampling import Sampler, SamplingParams
 from edge.runtime.speculate.choose import drafting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.apps import info_launches
+from edge.apps.info import launches
 from edge.plugins.lowering.plan import lower
 from tests import int8_models
 from tests.test_launch_plan import FUSED
@@ -13,7 +13,7 @@ from tests.test_launch_plan import FUSED
 def test_launches_weights_and_memory_of_every_kind_of_run(tmp_path: Path) -> None:
     int8_models.build_int8(tmp_path, ("int8", "fp16"))
     plan = lower((tmp_path / "graphs/ort.onnx").read_bytes(), tmp_path, ops=FUSED)
-    facts = info_launches.collect(plan, int8_models.HYBRID, chunk=128, context=96)
+    facts = launches.collect(plan, int8_models.HYBRID, chunk=128, context=96)
     rows = {row["run"]: row for row in facts["programs"]}
     assert list(rows) == ["chain <= 1", "chain <= 16", "tree <= 16", "chain", "settle"]
     assert facts["variants"] == len(plan.variants)
@@ -26,6 +26,6 @@ def test_launches_weights_and_memory_of_every_kind_of_run(tmp_path: Path) -> Non
     size = (tmp_path / "weights.bin").stat().st_size
     assert 0.8 * size < step["weight_bytes"] == many["weight_bytes"] <= size
     assert step["arena_bytes"] < rows["chain <= 16"]["arena_bytes"] < many["arena_bytes"]
-    lines = info_launches.lines(facts)
+    lines = launches.lines(facts)
     assert lines[2].split()[:5] == ["chain", "<=", "1", "1", str(step["launches"])]
     assert lines[2].endswith("mamba1 6, attention 5, mlp 5, mamba2 5")

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from edge.apps import boards, cli, info_command, info_memory
+from edge.apps import cli, info
 from edge.apps.exits import exit_code_of
-from edge.apps.info_memory import Sizes
+from edge.apps.info import boards
+from edge.apps.info import memory as info_memory
+from edge.apps.info.memory import Sizes
 from edge.bundle import Manifest, open_bundle
 from edge.errors import InputError
 from edge.runtime import memory
@@ -175,7 +177,7 @@ def test_what_is_refused(run: Any) -> None:
 def test_accuracy_is_told_in_a_line_of_words() -> None:
     figures = {"kl_nats_per_token": 0.0044, "perplexity_before": 24.8, "perplexity": 25.0,
                "tokens": 1024, "engine": {"flips": 1e-6}}  # fmt: skip
-    told = info_command._figures(figures)
+    told = info._figures(figures)
     assert told == "KL in nats a token 0.0044, perplexity before 24.8, after 25.0, tokens 1024"
-    assert info_command._figures({"skipped": "too large"}) == "not measured: too large"
-    assert info_command._figures({}) == "not recorded"
+    assert info._figures({"skipped": "too large"}) == "not measured: too large"
+    assert info._figures({}) == "not recorded"

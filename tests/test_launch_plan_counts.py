@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from edge.apps.info_launches import layer_of
+from edge.apps.info.launches import layer_of
 from edge.launch import LaunchPlan
 from tests.lowered_models import lowered
 from tests.test_launch_plan import program

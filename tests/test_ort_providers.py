@@ -20,8 +20,8 @@ import pytest
 from rich.console import Console
 
 import edge
-from edge.apps import doctor_ort
-from edge.apps.doctor_checks import judged
+from edge.apps.doctor import ort as doctor_ort
+from edge.apps.doctor.checks import judged
 from edge.apps.profiling import report, table
 from edge.apps.profiling.run import Request, profile
 from edge.apps.profiling.stopwatch import timed
@@ -408,7 +408,7 @@ def test_one_that_does_not_load_says_why(tmp_path: Path) -> None:
 
 
 DOCTOR = """
-from edge.apps import doctor_checks
+from edge.apps.doctor import checks as doctor_checks
 for name in ("onnxruntime", "ort cuda"):
     found = doctor_checks.judged(name, doctor_checks.APART[name], "demo-draft")
     print(found.status, found.detail, found.remedy)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.apps.export_command import by_kind, describe
+from edge.apps.export import by_kind, describe
 from edge.bundle import open_bundle
 from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint

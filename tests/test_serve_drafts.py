@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import edge
 from edge.apps.cli import app
-from edge.apps.server.answers import Shape
-from edge.apps.server.prompts import Ask
-from edge.apps.server.slot import Slot
-from edge.apps.server.worker import Ended, Event, Job, Worker
+from edge.apps.serve.answers import Shape
+from edge.apps.serve.prompts import Ask
+from edge.apps.serve.slot import Slot
+from edge.apps.serve.worker import Ended, Event, Job, Worker
 from edge.errors import EngineError, InputError
 from edge.runtime.sampling import SamplingParams
 from edge.runtime.speculate.choose import drafting

@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from edge.apps import cli
-from edge.apps.server import run
+from edge.apps.serve import run
 from tests.server_process import ENDLESS, HELLO, PATIENCE, ROOT, Server, parsed, received
 
 DRAFT = "demo-draft"  # without attention: its answers need not end

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import edge
-from edge.apps.server.prefixes import PrefixStore, agree, as_tokens
-from edge.apps.server.slot import WORTH, Slot
+from edge.apps.serve.prefixes import PrefixStore, agree, as_tokens
+from edge.apps.serve.slot import WORTH, Slot
 from edge.runtime.context import Context, ContextMark
 from edge.runtime.generate import GenerationResult
 from edge.runtime.model import Model

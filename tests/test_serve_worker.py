@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import edge
-from edge.apps.server.app import App
-from edge.apps.server.errors import ApiError
-from edge.apps.server.prompts import Ask
-from edge.apps.server.settings import Limits, Settings
-from edge.apps.server.slot import Slot
-from edge.apps.server.worker import Ended, Event, Job, Worker
+from edge.apps.serve.app import App
+from edge.apps.serve.errors import ApiError
+from edge.apps.serve.prompts import Ask
+from edge.apps.serve.settings import Limits, Settings
+from edge.apps.serve.slot import Slot
+from edge.apps.serve.worker import Ended, Event, Job, Worker
 from edge.runtime.model import Model
 from edge.runtime.sampling import SamplingParams
 from tests.server_process import PATIENCE, is_error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from edge.apps.doctor_checks import ORDER, examine
-from edge.apps.doctor_command import line
+from edge.apps.doctor import line
+from edge.apps.doctor.checks import ORDER, examine
 
 
 def main(bundle: str) -> int:

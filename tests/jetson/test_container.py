@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edge.apps.cli import app
-from edge.apps.serve_command import KEY_VARIABLE
+from edge.apps.serve import KEY_VARIABLE
 from edge.runtime.tensorrt.library import VARIABLE
 from tests.jetson import boards
 

@@ -20,8 +20,8 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from edge.apps import build_apart
-from edge.apps.build_command import describe
+from edge.apps import build as build_command
+from edge.apps.build import describe
 from edge.apps.cli import app
 from edge.bundle import Bundle, open_bundle
 from edge.errors import BundleError, EdgeError, EngineError
@@ -226,26 +226,26 @@ def refused(*arguments: object) -> str:
 def test_flags_that_make_no_sense(
     flags: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(build_apart.VARIABLE, "1")
+    monkeypatch.setenv(build_command.VARIABLE, "1")
     assert said in refused(MODEL, *flags)
 
 
 def test_an_architecture_that_rtx_does_not_know(
     rtx: TensorRT, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(build_apart.VARIABLE, "1")
+    monkeypatch.setenv(build_command.VARIABLE, "1")
     assert "does not build for sm_87" in refused(MODEL, "--rtx", "--sm", "87")
 
 
 @pytest.mark.skipif(install.driver_version() is not None, reason="there is a GPU")
 def test_without_a_gpu_one_has_to_be_named(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(build_apart.VARIABLE, "1")
+    monkeypatch.setenv(build_command.VARIABLE, "1")
     assert "--sm: there is no GPU here to build for (name some: " in refused(MODEL, "--rtx")
 
 
 def test_a_cache_that_cannot_be_written(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_CACHE", "/proc/self/fdinfo")
-    monkeypatch.setenv(build_apart.VARIABLE, "1")
+    monkeypatch.setenv(build_command.VARIABLE, "1")
     said = refused(MODEL, *FLAGS)
     assert "engines cannot be kept here" in said and "EDGE_CACHE=FOLDER" in said
 

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge.apps import build_apart
 from edge.apps.units import megabytes
 from edge.errors import EngineError, InputError
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.tensorrt.build import Built
+
+# set for the child, which then builds
+VARIABLE = "EDGE_BUILD_APART"
+# a build ends at its next step, of which the longest tries out one kernel after another
+_PATIENCE_S = 60.0
 
 
 def build(
@@ -69,13 +76,13 @@ def build(
     architectures, folder = _architectures(sm), resolve(bundle)
     if output is not None:
         _check_output(output, folder)
-    if not build_apart.is_child():
+    if not _is_child():
         flags = {
             "--window": window, "--batch": batch, "--capacity": capacity, "--chunk": chunk,
             "--workspace": workspace, "--sm": sm, "--output": output,
         }  # fmt: skip
         switches = {"--force": force, "--aliased": aliased, "--rtx": rtx, "--json": as_json}
-        raise typer.Exit(build_apart.run(_words(bundle, flags, switches), str(folder)))
+        raise typer.Exit(_run_apart(_words(bundle, flags, switches), str(folder)))
     with open_bundle(folder) as opened:
         manifest = opened.manifest
         asked = sizes(
@@ -208,3 +215,51 @@ def describe(built: Built) -> str:
             f"  profiles    {', '.join(each.name for each in built.profiles)}",
         ]
     )
+
+
+# -- in a process of its own ----------------------------------------------------------------------
+
+
+def _is_child() -> bool:
+    return VARIABLE in os.environ
+
+
+def _run_apart(arguments: Sequence[str], bundle: str) -> int:
+    """`edge build` with these arguments; its exit code.
+
+    Raises EngineError: its process was ended, by a crash or for memory; whatever interrupts this
+    one, after the child has ended.
+    """
+    command = [sys.executable, "-m", "edge.apps.cli", "build", *arguments]
+    with tempfile.TemporaryDirectory(prefix="mamba-edge-build-") as scratch:
+        # a session of its own: Ctrl-C comes to this process, and once
+        child = subprocess.Popen(
+            command,
+            env=os.environ | {VARIABLE: "1", "TMPDIR": scratch},
+            start_new_session=True,
+        )
+        try:
+            code = child.wait()
+        except BaseException:
+            _end(child)
+            raise
+    if code >= 0:
+        return code
+    name = signal.Signals(-code).name
+    why = "memory ran out" if code == -signal.SIGKILL else "the graph, or TensorRT, is at fault"
+    raise EngineError(
+        f"TensorRT's process was ended by {name} while it built: {why}",
+        file=bundle,
+        remedy="edge info BUNDLE checks the bundle; for memory lower --workspace, --chunk or "
+        "--batch, or stop other programs",
+    )
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """In order, so that nothing half-made is left; at once when interrupted again."""
+    child.terminate()
+    try:
+        child.wait(_PATIENCE_S)
+    except BaseException:
+        child.kill()
+        child.wait()

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from edge.apps import chat_files, chat_output
-from edge.apps.chat_commands import ALIASES, COMMANDS, Talk
-from edge.apps.chat_input import reader
-from edge.apps.chat_once import NO_TEMPLATE, begin, stopping
+from edge.apps.chat import files, output
+from edge.apps.chat.commands import ALIASES, COMMANDS, Talk
+from edge.apps.chat.input import reader
+from edge.apps.chat.once import NO_TEMPLATE, begin, stopping
 from edge.apps.units import megabytes
 from edge.errors import EdgeError, InputError
 from edge.runtime.engine import title
@@ -20,7 +20,7 @@ from edge.runtime.engine import title
 if TYPE_CHECKING:
     from types import FrameType
 
-    from edge.apps.chat_gain import Gain
+    from edge.apps.chat.gain import Gain
     from edge.runtime.generate import Generation
     from edge.runtime.session import Session
 
@@ -40,11 +40,11 @@ def talk(
 
     `gain`: of drafting, where the session drafts.
     """
-    chat_output.prepare()
+    output.prepare()
     engine, state = title(session.model.engine), megabytes(session.state_bytes)
-    chat_output.note(f"{name} on {engine}, state {state} whatever the length; /help for commands")
+    output.note(f"{name} on {engine}, state {state} whatever the length; /help for commands")
     if session.model.template is None:
-        chat_output.note(f"{NO_TEMPLATE}; an empty line goes on")
+        output.note(f"{NO_TEMPLATE}; an empty line goes on")
     this = Talk(session, name, dict(sampling), gain=gain)
     ask = reader({name: command.words for name, command in COMMANDS.items()})
     try:
@@ -68,7 +68,7 @@ def _loop(this: Talk, ask: Callable[[], str], told: list[int]) -> bool:
             if stopped:
                 return True
             stopped = True
-            chat_output.note("Ctrl-C again, or /bye, leaves")
+            output.note("Ctrl-C again, or /bye, leaves")
             continue
         try:
             stopped = _turn(this, line)
@@ -77,7 +77,7 @@ def _loop(this: Talk, ask: Callable[[], str], told: list[int]) -> bool:
         except KeyboardInterrupt:
             # pressed twice, or before the answer began: that turn has left no trace
             stopped = True
-            chat_output.note("stopped")
+            output.note("stopped")
         except EdgeError as problem:
             stopped = False
             print(f"error: {problem}", file=sys.stderr, flush=True)
@@ -92,7 +92,7 @@ def _turn(this: Talk, line: str) -> bool:
             raise InputError(f"there is no command {word}", remedy="/help lists them")
         said = COMMANDS[word].run(this, argument.strip())
         if isinstance(said, str):
-            chat_output.note(said)
+            output.note(said)
             return False
         return _answer(this, said)
     session, text = this.session, this.attached + line
@@ -108,7 +108,7 @@ def _turn(this: Talk, line: str) -> bool:
 
 
 def _answer(this: Talk, generation: Generation) -> bool:
-    stream = chat_output.Stream(sys.stdout)
+    stream = output.Stream(sys.stdout)
     if this.gain:
         this.gain.begin()
     try:
@@ -123,7 +123,7 @@ def _answer(this: Talk, generation: Generation) -> bool:
     this.answers, this.tokens = this.answers + 1, this.tokens + len(result.tokens)
     this.last_gain = this.gain.add(result) if this.gain else None
     if this.figures:
-        chat_output.note(chat_output.figures(result, this.session, this.gain, this.last_gain))
+        output.note(output.figures(result, this.session, this.gain, this.last_gain))
     return result.finish_reason == "cancelled"
 
 
@@ -154,11 +154,11 @@ def _hanging_up(session: Session) -> Iterator[list[int]]:
 def _save_talk(session: Session) -> None:
     if not session.tokens:
         return
-    path = chat_files.talks() / time.strftime("hangup-%Y%m%d-%H%M%S.edge")
+    path = files.talks() / time.strftime("hangup-%Y%m%d-%H%M%S.edge")
     # nobody may be there to read either line
     with suppress(OSError):
         try:
-            session.save(chat_files.ready(path))
-            chat_output.note(f"the talk is saved: /load {path.stem}")
+            session.save(files.ready(path))
+            output.note(f"the talk is saved: /load {path.stem}")
         except EdgeError as problem:
             print(f"error: {problem}", file=sys.stderr, flush=True)

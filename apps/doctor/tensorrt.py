@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from edge.apps.doctor_step import beside
+from edge.apps.doctor.step import beside
 from edge.errors import EngineError
 from edge.runtime.cuda import install
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edge.apps.boards import Place
+from edge.apps.info.boards import Place
 from edge.apps.units import megabytes
 from edge.bundle import Manifest
 from edge.tensors import parameters

@@ -18,7 +18,7 @@ from edge.errors import EdgeError, InputError
 from edge.runtime import ort_providers
 
 if TYPE_CHECKING:
-    from edge.apps.server.settings import Limits, Settings
+    from edge.apps.serve.settings import Limits, Settings
 
 MIB = 1 << 20
 KEY_VARIABLE = "EDGE_API_KEY"
@@ -124,8 +124,8 @@ def serve(
         if math.isnan(value):  # it is within every range
             raise typer.BadParameter("nan is no number of seconds")
     try:
-        from edge.apps.server import run
-        from edge.apps.server.settings import Limits
+        from edge.apps.serve import run
+        from edge.apps.serve.settings import Limits
     except ModuleNotFoundError as missing:
         raise EdgeError(
             f"serving needs the package {missing.name}",
@@ -161,7 +161,7 @@ def serve(
     )
 
     def load() -> tuple[Any, Any]:
-        from edge.apps.server.slot import Slot
+        from edge.apps.serve.slot import Slot
         from edge.runtime.model import load
         from edge.runtime.speculate.choose import drafting
 
@@ -200,7 +200,7 @@ def _settings(
     bundle: str, name: str | None, key: str | None, host: str,
     allow_host: list[str], allow_origin: list[str], limits: Limits,
 ) -> Settings:  # fmt: skip
-    from edge.apps.server.settings import Settings
+    from edge.apps.serve.settings import Settings
 
     loopback = {"localhost", "127.0.0.1", "::1"}
     for origin in allow_origin:

@@ -14,9 +14,9 @@ from typing import ClassVar, cast
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from edge.apps.server.errors import ApiError
-from edge.apps.server.http import encode
-from edge.apps.server.settings import Limits
+from edge.apps.serve.errors import ApiError
+from edge.apps.serve.http import encode
+from edge.apps.serve.settings import Limits
 
 
 class BoundedProtocol(H11Protocol):

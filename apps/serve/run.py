@@ -16,11 +16,11 @@ from typing import Any
 
 import uvicorn
 
-from edge.apps.server.app import App
-from edge.apps.server.protocol import bounded
-from edge.apps.server.settings import Settings
-from edge.apps.server.slot import Slot
-from edge.apps.server.worker import Worker
+from edge.apps.serve.app import App
+from edge.apps.serve.protocol import bounded
+from edge.apps.serve.settings import Settings
+from edge.apps.serve.slot import Slot
+from edge.apps.serve.worker import Worker
 from edge.errors import InputError
 from edge.runtime.engine import title
 from edge.runtime.model import Model

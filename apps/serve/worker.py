@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from edge.apps.server.errors import ApiError, busy, internal, of_edge_error, stopping, too_late
-from edge.apps.server.prompts import Ask
-from edge.apps.server.slot import Slot
+from edge.apps.serve.errors import ApiError, busy, internal, of_edge_error, stopping, too_late
+from edge.apps.serve.prompts import Ask
+from edge.apps.serve.slot import Slot
 from edge.errors import EdgeError
 from edge.runtime.generate import Generation, GenerationResult
 from edge.runtime.model import Model

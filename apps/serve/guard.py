@@ -12,8 +12,8 @@ import hmac
 import ipaddress
 import re
 
-from edge.apps.server.errors import ApiError
-from edge.apps.server.settings import Settings
+from edge.apps.serve.errors import ApiError
+from edge.apps.serve.settings import Settings
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d{1,5})?")
 

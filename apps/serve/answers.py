@@ -6,8 +6,8 @@ import secrets
 import time
 from typing import Any
 
-from edge.apps.server.prompts import Ask
-from edge.apps.server.worker import Ended
+from edge.apps.serve.prompts import Ask
+from edge.apps.serve.worker import Ended
 from edge.runtime.speculate.rule import EXACT
 from edge.runtime.speculate.shape import LOOK_UP
 

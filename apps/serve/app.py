@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from edge.apps.server import prompts
-from edge.apps.server.answers import Shape
-from edge.apps.server.errors import ApiError, busy, internal, of_edge_error, too_late
-from edge.apps.server.guard import Guard
-from edge.apps.server.http import Call, Gone, Receive, Scope, Send
-from edge.apps.server.prompts import Ask
-from edge.apps.server.settings import Settings
-from edge.apps.server.worker import Ended, Event, Job, Worker
+from edge.apps.serve import prompts
+from edge.apps.serve.answers import Shape
+from edge.apps.serve.errors import ApiError, busy, internal, of_edge_error, too_late
+from edge.apps.serve.guard import Guard
+from edge.apps.serve.http import Call, Gone, Receive, Scope, Send
+from edge.apps.serve.prompts import Ask
+from edge.apps.serve.settings import Settings
+from edge.apps.serve.worker import Ended, Event, Job, Worker
 from edge.errors import EdgeError
 
 Handler = Callable[[Call], Awaitable[None]]

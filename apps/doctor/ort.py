@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from edge.apps.doctor_step import beside, step
+from edge.apps.doctor.step import beside, step
 from edge.errors import EngineError
 from edge.runtime import ort_providers
 from edge.runtime.cuda import install

@@ -1,7 +1,7 @@
 """What this machine can run, found out by running it: one finding a check.
 
 Checks that load libraries of others run in a process of their own (`python -m
-edge.apps.doctor_checks NAME BUNDLE`), so that one which crashes or hangs is a finding too.
+edge.apps.doctor.checks NAME BUNDLE`), so that one which crashes or hangs is a finding too.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edge.apps.doctor_ort import on_cuda, on_tensorrt, onnx_runtime
-from edge.apps.doctor_step import beside, version
-from edge.apps.doctor_tensorrt import plugins, tensorrt, tensorrt_engine
+from edge.apps.doctor.ort import on_cuda, on_tensorrt, onnx_runtime
+from edge.apps.doctor.step import beside, version
+from edge.apps.doctor.tensorrt import plugins, tensorrt, tensorrt_engine
 from edge.apps.profiling.machine import machine, power_mode
 from edge.apps.profiling.sysfs import ROOT, text
 from edge.apps.units import megabytes
 from edge.errors import EdgeError
 from edge.runtime.cuda import install
 
-MODEL = "demo-draft"
 # compiling a model's kernels, where Triton has to, takes a second each
 LIMIT_S = 300.0
 # the release of L4T that refuses large buffers (NvMap, "error 12")
@@ -265,7 +264,7 @@ def examine(name: str, bundle: str) -> Finding:
     """One check; whatever goes wrong in it is the finding."""
     if name in HERE:
         return judged(name, HERE[name], bundle)
-    command = [sys.executable, "-m", "edge.apps.doctor_checks", name, bundle]
+    command = [sys.executable, "-m", "edge.apps.doctor.checks", name, bundle]
     try:
         done = _ran(command)
     except subprocess.TimeoutExpired:

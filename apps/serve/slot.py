@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from edge.apps.server.prefixes import PrefixStore, agree, as_tokens
+from edge.apps.serve.prefixes import PrefixStore, agree, as_tokens
 from edge.runtime.context import Context, Logits
 from edge.runtime.generate import Answer, Generation, Opening
 from edge.runtime.model import Model

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from edge.apps import info_launches, info_memory
-from edge.apps.boards import BOARDS, sized
-from edge.apps.boards import board as named
 from edge.apps.exits import REFUSED
+from edge.apps.info import launches as launch_table
+from edge.apps.info import memory as memory_plan
+from edge.apps.info.boards import BOARDS, sized
+from edge.apps.info.boards import board as named
 from edge.apps.units import kernel_line, megabytes, tensorrt_line
 from edge.bundle import Bundle, open_bundle
 from edge.bundle.kernels import DEVICE_GRAPH, PLAN, open_kernels, open_plan
@@ -49,14 +50,14 @@ def info(
     if board is not None and memory is not None:
         raise InputError("is given with --board", field="--memory", remedy="give one of the two")
     asked = named(board) if board is not None else sized(memory) if memory is not None else None
-    sizes = info_memory.Sizes(context, batch, snapshots)
+    sizes = memory_plan.Sizes(context, batch, snapshots)
     with open_bundle(resolve(bundle)) as opened:
         check(opened)
         facts = collect(opened, context)
-        place = asked or info_memory.this_machine()
-        facts["memory"] = info_memory.facts(opened.manifest, sizes, place)
+        place = asked or memory_plan.this_machine()
+        facts["memory"] = memory_plan.facts(opened.manifest, sizes, place)
         if launches:
-            facts["launches"] = info_launches.facts(opened, context)
+            facts["launches"] = launch_table.facts(opened, context)
     print(json.dumps(facts, indent=1) if as_json else describe(facts))
     if asked and not facts["memory"]["fits"]:
         raise typer.Exit(REFUSED)
@@ -139,8 +140,8 @@ def describe(facts: dict[str, Any]) -> str:
         "fingerprint": facts["fingerprint"],
     }
     lines = [facts["bundle"], *(f"  {name:<12}{value}" for name, value in rows.items())]
-    lines += info_memory.lines(facts["memory"]) if "memory" in facts else []
-    lines += info_launches.lines(facts["launches"]) if "launches" in facts else []
+    lines += memory_plan.lines(facts["memory"]) if "memory" in facts else []
+    lines += launch_table.lines(facts["launches"]) if "launches" in facts else []
     lines.append("  files")
     lines += [
         f"    {size:>12,}  {path}"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import edge
-from edge.apps.doctor_checks import ENGINES, MODEL, NEEDS, ORDER, Finding, examine
 from edge.errors import EngineError
-from edge.runtime.engine import choose_engine
+
+if TYPE_CHECKING:
+    from edge.apps.doctor.checks import Finding
 
 _SHOWN = {"ok": "OK", "absent": "absent", "broken": "BROKEN"}
 
@@ -19,7 +20,7 @@ _SHOWN = {"ok": "OK", "absent": "absent", "broken": "BROKEN"}
 def doctor(
     bundle: Annotated[
         str, typer.Argument(help="Bundle to try the engines with, or a demonstration's name.")
-    ] = MODEL,
+    ] = "demo-draft",
     engine: Annotated[
         str | None,
         typer.Option(help="Exit with 1 unless this one runs here: auto, ort, cuda or tensorrt."),
@@ -32,23 +33,29 @@ def doctor(
     Nothing is installed or set. Takes some ten seconds. Exits with 0 whatever is found, unless
     --engine is asked for.
     """
+    # checks run in processes of their own as `python -m` of this module
+    from edge.apps.doctor import checks
+    from edge.runtime.engine import choose_engine
+
     if engine is not None:
         choose_engine(engine)
     findings = []
-    for name in ORDER:
-        finding = examine(name, bundle)
+    for name in checks.ORDER:
+        finding = checks.examine(name, bundle)
         findings.append(finding)
         if not as_json:
             print(line(finding), flush=True)
     if as_json:
-        checks = [asdict(finding) for finding in findings]
-        print(json.dumps({"version": edge.__version__, "checks": checks}, indent=1))
+        found = [asdict(finding) for finding in findings]
+        print(json.dumps({"version": edge.__version__, "checks": found}, indent=1))
     if engine is not None:
         _refuse_unless_it_runs(engine, findings)
 
 
 def _refuse_unless_it_runs(engine: str, findings: list[Finding]) -> None:
     """Raises EngineError with the first that it needs and that can be mended, and how."""
+    from edge.apps.doctor.checks import ENGINES, NEEDS
+
     (found,) = (each for each in findings if each.name == ENGINES[engine])
     if found.status == "ok":
         return

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from edge.apps import chat_output
+from edge.apps.chat import output
 from edge.errors import InputError
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from edge.apps.chat_gain import Gain
+    from edge.apps.chat.gain import Gain
     from edge.runtime.generate import Generation
     from edge.runtime.session import Session
 
@@ -58,12 +58,12 @@ def answer(
 
     `gain`: of drafting, where the session drafts.
     """
-    chat_output.prepare()
+    output.prepare()
     if session.model.template is None:
-        chat_output.note(NO_TEMPLATE)
+        output.note(NO_TEMPLATE)
     if not prompt:
         raise InputError("is empty", field="prompt", remedy="give some text with -p or a pipe")
-    stream = chat_output.Stream(sys.stdout)
+    stream = output.Stream(sys.stdout)
     generation = begin(session, prompt, sampling)
     with stopping(session):
         for piece in generation:
@@ -71,7 +71,7 @@ def answer(
     stream.end()
     result = generation.result
     times = gain.add(result) if gain else None
-    chat_output.note(chat_output.figures(result, session, gain, times))
+    output.note(output.figures(result, session, gain, times))
     return result.finish_reason == "cancelled"
 
 

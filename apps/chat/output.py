@@ -11,7 +11,7 @@ from edge.apps.units import megabytes
 from edge.runtime.speculate.shape import LOOK_UP, Shape
 
 if TYPE_CHECKING:
-    from edge.apps.chat_gain import Gain
+    from edge.apps.chat.gain import Gain
     from edge.runtime.generate import GenerationResult
     from edge.runtime.session import Session
     from edge.runtime.speculate.decode import Speculation

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from edge.apps import chat_files
+from edge.apps.chat import files
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -97,7 +97,7 @@ def _history() -> History:
     """Lines said before, of earlier talks too; of this one alone where they cannot be kept."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    path = chat_files.history()
+    path = files.history()
     try:
         if os.environ.get("EDGE_CHAT_HISTORY") == "off":
             return InMemoryHistory()

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from edge.apps import chat_files
+from edge.apps.chat import files
 from edge.apps.units import megabytes
 from edge.errors import InputError
 from edge.runtime.engine import title
 from edge.runtime.sampling import SamplingParams, make_params
 
 if TYPE_CHECKING:
-    from edge.apps.chat_gain import Gain
+    from edge.apps.chat.gain import Gain
     from edge.runtime.generate import Generation, GenerationResult
     from edge.runtime.session import Session
     from edge.runtime.turn import SessionSnapshot
@@ -106,7 +106,7 @@ def _fork(talk: Talk, argument: str) -> str:
 
 
 def _save(talk: Talk, argument: str) -> str:
-    path = chat_files.ready(chat_files.place("/save", argument))
+    path = files.ready(files.place("/save", argument))
     talk.session.save(path)
     return f"saved {talk.length()} to {path} ({megabytes(path.stat().st_size)})"
 
@@ -115,15 +115,13 @@ def _load(talk: Talk, argument: str) -> str:
     if argument in talk.forks:
         talk.session.restore(talk.forks[argument], undoable=True)
         return f"back at {argument}: {talk.length()}; {talk.copied()}"
-    spared = talk.session.load(chat_files.place("/load", argument))
+    spared = talk.session.load(files.place("/load", argument))
     return f"took up {talk.length()}: {spared} tokens need not be run again"
 
 
 def _list(talk: Talk, argument: str) -> str:
     lines = [f"{name:<20} fork of this talk" for name in talk.forks]
-    lines += [
-        f"{name:<20} saved {when}, {megabytes(size)}" for name, size, when in chat_files.saved()
-    ]
+    lines += [f"{name:<20} saved {when}, {megabytes(size)}" for name, size, when in files.saved()]
     return "\n".join(lines) or "no forks, nothing saved"
 
 
@@ -199,7 +197,7 @@ SHOWN = ("parameters", "system", "transcript")
 
 
 def _read(talk: Talk, argument: str) -> str:
-    text = chat_files.text_of("/read", argument)
+    text = files.text_of("/read", argument)
     count = len(talk.session.model.tokenizer.encode(text))
     talk.attached += text.rstrip("\n") + "\n\n"
     return f"{argument}: {count} tokens, part of the next message"
@@ -209,7 +207,7 @@ def _stats(talk: Talk, argument: str) -> str:
     if argument in ("on", "off"):
         talk.figures = argument == "on"
         return f"figures {argument}"
-    from edge.apps.chat_output import figures
+    from edge.apps.chat.output import figures
 
     if talk.last is None:
         return "no answer yet"

@@ -82,17 +82,18 @@ def chat(
     _check(sampling | {"seed": seed}, threads)
     drafts = draft_options.read(draft, draft_tokens, draft_tree, draft_auto, accept)
     # imported late, so that --help and refusals come at once
-    from edge.apps import chat_once, chat_talk
+    from edge.apps.chat import conversation
+    from edge.apps.chat import once as one_shot
     from edge.runtime.engine import check_provider
 
     check_provider(engine, provider)
-    once = chat_once.given_prompt(prompt)
+    once = one_shot.given_prompt(prompt)
     from edge.runtime.model import load
 
     model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
     drafter, gain = draft_options.drafter(drafts.draft, engine, threads, spin, provider), None
     if drafter is not None:
-        from edge.apps.chat_gain import Gain
+        from edge.apps.chat.gain import Gain
         from edge.apps.profiling.stopwatch import timed
 
         model, watch = timed(model)
@@ -111,9 +112,9 @@ def chat(
     if system is not None and model.template is None:
         print("note: this model has no chat template; --system is not used", file=sys.stderr)
     if once is not None:
-        interrupted = chat_once.answer(session, once, sampling, gain)
+        interrupted = one_shot.answer(session, once, sampling, gain)
     else:
-        interrupted = chat_talk.talk(session, bundle, sampling, gain)
+        interrupted = conversation.talk(session, bundle, sampling, gain)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -135,7 +136,3 @@ def _check(sampling: dict[str, Any], threads: int | None) -> None:
 def main() -> None:
     """Entry point of the `edge-chat` program."""
     sys.exit(exit_code_of(app))
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge.apps.server.errors import ApiError, invalid
+from edge.apps.serve.errors import ApiError, invalid
 
 # sampling parameters by their name here: name in `SamplingParams`
 SAMPLING = {

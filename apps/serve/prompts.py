@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge.apps.server import parameters
-from edge.apps.server.errors import ApiError, invalid
+from edge.apps.serve import parameters
+from edge.apps.serve.errors import ApiError, invalid
 from edge.bundle.strict_json import loads
 from edge.errors import InputError
 from edge.runtime.model import Model

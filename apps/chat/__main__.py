@@ -1,0 +1,5 @@
+"""`python -m edge.apps.chat`."""
+
+from edge.apps.chat import main
+
+main()
