@@ -62,7 +62,7 @@ class Variant(_Strict):
     """One kernel as it is compiled.
 
     Attributes:
-        kernel: `file.function` under `edge.plugins.kernels`.
+        kernel: `file.function`, of `triton_{file}.py` in an op's folder under `edge.plugins`.
         arguments: names of the run-time parameters, in the kernel's order.
         types: Triton types of them: `*fp32`, `*i8`, `i32`, `fp32`; `:16` after a pointer says that
             it is a multiple of 16.

@@ -19,7 +19,7 @@ import pytest
 import edge
 from edge.errors import ExportError
 from edge.launch import CompiledKernel, LaunchPlan, Variant
-from edge.plugins import kernels
+from edge.plugins import catalogue
 from edge.plugins.compiler import __main__ as command
 from edge.plugins.compiler import aot, cache, cubin, pool, worker
 from edge.plugins.lowering.plan import lower
@@ -257,16 +257,22 @@ def test_an_entry_is_named_by_all_that_changes_it(
 @pytest.fixture
 def own_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the kernels' files, which names entries; workers compile the real ones."""
-    copy = tmp_path / "kernels"
-    shutil.copytree(kernels.__path__[0], copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(kernels, "__path__", [str(copy)])
+    copy = tmp_path / "plugins"
+    shutil.copytree(catalogue.FOLDER, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(catalogue, "FOLDER", copy)
     cache._sources.cache_clear()
     yield copy
     cache._sources.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("file", "again"), [("rounding", True), ("common", True), ("norm", False), ("linear", False)]
+    ("file", "again"),
+    [
+        ("quantize/triton_rounding", True),
+        ("kernels/common", True),
+        ("norm/triton_norm", False),
+        ("linear/triton_linear", False),
+    ],
 )
 def test_a_kernel_is_compiled_again_when_its_file_or_one_that_it_imports_changes(
     file: str, again: bool, own_sources: Path, compiled: Counter[tuple[str, int]]
@@ -280,14 +286,16 @@ def test_a_kernel_is_compiled_again_when_its_file_or_one_that_it_imports_changes
 
 
 def test_what_a_file_imports_counts_with_what_that_imports(own_sources: Path) -> None:
-    every = [file.stem for file in sorted(own_sources.glob("*.py")) if file.stem != "__init__"]
+    every = [
+        file.stem.removeprefix("triton_") for file in sorted(own_sources.glob("*/triton_*.py"))
+    ]
     before = {name: cache._sources(name) for name in every}
     assert len(set(before.values())) == len(every)
-    (own_sources / "replay.py").write_text("# changed")
+    (own_sources / "kernels/replay.py").write_text("# changed")
     cache._sources.cache_clear()
     changed = [name for name in every if cache._sources(name) != before[name]]
     # linear_conv imports conv, which imports replay
-    assert changed == ["conv", "linear_conv", "replay", "scan", "scan_chunked", "scan_heads"]
+    assert sorted(changed) == ["conv", "linear_conv", "scan", "scan_chunked", "scan_heads"]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from pathlib import Path
 from edge import launch
 from edge.bundle.stamps import cache_folder
 from edge.launch import CompiledKernel, Variant
-from edge.plugins import kernels
+from edge.plugins import catalogue
 from edge.plugins.compiler.pool import TOOLS, Compiled
 
 PRECOMPILED = "EDGE_PRECOMPILED"
@@ -92,21 +92,20 @@ def sources(variant: Variant) -> str:
 
 
 @functools.cache
-def _sources(module: str) -> str:
-    folder = Path(kernels.__path__[0])
+def _sources(kernel: str) -> str:
     # constants that kernels read, and the exact way to compile them
     files = {Path(launch.__file__), Path(__file__).with_name("worker.py")}
-    waiting = [folder / f"{module}.py"]
+    waiting = [catalogue.kernel_file(kernel)]
     while waiting:
         file = waiting.pop()
-        if file in files or not file.exists():
+        if file is None or file in files or not file.exists():
             continue
         files.add(file)
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-                inside = [n for n in names if n.startswith(f"{kernels.__name__}.")]
-                waiting += [folder / f"{name.rpartition('.')[2]}.py" for name in inside]
+                inside = [n.split(".")[2:] for n in names if n.startswith(f"{catalogue.PACKAGE}.")]
+                waiting += [catalogue.FOLDER.joinpath(*n[:-1], f"{n[-1]}.py") for n in inside]
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda each: each.name):
         digest.update(f"{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())

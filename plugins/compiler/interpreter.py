@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from edge.errors import EngineError
 from edge.launch import CompiledKernel, Variant
+from edge.plugins.catalogue import kernel_module
 
 Bytes = NDArray[np.uint8]
 VARIABLE = "TRITON_INTERPRET"
@@ -93,8 +94,8 @@ class InterpretDevice:
     name = "Triton's interpreter"
     sm = 0
 
-    def __init__(self, package: str = "edge.plugins.kernels") -> None:
-        """`package`: where the kernels' files are."""
+    def __init__(self, package: str | None = None) -> None:
+        """`package`: where the kernels' files are; None: in the ops' folders."""
         if os.environ.get(VARIABLE) != "1":
             raise EngineError(
                 "Triton interprets kernels only when told so before it is imported",
@@ -161,10 +162,13 @@ class InterpretDevice:
     def load(self, variant: Variant, compiled: CompiledKernel | None, cubin: bytes) -> Any:
         """(variant, function). Raises EngineError: no such function, or other parameters."""
         file, _, name = variant.kernel.partition(".")
+        module = f"{self._package}.{file}" if self._package else kernel_module(file)
         try:
-            function = getattr(importlib.import_module(f"{self._package}.{file}"), name)
-        except (ImportError, AttributeError) as problem:
-            raise EngineError(f"there is no kernel {variant.kernel}: {problem}") from None
+            function = getattr(importlib.import_module(module), name) if module else None
+        except (ImportError, AttributeError):
+            function = None
+        if function is None:
+            raise EngineError(f"unknown kernel {variant.kernel}")
         if type(function).__name__ != "InterpretedFunction":
             raise EngineError(
                 "Triton was imported without being told to interpret",

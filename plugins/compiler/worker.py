@@ -14,9 +14,9 @@ from typing import Any
 
 from edge.errors import EdgeError, ExportError
 from edge.launch import CompiledKernel, Variant
+from edge.plugins.catalogue import kernel_module
 from edge.plugins.compiler.cubin import resources
 
-KERNELS = "edge.plugins.kernels"
 # KB of shared memory that a block can have (CUDA C++ Programming Guide, Technical Specifications
 # per Compute Capability)
 _SHARED_KB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -80,10 +80,8 @@ def _function(variant: Variant) -> Any:
     from triton.runtime import JITFunction
 
     file, _, name = variant.kernel.partition(".")
-    try:
-        function = getattr(importlib.import_module(f"{KERNELS}.{file}"), name, None)
-    except ModuleNotFoundError:
-        function = None
+    module = kernel_module(file)
+    function = module and getattr(importlib.import_module(module), name, None)
     if not isinstance(function, JITFunction):
         raise ExportError(
             "this version of mamba-edge has no such kernel",

@@ -84,9 +84,9 @@ def test_launches_that_a_gpu_could_not_run(device: InterpretDevice) -> None:
     with pytest.raises(EngineError, match="a grid of"):
         device.launch(kernel, (1, 0, 1), (memory.address, 1))
     device.launch(device.load(overrun("*fp32"), None, b""), (1, 1, 1), (memory.address + 4, 1))
-    with pytest.raises(EngineError, match="no kernel"):
+    with pytest.raises(EngineError, match="unknown kernel"):
         device.load(overrun(kernel="toy_kernels.missing"), None, b"")
-    with pytest.raises(EngineError, match="no kernel"):
+    with pytest.raises(EngineError, match="unknown kernel"):
         device.load(overrun(kernel="missing.overrun"), None, b"")
     with pytest.raises(EngineError, match="given is"):
         device.load(overrun(constants={"D": 8}), None, b"")

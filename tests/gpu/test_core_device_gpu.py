@@ -23,7 +23,7 @@ from edge.runtime.cuda.core import CoreDevice
 pytestmark = pytest.mark.gpu
 
 ROWS, WIDTH = 37, 300
-# what edge.plugins.kernels.rows.add does for these constants
+# what `rows.add` does for these constants
 _SOURCE = """
 extern "C" __global__ void add(const float *a, const float *b, float *y) {
     extern __shared__ float s[];

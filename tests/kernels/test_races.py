@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from edge.errors import EngineError
 from edge.launch import Variant
-from edge.plugins import kernels
+from edge.plugins import catalogue
 from edge.plugins.compiler.interpreter import InterpretDevice
 from tests.kernels import (
     test_attention,
@@ -145,13 +144,16 @@ def exact() -> Cases:
     )
 
 
-FOLDER = Path(kernels.__path__[0])
 GROUPS = (scans, scans_of_heads, convolutions, attentions, products, of_rows, exact)
 
 
 def every_kernel() -> set[str]:
     """Kernels that are launched: compiled functions that no other calls."""
-    trees = {file.stem: ast.parse(file.read_text()) for file in FOLDER.glob("*.py")}
+    trees = {
+        file.stem.removeprefix("triton_"): ast.parse(file.read_text())
+        for pattern in ("*/triton_*.py", "kernels/*.py")
+        for file in catalogue.FOLDER.glob(pattern)
+    }
     calls = (
         node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Call)
     )

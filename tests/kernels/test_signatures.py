@@ -12,6 +12,7 @@ import triton.language as tl
 from edge.export.quantize.plan import StateType
 from edge.launch import Pointer, Size, Variant
 from edge.ops import OPS
+from edge.plugins.catalogue import kernel_module
 from edge.plugins.lowering import registry
 from tests.lowered_models import CASES, lowered
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.without_gpu
 def parameters(kernel: str) -> dict[str, inspect.Parameter]:
     """Of `file.function`; the interpreter's wrapper keeps what it was made of as `fn`."""
     file, _, name = kernel.partition(".")
-    function: Any = getattr(importlib.import_module(f"edge.plugins.kernels.{file}"), name)
+    function: Any = getattr(importlib.import_module(str(kernel_module(file))), name)
     return dict(inspect.signature(function.fn).parameters)
 
 

@@ -15,14 +15,13 @@ h is counted in steps of the kept state: what scales there are go into what is f
 is read from it, and rounding an int8 state needs no division.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
 from edge.plugins.kernels.common import silu, softplus
-from edge.plugins.kernels.linear import few_float
-from edge.plugins.kernels.linear_int8 import few_int8, scaled
 from edge.plugins.kernels.replay import (
     ADVANCE,
     PENDING,
@@ -35,6 +34,8 @@ from edge.plugins.kernels.replay import (
     load_state,
     store_state,
 )
+from edge.plugins.linear.triton_linear import few_float
+from edge.plugins.linear.triton_linear_int8 import few_int8, scaled
 
 
 @triton.jit

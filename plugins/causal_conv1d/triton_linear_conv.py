@@ -4,14 +4,15 @@ What a channel's convolution reads of this run was all made by the program that 
 it is read back as the convolution of its own would read it: the same numbers.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from edge.plugins.kernels.conv import convolve
-from edge.plugins.kernels.linear import few_float
-from edge.plugins.kernels.linear_int8 import few_int8, scaled
+from edge.plugins.causal_conv1d.triton_conv import convolve
+from edge.plugins.linear.triton_linear import few_float
+from edge.plugins.linear.triton_linear_int8 import few_int8, scaled
 
 
 @triton.jit

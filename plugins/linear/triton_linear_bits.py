@@ -5,12 +5,13 @@ is summed in fp32 before it is scaled. Nibbles are met by the even and the odd c
 `linear_int4`; `few` and `many` share the work as in `linear_int8`.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from edge.plugins.kernels.linear import dot_float, to_half
+from edge.plugins.linear.triton_linear import dot_float, to_half
 
 
 @triton.jit

@@ -5,12 +5,13 @@ in order, x is taken apart into its even and odd columns: two products, one of e
 `many` share the work as in `linear_int8`.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from edge.plugins.kernels.linear_int8 import dot_int8, scaled
+from edge.plugins.linear.triton_linear_int8 import dot_int8, scaled
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 """Rows moved or added: sums, columns picked by index, rows picked by index, rows side by side."""
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations
 
 import triton

@@ -1,5 +1,6 @@
 """Rotation of rows by slow ⊗ fastᵀ, rounded to int8 or not."""
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations
 
 import triton

@@ -14,15 +14,16 @@ one by one, by 2·10⁻⁵ of the largest output at most where it was tried, as 
 before the run are the very same. A NaN in a token's input is in all outputs of its chunk.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
 from edge.plugins.kernels.common import tensor_cores
-from edge.plugins.kernels.linear_int8 import dot_int8
 from edge.plugins.kernels.replay import SOURCE, STORE, TARGET, factor, load_state, store_state
-from edge.plugins.kernels.scan_heads import clamped_step, replayed
+from edge.plugins.linear.triton_linear_int8 import dot_int8
+from edge.plugins.selective_scan_heads.triton_scan_heads import clamped_step, replayed
 
 
 @triton.jit

@@ -1,0 +1,1 @@
+"""The best tokens of a row of logits, found on the device."""

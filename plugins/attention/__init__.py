@@ -1,0 +1,1 @@
+"""Causal attention over a KV cache that is written in place."""

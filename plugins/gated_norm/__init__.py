@@ -1,0 +1,1 @@
+"""Gated RMSNorm in groups, and the SiLU gate of an MLP."""

@@ -1,0 +1,1 @@
+"""Orthonormal Hadamard rotations, alone or with the rounding behind them."""

@@ -1,0 +1,1 @@
+"""Rounding to int8 and back."""

@@ -1,0 +1,1 @@
+"""Mamba-1's selective scan, in fp32 and on int8 values."""

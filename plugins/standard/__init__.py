@@ -1,0 +1,1 @@
+"""ONNX's own ops where a graph has them: what runs them."""
