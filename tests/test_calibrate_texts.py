@@ -13,8 +13,13 @@ import pytest
 
 from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.demo.chats import GREETINGS
-from edge.export.quantize.texts import CalibrationText, Reader, checkpoint_reader, read_text
+from edge.export.quantize.texts import (
+    GREETINGS,
+    CalibrationText,
+    Reader,
+    checkpoint_reader,
+    read_text,
+)
 from edge.text.byte import ByteTokenizer
 from edge.text.template import ChatTemplate, Message
 from tests.checkpoints import save_mamba, save_mambabyte

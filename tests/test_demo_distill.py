@@ -17,15 +17,16 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from edge.apps import demo_answers, demo_talks
-from edge.export.demo import train as training
-from edge.export.demo.data import make_codec
-from edge.export.demo.distill import Lessons, Taught, load_network, read_talks, start_from
-from edge.export.demo.loss import Shares, taught_loss
-from edge.export.demo.optim import initialise
-from edge.export.demo.save import write_checkpoint
-from edge.export.demo.shapes import chat_config, draft_config
-from edge.export.demo.tokenizer import load_tokenizer, train_tokenizer
+from edge.apps.demo import answers as demo_answers
+from edge.apps.demo import talks as demo_talks
+from edge.apps.demo import train as training
+from edge.apps.demo.data import load_tokenizer, make_codec
+from edge.apps.demo.distill import Lessons, Taught, load_network, read_talks, start_from
+from edge.apps.demo.loss import Shares, taught_loss
+from edge.apps.demo.optimizer import initialise
+from edge.apps.demo.save import write_checkpoint
+from edge.apps.demo.shapes import chat_config, draft_config
+from edge.apps.demo.tokenizer import train_tokenizer
 from edge.export.network import Network
 from edge.runtime.model import load
 

@@ -16,16 +16,25 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from edge.apps.demo import train as training
+from edge.apps.demo.data import (
+    ByteCodec,
+    Conversation,
+    TokenCodec,
+    TrainingData,
+    conversation_pieces,
+    load_tokenizer,
+    pack,
+    read_conversations,
+)
+from edge.apps.demo.loss import head_loss
+from edge.apps.demo.optimizer import initialise, trapezoid
+from edge.apps.demo.save import write_checkpoint
+from edge.apps.demo.shapes import bytes_config, chat_config, draft_config
+from edge.apps.demo.tokenizer import train_tokenizer
 from edge.export.checkpoint import open_checkpoint
-from edge.export.demo import train as training
-from edge.export.demo.chats import GREETINGS, Conversation, read_conversations
-from edge.export.demo.data import ByteCodec, TokenCodec, TrainingData, conversation_pieces, pack
-from edge.export.demo.loss import head_loss
-from edge.export.demo.optim import initialise, trapezoid
-from edge.export.demo.save import write_checkpoint
-from edge.export.demo.shapes import bytes_config, chat_config, draft_config
-from edge.export.demo.tokenizer import load_tokenizer, train_tokenizer
 from edge.export.network import Network
+from edge.export.quantize.texts import GREETINGS
 
 WORDS = ["the", "cat", "dog", "bird", "sees", "hears", "a", "red", "green", "house", "tree", "runs"]
 TOY = bytes_config(d_model=32, layers=2)

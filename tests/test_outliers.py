@@ -11,6 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from edge.apps.demo.outlier_trial import ABLATION, PLAIN, register_ablation
+from edge.apps.demo.outliers import (
+    X_PEAK,
+    Y_CHANNELS,
+    OutlierCheckpoint,
+    observe,
+    rare_token,
+    with_outliers,
+)
 from edge.bundle import open_bundle
 from edge.config import Mamba2Config, ModelConfig
 from edge.errors import ExportError
@@ -19,10 +28,6 @@ from edge.export.exporter import export_checkpoint
 from edge.export.graph.verify import verify_graph
 from edge.export.judging import sample_tokens
 from edge.export.network import Network
-from edge.export.outliers import observe, with_outliers
-from edge.export.outliers.checkpoint import OutlierCheckpoint
-from edge.export.outliers.outliers import X_PEAK, Y_CHANNELS, rare_token
-from edge.export.outliers.trial import ABLATION, PLAIN, register_ablation
 from edge.export.quantize import recipe
 from tests import checkpoints
 
@@ -189,7 +194,7 @@ def test_the_bundle_is_read_as_a_checkpoint_with_the_same_logits(tmp_path: Path)
     checkpoints.save_tokenizer(folder)
     text = tmp_path / "text.txt"
     text.write_text("the robot walks and then it stops and looks at the river again\n" * 200)
-    command = [sys.executable, "-m", "edge.export.outliers", str(folder), "-o",
+    command = [sys.executable, "-m", "edge.apps.demo.outlier_trial", "make", str(folder), "-o",
                str(tmp_path / "bundle"), "--text", str(text), "--y-peak", "300"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -208,7 +213,7 @@ def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
     checkpoints.save_tokenizer(folder)
     text = tmp_path / "short.txt"
     text.write_text("no more than this")
-    command = [sys.executable, "-m", "edge.export.outliers", str(folder), "-o",
+    command = [sys.executable, "-m", "edge.apps.demo.outlier_trial", "make", str(folder), "-o",
                str(tmp_path / "bundle"), "--text", str(text)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
@@ -253,7 +258,7 @@ def test_the_trial_writes_a_bundle_a_recipe(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("a robot walks and then it stops and looks at the river again\n" * 20)
     wanted = ["fp32", f"{PLAIN}+both", "w8a8-dynamic"]
-    command = [sys.executable, "-m", "edge.export.outliers.trial", str(folder), "-o",
+    command = [sys.executable, "-m", "edge.apps.demo.outlier_trial", "quantize", str(folder), "-o",
                str(tmp_path / "trial"), "--text", str(text), "--recipes", ",".join(wanted),
                "--sequences", "2", "--length", "32", "--percentile", "99.9"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)

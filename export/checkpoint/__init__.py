@@ -17,9 +17,10 @@ from edge.export.checkpoint.bundle import BundleCheckpoint, is_bundle
 from edge.export.checkpoint.checkpoint import Checkpoint
 from edge.export.checkpoint.families import FAMILIES, Family
 from edge.export.checkpoint.fields import Fields, read_json
+from edge.export.checkpoint.layout import Layout
 from edge.export.checkpoint.weights import open_weights
 
-__all__ = ["FAMILIES", "Checkpoint", "Family", "open_checkpoint"]
+__all__ = ["FAMILIES", "Checkpoint", "Family", "find_layout", "open_checkpoint"]
 
 
 def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
@@ -39,10 +40,18 @@ def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
         return BundleCheckpoint(directory)
     file = directory / "config.json"
     fields = Fields(file, read_json(file))
+    family, layout = find_layout(fields)
+    return Checkpoint(directory, family, fields.values, layout, open_weights(directory))
+
+
+def find_layout(fields: Fields) -> tuple[str, Layout]:
+    """The family that understands a config.json, and where it keeps the model's tensors.
+
+    Raises CheckpointError: no family does, or a field is bad.
+    """
     family = next((f for f in FAMILIES if f.claims(fields)), None)
     if family is None:
         known = "; ".join(f"{f.name}: {f.accepts}" for f in FAMILIES)
         named = fields.values.get("model_type") or fields.values.get("architectures")
         fields.refuse("model_type", f"names no known architecture: {str(named)[:80]!r}", known)
-    layout = family.read(fields)
-    return Checkpoint(directory, family.name, fields.values, layout, open_weights(directory))
+    return family.name, family.read(fields)

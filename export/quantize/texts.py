@@ -22,12 +22,12 @@ from edge.config import ModelConfig
 from edge.errors import EdgeError, ExportError
 from edge.export import text_files
 from edge.export.checkpoint import Checkpoint
-from edge.export.demo.chats import GREETINGS
 from edge.text.load import make_tokenizer
 from edge.text.template import ChatTemplate, Message
 from edge.text.tokenizer import Tokenizer
 
 SEQUENCES, LENGTH = 128, 512
+GREETINGS = Path(__file__).with_name("greetings.jsonl")
 _FIELD = "calibrate"
 _BLOCK = 1 << 18
 _STRETCH = 1 << 14

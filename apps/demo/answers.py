@@ -1,6 +1,6 @@
-"""First answers of a model, many at once: `python -m edge.apps.demo_answers BUNDLE`.
+"""First answers of a model, many at once: `python -m edge.apps.demo.answers BUNDLE`.
 
-As `edge.apps.demo_talks`, for its drafter to learn from. A token takes a third as long in a run of
+As `edge.apps.demo.talks`, for its drafter to learn from. A token takes a third as long in a run of
 sixteen sequences as in a run of one; but they go in step, so their prompts are of one length, and
 every talk ends with its first answer.
 """
@@ -18,9 +18,9 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from edge.apps.demo_talks import SOURCES, go_on, user_turns
+from edge.apps.demo.data import read_documents
+from edge.apps.demo.talks import SOURCES, go_on, user_turns
 from edge.errors import InputError
-from edge.export.demo.chats import read_documents
 from edge.runtime.model import Model, load
 from edge.runtime.state import State
 from edge.text.template import Message

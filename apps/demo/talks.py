@@ -1,4 +1,4 @@
-"""Talks with a model, for its drafter to learn from: `python -m edge.apps.demo_talks BUNDLE`.
+"""Talks with a model, for its drafter to learn from: `python -m edge.apps.demo.talks BUNDLE`.
 
 Here and not beside the training, because what a drafter has to say in advance is what the runtime
 says. Of the people in the data only their own turns are taken, the model answers itself.

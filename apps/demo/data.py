@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,8 +15,7 @@ import sentencepiece as spm
 import torch
 from torch import Tensor
 
-from edge.export.demo.chats import GREETINGS, Conversation, read_conversations, read_documents
-from edge.export.demo.tokenizer import load_tokenizer
+from edge.export.quantize.texts import GREETINGS
 
 # How often an epoch holds a conversation of each source; a fraction is a chance.
 MIX = {
@@ -30,9 +30,41 @@ MIX = {
 }
 # Both sides are people talking: the user's words are worth learning too.
 DIALOGUES = {"self_dialogue", "synthetic_persona_chat", "taskmaster4", "greetings"}
+DOCUMENT_END = "<|endoftext|>"
 FIRST_TEXT = 0.2  # share of the first epoch that is book and documentation text
 
 Piece = tuple[list[int], list[bool]]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Turns as (role, content) pairs, and the collection they came from."""
+
+    turns: tuple[tuple[str, str], ...]
+    source: str
+
+
+def read_conversations(path: Path) -> Iterator[Conversation]:
+    """One conversation a line: {"messages": [{"role", "content"}, ...], "source"}."""
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            record = json.loads(line)
+            turns = tuple((m["role"], m["content"].strip()) for m in record["messages"])
+            yield Conversation(turns, record.get("source", "greetings"))
+
+
+def read_documents(path: Path) -> Iterator[str]:
+    """Documents that end with a line `<|endoftext|>`."""
+    lines: list[str] = []
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.rstrip("\n") == DOCUMENT_END:
+                yield "".join(lines)
+                lines = []
+            else:
+                lines.append(line)
+    if lines:
+        yield "".join(lines)
 
 
 class Codec(Protocol):
@@ -95,6 +127,10 @@ class ByteCodec:
 
     def decode(self, ids: list[int]) -> str:
         return bytes(ids).decode(errors="replace")
+
+
+def load_tokenizer(path: Path) -> spm.SentencePieceProcessor:
+    return spm.SentencePieceProcessor(model_file=str(path))
 
 
 def make_codec(tokenizer: Path | None) -> Codec:

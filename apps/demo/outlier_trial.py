@@ -1,8 +1,9 @@
-"""The outlier trial: `python -m edge.export.outliers.trial BUNDLE -o FOLDER --text FILE`.
+"""The outlier trial: does quantization hold on a model with the outliers of a large one?
 
-Quantizes a checkpoint in every way that is compared, those of Quamba's Table 4 among them: plain
-static int8, with x clipped by a percentile, with y rotated, and with both. Only Mamba layers differ
-in these four. `edge eval FOLDER/NAME TEXT` then measures each.
+`python -m edge.apps.demo.outlier_trial make CHECKPOINT -o BUNDLE` writes an fp32 bundle with
+outliers; `quantize BUNDLE -o FOLDER --text FILE` quantizes it in every way that is compared, those
+of Quamba's Table 4 among them: plain static int8, with x clipped by a percentile, with y rotated,
+and with both. Only Mamba layers differ in these four. `edge eval FOLDER/NAME TEXT` measures each.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from edge.apps.demo.outliers import X_PEAK, Y_PEAKS, OutlierCheckpoint
 from edge.errors import EdgeError
 from edge.export.exporter import export_checkpoint
 from edge.export.quantize.how import Static
@@ -37,6 +39,8 @@ COMPARED = (
     "w8a8-hadamard",
 )
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
 
 def register_ablation() -> None:
     """Make the steps between plain static int8 and Quamba recipes, once."""
@@ -49,7 +53,34 @@ def register_ablation() -> None:
         register(Recipe(name, plain.bits, plain.block_size, plain.ends, layers, details))
 
 
-def run(
+@app.command()
+def make(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint, or bundle in fp32 or fp16.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Bundle folder to write.")],
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Text to look at its activations on: UTF-8, or .jsonl. Not the text "
+                     "that is measured on."),
+    ] = None,
+    y_peak: Annotated[
+        float, typer.Option(min=1, help=f"Largest y; the trial takes {Y_PEAKS}.")
+    ] = Y_PEAKS[2],
+) -> None:  # fmt: skip
+    """The model with the same logits whose activations have the outliers of a large one.
+
+    Quantize it with `edge export BUNDLE --quant NAME`.
+    """
+    try:
+        made = OutlierCheckpoint(checkpoint, text, y_peak)
+        summary = export_checkpoint(made, output, quant="fp32")
+    except EdgeError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    print(f"{output}: x up to {X_PEAK:g}, y up to {y_peak:g}; {summary.accuracy}", file=sys.stderr)
+
+
+@app.command()
+def quantize(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint, or bundle in fp32 or fp16.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the bundles.")],
     text: Annotated[
@@ -92,4 +123,4 @@ def run(
 
 
 if __name__ == "__main__":
-    typer.run(run)
+    app()

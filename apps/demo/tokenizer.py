@@ -8,7 +8,7 @@ from pathlib import Path
 
 import sentencepiece as spm
 
-from edge.export.demo.chats import read_conversations, read_documents
+from edge.apps.demo.data import read_conversations, read_documents
 
 ROLES = ("system", "user", "assistant")
 END = "<|end|>"
@@ -64,10 +64,6 @@ def train_tokenizer(data: Path, out: Path, vocab: int, text_lines: int = 30_000)
     )
     prefix.with_suffix(".vocab").unlink()
     return prefix.with_suffix(".model")
-
-
-def load_tokenizer(path: Path) -> spm.SentencePieceProcessor:
-    return spm.SentencePieceProcessor(model_file=str(path))
 
 
 def write_tokenizer_files(model: Path, out: Path) -> None:

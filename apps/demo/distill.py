@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from edge.apps.demo.data import DIALOGUES, Batch, Codec, Piece, read_conversations
+from edge.apps.demo.loss import SHARES, Shares
+from edge.apps.demo.optimizer import replace_folder
 from edge.export.checkpoint import open_checkpoint
-from edge.export.demo.chats import read_conversations
-from edge.export.demo.checkpoint import replace_folder
-from edge.export.demo.data import DIALOGUES, Batch, Codec, Piece
-from edge.export.demo.loss import SHARES, Shares
 from edge.export.network import Network
 
 Hidden = npt.NDArray[np.float16]
@@ -77,7 +76,7 @@ def start_from(network: Network, path: Path) -> None:
 
 
 def read_talks(path: Path, codec: Codec, limit: int) -> list[Talk]:
-    """Talks as `edge.apps.demo_talks` or `demo_answers` writes them, cut to `limit` ids. They are
+    """Talks as `edge.apps.demo.talks` or `answers` writes them, cut to `limit` ids. They are
     said from the beginning each, as a drafter meets them, and so not packed.
     """
     talks: list[Talk] = []
@@ -92,7 +91,7 @@ def read_talks(path: Path, codec: Codec, limit: int) -> list[Talk]:
 
 def _pieces(path: Path, codec: Codec) -> Iterator[Piece]:
     """Ids, and True where they are the teacher's, or might be: both sides of people's dialogues.
-    Answers of `demo_answers` are the very ids that were said.
+    Answers of `edge.apps.demo.answers` are the very ids that were said.
     """
     with path.open(encoding="utf-8") as lines:
         said = "said" in json.loads(next(lines, "{}"))

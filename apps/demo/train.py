@@ -1,4 +1,4 @@
-"""Train a demonstration model: `python -m edge.export.demo.train {tokenizer|chat|draft|bytes}`."""
+"""Train a demonstration model: `python -m edge.apps.demo.train {tokenizer|chat|draft|bytes}`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ import torch
 import typer
 from torch import Tensor
 
+from edge.apps.demo import optimizer as resuming
+from edge.apps.demo.data import Batch, Codec, Rows, TrainingData, make_codec
+from edge.apps.demo.distill import Lessons, TalkRows, Taught, start_from
+from edge.apps.demo.figures import CONVERSATIONS, Figures, chat_rows, converse, measure, text_rows
+from edge.apps.demo.loss import SHARES, Shares, head_loss, taught_loss
+from edge.apps.demo.optimizer import Optimizer, initialise, trapezoid
+from edge.apps.demo.save import save_model
+from edge.apps.demo.shapes import config_for
+from edge.apps.demo.tokenizer import train_tokenizer
 from edge.config import ModelConfig
-from edge.export.demo import checkpoint
-from edge.export.demo.data import Batch, Codec, Rows, TrainingData, make_codec
-from edge.export.demo.distill import Lessons, TalkRows, Taught, start_from
-from edge.export.demo.evaluate import Figures, chat_rows, measure, text_rows
-from edge.export.demo.loss import SHARES, Shares, head_loss, taught_loss
-from edge.export.demo.optim import Optimizer, initialise, trapezoid
-from edge.export.demo.samples import CONVERSATIONS, converse
-from edge.export.demo.save import save_model
-from edge.export.demo.shapes import config_for
-from edge.export.demo.tokenizer import train_tokenizer
 from edge.export.network import Network
 from edge.tensors import parameters
 
@@ -112,7 +111,7 @@ def train(
     network.to(plan.device)
     optimizer = Optimizer(network)
     place: dict[str, Any] = {"step": 0, "epoch": 0, "row": 0, "tokens": 0, "seconds": 0.0}
-    place |= checkpoint.load(out / "resume", network, optimizer) or {}
+    place |= resuming.load(out / "resume", network, optimizer) or {}
     codec = make_codec(tokenizer)
     lessons = find_lessons(plan, codec)
     training: Source = lessons or TrainingData(
@@ -127,7 +126,7 @@ def train(
         return {} if lessons is None else {"teacher": lessons.agreement(network) | lessons.size()}
 
     def keep(valid: Figures) -> None:
-        checkpoint.save(out / "resume", network, optimizer, place)
+        resuming.save(out / "resume", network, optimizer, place)
         card = describe(config, plan, place) | {"chat_valid_sample": valid.summary()} | agreement()
         save_model(network, out, tokenizer, card)
 
@@ -150,7 +149,7 @@ def train(
                 report(place, sum(losses) / len(losses), norm, factor)
                 losses.clear()
             if stop:
-                checkpoint.save(out / "resume", network, optimizer, place)
+                resuming.save(out / "resume", network, optimizer, place)
                 raise SystemExit(128 + stop[0])
             if time.monotonic() - saved > plan.save_every:
                 valid = validate()
@@ -158,7 +157,7 @@ def train(
                 keep(valid)
                 saved = time.monotonic()
     # the figures take a while: what was learned is not to wait for them
-    checkpoint.save(out / "resume", network, optimizer, place)
+    resuming.save(out / "resume", network, optimizer, place)
     card = describe(config, plan, place) | final_figures(network, data, tokenizer, plan)
     card |= agreement()
     save_model(network, out, tokenizer, card)
@@ -251,7 +250,7 @@ def main(
         Path | None, typer.Option(help="For draft: floating bundle or checkpoint to learn from")
     ] = None,
     talks: Annotated[
-        list[Path] | None, typer.Option(help="With --teacher: its talks (edge.apps.demo_talks)")
+        list[Path] | None, typer.Option(help="With --teacher: its talks (edge.apps.demo.talks)")
     ] = None,
     overlap: Annotated[
         float, typer.Option(help="With --teacher: share of the loss that is tokens refused")

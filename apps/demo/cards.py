@@ -38,7 +38,7 @@ SOURCES = (
     ),
     ("tldr pages", "tldr-pages/tldr", "08e345f42639", "CC BY 4.0"),
     ("Self-Instruct seed tasks", "yizhongw/self-instruct", "0b26ccaa4159", "Apache-2.0"),
-    ("Greetings", "this project, export/demo/greetings.jsonl", "", "Apache-2.0"),
+    ("Greetings", "this project, export/quantize/greetings.jsonl", "", "Apache-2.0"),
 )
 ABOUT = {
     "bamba": (
@@ -108,7 +108,7 @@ def _samples(card: dict[str, Any]) -> str:
 
 
 def card_text(card: dict[str, Any]) -> str:
-    """README.md for a card's figures (see `edge.export.demo.train.describe`)."""
+    """README.md for a card's figures (see `edge.apps.demo.train.describe`)."""
     title, about = ABOUT[card["family"]]
     sources = "\n".join(f"| {n} | {r} | {c} | {lic} |" for n, r, c, lic in SOURCES)
     seen = (

@@ -1,0 +1,1 @@
+"""How the demonstration models were made: tools of the project, left out of what is installed."""

@@ -1,0 +1,167 @@
+"""Write a network as an ordinary checkpoint directory: Bamba, Mamba-2 or state-spaces original."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from edge.apps.demo.cards import card_text
+from edge.apps.demo.data import load_tokenizer
+from edge.apps.demo.optimizer import replace_folder
+from edge.apps.demo.tokenizer import END, write_tokenizer_files
+from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig
+from edge.export.checkpoint import find_layout
+from edge.export.checkpoint.fields import Fields
+from edge.export.network import Network
+
+SAMPLING = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 128}
+BYTES_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{ message['role'] | capitalize }}: {{ message['content'] + '\\n\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ 'Assistant: ' }}{%- endif -%}"
+)
+Values = dict[str, Any]
+
+
+def _first(config: ModelConfig, kind: str) -> Any:
+    return next(layer for layer in config.layers if layer.kind == kind)
+
+
+def _transformers(config: ModelConfig, eos: int, pad: int) -> Values:
+    """What the configs of both classes of transformers have."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "hidden_act": "silu",
+        "tie_word_embeddings": config.tie_embeddings,
+        "torch_dtype": "float32",
+        "bos_token_id": None,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
+    }
+
+
+def bamba_config(config: ModelConfig, eos: int, pad: int) -> Values:
+    """config.json of transformers' `BambaForCausalLM`: two of our layers are one of its."""
+    mamba: Mamba2Config = _first(config, "mamba2")
+    attention: AttentionConfig = _first(config, "attention")
+    mlp: MlpConfig = _first(config, "mlp")
+    mixers = config.layers[::2]
+    assert attention.rope is not None and 2 * attention.rope.dim == attention.head_dim
+    return _transformers(config, eos, pad) | {
+        "architectures": ["BambaForCausalLM"],
+        "model_type": "bamba",
+        "intermediate_size": mlp.d_intermediate,
+        "num_hidden_layers": len(mixers),
+        "attn_layer_indices": [i for i, mixer in enumerate(mixers) if mixer.attends],
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_kv_heads,
+        "head_dim": attention.head_dim,
+        "max_position_embeddings": config.max_context,
+        "rope_theta": attention.rope.theta,
+        "partial_rotary_factor": 0.5,
+        "mamba_n_heads": mamba.n_heads,
+        "mamba_d_head": mamba.head_dim,
+        "mamba_n_groups": mamba.n_groups,
+        "mamba_d_state": mamba.d_state,
+        "mamba_d_conv": mamba.d_conv,
+        "mamba_expand": mamba.d_inner // config.d_model,
+        "mamba_chunk_size": 64,
+        "mamba_conv_bias": mamba.conv_bias,
+        "mamba_proj_bias": mamba.proj_bias,
+        "rms_norm_eps": config.norm.eps,
+    }
+
+
+def mamba2_config(config: ModelConfig, eos: int, pad: int) -> Values:
+    """config.json of transformers' `Mamba2ForCausalLM`."""
+    mamba: Mamba2Config = _first(config, "mamba2")
+    return _transformers(config, eos, pad) | {
+        "architectures": ["Mamba2ForCausalLM"],
+        "model_type": "mamba2",
+        "num_hidden_layers": len(config.layers),
+        "num_heads": mamba.n_heads,
+        "head_dim": mamba.head_dim,
+        "n_groups": mamba.n_groups,
+        "state_size": mamba.d_state,
+        "conv_kernel": mamba.d_conv,
+        "expand": mamba.d_inner // config.d_model,
+        "chunk_size": 64,
+        "use_bias": mamba.proj_bias,
+        "use_conv_bias": mamba.conv_bias,
+        "layer_norm_epsilon": config.norm.eps,
+        "residual_in_fp32": True,
+    }
+
+
+def state_spaces_config(config: ModelConfig) -> Values:
+    """config.json of state-spaces/mamba's `MambaLMHeadModel`."""
+    mamba: Mamba2Config = _first(config, "mamba2")
+    return {
+        "d_model": config.d_model,
+        "d_intermediate": 0,
+        "n_layer": len(config.layers),
+        "vocab_size": config.vocab_size,
+        "ssm_cfg": {
+            "layer": "Mamba2",
+            "d_state": mamba.d_state,
+            "d_conv": mamba.d_conv,
+            "expand": mamba.d_inner // config.d_model,
+            "headdim": mamba.head_dim,
+            "ngroups": mamba.n_groups,
+        },
+        "attn_layer_idx": [],
+        "attn_cfg": {},
+        "rms_norm": True,
+        "residual_in_fp32": True,
+        "fused_add_norm": True,
+        "pad_vocab_size_multiple": 8,
+        "tie_embeddings": True,
+    }
+
+
+def _write_json(path: Path, value: Values) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def write_checkpoint(network: Network, folder: Path, tokenizer: Path | None) -> None:
+    """Fill `folder`: Bamba or Mamba-2 for transformers, or state-spaces where there are bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config, generation = network.config, dict[str, Any](SAMPLING)
+    if tokenizer is None:
+        values = state_spaces_config(config)
+        (folder / "chat_template.jinja").write_text(BYTES_TEMPLATE)
+        generation["stop_strings"] = ["\n\n"]
+    else:
+        model = load_tokenizer(tokenizer)
+        eos, pad = int(model.piece_to_id(END)), int(model.eos_id())
+        values = (bamba_config if config.has_attention else mamba2_config)(config, eos, pad)
+        generation |= {"eos_token_id": eos, "pad_token_id": pad}
+        write_tokenizer_files(tokenizer, folder)
+    _write_json(folder / "config.json", values)
+    _write_json(folder / "generation_config.json", generation)
+    # the places from which export reads tensors are those where they have to be
+    _, layout = find_layout(Fields(folder / "config.json", values))
+    tensors = {n: p.detach().cpu().contiguous() for n, p in network.canonical_tensors().items()}
+    stored = {p.source: tensors[n].reshape(p.source_shape) for n, p in layout.pieces.items()}
+    if tokenizer is None:
+        stored |= {head: tensors["embedding.weight"] for head in layout.tied_heads}
+        torch.save(stored, folder / "pytorch_model.bin")
+    else:
+        save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_model(network: Network, out: Path, tokenizer: Path | None, card: Values) -> None:
+    """out/checkpoint and out/card.json, replaced whole."""
+    temporary = out / ".checkpoint.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    write_checkpoint(network, temporary, tokenizer)
+    (temporary / "README.md").write_text(card_text(card), encoding="utf-8")
+    replace_folder(temporary, out / "checkpoint")
+    _write_json(out / "card.json", card)
