@@ -1,6 +1,6 @@
 """The runtime on the oldest Python and ONNX Runtime it supports; run as a program, needs no torch.
 
-    python tests/oldest_runtime.py            checks the three embedded bundles
+    python tests/oldest_runtime.py            checks the embedded bundles
     python tests/oldest_runtime.py --logits   prints their logits, to be compared across versions
     python tests/oldest_runtime.py --answers  prints what they answer, to compare machines
 
@@ -22,6 +22,7 @@ import onnxruntime
 
 import edge
 from edge.runtime.model import EMBEDDED
+from tests import golden
 
 TEXT = "Hello! How was your day? I went to the park and it was lovely."
 
@@ -43,8 +44,9 @@ def answer(name: str) -> str:
 
 
 def check(name: str) -> None:
-    """Chunks, steps, rewind, snapshots, trees, files and text, each against another way round."""
+    """The golden sentence; chunks, steps, rewind, snapshots, trees and files, done two ways."""
     with edge.load(name, threads=1) as model:
+        golden.check(name, model)
         ids = np.array([model.tokenizer.encode(TEXT)[:24]])
         engine, whole = model.engine, logits(name)
         state = engine.new_state(window=8)

@@ -4,7 +4,8 @@
 #
 #   tests/aarch64/run.sh [--tests] [FOLDER]     about two minutes on Debian, 250 MB in FOLDER (build/aarch64)
 #
-# It shows that the wheels are there, that their code runs, and that answers are those of this machine.
+# It shows that the wheels are there, that their code runs, that the models say their golden sentence
+# (tests/golden.json), and that answers are those of this machine.
 # Nothing of speed, of a GPU or of a Jetson's system. --tests also runs tests that need no torch
 # (three minutes more). Needs qemu-aarch64 (apt: qemu-user), apt-get of Debian and Python with pip.
 set -euo pipefail

@@ -4,7 +4,8 @@
 #   tests/gpu/run.sh [A] [B] [C]      all three by default
 #
 #   A  what this machine is; kernels that were compiled elsewhere; device memory, streams and graphs;
-#      the demonstration models beside ONNX Runtime; `edge doctor` and `edge profile`
+#      the demonstration models beside ONNX Runtime, and their golden sentence; `edge doctor`
+#      and `edge profile`
 #   B  models of published sizes: right first, then TPOT, TTFT, kernels, memory; torch beside them
 #   C  every kernel and engine test, a process a file; compute-sanitizer over a run
 #
@@ -88,6 +89,7 @@ stage_A() {
     for name in ${DEMOS-demo demo-fp16 demo-bytes demo-draft}; do
         step "agree-$name" 180 "$python" -m jetson.verify.engines agree "$name" cuda ort
     done
+    step golden 180 "$python" -m tests.golden cuda
     step doctor 120 "$python" -m edge.apps.cli doctor demo
     step profile 180 "$python" -m edge.apps.cli profile demo --engine cuda --json
 }
