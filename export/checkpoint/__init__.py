@@ -9,6 +9,7 @@ A bundle with floating weights stands for the checkpoint it was made from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from edge.export.checkpoint.weights import open_weights
 __all__ = ["FAMILIES", "Checkpoint", "Family", "find_layout", "open_checkpoint"]
 
 
-def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
+def open_checkpoint(path: str | PathLike[str], families: Sequence[Family] = FAMILIES) -> Checkpoint:
     """Open a checkpoint directory, or a bundle; its config and all tensor headers are checked.
 
     Raises CheckpointError when the directory is not a checkpoint of a known family, when a file is
@@ -40,18 +41,18 @@ def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
         return BundleCheckpoint(directory)
     file = directory / "config.json"
     fields = Fields(file, read_json(file))
-    family, layout = find_layout(fields)
+    family, layout = find_layout(fields, families)
     return Checkpoint(directory, family, fields.values, layout, open_weights(directory))
 
 
-def find_layout(fields: Fields) -> tuple[str, Layout]:
+def find_layout(fields: Fields, families: Sequence[Family] = FAMILIES) -> tuple[str, Layout]:
     """The family that understands a config.json, and where it keeps the model's tensors.
 
     Raises CheckpointError: no family does, or a field is bad.
     """
-    family = next((f for f in FAMILIES if f.claims(fields)), None)
+    family = next((f for f in families if f.claims(fields)), None)
     if family is None:
-        known = "; ".join(f"{f.name}: {f.accepts}" for f in FAMILIES)
+        known = "; ".join(f"{f.name}: {f.accepts}" for f in families)
         named = fields.values.get("model_type") or fields.values.get("architectures")
         fields.refuse("model_type", f"names no known architecture: {str(named)[:80]!r}", known)
     return family.name, family.read(fields)

@@ -1,0 +1,42 @@
+"""The programs of docs/examples, each run as a reader would run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs" / "examples"
+# program → what it must print, in this order
+SAYS = {
+    "add_a_family.py": ["house-mamba: 2 layers", "against the fp32 network"],
+    "chat.py": ["ended by stop", "tokens of the prompt were not run again", "tokens restored"],
+    "export_and_run.py": ["fp32: 75,712 parameters", "w8: 75,712 parameters", "state: "],
+    "robot_loop.py": ["ended by deadline", "ended by cancelled"],
+    "speculate.py": [
+        "plain: ", "look-ups in the text itself: ", "chains of 3 from a small model: ",
+        "a tree from a small model: ",
+    ],
+}  # fmt: skip
+
+
+def test_every_example_is_run() -> None:
+    assert {path.name for path in FOLDER.glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_example(name: str) -> None:
+    environment = dict(os.environ, PYTHONPATH=str(ROOT), HF_HUB_OFFLINE="1")
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / name)],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rest = done.stdout
+    for wanted in SAYS[name]:
+        assert wanted in rest, f"{wanted!r} is missing from:\n{done.stdout}"
+        rest = rest.partition(wanted)[2]
