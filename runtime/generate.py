@@ -1,281 +1,381 @@
-"""One answer: prefill in chunks, then step and sample until something ends it."""
+"""One answer: prefill, then sample and step until something ends it."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from inspect import GEN_CLOSED, getgeneratorstate
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edge.errors import EdgeError, InputError
-from edge.runtime.context import Context, Logits
-from edge.runtime.sampling import Sampler
-from edge.runtime.speculate.decode import Plain, Source, Speculation, Speculative
-from edge.runtime.speculate.draft import Drafting
+from edge.errors import ContextFullError, EdgeError, InputError
+from edge.runtime.engine import Engine, GreedyEngine
+from edge.runtime.result import FinishReason, GenerationResult, Timings
+from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.state import Snapshot, State
 from edge.text.stream import StopMatcher, StreamDecoder
 from edge.text.tokenizer import Tokenizer
 
-FinishReason = Literal["stop", "length", "cancelled", "deadline", "context"]
+if TYPE_CHECKING:
+    from edge.runtime.speculate.decode import Drafting, Speculation
+
+Logits = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Timings:
-    """Seconds on a monotonic clock, from the request on, tokenizing not included.
+class ContextMark:
+    """A place to come back to: one state, and the tokens that led to it."""
 
-    Attributes:
-        prompt_s: until the prompt was consumed.
-        token_s: when each token was sampled.
-        total_s: until the answer ended.
-    """
-
-    prompt_s: float
-    token_s: tuple[float, ...]
-    total_s: float
-
-    @property
-    def ttft_s(self) -> float | None:
-        """Time to the first token, or None when there was none."""
-        return self.token_s[0] if self.token_s else None
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Generation speed over the gaps between tokens; None for fewer than two."""
-        span = self.token_s[-1] - self.token_s[0] if self.token_s else 0.0
-        return (len(self.token_s) - 1) / span if span > 0 else None
-
-
-@dataclass(frozen=True)
-class GenerationResult:
-    """How an answer ended.
-
-    Attributes:
-        text: everything that was given out.
-        tokens: everything that was sampled, an end token and those of a stop string included.
-        finish_reason: `stop`: an end token or stop string; `length`: max_tokens; `context`: the KV
-            caches are full; `cancelled` or `deadline`: the text is what there was.
-        prompt_tokens: tokens that were fed for this answer before the first was sampled.
-        reused_tokens: tokens of the prompt that the state already held.
-        speculation: what drafting did; None without a drafter.
-    """
-
-    text: str
+    state: Snapshot
     tokens: tuple[int, ...]
-    finish_reason: FinishReason
-    prompt_tokens: int
-    reused_tokens: int
-    timings: Timings
-    speculation: Speculation | None = None
-
-    @property
-    def prompt_tokens_per_s(self) -> float | None:
-        """Prefill speed; None when nothing was fed."""
-        spent = self.timings.prompt_s
-        return self.prompt_tokens / spent if self.prompt_tokens and spent > 0 else None
+    pending: int | None
 
 
-class Opening(NamedTuple):
-    """How a turn begins.
+class Context:
+    """One sequence of an engine: a state together with the tokens it has consumed.
 
     Attributes:
-        tokens: to feed.
-        reused: how many more tokens of the prompt the state already holds.
-        logits: [V] after them all, where the turn was answered before: there is nothing to feed.
+        tokens: ids consumed by the state, from the first one on.
+        pending: the last sampled token when it has not been fed yet.
     """
 
-    tokens: Sequence[int]
-    reused: int
-    logits: Logits | None = None
+    def __init__(self, engine: Engine, state: State) -> None:
+        self.engine = engine
+        # asked once: it takes 50 µs
+        self._greedy = engine if isinstance(engine, GreedyEngine) else None
+        self.state = state
+        self.capacity = state.capacity
+        self.tokens: list[int] = []
+        self.pending: int | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether not even one more token can be fed."""
+        return self.capacity is not None and len(self.tokens) >= self.capacity
+
+    def check_room(self, count: int) -> None:
+        """Raise ContextFullError unless the KV caches could hold `count` tokens in all."""
+        if self.capacity is not None and count > self.capacity:
+            raise ContextFullError(
+                f"{count} tokens do not fit into a context of {self.capacity}",
+                field="prompt",
+                remedy="start anew or send less; without attention layers there is no such limit",
+            )
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def feed(self, tokens: Sequence[int], halted: Callable[[], object]) -> Logits | None:
+        """Consume tokens in chunks; logits [V] after the last, valid until the next run.
+
+        None when `halted()` said so before all chunks were through; what was fed stays fed.
+        """
+        logits: Logits | None = None
+        for start in range(0, len(tokens), self.engine.chunk):
+            if halted():
+                return None
+            chunk = tokens[start : start + self.engine.chunk]
+            logits = self._run(chunk, commit=len(chunk) > 1)
+        return logits
+
+    def step(self, token: int) -> Logits:
+        """Consume one token; logits [V], valid until the next run."""
+        return self._run((token,), commit=False)
+
+    def step_greedily(self, token: int, limit: int) -> int | Logits:
+        """Consume one token; the likeliest id after it where the engine finds it itself and it is
+        below `limit`, else the logits [V].
+        """
+        engine = self._greedy
+        if engine is None or not engine.picks:
+            return self.step(token)
+        best = int(engine.run_greedy(np.asarray([[token]], np.int64), self.state)[0])
+        if best >= limit:  # padding of the vocabulary, which no model was taught to say
+            self.state.rewind(1)
+            return self.step(token)
+        self.tokens.append(token)
+        self.pending = None
+        return best
+
+    def advance(self, tokens: Sequence[int]) -> Logits:
+        """Consume tokens, so that they can be taken back where the window allows; logits [V]."""
+        if len(tokens) <= self.state.window:
+            return self._run(tokens, commit=False)
+        logits = self.feed(tokens, lambda: False)
+        assert logits is not None
+        return logits
+
+    def verify(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> Logits:
+        """Run at most a window of tokens; logits [T, V] after each, valid until the next run.
+
+        Without `parents` they are consumed, and all of them can be taken back. A tree is consumed
+        by `keep` alone, which has to come next.
+        """
+        run = self.engine.run
+        logits = run(np.asarray([tokens], np.int64), self.state, parents=parents, rows="all")
+        if parents is None:
+            self.tokens.extend(tokens)
+            self.pending = None
+        rows: Logits = logits[0]
+        return rows
+
+    def keep(self, node: int, tokens: Sequence[int]) -> None:
+        """Consume the path of the tree that ends at `node`, which is `tokens`."""
+        self.state.select(node)
+        self.tokens.extend(tokens)
+        self.pending = None
+
+    def _run(self, tokens: Sequence[int], *, commit: bool) -> Logits:
+        logits = self.engine.run(np.asarray([tokens], np.int64), self.state, commit=commit)
+        self.tokens.extend(tokens)
+        self.pending = None
+        row: Logits = logits[0, -1]
+        return row
+
+    # -- going back ------------------------------------------------------------------------------
+
+    def align(self, wanted: Sequence[int], known: int = 0) -> int:
+        """Go back so that what was consumed begins what is wanted, leaving at least one token to
+        feed. That is the first `known` tokens consumed, of which nothing is asked, and `wanted`.
+
+        Returns how many tokens in all need not be run again: all that agree, when the state can be
+        rewound that far, else none.
+        """
+        held = self.tokens[known:]
+        agree = known + common_prefix(held, wanted, min(len(held), len(wanted) - 1))
+        excess = len(self.tokens) - agree
+        self.pending = None
+        if excess > self.state.reach:
+            self.clear()
+            return 0
+        self.rewind(excess)
+        return agree
+
+    def rewind(self, count: int) -> None:
+        """As if the last `count` tokens had never been fed. StateError beyond the state's reach."""
+        if count:
+            self.state.rewind(count)
+            del self.tokens[-count:]
+
+    def clear(self) -> None:
+        """Back to before any token."""
+        self.state.clear()
+        self.tokens.clear()
+        self.pending = None
+
+    def mark(self) -> ContextMark:
+        """Where this is now; costs a copy of one state."""
+        return ContextMark(self.state.snapshot(), tuple(self.tokens), self.pending)
+
+    def restore(self, mark: ContextMark) -> None:
+        """Back to a mark, by copying its state in."""
+        self.state.restore(mark.state)
+        self.tokens[:] = mark.tokens
+        self.pending = mark.pending
 
 
-class Owner(Protocol):
-    """What an answer needs of its session."""
-
-    def held(self) -> AbstractContextManager[None]:
-        """The session, for this thread. Raises EngineError while another thread has it."""
-
-    def opened(self) -> Opening:
-        """Prepare the turn."""
-
-    def prompted(self, logits: Logits) -> None:
-        """The prompt has been fed; `logits` [V] are valid until the next run."""
-
-    def closed(self, answer: Answer, kept: int | None) -> None:
-        """End the turn: keep that many of the answer's tokens, or with None undo all of it."""
+def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
+    """How many of the first `limit` tokens agree."""
+    low, high = 0, limit
+    # comparing slices is a hundred times quicker than comparing tokens, and nearly all agree
+    while low < high:
+        middle = (low + high + 1) // 2
+        if list(a[low:middle]) == list(b[low:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
-class Answer:
-    """The making of one answer. `Generation` is what callers hold."""
+class Stepper:
+    """Takes a context on by one token at a time.
+
+    Attributes:
+        recent: what the repetition penalty looks at: special tokens end turns and are no
+            repetition.
+        vocab_size: ids that may be sampled are below it.
+    """
 
     def __init__(
         self,
-        owner: Owner,
         context: Context,
-        tokenizer: Tokenizer,
         sampler: Sampler,
-        drafting: Drafting | None,
+        vocab_size: int,
         *,
-        continued: bool,
+        special: Collection[int] = (),
+        unassigned: Sequence[int] = (),
     ) -> None:
-        """`continued`: the answer goes on in the prompt's text, so its first space counts."""
-        self.owner = owner
+        """`special`: ids of control tokens. `unassigned`: ids that stand for nothing."""
+        self.context = context
         self.sampler = sampler
-        self.params = sampler.params
-        self.tokens: list[int] = []
-        self.text: list[str] = []
-        self.cancelled = threading.Event()
-        self.done = False
-        self.result: GenerationResult | None = None
-        self._context = context
-        self._tokenizer = tokenizer
-        self._continued = continued
-        self._decoder = StreamDecoder(tokenizer, continued=continued)
-        self._matcher = StopMatcher(self.params.stop)
-        self._recent: list[int] = []
-        self._decoding = self._decoding_with(drafting)
-        self._began = time.monotonic()
-        self._times: list[float] = []
-        self._prompt = (0, 0)
-        self._prompt_s = 0.0
+        self.special = special
+        self.vocab_size = vocab_size
+        window = sampler.params.remembered
+        said = context.tokens[-window:] if window else ()
+        self.recent = [token for token in said if token not in self.special]
+        self._unassigned = list(unassigned)
+        self._greedy = sampler.params.plainly_greedy and not self._unassigned
 
-    def _decoding_with(self, drafting: Drafting | None) -> Plain | Speculative:
-        source = Source(
-            self._context,
-            self.sampler,
-            self._allowed,
-            self._recent,
-            self._tokenizer.special_ids,
-            lambda: self.params.max_tokens - len(self.tokens),
-            self._tokenizer.vocab_size,
-            self.params.plainly_greedy and not self._tokenizer.unassigned,
-        )
-        if drafting is None:
-            return Plain(source)
-        return Speculative(source, drafting.drafter, drafting.policy, drafting.rule)
+    def tokens(self, logits: Logits) -> Generator[int, None, None]:
+        """Sample from the logits after the prompt, then step and sample, without end."""
+        token = self.sampler(self.allowed(logits), self.recent)
+        while True:
+            self.context.pending = token
+            self.say(token)
+            yield token
+            token = self.step(token)
 
-    # -- the loop --------------------------------------------------------------------------------
+    def say(self, token: int) -> None:
+        """A token joins the answer."""
+        if token not in self.special:
+            self.recent.append(token)
 
-    def _halted(self) -> FinishReason | None:
-        if self.cancelled.is_set():
-            return "cancelled"
-        deadline = self.params.deadline_s
-        if deadline is not None and time.monotonic() - self._began >= deadline:
-            return "deadline"
-        return None
+    def step(self, token: int) -> int:
+        """Consume a token and sample the next one, without looking at any logits where the engine
+        finds the likeliest itself.
+        """
+        if self._greedy:
+            found = self.context.step_greedily(token, self.vocab_size)
+            if isinstance(found, int):
+                return found
+        else:
+            found = self.context.step(token)
+        return self.sampler(self.allowed(found), self.recent)
 
-    def pieces(self) -> Generator[str, None, None]:
-        """Text as it is decided. Closing this ends the answer as it stands."""
-        try:
-            logits = self._prefill()
-            if logits is None:
-                self.end(self._halted() or "cancelled", None)
-                return
-            for piece in self._answer(logits):
-                self.text.append(piece)
-                yield piece
-        except GeneratorExit:
-            self.text.append(self._held_text())
-            self.end("cancelled", self._kept())
-            raise
-        except BaseException:
-            # of a step that failed or was interrupted nothing is certain: back to the beginning
-            self.done = True
-            self.owner.closed(self, None)
-            raise
-
-    def _prefill(self) -> Logits | None:
-        opening = self.owner.opened()
-        logits = opening.logits
-        if logits is None:
-            logits = self._context.feed(opening.tokens, self._halted)
-        self._prompt = (len(opening.tokens), opening.reused)
-        self._prompt_s = time.monotonic() - self._began
-        if logits is not None:
-            self.owner.prompted(logits)
-        return logits
-
-    def _answer(self, logits: Logits) -> Iterator[str]:
-        self._recent[:] = self._said_lately()
-        reason: FinishReason = "stop"
-        for token in self._decoding.tokens(logits):
-            self.tokens.append(token)
-            self._times.append(time.monotonic() - self._began)
-            if token in self._tokenizer.eos:
-                break
-            if token not in self._tokenizer.special_ids:
-                self._recent.append(token)
-            if piece := self._matcher.feed(self._decoder.feed(token)):
-                yield piece
-            ended = self._ended(self.params.max_tokens)
-            if ended is not None:
-                reason = ended
-                break
-        if tail := self._held_text():
-            yield tail
-        self.end(reason, self._kept())
-
-    def _ended(self, max_tokens: int) -> FinishReason | None:
-        if self._matcher.stopped:
-            return "stop"
-        if len(self.tokens) >= max_tokens:
-            return "length"
-        return self._halted() or ("context" if self._context.full else None)
-
-    def _said_lately(self) -> list[int]:
-        """What a repetition penalty looks at. Special tokens end turns: they are no repetition."""
-        window = self.params.repetition_window
-        if self.params.repetition_penalty == 1 or not window:
-            return []
-        special = self._tokenizer.special_ids
-        return [token for token in self._context.tokens[-window:] if token not in special]
-
-    def _allowed(self, logits: Logits) -> Logits:
-        """Logits [tokenizer's vocab_size]: padding rows and ids that mean nothing cannot be drawn.
+    def allowed(self, logits: Logits) -> Logits:
+        """Logits [vocab_size]: padding rows and ids that mean nothing cannot be drawn.
 
         A penalty and a bias copy what they change, so this may be a view of the engine's memory.
         """
-        logits = logits[: self._tokenizer.vocab_size]
-        if self._tokenizer.unassigned:
+        logits = logits[: self.vocab_size]
+        if self._unassigned:
             logits = logits.copy()
-            logits[list(self._tokenizer.unassigned)] = -np.inf
+            logits[self._unassigned] = -np.inf
         return logits
 
-    # -- the end ---------------------------------------------------------------------------------
 
-    def _held_text(self) -> str:
-        return self._matcher.feed(self._decoder.finish()) + self._matcher.finish()
+class Answer:
+    """An answer while it is made.
 
-    def _kept(self) -> int:
-        """How many tokens the shown text is made of: those of a stop string are not among them."""
-        count = len(self.tokens)
-        if not self._matcher.stopped:
-            return count
-        shown = sum(map(len, self.text))
-        while count and len(self._decoded(count)) > shown:
+    Attributes:
+        continued: it goes on in the prompt's text, so its first space counts.
+        prompt_tokens, reused_tokens: see `GenerationResult`.
+        kept: how many of the tokens the text is made of: those of a stop string are not among them.
+        result: how it ended, once it has and was no failure.
+    """
+
+    def __init__(self, params: SamplingParams, *, continued: bool) -> None:
+        self.params, self.continued = params, continued
+        self.tokens: list[int] = []
+        self.token_s: list[float] = []
+        self.text: list[str] = []
+        self.cancelled = threading.Event()
+        self.prompt_tokens = self.reused_tokens = self.kept = 0
+        self.prompt_s = 0.0
+        self.speculation: Speculation | None = None
+        self.result: GenerationResult | None = None
+        self._began = time.monotonic()
+
+    def seconds(self) -> float:
+        """Since it was asked for."""
+        return time.monotonic() - self._began
+
+    def halted(self) -> FinishReason | None:
+        """Why it has to end before the next run, if it has to."""
+        if self.cancelled.is_set():
+            return "cancelled"
+        deadline = self.params.deadline_s
+        if deadline is not None and self.seconds() >= deadline:
+            return "deadline"
+        return None
+
+    def end(self, reason: FinishReason, tokenizer: Tokenizer, *, stopped: bool) -> None:
+        """Record the result. `stopped`: by a stop string."""
+        text, count = "".join(self.text), len(self.tokens)
+        while stopped and count and len(self._decoded(tokenizer, count)) > len(text):
             count -= 1
-        return count
-
-    def _decoded(self, count: int) -> str:
-        return self._tokenizer.decode(self.tokens[:count], continued=self._continued)
-
-    def end(self, reason: FinishReason, kept: int | None) -> None:
-        """Record the result and hand the turn back."""
-        self.done = True
-        self._decoding.settle()
-        prompt, reused = self._prompt
+        self.kept = count
         self.result = GenerationResult(
-            text="".join(self.text),
+            text=text,
             tokens=tuple(self.tokens),
             finish_reason=reason,
-            prompt_tokens=prompt,
-            reused_tokens=reused,
-            timings=Timings(self._prompt_s, tuple(self._times), time.monotonic() - self._began),
-            speculation=self._decoding.figures,
+            prompt_tokens=self.prompt_tokens,
+            reused_tokens=self.reused_tokens,
+            timings=Timings(self.prompt_s, tuple(self.token_s), self.seconds()),
+            speculation=self.speculation,
         )
-        self.owner.closed(self, kept)
+
+    def _decoded(self, tokenizer: Tokenizer, count: int) -> str:
+        return tokenizer.decode(self.tokens[:count], continued=self.continued)
+
+
+def generate(
+    answer: Answer,
+    context: Context,
+    sampler: Sampler,
+    tokenizer: Tokenizer,
+    drafting: Drafting | None,
+    *,
+    prefill: Callable[[], Logits | None],
+    finish: Callable[[bool], None],
+) -> Generator[str, None, None]:
+    """Make an answer: its text as it is decided, after a first "" before anything has run.
+
+    `prefill` consumes the prompt and returns the logits [V] after it, or None when the answer was
+    halted. `finish` is called once, however this ends, with whether it succeeded: of a step that
+    failed or was interrupted nothing is certain.
+    """
+    params, ended = answer.params, None
+    decoder = StreamDecoder(tokenizer, continued=answer.continued)
+    stops = StopMatcher(params.stop)
+    try:
+        yield ""
+        logits = prefill()
+        answer.prompt_s = answer.seconds()
+        if logits is None:
+            ended = answer.halted()
+        else:
+            steps = Stepper(
+                context, sampler, tokenizer.vocab_size,
+                special=tokenizer.special_ids, unassigned=tokenizer.unassigned,
+            )  # fmt: skip
+            decoding = steps if drafting is None else drafting.begin(steps, answer)
+            with closing(decoding.tokens(logits)) as tokens:
+                for token in tokens:
+                    answer.tokens.append(token)
+                    answer.token_s.append(answer.seconds())
+                    if token in tokenizer.eos:
+                        ended = "stop"
+                        break
+                    if piece := stops.feed(decoder.feed(token)):
+                        answer.text.append(piece)
+                        yield piece
+                    if ended := _ended(answer, stops, context):
+                        break
+            if tail := stops.feed(decoder.finish()) + stops.finish():
+                answer.text.append(tail)
+                yield tail
+    except GeneratorExit:  # closed, or dropped half-way: the answer ends here
+        ended = "cancelled"
+        answer.text.append(stops.feed(decoder.finish()) + stops.finish())
+    except BaseException:
+        finish(False)
+        raise
+    answer.end(ended or "cancelled", tokenizer, stopped=stops.stopped)
+    finish(True)
+
+
+def _ended(answer: Answer, stops: StopMatcher, context: Context) -> FinishReason | None:
+    """Why the answer ends after this token, if it does."""
+    if stops.stopped:
+        return "stop"
+    if len(answer.tokens) >= answer.params.max_tokens:
+        return "length"
+    return answer.halted() or ("context" if context.full else None)
 
 
 class Generation(Iterator[str]):
@@ -286,16 +386,24 @@ class Generation(Iterator[str]):
     neither does one that ends in an error.
     """
 
-    def __init__(self, answer: Answer) -> None:
-        # the answer does not know this object, so that dropping it runs __del__ at once
-        self._answer = answer
-        self._pieces = answer.pieces()
+    def __init__(
+        self,
+        answer: Answer,
+        pieces: Generator[str, None, None],
+        hold: AbstractContextManager[None],
+    ) -> None:
+        """`pieces`: of `generate`. `hold`: the session, for this thread; raises EngineError while
+        another thread has it.
+        """
+        # `pieces` does not know this object, so that dropping it runs __del__ at once
+        self._answer, self._pieces, self._hold = answer, pieces, hold
+        next(pieces)
 
     def __iter__(self) -> Generation:
         return self
 
     def __next__(self) -> str:
-        with self._answer.owner.held():
+        with self._hold:
             return next(self._pieces)
 
     def cancel(self) -> None:
@@ -304,12 +412,9 @@ class Generation(Iterator[str]):
 
     def close(self) -> None:
         """End the answer here. Nothing happens when it has ended."""
-        if self._answer.done:
-            return
-        with self._answer.owner.held():
-            self._pieces.close()
-            if not self._answer.done:  # it never began
-                self._answer.end("cancelled", None)
+        if getgeneratorstate(self._pieces) != GEN_CLOSED:
+            with self._hold:
+                self._pieces.close()
 
     def __del__(self) -> None:
         with suppress(EdgeError, AttributeError):

@@ -8,27 +8,35 @@ llama.cpp's does, so that its cost and its effect do not grow with the conversat
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError, InputError, StateError
-from edge.runtime.distribution import Distribution
 from edge.text.stream import check_stops
 
 Logits = NDArray[np.float32]
+_BLOCK = 512  # weights summed at once
 _FEW = 256  # tokens that are as quickly sorted as looked through
 _PASSES = 8  # over all logits: these are as quick as a sort of those near the best
 _NEAR = 8.0  # a model's forty likeliest logits are usually no further than this from the best
 
 
+def _within(
+    default: float | None, low: float, high: float, *, whole: bool = False, above: bool = False
+) -> Any:
+    """A parameter from `low`, or above it, to `high`; None is allowed where it is the default."""
+    return field(default=default, metadata={"range": (low, high, whole, above)})
+
+
 @dataclass(frozen=True)
 class SamplingParams:
-    """How an answer is sampled and when it ends. Raises InputError naming a field out of range.
+    """How an answer is sampled and when it ends. Raises InputError naming every fault there is.
 
     Attributes:
         temperature: divides the logits; 0 is greedy, and the filters below then change nothing.
@@ -44,32 +52,33 @@ class SamplingParams:
         deadline_s: seconds after which the answer ends with what there is; None is never.
     """
 
-    temperature: float = 0.7
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    repetition_window: int = 64
+    temperature: float = _within(0.7, 0, 100)
+    top_k: int = _within(0, 0, 1 << 31, whole=True)
+    top_p: float = _within(1.0, 0, 1, above=True)
+    min_p: float = _within(0.0, 0, 1)
+    repetition_penalty: float = _within(1.0, 0, 100, above=True)
+    repetition_window: int = _within(64, 0, 1 << 20, whole=True)
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    max_tokens: int = 256
+    seed: int | None = _within(None, 0, (1 << 64) - 1, whole=True)
+    max_tokens: int = _within(256, 1, 1 << 31, whole=True)
     stop: tuple[str, ...] = ()
-    deadline_s: float | None = None
+    deadline_s: float | None = _within(None, 0, 1e9, above=True)
 
     def __post_init__(self) -> None:
-        _number(self, "temperature", 0, 100)
-        _number(self, "top_k", 0, 1 << 31, whole=True)
-        _number(self, "top_p", 0, 1, above=True)
-        _number(self, "min_p", 0, 1)
-        _number(self, "repetition_penalty", 0, 100, above=True)
-        _number(self, "repetition_window", 0, 1 << 20, whole=True)
-        _number(self, "max_tokens", 1, 1 << 31, whole=True)
-        if self.seed is not None:
-            _number(self, "seed", 0, (1 << 64) - 1, whole=True)
-        if self.deadline_s is not None:
-            _number(self, "deadline_s", 0, 1e9, above=True)
-        object.__setattr__(self, "logit_bias", _check_bias(self.logit_bias))
-        object.__setattr__(self, "stop", check_stops(self.stop))
+        faults = []
+        for item in fields(self):
+            value = getattr(self, item.name)
+            try:
+                if item.name == "logit_bias":
+                    value = _check_bias(value)
+                elif item.name == "stop":
+                    value = check_stops(value)
+                elif value is not None or item.default is not None:
+                    value = _check_number(item.name, value, *item.metadata["range"])
+                object.__setattr__(self, item.name, value)
+            except InputError as fault:
+                faults.append(fault)
+        refuse(faults)
 
     @property
     def remembered(self) -> int:
@@ -82,16 +91,142 @@ class SamplingParams:
         return self.temperature == 0 and not self.logit_bias and not self.remembered
 
 
+class Sampling(TypedDict, total=False):
+    """`SamplingParams` as keywords of `Session.chat` and `Session.generate`; None is not given."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    repetition_window: int | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    max_tokens: int | None
+    stop: str | Iterable[str] | None
+    deadline_s: float | None
+
+
 def make_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
-    """`given` over `defaults`; None means not given. InputError for a name that is no parameter."""
-    known = {item.name for item in fields(SamplingParams)}
-    if unknown := sorted(set(given) - known):
-        raise InputError(
-            "is no sampling parameter", field=unknown[0], remedy=f"use {', '.join(sorted(known))}"
-        )
-    values = {name: value for name, value in {**defaults}.items() if value is not None}
-    values |= {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(**values)
+    """`given` over `defaults`; None means not given.
+
+    Raises InputError naming every unknown parameter and every wrong value.
+    """
+    faults = unknown_names(given, Sampling.__annotations__)
+    values = {
+        name: value
+        for name, value in {**defaults, **_given(given)}.items()
+        if value is not None and name in Sampling.__annotations__
+    }
+    try:
+        params = SamplingParams(**values)
+    except InputError as fault:
+        faults.append(fault)
+    refuse(faults)
+    return params
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def unknown_names(given: Iterable[str], known: Collection[str]) -> list[InputError]:
+    """A fault for each name that is no parameter."""
+    faults = []
+    for name in sorted(set(given) - set(known)):
+        alike = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {alike[0]!r}?" if alike else f"choose from {', '.join(sorted(known))}"
+        faults.append(InputError(f"unknown parameter {name!r:.60}", remedy=hint))
+    return faults
+
+
+def refuse(faults: Sequence[InputError]) -> None:
+    """Raise what is wrong, all of it in one InputError; its field is that of the first fault."""
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        first, *others = faults
+        said = [InputError(first.message, remedy=first.remedy), *others]
+        raise InputError("; ".join(map(str, said)), field=first.field)
+
+
+class Distribution:
+    """Tokens and what each of them weighs.
+
+    Attributes:
+        ids: [n], distinct, in any order; None for all of the vocabulary, in order.
+        weights: [n], none negative; fp32 as they are sampled from, fp64 as differences.
+        total: their sum, 0 where there is nothing to draw.
+    """
+
+    __slots__ = ("_sums", "ids", "total", "weights")
+
+    def __init__(
+        self,
+        ids: NDArray[np.intp] | None,
+        weights: NDArray[Any],
+        sums: NDArray[np.float64] | None = None,
+    ) -> None:
+        """`sums`: running sums of the weights, where they are known."""
+        self.ids = ids
+        self.weights = weights
+        if sums is None:
+            sums = _block_sums(weights).cumsum()
+        self._sums = sums
+        self.total = float(sums[-1])
+
+    def draw(self, uniform: float) -> int:
+        """The token whose share of the whole holds `uniform` in [0, 1); never one of weight 0."""
+        weights, sums, start = self.weights, self._sums, 0
+        wanted = uniform * self.total
+        if len(sums) < len(weights):
+            block = min(int(sums.searchsorted(wanted, side="right")), len(sums) - 1)
+            wanted -= float(sums[block - 1]) if block else 0.0
+            start = block * _BLOCK
+            sums = weights[start : start + _BLOCK].cumsum(dtype=np.float64)
+        index = start + int(sums.searchsorted(wanted, side="right"))
+        if index == start + len(sums):
+            # rounding left `wanted` at the very end
+            index = int(weights[:index].nonzero()[0][-1])
+        return index if self.ids is None else int(self.ids[index])
+
+    def of(self, token: int) -> float:
+        """The probability of one token; 0 for one that cannot be drawn."""
+        if self.ids is None:
+            return float(self.weights[token]) / self.total
+        at = int((self.ids == token).argmax())
+        return float(self.weights[at]) / self.total if self.ids[at] == token else 0.0
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """[n], of each token; they sum to 1."""
+        return np.multiply(self.weights, 1 / self.total, dtype=np.float64)
+
+    def without(self, token: int) -> Distribution:
+        """What a second, different token is drawn from."""
+        weights = self.weights.copy()
+        weights[token if self.ids is None else self.ids == token] = 0
+        return Distribution(self.ids, weights)
+
+    def minus(self, other: Distribution) -> Distribution:
+        """max(p - q, 0) of the probabilities, q being those of the other."""
+        ids, rest, taken = self.ids, self.probabilities(), other.probabilities()
+        if other.ids is not None:
+            size = len(rest) if ids is None else 1 + max(int(ids.max()), int(other.ids.max()))
+            everywhere = np.zeros(size)
+            everywhere[other.ids] = taken
+            taken = everywhere
+        rest -= taken if ids is None else taken[ids]
+        return Distribution(ids, np.maximum(rest, 0, out=rest))
+
+
+def _block_sums(weights: NDArray[Any]) -> NDArray[np.float64]:
+    """Of each `_BLOCK` weights: a running sum over a whole vocabulary would cost more than the
+    rest. Few weights are blocks of their own.
+    """
+    if len(weights) <= _BLOCK:
+        return weights.astype(np.float64)
+    starts = np.arange(0, len(weights), _BLOCK)
+    return np.add.reduceat(weights, starts, dtype=np.float64)
 
 
 class Sampler:
@@ -286,16 +421,9 @@ def restore_rng(saved: Mapping[str, Any]) -> np.random.Generator:
     return rng
 
 
-def _number(
-    params: SamplingParams,
-    name: str,
-    low: float,
-    high: float,
-    *,
-    whole: bool = False,
-    above: bool = False,
-) -> None:
-    value = getattr(params, name)
+def _check_number(
+    name: str, value: Any, low: float, high: float, whole: bool, above: bool
+) -> float:
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
     if isinstance(value, bool) or not isinstance(value, kinds):
         kind = "a whole number" if whole else "a number"
@@ -304,7 +432,7 @@ def _number(
     if not (low <= value <= high) or (above and value <= low):
         bounds = f"{'above' if above else 'from'} {low:g} to {high:g}"
         raise InputError(f"must be {bounds}, not {value}", field=name)
-    object.__setattr__(params, name, int(value) if whole else float(value))
+    return int(value) if whole else float(value)
 
 
 def _check_bias(bias: Any) -> dict[int, float]:

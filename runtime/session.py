@@ -6,13 +6,12 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge.errors import InputError, StateError, TokenizerError
 from edge.runtime import transcript
-from edge.runtime.context import Context, Logits
-from edge.runtime.generate import Answer, Generation, Opening
-from edge.runtime.prompt import PromptReader
+from edge.runtime.generate import Answer, Context, ContextMark, Generation, Logits, generate
 from edge.runtime.sampling import (
     Sampler,
     SamplingParams,
@@ -21,17 +20,41 @@ from edge.runtime.sampling import (
     restore_rng,
     rng_state,
 )
-from edge.runtime.speculate.choose import drafting
 from edge.runtime.state import Hold
-from edge.runtime.turn import Prompted, SessionSnapshot, Turn
+from edge.runtime.transcript import PromptReader
 from edge.text.template import Message
 from edge.text.tokenizer import check_text
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model
+    from edge.runtime.speculate.decode import Drafting
 
 MAX_PROMPT_TOKENS = 1 << 17
 UNDO_LEVELS = 4
+
+
+@dataclass(frozen=True)
+class SessionSnapshot:
+    """All of a session at one moment. Holds a copy of one state."""
+
+    context: ContextMark
+    messages: tuple[Message, ...]
+    rng: Mapping[str, Any]
+
+
+@dataclass
+class Turn:
+    """A turn, kept for `regenerate`.
+
+    Attributes:
+        tokens: of the prompt.
+        messages: the transcript it answers, of a chat.
+        read: where the prompt had been read and nothing of the answer, and the logits [V] there.
+    """
+
+    tokens: list[int]
+    messages: list[Message] | None
+    read: tuple[ContextMark, Logits] | None = None
 
 
 class Session:
@@ -77,9 +100,18 @@ class Session:
             check_text(system)
         self._opening = [] if system is None else [Message("system", system)]
         self._messages = list(self._opening)
-        self._drafting = drafting(model, draft, draft_tokens, draft_tree, capacity, accept)
-        if self._drafting is not None:
-            window = max(window, self._drafting.window)
+        self._drafting: Drafting | None = None
+        if (
+            draft is not None
+            or draft_tokens is not None
+            or draft_tree is not None
+            or accept != "exact"
+        ):
+            # imported with a drafter only; the others are refused there
+            from edge.runtime.speculate.choose import drafting
+
+            self._drafting = drafting(model, draft, draft_tokens, draft_tree, capacity, accept)
+            window = max(window, self._drafting.window) if self._drafting else window
         state = model.engine.new_state(window=window, capacity=capacity)
         self._context = Context(model.engine, state)
         self._rng = new_rng(SamplingParams(seed=seed).seed)
@@ -88,7 +120,7 @@ class Session:
             "the session is in use by another thread, or by the answer being made",
             "use one session per thread",
         )
-        self._turn: Turn | None = None
+        self._answer: Answer | None = None
         self._last: Turn | None = None
 
     # -- what it is ------------------------------------------------------------------------------
@@ -125,7 +157,7 @@ class Session:
     @property
     def busy(self) -> bool:
         """Whether an answer is being made."""
-        return self._turn is not None
+        return self._answer is not None
 
     @property
     def undo_levels(self) -> int:
@@ -163,7 +195,7 @@ class Session:
                 )
             self._reader.check_length(len(feed))
             context.check_room(len(context.tokens) + len(feed))
-            return self._begin(Turn(feed, None), sampling, continued=True)
+            return self._begin(Turn(feed, None), sampling)
 
     def chat(
         self, text: str | Sequence[Message | Mapping[str, str]], **sampling: Any
@@ -194,7 +226,7 @@ class Session:
             self._context.check_room(len(wanted))
             if not wanted:
                 raise InputError("the conversation has no tokens", field="messages")
-            return self._begin(Turn(wanted, messages), sampling, continued=False)
+            return self._begin(Turn(wanted, messages), sampling)
 
     def regenerate(self, **sampling: Any) -> Generation:
         """Answer the last turn again, from the state in which its prompt had been read.
@@ -206,27 +238,87 @@ class Session:
             last = self._last
             if last is None:
                 raise StateError("there is no answer to make again", remedy="say something first")
-            turn = Turn(last.tokens, last.messages, prompted=last.prompted, again=True)
-            return self._begin(turn, sampling, continued=turn.messages is None)
+            return self._begin(last, sampling)
 
     def cancel(self) -> None:
         """End the answer that is being made, within one step or chunk; from any thread."""
-        turn = self._turn
-        if turn is not None:
-            turn.answer.cancelled.set()
+        answer = self._answer
+        if answer is not None:
+            answer.cancelled.set()
 
-    def _begin(self, turn: Turn, sampling: Mapping[str, Any], *, continued: bool) -> Generation:
+    def _begin(self, turn: Turn, sampling: Mapping[str, Any]) -> Generation:
+        """The answer to a turn; to one that has been read before, another one."""
         tokenizer = self.model.tokenizer
         params = make_params(self.model.defaults, sampling)
         for token in params.logit_bias:
             tokenizer.check_id(token)
         # random numbers are copied: those of an answer that leaves no trace are not used up
         sampler = Sampler(params, restore_rng(rng_state(self._rng)))
-        turn.answer = Answer(
-            self, self._context, tokenizer, sampler, self._drafting, continued=continued
-        )
-        self._turn = turn
-        return Generation(turn.answer)
+        answer = self._answer = Answer(params, continued=turn.messages is None)
+        again, before = turn.read is not None, None
+
+        def prefill() -> Logits | None:
+            nonlocal before
+            before = self._snapshot()
+            return self._read(turn, answer)
+
+        def finish(succeeded: bool) -> None:
+            self._answer = None
+            if before is None:  # it never began
+                return
+            if not succeeded or not answer.tokens:
+                self._restore(before)
+                return
+            if not again:
+                self._undo.append(before)
+            self._last, self._rng = turn, sampler.rng
+            self._join(turn, answer)
+
+        pieces = generate(
+            answer, self._context, sampler, tokenizer, self._drafting,
+            prefill=prefill, finish=finish,
+        )  # fmt: skip
+        return Generation(answer, pieces, self._hold)
+
+    def _read(self, turn: Turn, answer: Answer) -> Logits | None:
+        """Bring the state to the end of the turn's prompt; the logits [V] there."""
+        context = self._context
+        if turn.read is not None:
+            mark, logits = turn.read
+            context.restore(mark)
+            answer.reused_tokens = len(context.tokens)
+            return logits
+        chat = turn.messages is not None
+        answer.reused_tokens = context.align(turn.tokens) if chat else len(context.tokens)
+        feed = turn.tokens[answer.reused_tokens :] if chat else turn.tokens
+        answer.prompt_tokens = len(feed)
+        read = context.feed(feed, answer.halted)
+        if read is not None:
+            turn.read = context.mark(), read.copy()
+        return read
+
+    def _join(self, turn: Turn, answer: Answer) -> None:
+        """The answer joins state and transcript."""
+        kept = self._drop_last(len(answer.tokens), answer.kept)
+        if turn.messages is not None:
+            ends = self.model.tokenizer.eos
+            said = tuple(token for token in answer.tokens[:kept] if token not in ends)
+            text = "".join(answer.text)
+            self._messages = [*turn.messages, Message("assistant", text, said)]
+
+    def _drop_last(self, made: int, kept: int) -> int:
+        """Forget tokens after the first `kept`, if the state reaches that far; how many stay."""
+        context = self._context
+        excess = made - max(kept, 1)
+        if excess > context.state.reach:
+            return made
+        if excess:
+            last = context.tokens[-excess]
+            context.rewind(excess)
+            context.pending = last
+        if not kept:
+            context.pending = None
+        return kept
 
     # -- going back ------------------------------------------------------------------------------
 
@@ -294,7 +386,7 @@ class Session:
             self._context.state.save(path, extra)
 
     def load(self, path: str | os.PathLike[str]) -> int:
-        """Take up a saved session as if it had never been left; `undo` takes that back.
+        """Resume a saved session as if it had never been left; `undo` takes that back.
 
         Returns how many tokens need not be run again. Raises StateError: damaged, or of another
         model, quantization, tokenizer or version; this session is then unchanged.
@@ -317,71 +409,11 @@ class Session:
             self._messages, self._rng = list(saved.messages), rng
             return len(saved.tokens)
 
-    # -- what an answer asks ---------------------------------------------------------------------
-
-    def held(self) -> Hold:
-        """The session, for this thread. Raises EngineError while it is in use."""
-        return self._hold
-
     @contextmanager
     def _idle(self) -> Iterator[None]:
-        with self.held():
-            if self._turn is not None:
+        with self._hold:
+            if self._answer is not None:
                 raise InputError(
                     "an answer is being made", remedy="finish it, or close() it, first"
                 )
             yield
-
-    def opened(self) -> Opening:
-        """See `Owner.opened`."""
-        turn = self._turn
-        assert turn is not None
-        turn.before = self._snapshot()
-        if turn.prompted is not None:
-            self._context.restore(turn.prompted.context)
-            return Opening((), turn.prompted.length, turn.prompted.logits)
-        if turn.messages is None:
-            return Opening(turn.tokens, len(self._context.tokens))
-        reused = self._context.align(turn.tokens)
-        return Opening(turn.tokens[reused:], reused)
-
-    def prompted(self, logits: Logits) -> None:
-        """See `Owner.prompted`."""
-        turn, context = self._turn, self._context
-        assert turn is not None
-        if turn.prompted is None:
-            turn.prompted = Prompted(context.mark(), logits.copy(), len(context.tokens))
-
-    def closed(self, answer: Answer, kept: int | None) -> None:
-        """See `Owner.closed`."""
-        turn, self._turn = self._turn, None
-        assert turn is not None
-        if kept is None:
-            if turn.before is not None:
-                self._restore(turn.before)
-            return
-        assert turn.before is not None
-        if not turn.again:
-            self._undo.append(turn.before)
-        self._last = turn
-        self._rng = answer.sampler.rng
-        kept = self._drop_last(len(answer.tokens), kept)
-        if turn.messages is not None:
-            ends = self.model.tokenizer.eos
-            said = tuple(token for token in answer.tokens[:kept] if token not in ends)
-            text = "".join(answer.text)
-            self._messages = [*turn.messages, Message("assistant", text, said)]
-
-    def _drop_last(self, made: int, kept: int) -> int:
-        """Forget tokens after the first `kept`, if the state reaches that far; how many stay."""
-        context = self._context
-        excess = made - max(kept, 1)
-        if excess > context.state.reach:
-            return made
-        if excess:
-            last = context.tokens[-excess]
-            context.rewind(excess)
-            context.pending = last
-        if not kept:
-            context.pending = None
-        return kept

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from edge.runtime.distribution import Distribution
-from edge.runtime.sampling import Sampler
+from edge.runtime.sampling import Distribution, Sampler
 from edge.runtime.speculate.draft import Draft, Drafter
 from edge.runtime.speculate.growth import Growth
 from edge.runtime.speculate.shape import Shape
@@ -37,12 +36,11 @@ class TableContext:
         self.tokens.append(token)
         return self._logits[token]
 
-    def verify(self, tokens: Sequence[int]) -> np.ndarray:
-        self.tokens.extend(tokens)
-        return self._logits[list(tokens)]
-
-    def verify_tree(self, tokens: Sequence[int], parents: Sequence[int]) -> np.ndarray:
-        assert all(parent < node for node, parent in enumerate(parents))
+    def verify(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> np.ndarray:
+        if parents is None:
+            self.tokens.extend(tokens)
+        else:
+            assert all(parent < node for node, parent in enumerate(parents))
         self._run = list(tokens)
         return self._logits[self._run]
 

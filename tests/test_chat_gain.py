@@ -9,7 +9,7 @@ import pytest
 from edge.apps.chat.gain import Gain
 from edge.apps.chat.output import figures
 from edge.apps.profiling.stopwatch import Spent, timed
-from edge.runtime.generate import GenerationResult, Timings
+from edge.runtime.result import GenerationResult, Timings
 from edge.runtime.speculate.decode import Share, Speculation
 from edge.runtime.speculate.shape import LOOK_UP, MODEL
 from tests.session_models import bundle, model

@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from edge.errors import EngineError, InputError, StateError
-from edge.runtime.distribution import Distribution
 from edge.runtime.sampling import (
+    Distribution,
     Sampler,
     SamplingParams,
     make_params,

@@ -10,9 +10,9 @@ import pytest
 import edge
 from edge.apps.serve.prefixes import PrefixStore, agree, as_tokens
 from edge.apps.serve.slot import WORTH, Slot
-from edge.runtime.context import Context, ContextMark
-from edge.runtime.generate import GenerationResult
+from edge.runtime.generate import Context, ContextMark
 from edge.runtime.model import Model
+from edge.runtime.result import GenerationResult
 from edge.runtime.sampling import SamplingParams
 from edge.text.template import Message
 from tests.server_process import Server

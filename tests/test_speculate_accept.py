@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edge.runtime.distribution import Distribution
-from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.sampling import Distribution, Sampler, SamplingParams
 from edge.runtime.speculate.accept import Uniform, accept
 from edge.runtime.speculate.draft import Draft
 from edge.runtime.speculate.rule import EXACT, Row

@@ -11,13 +11,13 @@ import pytest
 
 import edge
 from edge.errors import EngineError
-from edge.runtime.distribution import Distribution
+from edge.runtime.generate import Stepper
 from edge.runtime.model import Model
-from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.sampling import Distribution, Sampler, SamplingParams
 from edge.runtime.session import Session
 from edge.runtime.speculate.bandit import Bandit
 from edge.runtime.speculate.combined import CombinedDrafter
-from edge.runtime.speculate.decode import Source, Speculative
+from edge.runtime.speculate.decode import Speculative
 from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
 from edge.runtime.speculate.ngram import NgramDrafter
 from edge.runtime.speculate.policy import Outlook, Policy, Round
@@ -68,10 +68,9 @@ def _pairs(sampling: dict[str, float], answers: int = 6000) -> float:
     for _ in range(answers):
         context = TableContext(TARGET)
         context.tokens = [*BEFORE]
-        source = Source(context, sampler, lambda logits: logits, [], SPECIAL,
-                        lambda: 99, VOCAB, False)  # type: ignore[arg-type]  # fmt: skip
+        steps = Stepper(context, sampler, VOCAB, special=SPECIAL)  # type: ignore[arg-type]
         drafter = CombinedDrafter(TableDrafter(table(2, 1.0)), NgramDrafter(3))
-        decoding = Speculative(source, drafter, policy)
+        decoding = Speculative(steps, drafter, policy)
         tokens = decoding.tokens(ONLY)
         _, one, two = (next(tokens) for _ in range(3))
         counts[one, two] += 1

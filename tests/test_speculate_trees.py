@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edge.runtime.distribution import Distribution
-from edge.runtime.sampling import Logits, Sampler, SamplingParams
+from edge.runtime.generate import Stepper
+from edge.runtime.sampling import Distribution, Logits, Sampler, SamplingParams
 from edge.runtime.speculate import accept, growth
-from edge.runtime.speculate.decode import Source, Speculative
+from edge.runtime.speculate.decode import Speculative
 from edge.runtime.speculate.draft import Draft
 from edge.runtime.speculate.policy import Fixed
 from edge.runtime.speculate.shape import Shape
@@ -51,18 +51,11 @@ def _pairs(
     sampler = Sampler(SamplingParams(**sampling, seed=11))
     counts = np.zeros((VOCAB, VOCAB))
     for _ in range(rounds):
-        recent = [1]
         context = TableContext(TARGET)
-        source = Source(context, sampler, lambda logits: logits, recent, SPECIAL,
-                        lambda: 99, VOCAB, False)  # type: ignore[arg-type]  # fmt: skip
-        tokens = Speculative(source, TableDrafter(drafter), Fixed(Shape(shape))).tokens(ONLY)
-        made = []
-        for token in tokens:
-            made.append(token)
-            if len(made) == 3:
-                break
-            if token not in SPECIAL:
-                recent.append(token)
+        context.tokens = [1]
+        steps = Stepper(context, sampler, VOCAB, special=SPECIAL)  # type: ignore[arg-type]
+        tokens = Speculative(steps, TableDrafter(drafter), Fixed(Shape(shape))).tokens(ONLY)
+        made = [next(tokens) for _ in range(3)]
         counts[made[1], made[2]] += 1
     return deviation(counts.ravel(), _expected(sampling).ravel())
 

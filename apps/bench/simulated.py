@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -22,10 +24,10 @@ import numpy as np
 from edge.apps.profiling.draft_costs import measure as measure_costs
 from edge.apps.profiling.measure import Say, in_turn, without_collections
 from edge.apps.profiling.theory import acceptance_rate, leviathan_speedup
-from edge.runtime.context import Context
 from edge.runtime.engine import Engine
+from edge.runtime.generate import Context, Stepper
 from edge.runtime.sampling import Sampler, SamplingParams
-from edge.runtime.speculate.decode import Plain, Source, Speculation, Speculative
+from edge.runtime.speculate.decode import Speculation, Speculative
 from edge.runtime.speculate.draft import Draft, Drafter
 from edge.runtime.speculate.policy import Fixed
 from edge.runtime.speculate.shape import Shape
@@ -156,30 +158,27 @@ class _Decoding:
 
     def plain(self, count: int) -> tuple[list[int], float]:
         """(tokens, seconds from the first to the last)."""
-        return self._timed(Plain(self._source()), count)
+        return self._timed(self._steps(), count)
 
     def drafted(self, depth: int, drafter: Drafter) -> tuple[list[int], float, Speculation]:
-        decoding = Speculative(self._source(), drafter, Fixed(Shape.of_chain(depth)))
+        decoding = Speculative(self._steps(), drafter, Fixed(Shape.of_chain(depth)))
         return *self._timed(decoding, self._count), decoding.figures
 
-    def _source(self) -> Source:
+    def _steps(self) -> Stepper:
         sampler = Sampler(SamplingParams(temperature=0.0))
-        return Source(self._context, sampler, lambda logits: logits, [], (), lambda: 1 << 20,
-                      self._vocab, True)  # fmt: skip
+        return Stepper(self._context, sampler, self._vocab)
 
-    def _timed(self, decoding: Plain | Speculative, count: int) -> tuple[list[int], float]:
+    def _timed(self, decoding: Stepper | Speculative, count: int) -> tuple[list[int], float]:
         context = self._context
         context.clear()
         logits = context.feed(self._prompt, lambda: False)
         assert logits is not None
         said: list[int] = []
         stamps: list[float] = []
-        for token in decoding.tokens(logits):
-            said.append(token)
-            stamps.append(time.perf_counter())
-            if len(said) == count:
-                break
-        decoding.settle()
+        with closing(decoding.tokens(logits)) as tokens:
+            for token in islice(tokens, count):
+                said.append(token)
+                stamps.append(time.perf_counter())
         return said, stamps[-1] - stamps[0]
 
 

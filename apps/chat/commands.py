@@ -15,9 +15,9 @@ from edge.runtime.sampling import SamplingParams, make_params
 
 if TYPE_CHECKING:
     from edge.apps.chat.gain import Gain
-    from edge.runtime.generate import Generation, GenerationResult
-    from edge.runtime.session import Session
-    from edge.runtime.turn import SessionSnapshot
+    from edge.runtime.generate import Generation
+    from edge.runtime.result import GenerationResult
+    from edge.runtime.session import Session, SessionSnapshot
 
 SETTABLE = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "seed", "stop"

@@ -16,7 +16,7 @@ from edge.runtime.speculate.shape import LOOK_UP
 
 if TYPE_CHECKING:
     from edge.apps.profiling.stopwatch import TimedEngine
-    from edge.runtime.generate import GenerationResult
+    from edge.runtime.result import GenerationResult
 
 FEWEST = 3  # plain steps that say anything
 _MANY = 10  # of which one that was disturbed moves the mean little

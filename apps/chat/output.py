@@ -8,11 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edge.apps.units import megabytes
-from edge.runtime.speculate.shape import LOOK_UP, Shape
 
 if TYPE_CHECKING:
     from edge.apps.chat.gain import Gain
-    from edge.runtime.generate import GenerationResult
+    from edge.runtime.result import GenerationResult
     from edge.runtime.session import Session
     from edge.runtime.speculate.decode import Speculation
 
@@ -94,6 +93,8 @@ def _drafting(drafted: Speculation, times: float | None, chosen: bool) -> str:
     """How much of an answer came from drafts, and about what that gained; `chosen`: in shapes found
     by trying, so that it says which.
     """
+    from edge.runtime.speculate.shape import LOOK_UP  # not imported where nobody drafts
+
     parts = []
     if drafted.acceptance_length is not None:
         share = drafted.accepted / (drafted.accepted + drafted.rounds + drafted.steps)
@@ -115,6 +116,8 @@ def _drafting(drafted: Speculation, times: float | None, chosen: bool) -> str:
 
 def _most(drafted: Speculation) -> str:
     """What was drafted most often."""
+    from edge.runtime.speculate.shape import LOOK_UP, Shape
+
     counts = {
         (source, branches): count
         for source, share in drafted.sources.items()

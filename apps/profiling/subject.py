@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from edge.apps.profiling import memory
-from edge.runtime.context import Context, ContextMark, Logits
 from edge.runtime.engine import provider_of
+from edge.runtime.generate import Context, ContextMark, Logits
 from edge.runtime.model import Model, load, resolve
 from edge.runtime.sampling import Sampler, SamplingParams
 from edge.tensors import parameters

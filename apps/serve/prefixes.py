@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.context import ContextMark
+from edge.runtime.generate import ContextMark
 
 Tokens = NDArray[np.int32]
 _TOKEN_BYTES = 44  # of a Python integer, a reference to it, and the number in the array

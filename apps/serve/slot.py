@@ -12,23 +12,21 @@ another conversation takes its place, at the end of an answer.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 from edge.apps.serve.prefixes import PrefixStore, agree, as_tokens
-from edge.runtime.context import Context, Logits
-from edge.runtime.generate import Answer, Generation, Opening
+from edge.runtime.generate import Answer, Context, Generation, Logits, generate
 from edge.runtime.model import Model
 from edge.runtime.sampling import Sampler, SamplingParams
-from edge.runtime.speculate.draft import Drafting
+from edge.runtime.speculate.decode import Drafting
 
 WORTH = 16  # tokens that a kept state must spare
 WINDOW = 2  # every token of it costs two states, and nothing here goes back far
 
 
 class Slot:
-    """One request at a time, in one thread. It is the `Owner` of the answers it begins.
+    """One request at a time, in one thread.
 
     Attributes:
         capacity: most tokens the KV caches hold, None without attention.
@@ -58,9 +56,6 @@ class Slot:
         self._reuses = cache_bytes > 0
         self.capacity = state.capacity
         self.reused = 0
-        self._wanted: tuple[int, ...] = ()
-        self._until: float | None = None
-        self._answer: Answer | None = None
 
     def begin(
         self, tokens: Sequence[int], params: SamplingParams, *, continued: bool
@@ -70,60 +65,46 @@ class Slot:
         Raises ContextFullError when the KV caches cannot hold the prompt.
         """
         self._context.check_room(len(tokens))
-        self._wanted = tuple(tokens)
-        self._until = None
-        if params.deadline_s is not None:
-            self._until = time.monotonic() + params.deadline_s
+        wanted = tuple(tokens)
         self.reused = 0
-        self._answer = Answer(
-            self,
-            self._context,
-            self._model.tokenizer,
-            Sampler(params),
-            self._drafting,
-            continued=continued,
-        )
-        return Generation(self._answer)
+        answer = Answer(params, continued=continued)
 
-    # -- what an answer asks ---------------------------------------------------------------------
+        def prefill() -> Logits | None:
+            self.reused = answer.reused_tokens = self._recall(wanted)
+            return self._read(wanted, answer)
 
-    def held(self) -> AbstractContextManager[None]:
-        """See `Owner.held`: there is one thread."""
-        return nullcontext()
+        def finish(succeeded: bool) -> None:
+            # however an answer ends, the state is that of its tokens; of one that failed nothing is
+            # certain
+            if not succeeded:
+                self._context.clear()
 
-    def opened(self) -> Opening:
-        """See `Owner.opened`. Runs the prompt up to the places where a state is kept."""
-        context, wanted = self._context, self._wanted
-        self.reused = self._recall()
-        for place in self._places():
-            if context.feed(wanted[len(context.tokens) : place], self._halted) is None:
+        pieces = generate(
+            answer, self._context, Sampler(params), self._model.tokenizer, self._drafting,
+            prefill=prefill, finish=finish,
+        )  # fmt: skip
+        return Generation(answer, pieces, nullcontext())
+
+    def _read(self, wanted: tuple[int, ...], answer: Answer) -> Logits | None:
+        """Run the prompt, keeping states on the way; the logits [V] after it."""
+        context = self._context
+        for place in self._places(wanted):
+            if context.feed(wanted[len(context.tokens) : place], answer.halted) is None:
                 break
             self.store.add(context.mark())
-        return Opening(wanted[len(context.tokens) :], self.reused)
-
-    def prompted(self, logits: Logits) -> None:
-        """See `Owner.prompted`. Nothing of a prompt is kept but what `opened` keeps."""
-
-    def closed(self, answer: Answer, kept: int | None) -> None:
-        """See `Owner.closed`. However an answer ends, the state is that of its tokens."""
-        self._answer = None
-        if answer.result is None:  # it failed: of the state nothing is certain
-            self._context.clear()
-
-    def _halted(self) -> bool:
-        answer = self._answer
-        late = self._until is not None and time.monotonic() >= self._until
-        return late or (answer is not None and answer.cancelled.is_set())
+        rest = wanted[len(context.tokens) :]
+        answer.prompt_tokens = len(rest)
+        return context.feed(rest, answer.halted)
 
     # -- reuse -----------------------------------------------------------------------------------
 
-    def _recall(self) -> int:
+    def _recall(self, prompt: tuple[int, ...]) -> int:
         """Make the state the longest there is that begins the prompt; how many tokens that is."""
         context = self._context
         if not self._reuses:
             context.clear()
             return 0
-        wanted = as_tokens(self._wanted)
+        wanted = as_tokens(prompt)
         live = min(agree(as_tokens(context.tokens), wanted), len(wanted) - 1)
         kept = self.store.longest(wanted)
         reachable = len(context.tokens) - live <= context.state.reach
@@ -133,7 +114,7 @@ class Slot:
                 context.clear()
             else:
                 context.restore(kept.mark)
-        return context.align(self._wanted)
+        return context.align(prompt)
 
     def _leave(self) -> None:
         """Keep the state that another one takes the place of."""
@@ -141,13 +122,13 @@ class Slot:
         if self._keeps and len(tokens) - self.store.shared(as_tokens(tokens)) >= WORTH:
             self.store.add(self._context.mark())
 
-    def _places(self) -> list[int]:
+    def _places(self, wanted: tuple[int, ...]) -> list[int]:
         """How many tokens of the prompt shall have run when the state is kept, in order."""
         if not self._keeps:
             return []
         at, places = self.reused, []
-        last = len(self._wanted) - 1
-        for place in (min(self.store.shared(as_tokens(self._wanted)), last), last):
+        last = len(wanted) - 1
+        for place in (min(self.store.shared(as_tokens(wanted)), last), last):
             if place - at >= WORTH:
                 places.append(place)
                 at = place

@@ -15,8 +15,9 @@ from edge.apps.serve.errors import ApiError, busy, internal, of_edge_error, stop
 from edge.apps.serve.prompts import Ask
 from edge.apps.serve.slot import Slot
 from edge.errors import EdgeError
-from edge.runtime.generate import Generation, GenerationResult
+from edge.runtime.generate import Generation
 from edge.runtime.model import Model
+from edge.runtime.result import GenerationResult
 
 
 @dataclass(frozen=True)

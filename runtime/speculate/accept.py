@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edge.runtime.distribution import Distribution
+from edge.runtime.sampling import Distribution
 from edge.runtime.speculate.draft import Draft
 
 Uniform = Callable[[], float]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
 from edge.errors import InputError
-from edge.runtime.context import Context
 from edge.runtime.engine import MAX_WINDOW
+from edge.runtime.generate import Context
 from edge.runtime.speculate.bandit import Bandit, Experience
 from edge.runtime.speculate.combined import CombinedDrafter
-from edge.runtime.speculate.draft import Drafter, Drafting
+from edge.runtime.speculate.decode import Drafting
+from edge.runtime.speculate.draft import Drafter
 from edge.runtime.speculate.model_drafter import ModelDrafter, batch_sizes
 from edge.runtime.speculate.ngram import NgramDrafter
 from edge.runtime.speculate.policy import Fixed, Policy

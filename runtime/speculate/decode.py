@@ -1,75 +1,18 @@
-"""Where an answer's tokens come from: one step each, or rounds of drafting and verifying."""
+"""Tokens of an answer from rounds of drafting and verifying."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from edge.errors import EdgeError
-from edge.runtime.context import Context, Logits
-from edge.runtime.sampling import Sampler
+from edge.runtime.generate import Answer, Logits, Stepper
 from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
 from edge.runtime.speculate.policy import Outlook, Policy, Round
 from edge.runtime.speculate.rule import EXACT, Row, Rule
 from edge.runtime.speculate.shape import NO_DRAFT, DraftSource, Shape
-
-
-@dataclass
-class Source:
-    """What both ways need of an answer.
-
-    Attributes:
-        context: of the target.
-        sampler: with the answer's parameters and random numbers.
-        allowed: logits cut to the ids that may be drawn.
-        recent: what the repetition penalty looks at; the answer appends what it takes.
-        special: ids that are never appended to it.
-        remaining: how many tokens the answer may still take.
-        greedy: whether the likeliest of the first `vocab_size` ids is always what is sampled.
-    """
-
-    context: Context
-    sampler: Sampler
-    allowed: Callable[[Logits], Logits]
-    recent: list[int]
-    special: Collection[int]
-    remaining: Callable[[], int]
-    vocab_size: int
-    greedy: bool
-
-    def step(self, token: int) -> int:
-        """Consume a token and sample the next one, without looking at any logits where the engine
-        finds the likeliest itself.
-        """
-        if self.greedy:
-            found = self.context.step_greedily(token, self.vocab_size)
-            if isinstance(found, int):
-                return found
-        else:
-            found = self.context.step(token)
-        return self.sampler(self.allowed(found), self.recent)
-
-
-class Plain:
-    """Step and sample: tokens from the logits after the prompt on, without end."""
-
-    figures = None
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def tokens(self, logits: Logits) -> Iterator[int]:
-        source = self._source
-        token = source.sampler(source.allowed(logits), source.recent)
-        while True:
-            source.context.pending = token
-            yield token
-            token = source.step(token)
-
-    def settle(self) -> None:
-        """See `Speculative.settle`: the last token is always the pending one."""
 
 
 @dataclass
@@ -126,29 +69,37 @@ class Speculative:
     """
 
     def __init__(
-        self, source: Source, drafter: Drafter, policy: Policy, rule: Rule = EXACT
+        self,
+        steps: Stepper,
+        drafter: Drafter,
+        policy: Policy,
+        rule: Rule = EXACT,
+        *,
+        remaining: Callable[[], int] = lambda: 1 << 20,
     ) -> None:
+        """`remaining`: how many tokens the answer may still take."""
         self.figures = Speculation(drafter.name, accept=rule.name)
-        self._source = source
+        self._steps = steps
         self._drafter = drafter
         self._policy = policy
         self._rule = rule
-        self._remembered = source.sampler.params.remembered
-        self._last = 0
-        self._ahead = 0
+        self._remaining = remaining
+        self._remembered = steps.sampler.params.remembered
 
-    def tokens(self, logits: Logits) -> Iterator[int]:
-        source, context = self._source, self._source.context
+    def tokens(self, logits: Logits) -> Generator[int, None, None]:
+        """See `Stepper.tokens`. Closing this makes the token yielded last the pending one."""
+        steps, context = self._steps, self._steps.context
         self._drafter.begin()
-        self._policy.begin(source.sampler.params.temperature == 0)
-        token = source.sampler(source.allowed(logits), source.recent)
+        self._policy.begin(steps.sampler.params.temperature == 0)
+        token = steps.sampler(steps.allowed(logits), steps.recent)
         while True:
-            context.pending = self._last = token
+            context.pending = token
+            steps.say(token)
             yield token
             began = time.perf_counter()
             outlook = self._drafter.outlook(context.tokens, token)
             if self._policy.rests(outlook):
-                token = source.step(token)
+                token = steps.step(token)
                 self.figures.steps += 1
                 self._policy.rested(time.perf_counter() - began)
                 continue
@@ -171,40 +122,37 @@ class Speculative:
             if shape == asked and not (working and self.figures.problem):
                 self._policy.learn(done)
             for index, node in enumerate(path):
-                # were the answer to end here, the tokens from this one on would be one run too
-                # many: it was sampled, not yet consumed
-                self._last, self._ahead = draft.tokens[node], len(path) - index
-                yield self._last
-            self._ahead = 0
+                token = draft.tokens[node]
+                steps.say(token)
+                try:
+                    yield token
+                except GeneratorExit:
+                    # it was sampled, not yet consumed: tokens from it on were run too many
+                    context.rewind(len(path) - index)
+                    context.pending = token
+                    raise
             token = following
-
-    def settle(self) -> None:
-        """The answer ended at the token yielded last: make it the context's pending one."""
-        if self._ahead:
-            self._source.context.rewind(self._ahead)
-            self._source.context.pending = self._last
-            self._ahead = 0
 
     def _shape(self, outlook: Outlook) -> tuple[Shape, Shape]:
         """(what the policy chose, how much of it answer, window and KV caches have room for)."""
         if self.figures.problem and not self._drafter.goes_on:
             return NO_DRAFT, NO_DRAFT
-        context = self._source.context
+        context = self._steps.context
         room = context.state.window - 1
         if context.state.capacity is not None:
             # with drafted tokens in them the caches must not look full: that would end the answer
             room = min(room, context.state.capacity - len(context.tokens) - 2)
         chosen = self._policy.choose(outlook)
         # one token more than the draft is deep comes out of a round
-        return chosen, chosen.within(self._source.remaining() - 1, room)
+        return chosen, chosen.within(self._remaining() - 1, room)
 
     def _draft(self, pending: int, shape: Shape) -> Draft:
         if not shape.nodes:
             return NOTHING
-        source = self._source
+        steps = self._steps
         try:
             return self._drafter.propose(
-                source.context.tokens, pending, shape, source.sampler, source.recent
+                steps.context.tokens, pending, shape, steps.sampler, steps.recent
             )
         except EdgeError as problem:
             # a drafter only makes things quicker: without it the answer goes on
@@ -213,26 +161,24 @@ class Speculative:
 
     def _verify(self, pending: int, draft: Draft) -> tuple[list[int], int]:
         """Run the draft through the target, keep what stands: its nodes, and the next token."""
-        source, context = self._source, self._source.context
+        steps, context = self._steps, self._steps.context
         if not draft.tokens:
-            return [], source.step(pending)
-        if draft.parents is None:
-            logits = context.verify((pending, *draft.tokens))
-        else:
-            # the pending token is the root of the tree
+            return [], steps.step(pending)
+        parents = None
+        if draft.parents is not None:  # the pending token is the root of the tree
             parents = (-1, *(parent + 1 for parent in draft.parents))
-            logits = context.verify_tree((pending, *draft.tokens), parents)
+        logits = context.verify((pending, *draft.tokens), parents)
 
-        recent = source.recent[-self._remembered :] if self._remembered else []
+        recent = steps.recent[-self._remembered :] if self._remembered else []
 
         def target(node: int) -> Row:
-            row = source.allowed(logits[node + 1])
+            row = steps.allowed(logits[node + 1])
             if not self._remembered:
                 return Row(row, recent)
-            said = [token for token in draft.path(node) if token not in source.special]
+            said = [token for token in draft.path(node) if token not in steps.special]
             return Row(row, recent + said)
 
-        path, following = self._rule.accept(draft, target, source.sampler, source.special)
+        path, following = self._rule.accept(draft, target, steps.sampler, steps.special)
         if draft.parents is None:
             context.rewind(len(draft.tokens) - len(path))
         else:
@@ -253,3 +199,27 @@ class Speculative:
             share.drafted += done.nodes
             share.accepted += len(done.ranks)
             share.shapes[branches] = share.shapes.get(branches, 0) + 1
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A session's drafter, who says what shape its drafts have, and what is accepted of them.
+
+    Attributes:
+        window: tokens of a run that the target must be able to take back.
+        rule: by which drafted tokens are accepted.
+    """
+
+    drafter: Drafter
+    policy: Policy
+    window: int
+    rule: Rule
+
+    def begin(self, steps: Stepper, answer: Answer) -> Speculative:
+        """What makes the tokens of an answer, and fills in its figures on the way."""
+        speculative = Speculative(
+            steps, self.drafter, self.policy, self.rule,
+            remaining=lambda: answer.params.max_tokens - len(answer.tokens),
+        )  # fmt: skip
+        answer.speculation = speculative.figures
+        return speculative

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from edge.runtime.distribution import Distribution
-from edge.runtime.sampling import Sampler
-from edge.runtime.speculate.policy import NO_OUTLOOK, Outlook, Policy
+from edge.runtime.sampling import Distribution, Sampler
+from edge.runtime.speculate.policy import NO_OUTLOOK, Outlook
 from edge.runtime.speculate.shape import Shape
-
-if TYPE_CHECKING:
-    from edge.runtime.speculate.rule import Rule
 
 
 class Draft(NamedTuple):
@@ -99,18 +94,3 @@ class Drafter(Protocol):
     def nbytes(self) -> int:
         """Memory it holds besides its model's weights."""
         ...
-
-
-@dataclass(frozen=True)
-class Drafting:
-    """A session's drafter, who says what shape its drafts have, and what stands of them.
-
-    Attributes:
-        window: tokens of a run that the target must be able to take back.
-        rule: by which they stand.
-    """
-
-    drafter: Drafter
-    policy: Policy
-    window: int
-    rule: Rule

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from edge.runtime.context import Logits
-from edge.runtime.distribution import Distribution
-from edge.runtime.sampling import Sampler
+from edge.runtime.generate import Logits
+from edge.runtime.sampling import Distribution, Sampler
 from edge.runtime.speculate.draft import Draft
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edge.errors import EdgeError
-from edge.runtime.context import Context, Logits
+from edge.runtime.generate import Context, Logits
 from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
 from edge.runtime.speculate.growth import Growth

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from edge.errors import InputError
-from edge.runtime.context import Logits
+from edge.runtime.generate import Logits
 from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.accept import accept, agree
 from edge.runtime.speculate.draft import Draft

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.runtime.context import Logits
+from edge.runtime.generate import Logits
 from edge.text.tokenizer import Tokenizer
 
 

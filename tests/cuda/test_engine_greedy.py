@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from edge.errors import EngineError
-from edge.runtime.context import Context
 from edge.runtime.cuda.engine import CudaEngine
+from edge.runtime.generate import Context
 from tests.cuda.models import engines, poison, tokens
 
 

@@ -1,0 +1,74 @@
+"""How much of the house one token of an answer, and one turn of a chat, walk through."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import edge
+from edge.runtime.model import Model
+
+HOUSE = Path(edge.__file__).resolve().parent.parent
+ROOMS = ("edge", "export", "plugins", "runtime", "apps")
+
+
+@pytest.fixture(scope="module")
+def demo() -> Model:
+    return edge.load("demo", threads=1)
+
+
+def crossed(work: Callable[[], object]) -> set[str]:
+    """Files of the project in which a function ran meanwhile."""
+    names: set[str] = set()
+
+    def profiled(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            names.add(frame.f_code.co_filename)
+
+    gc.collect()  # what earlier tests left is not this work's
+    sys.setprofile(profiled)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    paths = {Path(name).resolve() for name in names}
+    here = [path.relative_to(HOUSE) for path in paths if path.is_relative_to(HOUSE)]
+    return {str(path) for path in here if path.parts[0] in ROOMS}
+
+
+def test_a_steady_token_crosses_few_files(demo: Model) -> None:
+    """Sampled as `edge-chat` does, without a drafter."""
+    prompt = "Write a long list of animals, fruits and colours."
+    answer = demo.session().chat(prompt, temperature=0.7, seed=1)
+    for _ in range(6):
+        next(answer)
+    files = crossed(lambda: next(answer))
+    assert len(files) <= 11, sorted(files)
+    answer.close()
+
+
+def test_a_turn_of_a_chat_crosses_few_files(demo: Model) -> None:
+    session = demo.session()
+    files = crossed(lambda: session.chat("Hello!", max_tokens=16, seed=2).finish())
+    assert len(files) <= 25, sorted(files)
+
+
+def test_speculation_is_imported_with_a_drafter_only() -> None:
+    program = (
+        "import sys, edge; model = edge.load('demo', threads=1)\n"
+        "model.session().chat('Hello!', max_tokens=4).finish()\n"
+        "import edge.apps.chat.output, edge.apps.chat.conversation\n"
+        "print(*(name for name in sys.modules if 'speculate' in name))\n"
+        "model.session(draft='ngram').chat('Hello!', max_tokens=4).finish()\n"
+        "print(*(name for name in sys.modules if 'speculate' in name))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    without, drafting = done.stdout.split("\n")[:2]
+    assert without == "" and "edge.runtime.speculate" in drafting, done.stderr
