@@ -19,7 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("edge.apps.serve", "serve"),
     "eval": ("edge.apps.eval_command", "evaluate"),
     "build": ("edge.apps.build", "build"),
-    "profile": ("edge.apps.profile_command", "profile"),
+    "profile": ("edge.apps.profile", "profile"),
     "doctor": ("edge.apps.doctor", "doctor"),
 }
 

@@ -14,7 +14,7 @@ import edge
 from edge.apps.bench import draft_prompts, simulated
 from edge.apps.bench.draft_table import Report, Row
 from edge.apps.bench.drafts import app
-from edge.apps.profiling.theory import leviathan_speedup
+from edge.apps.profile.draft_costs import leviathan_speedup
 from edge.errors import EdgeError
 from edge.runtime.speculate.shape import Shape
 from tests.session_models import bundle

@@ -8,7 +8,7 @@ import pytest
 
 from edge.apps.chat.gain import Gain
 from edge.apps.chat.output import figures
-from edge.apps.profiling.stopwatch import Spent, timed
+from edge.apps.measure.stopwatch import Spent, timed
 from edge.runtime.result import GenerationResult, Timings
 from edge.runtime.speculate.decode import Share, Speculation
 from edge.runtime.speculate.shape import LOOK_UP, MODEL

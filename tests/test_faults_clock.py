@@ -19,7 +19,7 @@ TELLING = {
     "apps/serve/answers.py": {"time.time"},
     "apps/serve/app.py": {"time.time"},
     "edge/text/sandbox.py": {"datetime.now"},
-    "apps/profiling/report.py": {"datetime.now"},
+    "apps/measure/machine.py": {"datetime.now"},
     "apps/bench/draft_table.py": {"datetime.now"},
     "apps/bench/report.py": {"datetime.now"},
     "apps/chat/files.py": {"time.localtime"},

@@ -22,9 +22,10 @@ from rich.console import Console
 import edge
 from edge.apps.doctor import ort as doctor_ort
 from edge.apps.doctor.checks import judged
-from edge.apps.profiling import report, table
-from edge.apps.profiling.run import Request, profile
-from edge.apps.profiling.stopwatch import timed
+from edge.apps.measure.stopwatch import timed
+from edge.apps.measure.table import show
+from edge.apps.profile import report, words
+from edge.apps.profile.run import ProfileRequest, profile
 from edge.errors import EngineError
 from edge.onnx_runtime import onnxruntime
 from edge.runtime import ort_providers
@@ -311,8 +312,8 @@ def test_drafters_run_on_the_targets_provider(ort: StandIn) -> None:
 
 def test_profile_says_what_ran(ort: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort_providers, "packages", lambda: ["onnxruntime-gpu"])
-    monkeypatch.setattr(report, "_version", lambda package: "1.31.1")
-    request = Request(
+    monkeypatch.setattr(report, "installed", lambda package: "1.31.1")
+    request = ProfileRequest(
         "demo-draft", provider="cuda", threads=1, prompts=(4,), generated=3, repetitions=1,
         warmup=0, contexts=(),
     )  # fmt: skip
@@ -325,16 +326,16 @@ def test_profile_says_what_ran(ort: StandIn, monkeypatch: pytest.MonkeyPatch) ->
     # ONNX Runtime's profiler would time the launches of a GPU's kernels
     assert facts["breakdown"] == {}
     assert facts["absent"]["breakdown"] == "engine ort cuda has no profiler here"
-    table.show(facts, Console(file=(shown := io.StringIO()), width=160))
+    show(words.parts(facts), Console(file=(shown := io.StringIO()), width=160))
     assert "| ort cuda |" in shown.getvalue()
 
 
 def test_profile_gives_the_provider_to_the_side_that_has_providers() -> None:
-    request = Request("a", engine="ort", provider="cuda", against="cuda")
+    request = ProfileRequest("a", engine="ort", provider="cuda", against="cuda")
     assert [request.provider_on(engine) for _, engine in request.sides.values()] == ["cuda", None]
     request.check()
     with pytest.raises(EngineError, match="engine cuda has no providers"):
-        Request("a", engine="cuda", provider="cpu", against="tensorrt").check()
+        ProfileRequest("a", engine="cuda", provider="cpu", against="tensorrt").check()
 
 
 # -- doctor ---------------------------------------------------------------------------------------
@@ -423,7 +424,7 @@ def test_doctor_finds_it_absent() -> None:
 
 def test_other_engines_do_without_it() -> None:
     without("import edge.runtime.cuda.opening, edge.runtime.tensorrt.opening")
-    without("import edge.apps.profiling.run, edge.apps.profiling.table, edge.apps.profiling.page")
+    without("import edge.apps.profile.run, edge.apps.profile.words, edge.apps.profile.page")
     info = "from edge.apps.cli import main\nsys.argv = ['edge', 'info', 'demo-draft']\n"
     assert "mamba" in without(
         f"{info}try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"

@@ -10,9 +10,19 @@ import numpy as np
 import onnx
 import pytest
 
-from edge.apps.profiling.breakdown import DECODE, PREFILL, Kind, breakdown, ranked
-from edge.apps.profiling.optimized import GraphNode, Place, places, read_nodes
-from edge.apps.profiling.trace import read_events, summarise
+from edge.apps.measure.ort_profile import (
+    DECODE,
+    PREFILL,
+    GraphNode,
+    NodePlace,
+    RunKind,
+    breakdown,
+    node_places,
+    ranked,
+    read_events,
+    read_nodes,
+    summarise,
+)
 from edge.bundle import open_bundle
 from edge.errors import EngineError
 from edge.runtime import ort_session
@@ -42,7 +52,10 @@ def test_profile_charges_a_body_to_its_own_operators() -> None:
 
 
 def test_profile_charges_a_body_to_its_owners_layer() -> None:
-    where = [Place("Scan", "SelectiveScan", "layer 10"), Place("MatMul", "Linear", "layer 9")]
+    where = [
+        NodePlace("Scan", "SelectiveScan", "layer 10"),
+        NodePlace("MatMul", "Linear", "layer 9"),
+    ]
     cost = summarise("step", RUN, 1, where)
     assert cost.parts == {"SelectiveScan": 0.4, "Linear": 0.06}
     assert list(cost.layers.items()) == [("layer 9", 0.06), ("layer 10", 0.4)]
@@ -54,7 +67,7 @@ def test_quickest_run_is_taken() -> None:
 
 
 def test_graph_that_did_not_run_tells_nothing() -> None:
-    cost = summarise("step", RUN, 1, [Place("Scan", "SelectiveScan", "layer 0")])
+    cost = summarise("step", RUN, 1, [NodePlace("Scan", "SelectiveScan", "layer 0")])
     assert cost.ops and cost.parts == cost.layers == {}
 
 
@@ -70,7 +83,7 @@ def test_nodes_inside_a_function_are_of_the_layer_they_read() -> None:
         GraphNode("MatMul", ("_inlfunc_RMSNorm_y", "embedding.weight"), ("logits",)),
         GraphNode("Sub", ("run.index",), ("taps",)),
     ]
-    found = places(nodes)
+    found = node_places(nodes)
     assert [place.layer for place in found] == [
         "once", "embedding", "layer 0", "layer 0", "layer 0", "layer 1", "head", "head", "once",
     ]  # fmt: skip
@@ -96,7 +109,7 @@ def test_graphs_are_read_as_onnx_reads_them(tmp_path: Path) -> None:
     found = read_nodes(path.read_bytes())
     wanted = onnx.load(path, load_external_data=False).graph.node
     assert found == [GraphNode(n.op_type, tuple(n.input), tuple(n.output)) for n in wanted]
-    cost = summarise("run", events, 1, places(found))
+    cost = summarise("run", events, 1, node_places(found))
     assert cost.layers
     size = sum(file.stat().st_size for file in tmp_path.iterdir() if file.is_file())
     assert size < 2_000_000 and not (tmp_path / "weights").is_file()
@@ -104,7 +117,7 @@ def test_graphs_are_read_as_onnx_reads_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["base", "chat", "hybrid", "bytes"])
 def test_every_layer_and_op_has_its_share(kind: str) -> None:
-    kinds = {"decode": DECODE, "prefill": PREFILL, "run": Kind(4, 2)}
+    kinds = {"decode": DECODE, "prefill": PREFILL, "run": RunKind(4, 2)}
     found = breakdown(bundle(kind), 1, kinds)
     layers = model(kind).config.layers
     wanted = {f"layer {index}" for index in range(len(layers))} | {"embedding", "head"}

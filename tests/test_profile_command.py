@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
-from edge.apps.profiling import charts, page_parts
-from edge.apps.profiling.run import Request, make_plan
+from edge.apps.measure import page, plots
+from edge.apps.measure.page import Section
+from edge.apps.measure.plots import Curve
+from edge.apps.measure.table import FigureTable
+from edge.apps.profile.run import ProfileRequest, make_plan
 from edge.errors import EngineError, InputError
 from tests.session_models import bundle
 
@@ -35,9 +38,9 @@ FIGURES = {
 }  # fmt: skip
 
 
-def run(*arguments: object) -> tuple[int, str, str]:
+def run(*arguments: object, program: str = WITHOUT_TORCH) -> tuple[int, str, str]:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, "profile", *map(str, arguments)],
+        [sys.executable, "-c", program, "profile", *map(str, arguments)],
         capture_output=True, text=True, timeout=300, env=os.environ | {"NO_COLOR": "1"},
     )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
@@ -140,7 +143,7 @@ def test_one_token_and_one_repetition_lack_what_they_lack() -> None:
 class Outline(HTMLParser):
     """Refuses tags that do not match; collects what a browser would fetch or run."""
 
-    VOID = ("meta", "line", "polyline", "polygon")
+    VOID = ("meta",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +154,12 @@ class Outline(HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         if tag in ("script", "link", "img", "iframe", "object"):
             self.foreign.append(tag)
-        self.foreign += [n for n, _ in attributes if n in ("src", "href") or n.startswith("on")]
+        self.foreign += [
+            name
+            for name, value in attributes
+            if (name in ("src", "href") and not (value or "").startswith("#"))
+            or name.startswith("on")
+        ]
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -173,40 +181,64 @@ def test_page_is_whole_and_stands_alone() -> None:
     outline = Outline()
     outline.feed(text)
     assert outline.open == [] and outline.foreign == []
-    assert not re.search(r"https?:|url\(|@import", text)
+    assert not re.search(r"https?:|url\((?!#)|@import", text)
     wanted = {"Latency against context", "Inter-token latency", "Roofline", "This ÷ the other"}
     assert wanted <= set(outline.titles)
     assert "Where the time of a step goes: base fp32" in outline.titles
     pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     assert len(pictures) == 3 + 2 * 2 * 2  # three, and parts and layers of each run of each side
     for picture in pictures:
-        for shape in ET.fromstring(picture).iter():
-            for name in ("x", "y", "width", "height", "cx", "cy", "x1", "y2"):
-                assert float(shape.get(name, "0")) >= 0, ET.tostring(shape)
+        tree = ET.fromstring(picture)
+        known = {element.get("id") for element in tree.iter()}
+        # nothing in it refers to another picture
+        assert set(re.findall(r'(?:href="|url\()#(\w+)', picture)) <= known
+        assert "#000000" not in picture  # dark pages have light ink
 
 
 def test_page_escapes_what_a_bundle_is_called() -> None:
-    bars = charts.bars([("<script>", 1.0), ("a&b", 2.0)], str)
-    assert "<script>" not in bars and "&lt;script&gt;" in bars and "a&amp;b" in bars
-    assert page_parts.table(("<b>",), [("<i>",)]).count("&lt;") == 2
+    bars = plots.bars([("<script>", 1.0), ("a&b $x$", 2.0)], str)
+    assert "<script>" not in bars and "&lt;script&gt;" in bars and "a&amp;b $x$" in bars
+    table = FigureTable(("<b>",), [("<i>",)])
+    html = page.render("x", "<u>", ["<s>"], ["<q>"], [], [Section("<a>", table=table)])
+    assert not re.search("<[buisqa]>", html) and html.count("&lt;") == 7  # the title stands twice
 
 
-def test_axes_hold_their_values() -> None:
-    for values in ([0.003], [0.0], [7.0, 12.0], [1e9, 3.0]):
-        axis = charts.linear_axis(values)
-        assert axis.low == 0 and axis.high >= max(values) and len(axis.ticks) <= 8
-    for values in ([100.0], [0.5, 100.0], [1.0, 1.0]):
-        axis = charts.log_axis(values)
-        assert axis.low <= min(values) and axis.high >= max(values) and axis.low < axis.high
-        assert 0 <= axis.share(values[0]) <= 1
+def drawn(svg: str) -> ET.Element:
+    """A picture that holds nothing that is not finite."""
+    assert not re.search(r"\b(nan|inf)\b", svg, re.IGNORECASE)
+    return ET.fromstring(svg)
+
+
+@pytest.mark.filterwarnings("error")
+def test_pictures_of_few_and_equal_values() -> None:
+    curve = Curve("x", [(128, 0.003)], high=[0.003])
+    drawn(plots.lines([curve, curve], ("a", "b"), str))
+    drawn(plots.histogram([("x", [3.0])], 10, "ms"))
+    drawn(plots.bars([("x", 0.0)], str))
+    drawn(plots.by_prompt([1.0], ("a", "b")))
+    drawn(plots.roofline([Curve("x", [(1, 1)], labels=["y"])], [(0.1, 1), (9, 9)], ("a", "b")))
 
 
 def test_histogram_counts_every_value() -> None:
     values = [1.0] * 7 + [2.0] * 2 + [50.0]
-    found = charts.histogram([("x", values)], 10, "ms", lambda v: f"{v:g}")
-    counts = [int(n) for n in re.findall(r"<title>(\d+) between", found)]
-    assert sum(counts) == len(values)
-    charts.histogram([("x", [3.0])], 10, "ms", str)  # a single value has no width
+    with plots.picture() as made:
+        plots.fill(made.axes, [("x", values)], 10)
+        heights = [patch.get_height() for patch in made.axes.patches]  # type: ignore[attr-defined]
+    assert len(heights) == 10 and sum(heights) == len(values)
+
+
+def test_same_figures_give_the_same_picture() -> None:
+    one, other = (plots.bars([("a", 1.0), ("b", 2.0)], str) for _ in range(2))
+    assert one == other
+
+
+def test_page_without_matplotlib_has_no_pictures_and_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    without = f"import sys\nsys.modules['matplotlib'] = None\n{WITHOUT_TORCH}"
+    code, _, err = run(bundle("base"), *FEW, "--html", path, program=without)
+    assert code == 0 and "mamba-edge[plots]" in err
+    text = path.read_text()
+    assert "<svg" not in text and "mamba-edge[plots]" in text and "breakdown  base" in text
 
 
 # -- what is refused ------------------------------------------------------------------------------
@@ -234,25 +266,25 @@ def test_refused_before_anything_is_measured(arguments: tuple[str, ...], words: 
 def test_lengths_that_attention_cannot_hold_are_refused() -> None:
     hybrid = str(bundle("hybrid"))  # 64 positions
     with pytest.raises(InputError, match=r"-p: 60 tokens and 8 .* context of 64 \(at most 56"):
-        make_plan(Request(hybrid, prompts=(20, 60), generated=8))
+        make_plan(ProfileRequest(hybrid, prompts=(20, 60), generated=8))
     with pytest.raises(InputError, match=r"--context: 50 tokens"):
-        make_plan(Request(hybrid, prompts=(8,), generated=8, contexts=(20, 50)))
-    plan, notes = make_plan(Request(hybrid, generated=8))
+        make_plan(ProfileRequest(hybrid, prompts=(8,), generated=8, contexts=(20, 50)))
+    plan, notes = make_plan(ProfileRequest(hybrid, generated=8))
     assert [len(prompt) for prompt in plan.prompts] == [56] and plan.depths == ()
     assert len(notes) == 2
 
 
 def test_constant_memory_takes_any_length() -> None:
-    plan, notes = make_plan(Request(str(bundle("base")), prompts=(9000, 10), generated=8))
+    plan, notes = make_plan(ProfileRequest(str(bundle("base")), prompts=(9000, 10), generated=8))
     assert [len(prompt) for prompt in plan.prompts] == [9000, 10] and notes == []
     assert plan.depths == (128, 512, 1024, 2048, 4096) and len(plan.context) == 4096
 
 
 def test_against_is_a_bundle_or_an_engine() -> None:
-    sides = Request("a", against="b", engine="ort").sides
+    sides = ProfileRequest("a", against="b", engine="ort").sides
     assert sides == {"this": ("a", "ort"), "other": ("b", "ort")}
-    assert Request("a", against="cuda").sides["other"] == ("a", "cuda")
+    assert ProfileRequest("a", against="cuda").sides["other"] == ("a", "cuda")
     with pytest.raises(EngineError):
-        from edge.apps.profiling.run import profile
+        from edge.apps.profile.run import profile
 
-        profile(Request("demo", engine="gpu"))
+        profile(ProfileRequest("demo", engine="gpu"))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from edge.apps.profiling import memory, roofline, run
-from edge.apps.profiling.machine import conditions, governor, machine, power_mode, throttled
-from edge.apps.profiling.nvml import Gpu
-from edge.apps.profiling.power import Log, Meter, Rails, Rapl, why_none
+from edge.apps.measure import memory, roofline
+from edge.apps.measure.machine import conditions, governor, machine, power_mode, throttled
+from edge.apps.measure.power import Gpu, Meter, PowerLog, Rails, Rapl, why_none
+from edge.apps.profile import run
 from tests.engine_models import CONFIGS
 
 
@@ -143,7 +143,7 @@ def test_counters_for_root_only_are_named(tmp_path: Path) -> None:
 
 
 def test_watts_become_joules_between_two_moments() -> None:
-    log = Log("W")
+    log = PowerLog("W")
     for i in range(13):  # 4 W for a second, up to 8 W within the next, and so on for a third
         log.add(i / 4, {"VDD_IN": min(8.0, max(4.0, i))})
     assert log.joules("VDD_IN", [(0.0, 3.0)]) == pytest.approx(4 + 6 + 8)
@@ -156,7 +156,7 @@ def test_watts_become_joules_between_two_moments() -> None:
 
 
 def test_counted_joules_are_differences() -> None:
-    log = Log("J")
+    log = PowerLog("J")
     for i in range(9):
         log.add(i / 4, {"package-0": 100 + 3 * i / 4 + 3 * max(0, i - 4) / 4})
     assert log.joules("package-0", [(0.0, 2.0)]) == pytest.approx(9)
@@ -164,7 +164,7 @@ def test_counted_joules_are_differences() -> None:
 
 
 def test_a_rail_that_is_missing_once_keeps_its_value() -> None:
-    log = Log("W")
+    log = PowerLog("W")
     for when, values in ((0.0, {"a": 1.0}), (1.0, {}), (2.0, {"a": 3.0, "b": 5.0})):
         log.add(when, values)
     assert log.readings == {"a": [1.0, 1.0, 3.0], "b": [5.0, 5.0, 5.0]}
@@ -287,7 +287,7 @@ def test_each_side_is_held_against_its_own_memory(monkeypatch: pytest.MonkeyPatc
     own = roofline.Roof(2.0, 1.0, 1, None)
     monkeypatch.setattr(run, "measure_roof", lambda *_, **__: own)
     sides: list[dict[str, str]] = [{"engine": "cuda"}, {"engine": "ort", "provider": "cpu"}]
-    roofs = run._roofs(run.Request("demo"), [run.memory_of(side) for side in sides])
+    roofs = run._roofs(run.ProfileRequest("demo"), [run.memory_of(side) for side in sides])
     assert roofs["cpu"] is own
     assert roofs["gpu"].read == roofs["gpu"].copy > 0 and roofs["gpu"].flops is None
     assert roofs["gpu"].buffer_bytes == 8 << 20

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from edge.apps.profiling import page, report, table
-from edge.apps.profiling.machine import Conditions
-from edge.apps.profiling.measure import Depth, Plan, Sample
-from edge.apps.profiling.power import Log, Source, Unit
-from edge.apps.profiling.roofline import Roof
-from edge.apps.profiling.run import OTHER, THIS, Request, Result, Side
-from edge.apps.profiling.trace import Cost
+from edge.apps.measure import table
+from edge.apps.measure.machine import Conditions
+from edge.apps.measure.ort_profile import RunCost
+from edge.apps.measure.power import PowerLog, PowerSource, Unit
+from edge.apps.measure.roofline import Roof
+from edge.apps.profile import page, report, words
+from edge.apps.profile.answers import AnswerPlan, Depth, Sample
+from edge.apps.profile.run import OTHER, THIS, ProfileRequest, ProfileResult, ProfileSide
 from tests.session_models import bundle
 
 COOL = Conditions((1500.0,), {"cpu": 40.0}, {"cpu0 core": 1})
@@ -25,7 +26,7 @@ def sample(began: float, step: float = 0.1) -> Sample:
     return Sample(10, began, 1.0, tuple(1.0 + step * i for i in range(11)), 0.001)
 
 
-def side(name: str, step: float = 0.1) -> Side:
+def side(name: str, step: float = 0.1) -> ProfileSide:
     memory = {"peak": 5_000_000, "anonymous": 3_000_000, "file": 2_000_000,
               "program": {"total": 1_000_000}, "peak_restarted": True}  # fmt: skip
     facts = {
@@ -35,9 +36,9 @@ def side(name: str, step: float = 0.1) -> Side:
         "spin": False, "chunk": 4, "state_bytes": 500, "kv_cache_bytes": 0,
         "kv_cache_tokens": None, "peak_memory_bytes": 5_000_000, "memory": memory,
     }  # fmt: skip
-    cost = Cost("w8 decode", 10.0, {"MatMul": (8.0, 3)}, {"Linear": 8.0}, {"layer 0": 8.0})
+    cost = RunCost("w8 decode", 10.0, {"MatMul": (8.0, 3)}, {"Linear": 8.0}, {"layer 0": 8.0})
     samples = [sample(0.0, step), sample(10.0, 2 * step)]
-    return Side(facts, None, [samples], [Depth(128, 1.0, (0.1, 0.3))], {"decode": cost})
+    return ProfileSide(facts, None, [samples], [Depth(128, 1.0, (0.1, 0.3))], {"decode": cost})
 
 
 class Rails:
@@ -51,22 +52,22 @@ class Rails:
         return {}
 
 
-def power(seconds: int, period: float = 0.25) -> tuple[Source, Log]:
-    log = Log("W")
+def power(seconds: int, period: float = 0.25) -> tuple[PowerSource, PowerLog]:
+    log = PowerLog("W")
     for i in range(round(seconds / period) + 1):
         log.add(i * period, {"VDD_IN": 6.0, "VDD_SOC": 1.5})
     return Rails(), log
 
 
-def result(sides: dict[str, Side] | None = None, **changes: object) -> Result:
+def result(sides: dict[str, ProfileSide] | None = None, **changes: object) -> ProfileResult:
     values: dict[str, object] = {
-        "request": Request(str(bundle("base"))),
-        "plan": Plan((tuple(range(10)),), generated=11, repetitions=2, warmup=1),
+        "request": ProfileRequest(str(bundle("base"))),
+        "plan": AnswerPlan((tuple(range(10)),), generated=11, repetitions=2, warmup=1),
         "sides": sides or {THIS: side("base")},
         "before": COOL, "after": COOL, "others": 0.02, "logs": [power(20)], "gpu": None,
         "roofs": {"cpu": Roof(read=2e9, copy=1e9, buffer_bytes=1 << 20, flops=1e10)}, "notes": [],
     }  # fmt: skip
-    return Result(**(values | changes))  # type: ignore[arg-type]
+    return ProfileResult(**(values | changes))  # type: ignore[arg-type]
 
 
 def test_figures_are_means_over_repetitions() -> None:
@@ -130,13 +131,13 @@ def test_everything_is_said_in_words_and_on_the_page(several: bool) -> None:
     sides = {THIS: side("base")} | ({OTHER: side("chat")} if several else {})
     measured = result(sides, others=0.4, after=HOT, notes=["a note"])
     facts = json.loads(json.dumps(report.to_dict(measured), allow_nan=False))
-    words = "\n".join(table.lines(facts))
+    said = "\n".join(words.lines(facts))
     for wanted in (
         "energy  decode @ 10, INA3221: VDD_IN 6.00 W, VDD_SOC 1.50 W; 1.11 tokens per joule",
         "temperature cpu 95 °C, throttled cpu0 core", "note  a note", "warning  other programs",
         "memory  base w8: at most 5 MB", "layers: layer 0 8.000", "absent  gpu: no NVIDIA driver",
     ):  # fmt: skip
-        assert wanted in words, wanted
+        assert wanted in said, wanted
     html = page.render(facts, measured)
     assert html.count('class="warning"') == 2 and "energy  decode" in html
     assert ("chat w8" in html) == several

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.apps.profiling.measure import Plan, Sample, answer, answers, depths, in_turn
-from edge.apps.profiling.statistics import Spread, percentile, ratio, student_t95
+from edge.apps.measure.statistics import percentile, ratio, spread, student_t95
+from edge.apps.measure.stopwatch import in_turn
+from edge.apps.profile.answers import AnswerPlan, Sample, answer, answers, depths
 
 
 def test_percentiles_are_numpys() -> None:
@@ -22,10 +23,10 @@ def test_percentiles_are_numpys() -> None:
 
 
 def test_spread_of_few() -> None:
-    assert Spread.of([]) is None
-    single = Spread.of([3.0])
+    assert spread([]) is None
+    single = spread([3.0])
     assert single is not None and single.mean == single.p99 == 3.0 and single.deviation is None
-    several = Spread.of([1.0, 2.0, 3.0, 6.0])
+    several = spread([1.0, 2.0, 3.0, 6.0])
     assert several is not None and several.deviation == pytest.approx(np.std([1, 2, 3, 6], ddof=1))
 
 
@@ -148,7 +149,7 @@ def test_runners_take_turns_and_warming_up_does_not_count() -> None:
     for name, runner in runners.items():
         runner.log = order  # type: ignore[assignment]
         runner.feed = lambda tokens, name=name: order.append((name, len(tokens)))  # type: ignore[method-assign, misc]
-    plan = Plan(((1, 2), (1, 2, 3)), generated=2, repetitions=2, warmup=1)
+    plan = AnswerPlan(((1, 2), (1, 2, 3)), generated=2, repetitions=2, warmup=1)
     found = answers(runners, plan, clock, lambda text: None, pause=0)
     assert {n: [len(s) for s in rows] for n, rows in found.items()} == {"a": [2, 2], "b": [2, 2]}
     assert order == [
@@ -161,7 +162,7 @@ def test_runners_take_turns_and_warming_up_does_not_count() -> None:
 def test_depths_read_the_context_once() -> None:
     clock = Clock()
     fake = Fake(clock)
-    plan = Plan(((1,),), 2, 2, 0, context=tuple(range(50)), depths=(10, 50), steps=3)
+    plan = AnswerPlan(((1,),), 2, 2, 0, context=tuple(range(50)), depths=(10, 50), steps=3)
     (rows,) = depths({"a": fake}, plan, clock, lambda text: None).values()
     assert fake.log == ["feed 10", "feed 40", "at 10", "at 50", "at 50", "at 10"]
     assert [row.context for row in rows] == [10, 50]

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from edge.apps.bench.simulated import Simulated
-from edge.apps.profiling.drafts import NONE, Drafted, Side
-from edge.apps.profiling.machine import BUSY, machine
+from edge.apps.measure.machine import BUSY, machine
+from edge.apps.profile.drafts import NONE, Drafted, DraftSide
 
 _LEGEND = (
     "length  tokens that a verifying run yields",
@@ -56,7 +56,7 @@ class Row:
 
 
 def rows_of(
-    name: str, temperature: float, plain: Side, drafted: Mapping[str, Drafted]
+    name: str, temperature: float, plain: DraftSide, drafted: Mapping[str, Drafted]
 ) -> Iterator[Row]:
     """No drafting first, then every way of it."""
     count = len(plain.rounds[0])

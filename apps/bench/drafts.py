@@ -18,11 +18,18 @@ from edge.apps.bench.draft_table import Report, rows_of
 from edge.apps.bench.shapes import SHAPES, shape_named
 from edge.apps.draft_options import branches
 from edge.apps.exits import exit_code_of
-from edge.apps.profiling.draft_costs import Costs
-from edge.apps.profiling.draft_costs import measure as measure_costs
-from edge.apps.profiling.drafts import NONE, Contest, Drafted, Request, Side, steps_ahead
-from edge.apps.profiling.machine import OtherLoad
-from edge.apps.profiling.measure import Say, without_collections
+from edge.apps.measure.machine import OtherLoad
+from edge.apps.measure.stopwatch import Say, without_collections
+from edge.apps.profile.draft_costs import DraftCosts
+from edge.apps.profile.draft_costs import measure as measure_costs
+from edge.apps.profile.drafts import (
+    NONE,
+    Contest,
+    Drafted,
+    DraftRequest,
+    DraftSide,
+    steps_ahead,
+)
 from edge.errors import InputError
 from edge.runtime.model import Model, load
 
@@ -98,17 +105,17 @@ def _real(
     model = load(report.target, threads=report.threads or None)
     drafter = load(report.draft, threads=report.threads or None)
     sets, report.absent = prompt_sets(data, prompts)
-    found: dict[tuple[str, float], dict[str, Side]] = {}
-    ways: dict[tuple[str, float], dict[str, tuple[Request, Model | Literal["ngram"]]]] = {}
+    found: dict[tuple[str, float], dict[str, DraftSide]] = {}
+    ways: dict[tuple[str, float], dict[str, tuple[DraftRequest, Model | Literal["ngram"]]]] = {}
     with without_collections():
         for temperature in temperatures:
             for name, texts in sets.items():
                 say(f"{name} at temperature {temperature:g}")
                 this = ways[name, temperature] = {
-                    "chain": (Request(report.draft, chain, None, texts, name), drafter),
-                    "tree": (Request(report.draft, None, tree, texts, name), drafter),
-                    "bandit": (Request(report.draft, None, None, texts, name), drafter),
-                    "n-gram": (Request("ngram", None, None, texts, name), "ngram"),
+                    "chain": (DraftRequest(report.draft, chain, None, texts, name), drafter),
+                    "tree": (DraftRequest(report.draft, None, tree, texts, name), drafter),
+                    "bandit": (DraftRequest(report.draft, None, None, texts, name), drafter),
+                    "n-gram": (DraftRequest("ngram", None, None, texts, name), "ngram"),
                 }
                 sampling = {
                     "temperature": temperature, "max_tokens": report.tokens, "seed": 0,
@@ -136,10 +143,10 @@ def _real(
             report.rows += rows_of(name, temperature, side[NONE], drafted)
 
 
-def _together(sets: Sequence[dict[str, Side]]) -> dict[str, Side]:
+def _together(sets: Sequence[dict[str, DraftSide]]) -> dict[str, DraftSide]:
     """The same rounds with the prompts of several sets in each."""
     return {
-        way: Side([
+        way: DraftSide([
             [run for runs in several for run in runs]
             for several in zip(*(side[way].rounds for side in sets), strict=True)
         ])
@@ -147,7 +154,7 @@ def _together(sets: Sequence[dict[str, Side]]) -> dict[str, Side]:
     }  # fmt: skip
 
 
-def _of(costs: Costs, who: Model | Literal["ngram"]) -> Costs:
+def _of(costs: DraftCosts, who: Model | Literal["ngram"]) -> DraftCosts:
     return costs.without_drafter() if who == "ngram" else costs
 
 

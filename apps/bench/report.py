@@ -13,11 +13,13 @@ from edge.apps.bench.check import PREFILL, Verdict
 from edge.apps.bench.measure import FIGURES, Figure, Timing, Timings
 from edge.apps.bench.peers import RUN, Peer, installed
 from edge.apps.bench.shapes import Shape
-from edge.apps.profiling.machine import BUSY, machine
-from edge.apps.profiling.trace import Cost
+from edge.apps.measure.machine import BUSY, machine
+from edge.apps.measure.ort_profile import RunCost, ranked
+from edge.apps.measure.table import shares
 from edge.apps.units import megabytes
 
 THEIRS = "llama-q8_0"
+SHOWN = 8  # operators
 OURS = "edge-w8"  # what ratios are given to
 
 
@@ -86,7 +88,7 @@ class Report:
     results: Sequence[PeerResult]
     timings: Timings
     absent: Mapping[str, str]
-    costs: dict[str, Cost] = field(default_factory=dict)
+    costs: dict[str, RunCost] = field(default_factory=dict)
     others: float = 0.0
 
     @property
@@ -213,7 +215,10 @@ class Report:
             if result.note:
                 yield f"note    {result.name}: {result.note}"
         for cost in self.costs.values():
-            yield from cost.lines()
+            yield f"{cost.title}: {cost.total:.2f} ms while profiled"
+            spent = {f"{op} ({count}×)": ms for op, (ms, count) in cost.ops.items()}
+            rows = [*ranked(spent, SHOWN), ("between operators", cost.between)]
+            yield from shares(rows, cost.total)
 
 
 def _expected(name: str, goal: Goal, timings: Timings) -> Iterable[Expectation]:

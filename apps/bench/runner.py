@@ -101,15 +101,15 @@ def _timed(peers: Sequence[Peer], reference: Reference, rounds: int, say: Say) -
 
 def _explain(report: Report, name: str, workspace: Workspace, every: bool, say: Say) -> None:
     from edge.apps.bench.peer_edge import bundle_path
-    from edge.apps.profiling.breakdown import DECODE, PREFILL, Kind, breakdown
+    from edge.apps.measure.ort_profile import DECODE, PREFILL, RunKind, breakdown
 
     # what a short run costs is seen beside a step
     wanted = set(FIGURES) if every else {*report.missed(name)}
     if "run" in wanted:
         wanted.add("decode")
     say(f"profiling {name}")
-    kinds = {"decode": DECODE, "prefill": PREFILL, "run": Kind(RUN, 10)}
-    figures: dict[str, Kind] = {figure: kinds[figure] for figure in FIGURES if figure in wanted}
+    kinds = {"decode": DECODE, "prefill": PREFILL, "run": RunKind(RUN, 10)}
+    figures: dict[str, RunKind] = {figure: kinds[figure] for figure in FIGURES if figure in wanted}
     costs = breakdown(bundle_path(workspace, name), report.threads, figures)
     report.costs |= {f"{name} {figure}": cost for figure, cost in costs.items()}
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from edge.apps.profiling.draft_costs import measure as measure_costs
-from edge.apps.profiling.measure import Say, in_turn, without_collections
-from edge.apps.profiling.theory import acceptance_rate, leviathan_speedup
+from edge.apps.measure.stopwatch import Say, in_turn, without_collections
+from edge.apps.profile.draft_costs import acceptance_rate, leviathan_speedup
+from edge.apps.profile.draft_costs import measure as measure_costs
 from edge.runtime.engine import Engine
 from edge.runtime.generate import Context, Stepper
 from edge.runtime.sampling import Sampler, SamplingParams

@@ -94,7 +94,7 @@ def chat(
     drafter, gain = draft_options.drafter(drafts.draft, engine, threads, spin, provider), None
     if drafter is not None:
         from edge.apps.chat.gain import Gain
-        from edge.apps.profiling.stopwatch import timed
+        from edge.apps.measure.stopwatch import timed
 
         model, watch = timed(model)
         gain = Gain(watch, chosen=drafts.tokens is None and drafts.tree is None)

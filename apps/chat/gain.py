@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from edge.runtime.speculate.shape import LOOK_UP
 
 if TYPE_CHECKING:
-    from edge.apps.profiling.stopwatch import TimedEngine
+    from edge.apps.measure.stopwatch import TimedEngine
     from edge.runtime.result import GenerationResult
 
 FEWEST = 3  # plain steps that say anything

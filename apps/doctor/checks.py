@@ -23,8 +23,7 @@ import numpy as np
 from edge.apps.doctor.ort import on_cuda, on_tensorrt, onnx_runtime
 from edge.apps.doctor.step import beside, version
 from edge.apps.doctor.tensorrt import plugins, tensorrt, tensorrt_engine
-from edge.apps.profiling.machine import machine, power_mode
-from edge.apps.profiling.sysfs import ROOT, text
+from edge.apps.measure.machine import ROOT, machine, power_mode, text
 from edge.apps.units import megabytes
 from edge.errors import EdgeError
 from edge.runtime.cuda import install

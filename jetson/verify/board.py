@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import edge
-from edge.apps.profiling.machine import conditions, machine, power_mode
-from edge.apps.profiling.sysfs import ROOT, text
+from edge.apps.measure.machine import ROOT, conditions, machine, power_mode, text
 from edge.errors import EdgeError
 from edge.runtime import memory
 from edge.runtime.cuda import install

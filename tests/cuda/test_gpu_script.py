@@ -13,7 +13,7 @@ from edge.apps.bench.gpu.measure import kernel_times, step_launches, times
 from edge.apps.bench.gpu.random_model import write_bundle
 from edge.apps.bench.gpu.report import Case, Report
 from edge.apps.bench.gpu.shapes import MODELS, period
-from edge.apps.profiling.roofline import device_roof
+from edge.apps.measure.roofline import device_roof
 from edge.bundle import open_bundle
 from edge.bundle.kernels import open_plan
 from edge.launch import PROGRAMS

@@ -20,7 +20,7 @@ from edge.apps.bench.gpu.random_model import write_bundle
 from edge.apps.bench.gpu.report import Case, Report
 from edge.apps.bench.gpu.shapes import DEFAULT, MODELS, model_named, period
 from edge.apps.exits import REFUSED, exit_code_of
-from edge.apps.profiling.roofline import device_roof
+from edge.apps.measure.roofline import device_roof
 from edge.bundle import open_bundle
 from edge.config import ModelConfig
 from edge.runtime.cuda.core import CoreDevice

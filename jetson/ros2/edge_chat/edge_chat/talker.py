@@ -329,7 +329,7 @@ class Talker:
 
     def health(self) -> tuple[Literal["ok", "warn", "error"], str, dict[str, str]]:
         """Level, a sentence, and values for a diagnostics message."""
-        from edge.apps.profiling.machine import conditions, power_mode
+        from edge.apps.measure.machine import conditions, power_mode
 
         counts, free = self._counts, available_bytes()
         temperatures = [t for t in conditions().temperatures_c.values() if t > -200]

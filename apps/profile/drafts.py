@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from edge.apps.profiling.draft_costs import Costs
-from edge.apps.profiling.draft_costs import measure as measure_costs
-from edge.apps.profiling.measure import Say, in_turn
-from edge.apps.profiling.statistics import Ratio, percentile, ratio
-from edge.apps.profiling.stopwatch import TimedEngine, timed
-from edge.apps.profiling.theory import Prices, expected_speedup
+from edge.apps.measure.statistics import Ratio, percentile, ratio
+from edge.apps.measure.stopwatch import Say, TimedEngine, in_turn, silent, timed
+from edge.apps.profile.draft_costs import DraftCosts, Prices, expected_speedup
+from edge.apps.profile.draft_costs import measure as measure_costs
 from edge.errors import EdgeError, InputError
 from edge.runtime.model import Model
 from edge.runtime.speculate.decode import Share, Speculation
@@ -22,7 +20,7 @@ from edge.runtime.speculate.vocabulary import shared_ids
 
 
 @dataclass(frozen=True)
-class Request:
+class DraftRequest:
     """Who drafts how, and on what.
 
     Attributes:
@@ -46,7 +44,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Run:
+class DraftRun:
     """The tokens of an answer after the first, which the prompt yields.
 
     Attributes:
@@ -69,10 +67,10 @@ class Run:
 
 
 @dataclass
-class Side:
+class DraftSide:
     """With drafting or without: the runs of every round, prompt by prompt."""
 
-    rounds: list[list[Run]] = field(default_factory=list)
+    rounds: list[list[DraftRun]] = field(default_factory=list)
 
     @property
     def speculation(self) -> Speculation:
@@ -99,10 +97,10 @@ class Drafted:
             up.
     """
 
-    request: Request
-    plain: Side
-    drafted: Side
-    costs: Costs
+    request: DraftRequest
+    plain: DraftSide
+    drafted: DraftSide
+    costs: DraftCosts
     runs_cost: bool
 
     @property
@@ -182,7 +180,7 @@ class Contest:
     def __init__(
         self,
         model: Model,
-        ways: Mapping[str, tuple[Request, Drafter]],
+        ways: Mapping[str, tuple[DraftRequest, Drafter]],
         sampling: Mapping[str, Any],
     ) -> None:
         """Takes the memory of all sessions. `sampling`: of every answer.
@@ -204,19 +202,17 @@ class Contest:
                 accept=request.accept, **options,
             )  # fmt: skip
 
-    def answers(
-        self, repetitions: int, warmup: int, say: Say = lambda text: None
-    ) -> dict[str, Side]:
+    def answers(self, repetitions: int, warmup: int, say: Say = silent) -> dict[str, DraftSide]:
         """Rounds of every prompt in every way, another one first each time.
 
         A bandit goes on learning from round to round, as it does in a session. Raises InputError
         where no answer has a second token, so that there is nothing to time.
         """
-        sides = {name: Side() for name in self._sessions}
+        sides = {name: DraftSide() for name in self._sessions}
         for number in range(-warmup, repetitions):
             warming = ", warming up" if number < 0 else f", {number + 1} of {repetitions}"
             say(f"answers with drafts and without{warming}")
-            found: dict[str, list[Run]] = {name: [] for name in sides}
+            found: dict[str, list[DraftRun]] = {name: [] for name in sides}
             for index, prompt in enumerate(self._prompts):
                 for name in in_turn(list(sides), number + index):
                     found[name].append(self._answer(prompt, name))
@@ -230,7 +226,7 @@ class Contest:
                     sides[name].rounds.append(runs)
         return sides
 
-    def _answer(self, prompt: str, name: str) -> Run:
+    def _answer(self, prompt: str, name: str) -> DraftRun:
         session, drafter = self._sessions[name], self._drafters.get(name)
         session.reset()
         for engine in (self._timer, drafter):
@@ -245,7 +241,7 @@ class Contest:
         # the prompt's runs come first; its last chunk may be a single token, so they are counted
         chunks = math.ceil(result.prompt_tokens / self._timer.chunk)
         drafts = drafter.runs if drafter else []
-        return Run(
+        return DraftRun(
             tokens=max(0, len(stamps) - 1),
             seconds=stamps[-1] - stamps[0] if stamps else 0.0,
             target=sum(run.seconds for run in self._timer.runs[chunks:]),
@@ -257,7 +253,7 @@ class Contest:
 
 
 def compare(
-    model: Model, draft: Drafter, request: Request, sampling: Mapping[str, Any]
+    model: Model, draft: Drafter, request: DraftRequest, sampling: Mapping[str, Any]
 ) -> Callable[[int, int, Say], Drafted]:
     """What measures one way of drafting against none, given repetitions and warm-up.
 
@@ -288,9 +284,9 @@ def steps_ahead(model: Model, draft: Drafter) -> bool:
     return draft == "ngram" or shared_ids(model.tokenizer, draft.tokenizer) > 0
 
 
-def total(runs: Sequence[Run]) -> Run:
+def total(runs: Sequence[DraftRun]) -> DraftRun:
     """Of a round: the sums over its prompts."""
-    return Run(
+    return DraftRun(
         tokens=sum(run.tokens for run in runs),
         seconds=sum(run.seconds for run in runs),
         target=sum(run.target for run in runs),
@@ -300,7 +296,7 @@ def total(runs: Sequence[Run]) -> Run:
     )
 
 
-def summed(runs: Iterator[Run]) -> Speculation:
+def summed(runs: Iterator[DraftRun]) -> Speculation:
     """What drafting did in all of them; `problem` is the first one."""
     sums = Speculation("")
     for run in runs:

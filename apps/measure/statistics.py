@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import mean, stdev
+
+import numpy as np
 
 # two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom
 _T95 = (
@@ -19,13 +21,9 @@ _Z95 = 1.959964
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which `share` of all lie, interpolated linearly between neighbours.
 
-    numpy's and pandas' default (Hyndman & Fan's type 7). `values` must not be empty.
+    numpy's default (Hyndman & Fan's type 7). `values` must not be empty.
     """
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return float(np.quantile(np.asarray(values, np.float64), share))
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Spread:
     """Many measurements of one thing, in its own unit.
 
     Attributes:
-        deviation: sample standard deviation; None of a single measurement.
+        deviation: sample standard deviation; None for a single measurement.
     """
 
     mean: float
@@ -43,22 +41,14 @@ class Spread:
     p99: float
     count: int
 
-    @staticmethod
-    def of(values: Sequence[float]) -> Spread | None:
-        """None of no measurements."""
-        if not values:
-            return None
-        return Spread(
-            mean=mean(values),
-            deviation=stdev(values) if len(values) > 1 else None,
-            p50=percentile(values, 0.50),
-            p90=percentile(values, 0.90),
-            p99=percentile(values, 0.99),
-            count=len(values),
-        )
 
-    def to_dict(self) -> dict[str, float | int | None]:
-        return asdict(self)
+def spread(values: Sequence[float]) -> Spread | None:
+    """None without measurements."""
+    if not values:
+        return None
+    p50, p90, p99 = (percentile(values, share) for share in (0.5, 0.9, 0.99))
+    deviation = stdev(values) if len(values) > 1 else None
+    return Spread(mean(values), deviation, p50, p90, p99, len(values))
 
 
 @dataclass(frozen=True)
@@ -69,9 +59,6 @@ class Ratio:
     low: float | None
     high: float | None
     pairs: int
-
-    def to_dict(self) -> dict[str, float | int | None]:
-        return asdict(self)
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:

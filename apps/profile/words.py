@@ -2,70 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from edge.apps.profiling import draft_report
-from edge.apps.profiling.breakdown import ranked
-from edge.apps.profiling.definitions import inside
-from edge.apps.profiling.report import backend, side_by_side
+from edge.apps.measure.ort_profile import ranked
+from edge.apps.measure.table import FigureTable, ms, plus_minus, shares
+from edge.apps.profile import draft_report
+from edge.apps.profile.report import backend, inside
 from edge.apps.units import megabytes
 
 Facts = Mapping[str, Any]
 SHOWN = 8
+SPREAD = ("mean", "deviation", "p50", "p90", "p99")
 
 
-def show(facts: Facts, console: Console) -> None:
+def parts(facts: Facts) -> Iterator[FigureTable | str]:
     """Everything but single repetitions, which `--json` and `--jsonl` have."""
     sides = side_by_side(facts)
-    console.print(_speeds(sides))
-    console.print(_latencies(sides))
+    yield _speeds(sides)
+    yield latencies(sides)
     if any(side["contexts"] for side in sides):
-        console.print(_contexts(sides))
+        yield contexts(sides)
     if "ratio" in facts:
-        console.print(_ratio(facts))
-    for line in lines(facts):
-        console.print(line, soft_wrap=True, highlight=False)
+        yield ratios(facts)
+    yield from lines(facts)
 
 
-def lines(facts: Facts) -> Iterable[str]:
-    """What is no table."""
+def lines(facts: Facts) -> Iterator[str]:
+    """What is not a table."""
     for side in side_by_side(facts):
         yield from _memory(side)
         yield from _energy(side)
         yield from _roofline(side)
-        yield from _breakdown(side)
+        for name, cost in side["breakdown"].items():
+            yield f"breakdown  {name_of(side)} {name}: {cost['total_ms']:.2f} ms while profiled"
+            yield from shares(costs(cost, SHOWN), cost["total_ms"])
+            if layers := cost["layers_ms"]:
+                yield "  layers: " + ", ".join(f"{n} {spent:.3f}" for n, spent in layers.items())
     if "speculation" in facts:
         yield from draft_report.lines(facts["speculation"])
     yield from _machine(facts["machine"])
     yield f"measured  {facts['repetitions']} repetitions after {facts['warmup']} to warm up; " + (
         inside(facts["temperature"])
     )
-    for name, meaning in facts["definitions"].items():
-        yield f"{name}: {meaning}"
-    for name, reason in facts["absent"].items():
-        yield f"absent  {name}: {reason}"
-    for note in facts["notes"]:
-        yield f"note  {note}"
-    for warning in facts["warnings"]:
-        yield f"warning  {warning}"
+    yield from (f"{name}: {meaning}" for name, meaning in facts["definitions"].items())
+    yield from (f"absent  {name}: {reason}" for name, reason in facts["absent"].items())
+    yield from (f"note  {note}" for note in facts["notes"])
+    yield from (f"warning  {warning}" for warning in facts["warnings"])
 
 
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def _speeds(sides: Iterable[Facts]) -> Table:
+def _speeds(sides: Sequence[Facts]) -> FigureTable:
     """As llama-bench prints it: pp is a prompt, tg generated tokens, @ d after so many tokens."""
-    table = Table(box=box.MARKDOWN)
-    for name in ("model", "size", "params", "backend", "threads", "test", "t/s"):
-        table.add_column(
-            name, justify="left" if name in ("model", "backend") else "right", no_wrap=True
-        )
+    rows = []
     for side in sides:
         fixed = (
             name_of(side), megabytes(side["weight_bytes"]), f"{side['parameters'] / 1e6:.2f} M",
@@ -73,61 +65,60 @@ def _speeds(sides: Iterable[Facts]) -> Table:
         )  # fmt: skip
         for test in side["tests"]:
             prompt, count = test["prompt_tokens"], test["generated_tokens"]
-            table.add_row(*fixed, f"pp{prompt}", plus_minus(test["prefill_tokens_per_s"]))
-            table.add_row(*fixed, f"tg{count} @ d{prompt}", plus_minus(test["decode_tokens_per_s"]))
-    return table
+            rows.append((*fixed, f"pp{prompt}", plus_minus(test["prefill_tokens_per_s"])))
+            rows.append((*fixed, f"tg{count} @ d{prompt}", plus_minus(test["decode_tokens_per_s"])))
+    head = ("model", "size", "params", "backend", "threads", "test", "t/s")
+    return FigureTable(head, rows, words=(0, 3))
 
 
-def _latencies(sides: Iterable[Facts]) -> Table:
-    table = Table(box=box.MARKDOWN)
-    for name in ("ms", "prompt", "mean", "±", "p50", "p90", "p99"):
-        table.add_column(name, justify="left" if name == "ms" else "right", no_wrap=True)
+def latencies(sides: Sequence[Facts]) -> FigureTable:
+    """TTFT, TPOT, ITL and TTLT of every length."""
+    rows = []
     for side in sides:
         for test in side["tests"]:
             for name in ("ttft", "tpot", "itl", "ttlt"):
-                spread = test[f"{name}_ms"]
-                values = [spread[key] if spread else None for key in (
-                    "mean", "deviation", "p50", "p90", "p99")]  # fmt: skip
-                table.add_row(
-                    f"{name_of(side)} {name.upper()}", str(test["prompt_tokens"]), *map(ms, values)
+                found = test[f"{name}_ms"] or {}
+                values = (ms(found.get(key)) for key in SPREAD)
+                rows.append(
+                    (f"{name_of(side)} {name.upper()}", str(test["prompt_tokens"]), *values)
                 )
-    return table
+    return FigureTable(("ms", "prompt", "mean", "±", "p50", "p90", "p99"), rows)
 
 
-def _contexts(sides: Iterable[Facts]) -> Table:
+def contexts(sides: Sequence[Facts]) -> FigureTable:
     """The flat line: a step costs the same after any number of tokens."""
-    table = Table(box=box.MARKDOWN)
-    for name in ("ms a step after", "tokens", "p50", "p90", "prefill, ms"):
-        table.add_column(name, justify="left" if name[:2] == "ms" else "right", no_wrap=True)
-    for side in sides:
-        for row in side["contexts"]:
-            step = row["step_ms"]
-            table.add_row(
-                name_of(side), str(row["context"]), ms(step["p50"]), ms(step["p90"]),
-                ms(row["prefill_ms"]),
-            )  # fmt: skip
-    return table
+    rows = [
+        (name_of(side), str(row["context"]), ms(row["step_ms"]["p50"]), ms(row["step_ms"]["p90"]),
+         ms(row["prefill_ms"]))
+        for side in sides
+        for row in side["contexts"]
+    ]  # fmt: skip
+    return FigureTable(("ms a step after", "tokens", "p50", "p90", "prefill, ms"), rows)
 
 
-def _ratio(facts: Facts) -> Table:
-    table = Table(box=box.MARKDOWN)
-    for name in ("this ÷ the other", "prompt", "ratio", "95 % interval"):
-        table.add_column(name, justify="left" if name[:4] == "this" else "right", no_wrap=True)
+def ratios(facts: Facts) -> FigureTable:
+    """This ÷ the other, of every length."""
+    rows = []
     for row in facts["ratio"]:
         for name in ("ttft", "tpot", "ttlt"):
             if found := row[name]:
                 low, high = found["low"], found["high"]
                 interval = "—" if low is None else f"{low:.3f} to {high:.3f}"
-                table.add_row(
-                    name.upper(), str(row["prompt_tokens"]), f"{found['value']:.3f}", interval
-                )
-    return table
+                prompt = str(row["prompt_tokens"])
+                rows.append((name.upper(), prompt, f"{found['value']:.3f}", interval))
+    return FigureTable(("this ÷ the other", "prompt", "ratio", "95 % interval"), rows)
 
 
 # -- lines ----------------------------------------------------------------------------------------
 
 
-def _memory(side: Facts) -> Iterable[str]:
+def costs(cost: Facts, most: int) -> list[tuple[str, float]]:
+    """Milliseconds by op of the model, or by operator where nodes could not be told."""
+    found = cost["parts_ms"] or {op: found["ms"] for op, found in cost["ops"].items()}
+    return [*ranked(found, most), ("between operators", cost["between_ms"])]
+
+
+def _memory(side: Facts) -> Iterator[str]:
     if memory := side["memory"]:
         yield (
             f"memory  {name_of(side)}: at most {megabytes(memory['peak'])}; anonymous "
@@ -142,7 +133,7 @@ def _memory(side: Facts) -> Iterable[str]:
     )
 
 
-def _energy(side: Facts) -> Iterable[str]:
+def _energy(side: Facts) -> Iterator[str]:
     for test in side["tests"]:
         for source, phases in (test["energy"] or {}).items():
             for phase, found in phases.items():
@@ -152,7 +143,7 @@ def _energy(side: Facts) -> Iterable[str]:
                 yield f"energy  {phase} @ {test['prompt_tokens']}, {source}: {rails}{tokens}"
 
 
-def _roofline(side: Facts) -> Iterable[str]:
+def _roofline(side: Facts) -> Iterator[str]:
     found = side["roofline"]
     for name, run in (found["runs"] if found else {}).items():
         yield (
@@ -162,18 +153,7 @@ def _roofline(side: Facts) -> Iterable[str]:
         )
 
 
-def _breakdown(side: Facts) -> Iterable[str]:
-    for name, cost in side["breakdown"].items():
-        total = cost["total_ms"]
-        yield f"breakdown  {name_of(side)} {name}: {total:.2f} ms while profiled"
-        parts = cost["parts_ms"] or {op: found["ms"] for op, found in cost["ops"].items()}
-        for title, spent in (*ranked(parts, SHOWN), ("between operators", cost["between_ms"])):
-            yield f"  {spent:9.3f} ms {spent / total:5.0%}  {title}"
-        if layers := cost["layers_ms"]:
-            yield "  layers: " + ", ".join(f"{n} {spent:.3f}" for n, spent in layers.items())
-
-
-def _machine(machine: Facts) -> Iterable[str]:
+def _machine(machine: Facts) -> Iterator[str]:
     yield (
         f"machine  {machine['board'] or machine['cpu']}, {machine['usable_cpus']} CPUs, "
         f"{megabytes(machine['memory_bytes'])}; others used {machine['used_by_others']:.0%}"
@@ -198,16 +178,6 @@ def name_of(side: Facts) -> str:
     return f"{Path(side['bundle']).name} {side['quantization']}"
 
 
-def plus_minus(spread: Facts | None) -> str:
-    """As llama-bench writes it."""
-    if spread is None:
-        return "absent"
-    deviation = spread["deviation"]
-    return f"{spread['mean']:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
-
-
-def ms(value: float | None) -> str:
-    """Milliseconds with the digits that count."""
-    if value is None:
-        return "absent"
-    return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 1000 else f"{value:.0f}"
+def side_by_side(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """This side, and the other where there is one."""
+    return [facts, *([facts["against"]] if "against" in facts else [])]

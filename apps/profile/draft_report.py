@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from edge.apps.profiling.drafts import Drafted, Run, total
-from edge.apps.profiling.statistics import Spread
-from edge.apps.profiling.theory import acceptance_rate
+from edge.apps.measure import plots
+from edge.apps.measure.page import Section
+from edge.apps.measure.statistics import spread
+from edge.apps.measure.table import ABSENT, FigureTable, two
+from edge.apps.profile.draft_costs import acceptance_rate
+from edge.apps.profile.drafts import Drafted, DraftRun, DraftSide, total
 from edge.runtime.speculate.rule import EXACT
 from edge.runtime.speculate.shape import LOOK_UP, Shape
 
@@ -51,8 +55,8 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
         "theoretical_speedup": found.theoretical,
         "acceptance_rate": _alpha(found),
         "tokens_per_s": {
-            "plain": Spread.of(found.plain.rates()).to_dict(),  # type: ignore[union-attr]
-            "drafted": Spread.of(found.drafted.rates()).to_dict(),  # type: ignore[union-attr]
+            "plain": _rates(found.plain),
+            "drafted": _rates(found.drafted),
         },
         "sources": {
             source: {
@@ -91,6 +95,12 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
     }
 
 
+def _rates(side: DraftSide) -> Facts:
+    found = spread(side.rates())
+    assert found is not None  # a contest has a round
+    return asdict(found)
+
+
 def _alpha(found: Drafted) -> float | None:
     """The formula's α, of one chain in all rounds; a tree or several shapes have none."""
     shapes, length = found.speculation.shapes, found.speculation.acceptance_length
@@ -108,23 +118,23 @@ def _rewind(found: Drafted) -> float | None:
     return sum(n * found.costs.rewind[shape] for shape, n in shapes.items()) / count
 
 
-def _each(rounds: Sequence[Run], of: Any) -> float:
+def _each(rounds: Sequence[DraftRun], of: Any) -> float:
     """Milliseconds, the median over repetitions."""
     return 1e3 * float(median(of(run) for run in rounds))
 
 
-def _drafting(run: Run) -> float:
+def _drafting(run: DraftRun) -> float:
     """Seconds in the drafter in a round, without its reading of prompts."""
     sums = run.speculation
     return (sums.draft_s - run.reading) / sums.rounds if sums else 0.0
 
 
-def _verifying(run: Run) -> float:
+def _verifying(run: DraftRun) -> float:
     sums = run.speculation
     return sums.verify_s / sums.rounds if sums else 0.0
 
 
-def _overhead(run: Run) -> float:
+def _overhead(run: DraftRun) -> float:
     sums = run.speculation
     return run.overhead / max(1, sums.rounds + sums.steps) if sums else 0.0
 
@@ -191,3 +201,80 @@ def _average(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     """Over rounds; there is one."""
     weighted = sum(row["rounds"] * row[name] for row in rows)
     return float(weighted / sum(row["rounds"] for row in rows))
+
+
+# -- for the page ---------------------------------------------------------------------------------
+
+
+def sections(facts: Mapping[str, Any], drawn: bool) -> Iterator[Section]:
+    """What it gains, where a round's time goes, and in which shapes, as far as anything was
+    drafted; `drawn`: with pictures.
+    """
+    yield _gain(facts, drawn)
+    if facts["acceptance_length"] is not None:
+        yield _round(facts, drawn)
+        yield _shapes_drawn(facts["shapes"])
+
+
+def _gain(facts: Mapping[str, Any], drawn: bool) -> Section:
+    rates, draft = facts["tokens_per_s"], facts["draft"]
+    figures = {
+        "times as quick": two(facts["speedup"], ABSENT),
+        "nine of ten prompts, at least": two(facts["slowest_tenth_speedup"], ABSENT),
+        "acceptance length": two(facts["acceptance_length"], ABSENT),
+        "by the papers' formula": two(facts["theoretical_speedup"], ABSENT),
+        "tokens/s": f"{rates['drafted']['p50']:.1f}",
+        "tokens/s without": f"{rates['plain']['p50']:.1f}",
+    }
+    notes = [
+        f"{facts['prompts']} prompts ({facts['prompts_from']}), each answered with drafts and "
+        f"without in turn: {facts['rounds']} verifying runs beside {facts['plain_steps']} plain "
+        "steps. The picture has every prompt, the slowest first; the line is plain speed."
+    ]
+    if facts["lossy"]:
+        notes.append(
+            f"Lossy: tokens were accepted by {facts['accept']}, so the answers are not the same."
+        )
+    if facts["problem"]:
+        notes.append(f"{draft} was given up: {facts['problem']}")
+    labels = ("prompts, the slowest first", "times as quick as without drafts")
+    speedups = facts["speedup_by_prompt"] if drawn else ()
+    pictures = [("", plots.by_prompt(speedups, labels))] if speedups else []
+    return Section(f"Drafting by {draft}, against none", notes, figures, pictures)
+
+
+def _round(facts: Mapping[str, Any], drawn: bool) -> Section:
+    rows = [
+        ("drafting", facts["draft_ms"]),
+        ("verifying and choosing", facts["verify_ms"]),
+        ("of these in no model's run", facts["overhead_ms"]),
+        ("a plain step of the model", facts["step_ms"]),
+    ]
+    if facts["draft_step_ms"] is not None:
+        rows.append(("a step of the drafter", facts["draft_step_ms"]))
+    note = (
+        f"{facts['overhead_share']:.1%} of all time passed in no model's run, without drafts "
+        f"{facts['plain_overhead_share']:.1%}. Going back took {facts['rewind_share']:+.1%} of a "
+        f"step; reading a prompt takes {facts['reading_ms']:.2f} ms more."
+    )
+    title = "Where the time of a draft and its verification goes"
+    if not drawn:
+        cells = [(name, f"{value:.3f}") for name, value in rows]
+        return Section(title, [note], table=FigureTable(("", "ms"), cells))
+    # noise can make the runtime's own time negative, which no bar can show
+    shown = [(name, max(0.0, value)) for name, value in rows]
+    return Section(title, [note], pictures=[("", plots.bars(shown, "{:.3f} ms".format))])
+
+
+def _shapes_drawn(rows: Sequence[Mapping[str, Any]]) -> Section:
+    head = ("draft", "runs", "tokens", "to draft", "to verify", "going back")
+    cells = []
+    for row in rows:
+        shape = Shape(tuple(row["branches"]))
+        chain = shape.chain and row["source"] != LOOK_UP
+        cells.append((
+            f"chain of {shape}" if chain else named(row), str(row["rounds"]), str(shape.nodes),
+            two(row["draft_steps"]), two(row["verify_steps"]), f"{row['rewind_share']:+.2f}",
+        ))  # fmt: skip
+    note = "The children of a tree at each depth. The last three columns are costs in steps."
+    return Section("Shapes of drafts", [note], table=FigureTable(head, cells))

@@ -5,17 +5,12 @@ The clock and the runner are given, so that the arithmetic can be tested without
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-Clock = Callable[[], float]
-Say = Callable[[str], None]
-
-PAUSE = 0.05  # seconds in which another engine's idle threads stop spinning
+from edge.apps.measure.stopwatch import PAUSE, Clock, Say, in_turn
 
 
 class Runner(Protocol):
@@ -104,8 +99,8 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to measure, of every runner.
+class AnswerPlan:
+    """What to measure for every runner.
 
     Attributes:
         prompts: tokens of each prompt length, ids.
@@ -142,7 +137,7 @@ def answer(runner: Runner, prompt: Sequence[int], count: int, clock: Clock) -> S
 
 
 def answers(
-    runners: Mapping[str, Runner], plan: Plan, clock: Clock, say: Say, pause: float = PAUSE
+    runners: Mapping[str, Runner], plan: AnswerPlan, clock: Clock, say: Say, pause: float = PAUSE
 ) -> dict[str, list[list[Sample]]]:
     """Samples of each runner, for each prompt length, for each repetition.
 
@@ -155,7 +150,7 @@ def answers(
         say("warming up" if warming else f"repetition {number + 1} of {plan.repetitions}")
         for index, prompt in enumerate(plan.prompts):
             for name in in_turn(list(runners), number):
-                _rest(pause if len(runners) > 1 else 0)
+                time.sleep(pause if len(runners) > 1 else 0)
                 sample = answer(runners[name], prompt, plan.generated, clock)
                 if not warming:
                     found[name][index].append(sample)
@@ -175,7 +170,7 @@ class Depth:
 
 
 def depths(
-    runners: Mapping[str, Runner], plan: Plan, clock: Clock, say: Say, pause: float = PAUSE
+    runners: Mapping[str, Runner], plan: AnswerPlan, clock: Clock, say: Say, pause: float = PAUSE
 ) -> dict[str, list[Depth]]:
     """Time of a step against what was read before it.
 
@@ -191,7 +186,7 @@ def depths(
         say(f"steps at {len(plan.depths)} depths, {number + 1} of {plan.repetitions}")
         for depth in in_turn(plan.depths, number):
             for name in in_turn(list(runners), number):
-                _rest(pause if len(runners) > 1 else 0)
+                time.sleep(pause if len(runners) > 1 else 0)
                 runners[name].restore(places[name][depth][0])
                 steps.setdefault((name, depth), []).extend(_steps(runners[name], plan, clock))
     return {
@@ -200,7 +195,7 @@ def depths(
     }
 
 
-def _read(runner: Runner, plan: Plan, clock: Clock) -> dict[int, tuple[Any, float]]:
+def _read(runner: Runner, plan: AnswerPlan, clock: Clock) -> dict[int, tuple[Any, float]]:
     """A mark at every depth, and the seconds it took to get there."""
     runner.clear()
     out, done, spent = {}, 0, 0.0
@@ -213,7 +208,7 @@ def _read(runner: Runner, plan: Plan, clock: Clock) -> dict[int, tuple[Any, floa
     return out
 
 
-def _steps(runner: Runner, plan: Plan, clock: Clock) -> Iterator[float]:
+def _steps(runner: Runner, plan: AnswerPlan, clock: Clock) -> Iterator[float]:
     """Seconds of each of `steps` steps and the choice that follows it, after one that warms up."""
     token = plan.context[0]
     for number in range(plan.steps + 1):
@@ -222,27 +217,3 @@ def _steps(runner: Runner, plan: Plan, clock: Clock) -> Iterator[float]:
         token = runner.sample()
         if number:
             yield clock() - began
-
-
-def in_turn(names: Sequence[Any], number: int) -> list[Any]:
-    """All of them, beginning with another one each time."""
-    start = number % len(names)
-    return [*names[start:], *names[:start]]
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """No garbage collection, which would be charged to whatever runs just then."""
-    gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def _rest(seconds: float) -> None:
-    if seconds:
-        time.sleep(seconds)

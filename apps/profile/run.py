@@ -11,30 +11,25 @@ from typing import Any
 import numpy as np
 
 from edge.apps import draft_options
-from edge.apps.profiling import drafts
-from edge.apps.profiling.breakdown import DECODE, PREFILL, breakdown
-from edge.apps.profiling.machine import Conditions, OtherLoad, conditions
-from edge.apps.profiling.measure import (
-    Depth,
-    Plan,
-    Sample,
-    Say,
-    answers,
-    depths,
-    without_collections,
-)
-from edge.apps.profiling.memory import release
-from edge.apps.profiling.nvml import Gpu
-from edge.apps.profiling.power import Log, Meter, Rails, Rapl, Source
-from edge.apps.profiling.roofline import Roof, device_roof, measure_roof
-from edge.apps.profiling.subject import Subject, longest_context
-from edge.apps.profiling.trace import Cost
+from edge.apps.measure.machine import Conditions, OtherLoad, conditions
+from edge.apps.measure.memory import Usage, release
+from edge.apps.measure.ort_profile import DECODE, PREFILL, RunCost, breakdown
+from edge.apps.measure.power import Gpu, Meter, PowerLog, PowerSource, Rails, Rapl
+from edge.apps.measure.roofline import Roof, device_roof, measure_roof
+from edge.apps.measure.stopwatch import Say, silent, without_collections
+from edge.apps.profile import drafts
+from edge.apps.profile.answers import AnswerPlan, Depth, Sample, answers, depths
+from edge.bundle import open_bundle
+from edge.bundle.manifest import Manifest
 from edge.cpu import usable_cores
 from edge.errors import InputError
 from edge.runtime import ort_providers
 from edge.runtime.cuda.opening import open_device
-from edge.runtime.engine import check_provider, choose_engine
-from edge.runtime.sampling import SamplingParams
+from edge.runtime.engine import check_provider, choose_engine, provider_of
+from edge.runtime.generate import Context, ContextMark, Logits
+from edge.runtime.model import Model, load, resolve
+from edge.runtime.sampling import Sampler, SamplingParams
+from edge.tensors import parameters
 
 ENGINES = ("ort", "cuda", "tensorrt")
 DEFAULT_PROMPT = 512
@@ -44,7 +39,7 @@ THIS, OTHER = "this", "other"
 
 
 @dataclass(frozen=True)
-class Request:
+class ProfileRequest:
     """What is measured, as it was typed; `edge profile --help` has the meanings."""
 
     bundle: str
@@ -60,7 +55,7 @@ class Request:
     contexts: tuple[int, ...] | None = None
     temperature: float = 0.0
     explain: bool = True
-    draft: drafts.Request | None = None
+    draft: drafts.DraftRequest | None = None
 
     @property
     def sides(self) -> dict[str, tuple[str, str]]:
@@ -86,8 +81,81 @@ class Request:
             check_provider(self.engine, self.provider)
 
 
+class Subject:
+    """A bundle under measurement: a `Runner` with one sequence, as a session would run it.
+
+    Attributes:
+        memory: resident bytes before loading, after it, and after the longest prompt.
+    """
+
+    def __init__(self, request: ProfileRequest, bundle: str, engine: str) -> None:
+        """Load it. Raises BundleError, EngineError, TokenizerError."""
+        self.memory = Usage()
+        self.model: Model = load(
+            bundle, engine=engine, threads=request.threads, spin=request.spin,
+            provider=request.provider_on(engine),
+        )  # fmt: skip
+        self.memory.loaded()
+        self.threads = getattr(self.model.engine, "threads", request.threads)
+        self.spin = request.spin
+        self._sampler = Sampler(SamplingParams(temperature=request.temperature, seed=0))
+        self._vocab = self.model.tokenizer.vocab_size
+        self._logits: Logits | None = None
+
+    def prepare(self, capacity: int, prompt: Sequence[int]) -> None:
+        """Take the memory of a sequence of `capacity` tokens, and use all that a prompt needs."""
+        engine = self.model.engine
+        self._capacity = capacity if self.model.config.has_attention else None
+        self._context = Context(engine, engine.new_state(capacity=self._capacity))
+        self.feed(prompt)
+        self.step(self.sample())
+        self.memory.used()
+
+    def clear(self) -> None:
+        self._context.clear()
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        self._logits = self._context.feed(tokens, lambda: False)
+
+    def step(self, token: int) -> None:
+        self._logits = self._context.step(token)
+
+    def sample(self) -> int:
+        assert self._logits is not None
+        return self._sampler(self._logits[: self._vocab])
+
+    def mark(self) -> ContextMark:
+        return self._context.mark()
+
+    def restore(self, mark: ContextMark) -> None:
+        self._context.restore(mark)
+
+    def facts(self) -> dict[str, Any]:
+        """Which bundle on which engine, and the bytes it takes."""
+        model = self.model
+        plan = model.engine.memory_plan(capacity=self._capacity)
+        weights = model.manifest.entry("weights.bin")
+        return {
+            "bundle": str(model.path),
+            "fingerprint": model.fingerprint,
+            "family": model.config.family,
+            "quantization": model.manifest.quantization.recipe,
+            "parameters": parameters(model.config),
+            "weight_bytes": weights.size if weights else 0,
+            "engine": model.engine.name,
+            "provider": provider_of(model.engine),
+            "threads": self.threads,
+            "spin": self.spin,
+            "chunk": model.engine.chunk,
+            "state_bytes": plan["state"],
+            "kv_cache_bytes": plan["kv_cache"],
+            "kv_cache_tokens": self._capacity,
+            "memory_plan": plan,
+        }
+
+
 @dataclass
-class Side:
+class ProfileSide:
     """What was measured of one bundle on one engine.
 
     Attributes:
@@ -100,34 +168,34 @@ class Side:
     subject: Subject | None
     samples: list[list[Sample]] = field(default_factory=list)
     depths: list[Depth] = field(default_factory=list)
-    costs: Mapping[str, Cost] = field(default_factory=dict)
+    costs: Mapping[str, RunCost] = field(default_factory=dict)
 
 
 @dataclass
-class Result:
+class ProfileResult:
     """Everything; `notes` are for the reader, `others` is the share of the CPU others used, `roofs`
     are by whose memory it is (`memory_of`), none where they were not asked for.
     """
 
-    request: Request
-    plan: Plan
-    sides: dict[str, Side]
+    request: ProfileRequest
+    plan: AnswerPlan
+    sides: dict[str, ProfileSide]
     before: Conditions
     after: Conditions
     others: float
-    logs: list[tuple[Source, Log]]
+    logs: list[tuple[PowerSource, PowerLog]]
     gpu: Gpu | None
     roofs: Mapping[str, Roof]
     notes: list[str]
     drafted: drafts.Drafted | None = None
 
 
-def profile(request: Request, say: Say = lambda text: None) -> Result:
+def profile(request: ProfileRequest, say: Say = silent) -> ProfileResult:
     """Measure. Raises InputError: lengths a model cannot take; what loading a bundle raises."""
     request.check()
     plan, notes = make_plan(request)
     longest = max((*plan.prompts, plan.context), key=len)
-    sides: dict[str, Side] = {}
+    sides: dict[str, ProfileSide] = {}
     for name, (bundle, engine) in request.sides.items():
         say(f"loading {bundle}")
         sides[name] = _load(request, bundle, engine, plan, longest, sides.get(THIS))
@@ -153,7 +221,9 @@ def profile(request: Request, say: Say = lambda text: None) -> Result:
         say("measuring memory bandwidth")
         roofs = _roofs(request, [memory_of(side.facts) for side in sides.values()])
     logs = [(meter.source, meter.log) for meter in meters]
-    return Result(request, plan, sides, before, after, share, logs, gpu, roofs, notes, drafted)
+    return ProfileResult(
+        request, plan, sides, before, after, share, logs, gpu, roofs, notes, drafted
+    )
 
 
 def memory_of(facts: Mapping[str, Any]) -> str | None:
@@ -163,7 +233,7 @@ def memory_of(facts: Mapping[str, Any]) -> str | None:
     return "cpu" if facts.get("provider") in (None, ort_providers.CPU) else None
 
 
-def _roofs(request: Request, memories: Sequence[str | None]) -> dict[str, Roof]:
+def _roofs(request: ProfileRequest, memories: Sequence[str | None]) -> dict[str, Roof]:
     """Of each memory that is read from."""
     found = {}
     if "gpu" in memories:
@@ -175,11 +245,11 @@ def _roofs(request: Request, memories: Sequence[str | None]) -> dict[str, Roof]:
     return found
 
 
-def make_plan(request: Request) -> tuple[Plan, list[str]]:
+def make_plan(request: ProfileRequest) -> tuple[AnswerPlan, list[str]]:
     """Lengths that every model takes, and what had to be left out. Raises InputError."""
-    bundles = {bundle for bundle, _ in request.sides.values()}
-    limits = [limit for limit in map(longest_context, bundles) if limit is not None]
-    limit, notes = min(limits, default=None), []
+    manifests = [_manifest(bundle) for bundle in {bundle for bundle, _ in request.sides.values()}]
+    limits = [m.model.max_context for m in manifests if m.model.has_attention]
+    limit, notes = min((n for n in limits if n is not None), default=None), []
     lengths = request.prompts
     if lengths is None:
         room = DEFAULT_PROMPT if limit is None else limit - request.generated
@@ -193,11 +263,11 @@ def make_plan(request: Request) -> tuple[Plan, list[str]]:
         _check_room(wanted, STEPS + 1, limit, "--context")
     elif len(fitting) < len(wanted):
         notes.append(f"contexts up to {max(fitting, default=0)}: attention ends at {limit} tokens")
-    rng = np.random.default_rng(0)
     # few ids, which every vocabulary has: what a token is makes no difference to its cost
-    ids = rng.integers(0, _smallest_vocabulary(bundles), max((*lengths, *fitting)))
+    smallest = min(m.tokenizer.vocab_size for m in manifests)
+    ids = np.random.default_rng(0).integers(0, smallest, max((*lengths, *fitting)))
     tokens = tuple(ids.tolist())
-    return Plan(
+    return AnswerPlan(
         prompts=tuple(tokens[:length] for length in lengths),
         generated=request.generated,
         repetitions=request.repetitions,
@@ -206,6 +276,11 @@ def make_plan(request: Request) -> tuple[Plan, list[str]]:
         depths=fitting,
         steps=STEPS,
     ), notes
+
+
+def _manifest(bundle: str) -> Manifest:
+    with open_bundle(resolve(bundle)) as opened:
+        return opened.manifest
 
 
 def _check_room(lengths: Sequence[int], more: int, limit: int | None, option: str) -> None:
@@ -218,44 +293,25 @@ def _check_room(lengths: Sequence[int], more: int, limit: int | None, option: st
             )
 
 
-def _smallest_vocabulary(bundles: set[str]) -> int:
-    from edge.bundle import open_bundle
-    from edge.runtime.model import resolve
-
-    sizes = []
-    for bundle in bundles:
-        with open_bundle(resolve(bundle)) as opened:
-            sizes.append(opened.manifest.tokenizer.vocab_size)
-    return min(sizes)
-
-
 def _load(
-    request: Request,
+    request: ProfileRequest,
     bundle: str,
     engine: str,
-    plan: Plan,
+    plan: AnswerPlan,
     longest: Sequence[int],
-    first: Side | None,
-) -> Side:
-    sampling = SamplingParams(temperature=request.temperature, seed=0)
-    subject = Subject(
-        bundle,
-        engine=engine,
-        threads=request.threads,
-        spin=request.spin,
-        provider=request.provider_on(engine),
-        sampling=sampling,
-    )
+    first: ProfileSide | None,
+) -> ProfileSide:
+    subject = Subject(request, bundle, engine)
     deepest = max((len(prompt) + plan.generated for prompt in plan.prompts), default=0)
     subject.prepare(max(deepest, len(plan.context) + STEPS + 1), longest)
     alone = first.subject.memory.program if first and first.subject else None
     memory = subject.memory.to_dict(alone)
     peak = memory["peak"] if memory else None
-    return Side(subject.facts() | {"peak_memory_bytes": peak, "memory": memory}, subject)
+    return ProfileSide(subject.facts() | {"peak_memory_bytes": peak, "memory": memory}, subject)
 
 
 def _drafting(
-    request: Request, side: Side, notes: list[str]
+    request: ProfileRequest, side: ProfileSide, notes: list[str]
 ) -> Callable[[int, int, Say], drafts.Drafted] | None:
     """What measures drafting, where that is asked for; its memory is taken before the times."""
     if request.draft is None or side.subject is None:
@@ -273,23 +329,20 @@ def _drafting(
         return drafts.compare(model, drafter, request.draft, sampling)
 
 
-def _sources(sides: Mapping[str, Side], gpu: Gpu | None) -> list[Source]:
+def _sources(sides: Mapping[str, ProfileSide], gpu: Gpu | None) -> list[PowerSource]:
     """What knows of watts here. A GPU only counts when something runs on it."""
-    found: list[Source | None] = [Rails.find(), Rapl.find()]
+    found: list[PowerSource | None] = [Rails.find(), Rapl.find()]
     if any(side.facts["provider"] != ort_providers.CPU for side in sides.values()):
         found.append(gpu)
     return [source for source in found if source is not None]
 
 
-def _explain(request: Request, sides: Mapping[str, Side], say: Say) -> None:
-    from edge.runtime.model import resolve
-
+def _explain(request: ProfileRequest, sides: Mapping[str, ProfileSide], say: Say) -> None:
     for name, (bundle, _) in request.sides.items():
-        side = sides[name]
         # of a GPU's kernels ONNX Runtime's profiler would time the launches
-        if side.facts["provider"] == ort_providers.CPU:
+        if sides[name].facts["provider"] == ort_providers.CPU:
             say(f"profiling {bundle}")
-            kinds = {"decode": DECODE, "prefill": PREFILL}
-            side.costs = breakdown(
-                resolve(bundle), request.threads, kinds, spin=request.spin
+            sides[name].costs = breakdown(
+                resolve(bundle), request.threads, {"decode": DECODE, "prefill": PREFILL},
+                spin=request.spin,
             )  # fmt: skip

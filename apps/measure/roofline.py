@@ -7,7 +7,7 @@ its bound is bytes ÷ bandwidth; a chunk of prefill reads them once for all of i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from edge.apps.profiling.sysfs import ROOT, folders, text
+from edge.apps.measure.machine import ROOT, folders, text
+from edge.apps.measure.stopwatch import Clock, seconds
 from edge.config import ModelConfig
 from edge.runtime.cuda.core import CoreDevice
 from edge.runtime.cuda.device import Device
 from edge.tensors import parameters
 
-Clock = Callable[[], float]
 CACHES = 8  # times the last cache that is read
 _SMALLEST, _LARGEST = 64 << 20, 1 << 30
 _DEVICE_COPY = 4 << 30
@@ -73,9 +73,11 @@ def measure_roof(
     slices = [slice(edges[i], edges[i + 1]) for i in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
         # both let go of the interpreter's lock, so the threads really run side by side
-        reading = _best(pool, lambda part: source[part].max(), slices, rounds, clock)
-        copying = _best(pool, lambda part: np.copyto(target[part], source[part]), slices, rounds,
-                        clock)  # fmt: skip
+        def best(work: Callable[[slice], object]) -> float:
+            return min(seconds(lambda: list(pool.map(work, slices)), clock) for _ in range(rounds))
+
+        reading = best(lambda part: source[part].max())
+        copying = best(lambda part: np.copyto(target[part], source[part]))
     flops = _flops(rounds, clock) if arithmetic else None
     return Roof(source.nbytes / reading, 2 * source.nbytes / copying, source.nbytes, flops)
 
@@ -91,40 +93,20 @@ def device_roof(device: Device, size: int | None = None, *, rounds: int = 5) -> 
         size = min(_DEVICE_COPY, free // 8)
     source, target = device.allocate(size), device.allocate(size)
     device.wait()
-    taken = []
-    for _ in range(rounds + 1):
-        began = time.perf_counter()
+
+    def copied() -> None:
         device.copy(target, 0, source, 0, size)
         device.wait()
-        taken.append(time.perf_counter() - began)
-    speed = 2 * size / min(taken)
+
+    speed = 2 * size / min(seconds(copied) for _ in range(rounds + 1))
     return Roof(speed, speed, size, None)
-
-
-def _best(
-    pool: ThreadPoolExecutor,
-    work: Callable[[slice], object],
-    slices: Sequence[slice],
-    rounds: int,
-    clock: Clock,
-) -> float:
-    taken = []
-    for _ in range(rounds):
-        began = clock()
-        list(pool.map(work, slices))
-        taken.append(clock() - began)
-    return min(taken)
 
 
 def _flops(rounds: int, clock: Clock) -> float:
     a = np.ones((_SIDE, _SIDE), np.float32)
     b, out = a.copy(), np.empty_like(a)
-    taken = []
-    for _ in range(rounds + 1):
-        began = clock()
-        np.matmul(a, b, out=out)
-        taken.append(clock() - began)
-    return 2 * _SIDE**3 / min(taken)
+    spent = [seconds(lambda: np.matmul(a, b, out=out), clock) for _ in range(rounds + 1)]
+    return 2 * _SIDE**3 / min(spent)
 
 
 def buffer_size(root: Path = ROOT) -> int:

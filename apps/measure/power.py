@@ -1,23 +1,37 @@
-"""Watts and joules: sources that say either, and a log of them to be read between two moments."""
+"""Watts and joules: who says either, and a log of them to be read between two moments."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from edge.apps.profiling.sysfs import ROOT, folders, number, text
+import numpy as np
+
+from edge.apps.measure.machine import ROOT, folders, number, text
 
 Unit = Literal["J", "W"]
 PERIOD = 0.05  # seconds between readings
 FEWEST = 4  # readings that a window needs
 _WHOLE_RAILS = ("VDD_IN", "VIN", "POM_5V_IN", "VIN_SYS_5V0", "VIN_SYS_20V", "Total Power")
 
+_SM, _MEMORY = 1, 2  # nvmlClockType_t
+_GPU = 0  # nvmlTemperatureSensors_t
+# nvmlClocksThrottleReasons of nvml.h: those that slow work down
+_REASONS = {
+    0x04: "software power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
 
-class Source(Protocol):
+
+class PowerSource(Protocol):
     """Something that knows the power of one or more rails.
 
     Attributes:
@@ -108,6 +122,69 @@ class Rapl:
         return found
 
 
+class Gpu:
+    """The first GPU through NVML's C library (nvml.h), which comes with the driver: the power of
+    its board, and what else it says.
+    """
+
+    name = "NVML"
+    unit: Unit = "W"
+    whole: tuple[str, ...] = ("board",)
+
+    def __init__(self, library: Any) -> None:
+        """`library` has NVML's functions; they return 0 for success."""
+        self._library = library
+        self._device = ctypes.c_void_p()
+        self._throttles = 0
+
+    @classmethod
+    def find(cls) -> Gpu | None:
+        """None without a driver or a GPU."""
+        try:
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError:
+            return None
+        return cls.of(library)
+
+    @classmethod
+    def of(cls, library: Any) -> Gpu | None:
+        found = cls(library)
+        handle = ctypes.byref(found._device)
+        ready = library.nvmlInit_v2() == 0 == library.nvmlDeviceGetHandleByIndex_v2(0, handle)
+        return found if ready else None
+
+    def read(self) -> Mapping[str, float]:
+        """Board power in watts; notes what throttles meanwhile."""
+        self._throttles |= self._number("nvmlDeviceGetCurrentClocksThrottleReasons", wide=True) or 0
+        milliwatts = self._number("nvmlDeviceGetPowerUsage")
+        return {} if milliwatts is None else {"board": milliwatts / 1e3}
+
+    def facts(self) -> dict[str, Any]:
+        """Name, clocks, temperature, power limit, what throttled; None where it does not say."""
+        limit = self._number("nvmlDeviceGetPowerManagementLimit")
+        return {
+            "name": self._name(),
+            "sm_clock_mhz": self._number("nvmlDeviceGetClockInfo", _SM),
+            "memory_clock_mhz": self._number("nvmlDeviceGetClockInfo", _MEMORY),
+            "temperature_c": self._number("nvmlDeviceGetTemperature", _GPU),
+            "power_limit_w": None if limit is None else limit / 1e3,
+            "throttled": [name for bit, name in _REASONS.items() if self._throttles & bit],
+        }
+
+    def _number(self, function: str, *which: int, wide: bool = False) -> int | None:
+        value = ctypes.c_ulonglong() if wide else ctypes.c_uint()
+        call = getattr(self._library, function, None)
+        if call is None or call(self._device, *which, ctypes.byref(value)) != 0:
+            return None
+        return value.value
+
+    def _name(self) -> str | None:
+        buffer = ctypes.create_string_buffer(96)
+        if self._library.nvmlDeviceGetName(self._device, buffer, len(buffer)) != 0:
+            return None
+        return buffer.value.decode(errors="replace")
+
+
 def why_none(root: Path = ROOT) -> str:
     """Why neither rails nor counters can be read."""
     if (root / "sys/class/powercap/intel-rapl:0").exists():
@@ -119,7 +196,7 @@ def why_none(root: Path = ROOT) -> str:
 
 
 @dataclass
-class Log:
+class PowerLog:
     """Readings of one source over time.
 
     Attributes:
@@ -149,27 +226,12 @@ class Log:
         inside = sum(1 for t in times if any(begin <= t <= end for begin, end in windows))
         if inside < FEWEST * len(windows):
             return None
-        energy = row if self.unit == "J" else _integral(times, row)
-        return sum(_at(times, energy, end) - _at(times, energy, begin) for begin, end in windows)
-
-
-def _integral(times: Sequence[float], watts: Sequence[float]) -> list[float]:
-    """Joules since the first reading, by the trapezoid rule."""
-    total = [0.0]
-    for i in range(1, len(times)):
-        total.append(total[-1] + (times[i] - times[i - 1]) * (watts[i] + watts[i - 1]) / 2)
-    return total
-
-
-def _at(times: Sequence[float], values: Sequence[float], when: float) -> float:
-    """A value between two readings; the nearest one outside of them all."""
-    if when <= times[0]:
-        return values[0]
-    for i in range(1, len(times)):
-        if when <= times[i]:
-            share = (when - times[i - 1]) / (times[i] - times[i - 1])
-            return values[i - 1] + share * (values[i] - values[i - 1])
-    return values[-1]
+        energy = np.array(row)
+        if self.unit == "W":  # joules since the first reading, by the trapezoid rule
+            steps = np.diff(times) * (energy[1:] + energy[:-1]) / 2
+            energy = np.concatenate([[0.0], np.cumsum(steps)])
+        begins, ends = np.interp(np.array(windows).T, times, energy)
+        return float((ends - begins).sum())
 
 
 class Meter:
@@ -177,12 +239,12 @@ class Meter:
 
     def __init__(
         self,
-        source: Source,
+        source: PowerSource,
         clock: Callable[[], float] = time.perf_counter,
         period: float = PERIOD,
     ) -> None:
         self.source = source
-        self.log = Log(source.unit)
+        self.log = PowerLog(source.unit)
         self._clock, self._period = clock, period
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edge-power", daemon=True)

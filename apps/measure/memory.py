@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from edge.runtime.memory import trim
 
 PROC = Path("/proc/self")
-_PARTS = {"anonymous": "RssAnon", "file": "RssFile", "shared": "RssShmem"}
+_FIELDS = {"anonymous": "RssAnon", "file": "RssFile", "shared": "RssShmem", "peak": "VmHWM"}
 
 
 @dataclass(frozen=True)
@@ -35,27 +34,13 @@ class Resident:
 
 
 def resident(proc: Path = PROC) -> Resident | None:
-    """None where the system does not say."""
-    fields = status_fields(proc)
-    if not fields.keys() >= {*_PARTS.values(), "VmHWM"}:
-        return None
-    parts = {name: fields[field] for name, field in _PARTS.items()}
-    return Resident(**parts, peak=fields["VmHWM"])
-
-
-def status_fields(proc: Path = PROC) -> Mapping[str, int]:
-    """The `Name: 123 kB` lines of /proc/self/status, as bytes."""
+    """What the `Name: 123 kB` lines of /proc/self/status say; None where they do not."""
     try:
         lines = (proc / "status").read_text().splitlines()
-    except OSError:
-        return {}
-    found = {}
-    for line in lines:
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
-            found[name] = 1024 * int(words[0])
-    return found
+        sizes = {line.partition(":")[0]: line.split()[1:2] for line in lines}
+        return Resident(**{ours: 1024 * int(sizes[name][0]) for ours, name in _FIELDS.items()})
+    except (OSError, LookupError, ValueError):
+        return None
 
 
 def restart_peak(proc: Path = PROC) -> bool:
@@ -74,13 +59,17 @@ def release() -> None:
 
 
 class Usage:
-    """What one bundle takes. Made before it is loaded, told when it is, and when it has run."""
+    """What one bundle takes. Made before it is loaded, told when it is, and when it has run.
+
+    Attributes:
+        program: resident before loading: the interpreter, its libraries, and earlier bundles.
+    """
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
         release()  # what others freed must not hide what this one takes
         self._restarted = restart_peak(proc)
-        self._before = resident(proc)
+        self.program = resident(proc)
         self._loaded: Resident | None = None
         self._used: Resident | None = None
 
@@ -90,18 +79,13 @@ class Usage:
     def used(self) -> None:
         self._used = resident(self._proc)
 
-    @property
-    def program(self) -> Resident | None:
-        """Resident before loading: the interpreter and its libraries, and bundles before this."""
-        return self._before
-
     def to_dict(self, program: Resident | None = None) -> dict[str, Any] | None:
         """Bytes: the peak, and each part after use, those of the program included; None unknown.
 
-        `program`: what the program alone held, where another bundle was loaded before this one. Of
-        that one nothing is counted here.
+        `program`: what the program alone held, where another bundle was loaded before this one.
+        Nothing of that one is counted here.
         """
-        before, used = self._before, self._used
+        before, used = self.program, self._used
         if before is None or used is None or self._loaded is None:
             return None
         alone = program or before

@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
+import datetime
+import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from edge.apps.profiling.sysfs import ROOT, folders, number, text
+from edge.runtime import ort_providers
 
+ROOT = Path("/")
 BUSY = 0.1  # share of the processor that others may use before times are not to be trusted
 _CPUS = "sys/devices/system/cpu"
 _COOLING = "cooling"
+
+
+# -- small files that the kernel shows: absent rather than an error --------------------------------
+
+
+def text(path: Path) -> str | None:
+    """A file's content without blanks around it; None where it cannot be read, or is empty."""
+    try:
+        return path.read_text(errors="replace").strip("\0 \n") or None
+    except OSError:
+        return None
+
+
+def number(path: Path) -> int | None:
+    """A file that holds one whole number."""
+    found = text(path)
+    try:
+        return None if found is None else int(found)
+    except ValueError:
+        return None
+
+
+def folders(parent: Path, pattern: str) -> Iterator[Path]:
+    """Folders by name, those with numbers in their numbers' order."""
+    try:
+        yield from sorted(parent.glob(pattern), key=lambda path: (len(path.name), path.name))
+    except OSError:
+        return
+
+
+# -- what it is -----------------------------------------------------------------------------------
 
 
 def machine(root: Path = ROOT) -> dict[str, object]:
@@ -30,6 +64,20 @@ def machine(root: Path = ROOT) -> dict[str, object]:
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
     }
+
+
+def stamp() -> str:
+    """The date and time that a report is from, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def installed(package: str) -> str | None:
+    """Version of a distribution, or None; for ONNX Runtime that of the build that is there."""
+    builds = ort_providers.packages() if package == "onnxruntime" else []
+    try:
+        return importlib.metadata.version(builds[0] if builds else package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _cpu_name(root: Path) -> str:

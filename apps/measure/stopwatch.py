@@ -1,22 +1,68 @@
-"""An engine that tells how long its runs took, for what is left is the runtime's own time."""
+"""Fair turns on a quiet interpreter, and an engine that tells how long its runs took."""
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from statistics import median
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.config import ModelConfig
 from edge.errors import EngineError
-from edge.runtime.engine import DEFAULT_WINDOW, Engine, GreedyEngine, Rows, provider_of
+from edge.runtime.engine import Engine, GreedyEngine, Rows
 from edge.runtime.model import Model
 from edge.runtime.state import State
 
 T = TypeVar("T")
+Clock = Callable[[], float]
+Say = Callable[[str], None]
+
+PAUSE = 0.05  # seconds in which another engine's idle threads stop spinning
+
+
+def silent(text: str) -> None:
+    """Tells nobody."""
+
+
+def in_turn(names: Sequence[T], number: int) -> list[T]:
+    """All of them, beginning with another one each time, so that none always follows the same."""
+    start = number % len(names)
+    return [*names[start:], *names[:start]]
+
+
+def seconds(work: Callable[[], object], clock: Clock = time.perf_counter) -> float:
+    """Seconds that one call took."""
+    began = clock()
+    work()
+    return clock() - began
+
+
+def median_ms(work: Callable[[], object], repeats: int, warm: int = 5) -> float:
+    """Milliseconds, the median of `repeats` calls after `warm` ones that are not counted."""
+    for _ in range(warm):
+        work()
+    return 1e3 * median(seconds(work) for _ in range(repeats))
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """No garbage collection, which would be charged to whatever runs just then."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+# -- runs of an engine ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -28,8 +74,13 @@ class Spent:
     reading: bool
 
 
+def _same(name: str) -> Any:
+    """A property that is the inner engine's own."""
+    return property(lambda timed: getattr(timed._engine, name))
+
+
 class TimedEngine(GreedyEngine):
-    """Runs another engine.
+    """Runs another engine. What is left of an answer's time is the runtime's own.
 
     Attributes:
         runs: those since the list was last cleared, in order.
@@ -41,38 +92,21 @@ class TimedEngine(GreedyEngine):
         self._greedy = engine if isinstance(engine, GreedyEngine) else None
         self.runs: list[Spent] = []
 
-    @property
-    def name(self) -> str:
-        return self._engine.name
+    name = _same("name")
+    config = _same("config")
+    chunk = _same("chunk")
+    trees = _same("trees")
+    longest_window = _same("longest_window")
+    new_state = _same("new_state")
+    memory_plan = _same("memory_plan")
 
     @property
     def provider(self) -> str | None:
-        return provider_of(self._engine)
-
-    @property
-    def config(self) -> ModelConfig:
-        return self._engine.config
-
-    @property
-    def chunk(self) -> int:
-        return self._engine.chunk
-
-    @property
-    def trees(self) -> bool:
-        return self._engine.trees
-
-    @property
-    def longest_window(self) -> int:
-        return self._engine.longest_window
+        return getattr(self._engine, "provider", None)
 
     @property
     def picks(self) -> bool:
         return self._greedy is not None and self._greedy.picks
-
-    def new_state(
-        self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
-    ) -> State:
-        return self._engine.new_state(batch=batch, window=window, capacity=capacity)
 
     def run(
         self,
@@ -93,11 +127,6 @@ class TimedEngine(GreedyEngine):
         if engine is None:
             raise EngineError(f"engine {self.name} does not choose tokens itself")
         return self._timed(tokens, False, lambda: engine.run_greedy(tokens, state))
-
-    def memory_plan(
-        self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
-    ) -> dict[str, int]:
-        return self._engine.memory_plan(batch=batch, window=window, capacity=capacity)
 
     def _timed(self, tokens: NDArray[np.int64], reading: bool, run: Callable[[], T]) -> T:
         began = time.perf_counter()

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from edge.apps.profiling import draft_report
-from edge.apps.profiling.definitions import DEFINITIONS, INSIDE
-from edge.apps.profiling.machine import BUSY, governor, machine, power_mode, throttled
-from edge.apps.profiling.measure import Sample
-from edge.apps.profiling.power import PERIOD, why_none
-from edge.apps.profiling.roofline import bound_s, work
-from edge.apps.profiling.run import OTHER, THIS, Result, Side, memory_of
-from edge.apps.profiling.statistics import Spread, ratio
+from edge.apps.measure.machine import (
+    BUSY,
+    governor,
+    installed,
+    machine,
+    power_mode,
+    stamp,
+    throttled,
+)
+from edge.apps.measure.power import PERIOD, why_none
+from edge.apps.measure.roofline import bound_s, work
+from edge.apps.measure.statistics import ratio, spread
+from edge.apps.profile import draft_report
+from edge.apps.profile.answers import Sample
+from edge.apps.profile.run import OTHER, THIS, ProfileResult, ProfileSide, memory_of
+from edge.bundle import open_bundle
 from edge.runtime import ort_providers
 from edge.runtime.model import resolve
 
-PACKAGES = ("mamba-edge", "numpy")
 Facts = dict[str, Any]
 _COMPARED: dict[str, Callable[[Sample], float | None]] = {
     "ttft": lambda sample: sample.ttft,
@@ -27,7 +33,51 @@ _COMPARED: dict[str, Callable[[Sample], float | None]] = {
 }
 
 
-def to_dict(result: Result) -> Facts:
+DEFINITIONS = {
+    "TTFT": "time to first token: from the request, token ids at hand, until the first token is "
+    "sampled; mean over repetitions",
+    "TPOT": "time per output token after the first: (TTLT - TTFT) / (n - 1); mean over repetitions",
+    "ITL": "inter-token latency: every gap between two tokens, all repetitions together; "
+    "percentiles interpolated linearly",
+    "TTLT": "time to last token: from the request until the last token is sampled; mean",
+    "prefill": "prompt tokens a second until the prompt is consumed, before the first token is "
+    "sampled; mean ± sample standard deviation over repetitions",
+    "decode": "tokens a second after the first, 1 / TPOT; mean ± sample standard deviation",
+    "context": "one step and one choice of a token after so many tokens were read",
+    "peak memory": "most bytes resident at once since before the bundle was loaded (VmHWM), the "
+    "program's own included; anonymous and file-backed apart as they were after the longest prompt",
+    "state": "one recurrent state, whatever the length of the text; KV caches apart",
+    "ratio": "this ÷ the other, above 1 takes longer: geometric mean of the ratios within each "
+    "repetition, with a 95 % interval by Student's t on their logarithms",
+    "breakdown": "the engine's own profiler, the quickest of several runs; it slows a run down, so "
+    "shares count, not sums",
+    "roofline": "bytes of the weights read once and of the state read and written, ÷ the best "
+    "bandwidth measured here by reading or copying a buffer far larger than the cache",
+    "drafting": "answers to real prompts with drafts and without, in turn; tokens after the first, "
+    "so that reading the prompt counts only where the drafter does it; acceptance length: tokens a "
+    "verifying run yields, the target's own one included",
+    "energy": "rails read every 50 ms, counters where there are any; tokens per joule over decode, "
+    "with what the machine draws anyway included",
+}
+
+INSIDE = {
+    "tokenization": False,
+    "sampling": True,
+    "detokenization": False,
+    "prompt": "random token ids, seed 0; an end token ends nothing",
+}
+
+
+def inside(temperature: float) -> str:
+    """One line on what the times include."""
+    how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    return (
+        f"sampling ({how}) is inside the times; tokenization and detokenization are not; "
+        "prompts are random token ids, and an end token ends nothing"
+    )
+
+
+def to_dict(result: ProfileResult) -> Facts:
     """The object `--json` prints. `ttft_ms tpot_ms itl_ms ttlt_ms prefill_tokens_per_s
     decode_tokens_per_s peak_memory_bytes state_bytes` are an interface, of the first prompt length;
     `tests` has them of every length. What could not be had is null and named in `absent`.
@@ -47,7 +97,7 @@ def to_dict(result: Result) -> Facts:
     return facts
 
 
-def lines(result: Result) -> Iterator[Facts]:
+def lines(result: ProfileResult) -> Iterator[Facts]:
     """An object for each repetition of each prompt length of each side."""
     for side in result.sides.values():
         for prompt, samples in zip(result.plan.prompts, side.samples, strict=True):
@@ -67,7 +117,7 @@ def lines(result: Result) -> Iterator[Facts]:
 # -- one side -------------------------------------------------------------------------------------
 
 
-def _side(result: Result, side: Side, absent: dict[str, str]) -> Facts:
+def _side(result: ProfileResult, side: ProfileSide, absent: dict[str, str]) -> Facts:
     tests = [_test(result, samples, absent) for samples in side.samples]
     first = tests[0]
     if side.facts["peak_memory_bytes"] is None:
@@ -95,7 +145,7 @@ def _side(result: Result, side: Side, absent: dict[str, str]) -> Facts:
     }  # fmt: skip
 
 
-def _test(result: Result, samples: Sequence[Sample], absent: dict[str, str]) -> Facts:
+def _test(result: ProfileResult, samples: Sequence[Sample], absent: dict[str, str]) -> Facts:
     """Everything of one prompt length."""
     if samples and samples[0].tpot is None:
         absent["tpot_ms"] = absent["itl_ms"] = "one generated token has no next one (-n 2 or more)"
@@ -114,12 +164,14 @@ def _test(result: Result, samples: Sequence[Sample], absent: dict[str, str]) -> 
     }
 
 
-def _spread(values: Sequence[float]) -> dict[str, float | int | None] | None:
-    spread = Spread.of(values)
-    return spread.to_dict() if spread else None
+def _spread(values: Sequence[float]) -> Facts | None:
+    found = spread(values)
+    return asdict(found) if found else None
 
 
-def _energy(result: Result, samples: Sequence[Sample], absent: dict[str, str]) -> Facts | None:
+def _energy(
+    result: ProfileResult, samples: Sequence[Sample], absent: dict[str, str]
+) -> Facts | None:
     """Joules and watts of each rail over prefill and decode, and tokens for a joule."""
     windows = {
         "prefill": [(s.began, s.began + s.prompt_s) for s in samples],
@@ -154,7 +206,7 @@ def _energy(result: Result, samples: Sequence[Sample], absent: dict[str, str]) -
     return found or None
 
 
-def _breakdown(result: Result, side: Side, absent: dict[str, str]) -> Facts:
+def _breakdown(result: ProfileResult, side: ProfileSide, absent: dict[str, str]) -> Facts:
     if not side.costs:
         absent["breakdown"] = (
             "not asked for (--no-breakdown)"
@@ -167,7 +219,7 @@ def _breakdown(result: Result, side: Side, absent: dict[str, str]) -> Facts:
     return {name: cost.to_dict() for name, cost in side.costs.items()}
 
 
-def _roofline(result: Result, side: Side, absent: dict[str, str]) -> Facts | None:
+def _roofline(result: ProfileResult, side: ProfileSide, absent: dict[str, str]) -> Facts | None:
     """Bytes and operations of a step and of a chunk, what they took, and what they take at least.
 
     A chunk's time is a share of the longest prompt's, so that of a whole chunk where one fits.
@@ -188,8 +240,6 @@ def _roofline(result: Result, side: Side, absent: dict[str, str]) -> Facts | Non
     share = tokens / prompt[0].prompt
     steps = [s.tpot for samples in side.samples for s in samples if s.tpot is not None]
     times = {"decode": (1, steps), "prefill": (tokens, [share * s.prompt_s for s in prompt])}
-    from edge.bundle import open_bundle
-
     with open_bundle(resolve(side.facts["bundle"])) as opened:
         config = opened.manifest.model
     for name, (count, taken) in times.items():
@@ -213,33 +263,23 @@ def _roofline(result: Result, side: Side, absent: dict[str, str]) -> Facts | Non
 # -- all together ---------------------------------------------------------------------------------
 
 
-def _settings(result: Result) -> Facts:
+def _settings(result: ProfileResult) -> Facts:
     plan = result.plan
+    # the packages that ONNX Runtime is from
+    packages = ["mamba-edge", "numpy", *(ort_providers.packages() or ["onnxruntime"])]
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": stamp(),
         "prompt_tokens": [len(prompt) for prompt in plan.prompts],
         "generated_tokens": plan.generated,
         "repetitions": plan.repetitions,
         "warmup": plan.warmup,
         "temperature": result.request.temperature,
         "inside": INSIDE,
-        "versions": {name: _version(name) for name in (*PACKAGES, *_builds())},
+        "versions": {name: installed(name) for name in packages},
     }
 
 
-def _builds() -> list[str]:
-    """The packages that ONNX Runtime is from."""
-    return ort_providers.packages() or ["onnxruntime"]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _machine(result: Result, absent: dict[str, str]) -> Facts:
+def _machine(result: ProfileResult, absent: dict[str, str]) -> Facts:
     limited = throttled(result.before, result.after)
     facts = machine() | {
         "governor": governor(),
@@ -263,7 +303,7 @@ def _machine(result: Result, absent: dict[str, str]) -> Facts:
     return facts
 
 
-def _ratios(result: Result, absent: dict[str, str]) -> list[Facts]:
+def _ratios(result: ProfileResult, absent: dict[str, str]) -> list[Facts]:
     """Of each prompt length: this ÷ the other."""
     found = []
     pairs = zip(result.sides[THIS].samples, result.sides[OTHER].samples, strict=True)
@@ -271,7 +311,7 @@ def _ratios(result: Result, absent: dict[str, str]) -> list[Facts]:
         row: Facts = {"prompt_tokens": ours[0].prompt}
         for name, of in _COMPARED.items():
             a, b = _known(ours, of), _known(theirs, of)
-            row[name] = ratio(a, b).to_dict() if a and b else None
+            row[name] = asdict(ratio(a, b)) if a and b else None
         found.append(row)
     if result.plan.repetitions < 2:
         absent["interval of the ratio"] = "one repetition has no spread (-r 2 or more)"
@@ -282,7 +322,7 @@ def _known(samples: Sequence[Sample], of: Callable[[Sample], float | None]) -> l
     return [value for sample in samples if (value := of(sample)) is not None]
 
 
-def _warnings(result: Result) -> Iterator[str]:
+def _warnings(result: ProfileResult) -> Iterator[str]:
     if result.others > BUSY:
         yield (
             f"other programs used {result.others:.0%} of the processor meanwhile: "
@@ -297,8 +337,3 @@ def _warnings(result: Result) -> Iterator[str]:
 def backend(side: Mapping[str, Any]) -> str:
     """What ran it: the engine, and the provider of one that has providers."""
     return " ".join(part for part in (side["engine"], side["provider"]) if part)
-
-
-def side_by_side(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """This side, and the other where there is one."""
-    return [facts, *([facts["against"]] if "against" in facts else [])]

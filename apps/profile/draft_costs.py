@@ -1,26 +1,99 @@
-"""What the runs of a round cost, each measured alone and in turn with the others."""
+"""What drafting costs and what it should gain: runs measured one by one, and the papers' formula.
+
+Leviathan et al., arXiv 2211.17192, theorem 3.8: drafts of K tokens, each of which is accepted with
+probability α whatever came before it, make decoding quicker by
+
+    (1 - α^(K+1)) / ((1 - α) (K c + 1)),
+
+c being what a step of the drafter costs in steps of the target. The numerator over 1 - α is the
+expected tokens of a round (their equation 1). The 1 is the verifying run, which the paper takes to
+cost as much as a step; here it is v, measured, so that K c + v is a round in steps.
+
+Trees have no such α: SpecInfer (arXiv 2305.09781) and Mamba Drafters put the tokens measured in its
+place, and so does `expected_speedup`. What is left between it and the speed-up measured is what
+neither knows of: the runtime's own time, the drafter's reading of the prompt, and noise.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
-from edge.apps.profiling.measure import in_turn
-from edge.apps.profiling.theory import Branches, Prices
+from edge.apps.measure.stopwatch import in_turn, seconds
 from edge.runtime.engine import Engine
 from edge.runtime.speculate.shape import Shape
 from edge.runtime.state import State
 
+Branches = tuple[int, ...]
+RoundKind = TypeVar("RoundKind")  # rounds that cost the same
 CONTEXT = 16  # tokens read before anything is timed
 Measure = Callable[[], float]
 
 
+def expected_tokens(alpha: float, depth: int) -> float:
+    """Tokens of a round with a chain of `depth`: (1 - α^(K+1)) / (1 - α), at α = 1 K + 1."""
+    return sum(alpha**place for place in range(depth + 1))
+
+
+def leviathan_speedup(alpha: float, depth: int, draft: float, verify: float) -> float:
+    """(1 - α^(K+1)) / ((1 - α) (K c + v)): `draft` is c and `verify` v, both in steps."""
+    return expected_tokens(alpha, depth) / (depth * draft + verify)
+
+
+def acceptance_rate(tokens: float, depth: int) -> float:
+    """The α at which a chain of `depth` ≥ 1 has that many expected tokens, between 0 and 1.
+
+    Not the share of drafted tokens that were accepted: those after
+    the first refused one were never asked.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if expected_tokens(middle, depth) < tokens:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
 @dataclass(frozen=True)
-class Costs:
+class Prices:
+    """What rounds of one shape cost, in steps of the target.
+
+    Attributes:
+        draft: the drafter's runs, K c for a chain.
+        verify: the target's run, v.
+    """
+
+    draft: float
+    verify: float
+
+
+def expected_speedup(
+    tokens: int, steps: int, shapes: Mapping[RoundKind, int], prices: Mapping[RoundKind, Prices]
+) -> float | None:
+    """Tokens ÷ what they should have cost in plain steps.
+
+    `tokens`: all that came of the rounds of `shapes`, how many of each kind, and of `steps` plain
+    steps.
+    With one chain and no plain step it is `leviathan_speedup` at that acceptance. None of nothing.
+    """
+    spent = float(steps)
+    for kind, count in shapes.items():
+        price = prices[kind]
+        spent += count * (price.draft + price.verify)
+    return tokens / spent if spent else None
+
+
+# -- measured -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DraftCosts:
     """Medians, in seconds.
 
     Attributes:
@@ -38,15 +111,15 @@ class Costs:
     prices: dict[Branches, Prices]
     rewind: dict[Branches, float]
 
-    def without_drafter(self) -> Costs:
+    def without_drafter(self) -> DraftCosts:
         """The same for drafts that cost nothing."""
         free = {branches: Prices(0.0, price.verify) for branches, price in self.prices.items()}
-        return Costs(self.step, None, free, self.rewind)
+        return DraftCosts(self.step, None, free, self.rewind)
 
 
 def measure(
     target: Engine, drafter: Engine | None, shapes: Collection[Branches], repetitions: int
-) -> Costs:
+) -> DraftCosts:
     """Each run `repetitions` times, in turn, after one that warms up."""
     named = {branches: Shape(branches) for branches in shapes}
     runs: dict[object, Measure] = {"step": _Bench(target, Shape()).verify}
@@ -61,9 +134,9 @@ def measure(
     found: dict[object, list[float]] = {name: [] for name in runs}
     for number in range(-1, repetitions):
         for name in in_turn(list(runs), number):
-            seconds = runs[name]()
+            spent = runs[name]()
             if number >= 0:
-                found[name].append(seconds)
+                found[name].append(spent)
     middle = {name: median(values) for name, values in found.items()}
     step = middle["step"]
 
@@ -71,7 +144,7 @@ def measure(
         drafts = sum(middle["draft", width] for width in _widths(shape)) if drafter else 0.0
         return Prices(drafts / step, middle["verify", branches] / step)
 
-    return Costs(
+    return DraftCosts(
         step=step,
         draft_step=middle["draft", 1] if drafter else None,
         prices={branches: price(branches, shape) for branches, shape in named.items()},
@@ -115,11 +188,9 @@ class _Bench:
         self._state.restore(self._place)
         self._run()
         self._keep((len(self._tokens[0]) - 1) // 2)
-        began = time.perf_counter()
-        self._run()
-        seconds = time.perf_counter() - began
+        spent = seconds(self._run)
         self._keep(len(self._tokens[0]) - 1)
-        return seconds
+        return spent
 
     def step_after_going_back(self) -> float:
         """Seconds of rewinding a chain by the later half, or of selecting a node in the middle of
@@ -134,10 +205,12 @@ class _Bench:
     def _step_after(self, node: int) -> float:
         self._state.restore(self._place)
         self._run()
-        began = time.perf_counter()
-        self._keep(node)
-        self._engine.run(self._tokens[:, :1], self._state)
-        return time.perf_counter() - began
+
+        def step() -> None:
+            self._keep(node)
+            self._engine.run(self._tokens[:, :1], self._state)
+
+        return seconds(step)
 
     def _run(self) -> None:
         self._engine.run(self._tokens, self._state, parents=self._parents, rows="all")
@@ -163,9 +236,7 @@ class _Batch:
 
     def step(self) -> float:
         self._state.restore(self._place)
-        began = time.perf_counter()
-        self._engine.run(self._token, self._state)
-        return time.perf_counter() - began
+        return seconds(lambda: self._engine.run(self._token, self._state))
 
 
 def _read(engine: Engine, state: State) -> None:

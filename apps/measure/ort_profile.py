@@ -1,0 +1,321 @@
+"""Where the time of a run goes, by ONNX Runtime's own profiler: operators, ops, layers.
+
+ONNX Runtime inlines the functions a bundle's graph is made of; what is left of them is in the names
+of the values between nodes: `layers.3.scan` is what a call gave, `_inlfunc_SelectiveScan_token_7_u`
+lies inside one. So the profile's events are laid beside the nodes of the optimized graph.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.bundle import open_bundle
+from edge.errors import EngineError
+from edge.ops import OPS
+from edge.protobuf import fields, message
+from edge.runtime.engine import Engine
+
+Event = dict[str, Any]
+CONTEXT = 4  # tokens a step or a short run has before it
+_RUN, _KERNEL = "model_run", "_kernel_time"
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_INLINED = "_inlfunc_"
+# onnx.proto: ModelProto.graph, GraphProto.node, and what is read of NodeProto
+_GRAPH, _NODE, _INPUT, _OUTPUT, _OPERATOR = 7, 1, 1, 2, 4
+# how far along the model a node is: before all layers, the embedding, layer N at N + 1, the head
+_ONCE, _EMBEDDING, _HEAD = -1, 0, 1 << 30
+
+
+@dataclass(frozen=True)
+class RunKind:
+    """What is run: `tokens` at once, `repeats` times; a prefill keeps its last state only."""
+
+    tokens: int
+    repeats: int
+    prefill: bool = False
+
+
+DECODE, PREFILL = RunKind(1, 20), RunKind(1 << 16, 2, prefill=True)
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """Milliseconds of one run.
+
+    Attributes:
+        total: from entering ONNX Runtime to leaving it.
+        ops: ONNX operator → its own time without that of its subgraph's operators, and how often.
+        parts: op of the model → its time; empty where nodes could not be told.
+        layers: `layer N`, `embedding`, `head` or `once` (for all layers together) → its time.
+    """
+
+    title: str
+    total: float
+    ops: dict[str, tuple[float, int]]
+    parts: dict[str, float] = field(default_factory=dict)
+    layers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def between(self) -> float:
+        """What passes between operators: the executor, and the profiler's own events."""
+        return self.total - sum(spent for spent, _ in self.ops.values())
+
+    def to_dict(self) -> dict[str, object]:
+        ops = {name: {"ms": spent, "count": count} for name, (spent, count) in self.ops.items()}
+        return {
+            "total_ms": self.total,
+            "between_ms": self.between,
+            "ops": ops,
+            "parts_ms": self.parts,
+            "layers_ms": self.layers,
+        }
+
+
+def breakdown(
+    bundle: Path, threads: int | None, kinds: Mapping[str, RunKind], *, spin: bool = False
+) -> dict[str, RunCost]:
+    """Each kind of run under the profiler, by the engine a session would use.
+
+    A longer prefill is done in chunks, of which one is run. Raises BundleError, EngineError.
+    """
+    return {name: _profiled(bundle, threads, name, kind, spin) for name, kind in kinds.items()}
+
+
+def ranked(values: Mapping[str, float], most: int) -> list[tuple[str, float]]:
+    """The largest few, the others together as the last."""
+    ordered = sorted(values.items(), key=lambda item: -item[1])
+    rest = sum(value for _, value in ordered[most:])
+    return [*ordered[:most], *([("others", rest)] if rest > 0 else [])]
+
+
+def _profiled(bundle: Path, threads: int | None, name: str, kind: RunKind, spin: bool) -> RunCost:
+    # other engines are measured where ONNX Runtime is not installed
+    from edge.runtime.ort import OrtEngine
+    from edge.runtime.ort_session import OPTIMIZED_GRAPH
+
+    with open_bundle(bundle) as opened, tempfile.TemporaryDirectory() as folder:
+        engine = OrtEngine.from_bundle(
+            opened, threads=threads, spin=spin, profile=Path(folder), provider="cpu"
+        )
+        count = _run(engine, kind)
+        events = read_events(engine.end_profile())
+        graph = Path(folder) / OPTIMIZED_GRAPH
+        try:
+            places = node_places(read_nodes(graph.read_bytes()))
+        except (OSError, ValueError) as problem:
+            raise EngineError(
+                f"the optimized graph cannot be read: {problem}", file=graph
+            ) from None
+        recipe = opened.manifest.quantization.recipe
+        return summarise(f"{recipe} {name}, one run of {count}", events, kind.repeats, places)
+
+
+def _run(engine: Engine, kind: RunKind) -> int:
+    """One run to warm up and `repeats` more; how many tokens each had."""
+    room = engine.config.max_context or kind.tokens + CONTEXT
+    count = max(1, min(kind.tokens, engine.chunk, room - CONTEXT))
+    state = engine.new_state(
+        window=8 if kind.prefill else max(8, count),
+        capacity=count + CONTEXT if engine.config.has_attention else None,
+    )
+    tokens = (np.arange(count, dtype=np.int64) % engine.config.vocab_size)[None]
+    for _ in range(kind.repeats + 1):
+        if kind.prefill:
+            state.clear()
+            engine.run(tokens, state, commit=True)
+        else:
+            engine.run(tokens, state, rows="all")
+            state.rewind(count)
+    return count
+
+
+# -- the optimized graph --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """One node: its operator and the names of what it reads and makes."""
+
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """Where a node belongs.
+
+    Attributes:
+        part: the op of the model, or the ONNX operator where the graph has it as it is.
+        layer: `layer N`, `embedding`, `head`, or `once`: made for all layers together.
+    """
+
+    operator: str
+    part: str
+    layer: str
+
+
+def read_nodes(model: bytes) -> list[GraphNode]:
+    """The nodes of a model file's main graph, in order. ValueError where it is not a model."""
+    graph = b"".join(message(value) for number, _, value in fields(model) if number == _GRAPH)
+    return [_node(message(value)) for number, _, value in fields(graph) if number == _NODE]
+
+
+def _node(data: bytes) -> GraphNode:
+    found: dict[int, list[str]] = {_INPUT: [], _OUTPUT: [], _OPERATOR: [""]}
+    for number, _, value in fields(data):
+        if number in found:
+            found[number].append(message(value).decode())
+    return GraphNode(found[_OPERATOR][-1], tuple(found[_INPUT]), tuple(found[_OUTPUT]))
+
+
+def node_places(nodes: Sequence[GraphNode]) -> list[NodePlace]:
+    """Where each node belongs; `nodes` come after what they read.
+
+    A node whose results have a layer's name is of that layer. Inside a function values have names
+    of their own: such a node is of the last layer that anything it reads is of.
+    """
+    made: dict[str, int] = {}
+    found = []
+    for node in nodes:
+        rank = max(map(_rank, node.outputs), default=_ONCE)
+        if rank == _ONCE:
+            reads = (max(_rank(name), made.get(name, _ONCE)) for name in node.inputs)
+            rank = max(reads, default=_ONCE)
+        made |= dict.fromkeys(node.outputs, rank)
+        part = _function(node.outputs) or _function(node.inputs) or node.operator
+        ends = {_ONCE: "once", _EMBEDDING: "embedding", _HEAD: "head"}
+        found.append(NodePlace(node.operator, part, ends.get(rank, f"layer {rank - 1}")))
+    return found
+
+
+def _rank(name: str) -> int:
+    """How far along the model a value is, by its name; _ONCE where that does not say."""
+    if layer := _LAYER.match(name):
+        return 1 + int(layer[1])
+    if name.startswith(("norm_f", "lm_head", "logits")):
+        return _HEAD
+    return _EMBEDDING if name.startswith("embed") else _ONCE
+
+
+def _function(names: Iterable[str]) -> str | None:
+    """The op whose function one of these values lies in; the longest name that fits."""
+    for name in names:
+        if name.startswith(_INLINED):
+            inside = name.removeprefix(_INLINED)
+            fits = [op for op in OPS if inside == op or inside.startswith(f"{op}_")]
+            if fits:
+                return max(fits, key=len)
+    return None
+
+
+# -- the profile ----------------------------------------------------------------------------------
+
+
+def read_events(path: Path) -> list[Event]:
+    """The runs and nodes of a profile, with no more of each than `summarise` asks for.
+
+    Line by line, as ONNX Runtime writes it: whole, a prefill of 24 layers of Mamba is 70 MB of
+    text and ten times that in memory. Raises EngineError where it is something else.
+    """
+    found = []
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                text = line.strip().rstrip(",")
+                if text in ("", "[", "]"):
+                    continue
+                event = json.loads(text)
+                if event["name"] == _RUN or event["name"].endswith(_KERNEL):
+                    operator = event["args"].get("op_name", "")
+                    kept = {key: event[key] for key in ("name", "cat", "ts", "dur")}
+                    found.append(kept | {"args": {"op_name": operator}})
+    except (OSError, ValueError, LookupError, TypeError) as problem:
+        raise EngineError(f"the profile cannot be read: {problem}", file=path) from None
+    if not any(event["name"] == _RUN for event in found):
+        raise EngineError("the profile holds no run", file=path)
+    return found
+
+
+def summarise(
+    title: str, events: Sequence[Event], repeats: int, places: Sequence[NodePlace] = ()
+) -> RunCost:
+    """Costs of one run: of the last `repeats` the quickest, which was disturbed least.
+
+    `places`: where each node of the optimized graph belongs, in the order they run in.
+    """
+    runs = sorted((e for e in events if e["name"] == _RUN), key=lambda e: e["ts"])[-repeats:]
+    chosen = min(runs, key=lambda e: e["dur"])
+    nodes = [
+        e
+        for e in events
+        if e.get("cat") == "Node"
+        and e["name"].endswith(_KERNEL)
+        and chosen["ts"] <= e["ts"] < _end(chosen)
+    ]
+    spent: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    outermost = []
+    for event, own, inside in _own_times(nodes):
+        name = event["args"]["op_name"]
+        spent[name] += own
+        counts[name] += 1
+        if not inside:
+            outermost.append(event)
+    ops = {name: (spent[name] / 1e3, counts[name]) for name in spent}
+    parts, layers = _by_place(outermost, places)
+    return RunCost(title, chosen["dur"] / 1e3, ops, parts, layers)
+
+
+def _by_place(
+    nodes: Sequence[Event], places: Sequence[NodePlace]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Milliseconds by op of the model and by layer; nothing where graph and events disagree."""
+    ordered = sorted(nodes, key=lambda e: e["ts"])
+    if [event["args"]["op_name"] for event in ordered] != [place.operator for place in places]:
+        return {}, {}
+    parts: dict[str, float] = defaultdict(float)
+    layers: dict[str, float] = defaultdict(float)
+    for event, place in zip(ordered, places, strict=True):
+        parts[place.part] += event["dur"] / 1e3
+        layers[place.layer] += event["dur"] / 1e3
+    return dict(parts), {name: layers[name] for name in sorted(layers, key=_along)}
+
+
+def _along(layer: str) -> int:
+    """Sorts names of layers as a token passes through them."""
+    ends = {"once": -2, "embedding": -1, "head": _HEAD}
+    return ends[layer] if layer in ends else int(layer.removeprefix("layer "))
+
+
+def _own_times(nodes: Iterable[Event]) -> Iterator[tuple[Event, float, bool]]:
+    """Each event with its duration less that of the events inside it, and whether it lies inside
+    another one itself: the body of a Scan or an If.
+    """
+    open_events: list[tuple[Event, list[float]]] = []
+
+    def close() -> tuple[Event, float, bool]:
+        event, inside = open_events.pop()
+        return event, event["dur"] - sum(inside), bool(open_events)
+
+    for event in sorted(nodes, key=lambda e: (e["ts"], -e["dur"])):
+        while open_events and event["ts"] >= _end(open_events[-1][0]):
+            yield close()
+        if open_events:
+            open_events[-1][1].append(event["dur"])
+        open_events.append((event, []))
+    while open_events:
+        yield close()
+
+
+def _end(event: Event) -> float:
+    return float(event["ts"]) + float(event["dur"])

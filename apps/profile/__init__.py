@@ -1,0 +1,182 @@
+"""`edge profile BUNDLE`: what an answer costs in time, memory and energy, and where time goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge.apps import draft_options
+from edge.errors import InputError
+from edge.runtime import ort_providers
+
+if TYPE_CHECKING:
+    from edge.apps.profile import drafts
+    from edge.apps.profile.run import ProfileResult
+
+MOST = 1 << 20  # tokens of a prompt or a context
+_lengths_option = partial(typer.Option, rich_help_panel="What is measured")
+_drafting_option = partial(typer.Option, rich_help_panel="Drafting, against none")
+_running_option = partial(typer.Option, rich_help_panel="How it runs")
+_output_option = partial(typer.Option, rich_help_panel="Output")
+
+
+def profile(
+    bundle: Annotated[str, typer.Argument(help="Bundle folder, or the name of a demonstration.")],
+    prompt: Annotated[str | None, _lengths_option(
+        "-p", "--prompt-tokens", metavar="N,…", help="Lengths of prompts; 512.")] = None,
+    generated: Annotated[int, _lengths_option(
+        "-n", "--generated-tokens", min=1, max=MOST, metavar="N",
+        help="Tokens of an answer.")] = 128,
+    context: Annotated[str | None, _lengths_option(
+        metavar="N,…", help="Depths to time a step at; 128 to 4096. 0 leaves it out.")] = None,
+    repetitions: Annotated[int, _lengths_option(
+        "-r", "--repetitions", min=1, max=10_000, metavar="N", help="Of every length.")] = 5,
+    warmup: Annotated[int, _lengths_option(
+        min=0, max=1000, metavar="N", help="Repetitions that do not count.")] = 1,
+    against: Annotated[str | None, _lengths_option(
+        metavar="OTHER", help="Another bundle, or another engine for this one, in turn.")] = None,
+    breakdown: Annotated[bool, _lengths_option(
+        help="Where the time goes, and the bandwidth it is compared with.")] = True,
+    draft: Annotated[str | None, _drafting_option(
+        metavar="BUNDLE", help="Who drafts: another bundle, or ngram.")] = None,
+    draft_tokens: Annotated[int | None, _drafting_option(
+        metavar="N", help="Tokens of every draft, one after the other.")] = None,
+    draft_tree: Annotated[str | None, _drafting_option(
+        metavar="N,N,…", help="Children at each depth of every draft.")] = None,
+    draft_auto: Annotated[bool, _drafting_option(
+        "--draft-auto", help="Find the shape of drafts by trying; the default.")] = False,
+    accept: Annotated[str, _drafting_option(
+        metavar=draft_options.ACCEPT_METAVAR, help=draft_options.ACCEPT_HELP)] = "exact",
+    draft_prompts: Annotated[Path | None, _drafting_option(
+        metavar="FILE", help="Prompts, one a line, or JSON lines; four of our own.")] = None,
+    engine: Annotated[str, _running_option(help="auto, ort, cuda or tensorrt.")] = "auto",
+    provider: Annotated[str | None, _running_option(help=ort_providers.HELP)] = None,
+    threads: Annotated[int | None, _running_option(
+        min=1, help="CPU threads; else one per core, small models one.")] = None,
+    spin: Annotated[bool, _running_option(
+        "--spin", help="Threads wait awake, for a machine of its own.")] = False,
+    temperature: Annotated[float, _running_option(min=0, max=100, help="0 is greedy.")] = 0.0,
+    as_json: Annotated[bool, _output_option("--json", help="Print one JSON object.")] = False,
+    as_lines: Annotated[bool, _output_option(
+        "--jsonl", help="Print a JSON object for each repetition.")] = False,
+    html: Annotated[Path | None, _output_option(
+        metavar="FILE", help="Also write one page, with pictures where matplotlib is installed.",
+    )] = None,
+) -> None:  # fmt: skip
+    """Measure TTFT, TPOT, inter-token latency, tokens/s, memory and energy.
+
+    Prompts are random token ids, sampling is greedy and inside the times,
+    tokenization is not. Nothing but the table, or JSON, goes to stdout.
+
+    docs/profiling.md defines every figure.
+    """
+    if as_json and as_lines:
+        raise InputError("goes without --jsonl", field="--json", remedy="one at a time")
+    if html is not None:
+        _check_writable(html)
+    options = draft_options.read(
+        draft, draft_tokens, draft_tree, draft_auto, accept, {"--draft-prompts": draft_prompts}
+    )
+    drafting = _drafting(options, draft_prompts, against)
+    if drafting and as_lines:
+        raise InputError("has no line in --jsonl", field="--draft", remedy="--json")
+    from edge.apps.profile import report, run
+
+    depths = None if context is None else () if context == "0" else _lengths(context, "--context")
+    request = run.ProfileRequest(
+        bundle=bundle,
+        against=against,
+        engine=engine,
+        provider=provider,
+        threads=threads,
+        spin=spin,
+        prompts=None if prompt is None else _lengths(prompt, "-p"),
+        generated=generated,
+        repetitions=repetitions,
+        warmup=warmup,
+        contexts=depths,
+        temperature=temperature,
+        explain=breakdown,
+        draft=drafting,
+    )
+    result = run.profile(request, lambda text: print(text, file=sys.stderr))
+    facts = report.to_dict(result)
+    if html is not None:
+        _write_page(html, facts, result)
+    if as_json:
+        print(json.dumps(facts, indent=1, allow_nan=False))
+    elif as_lines:
+        for line in report.lines(result):
+            print(json.dumps(line, allow_nan=False))
+    else:
+        from rich.console import Console
+
+        from edge.apps.measure.table import show
+        from edge.apps.profile.words import parts
+
+        # a table that is piped somewhere is not to be folded
+        show(parts(facts), Console() if sys.stdout.isatty() else Console(width=160))
+
+
+def _drafting(
+    options: draft_options.DraftOptions, prompts: Path | None, against: str | None
+) -> drafts.DraftRequest | None:
+    """What `--draft…` ask for. Raises InputError: options that do not go together."""
+    if options.draft is None:
+        return None
+    if against is not None:
+        raise InputError(
+            "is measured against no drafting", field="--draft", remedy="leave out --against"
+        )
+    from edge.apps.profile import drafts
+    from edge.apps.prompts import DEFAULT, read_prompts
+
+    texts = DEFAULT if prompts is None else read_prompts(prompts)
+    source = "of its own" if prompts is None else prompts.name
+    return drafts.DraftRequest(
+        options.draft, options.tokens, options.tree, texts, source, options.accept
+    )
+
+
+def _lengths(text: str, option: str) -> tuple[int, ...]:
+    """`128,512`: in this order, each once. Raises InputError."""
+    try:
+        found = list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise InputError(
+            f"{text!r:.60} is no list of whole numbers", field=option, remedy=f"{option} 128,512"
+        ) from None
+    if min(found) < 1 or max(found) > MOST:
+        raise InputError(f"lengths are 1 to {MOST}, not {text:.60}", field=option)
+    return tuple(found)
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse before measuring for a minute, not after it."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(
+            "cannot be written",
+            file=path,
+            field="--html",
+            remedy="name a file in a folder of yours",
+        )
+
+
+def _write_page(path: Path, facts: dict[str, Any], result: ProfileResult) -> None:
+    from edge.apps.measure import plots
+    from edge.apps.profile import page
+
+    if not plots.available():
+        print(page.NO_PICTURES, file=sys.stderr)
+    try:
+        path.write_text(page.render(facts, result), encoding="utf-8")
+    except OSError as problem:
+        raise InputError(
+            f"cannot be written: {problem.strerror}", file=path, field="--html"
+        ) from problem

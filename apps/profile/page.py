@@ -1,0 +1,164 @@
+"""A measurement as one HTML page; without matplotlib it has no pictures, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from edge.apps.measure import page, plots
+from edge.apps.measure.page import Section
+from edge.apps.measure.plots import Curve
+from edge.apps.measure.table import ABSENT, ms, plus_minus
+from edge.apps.profile import draft_report
+from edge.apps.profile.report import backend, inside
+from edge.apps.profile.run import ProfileResult
+from edge.apps.profile.words import (
+    contexts,
+    costs,
+    latencies,
+    lines,
+    name_of,
+    ratios,
+    side_by_side,
+)
+from edge.apps.units import megabytes
+
+Facts = Mapping[str, Any]
+NO_PICTURES = f"The page has no pictures: they need matplotlib ({plots.REMEDY})."
+_BINS, _PARTS = 48, 12
+_NOUNS = {"decode": "step", "prefill": "chunk of prefill"}
+# the terminal's lines that stand nowhere else on the page
+_WORDS = ("memory", "state", "energy", "roofline", "machine", "conditions", "GPU", "measured",
+          "note")  # fmt: skip
+
+
+def render(facts: Facts, result: ProfileResult) -> str:
+    """The page. Everything a bundle says of itself is escaped."""
+    sides, drawn = side_by_side(facts), plots.available()
+    machine = facts["machine"]
+    where = f"{machine['board'] or machine['cpu']}, {facts['threads']} threads, {backend(facts)}"
+    how = f"{facts['repetitions']} repetitions after {facts['warmup']} to warm up"
+    turns = ", in turn" if len(sides) > 1 else ""
+    notes = [f"{where}; {how}{turns}, {facts['date']}", inside(facts["temperature"])]
+    return page.render(
+        "edge profile",
+        " against ".join(name_of(side) for side in sides),
+        notes if drawn else [*notes, NO_PICTURES],
+        facts["warnings"],
+        [_cards(side, len(sides) > 1) for side in sides],
+        [*_sections(facts, sides, result, drawn)],
+    )
+
+
+def _cards(side: Facts, several: bool) -> tuple[str, dict[str, str]]:
+    test, peak = side["tests"][0], side["peak_memory_bytes"]
+    name = f"{name_of(side)}, {backend(side)}" if several else ""
+    return name, {
+        "TTFT, ms": ms(side["ttft_ms"]),
+        "TPOT, ms": ms(side["tpot_ms"]),
+        "TTLT, ms": ms(side["ttlt_ms"]),
+        f"prefill of {test['prompt_tokens']}, tokens/s": plus_minus(test["prefill_tokens_per_s"]),
+        "decode, tokens/s": plus_minus(test["decode_tokens_per_s"]),
+        "peak memory": ABSENT if peak is None else megabytes(peak),
+        "state": megabytes(side["state_bytes"]),
+    }
+
+
+def _sections(
+    facts: Facts, sides: Sequence[Facts], result: ProfileResult, drawn: bool
+) -> Iterator[Section]:
+    yield from _context(sides, drawn)
+    if drawn:
+        yield from _gaps(sides, result)
+        yield from _breakdowns(sides)
+        yield from _roofline(sides)
+    if "ratio" in facts:
+        yield Section("This ÷ the other", table=ratios(facts))
+    if "speculation" in facts:
+        yield from draft_report.sections(facts["speculation"], drawn)
+    yield Section("Every length", table=latencies(sides))
+    # without pictures the breakdown is said in words
+    kept = _WORDS if drawn else (*_WORDS, "breakdown", "")
+    wanted = tuple(f"{word}  " for word in kept)
+    said = (line for line in lines(facts) if line.startswith(wanted))
+    yield Section("In words", text="\n".join(said))
+    yield Section("Definitions", terms=facts["definitions"])
+    yield Section("Absent", [] if facts["absent"] else ["nothing"], terms=facts["absent"])
+
+
+def _context(sides: Sequence[Facts], drawn: bool) -> Iterator[Section]:
+    """The flat line."""
+    curves = [
+        Curve(
+            name_of(side),
+            [(row["context"], row["step_ms"]["p50"]) for row in side["contexts"]],
+            high=[row["step_ms"]["p90"] for row in side["contexts"]],
+        )
+        for side in sides
+        if side["contexts"]
+    ]
+    if not curves:
+        return
+    note = "median, and shaded up to the 90th percentile. Constant memory makes it a flat line."
+    labels = ("tokens read before", "ms a step")
+    pictures = [("", plots.lines(curves, labels, "{:g}".format))] if drawn else []
+    yield Section("Latency against context", [note], pictures=pictures, table=contexts(sides))
+
+
+def _gaps(sides: Sequence[Facts], result: ProfileResult) -> Iterator[Section]:
+    rows = []
+    for side, measured in zip(sides, result.sides.values(), strict=True):
+        if gaps := [1e3 * gap for sample in measured.samples[0] for gap in sample.gaps]:
+            rows.append((name_of(side), gaps))
+    if rows:
+        notes = ["The last bar takes all that took longer."]
+        for side in sides:
+            if found := side["itl_ms"]:
+                p50, p90, p99 = (ms(found[name]) for name in ("p50", "p90", "p99"))
+                notes.append(f"{name_of(side)}: p50 {p50}, p90 {p90}, p99 {p99} ms")
+        drawn = plots.histogram(rows, _BINS, "ms between two tokens")
+        yield Section("Inter-token latency", notes, pictures=[("", drawn)])
+
+
+def _breakdowns(sides: Sequence[Facts]) -> Iterator[Section]:
+    for number, side in enumerate(sides):
+        for name, cost in side["breakdown"].items():
+            total = cost["total_ms"]
+
+            def of_all(value: float, total: float = total) -> str:
+                return f"{ms(value)} ms, {value / total:.0%}"
+
+            pictures = [("", plots.bars(costs(cost, _PARTS), of_all, number))]
+            if layers := cost["layers_ms"]:
+                each = plots.bars(list(layers.items()), lambda v: f"{ms(v)} ms", number)
+                pictures.append(("by layer", each))
+            title = f"Where the time of a {_NOUNS[name]} goes: {name_of(side)}"
+            yield Section(title, [f"{ms(total)} ms while profiled"], pictures=pictures)
+
+
+def _roofline(sides: Sequence[Facts]) -> Iterator[Section]:
+    """Operations a second against operations a byte, under the roof seen here."""
+    found = [(side, side["roofline"]) for side in sides if side["roofline"]]
+    curves = []
+    for side, lines_of in found:
+        runs = lines_of["runs"]
+        spots = [(run["flops_per_byte"], run["flops_per_s"] / 1e9) for run in runs.values()]
+        curves.append(Curve(name_of(side), spots, labels=list(runs)))
+    spots = [point for curve in curves for point in curve.points]
+    if not spots:
+        return
+    roof = found[-1][1]["roof"]
+    bandwidth = max(roof["read_bytes_per_s"], roof["copy_bytes_per_s"]) / 1e9
+    flops = roof["fp32_flops_per_s"]
+    low, high = min(0.1, *(x for x, _ in spots)), max(100.0, *(x for x, _ in spots))
+    corners = [(low, low * bandwidth), (high, high * bandwidth)]
+    if flops and low < flops / 1e9 / bandwidth < high:
+        corners[1:] = [(flops / 1e9 / bandwidth, flops / 1e9), (high, flops / 1e9)]
+    note = f"Measured here: {bandwidth:.1f} GB/s. " + (
+        "Arithmetic was not measured."
+        if flops is None
+        else f"{flops / 1e9:.0f} GFLOP/s of fp32 products; left of the corner memory is the limit. "
+        "Products of 8-bit integers may lie above the flat part."
+    )
+    labels = ("operations a byte", "billion operations a second")
+    yield Section("Roofline", [note], pictures=[("", plots.roofline(curves, corners, labels))])
