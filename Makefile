@@ -45,7 +45,7 @@ bench: $(VENV)/.dev
 bench-drafts: $(VENV)/.dev
 	$(BIN)/python -m edge.apps.bench.drafts $(ARGS)
 
-# TensorRT's plugin library, and the host that its tests drive it by (docs/tensorrt-plugins.md):
+# TensorRT's plugin library, and the host that its tests drive it by (docs/inside/tensorrt-plugins.md):
 # make plugins TENSORRT_INCLUDE=/usr/include/aarch64-linux-gnu [CUDA_INCLUDE=…]
 CMAKE ?= cmake
 plugins:

@@ -139,7 +139,7 @@ def evaluate(
     Text that is longer than a window is read in overlapping windows, the usual
     recipe; --stream reads it as a recurrent model does in use.
 
-    docs/evaluation.md defines every figure.
+    docs/use/evaluate.md defines every figure.
     """
     from edge.apps.evaluate import modes, picture, report
     from edge.runtime.engine import check_provider

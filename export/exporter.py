@@ -30,7 +30,7 @@ from edge.ops import OPS
 from edge.tensors import parameters
 
 # The most tokens of one run. Longer chunks give larger products, which are faster, and larger
-# scan temporaries, which are slower; docs/decisions.md has the measurement.
+# scan temporaries, which are slower; docs/inside/decisions.md has the measurement.
 CHUNK = 128
 CALIBRATION_FILE = "calibration.json"
 

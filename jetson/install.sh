@@ -9,7 +9,7 @@
 # --no-plugins   do not build the TensorRT plugin library (then there is no tensorrt engine)
 #
 # ONNX Runtime is PyPI's for CPUs. A build for GPUs that is installed already, into the virtual environment
-# or the system, stays (docs/onnx-runtime.md).
+# or the system, stays (docs/use/onnx-runtime.md).
 #
 # Running it again brings an installation up to date. What only root may do is printed, not done.
 # EDGE_JETSON_ROOT is looked under for the system's files instead of / (the tests set it).

@@ -143,7 +143,7 @@ def _remedy_without() -> str:
     remove = f"pip uninstall -y {' '.join(packages()) or 'onnxruntime'}, then "
     return (
         f'{remove}pip install "mamba-edge[ort-gpu]"; on a Jetson a wheel for its JetPack '
-        "(docs/onnx-runtime.md)"
+        "(docs/use/onnx-runtime.md)"
     )
 
 

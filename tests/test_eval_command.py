@@ -17,7 +17,7 @@ from edge.apps.evaluate.against import Comparison
 from edge.export.exporter import export_checkpoint
 from tests.session_models import bundle
 
-PROSE = Path(__file__).parents[1] / "docs/decisions.md"
+PROSE = Path(__file__).parents[1] / "docs/inside/decisions.md"
 # as on a machine where only the runtime is installed
 WITHOUT_TORCH = """
 import sys

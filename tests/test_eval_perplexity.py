@@ -31,7 +31,7 @@ from tests.session_models import model as tiny
 from tests.text_samples import spm_model
 
 ROOT = Path(__file__).parents[1]
-PROSE = ROOT / "docs/decisions.md"
+PROSE = ROOT / "docs/inside/decisions.md"
 
 
 def reference_nats(model: Model, ids: Sequence[int]) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """A long life (rows 52 and 53 of the fault table): memory, files and threads stay as they are, and
 what a session says after it is what a new one says.
 
-EDGE_SOAK_TOKENS=1000000 makes it a million tokens, some minutes; docs/threat-model.md has figures.
+EDGE_SOAK_TOKENS=1000000 makes it a million tokens, which takes some minutes;
+docs/inside/threat-model.md has figures.
 """
 
 from __future__ import annotations

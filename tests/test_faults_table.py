@@ -1,4 +1,4 @@
-"""docs/threat-model.md names a test for every row of the fault table, and they are there."""
+"""docs/inside/threat-model.md names a test for every row of the fault table, and they are there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_every_row_has_tests_that_exist() -> None:
-    text = (ROOT / "docs/threat-model.md").read_text("utf-8")
+    text = (ROOT / "docs/inside/threat-model.md").read_text("utf-8")
     rows: list[int] = []
     for line in text.splitlines():
         if not re.match(r"\| \d", line):

@@ -12,7 +12,7 @@ from tests.lowered_models import lowered
 from tests.test_launch_plan import program
 
 # model of tests/lowered_models.py and a layer of it: recipe → (in a step, in a prefill), the table
-# of docs/launch-plan.md
+# of docs/inside/launch-plan.md
 COUNTS: dict[tuple[str, int], dict[str, tuple[int, int]]] = {
     ("mamba1 odd", 1): {
         "fp32": (5, 8),

@@ -74,7 +74,7 @@ def profile(
     Prompts are random token ids, sampling is greedy and inside the times,
     tokenization is not. Nothing but the table, or JSON, goes to stdout.
 
-    docs/profiling.md defines every figure.
+    docs/use/profile.md defines every figure.
     """
     if as_json and as_lines:
         raise InputError("goes without --jsonl", field="--json", remedy="one at a time")

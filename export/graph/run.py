@@ -46,7 +46,8 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    # Threads that wait by spinning take the cores from whatever else runs; see docs/decisions.md.
+    # Threads that wait by spinning take the cores from whatever else runs
+    # (docs/inside/decisions.md)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # the two below as in edge.runtime.ort_session: what is checked here is what will run
     options.add_session_config_entry("session.disable_quant_qdq", "1")

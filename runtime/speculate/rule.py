@@ -3,7 +3,7 @@
 MambaByte (arXiv 2401.13660, section 3 and algorithm 1): a drafted byte stands while it is among the
 target's β likeliest. What comes out is then neither the target's own choice nor distributed as its
 words. The paper's algorithm keeps the first byte that fails, its text does not: here none that
-fails stands (docs/decisions.md).
+fails stands (docs/inside/decisions.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The example of docs/tensorrt-graph.md finds the token that the engine `ort` finds."""
+"""The example of docs/inside/tensorrt-graph.md finds the token that the engine `ort` finds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import edge
 
-DOCUMENT = Path(edge.__file__).parent.parent / "docs" / "tensorrt-graph.md"
+DOCUMENT = Path(edge.__file__).parent.parent / "docs" / "inside" / "tensorrt-graph.md"
 
 
 def test_the_example_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:

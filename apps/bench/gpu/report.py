@@ -1,4 +1,4 @@
-"""Everything measured of one machine, as JSON and as the tables of docs/measurements."""
+"""Everything measured of one machine, as JSON and as the tables of docs/inside/measurements."""
 
 from __future__ import annotations
 

@@ -1,0 +1,135 @@
+"""What the documents name exists: links, headings, paths, commands, flags, make targets."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from edge.apps import chat, cli
+
+ROOT = Path(__file__).parent.parent
+TRACKED = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+    cwd=ROOT, capture_output=True, text=True, check=True,
+).stdout.split()  # fmt: skip
+# cards belong to the bundles' hashed files and name the sources of their data
+DOCUMENTS = [name for name in TRACKED if not name.startswith("apps/bundles/")]
+ROOMS = ("edge", "plugins", "export", "runtime", "apps", "tests", "jetson", "docs", ".ci")
+PATH = re.compile(rf"(?<![\w/.~$-])(?:{'|'.join(map(re.escape, ROOMS))})/[\w./*{{}},-]+")
+BUILT = ("edge/plugins/tensorrt/lib",)  # there after `make plugins`
+PROGRAM = re.compile(r"(?:^|[\s/|(])(edge-chat|edge|make|python -m edge)(?=[\s.]|$)")
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def code_of(text: str) -> Iterator[str]:
+    """Inline code, and the lines of fenced blocks; a line that ends in a backslash is continued."""
+    fence = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+    for language, block in fence.findall(text):
+        if language in ("", "sh", "console"):
+            yield from re.sub(r"\\\n", " ", block).splitlines()
+    # a newline inside inline code is a space
+    for found in re.findall(r"`([^`]+)`", fence.sub("", text)):
+        yield " ".join(found.split())
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    plain = [re.sub(r"[^\w\s-]", "", heading.lower()) for heading in headings]
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links(name: str) -> None:
+    absent = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(name)):
+        path, _, heading = target.partition("#")
+        if "://" in path or path.startswith("mailto:"):
+            continue
+        file = (ROOT / name).parent / path if path else ROOT / name
+        if not file.exists() or (heading and heading not in anchors(file.read_text("utf-8"))):
+            absent.append(target)
+    assert not absent
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_paths(name: str) -> None:
+    found = [path for line in code_of(text_of(name)) for path in PATH.findall(line)]
+    each = [path for written in found for path in braces(written.rstrip("./,:"))]
+    assert not [path for path in each if not there(path)]
+
+
+def there(path: str) -> bool:
+    """Whether it exists; NAME stands for any."""
+    return path in BUILT or any(ROOT.glob(path.replace("NAME", "*")))
+
+
+def braces(path: str) -> list[str]:
+    """What a shell makes of a/{b,c}."""
+    found = re.search(r"\{([^}]*)\}", path)
+    if found is None:
+        return [path]
+    return [path[: found.start()] + each + path[found.end() :] for each in found[1].split(",")]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_commands_and_flags(name: str) -> None:
+    every = [check(call) for line in code_of(text_of(name)) for call in calls(line)]
+    assert not [problem for problem in every if problem]
+
+
+def calls(line: str) -> Iterator[list[str]]:
+    """The words of each call of a program of ours in a line of shell."""
+    line = re.sub(r"\s#.*$|…", "", line)
+    for part in re.split(r"\||&&|;|<|>|\bthen\b", line):
+        found = PROGRAM.search(part)
+        if found is None:
+            continue
+        try:
+            yield shlex.split(part[found.start(1) :].strip().strip(")"))
+        except ValueError:
+            continue  # half of a quotation: prose
+
+
+def check(words: list[str]) -> str | None:
+    if words[0] == "make":
+        targets = re.findall(r"^([\w-]+):", text_of("Makefile"), re.M)
+        bad = [w for w in words[1:2] if re.fullmatch(r"[a-z][a-z0-9-]*", w) and w not in targets]
+        return f"make {bad[0]}" if bad else None
+    if words[:2] == ["python", "-m"]:
+        return None if importlib.util.find_spec(words[2]) else f"no module {words[2]}"
+    app = chat.app if words[0] == "edge-chat" else cli.app
+    command: Any = typer.main.get_command(app)
+    rest = words[1:]
+    if words[0] == "edge":
+        if not rest or not re.fullmatch(r"[a-z]+", rest[0]):
+            return None
+        found = command.get_command(None, rest[0])
+        if found is None:
+            return f"no command edge {rest[0]}"
+        command, rest = found, rest[1:]
+    known = {opt for each in command.params for opt in (*each.opts, *each.secondary_opts)}
+    bad = [
+        w for w in rest if re.match(r"--?[a-z]", w) and w.split("=")[0] not in {*known, "--help"}
+    ]
+    return f"{words[0]} {words[1]} {' '.join(bad)}" if bad else None
+
+
+def test_the_checks_see_what_is_wrong() -> None:
+    assert check(["edge", "profile", "demo", "--draftt", "ngram"])
+    assert check(["edge", "profil", "demo"]) and check(["make", "tests"])
+    assert check(["edge", "profile", "demo", "--draft", "ngram"]) is None
+    assert list(calls("x | .venv/bin/edge-chat demo -p hi  # and so on")) == [
+        ["edge-chat", "demo", "-p", "hi"]
+    ]
+    assert braces("a/{b,c}.py") == ["a/b.py", "a/c.py"]
