@@ -251,7 +251,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-    ({"stream": True, "stream_options": {"other": 1}}, "stream_options"),
+    ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
     ({"model": 5}, "model"),
     ({"messages": None}, "messages"),
     ({"messages": []}, "messages"),
@@ -262,7 +262,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": "x", "name": "bob"}]}, "messages.0.name"),
-    ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages.0"),
+    ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages.0.weight"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
         "messages.0.content.0",
@@ -345,6 +345,10 @@ def test_all_problems_are_told_at_once(server: Server) -> None:
     body = {"prompt": "x", "n": 2, "echo": True, "foo": 1}
     _, _, answer = server.request("POST", "/v1/completions", body)
     assert all(name in answer["error"]["message"] for name in ("n is", "echo is", "'foo'"))
+    body = {"messages": [{"role": "u"}], "top_p": 2, "seed": "x", "logit_bias": {"5": 200}}
+    _, _, answer = server.request("POST", "/v1/chat/completions", body)
+    wrong = ("messages.0.role", "messages.0.content", "top_p", "seed", "logit_bias.5")
+    assert all(f"{name}: " in answer["error"]["message"] for name in wrong)
 
 
 def test_a_deadline_returns_what_there_is_and_says_so() -> None:

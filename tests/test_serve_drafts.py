@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import edge
 from edge.apps.cli import app
-from edge.apps.serve.answers import Shape
-from edge.apps.serve.prompts import Ask
+from edge.apps.serve.answers import AnswerFormat
+from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.slot import Slot
 from edge.apps.serve.worker import Ended, Event, Job, Worker
 from edge.errors import EngineError, InputError
@@ -95,7 +95,7 @@ def _figures(kind: str = "chat", accept: str = "exact", fails: str = "") -> dict
     slot = Slot(target, capacity=None, cache_bytes=0, drafting=drafts)
     assert target.template is not None
     tokens = tuple(target.template.encode([Message("user", QUESTIONS[0])]))
-    ask = Ask(True, tokens, GREEDY, stream=False, include_usage=False)
+    ask = ParsedRequest(True, tokens, GREEDY, stream=False, include_usage=False)
     posted: list[Event] = []
     worker = Worker(lambda: (target, slot))
     worker.start()
@@ -115,7 +115,7 @@ def _figures(kind: str = "chat", accept: str = "exact", fails: str = "") -> dict
     assert worker.join(60)
     ended = posted[-1]
     assert isinstance(ended, Ended)
-    return Shape(ask, "it", "0" * 64).whole("", ended)["speculation"]
+    return AnswerFormat(ask, "it", "0" * 64).whole("", ended)["speculation"]
 
 
 def test_an_answer_that_lost_by_the_rule_says_so() -> None:

@@ -13,7 +13,7 @@ import pytest
 import edge
 from edge.apps.serve.app import App
 from edge.apps.serve.errors import ApiError
-from edge.apps.serve.prompts import Ask
+from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.settings import Limits, Settings
 from edge.apps.serve.slot import Slot
 from edge.apps.serve.worker import Ended, Event, Job, Worker
@@ -189,9 +189,9 @@ def _worker() -> Worker:
     return worker
 
 
-def _ask(model: Model, text: str, max_tokens: int = 1_000_000) -> Ask:
+def _ask(model: Model, text: str, max_tokens: int = 1_000_000) -> ParsedRequest:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, logit_bias={6: -100.0})
-    return Ask(False, tuple(model.tokenizer.encode(text)), params, False, False)
+    return ParsedRequest(False, tuple(model.tokenizer.encode(text)), params, False, False)
 
 
 def _settings(limits: Limits | None = None) -> Settings:

@@ -6,7 +6,7 @@ import secrets
 import time
 from typing import Any
 
-from edge.apps.serve.prompts import Ask
+from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.worker import Ended
 from edge.runtime.speculate.rule import EXACT
 from edge.runtime.speculate.shape import LOOK_UP
@@ -15,21 +15,21 @@ from edge.runtime.speculate.shape import LOOK_UP
 REASONS = {"stop": "stop", "length": "length"}
 
 
-class Shape:
+class AnswerFormat:
     """How one answer is written.
 
     Chat and completions differ in names only: `message` and `delta` hold a text there, `text` does
     here.
     """
 
-    def __init__(self, ask: Ask, name: str, fingerprint: str) -> None:
-        self._ask = ask
-        self._gap = ask.gap
-        kind = "chat.completion" if ask.chat else "text_completion"
-        self._chunk_kind = f"{kind}.chunk" if ask.chat else kind
+    def __init__(self, asked: ParsedRequest, name: str, fingerprint: str) -> None:
+        self._asked = asked
+        self._gap = asked.gap
+        kind = "chat.completion" if asked.chat else "text_completion"
+        self._chunk_kind = f"{kind}.chunk" if asked.chat else kind
         self._kind = kind
         self._head = {
-            "id": f"{'chatcmpl' if ask.chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "id": f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": name,
             "system_fingerprint": f"fp_{fingerprint[:12]}",
@@ -47,7 +47,7 @@ class Shape:
     def whole(self, text: str, ended: Ended) -> dict[str, Any]:
         """A response that is not streamed."""
         said: dict[str, Any] = {"text": text}
-        if self._ask.chat:
+        if self._asked.chat:
             said = {"message": {"role": "assistant", "content": text, "refusal": None}}
         choice = {"index": 0, **said, "logprobs": None, **_reason(ended)}
         return {
@@ -60,32 +60,32 @@ class Shape:
 
     def opening(self) -> dict[str, Any] | None:
         """The chunk that says who speaks; None where there is none."""
-        return self._chunk({"role": "assistant", "content": ""}) if self._ask.chat else None
+        return self._chunk({"role": "assistant", "content": ""}) if self._asked.chat else None
 
     def piece(self, text: str) -> dict[str, Any]:
         """A chunk of text."""
-        return self._chunk({"content": text} if self._ask.chat else text)
+        return self._chunk({"content": text} if self._asked.chat else text)
 
     def closing(self, ended: Ended) -> list[dict[str, Any]]:
         """The chunk with the reason and, if it was asked for, the one with the usage."""
-        chunks = [self._chunk({} if self._ask.chat else "", ended)]
-        if self._ask.include_usage:
+        chunks = [self._chunk({} if self._asked.chat else "", ended)]
+        if self._asked.include_usage:
             last = {**self._head, "object": self._chunk_kind, "choices": []}
             chunks.append({**last, "usage": self._usage(ended)})
         return chunks
 
     def _chunk(self, said: Any, ended: Ended | None = None) -> dict[str, Any]:
         reason = {"finish_reason": None} if ended is None else _reason(ended)
-        key = "delta" if self._ask.chat else "text"
+        key = "delta" if self._asked.chat else "text"
         choice = {"index": 0, key: said, "logprobs": None, **reason}
         chunk = {**self._head, "object": self._chunk_kind, "choices": [choice]}
         if ended is not None:
             chunk |= _drafting(ended)
         # chunks before the one with the usage have it as null
-        return {**chunk, "usage": None} if self._ask.include_usage else chunk
+        return {**chunk, "usage": None} if self._asked.include_usage else chunk
 
     def _usage(self, ended: Ended) -> dict[str, Any]:
-        prompt, made = len(self._ask.tokens), len(ended.result.tokens)
+        prompt, made = len(self._asked.tokens), len(ended.result.tokens)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": made,

@@ -1,28 +1,36 @@
-"""The routes, as an ASGI application."""
+"""The routes of the API, and how an answer travels from the model's thread to its client."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
-from edge.apps.serve import prompts
-from edge.apps.serve.answers import Shape
-from edge.apps.serve.errors import ApiError, busy, internal, of_edge_error, too_late
-from edge.apps.serve.guard import Guard
-from edge.apps.serve.http import Call, Gone, Receive, Scope, Send
-from edge.apps.serve.prompts import Ask
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from edge.apps.serve import requests
+from edge.apps.serve.answers import AnswerFormat
+from edge.apps.serve.errors import ApiError, busy, encode, internal, of_edge_error, too_late
+from edge.apps.serve.guard import Guard, header
+from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.settings import Settings
 from edge.apps.serve.worker import Ended, Event, Job, Worker
 from edge.errors import EdgeError
 
-Handler = Callable[[Call], Awaitable[None]]
 MAX_BEHIND = 1 << 16  # pieces of text that a client may have left unread
 _OPEN = {"/health"}  # routes without a key: they say only whether the server is ready
+_EVERYWHERE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 class App:
@@ -37,203 +45,266 @@ class App:
         self._inside = 0  # requests that are being read, waiting or answered
         # prompts are encoded beside the event loop, one at a time
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="edge-reader")
-        model = f"/v1/models/{settings.name}"
-        self._routes: dict[str, dict[str, Handler]] = {
-            "/health": {"GET": self._health},
-            "/v1/models": {"GET": self._models},
-            model: {"GET": self._model},
-            "/v1/chat/completions": {"POST": lambda call: self._generate(call, chat=True)},
-            "/v1/completions": {"POST": lambda call: self._generate(call, chat=False)},
-        }
+        self._starlette = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/v1/models", self._models),
+                Route("/v1/models/{name:path}", self._model),
+                Route("/v1/chat/completions", partial(self._generate, chat=True), methods=["POST"]),
+                Route("/v1/completions", partial(self._generate, chat=False), methods=["POST"]),
+            ],
+            exception_handlers={ApiError: _refused, HTTPException: _unroutable, Exception: _failed},
+        )
+        self._starlette.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, send)
+        extra = dict(_EVERYWHERE)
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(extra)
+            await send(message)
+
+        request = Request(scope)
         try:
-            await self._handle(call)
-        except Gone:
-            pass
-        except ApiError as problem:
-            await call.fail(problem)
-        except Exception:  # a fault of ours must not look like silence
-            traceback.print_exc()
-            await call.fail(internal())
-
-    async def _handle(self, call: Call) -> None:
-        call.check_head(self._limits.header_bytes)
-        self._guard.check_host(call.header("host"))
-        origin = self._guard.check_origin(call.header("origin"))
-        if origin is not None:
-            call.extra.update({"access-control-allow-origin": origin, "vary": "origin"})
-            if call.method == "OPTIONS":
-                await _allow(call)
+            self._guard.check_head(request)
+            if origin := self._guard.check_origin(request):
+                extra |= {"access-control-allow-origin": origin, "vary": "origin"}
+            if origin and request.method == "OPTIONS":
+                await _preflight()(scope, receive, sending)
                 return
-        if call.path not in _OPEN:
-            self._guard.check_key(call.header("authorization"))
-        await self._route(call)(call)
-
-    def _route(self, call: Call) -> Handler:
-        methods = self._routes.get(call.path)
-        if methods is None:
-            if call.path.startswith("/v1/models/"):
-                name = call.path.removeprefix("/v1/models/")
-                raise ApiError(404, f"there is no model {name!r:.100}", code="model_not_found")
-            raise ApiError(404, f"there is no {call.path!r:.100}", code="unknown_url")
-        method = "GET" if call.method == "HEAD" else call.method
-        if method not in methods:
-            raise ApiError(
-                405, f"{call.path} does not take {call.method}", code="method_not_allowed",
-                headers={"allow": ", ".join(methods)},
-            )  # fmt: skip
-        return methods[method]
+            if request.scope["path"] not in _OPEN:
+                self._guard.check_key(request)
+            await self._starlette(scope, receive, sending)
+        except ApiError as problem:
+            await _refused(request, problem)(scope, receive, sending)
+        except ClientDisconnect:
+            pass
+        except Exception:  # answered already: a fault of ours must not look like silence
+            traceback.print_exc()
 
     # -- what can be seen ------------------------------------------------------------------------
 
-    async def _health(self, call: Call) -> None:
+    async def _health(self, request: Request) -> Response:
         state = self._worker.state
         if state == "ready":
-            await call.respond(200, {"status": "ok"})
-        else:
-            await call.respond(503, {"status": state}, {"retry-after": "2"})
+            return _Json({"status": "ok"})
+        return _Json({"status": state}, 503, {"retry-after": "2"})
 
-    async def _models(self, call: Call) -> None:
-        await call.respond(200, {"object": "list", "data": [self._described()]})
+    async def _models(self, request: Request) -> Response:
+        return _Json({"object": "list", "data": [self._described()]})
 
-    async def _model(self, call: Call) -> None:
-        await call.respond(200, self._described())
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self._settings.name:
+            raise ApiError(404, f"unknown model {name!r:.100}", code="model_not_found")
+        return _Json(self._described())
 
     def _described(self) -> dict[str, Any]:
-        return {
-            "id": self._settings.name,
-            "object": "model",
-            "created": self._began,
-            "owned_by": "edge",
-        }
+        name = self._settings.name
+        return {"id": name, "object": "model", "created": self._began, "owned_by": "edge"}
 
     # -- answers ---------------------------------------------------------------------------------
 
-    async def _generate(self, call: Call, *, chat: bool) -> None:
+    async def _generate(self, request: Request, *, chat: bool) -> Response:
         until = time.monotonic() + self._limits.deadline_s
-        kind = (call.header("content-type") or "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise ApiError(
-                415, "the body must be sent as content-type: application/json",
-                code="unsupported_media_type",
-            )  # fmt: skip
-        if call.header("content-encoding") not in (None, "identity"):
-            raise ApiError(415, "the body must not be compressed", code="unsupported_media_type")
+        _check_media(request)
         self._worker.check_ready()
         if self._inside > self._limits.waiting:
             raise busy(
                 f"{self._inside} requests are waiting already", "overloaded",
                 self._worker.retry_s(self._inside),
             )  # fmt: skip
-        self._inside += 1
-        try:
-            ask = await self._ask(await call.body(self._limits.body_bytes), chat)
-            await self._answer(call, ask, until)
-        finally:
-            self._inside -= 1
+        with ExitStack() as held:
+            self._inside += 1
+            held.callback(self._leave)
+            asked = await self._read(await _body(request, self._limits.body_bytes), chat)
+            model = self._worker.check_ready()
+            answer = held.enter_context(Exchange(self._worker, asked, until, request.receive))
+            form = AnswerFormat(asked, self._settings.name, model.fingerprint)
+            # nothing is sent before something was made, so that refusals have a status of their own
+            event = await answer.next()
+            if asked.stream:
+                return _EventStream(_chunks(form, event, answer), held.pop_all())
+            parts: list[str] = []
+            while isinstance(event, str):
+                parts.append(form.shown(event))
+                event = await answer.next()
+            return _Json(form.whole("".join(parts), event))
 
-    async def _ask(self, data: bytes, chat: bool) -> Ask:
-        model = self._worker.check_ready()
+    def _leave(self) -> None:
+        self._inside -= 1
+
+    async def _read(self, data: bytes, chat: bool) -> ParsedRequest:
         most = self._limits.prompt_tokens
         if self._worker.capacity is not None:
             most = min(most, self._worker.capacity)
-
-        def read() -> Ask:
-            return prompts.read(
-                data,
-                chat=chat,
-                model=model,
-                name=self._settings.name,
-                max_tokens=most,
-            )
-
+        read = partial(
+            requests.read, data, chat=chat, model=self._worker.check_ready(),
+            name=self._settings.name, max_tokens=most,
+        )  # fmt: skip
         try:
             return await asyncio.get_running_loop().run_in_executor(self._reader, read)
         except EdgeError as problem:
             raise of_edge_error(problem) from None
 
-    async def _answer(self, call: Call, ask: Ask, until: float) -> None:
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event | Gone] = asyncio.Queue()
 
-        def deliver(event: Event) -> None:
-            events.put_nowait(event)
-            if events.qsize() > MAX_BEHIND:
-                job.cancel()
+class Exchange:
+    """One answer: what the worker makes of it, until it ends, its time is over or the client left.
 
-        def post(event: Event) -> None:
-            """From the worker's thread."""
-            with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody is waiting
-                loop.call_soon_threadsafe(deliver, event)
+    Leaving the context cancels it; nothing happens when it has ended.
+    """
 
-        job = Job(ask, until, post)
-        self._worker.submit(job)
+    def __init__(
+        self, worker: Worker, asked: ParsedRequest, until: float, receive: Receive
+    ) -> None:
+        """Submits the request. `until`: on the monotonic clock. Raises ApiError 503."""
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Event | ClientDisconnect] = asyncio.Queue()
+        self._job = Job(asked, until, self._post)
+        worker.submit(self._job)
+        self._gone = asyncio.ensure_future(_disconnected(receive))
+        self._gone.add_done_callback(self._vanished)
+        self._timer = self._loop.call_later(until - time.monotonic(), self._expire)
 
-        def vanished(_: object) -> None:
-            job.cancel()
-            events.put_nowait(Gone())
+    def __enter__(self) -> Exchange:
+        return self
 
-        def expire() -> None:
-            if not job.begun:
-                job.cancel()
-                events.put_nowait(too_late("the request's time was over before its turn came"))
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._gone.remove_done_callback(self._vanished)
+        self._gone.cancel()
+        self._job.cancel()
 
-        gone = asyncio.ensure_future(call.gone())
-        gone.add_done_callback(vanished)
-        timer = loop.call_later(until - time.monotonic(), expire)
-        try:
-            model = self._worker.check_ready()
-            shape = Shape(ask, self._settings.name, model.fingerprint)
-            await (_stream if ask.stream else _whole)(call, shape, events)
-        finally:
-            timer.cancel()
-            gone.remove_done_callback(vanished)
-            gone.cancel()
-            job.cancel()  # nothing happens when it has ended
-
-
-async def _whole(call: Call, shape: Shape, events: asyncio.Queue[Event | Gone]) -> None:
-    parts: list[str] = []
-    while True:
-        event = await events.get()
-        if isinstance(event, str):
-            parts.append(shape.shown(event))
-        elif isinstance(event, Ended):
-            await call.respond(200, shape.whole("".join(parts), event))
-            return
-        else:
-            raise event
-
-
-async def _stream(call: Call, shape: Shape, events: asyncio.Queue[Event | Gone]) -> None:
-    """Nothing is sent before something was made, so that refusals have a status of their own."""
-    while True:
-        event = await events.get()
+    async def next(self) -> str | Ended:
+        """The next piece of text, or the end. Raises ApiError; ClientDisconnect."""
+        event = await self._events.get()
         if isinstance(event, Exception):
             raise event
-        if not call.started and (opening := shape.opening()):
-            await call.event(opening)
-        if isinstance(event, str):
-            if text := shape.shown(event):
-                await call.event(shape.piece(text))
-            continue
-        for chunk in shape.closing(event):
-            await call.event(chunk)
-        await call.event("[DONE]")
-        await call.end()
+        return event
+
+    def _post(self, event: Event) -> None:
+        """From the worker's thread."""
+        with suppress(RuntimeError):  # the loop has been closed: nobody is waiting
+            self._loop.call_soon_threadsafe(self._deliver, event)
+
+    def _deliver(self, event: Event) -> None:
+        self._events.put_nowait(event)
+        if self._events.qsize() > MAX_BEHIND:
+            self._job.cancel()
+
+    def _vanished(self, _: object) -> None:
+        self._job.cancel()
+        self._events.put_nowait(ClientDisconnect())
+
+    def _expire(self) -> None:
+        if not self._job.begun:
+            self._job.cancel()
+            self._events.put_nowait(too_late("the request's time was over before its turn came"))
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has closed the connection; only after the body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _chunks(form: AnswerFormat, event: str | Ended, answer: Exchange) -> AsyncIterator[bytes]:
+    """The answer as server-sent events; an error, too, once it has begun."""
+    if opening := form.opening():
+        yield _event(opening)
+    try:
+        while isinstance(event, str):
+            if text := form.shown(event):
+                yield _event(form.piece(text))
+            event = await answer.next()
+    except ApiError as problem:
+        yield _event(problem.body())
         return
+    for chunk in form.closing(event):
+        yield _event(chunk)
+    yield b"data: [DONE]\n\n"
 
 
-async def _allow(call: Call) -> None:
+def _event(payload: Mapping[str, Any]) -> bytes:
+    return b"data: " + encode(payload) + b"\n\n"
+
+
+# -- requests and responses ----------------------------------------------------------------------
+
+
+class _Json(JSONResponse):
+    def render(self, content: Any) -> bytes:
+        return encode(content)
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events. `held` is left when the last one is sent, or cannot be sent."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], held: ExitStack) -> None:
+        # a buffering proxy would keep the text back
+        headers = {"x-accel-buffering": "no"}
+        super().__init__(chunks, media_type="text/event-stream", headers=headers)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
+def _check_media(request: Request) -> None:
+    kind = (header(request, "content-type") or "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(
+            415, "the body must be sent as content-type: application/json",
+            code="unsupported_media_type",
+        )  # fmt: skip
+    if header(request, "content-encoding") not in (None, "identity"):
+        raise ApiError(415, "the body must not be compressed", code="unsupported_media_type")
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises ApiError beyond `limit` bytes, ClientDisconnect."""
+    too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+    declared = header(request, "content-length")
+    if declared is not None and int(declared) > limit:  # h11 has checked that it is a number
+        raise too_large
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit:
+            raise too_large
+    return bytes(body)
+
+
+def _preflight() -> Response:
     """What a browser asks before a page of an allowed origin may call."""
-    await call.respond(
-        204,
-        None,
-        {
+    return Response(
+        status_code=204,
+        headers={
             "access-control-allow-methods": "GET, POST",
             "access-control-allow-headers": "authorization, content-type",
             "access-control-max-age": "600",
         },
     )
+
+
+def _refused(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, ApiError)
+    return _Json(problem.body(), problem.status, problem.headers)
+
+
+def _unroutable(request: Request, problem: Exception) -> Response:
+    """A path that no route has, or a method that a route does not take."""
+    assert isinstance(problem, HTTPException)
+    path = request.scope["path"]
+    if problem.status_code == 405:
+        message, code = f"{path!r:.100} does not take {request.method}", "method_not_allowed"
+    else:
+        message, code = f"unknown URL {path!r:.100}", "unknown_url"
+    headers = {name.lower(): value for name, value in (problem.headers or {}).items()}
+    return _refused(request, ApiError(problem.status_code, message, code=code, headers=headers))
+
+
+def _failed(request: Request, problem: Exception) -> Response:
+    return _refused(request, internal())

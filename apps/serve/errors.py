@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,3 +83,9 @@ def of_edge_error(problem: EdgeError) -> ApiError:
         # a template that cannot write this conversation can often write another
         return ApiError(400, f"chat template: {message}", code="chat_template", param="messages")
     return ApiError(500, message, code="engine_error")
+
+
+def encode(payload: Any) -> bytes:
+    """JSON on one line. Lone surrogates, which errors may quote from a request, become `?`."""
+    text = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")

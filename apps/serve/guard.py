@@ -12,10 +12,20 @@ import hmac
 import ipaddress
 import re
 
+from starlette.requests import Request
+
 from edge.apps.serve.errors import ApiError
 from edge.apps.serve.settings import Settings
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d{1,5})?")
+
+
+def header(request: Request, name: str) -> str | None:
+    """A header's value, None when it is absent. Raises ApiError 400 when it is given twice."""
+    found = request.headers.getlist(name)
+    if len(found) > 1:
+        raise ApiError(400, f"the header {name} is given twice", code="bad_request")
+    return found[0] if found else None
 
 
 class Guard:
@@ -25,8 +35,21 @@ class Guard:
         self._settings = settings
         self._key = None if settings.key is None else settings.key.encode()
 
-    def check_host(self, host: str | None) -> None:
-        """403 unless the Host header names this server, whatever its port."""
+    def check_head(self, request: Request) -> None:
+        """505 for another HTTP than 1.0 and 1.1, 431 for a head that is too large, 403 unless the
+        Host header names this server, whatever its port.
+        """
+        scope, limit = request.scope, self._settings.limits.header_bytes
+        if scope["http_version"] not in ("1.0", "1.1"):
+            message = f"HTTP {scope['http_version']} is not supported"
+            raise ApiError(505, message, code="bad_request")
+        # the parser bounds a head that is incomplete, and not one that came at once
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        if size + sum(len(name) + len(value) for name, value in scope["headers"]) > limit:
+            raise ApiError(431, f"the head is larger than {limit} bytes", code="head_too_large")
+        self._check_host(header(request, "host"))
+
+    def _check_host(self, host: str | None) -> None:
         match = _HOST.fullmatch((host or "").strip().lower())
         name = match[1].strip("[]").removesuffix(".") if match else ""
         if name in self._settings.hosts:
@@ -40,11 +63,10 @@ class Guard:
             code="host_not_allowed",
         )
 
-    def check_origin(self, origin: str | None) -> str | None:
+    def check_origin(self, request: Request) -> str | None:
         """The origin to name in the response: None for a request that no page made, else 403."""
-        if origin is None:
-            return None
-        if origin.lower() in self._settings.origins:
+        origin = header(request, "origin")
+        if origin is None or origin.lower() in self._settings.origins:
             return origin
         raise ApiError(
             403,
@@ -52,11 +74,11 @@ class Guard:
             code="origin_not_allowed",
         )
 
-    def check_key(self, authorization: str | None) -> None:
+    def check_key(self, request: Request) -> None:
         """401 unless `Authorization: Bearer KEY` holds the key; time tells nothing of it."""
         if self._key is None:
             return
-        scheme, _, given = (authorization or "").partition(" ")
+        scheme, _, given = (header(request, "authorization") or "").partition(" ")
         right = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._key)
         if scheme.lower() != "bearer" or not right:
             said = "is wrong" if given else "is missing: send `Authorization: Bearer KEY`"

@@ -14,8 +14,7 @@ from typing import ClassVar, cast
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from edge.apps.serve.errors import ApiError
-from edge.apps.serve.http import encode
+from edge.apps.serve.errors import ApiError, encode
 from edge.apps.serve.settings import Limits
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edge.apps.serve.errors import ApiError, busy, internal, of_edge_error, stopping, too_late
-from edge.apps.serve.prompts import Ask
+from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.slot import Slot
 from edge.errors import EdgeError
 from edge.runtime.generate import Generation
@@ -39,9 +39,9 @@ class Job:
         begun: whether the model has taken it up.
     """
 
-    def __init__(self, ask: Ask, until: float, post: Callable[[Event], None]) -> None:
+    def __init__(self, asked: ParsedRequest, until: float, post: Callable[[Event], None]) -> None:
         """`post` is called in the worker's thread with every event."""
-        self.ask = ask
+        self.asked = asked
         self.until = until
         self.post = post
         self.begun = False
@@ -174,9 +174,9 @@ class Worker:
             if job.cancelled.is_set() or left <= 0:
                 return too_late("the request's time was over before its turn came")
             job.begun = True
-            ask = job.ask
-            params = replace(ask.params, deadline_s=left)
-            generation = slot.begin(ask.tokens, params, continued=not ask.chat)
+            asked = job.asked
+            params = replace(asked.params, deadline_s=left)
+            generation = slot.begin(asked.tokens, params, continued=not asked.chat)
             job.attach(generation)
             for piece in generation:
                 job.post(piece)
