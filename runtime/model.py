@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import edge
 from edge.bundle import Manifest, open_bundle
@@ -15,8 +15,11 @@ from edge.config import ModelConfig
 from edge.errors import BundleError, EngineError
 from edge.runtime import memory
 from edge.runtime.engine import Engine, check_provider, choose_engine, open_engine
-from edge.runtime.session import Session
+from edge.runtime.session import Session, SessionOptions
 from edge.text import ChatTemplate, Tokenizer, load_template, load_tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 EMBEDDED = ("demo", "demo-fp16", "demo-draft", "demo-bytes")
 
@@ -54,8 +57,8 @@ class Model:
     def config(self) -> ModelConfig:
         return self.manifest.model
 
-    def session(self, **options: Any) -> Session:
-        """A new session; see `Session` for the options. Its memory is taken here."""
+    def session(self, **options: Unpack[SessionOptions]) -> Session:
+        """A new session; see `SessionOptions`. Its memory is taken here."""
         return Session(self, **options)
 
     def __enter__(self) -> Model:
@@ -83,8 +86,8 @@ def load(
     A folder with one of these names is meant by `./demo`. `threads` None is one per core this
     process may use, and one alone for a small model; `spin` keeps them awake between products;
     `provider` is ONNX Runtime's, `cpu`, `cuda` or `tensorrt` (see `open_engine`). Raises
-    BundleError, EngineError (also where it has no room in memory: EDGE_MEMORY_CHECK=off tries all
-    the same; where the provider does not run here; where ONNX Runtime is not installed),
+    BundleError, EngineError (also where it has no room in memory: EDGE_MEMORY_CHECK=off tries
+    anyway; where the provider does not run here; where ONNX Runtime is not installed),
     TokenizerError.
     """
     check_provider(engine, provider)

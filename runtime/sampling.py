@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
@@ -65,19 +66,17 @@ class SamplingParams:
     deadline_s: float | None = _within(None, 0, 1e9, above=True)
 
     def __post_init__(self) -> None:
-        faults = []
+        faults: list[InputError] = []
         for item in fields(self):
             value = getattr(self, item.name)
-            try:
+            with collecting(faults):
                 if item.name == "logit_bias":
                     value = _check_bias(value)
                 elif item.name == "stop":
                     value = check_stops(value)
                 elif value is not None or item.default is not None:
-                    value = _check_number(item.name, value, *item.metadata["range"])
+                    value = check_number(item.name, value, *item.metadata["range"])
                 object.__setattr__(self, item.name, value)
-            except InputError as fault:
-                faults.append(fault)
         refuse(faults)
 
     @property
@@ -113,21 +112,23 @@ def make_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sampli
     Raises InputError naming every unknown parameter and every wrong value.
     """
     faults = unknown_names(given, Sampling.__annotations__)
-    values = {
-        name: value
-        for name, value in {**defaults, **_given(given)}.items()
-        if value is not None and name in Sampling.__annotations__
-    }
-    try:
-        params = SamplingParams(**values)
-    except InputError as fault:
-        faults.append(fault)
+    values = {name: value for name, value in defaults.items() if value is not None}
+    values |= {name: value for name, value in given.items() if value is not None}
+    with collecting(faults):
+        params = SamplingParams(
+            **{k: v for k, v in values.items() if k in Sampling.__annotations__}
+        )
     refuse(faults)
     return params
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+@contextmanager
+def collecting(faults: list[InputError]) -> Iterator[None]:
+    """Take note of what is refused, to look at the rest before all of it is: see `refuse`."""
+    try:
+        yield
+    except InputError as fault:
+        faults.append(fault)
 
 
 def unknown_names(given: Iterable[str], known: Collection[str]) -> list[InputError]:
@@ -421,9 +422,12 @@ def restore_rng(saved: Mapping[str, Any]) -> np.random.Generator:
     return rng
 
 
-def _check_number(
-    name: str, value: Any, low: float, high: float, whole: bool, above: bool
+def check_number(
+    name: str, value: Any, low: float, high: float, whole: bool = False, above: bool = False
 ) -> float:
+    """The value as a float, or as an int of `whole` numbers. Raises InputError: not from `low`, or
+    `above` it, to `high`.
+    """
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
     if isinstance(value, bool) or not isinstance(value, kinds):
         kind = "a whole number" if whole else "a number"

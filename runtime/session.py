@@ -7,18 +7,24 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from edge.errors import InputError, StateError, TokenizerError
 from edge.runtime import transcript
+from edge.runtime.engine import DEFAULT_WINDOW
 from edge.runtime.generate import Answer, Context, ContextMark, Generation, Logits, generate
 from edge.runtime.sampling import (
     Sampler,
+    Sampling,
     SamplingParams,
+    check_number,
+    collecting,
     make_params,
     new_rng,
+    refuse,
     restore_rng,
     rng_state,
+    unknown_names,
 )
 from edge.runtime.state import Hold
 from edge.runtime.transcript import PromptReader
@@ -26,6 +32,8 @@ from edge.text.template import Message
 from edge.text.tokenizer import check_text
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from edge.runtime.model import Model
     from edge.runtime.speculate.decode import Drafting
 
@@ -57,6 +65,37 @@ class Turn:
     read: tuple[ContextMark, Logits] | None = None
 
 
+class SessionOptions(TypedDict, total=False):
+    """Keywords of `Model.session`.
+
+    Attributes:
+        system: the chat's first message.
+        window: most tokens of a run that can be taken back; see `Engine.new_state`.
+        capacity: tokens the KV caches hold; None is the trained context, at most 4096.
+        seed: of random numbers that answers without a seed of their own draw from.
+        max_prompt_tokens: most tokens of one prompt.
+        undo_levels: how many turns `undo` can take back; each holds a copy of one state.
+        draft: another model, best one of the same vocabulary, or "ngram": it proposes tokens for
+            this one to verify.
+        draft_tokens: how many it proposes in a row.
+        draft_tree: or a tree of them, with so many children of every node at each depth. Without
+            either, what proves quickest.
+        accept: "exact", or "top-3": lossy, a drafted token is accepted while it is among the
+            target's three likeliest.
+    """
+
+    system: str | None
+    window: int
+    capacity: int | None
+    seed: int | None
+    max_prompt_tokens: int
+    undo_levels: int
+    draft: Model | Literal["ngram"] | None
+    draft_tokens: int | None
+    draft_tree: Sequence[int] | None
+    accept: str
+
+
 class Session:
     """One user of a model. Either a chat (`chat`) or a text that goes on (`generate`).
 
@@ -68,54 +107,49 @@ class Session:
         model: what it runs on.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        system: str | None = None,
-        window: int = 8,
-        capacity: int | None = None,
-        seed: int | None = None,
-        max_prompt_tokens: int = MAX_PROMPT_TOKENS,
-        undo_levels: int = UNDO_LEVELS,
-        draft: Model | Literal["ngram"] | None = None,
-        draft_tokens: int | None = None,
-        draft_tree: Sequence[int] | None = None,
-        accept: str = "exact",
-    ) -> None:
+    def __init__(self, model: Model, **options: Unpack[SessionOptions]) -> None:
         """Everything is allocated here.
 
-        `system`: the chat's first message. `max_prompt_tokens`: most tokens of one prompt.
-        `window`, `capacity`: see `Engine.new_state`. `seed`: of random numbers that answers without
-        a seed of their own draw from. `undo_levels`: how many turns `undo` can take back; each
-        holds a copy of one state. `draft`: another model, best one of the same vocabulary, or
-        "ngram", that proposes tokens for this one to verify: `draft_tokens` of them in a row, or a
-        tree with `draft_tree` children of every node at each depth, or what proves quickest.
-        `accept`: "exact", or "top-3": lossy, a drafted token stands while it is among the target's
-        three likeliest.
+        Raises InputError naming every unknown option and every value that is out of range;
+        EngineError, StateError without memory.
         """
         self.model = model
-        self._reader = PromptReader(model.tokenizer, max_prompt_tokens)
-        if system is not None:
-            check_text(system)
+        system, capacity = options.get("system"), options.get("capacity")
+        window, accept = options.get("window", DEFAULT_WINDOW), options.get("accept", "exact")
+        draft, tree = options.get("draft"), options.get("draft_tree")
+        draft_tokens = options.get("draft_tokens")
+        longest = options.get("max_prompt_tokens", MAX_PROMPT_TOKENS)
+        levels = options.get("undo_levels", UNDO_LEVELS)
+        self._drafting: Drafting | None = None
+
+        faults = unknown_names(options, SessionOptions.__annotations__)
+        with collecting(faults):
+            check_text(system or "")
+        with collecting(faults):
+            self._rng = new_rng(SamplingParams(seed=options.get("seed")).seed)
+        with collecting(faults):
+            check_number("max_prompt_tokens", longest, 1, 1 << 31, whole=True)
+        with collecting(faults):
+            check_number("undo_levels", levels, 0, 1 << 16, whole=True)
+        with collecting(faults):
+            model.engine.memory_plan(window=window, capacity=capacity)  # refuses both sizes
+        # speculation is imported with a drafter only
+        if (draft, draft_tokens, tree, accept) != (None, None, None, "exact"):
+            with collecting(faults):
+                from edge.runtime.speculate.choose import drafting
+
+                self._drafting = drafting(model, draft, draft_tokens, tree, capacity, accept)
+        refuse(faults)
+
+        self._reader = PromptReader(model.tokenizer, longest)
         self._opening = [] if system is None else [Message("system", system)]
         self._messages = list(self._opening)
-        self._drafting: Drafting | None = None
-        if (
-            draft is not None
-            or draft_tokens is not None
-            or draft_tree is not None
-            or accept != "exact"
-        ):
-            # imported with a drafter only; the others are refused there
-            from edge.runtime.speculate.choose import drafting
-
-            self._drafting = drafting(model, draft, draft_tokens, draft_tree, capacity, accept)
-            window = max(window, self._drafting.window) if self._drafting else window
-        state = model.engine.new_state(window=window, capacity=capacity)
-        self._context = Context(model.engine, state)
-        self._rng = new_rng(SamplingParams(seed=seed).seed)
-        self._undo: deque[SessionSnapshot] = deque(maxlen=max(1, undo_levels))
+        if self._drafting is not None:
+            window = max(window, self._drafting.window)
+        self._context = Context(
+            model.engine, model.engine.new_state(window=window, capacity=capacity)
+        )
+        self._undo: deque[SessionSnapshot] = deque(maxlen=max(1, levels))
         self._hold = Hold(
             "the session is in use by another thread, or by the answer being made",
             "use one session per thread",
@@ -166,12 +200,14 @@ class Session:
 
     # -- answers ---------------------------------------------------------------------------------
 
-    def generate(self, prompt: str | Sequence[int] | None = None, **sampling: Any) -> Generation:
+    def generate(
+        self, prompt: str | Sequence[int] | None = None, **sampling: Unpack[Sampling]
+    ) -> Generation:
         """Go on from `prompt`, text or token ids, after whatever this session holds.
 
         None, or nothing, goes on from where the last answer ended; in a new session it begins with
-        the model's `bos`, where it has one. `sampling` are fields of `SamplingParams` over the
-        model's defaults. Nothing runs before the answer is iterated.
+        the model's `bos`, where it has one. `sampling`: see `SamplingParams`; what is not given, or
+        None, is as the model's defaults say. Nothing runs before the answer is iterated.
 
         Raises InputError: parameters, ids out of range, a prompt that is too long or, with nothing
         to go on from, empty; ContextFullError; InputError while another answer is unfinished.
@@ -189,7 +225,7 @@ class Session:
             feed = [*pending, *given]
             if not feed:
                 raise InputError(
-                    "is empty and there is nothing to go on from",
+                    "empty, and there is nothing to go on from",
                     field="prompt",
                     remedy="give some text",
                 )
@@ -198,7 +234,7 @@ class Session:
             return self._begin(Turn(feed, None), sampling)
 
     def chat(
-        self, text: str | Sequence[Message | Mapping[str, str]], **sampling: Any
+        self, text: str | Sequence[Message | Mapping[str, str]], **sampling: Unpack[Sampling]
     ) -> Generation:
         """Answer a user's message, or the last of a whole list of messages.
 
@@ -228,7 +264,7 @@ class Session:
                 raise InputError("the conversation has no tokens", field="messages")
             return self._begin(Turn(wanted, messages), sampling)
 
-    def regenerate(self, **sampling: Any) -> Generation:
+    def regenerate(self, **sampling: Unpack[Sampling]) -> Generation:
         """Answer the last turn again, from the state in which its prompt had been read.
 
         The answer before is forgotten when this one leaves a trace. Raises StateError when the last

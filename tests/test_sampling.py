@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from edge.errors import EngineError, InputError, StateError
 from edge.runtime.sampling import (
     Distribution,
     Sampler,
+    Sampling,
     SamplingParams,
     make_params,
     new_rng,
@@ -224,12 +225,22 @@ def test_other_bad_parameters_are_refused_by_name(field: str, value: Any) -> Non
 
 
 def test_unknown_parameters_and_ids_are_refused() -> None:
-    with pytest.raises(InputError, match="temprature"):
+    with pytest.raises(InputError, match=r"unknown parameter 'temprature'.*'temperature'"):
         make_params({}, {"temprature": 1})
     with pytest.raises(InputError, match="logit_bias"):
         Sampler(SamplingParams(logit_bias={8: 1.0}))(LOGITS)
     params = make_params({"top_k": 5, "top_p": None}, {"top_p": None, "seed": 3})
     assert (params.top_k, params.top_p, params.seed) == (5, 1.0, 3)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(InputError) as caught:
+        make_params({}, {"top": 1, "seeed": 2, "min_p": 3, "stop": 5, "logit_bias": {"a": 1}})
+    said = str(caught.value)
+    for name in ("'top'", "'seeed'", "min_p", "stop", "logit_bias"):
+        assert name in said
+    assert "did you mean 'seed'?" in said
+    assert set(Sampling.__annotations__) == {item.name for item in fields(SamplingParams)}
 
 
 def test_seeds_repeat_and_saved_random_numbers_continue() -> None:

@@ -346,6 +346,16 @@ def test_names_of_embedded_models_and_engines() -> None:
         assert str(resolve(f"./{name}")) == name
 
 
+def test_options_that_cannot_be_used_are_all_named_at_once() -> None:
+    with pytest.raises(InputError) as caught:
+        model("bytes").session(
+            sede=1, undo_levels=-1, seed=-1, window=0, draft_tokens=0, accept="top-0"
+        )  # type: ignore[call-arg]
+    said = str(caught.value)
+    for name in ("'sede'", "'seed'", "undo_levels", "seed:", "window", "draft_tokens", "accept"):
+        assert name in said, said
+
+
 def test_undo_takes_back_only_what_there_is() -> None:
     session = model("bytes").session(undo_levels=2)
     with pytest.raises(StateError, match="nothing to undo"):

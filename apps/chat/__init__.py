@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated, Any
 
@@ -129,8 +130,14 @@ def _check(sampling: dict[str, Any], threads: int | None) -> None:
     try:
         make_params({}, sampling)
     except InputError as problem:
-        option = "--" + (problem.field or "").partition(".")[0].replace("_", "-")
-        raise InputError(problem.message, field=option, remedy=problem.remedy) from None
+        option = _option(problem.field or "")
+        # of further faults the message names the parameters
+        message = re.sub(r"; ([\w.]+): ", lambda name: f"; {_option(name[1])}: ", problem.message)
+        raise InputError(message, field=option, remedy=problem.remedy) from None
+
+
+def _option(parameter: str) -> str:
+    return "--" + parameter.partition(".")[0].replace("_", "-")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from edge.errors import InputError
 from edge.runtime.engine import MAX_WINDOW
 from edge.runtime.generate import Context
+from edge.runtime.sampling import collecting, refuse
 from edge.runtime.speculate.bandit import Bandit, Experience
 from edge.runtime.speculate.combined import CombinedDrafter
 from edge.runtime.speculate.decode import Drafting
@@ -61,7 +62,12 @@ def drafting(
     tree from a drafter that says one thing only; a drafting model of another tokenizer that there
     is no way to by text.
     """
-    fixed, rule = _fixed(tokens, tree), rule_of(accept)
+    faults: list[InputError] = []
+    with collecting(faults):
+        fixed = _fixed(tokens, tree)
+    with collecting(faults):
+        rule = rule_of(accept)
+    refuse(faults)
     if draft is None:
         return None
     trees = fixed is not None and not fixed.chain
