@@ -10,7 +10,7 @@ OTHERS = from importlib.metadata import packages_distributions as p; \
 	print(*{*p().get("onnxruntime", ())} - {"onnxruntime"})
 ORT = $$(test -n "$$($(BIN)/python -c '$(OTHERS)')" || echo ort)
 
-.PHONY: chat test jetpack6 aarch64 lint types layers bench bench-drafts plugins plugins-aarch64 clean
+.PHONY: chat test jetpack6 aarch64 lint types layers bench bench-drafts docs plugins plugins-aarch64 clean
 
 chat: $(VENV)/.runtime
 	@$(BIN)/edge-chat
@@ -44,6 +44,14 @@ bench: $(VENV)/.dev
 # drafting against none, about two minutes; EDGE_EVAL_DATA names a folder of public test sets
 bench-drafts: $(VENV)/.dev
 	$(BIN)/python -m edge.apps.bench.drafts $(ARGS)
+
+# the API reference, from docstrings, into build/docs
+API := edge edge.errors edge.runtime.model edge.runtime.session edge.runtime.generate \
+	edge.runtime.result edge.runtime.sampling edge.bundle edge.config edge.export.exporter \
+	edge.export.checkpoint
+docs: $(VENV)/.dev
+	@$(BIN)/python -m pdoc --docformat google --no-show-source -o build/docs $(API)
+	@echo "open build/docs/edge.html"
 
 # TensorRT's plugin library, and the host that its tests drive it by (docs/inside/tensorrt-plugins.md):
 # make plugins TENSORRT_INCLUDE=/usr/include/aarch64-linux-gnu [CUDA_INCLUDE=…]

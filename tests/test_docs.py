@@ -7,13 +7,16 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pdoc
 import pytest
 import typer.main
 
 from edge.apps import chat, cli
+from edge.runtime.sampling import SamplingParams
 
 ROOT = Path(__file__).parent.parent
 TRACKED = subprocess.run(
@@ -123,6 +126,19 @@ def check(words: list[str]) -> str | None:
         w for w in rest if re.match(r"--?[a-z]", w) and w.split("=")[0] not in {*known, "--help"}
     ]
     return f"{words[0]} {words[1]} {' '.join(bad)}" if bad else None
+
+
+def test_the_api_reference_has_what_users_ask_for(tmp_path: Path) -> None:
+    named = re.search(r"^API := ((?:.*\\\n)*.*)", text_of("Makefile"), re.M)
+    assert named is not None
+    pdoc.render.configure(docformat="google", show_source=False)
+    pdoc.pdoc(*named[1].replace("\\", " ").split(), output_directory=tmp_path)
+    page = (tmp_path / "edge.html").read_text("utf-8")
+    verbs = ["Session.cancel", "Session.snapshot", "Session.restore", "Model.session", "load"]
+    for name in (*verbs, *(f"SamplingParams.{each.name}" for each in fields(SamplingParams))):
+        assert f'id="{name}"' in page, name
+    result = (tmp_path / "edge/runtime/result.html").read_text("utf-8")
+    assert 'id="GenerationResult.finish_reason"' in result
 
 
 def test_the_checks_see_what_is_wrong() -> None:
