@@ -17,15 +17,15 @@ from edge.bundle import BundleWriter, Limits, Manifest, Provenance, Quantization
 from edge.bundle.kernels import sizes
 from edge.errors import ExportError
 from edge.export import text_files
+from edge.export.calibration.prepare import Prepared, Progress, TextChoice, prepare
+from edge.export.calibration.texts import LENGTH, SEQUENCES
 from edge.export.checkpoint import Checkpoint, open_checkpoint
 from edge.export.graph import GRAPH_FILE, BuiltGraph, build_graph
 from edge.export.judging import accuracy_line, judge, perplexity_line
 from edge.export.kernels import add_kernels, add_plan, check_can_compile
-from edge.export.planning import Prepared, Progress, TextChoice, prepare
-from edge.export.quantize import Choices, Mixture, Recipe, mixture, recipe
-from edge.export.quantize.build import EndType
 from edge.export.quantize.plan import StateType
-from edge.export.quantize.texts import LENGTH, SEQUENCES
+from edge.export.recipes import Choices, Mixture, Recipe, mixture, recipe
+from edge.export.recipes.mixture import EndType
 from edge.ops import OPS
 from edge.tensors import parameters
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from edge.bundle.manifest import TokenizerInfo
 from edge.config import ModelConfig
+from edge.export.calibration.prepare import Prepared, Progress
 from edge.export.checkpoint import Checkpoint
 from edge.export.graph import WEIGHT_FILE
 from edge.export.graph.agreement import verify_engine
 from edge.export.graph.verify import verify_graph
-from edge.export.planning import Prepared, Progress
 from edge.tensors import parameters
 
 Tokens = NDArray[np.int64]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from edge.bundle import BundleWriter
 from edge.bundle.kernels import DEVICE_GRAPH, DEVICE_GRAPH_FILE, PLAN, PLAN_FILE, index_file
-from edge.export.planning import Progress
+from edge.export.calibration.prepare import Progress
 from edge.launch import LaunchPlan
 from edge.plugins.compiler.aot import compile_variants, triton_version
 from edge.plugins.lowering.plan import LoweringError, lower

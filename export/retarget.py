@@ -10,9 +10,9 @@ from edge.bundle import Bundle, BundleWriter, Manifest, open_bundle
 from edge.bundle.hashing import blocks
 from edge.bundle.kernels import DEVICE_GRAPH, DEVICE_GRAPH_FILE, PLAN, PLAN_FILE
 from edge.errors import BundleError
+from edge.export.calibration.prepare import Progress
 from edge.export.exporter import ExportSummary, size_line
 from edge.export.kernels import Added, add_kernels, add_plan, check_can_compile
-from edge.export.planning import Progress
 from edge.tensors import parameters
 
 

@@ -11,7 +11,7 @@ from edge.bundle import BundleWriter, Limits, Provenance, Quantization, Tokenize
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, ModelConfig
 from edge.export.graph import GRAPH_FILE, build_graph
 from edge.export.graph.model import BuiltGraph
-from edge.export.quantize.names import layer_matrices
+from edge.export.mixers import mixer_of
 from edge.export.quantize.plan import (
     INT8,
     INT8_ROWS,
@@ -57,7 +57,7 @@ def int8_plan(config: ModelConfig, states: tuple[StateType, ...]) -> ModelPlan:
     for layer in config.layers:
         products = {
             name: Product(INT8, Rounding(_scale(4), rotate=name == "out_proj"))
-            for name in layer_matrices(layer, config.d_model)
+            for name in mixer_of(layer).matrices(config.d_model)
         }
         scan = None
         if isinstance(layer, Mamba1Config | Mamba2Config):

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from edge.config import ModelConfig
-from edge.export.quantize import names
 from edge.export.quantize.plan import StateType
+from edge.export.recipes import names
 from edge.launch import LaunchPlan
 from edge.plugins.lowering.plan import lower
 from tests.quantized_models import built, network, plan_of

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from edge.errors import ExportError
+from edge.export.calibration.calibrate import calibrate, calibration_graph, hessians
+from edge.export.calibration.texts import CalibrationText
 from edge.export.graph import build_graph
 from edge.export.graph.run import GraphRunner, open_reference
 from edge.export.network import Network
-from edge.export.quantize.calibrate import calibrate, calibration_graph, hessians
 from edge.export.quantize.observers import Statistics, scale_of
-from edge.export.quantize.texts import CalibrationText
 from edge.plugins.reference.hadamard import rotate
 from tests.test_graph_models import V, network
 

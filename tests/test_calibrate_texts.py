@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from edge.errors import ExportError
-from edge.export.checkpoint import open_checkpoint
-from edge.export.quantize.texts import (
+from edge.export.calibration.texts import (
     GREETINGS,
     CalibrationText,
     Reader,
     checkpoint_reader,
     read_text,
 )
+from edge.export.checkpoint import open_checkpoint
 from edge.text.byte import ByteTokenizer
 from edge.text.template import ChatTemplate, Message
 from tests.checkpoints import save_mamba, save_mambabyte

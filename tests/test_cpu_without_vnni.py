@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from edge.config import Mamba1Config, ModelConfig
 from edge.export.graph import build_graph
-from edge.export.quantize import plan_model, recipe
 from edge.export.quantize.plan import INT8_ROWS, Product, Rounding, Storage
+from edge.export.recipes import plan_model, recipe
 from tests.int8_models import HYBRID, build_int8, random_tensors
 
 ROOT = Path(__file__).parent.parent

@@ -32,9 +32,9 @@ from edge.apps.demo.optimizer import initialise, trapezoid
 from edge.apps.demo.save import write_checkpoint
 from edge.apps.demo.shapes import bytes_config, chat_config, draft_config
 from edge.apps.demo.tokenizer import train_tokenizer
+from edge.export.calibration.texts import GREETINGS
 from edge.export.checkpoint import open_checkpoint
 from edge.export.network import Network
-from edge.export.quantize.texts import GREETINGS
 
 WORDS = ["the", "cat", "dog", "bird", "sees", "hears", "a", "red", "green", "house", "tree", "runs"]
 TOY = bytes_config(d_model=32, layers=2)

@@ -7,18 +7,15 @@ import pytest
 
 from edge.config import Mamba1Config, ModelConfig
 from edge.errors import ExportError
-from edge.export.quantize import (
-    Recipe,
-    Storage,
+from edge.export.quantize.plan import F32, Storage, fitting
+from edge.export.quantize.weights import (
     dequantize_blocks,
-    names,
-    plan_model,
+    dequantize_int8,
     quantize_blocks,
-    recipe,
-    register,
+    quantize_int8,
+    round_int8,
 )
-from edge.export.quantize.int8 import dequantize_int8, quantize_int8, round_int8
-from edge.export.quantize.plan import F32, fitting
+from edge.export.recipes import Recipe, names, plan_model, recipe, register
 
 
 @pytest.mark.parametrize(("bits", "block"), [(8, 128), (8, 32), (4, 32)])
@@ -62,7 +59,7 @@ def test_zeros_and_tiny_values_stay_finite(bits: int) -> None:
 def test_the_slab_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = np.random.default_rng(3).standard_normal((50, 64)).astype(np.float32)
     whole = quantize_blocks(weight, 4, 32)
-    monkeypatch.setattr("edge.export.quantize.blocks._SLAB_ELEMENTS", 64 * 7)
+    monkeypatch.setattr("edge.export.quantize.weights._SLAB_ELEMENTS", 64 * 7)
     slabs = quantize_blocks(weight, 4, 32)
     assert all(np.array_equal(a, b) for a, b in zip(whole, slabs, strict=True))
 

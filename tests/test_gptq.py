@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.quantize.blocks import dequantize_blocks, quantize_blocks
 from edge.export.quantize.gptq import quantize_gptq
+from edge.export.quantize.weights import dequantize_blocks, quantize_blocks
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

@@ -29,7 +29,8 @@ from edge.errors import ExportError
 from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, build_graph
 from edge.export.graph.run import GraphRunner, open_session, session_options
 from edge.export.network import Network
-from edge.export.quantize import dequantize_blocks, plan_model, quantize_blocks, recipe
+from edge.export.quantize.weights import dequantize_blocks, quantize_blocks
+from edge.export.recipes import plan_model, recipe
 from edge.tensors import tensor_shapes
 from tests.onnx_ops import all_nodes, path_to, random_parents
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.quantize.groups import head_channel_scales, partition, ssd_group_scales
+from edge.export.quantize.scales import head_channel_scales, partition, ssd_group_scales
 
 F32 = NDArray[np.float32]
 

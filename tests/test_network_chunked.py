@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge.export.network.chunked import selective_scan_heads_chunked
-from edge.export.network.conv import causal_conv1d_training
-from edge.export.network.norms import gated_rms_norm_training, rms_norm_training
+from edge.export.training_ops import (
+    causal_conv1d_training,
+    gated_rms_norm_training,
+    rms_norm_training,
+    selective_scan_heads_chunked,
+)
 from edge.plugins.reference import (
     causal_conv1d,
     gated_rms_norm,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edge.export.quantize import dequantize_blocks, quantize_blocks
+from edge.export.quantize.weights import dequantize_blocks, quantize_blocks
 from edge.plugins import reference
 from edge.plugins.onnx import FLAVOURS, Flavour
 from edge.rope import powers

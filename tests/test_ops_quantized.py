@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from edge.export.quantize import quantize_blocks
+from edge.export.quantize.weights import quantize_blocks
 from edge.plugins import reference
 from edge.plugins.onnx import FLAVOURS, Flavour, op_of, variants
 from edge.plugins.reference.hadamard import factors

@@ -28,7 +28,7 @@ from edge.export.exporter import export_checkpoint
 from edge.export.graph.verify import verify_graph
 from edge.export.judging import sample_tokens
 from edge.export.network import Network
-from edge.export.quantize import recipe
+from edge.export.recipes import recipe
 from tests import checkpoints
 
 SAVE: dict[str, Callable[[Path], Path]] = {

@@ -11,11 +11,20 @@ from numpy.typing import NDArray
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, ModelConfig
 from edge.errors import ExportError
 from edge.export.graph import build_graph
-from edge.export.quantize import Choices, ModelPlan, mixture, names, plan_model, recipe
-from edge.export.quantize.build import default_percentile
-from edge.export.quantize.how import Dynamic, Static
 from edge.export.quantize.observers import Statistics
-from edge.export.quantize.plan import F16, F32, INT8, INT8_ROWS, Rounding, Storage
+from edge.export.quantize.plan import (
+    F16,
+    F32,
+    INT8,
+    INT8_ROWS,
+    Dynamic,
+    ModelPlan,
+    Rounding,
+    Static,
+    Storage,
+)
+from edge.export.recipes import Choices, mixture, names, plan_model, recipe
+from edge.export.recipes.mixture import default_percentile
 from edge.tensors import parameters, tensor_shapes
 
 MAMBA1 = Mamba1Config(d_inner=128, d_state=8, dt_rank=4)

@@ -12,12 +12,12 @@ import pytest
 from edge.apps.export import by_kind, describe
 from edge.bundle import open_bundle
 from edge.errors import ExportError
+from edge.export.calibration.texts import checkpoint_reader, read_text
 from edge.export.checkpoint import open_checkpoint
 from edge.export.exporter import CALIBRATION_FILE, ExportSummary, export_checkpoint
 from edge.export.graph import GRAPH_FILE, agreement
 from edge.export.graph.verify import verify_graph
-from edge.export.quantize import names
-from edge.export.quantize.texts import checkpoint_reader, read_text
+from edge.export.recipes import names
 from edge.plugins.reference import quantize
 from edge.plugins.reference.graph import ReferenceGraph
 from edge.runtime.ort import OrtEngine

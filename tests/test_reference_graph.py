@@ -25,7 +25,7 @@ from edge.export.graph.run import (
     session_options,
 )
 from edge.export.network import Network
-from edge.export.network.chunked import selective_scan_heads_chunked
+from edge.export.training_ops import selective_scan_heads_chunked
 from edge.ops import OPS
 from edge.plugins.reference.graph import ReferenceGraph
 from edge.plugins.reference.nodes import FLOATING, scan_heads_node

@@ -16,7 +16,7 @@ from onnx.external_data_helper import load_external_data_for_model
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig, ModelConfig
 from edge.export.graph import GRAPH_FILE, build_graph
 from edge.export.graph.run import GraphRunner, open_reference
-from edge.export.quantize.names import layer_matrices
+from edge.export.mixers import mixer_of
 from edge.export.quantize.plan import (
     INT8,
     INT8_ROWS,
@@ -72,8 +72,8 @@ def plan(
     layers = []
     for layer in CONFIG.layers:
         products = {
-            name: product(name, columns)
-            for name, (_, columns) in layer_matrices(layer, CONFIG.d_model).items()
+            name: product(name, matrix.columns)
+            for name, matrix in mixer_of(layer).matrices(CONFIG.d_model).items()
         }
         scan = None
         if isinstance(layer, Mamba1Config | Mamba2Config):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from edge.errors import ExportError
-from edge.export.quantize.smooth import (
-    column_absmax,
+from edge.export.quantize.scales import (
     smoothing,
 )
 
@@ -44,16 +43,11 @@ def test_the_product_does_not_change() -> None:
     hidden = random.normal(size=(50, 32)).astype(np.float32)
     norm = random.normal(1, 0.2, 32).astype(np.float32)
     weights = [random.normal(size=(n, 32)).astype(np.float32) for n in (8, 5)]
-    s = smoothing(np.abs(hidden * norm).max(0), column_absmax(*weights))
+    s = smoothing(np.abs(hidden * norm).max(0), np.abs(np.concatenate(weights)).max(0))
     for weight in weights:
         before = (hidden * norm) @ weight.T
         after = (hidden * (norm / s)) @ (weight * s).T
         np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-4)
-
-
-def test_the_largest_column_of_either_matrix_counts() -> None:
-    a, b = np.array([[1, -5], [2, 3]], np.float32), np.array([[-4, 4]], np.float32)
-    np.testing.assert_array_equal(column_absmax(a, b), [4, 5])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from edge.apps.cli import app
 from edge.bundle import open_bundle
 from edge.errors import ContextFullError, ExportError
 from edge.export.exporter import export_checkpoint
-from edge.export.quantize import names
+from edge.export.recipes import names
 from edge.runtime.ort import OrtEngine
 from tests.checkpoints import CORPUS, save_gpt_neox, save_llama, save_mistral
 from tests.test_checkpoint_transformers import LLAMA3

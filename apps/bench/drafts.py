@@ -160,7 +160,7 @@ def _of(costs: DraftCosts, who: Model | Literal["ngram"]) -> DraftCosts:
 
 def _check_simulation(shape: str, recipes: Sequence[str]) -> None:
     """Refuse what there is not before anything is measured."""
-    from edge.export.quantize import recipe
+    from edge.export.recipes import recipe
 
     shape_named(shape)
     for name in recipes:
@@ -189,7 +189,7 @@ def _random_bundle(workspace: Workspace, recipe: str) -> Path:
     """Scales of activations are found on a little text: they make no run quicker or slower."""
     from edge.export.checkpoint import open_checkpoint
     from edge.export.exporter import export_checkpoint
-    from edge.export.quantize import mixture
+    from edge.export.recipes import mixture
 
     source, out = workspace.checkpoint, workspace.path / f"simulated-{recipe}"
     needs_text = bool(mixture(open_checkpoint(source).config, recipe).observations())

@@ -15,7 +15,7 @@ import sentencepiece as spm
 import torch
 from torch import Tensor
 
-from edge.export.quantize.texts import GREETINGS
+from edge.export.calibration.texts import GREETINGS
 
 # How often an epoch holds a conversation of each source; a fraction is a chance.
 MIX = {

@@ -17,9 +17,9 @@ import typer
 from edge.apps.demo.outliers import X_PEAK, Y_PEAKS, OutlierCheckpoint
 from edge.errors import EdgeError
 from edge.export.exporter import export_checkpoint
-from edge.export.quantize.how import Static
-from edge.export.quantize.quamba import ABSMAX, HADAMARD, PERCENTILE, mamba1, mamba2
-from edge.export.quantize.recipes import Recipe, names, recipe, register
+from edge.export.quantize.plan import Static
+from edge.export.recipes.base import Recipe, names, recipe, register
+from edge.export.recipes.tables import ABSMAX, HADAMARD, PERCENTILE, mamba1, mamba2
 
 PLAIN = "w8a8-static"
 # How x and y are rounded.

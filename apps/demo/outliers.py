@@ -35,9 +35,9 @@ from torch import Tensor
 
 from edge.config import Mamba1Config, Mamba2Config, Mixer, ModelConfig
 from edge.errors import ExportError
+from edge.export.calibration.texts import checkpoint_reader, read_text
 from edge.export.checkpoint import Checkpoint, open_checkpoint
 from edge.export.network import Network
-from edge.export.quantize.texts import checkpoint_reader, read_text
 from edge.tensors import tensor_shapes
 
 Tensors = dict[str, Tensor]

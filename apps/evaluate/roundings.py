@@ -18,8 +18,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from edge.errors import InputError
-from edge.export.quantize.blocks import dequantize_blocks
-from edge.export.quantize.int8 import dequantize_int8
+from edge.export.quantize.weights import dequantize_blocks, dequantize_int8
 from edge.ops import DOMAIN
 from edge.plugins.onnx.library import op_of
 from edge.plugins.reference.hadamard import hadamard

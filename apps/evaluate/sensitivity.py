@@ -27,7 +27,7 @@ from edge.config import ModelConfig
 from edge.errors import InputError
 from edge.export.graph.model import GRAPH_FILE
 from edge.export.graph.run import GraphRunner
-from edge.export.network.chunked import selective_scan_heads_chunked
+from edge.export.training_ops import selective_scan_heads_chunked
 from edge.plugins.reference.graph import ReferenceGraph
 from edge.plugins.reference.nodes import scan_heads_node
 from edge.runtime.model import Model

@@ -1,15 +1,14 @@
 """A bundle that keeps its weights in fp32 or fp16, read as the checkpoint it was made from.
 
-A graph keeps weights as the runtime wants them (`edge.export.graph.layers`): transposed, joined,
-padded, A in place of A_log. Here that is undone. Only A_log may differ from the checkpoint's, by
-the rounding of exp and log.
+A graph keeps weights as the runtime wants them: transposed, joined, padded, A in place of A_log.
+Here that is undone (`edge.export.mixers`). Only A_log may differ from the checkpoint's, by the
+rounding of exp and log.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,14 @@ from onnx import TensorProto
 from torch import Tensor
 
 from edge.bundle import Bundle, TokenizerInfo, open_bundle
-from edge.config import AttentionConfig, Mamba1Config, Mixer, MlpConfig, ModelConfig
+from edge.config import ModelConfig
 from edge.errors import CheckpointError
 from edge.export.checkpoint.checkpoint import Checkpoint
 from edge.export.checkpoint.layout import Layout, Piece, Shape
 from edge.export.checkpoint.weights import Entry, WeightFile, Weights
-from edge.tensors import padded_head_dim, tensor_shapes
+from edge.export.mixers import mixer_of
+from edge.export.mixers.base import Stored
+from edge.tensors import tensor_shapes
 
 Array = NDArray[Any]
 FLOATING = ("fp32", "fp16")
@@ -104,21 +105,6 @@ def _special(info: TokenizerInfo) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-@dataclass(frozen=True)
-class Stored:
-    """How a graph keeps one canonical tensor.
-
-    Attributes:
-        name: of the initializer that holds it, perhaps with others.
-        shape: of that initializer.
-        restore: initializer → canonical tensor.
-    """
-
-    name: str
-    shape: Shape
-    restore: Callable[[Array], Array]
-
-
 class StoredWeights(WeightFile):
     """The weight file of a bundle, by canonical names; one tensor is restored when asked for."""
 
@@ -192,59 +178,15 @@ def _location(file: Path, kept: TensorProto) -> str:
 
 
 def stored_as(config: ModelConfig) -> dict[str, Stored]:
-    """Canonical name → how a floating graph keeps it (the inverse of `edge.export.graph.layers`).
-
-    A_log is found in double precision: it is the float nearest to ln(-A).
-    """
+    """Canonical name → how a floating graph keeps it."""
     found = {}
     for name, shape in tensor_shapes(config).items():
         parts = name.split(".", 2)
-        layer = config.layers[int(parts[1])] if parts[0] == "layers" else None
-        changed = None if layer is None else _changed(layer, f"layers.{parts[1]}", parts[2], shape)
-        found[name] = changed or Stored(name, shape, lambda array: array)
+        changed = None
+        if parts[0] == "layers":
+            changed = mixer_of(config.layers[int(parts[1])]).stored(parts[2], shape)
+        if changed is None:
+            found[name] = Stored(name, shape, lambda array: array)
+        else:
+            found[name] = replace(changed, name=f"layers.{parts[1]}.{changed.name}")
     return found
-
-
-def _changed(layer: Mixer, prefix: str, local: str, shape: Shape) -> Stored | None:
-    """For a tensor that a graph does not keep as it is."""
-    module, _, kind = local.partition(".")
-    if local == "conv1d.weight":
-        return Stored(f"{prefix}.{local}", (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
-    if local == "A_log":
-        turned = isinstance(layer, Mamba1Config)
-        return Stored(f"{prefix}.{local}", shape[::-1] if turned else shape, lambda a: _log(a).T)
-    if isinstance(layer, MlpConfig) and layer.gated and module in ("gate_proj", "up_proj"):
-        start, wide = (0 if module == "gate_proj" else shape[0]), shape[0]
-        joined = (2 * wide, *shape[1:])
-        return Stored(f"{prefix}.gate_up_proj.{kind}", joined, lambda w: w[start : start + wide])
-    if isinstance(layer, AttentionConfig):
-        return _attention(layer, prefix, module, kind, shape)
-    return None
-
-
-def _log(a: Array) -> Array:
-    with np.errstate(divide="ignore", invalid="ignore"):  # what is no logarithm is refused as NaN
-        return np.log(-a.astype(np.float64)).astype(np.float32)
-
-
-def _attention(
-    layer: AttentionConfig, prefix: str, module: str, kind: str, shape: Shape
-) -> Stored | None:
-    """Heads without the zeros that fill them up; q, k and v out of one matrix."""
-    heads, kv, own = layer.n_heads, layer.n_kv_heads, layer.head_dim
-    padded = padded_head_dim(own)
-    first = {"q_proj": 0, "k_proj": heads, "v_proj": heads + kv}.get(module)
-
-    def rows(array: Array, start: int, count: int) -> Array:
-        chosen = array[start * padded : (start + count) * padded]
-        split = chosen.reshape(count, padded, *array.shape[1:])[:, :own]
-        return split.reshape(count * own, *array.shape[1:])
-
-    if first is not None:
-        count = heads if module == "q_proj" else kv
-        joined = ((heads + 2 * kv) * padded, *shape[1:])
-        return Stored(f"{prefix}.qkv_proj.{kind}", joined, lambda w: rows(w, first, count))
-    if (module, kind) == ("o_proj", "weight"):
-        whole = (shape[0], heads * padded)
-        return Stored(f"{prefix}.o_proj.weight", whole, lambda w: rows(w.T, 0, heads).T)
-    return None

@@ -9,23 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edge.config import (
-    AttentionConfig,
-    Mamba1Config,
-    Mamba2Config,
-    Mixer,
-    MlpConfig,
-    ModelConfig,
-    RopeConfig,
-)
-from edge.export.graph import layers, mamba_int8
-from edge.export.graph.builder import GraphBuilder, HessianOf, TensorSource
-from edge.export.graph.place import Place, Shared
-from edge.export.graph.products import Input, embed, input_scale, linear, round_input, scale_of
-from edge.export.graph.weights import WeightFile
-from edge.export.quantize import ModelPlan, plan_model, recipe
-from edge.export.quantize.names import head_matrix
-from edge.export.quantize.plan import LayerPlan, Product
+from edge.config import ModelConfig, RopeConfig
+from edge.export.mixers import mixer_of
+from edge.export.nodes.builder import GraphBuilder, HessianOf, TensorSource, WeightWriter
+from edge.export.nodes.layer import LayerGraph, Shared
+from edge.export.nodes.products import Input, embed, input_scale, linear, round_input, scale_of
+from edge.export.quantize.plan import ModelPlan, Product
+from edge.export.recipes import plan_model, recipe
 from edge.launch import Log
 from edge.plugins.onnx import Flavour
 from edge.rope import inverse_frequencies
@@ -84,7 +74,7 @@ def build_graph(
         plan = plan_model(config, recipe(plan))
     out = Path(out_dir)
     (out / GRAPH_FILE).parent.mkdir(parents=True, exist_ok=True)
-    with WeightFile(out / WEIGHT_FILE) as weights:
+    with WeightWriter(out / WEIGHT_FILE) as weights:
         g = GraphBuilder(config, tensors, weights, flavour, hessian)
         _assemble(g, plan, progress or (lambda what, done, total: None))
         model = g.model()
@@ -111,33 +101,23 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
         progress(f"layer {i}", i + 1, total)
         prefix = f"layers.{i}"
         reader = next(iter(how.products.values()))
-        names, at = (f"{prefix}.normed", f"{prefix}.residual"), Place(g, prefix, how, shared)
-        if config.parallel(i):  # x is still what the layer before read
+        mixer, names = mixer_of(layer), (f"{prefix}.normed", f"{prefix}.residual")
+        at = LayerGraph(g, prefix, how, shared, mixer.weight)
+        if layer.is_parallel:  # x is still what the layer before read
             u, _ = _norm(g, x, "", f"{prefix}.norm", names, reader)
-            added = g.node("Add", [added, _mixer(at, layer, u)], f"{prefix}.beside")
+            added = g.node("Add", [added, mixer.nodes(at, u)], f"{prefix}.beside")
             continue
         u, x = _norm(g, x, added, f"{prefix}.norm", names, reader)
-        added = _mixer(at, layer, u)
+        added = mixer.nodes(at, u)
     progress("head", total - 1, total)
     # Only the wanted rows go through the head: it is a third of a small model.
     x = g.node("Gather", [x, "rows"], "wanted.residual", axis=0)
     added = g.node("Gather", [added, "rows"], "wanted.added", axis=0)
     hidden, _ = _norm(g, x, added, "norm_f", ("final", "final.residual"), plan.head)
-    linear(g, hidden, head_matrix(config), "logits", plan.head)
+    matrix = "embedding.weight" if config.tie_embeddings else "lm_head.weight"
+    linear(g, hidden, matrix, "logits", plan.head)
     g.outputs.insert(0, g.outputs.pop(_logits(g)))
     progress("head", total, total)
-
-
-def _mixer(at: Place, layer: Mixer, u: Input) -> str:
-    fused = at.plan.scan is not None and at.plan.scan.fused
-    if isinstance(layer, Mamba1Config):
-        return (mamba_int8 if fused else layers).mamba1(at, layer, u)
-    if isinstance(layer, Mamba2Config):
-        return (mamba_int8 if fused else layers).mamba2(at, layer, u)
-    if isinstance(layer, AttentionConfig):
-        return layers.attention(at, layer, u)
-    assert isinstance(layer, MlpConfig)
-    return layers.mlp(at, layer, u)
 
 
 def _logits(g: GraphBuilder) -> int:
@@ -172,42 +152,28 @@ def _inputs(g: GraphBuilder, plan: ModelPlan) -> Shared:
     shared = Shared()
     g.input("tokens", "i64", ["T", "B"])
     g.input("rows", "i64", ["L"])
-    mixers = g.config.layers
-    recurrent = [m for m in mixers if isinstance(m, Mamba1Config | Mamba2Config)]
-    for width in sorted({m.d_conv for m in recurrent}):
+    for width in g.config.conv_widths:
         # rows of concat(conv_state, x) under each token's window, and those that are kept
         shared.taps[width] = (
             g.input(f"taps{width}", "i64", ["T", width]),
             g.input(f"kept_taps{width}", "i64", ["R", width - 1]),
         )
-    if any(map(_walks, mixers, plan.layers)):
+    layers = [(mixer_of(m), how) for m, how in zip(g.config.layers, plan.layers, strict=True)]
+    if any(mixer.walks(how) for mixer, how in layers):
         g.input("kept", "i64", ["R"])
         g.input("parents", "i64", ["T"])
         g.input("tree", "bool", [])
         g.input("last_only", "bool", [])
-    if any(map(_logs, mixers, plan.layers)):
+    if any(mixer.logs(how) for mixer, how in layers):
         g.input("stored", "i64", ["S"])
         g.input("paths", "f32", ["M", "M"])
-    attending = [m for m in mixers if isinstance(m, AttentionConfig)]
-    if attending:
+    if g.config.has_attention:
         g.input("ancestors", "f32", ["T", "T"])
-        _attention_inputs(g, shared, attending)
+        _attention_inputs(g, shared)
     return shared
 
 
-def _logs(mixer: Mixer, how: LayerPlan) -> bool:
-    """Whether the layer's scan takes logged tokens: Mamba-2's, whose state is not rounded."""
-    rounded = how.scan is not None and how.scan.fused and how.scan.state != "fp32"
-    return isinstance(mixer, Mamba2Config) and not rounded
-
-
-def _walks(mixer: Mixer, how: LayerPlan) -> bool:
-    """Whether the layer's scan goes from parent to child."""
-    fused = how.scan is not None and how.scan.fused
-    return isinstance(mixer, Mamba1Config) or (isinstance(mixer, Mamba2Config) and fused)
-
-
-def _attention_inputs(g: GraphBuilder, shared: Shared, attending: list[AttentionConfig]) -> None:
+def _attention_inputs(g: GraphBuilder, shared: Shared) -> None:
     g.input("positions", "i64", ["T"])
     g.input("past", "i64", [1])
     g.input("total", "i32", [])
@@ -221,9 +187,10 @@ def _attention_inputs(g: GraphBuilder, shared: Shared, attending: list[Attention
     inside = g.node("Mul", [outside, low], "inside")
     both = g.node("Concat", [seen, inside], "bias.matrix", axis=1)
     shared.bias = g.node("Unsqueeze", [both, g.integers([0, 1])], "bias")
-    for layer in attending:
-        if layer.rope is not None and layer.rope not in shared.rotations:
-            shared.rotations[layer.rope] = _rotation(g, layer.rope, len(shared.rotations))
+    for layer in g.config.layers:
+        rope = layer.rotation
+        if rope is not None and rope not in shared.rotations:
+            shared.rotations[rope] = _rotation(g, rope, len(shared.rotations))
 
 
 def _rotation(g: GraphBuilder, rope: RopeConfig, number: int) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge import cpu
-from edge.config import Mamba1Config, Mamba2Config, ModelConfig
+from edge.config import ModelConfig
 from edge.errors import ExportError
 from edge.export.graph.model import GRAPH_FILE
 from edge.onnx_runtime import onnxruntime as ort
@@ -144,9 +144,7 @@ class GraphRunner:
         steps = tokens.shape[1]
         tree = parents is not None
         parents = _chain(tokens) if parents is None else parents
-        widths = [
-            m.d_conv for m in self.config.layers if isinstance(m, Mamba1Config | Mamba2Config)
-        ]
+        widths = self.config.conv_widths
         ancestors = np.zeros((steps, steps), np.float32)
         window = np.zeros((steps, max(widths, default=1)), np.int64)
         for t, parent in enumerate(parents):

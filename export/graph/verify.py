@@ -14,10 +14,9 @@ from torch import Tensor
 
 from edge.config import ModelConfig
 from edge.errors import ExportError
-from edge.export.graph.builder import TensorSource
 from edge.export.graph.run import GraphRunner, open_session, session_options
-from edge.export.network.mixers import Norm
-from edge.export.network.model import Layer
+from edge.export.network import Layer, Norm
+from edge.export.nodes.builder import TensorSource
 from edge.tensors import kv_cache_shapes, recurrent_state_shapes
 
 F32 = NDArray[np.float32]

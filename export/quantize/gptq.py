@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.quantize.blocks import inverse, quantize_blocks
+from edge.export.quantize.weights import inverse, quantize_blocks
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

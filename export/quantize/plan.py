@@ -1,19 +1,22 @@
-"""What the graph builder is told about one model: how every product, scan and table is rounded.
+"""How tensors are rounded: what a recipe can ask for, and the plan that it makes of one model.
 
-A recipe and a calibration make a plan; the plan is data, and knows no recipe.
+A recipe is a table, tensor → how: a `Storage` for a weight, `Static` or `Dynamic` for an
+activation; a tensor that a table leaves out stays floating. A recipe and a calibration make a plan,
+which is what the graph builder is told; the plan is data, and knows no recipe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
 StateType = Literal["fp32", "fp16", "int8"]
+Clip = Literal["absmax", "percentile", "octav"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,37 @@ def fitting(wanted: Storage, columns: int) -> Storage:
     largest = wanted.block
     block = next((b for b in _BLOCKS if b <= largest and columns % b == 0), None)
     return F32 if block is None else Storage(wanted.bits, block)
+
+
+@dataclass(frozen=True)
+class Static:
+    """Scales found by calibration.
+
+    Attributes:
+        clip: the largest value kept: `absmax` keeps all; `percentile` cuts the rarest (Quamba,
+            section 4.2); `octav` minimizes the squared error (OCTAV, arXiv 2206.06501, equation 6).
+        rotate: rounded after a Hadamard rotation (Quamba, equation 3).
+        smooth: α of SmoothQuant (arXiv 2211.10438, equation 4): a divisor a channel, whose inverse
+            is in the weight's columns.
+        outliers: channels with a calibration absmax of this or more stay floating (LLM.int8).
+        groups: a scale for each of Quamba2's groups instead of one (arXiv 2503.22879, section 3):
+            of x by head and channel, of B and C by SSD group. Mamba-2 only.
+    """
+
+    clip: Clip = "absmax"
+    rotate: bool = False
+    smooth: float | None = None
+    outliers: float | None = None
+    groups: bool = False
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """A scale a token, absmax / 127 of what the token has."""
+
+
+Activation: TypeAlias = Static | Dynamic
+Table: TypeAlias = Mapping[str, Storage | Activation]
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.quantize.how import Static
 from edge.export.quantize.observers import Statistics, scale_of
-from edge.export.quantize.plan import Rounding
-from edge.export.quantize.smooth import column_absmax, smoothing
+from edge.export.quantize.plan import Rounding, Static
+from edge.export.quantize.scales import smoothing
 from edge.plugins.reference.hadamard import rotation_blocks
 
 F32 = NDArray[np.float32]
@@ -77,15 +76,18 @@ class Sites:
         return Range(name or value, channels, limit, found.clipped)
 
     def rounding(
-        self, seen: Range, how: Static, weights: Callable[[], F32] | None = None
+        self, seen: Range, how: Static, column_absmax: Callable[[], F32] | None = None
     ) -> tuple[Rounding, tuple[int, ...]]:
-        """(how a site is rounded, the columns that are not), for the product with `weights`."""
+        """(how a site is rounded, the columns that are not).
+
+        `column_absmax` gives the largest weight of each column of the product that reads the site.
+        """
         if how.outliers is not None:
             return self._with_outliers(seen, how, how.outliers)
         if how.smooth is not None:
-            if weights is None:
+            if column_absmax is None:
                 raise TypeError(f"{seen.name} is smoothed, and no product reads it")
-            divisor = smoothing(seen.channels, column_absmax(weights()), how.smooth)
+            divisor = smoothing(seen.channels, column_absmax(), how.smooth)
             scale = divisor * self._scale(seen, float((seen.channels / divisor).max()))
         else:
             scale = self._scale(seen, seen.limit(how.clip))

@@ -11,7 +11,7 @@ import torch
 from edge.apps.bench.gpu.measure import median_ms
 from edge.apps.bench.gpu.random_model import RandomTensors
 from edge.config import ModelConfig
-from edge.export.network.model import Network
+from edge.export.network import Network
 from edge.tensors import recurrent_state_shapes, tensor_shapes
 
 

@@ -17,12 +17,13 @@ from edge.apps.bench.gpu.shapes import period
 from edge.bundle import BundleWriter, Limits, Provenance, Quantization
 from edge.bundle.manifest import TokenizerInfo
 from edge.config import ModelConfig
+from edge.export.calibration.calibrate import calibrate, calibration_graph
+from edge.export.calibration.texts import CalibrationText
 from edge.export.exporter import check_graph
 from edge.export.graph import GRAPH_FILE, build_graph
 from edge.export.kernels import add_kernels, add_plan
-from edge.export.quantize import Choices, ModelPlan, mixture, plan_model, recipe
-from edge.export.quantize.calibrate import calibrate, calibration_graph
-from edge.export.quantize.texts import CalibrationText
+from edge.export.quantize.plan import ModelPlan
+from edge.export.recipes import Choices, mixture, plan_model, recipe
 from edge.tensors import tensor_shapes
 
 Array = NDArray[np.float32]

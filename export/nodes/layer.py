@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from edge.config import RopeConfig
-from edge.export.graph.builder import F32, GraphBuilder
-from edge.export.graph.products import (
-    Input,
-    Make,
-    fake_round,
-    linear,
-    linear_to_int8,
-    round_input,
-)
+from edge.export.nodes.builder import F32, GraphBuilder
+from edge.export.nodes.products import Input, fake_round, linear, linear_to_int8, round_input
 from edge.export.quantize.plan import LayerPlan, ScanPlan
 
 
@@ -29,25 +23,32 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A layer under construction; `prefix` is `layers.3`."""
+class LayerGraph:
+    """A layer under construction.
+
+    Attributes:
+        prefix: `layers.3`.
+        weight: a weight of the layer as the graph has it, from what gives canonical tensors.
+    """
 
     g: GraphBuilder
     prefix: str
     plan: LayerPlan
     shared: Shared
+    weight: Callable[[str, Callable[[str], F32]], F32]
 
     def named(self, name: str) -> str:
         return f"{self.prefix}.{name}"
+
+    def tensor(self, name: str) -> F32:
+        """A weight of the layer, fetched now, as the graph has it."""
+        return self.weight(name, lambda own: self.g.tensor(self.named(own)))
 
     @property
     def scan(self) -> ScanPlan:
         """The plan of the scan. Only for layers that have one."""
         assert self.plan.scan is not None
         return self.plan.scan
-
-    def bias(self, matrix: str, present: bool) -> str | None:
-        return self.g.weight(self.named(f"{matrix}.bias")) if present else None
 
     def split(self, value: str, parts: dict[str, int]) -> list[str]:
         """Parts of the last axis: name → width."""
@@ -58,11 +59,17 @@ class Place:
         """`value` as the product with `matrix` reads it."""
         return round_input(self.g, value, self.plan.products[matrix], columns)
 
-    def linear(
-        self, matrix: str, x: Input, output: str, bias: str | None = None, make: Make | None = None
-    ) -> str:
+    def linear(self, matrix: str, x: Input, output: str, bias: bool = False) -> str:
+        """x · matrixᵀ, and the matrix's bias added."""
         name, product = self.named(f"{matrix}.weight"), self.plan.products[matrix]
-        return linear(self.g, x, name, self.named(output), product, bias=bias, make=make)
+        added = None
+        if bias:
+            added = self.named(f"{matrix}.bias")
+            self.g.constant(added, self.tensor(f"{matrix}.bias"))
+        return linear(
+            self.g, x, name, self.named(output), product, bias=added,
+            make=lambda: self.tensor(f"{matrix}.weight"),
+        )  # fmt: skip
 
     def linear_to_int8(self, matrix: str, x: Input, output: str, scale: str) -> str:
         name, product = self.named(f"{matrix}.weight"), self.plan.products[matrix]

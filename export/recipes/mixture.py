@@ -9,24 +9,28 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.config import Mamba1Config, Mamba2Config, Mixer, ModelConfig
+from edge.config import Mixer, ModelConfig
 from edge.errors import ExportError
-from edge.export.quantize.how import Activation, Dynamic, Static, Table
-from edge.export.quantize.layer_plans import LayerPlanner
-from edge.export.quantize.names import inputs, usual
+from edge.export.mixers import mixer_of
+from edge.export.quantize.layer_plan import LayerPlanner, activation, storage
 from edge.export.quantize.plan import (
     F16,
     F32,
     INT8_ROWS,
+    Activation,
+    Dynamic,
+    LayerPlan,
     ModelPlan,
     Product,
     Rounding,
     StateType,
+    Static,
     Storage,
+    Table,
     fitting,
 )
-from edge.export.quantize.recipes import KINDS, LayerKind, Recipe, activation, recipe, storage
 from edge.export.quantize.sites import Calibration, Sites
+from edge.export.recipes.base import KINDS, Recipe, recipe
 from edge.tensors import parameters
 
 Array = NDArray[np.float32]
@@ -95,8 +99,9 @@ class Mixture:
         for index, layer in enumerate(self.config.layers):
             for name, how in self.tables[layer.kind].items():
                 if isinstance(how, Static):
-                    found[how.rotate].append(f"layers.{index}.{_value(layer, name)}")
-            if self.state == "int8" and isinstance(layer, Mamba1Config | Mamba2Config):
+                    value = _value(layer, name, self.config.d_model)
+                    found[how.rotate].append(f"layers.{index}.{value}")
+            if self.state == "int8" and layer.recurrent:
                 found[False].append(f"layers.{index}.ssm_states")
         final = activation(self.ends, "final")
         if isinstance(final, Static):
@@ -131,9 +136,10 @@ class Mixture:
         return any(isinstance(how, Activation) for table in tables for how in table.values())
 
 
-def _value(layer: Mixer, name: str) -> str:
+def _value(layer: Mixer, name: str, d_model: int) -> str:
     """A table's name for a value → the graph's."""
-    return next((value for value in inputs(layer).values() if usual(value) == name), name)
+    matrices = mixer_of(layer).matrices(d_model).values()
+    return next((matrix.reads for matrix in matrices if matrix.reads_listed == name), name)
 
 
 def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> Mixture:
@@ -144,7 +150,7 @@ def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> M
     """
     choices = choices or Choices()
     base = recipe(name)
-    present: list[LayerKind] = list(dict.fromkeys(layer.kind for layer in config.layers))
+    present: list[str] = list(dict.fromkeys(layer.kind for layer in config.layers))
     tables: dict[str, Table] = {kind: base.layers.get(kind, {}) for kind in present}
     for name_of_kind, other in choices.layers.items():
         kind = _known_kind(name_of_kind, present)
@@ -168,10 +174,9 @@ def _name(name: str, layers: Mapping[str, str]) -> str:
     return ",".join([name, *(f"{kind}={layers[kind]}" for kind in KINDS if kind in layers)])
 
 
-def _known_kind(kind: str, present: list[LayerKind]) -> LayerKind:
-    for known in present:
-        if known == kind:
-            return known
+def _known_kind(kind: str, present: list[str]) -> str:
+    if kind in present:
+        return kind
     why = "the model has none" if kind in KINDS else "there is no such kind"
     raise ExportError(
         f"no layer is of kind {kind!r}: {why}",
@@ -232,8 +237,8 @@ def _refuse_useless(mixed: Mixture, choices: Choices) -> None:
                 field="percentile",
                 remedy="leave --percentile out, or choose w8a8",
             )
-    mamba = {"mamba1", "mamba2"} & set(mixed.tables)
-    if choices.ssm_state is not None and not mamba:
+    recurrent = any(layer.recurrent for layer in mixed.config.layers)
+    if choices.ssm_state is not None and not recurrent:
         raise ExportError(
             "the model has no Mamba layer", field="ssm_state", remedy="leave --ssm-state out"
         )
@@ -255,22 +260,30 @@ def plan_model(
     mixed = mixture(config, chosen.name) if isinstance(chosen, Recipe) else chosen
     sites = Sites(calibration, mixed.percentile)
     layers = tuple(
-        LayerPlanner(
-            f"layers.{index}",
-            layer,
-            config.d_model,
-            mixed.tables[layer.kind],
-            sites,
-            fetch or _no_weights,
-            mixed.state,
-        ).plan()
-        for index, layer in enumerate(config.layers)
+        _layer(config, index, mixed, sites, fetch or _no_weights)
+        for index in range(len(config.layers))
     )
     embedding = fitting(storage(mixed.ends, "embedding", F32), config.d_model)
     head = _head(config, mixed, sites)
     if config.tie_embeddings:
         head = replace(head, weight=embedding)
     return ModelPlan(mixed.name, embedding, head, layers, sites.record)
+
+
+def _layer(
+    config: ModelConfig, index: int, mixed: Mixture, sites: Sites, fetch: Callable[[str], Array]
+) -> LayerPlan:
+    prefix, layer = f"layers.{index}", config.layers[index]
+    mixer = mixer_of(layer)
+    planner = LayerPlanner(
+        prefix,
+        mixer.matrices(config.d_model),
+        mixed.tables[layer.kind],
+        sites,
+        lambda name: mixer.weight(name, lambda own: fetch(f"{prefix}.{own}")),
+        mixed.state,
+    )
+    return mixer.plan(planner)
 
 
 def _head(config: ModelConfig, mixed: Mixture, sites: Sites) -> Product:

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from edge.config import ModelConfig
 from edge.errors import ExportError
+from edge.export.calibration.texts import CalibrationText
 from edge.export.graph.model import GRAPH_FILE
 from edge.export.graph.run import GraphRunner, GraphState, states_after
-from edge.export.network.chunked import selective_scan_heads_chunked
+from edge.export.mixers import mixer_of
 from edge.export.quantize.observers import Hessian, Statistics
-from edge.export.quantize.texts import CalibrationText
+from edge.export.training_ops import selective_scan_heads_chunked
 from edge.plugins.reference.graph import Hook, ReferenceGraph
 from edge.plugins.reference.hadamard import factors, hadamard
 from edge.plugins.reference.nodes import Scan, scan_heads_node
@@ -142,8 +143,7 @@ def _axes(config: ModelConfig, name: str) -> tuple[int, ...]:
     """Axes with a maximum of their own: channels, or those of a state that may have scales."""
     if not name.endswith(".ssm_states"):
         return (-1,)
-    layer = config.layers[int(name.split(".")[1])]
-    return (-2,) if layer.kind == "mamba1" else (-3, -1)
+    return mixer_of(config.layers[int(name.split(".")[1])]).state_axes
 
 
 def _tell(progress: Progress | None, done: int, text: CalibrationText) -> None:

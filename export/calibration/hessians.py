@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.config import ModelConfig
-from edge.export.quantize.calibrate import Progress, calibration_graph, hessians
-from edge.export.quantize.names import inputs, layer_matrices
+from edge.export.calibration.calibrate import Progress, calibration_graph, hessians
+from edge.export.calibration.texts import CalibrationText
+from edge.export.mixers import mixer_of
 from edge.export.quantize.observers import Hessian
 from edge.export.quantize.plan import ModelPlan
-from edge.export.quantize.texts import CalibrationText
 
 F64 = NDArray[np.float64]
 # Bytes of matrices held at once. Each batch runs the text through the model again.
@@ -58,13 +58,13 @@ class HessianSource:
         for index, (layer, how) in enumerate(
             zip(self.config.layers, self.plan.layers, strict=True)
         ):
-            for matrix, (_, columns) in layer_matrices(layer, self.config.d_model).items():
-                product = how.products[matrix]
+            for name, matrix in mixer_of(layer).matrices(self.config.d_model).items():
+                product = how.products[name]
                 if product.weight.bits == 4:
                     rotated = product.input is not None and product.input.rotate
-                    value = f"layers.{index}.{inputs(layer)[matrix]}"
-                    weight = f"layers.{index}.{matrix}.weight"
-                    found.append(_Wanted(weight, value, rotated, 8 * columns**2))
+                    value = f"layers.{index}.{matrix.reads}"
+                    weight = f"layers.{index}.{name}.weight"
+                    found.append(_Wanted(weight, value, rotated, 8 * matrix.columns**2))
         return found
 
     def __call__(self, weight: str) -> F64 | None:

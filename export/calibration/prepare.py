@@ -12,19 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.checkpoint import Checkpoint
-from edge.export.graph import build_graph
-from edge.export.graph.builder import HessianOf, to_numpy
-from edge.export.quantize import Mixture, ModelPlan, plan_model
-from edge.export.quantize.calibrate import Calibration, calibrate, calibration_graph
-from edge.export.quantize.hessians import HessianSource
-from edge.export.quantize.texts import (
+from edge.export.calibration.calibrate import Calibration, calibrate, calibration_graph
+from edge.export.calibration.hessians import HessianSource
+from edge.export.calibration.texts import (
     LENGTH,
     SEQUENCES,
     CalibrationText,
     checkpoint_reader,
     read_text,
 )
+from edge.export.checkpoint import Checkpoint
+from edge.export.graph import build_graph
+from edge.export.nodes.builder import HessianOf, to_numpy
+from edge.export.quantize.plan import ModelPlan
+from edge.export.recipes import Mixture, plan_model
 
 Tokens = NDArray[np.int64]
 # Called with a stage and the share of the whole export that is done.

@@ -8,10 +8,8 @@ from typing import Literal
 
 from edge import mixers
 from edge.errors import ExportError
-from edge.export.quantize.how import Activation, Static, Table
-from edge.export.quantize.plan import Storage
+from edge.export.quantize.plan import Static, Table
 
-LayerKind = str
 KINDS = tuple(map(mixers.kind_of, mixers.every()))
 
 
@@ -30,7 +28,7 @@ class Recipe:
     bits: Literal[4, 8, 16, 32]
     block_size: int | None
     ends: Table
-    layers: Mapping[LayerKind, Table]
+    layers: Mapping[str, Table]
     details: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -38,22 +36,6 @@ class Recipe:
         """Whether scales have to be found on text."""
         tables = (self.ends, *self.layers.values())
         return any(isinstance(how, Static) for table in tables for how in table.values())
-
-
-def storage(table: Table, name: str, default: Storage) -> Storage:
-    """What a table says of a weight."""
-    how = table.get(name, default)
-    if not isinstance(how, Storage):
-        raise TypeError(f"{name} is a weight, the recipe says {how}")
-    return how
-
-
-def activation(table: Table, name: str) -> Activation | None:
-    """What a table says of an activation; None is floating."""
-    how = table.get(name)
-    if isinstance(how, Storage):
-        raise TypeError(f"{name} is an activation, the recipe says {how}")
-    return how
 
 
 _RECIPES: dict[str, Recipe] = {}

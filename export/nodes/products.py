@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.graph.builder import F32, GraphBuilder
-from edge.export.quantize.blocks import quantize_blocks
+from edge.export.nodes.builder import F32, GraphBuilder
 from edge.export.quantize.gptq import quantize_gptq
-from edge.export.quantize.int8 import quantize_int8
 from edge.export.quantize.plan import Product, Rounding, Storage
+from edge.export.quantize.weights import quantize_blocks, quantize_int8
 from edge.plugins.reference.hadamard import factors, rotate
 
 Make = Callable[[], F32]

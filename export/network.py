@@ -1,4 +1,6 @@
-"""Embedding, layers, norm, head: the whole network for any `ModelConfig`."""
+"""The network in PyTorch, for any `ModelConfig`: what trains, what checkpoints load into, and what
+engines must match.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edge.config import ModelConfig
-from edge.export.network.mixers import Norm, State, build_mixer
+from edge.config import ModelConfig, NormConfig
+from edge.export.mixers import mixer_of
+from edge.export.training_ops import rms_norm_training
+from edge.plugins import reference
 from edge.tensors import kv_cache_shapes, recurrent_state_shapes, tensor_shapes
+
+State = dict[str, Tensor]
 
 
 @dataclass
@@ -21,6 +27,22 @@ class NetworkState:
     position: int = 0
 
 
+class Norm(nn.Module):
+    """RMSNorm or LayerNorm over d_model."""
+
+    def __init__(self, config: NormConfig, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if config.kind == "layernorm" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is not None:
+            return reference.layer_norm(x, self.weight, self.bias, self.config.eps)
+        norm = rms_norm_training if torch.is_grad_enabled() else reference.rms_norm
+        return norm(x, self.weight, self.config.eps)
+
+
 class Layer(nn.Module):
     """x + mixer(norm(read)), read being x but in a parallel layer. The mixer's parameters sit
     directly under the layer's name.
@@ -29,7 +51,7 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.norm = Norm(config.norm, config.d_model)
-        self.mixer = build_mixer(config.layers[index], config.d_model, config.norm.eps)
+        self.mixer = mixer_of(config.layers[index]).module(config.d_model, config.norm.eps)
 
     def forward(
         self, x: Tensor, state: State, position: int, read: Tensor | None = None

@@ -1,0 +1,1 @@
+"""Running text over the fp32 graph, and the plan that what was seen makes."""

@@ -1,0 +1,154 @@
+"""Grouped-query attention. q, k and v are one product; the caches are written in place."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edge.export.mixers.base import Array, Fetch, MixerExport, Stored
+from edge.export.nodes.builder import F32
+from edge.export.nodes.layer import LayerGraph
+from edge.export.nodes.products import Input
+from edge.export.quantize.layer_plan import Matrix
+from edge.mixers.attention import AttentionConfig
+from edge.plugins import reference
+from edge.rope import inverse_frequencies
+from edge.tensors import padded_head_dim
+
+State = dict[str, Tensor]
+
+
+class Attention(nn.Module):
+    """State: key_cache and value_cache [B, n_kv_heads, tokens so far, P], keys already rotated."""
+
+    def __init__(self, config: AttentionConfig, d_model: int) -> None:
+        super().__init__()
+        self.config = config
+        q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(d_model, q, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(d_model, kv, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(d_model, kv, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(q, d_model, bias=config.out_bias)
+        self._inverse: Tensor | None = None
+
+    def _frequencies(self, device: torch.device) -> Tensor:
+        """Inverse frequencies of RoPE, fp32 whatever the weights are.
+
+        Kept on the device: a copy from the host cannot be recorded into a CUDA graph.
+        """
+        assert self.config.rope is not None
+        if self._inverse is None or self._inverse.device != device:
+            self._inverse = torch.from_numpy(inverse_frequencies(self.config.rope)).to(device)
+        return self._inverse
+
+    def forward(self, u: Tensor, state: State, position: int) -> tuple[Tensor, State]:
+        c = self.config
+        q, k, v = (
+            p(u).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
+            for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if c.rope is not None:
+            positions = torch.arange(position, position + u.shape[1], device=u.device)
+            q, k = (reference.rope(m, positions, self._frequencies(u.device)) for m in (q, k))
+        k = torch.cat([state["key_cache"].to(k.dtype), k], dim=2)
+        v = torch.cat([state["value_cache"].to(v.dtype), v], dim=2)
+        if torch.is_grad_enabled() and k.shape[2] == u.shape[1]:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            y = reference.attention(q, k, v)
+        return self.o_proj(y.transpose(1, 2).flatten(2)), {"key_cache": k, "value_cache": v}
+
+
+class AttentionExport(MixerExport[AttentionConfig]):
+    """In the graph every head is filled up with zeros to a multiple of 8 values."""
+
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(config)
+        self.wide = padded_head_dim(config.head_dim)
+        self.parts = {
+            "q_proj": config.n_heads,
+            "k_proj": config.n_kv_heads,
+            "v_proj": config.n_kv_heads,
+        }
+
+    def module(self, d_model: int, eps: float) -> Attention:
+        return Attention(self.config, d_model)
+
+    def matrices(self, d_model: int) -> dict[str, Matrix]:
+        out = self.config.n_heads * self.wide
+        return {
+            "qkv_proj": Matrix(sum(self.parts.values()) * self.wide, d_model, "normed"),
+            "o_proj": Matrix(d_model, out, "attended_time"),
+        }
+
+    def weight(self, name: str, fetch: Fetch) -> F32:
+        module, _, kind = name.partition(".")
+        if module == "qkv_proj":
+            return np.concatenate(
+                [self._padded(fetch(f"{part}.{kind}"), heads) for part, heads in self.parts.items()]
+            )
+        if name == "o_proj.weight":
+            return np.ascontiguousarray(self._padded(fetch(name).T, self.config.n_heads).T)
+        return fetch(name)
+
+    def _padded(self, weight: F32, heads: int) -> F32:
+        """[heads·P, …] → [heads·wide, …] with zero rows at the end of each head."""
+        split = weight.reshape(heads, -1, *weight.shape[1:])
+        extra = [(0, 0)] * split.ndim
+        extra[1] = (0, self.wide - split.shape[1])
+        return np.pad(split, extra).reshape(heads * self.wide, *weight.shape[1:])
+
+    def _unpadded(self, array: Array, start: int, heads: int) -> Array:
+        """The rows of `heads` heads from head `start` on, without the zeros."""
+        chosen = array[start * self.wide : (start + heads) * self.wide]
+        split = chosen.reshape(heads, self.wide, *array.shape[1:])[:, : self.config.head_dim]
+        return split.reshape(heads * self.config.head_dim, *array.shape[1:])
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Stored | None:
+        module, _, kind = name.partition(".")
+        if module in self.parts:
+            order = list(self.parts)
+            first = sum(self.parts[before] for before in order[: order.index(module)])
+            joined = (sum(self.parts.values()) * self.wide, *shape[1:])
+            return Stored(
+                f"qkv_proj.{kind}", joined, lambda w: self._unpadded(w, first, self.parts[module])
+            )
+        if name == "o_proj.weight":
+            heads = self.config.n_heads
+            whole = (shape[0], heads * self.wide)
+            return Stored(name, whole, lambda w: self._unpadded(w.T, 0, heads).T)
+        return None
+
+    def nodes(self, at: LayerGraph, u: Input) -> str:
+        g, c, wide = at.g, self.config, self.wide
+        heads, kv = c.n_heads, c.n_kv_heads
+        qkv = at.linear("qkv_proj", u, "qkv", c.qkv_bias)
+        qkv = g.node("Transpose", [qkv], at.named("qkv_batch"), perm=[1, 0, 2])
+        q, k, v = at.split(qkv, {"q": heads * wide, "k": kv * wide, "v": kv * wide})
+        if c.rope is not None:
+            cos, sin = at.shared.rotations[c.rope]
+            dims = {"head_dim": wide, "dim": c.rope.dim}
+            q = g.call("Rope", [q, cos, sin], [f"{q}.turned"], heads=heads, **dims)[0]
+            k = g.call("Rope", [k, cos, sin], [f"{k}.turned"], heads=kv, **dims)[0]
+        cache: list[str | int] = ["B", kv, "capacity", wide]
+        caches = [g.input(at.named(f"{w}_cache"), "f32", cache) for w in ("key", "value")]
+        y, *written = g.call(
+            "Attention",
+            [q, k, v, *caches, "last", "total", at.shared.bias],
+            [at.named("attended"), at.named("key_cache_out"), at.named("value_cache_out")],
+            heads=heads,
+            kv_heads=kv,
+            head_dim=wide,
+            scale=1 / math.sqrt(c.head_dim),
+        )
+        for out in written:
+            g.output(out, cache)
+        y = g.node("Transpose", [y], at.named("attended_time"), perm=[1, 0, 2])
+        return at.linear("o_proj", at.read(y, "o_proj", heads * wide), "out", c.out_bias)
+
+
+EXPORT = AttentionExport

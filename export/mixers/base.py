@@ -1,0 +1,89 @@
+"""What every mixer says about its export; its sizes and states are those of `edge.mixers`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from numpy.typing import NDArray
+from torch import nn
+
+from edge.export.nodes.builder import F32
+from edge.export.nodes.layer import LayerGraph
+from edge.export.nodes.products import Input
+from edge.export.quantize.layer_plan import LayerPlanner, Matrix
+from edge.export.quantize.plan import LayerPlan
+from edge.mixers.base import MixerConfig
+
+C = TypeVar("C", bound=MixerConfig)
+Fetch = Callable[[str], F32]
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a floating graph keeps one canonical tensor.
+
+    Attributes:
+        name: of the initializer that holds it, perhaps with others.
+        shape: of that initializer.
+        restore: initializer → canonical tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    restore: Callable[[Array], Array]
+
+
+class MixerExport(ABC, Generic[C]):
+    """One layer's mixer in PyTorch, in the graph, and in int8. Names are those within the layer.
+
+    Attributes:
+        state_axes: axes of `ssm_states` that may have scales of their own in int8.
+    """
+
+    state_axes: ClassVar[tuple[int, ...]] = ()
+
+    def __init__(self, config: C) -> None:
+        self.config = config
+
+    @abstractmethod
+    def module(self, d_model: int, eps: float) -> nn.Module:
+        """The module, freshly initialised; `eps` is that of the model's norms.
+
+        Its parameters have the canonical names. It is called with u [B, T, D], the layer's state
+        and the position of the first token, and returns y [B, T, D] and the state after.
+        """
+
+    @abstractmethod
+    def matrices(self, d_model: int) -> dict[str, Matrix]:
+        """The products of the layer, in the order they run."""
+
+    @abstractmethod
+    def nodes(self, at: LayerGraph, u: Input) -> str:
+        """Add the mixer to a graph; returns its output [T, B, D]."""
+
+    def weight(self, name: str, fetch: Fetch) -> F32:
+        """A weight as the graph has it, joined or padded, from the layer's canonical tensors."""
+        return fetch(name)
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Stored | None:
+        """Where a floating graph keeps a canonical tensor that it changes; None where it does not.
+
+        The inverse of `weight`, and of what `nodes` does to small weights.
+        """
+        return None
+
+    def plan(self, planner: LayerPlanner) -> LayerPlan:
+        """How the layer is rounded. Raises ExportError when it cannot be as the recipe wants."""
+        return LayerPlan(planner.products())
+
+    def walks(self, plan: LayerPlan) -> bool:
+        """Whether its scan goes from parent to child, token by token."""
+        return False
+
+    def logs(self, plan: LayerPlan) -> bool:
+        """Whether its scan takes logged tokens of runs before."""
+        return False

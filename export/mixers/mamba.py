@@ -1,0 +1,309 @@
+"""What Mamba-1 and Mamba-2 share: the convolution, small weights, and values that travel in int8.
+
+A layer whose values are rounded by scales known beforehand runs on int8 ops from one projection to
+the other (Quamba, figure 4): it is fused. Any other runs on floating ops, on values that were
+rounded and brought back, which are the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from edge.errors import ExportError
+from edge.export.mixers.base import Array, MixerExport, Stored
+from edge.export.nodes.builder import F32
+from edge.export.nodes.layer import LayerGraph, joined
+from edge.export.nodes.products import Input, scale_of
+from edge.export.quantize import plan as plans
+from edge.export.quantize.layer_plan import LayerPlanner, activation, storage
+from edge.export.quantize.observers import scale_of as scale_for
+from edge.export.quantize.plan import LayerPlan, Rounding, ScanPlan, Static
+from edge.export.quantize.weights import I8, dequantize_int8, quantize_int8
+from edge.export.training_ops import causal_conv1d_training
+from edge.launch import DType
+from edge.mixers.mamba1 import Mamba1Config
+from edge.mixers.mamba2 import Mamba2Config
+from edge.plugins import reference
+
+M = TypeVar("M", Mamba1Config, Mamba2Config)
+State = dict[str, Tensor]
+Change = Callable[[F32], F32]
+Sites = dict[str, Rounding | None]
+
+_STATES = {"fp32": ("f32", 32), "fp16": ("f16", 16), "int8": ("i8", 8)}
+_CONSTANTS = ("conv1d", "A_log", "D", "dt_bias")
+# What plans call small weights, where that is not their name.
+_CALLED = {"conv1d.weight": "conv1d", "conv1d.bias": "conv1d", "dt_proj.bias": "dt_bias"}
+
+
+class Conv1d(nn.Module):
+    """Weights of a causal depthwise convolution: weight [C, K], bias [C] or None."""
+
+    def __init__(self, channels: int, width: int, bias: bool) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(width)
+        self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+
+    def forward(self, x: Tensor, conv_state: Tensor) -> tuple[Tensor, Tensor]:
+        run = causal_conv1d_training if torch.is_grad_enabled() else reference.causal_conv1d
+        return run(x, conv_state, self.weight, self.bias)
+
+
+def initial_dt_bias(size: int, low: float = 1e-3, high: float = 1e-1) -> Tensor:
+    """Inverse softplus of Δ log-uniform in [low, high] (Mamba, section 3.6)."""
+    delta = torch.exp(torch.rand(size) * (math.log(high) - math.log(low)) + math.log(low))
+    return delta + torch.log(-torch.expm1(-delta))
+
+
+class MambaExport(MixerExport[M]):
+    """A selective SSM behind a convolution."""
+
+    @property
+    @abstractmethod
+    def conv_parts(self) -> tuple[int, ...]:
+        """Channels of the tensors that are convolved together: x, and Mamba-2's B and C.
+
+        Each has scales of its own (Quamba2's code, and what one scale a tensor means for a join).
+        """
+
+    # -- plan -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sites(self, planner: LayerPlanner) -> Sites:
+        """How conv_in, z, x, dt, B and C are rounded, as far as the recipe says."""
+
+    def hindrance(self) -> str:
+        """Why a layer of this form cannot run on int8 ops; empty when it can."""
+        return "its projections have biases" if self.config.proj_bias else ""
+
+    def plan(self, planner: LayerPlanner) -> LayerPlan:
+        scan = self._scan_plan(planner)
+        return LayerPlan(planner.products(), scan)
+
+    def _scan_plan(self, planner: LayerPlanner) -> ScanPlan | None:
+        found = self.sites(planner)
+        sites = {name: site for name, site in found.items() if site is not None}
+        constants = frozenset(n for n in _CONSTANTS if storage(planner.table, n, plans.F32).int8)
+        hindrance = self._hindrance(planner, sites, constants)
+        if planner.state != "fp32" and hindrance:
+            raise ExportError(
+                f"ssm_state cannot be {planner.state}: {hindrance}",
+                field=planner.prefix,
+                remedy="--ssm-state fp32, or another recipe for this kind of layer (--layers)",
+            )
+        if not sites and not constants:
+            return None
+        scale = _state_scale(planner) if planner.state == "int8" else None
+        return ScanPlan(not hindrance, sites, constants, planner.state, scale)
+
+    def _hindrance(
+        self, planner: LayerPlanner, sites: dict[str, Rounding], constants: frozenset[str]
+    ) -> str:
+        """Why the layer cannot run on int8 ops throughout; empty when it can."""
+        if len(sites) < 6 or len(constants) < len(_CONSTANTS):
+            return "its recipe leaves the scan floating"
+        if not all(site.plain for site in sites.values()):
+            return "its recipe rotates values of the scan, or finds their scales at run time"
+        if hindrance := self.hindrance():
+            return hindrance
+        for name, matrix in planner.matrices.items():
+            how = activation(planner.table, matrix.reads)
+            static = isinstance(how, Static) and how.outliers is None
+            kept = storage(planner.table, name, plans.F32)
+            if name != "out_proj" and not (static and (kept.int8 or kept.bits == 4)):
+                return f"{name} is no integer product with a scale known beforehand"
+        return ""
+
+    # -- graph ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def floating(self, at: LayerGraph, u: Input) -> str:
+        """The mixer in floating ops."""
+
+    @abstractmethod
+    def fused(self, at: LayerGraph, u: Input) -> str:
+        """The mixer in int8 ops."""
+
+    def nodes(self, at: LayerGraph, u: Input) -> str:
+        return self.fused(at, u) if is_fused(at.plan) else self.floating(at, u)
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Stored | None:
+        if name == "conv1d.weight":
+            return Stored(name, (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
+        if name == "A_log":
+            return Stored(name, shape[::-1], lambda a: _log(a).T)
+        return None
+
+    def convolution(self, at: LayerGraph, x: str) -> str:
+        """Causal convolution with SiLU; binds the layer's conv_state and emits its kept rows."""
+        c, g = self.config, at.g
+        rows, channels = c.d_conv - 1, c.conv_channels
+        state = g.input(at.named("conv_state"), "f32", [rows, "B", channels])
+        weight = constant(at, "conv1d.weight", _by_tap, self.conv_parts)
+        bias = at.named("conv1d.bias")
+        if c.conv_bias:
+            constant(at, "conv1d.bias", None, self.conv_parts)
+        else:
+            g.constant(bias, np.zeros(channels, np.float32))
+        taps, kept_taps = at.shared.taps[c.d_conv]
+        y, states = g.call(
+            "CausalConv1d",
+            [x, state, taps, kept_taps, weight, bias],
+            [at.named("conv"), at.named("conv_states")],
+        )
+        g.output(states, ["R", rows, "B", channels])
+        return y
+
+    def convolution_int8(self, at: LayerGraph, x: str, y_scale: F32) -> str:
+        """Convolution, SiLU and rounding; binds the layer's conv_state and emits its kept rows."""
+        c, g = self.config, at.g
+        rows, channels = c.d_conv - 1, c.conv_channels
+        taps, kept_taps = at.shared.taps[c.d_conv]
+        inputs = [
+            x,
+            scale_of(g, at.named("conv_in.scale"), site_scale(at, "conv_in")),
+            g.input(at.named("conv_state"), "i8", [rows, "B", channels]),
+            taps,
+            kept_taps,
+            *constant_int8(at, "conv1d.weight", _by_tap, self.conv_parts),
+        ]
+        if c.conv_bias:
+            inputs += constant_int8(at, "conv1d.bias", None, self.conv_parts)
+        else:
+            inputs += _store_int8(at, "conv1d.bias", np.zeros(channels, np.float32))
+        inputs.append(scale_of(g, at.named("conv.scale"), y_scale))
+        outputs = [at.named("conv.q"), at.named("conv_states")]
+        y, states = g.call("CausalConv1dInt8", inputs, outputs)
+        g.output(states, ["R", rows, "B", channels], "i8")
+        return y
+
+    def scan_int8(
+        self,
+        at: LayerGraph,
+        op: str,
+        values: dict[str, str],
+        constants: list[str],
+        **attributes: float,
+    ) -> str:
+        """The scan over values by site name; binds ssm_state and emits its kept states."""
+        g = at.g
+        shape: list[int] = [*self.config.recurrent_states(1)["ssm_state"][1:]]
+        dtype, bits = _STATES[at.scan.state]
+        scale = at.scan.state_scale if at.scan.state == "int8" else np.ones(1, np.float32)
+        assert scale is not None
+        inputs = []
+        for site, value in values.items():
+            inputs += [value, scale_of(g, at.named(f"{site}.scale"), site_scale(at, site))]
+        state_scale = at.named("ssm_state.scale")
+        logged = self.logs(at.plan)
+        inputs += [
+            *constants,
+            g.input(at.named("ssm_state"), dtype, ["B", *shape]),
+            g.floats(state_scale, scale) if scale.size == 1 else g.constant(state_scale, scale),
+            "stored" if logged else "kept",
+            "parents",
+            "tree",
+            "last_only",
+        ]
+        if logged:
+            # the flavour `ort` holds x and B as u8
+            unsigned = ("x", "B") if g.flavour == "ort" else ()
+            types: dict[str, DType] = {s: "u8" if s in unsigned else "i8" for s in ("x", "dt", "B")}
+            inputs += ["paths", *self.log_inputs(at, values, types)]
+        outputs = [at.named("scan"), at.named("ssm_states")]
+        y, states = g.call(op, inputs, outputs, state_bits=bits, **attributes)
+        g.output(states, ["S" if logged else "R", "B", *shape], dtype)
+        return y
+
+    def log_inputs(
+        self, at: LayerGraph, values: dict[str, str], types: dict[str, DType]
+    ) -> list[str]:
+        """Inputs that give back what the scan read of tokens before: of each site in `types`."""
+        widths = self.config.log_widths()
+        return [at.g.log(values[site], widths[f"scan_{site}"], of) for site, of in types.items()]
+
+
+def is_fused(plan: LayerPlan) -> bool:
+    """Whether the layer runs on int8 ops throughout."""
+    return plan.scan is not None and plan.scan.fused
+
+
+def site_scale(at: LayerGraph, site: str) -> F32:
+    """The scale, known beforehand, of a fused layer's site."""
+    scale = at.scan.sites[site].scale
+    assert scale is not None
+    return scale
+
+
+def constant(
+    at: LayerGraph,
+    name: str,
+    change: Change | None = None,
+    parts: Sequence[int] = (),
+    after: Change | None = None,
+) -> str:
+    """Store a small weight as fp32, changed in order; on the grid of int8 where the plan says so.
+
+    `parts` are as in `constant_int8`; `after` is applied to the rounded values.
+    """
+
+    def make(array: F32) -> F32:
+        array = array if change is None else change(array)
+        if at.plan.scan is not None and _CALLED.get(name, name) in at.plan.scan.constants:
+            array = dequantize_int8(*_round(array, parts))
+        return array if after is None else after(array)
+
+    return at.g.weight(at.named(name), make)
+
+
+def constant_int8(
+    at: LayerGraph, name: str, change: Change | None = None, parts: Sequence[int] = ()
+) -> list[str]:
+    """Store a small weight in int8: [its name, its scale's], the scale [1] or [C].
+
+    `parts` are the widths of what lies side by side on the last axis, each with its own scale.
+    """
+    array = at.tensor(name)
+    return _store_int8(at, name, array if change is None else change(array), parts)
+
+
+def _store_int8(at: LayerGraph, name: str, array: F32, parts: Sequence[int] = ()) -> list[str]:
+    quants, scale = _round(array, parts)
+    full = at.named(name)
+    return [at.g.raw(full, quants), scale_of(at.g, f"{full}.scale", scale)]
+
+
+def _round(array: F32, parts: Sequence[int]) -> tuple[I8, F32]:
+    if len(parts) < 2:
+        return quantize_int8(array)
+    pieces = np.split(array, np.cumsum(parts)[:-1], axis=-1)
+    rounded = [quantize_int8(piece) for piece in pieces]
+    scale = joined(*((scale, width) for (_, scale), width in zip(rounded, parts, strict=True)))
+    return np.concatenate([quants for quants, _ in rounded], -1), scale
+
+
+def _state_scale(planner: LayerPlanner) -> F32:
+    """Of an int8 state: [N, 1] of Mamba-1, [H, 1, N] of Mamba-2."""
+    seen = planner.sites.seen(planner.value("ssm_states"), Static())
+    scale = scale_for(seen.channels).reshape(seen.channels.shape)
+    planner.sites.given(seen, Static(), scale.reshape(-1))
+    return scale[..., None] if scale.ndim == 1 else scale[:, None]
+
+
+def _by_tap(weight: F32) -> F32:
+    """A convolution's weight [C, K] → [K, 1, C]."""
+    return weight.T[:, None, :]
+
+
+def _log(a: Array) -> Array:
+    """A → A_log, in double precision: the float nearest to ln(-A)."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # what is no logarithm is refused as NaN
+        return np.log(-a.astype(np.float64)).astype(np.float32)

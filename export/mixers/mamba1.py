@@ -1,0 +1,149 @@
+"""Mamba-1 (Mamba, figure 3 and algorithm 2)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from edge.export.mixers.mamba import (
+    Conv1d,
+    MambaExport,
+    Sites,
+    State,
+    constant,
+    constant_int8,
+    initial_dt_bias,
+    site_scale,
+)
+from edge.export.nodes.layer import LayerGraph, joined
+from edge.export.nodes.products import Input, input_scale, scale_of
+from edge.export.quantize.layer_plan import LayerPlanner, Matrix, activation
+from edge.export.quantize.plan import LayerPlan, Rounding, Static
+from edge.mixers.mamba1 import Mamba1Config
+from edge.plugins import reference
+
+
+class Mamba1(nn.Module):
+    def __init__(self, config: Mamba1Config, d_model: int) -> None:
+        super().__init__()
+        self.config = config
+        inner, state, rank = config.d_inner, config.d_state, config.dt_rank
+        self.in_proj = nn.Linear(d_model, 2 * inner, bias=config.proj_bias)
+        self.conv1d = Conv1d(inner, config.d_conv, config.conv_bias)
+        self.x_proj = nn.Linear(inner, rank + 2 * state, bias=False)
+        self.dt_proj = nn.Linear(rank, inner)
+        self.A_log = nn.Parameter(torch.log(torch.arange(1.0, state + 1)).repeat(inner, 1))
+        self.D = nn.Parameter(torch.ones(inner))
+        self.out_proj = nn.Linear(inner, d_model, bias=config.proj_bias)
+        with torch.no_grad():
+            self.dt_proj.bias.copy_(initial_dt_bias(inner))
+
+    def forward(self, u: Tensor, state: State, position: int) -> tuple[Tensor, State]:
+        x, z = self.in_proj(u).chunk(2, dim=-1)
+        x, conv_state = self.conv1d(x, state["conv_state"])
+        c = self.config
+        dt, B, C = self.x_proj(x).split([c.dt_rank, c.d_state, c.d_state], dim=-1)
+        y, ssm_state = reference.selective_scan(
+            x, dt @ self.dt_proj.weight.T, self.A_log, B, C, self.D, self.dt_proj.bias, z,
+            state["ssm_state"],
+        )  # fmt: skip
+        return self.out_proj(y), {"conv_state": conv_state, "ssm_state": ssm_state}
+
+
+class Mamba1Export(MambaExport[Mamba1Config]):
+    state_axes: ClassVar[tuple[int, ...]] = (-2,)
+
+    @property
+    def conv_parts(self) -> tuple[int, ...]:
+        return (self.config.d_inner,)
+
+    def module(self, d_model: int, eps: float) -> Mamba1:
+        return Mamba1(self.config, d_model)
+
+    def matrices(self, d_model: int) -> dict[str, Matrix]:
+        inner, rank = self.config.d_inner, self.config.dt_rank
+        return {
+            "in_proj": Matrix(2 * inner, d_model, "normed"),
+            "x_proj": Matrix(rank + 2 * self.config.d_state, inner, "conv"),
+            "dt_proj": Matrix(inner, rank, "dbc"),
+            "out_proj": Matrix(d_model, inner, "scan"),
+        }
+
+    def walks(self, plan: LayerPlan) -> bool:
+        return True
+
+    def sites(self, planner: LayerPlanner) -> Sites:
+        both = planner.site("xz")
+        low, rest = self._dbc(planner)
+        if low is not None:
+            planner.known["dt_proj"] = low
+        x = planner.site("conv", "x_proj")
+        dt = planner.site("dt")
+        return {"conv_in": both, "z": both, "x": x, "B": rest, "C": rest, "dt": dt}
+
+    def _dbc(self, planner: LayerPlanner) -> tuple[Rounding | None, Rounding | None]:
+        """(how dt of low rank is rounded, how B and C are): alike, unless dt is smoothed."""
+        how = activation(planner.table, "dbc")
+        if not isinstance(how, Static) or how.smooth is None:
+            site = planner.site("dbc")
+            return site, site
+        sites, value, rank = planner.sites, planner.value("dbc"), self.config.dt_rank
+        seen = sites.seen(value, how, slice(0, rank), f"{value}[dt]")
+        low, _ = sites.rounding(seen, how, lambda: planner.column_absmax("dt_proj"))
+        seen = sites.seen(value, how, slice(rank, None), f"{value}[B,C]")
+        rest, _ = sites.rounding(seen, Static())
+        return low, rest
+
+    def floating(self, at: LayerGraph, u: Input) -> str:
+        c, g = self.config, at.g
+        inner, n, rank = c.d_inner, c.d_state, c.dt_rank
+        xz = at.linear("in_proj", u, "xz", c.proj_bias)
+        x, z = at.split(xz, {"x": inner, "z": inner})
+        x, z = at.site("conv_in", x, inner), at.site("z", z, inner)
+        conv = self.convolution(at, x)
+        x = at.site("x", conv, inner)
+        dbc = at.linear("x_proj", at.read(conv, "x_proj", inner), "dbc")
+        low, b, c_ = at.split(dbc, {"low_rank_dt": rank, "B": n, "C": n})
+        b, c_ = at.site("B", b, n), at.site("C", c_, n)
+        dt = at.linear("dt_proj", at.read(low, "dt_proj", rank), "dt")
+        inputs = [
+            x, at.site("dt", dt, inner), b, c_, z,
+            constant(at, "A_log", np.transpose, after=lambda a: -np.exp(a)),
+            constant(at, "D"),
+            constant(at, "dt_proj.bias"),
+            g.input(at.named("ssm_state"), "f32", ["B", n, inner]),
+            "kept", "parents", "tree", "last_only",
+        ]  # fmt: skip
+        y, states = g.call("SelectiveScan", inputs, [at.named("scan"), at.named("ssm_states")])
+        g.output(states, ["R", "B", n, inner])
+        return at.linear("out_proj", at.read(y, "out_proj", inner), "out", c.proj_bias)
+
+    def fused(self, at: LayerGraph, u: Input) -> str:
+        """The scan's input x is what the convolution rounds, and what x_proj reads."""
+        g, inner, n, rank = at.g, self.config.d_inner, self.config.d_state, self.config.dt_rank
+        both = joined((site_scale(at, "conv_in"), inner), (site_scale(at, "z"), inner))
+        xz = at.linear_to_int8("in_proj", u, "xz.q", scale_of(g, at.named("xz.scale"), both))
+        x, z = at.split(xz, {"x.q": inner, "z.q": inner})
+        x = self.convolution_int8(at, x, site_scale(at, "x"))
+        dbc = at.linear("x_proj", Input(rounded=x), "dbc")
+        low_scale = input_scale(at.plan.products["dt_proj"], rank)
+        three = joined((low_scale, rank), (site_scale(at, "B"), n), (site_scale(at, "C"), n))
+        scale = scale_of(g, at.named("dbc.scale"), three)
+        (dbc,) = g.call("Quantize", [dbc, scale], [at.named("dbc.q")])
+        low, b, c = at.split(dbc, {"low_rank_dt.q": rank, "B.q": n, "C.q": n})
+        dt_scale = scale_of(g, at.named("dt.scale"), site_scale(at, "dt"))
+        dt = at.linear_to_int8("dt_proj", Input(rounded=low), "dt.q", dt_scale)
+        constants = [
+            *constant_int8(at, "A_log", np.transpose),
+            *constant_int8(at, "D"),
+            *constant_int8(at, "dt_proj.bias"),
+        ]
+        values = {"x": x, "dt": dt, "B": b, "C": c, "z": z}
+        y = self.scan_int8(at, "SelectiveScanInt8", values, constants)
+        return at.linear("out_proj", at.read(y, "out_proj", inner), "out")
+
+
+EXPORT = Mamba1Export

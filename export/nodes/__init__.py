@@ -1,0 +1,1 @@
+"""Nodes and weights of a graph under construction."""

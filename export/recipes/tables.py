@@ -1,0 +1,234 @@
+"""The recipes: weights alone; Quamba's (arXiv 2410.13229; Quamba2, arXiv 2503.22879), for Mamba and
+for hybrids; and what Quamba is compared with, in its own tables' words (section 6, appendix H).
+
+Read a table as: this tensor is kept so. Activations have the names they have in the fp32 graph. In
+recipes for weights alone norms, convolutions, biases, A, D and dt_bias stay fp32: they are small
+and steer the recurrence. `x_proj` and `dt_proj` make Δ, B and C, the quantities an SSM is most
+sensitive to (Quamba, section 4.1), and together are 4 % of a Mamba-1 layer: `dt_proj` stays fp32,
+`x_proj` keeps 8 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from edge.export.quantize.plan import (
+    F16,
+    INT8,
+    INT8_ROWS,
+    Activation,
+    Dynamic,
+    Static,
+    Storage,
+    Table,
+)
+from edge.export.recipes.base import Recipe
+
+Layers = dict[str, Table]
+
+# A scale a row and so many columns, or a smaller number that divides the matrix.
+_W8, _W4, _INT4 = Storage(8, 128), Storage(4, 32), Storage(4, 128)
+
+
+# -- weights alone --------------------------------------------------------------------------------
+
+
+def _weights(most: Storage, x_proj: Storage = _W8) -> Layers:
+    return {
+        "mamba1": {"in_proj": most, "x_proj": x_proj, "out_proj": most},
+        "mamba2": {"in_proj": most, "out_proj": most},
+        "attention": {"qkv_proj": most, "o_proj": most},
+        "mlp": {"gate_up_proj": most, "down_proj": most},
+    }
+
+
+def _ends(kept: Storage) -> Table:
+    return {"embedding": kept, "head": kept}
+
+
+FP32 = Recipe("fp32", 32, None, {}, {})
+FP16 = Recipe("fp16", 16, None, _ends(F16), _weights(F16, F16), {"activations": "fp32"})
+W8 = Recipe(
+    "w8", 8, 128, _ends(_W8), _weights(_W8),
+    {"weights": "int8, absmax", "activations": "fp32"},
+)  # fmt: skip
+W4 = Recipe(
+    "w4", 4, 32, _ends(_W4), _weights(_W4),
+    {"weights": "int4, least squares; x_proj int8", "activations": "fp32"},
+)  # fmt: skip
+
+# "in groups of 128 for the big projections", as Quamba2 keeps weights in 4 bits; calibrated, GPTQ
+# rounds them. `dt_proj` stays 16 bits wide, as in Quamba2's code.
+_GROUPED = _weights(_INT4)
+W4A16 = Recipe(
+    "w4a16", 4, 128, _ends(_W8),
+    _GROUPED | {"mamba1": dict(_GROUPED["mamba1"]) | {"dt_proj": F16}},
+    {"weights": "int4; x_proj, embedding, head int8", "activations": "fp32"},
+)  # fmt: skip
+
+# -- Quamba ---------------------------------------------------------------------------------------
+
+ABSMAX = Static()
+PERCENTILE = Static(clip="percentile")
+HADAMARD = Static(rotate=True)
+# LLM.int8() (arXiv 2208.07339): channels that reach 6 stay floating, weights have a scale a row
+OUTLIERS = Static(outliers=6.0)
+
+ENDS: Table = {"embedding": INT8_ROWS, "final": ABSMAX, "head": INT8_ROWS}
+
+
+def mamba1(x: Static, y: Static, normed: Static = ABSMAX, low: Static = ABSMAX) -> Table:
+    """Quamba, figure 4, and its code: every tensor has one scale."""
+    return {
+        "normed": normed,
+        "in_proj": INT8,
+        "xz": ABSMAX,  # x before the convolution, and the gate z: one scale for both
+        "conv1d": INT8,
+        "conv": x,  # x: what x_proj and the scan read
+        "x_proj": INT8,
+        "dbc": low,  # dt of low rank, B and C: one scale for the three
+        "dt_proj": INT8,
+        "dt": ABSMAX,  # before its bias and softplus
+        "A_log": INT8,
+        "D": INT8,
+        "dt_bias": INT8,
+        "scan": y,
+        "out_proj": INT8,
+    }
+
+
+def mamba2(
+    x: Static,
+    y: Static,
+    normed: Static = ABSMAX,
+    BC: Static = ABSMAX,
+    big: Storage = INT8,
+) -> Table:
+    """The same for Mamba-2, whose gate is part of the norm after the scan."""
+    return {
+        "normed": normed,
+        "in_proj": big,
+        "z": ABSMAX,
+        "xBC": ABSMAX,  # x, B and C before the convolution: a scale each
+        "dt": ABSMAX,
+        "conv1d": INT8,
+        "x": x,
+        "B": BC,
+        "C": BC,
+        "A_log": INT8,
+        "D": INT8,
+        "dt_bias": INT8,
+        "gated": y,
+        "out_proj": big,
+    }
+
+
+def _transformer(reads: Static, weights: Storage) -> Layers:
+    """Attention and MLP."""
+    return {
+        "attention": {
+            "normed": reads, "qkv_proj": weights, "attended_time": reads, "o_proj": weights,
+        },
+        "mlp": {"normed": reads, "gate_up_proj": weights, "gated": reads, "down_proj": weights},
+    }  # fmt: skip
+
+
+def _int8(name: str, layers: Mapping[str, Table], activations: str, method: str) -> Recipe:
+    details = {"weights": "int8", "activations": f"int8, {activations}", "method": method}
+    return Recipe(name, 8, None, ENDS, layers, details)
+
+
+W8A8 = _int8(
+    "w8a8",
+    {
+        "mamba1": mamba1(x=PERCENTILE, y=HADAMARD),
+        "mamba2": mamba2(x=PERCENTILE, y=HADAMARD),
+        **_transformer(OUTLIERS, INT8_ROWS),
+    },
+    "static",
+    "Quamba",
+)
+
+
+def _octav(table: Table) -> Table:
+    """OCTAV in place of every absmax and percentile.
+
+    The paper names no sites: "a clipping optimization algorithm can be applied to Quamba" (section
+    5.1) follows the sentence on the scales of all operators, so it is taken to mean all of them.
+    xBC keeps its absmax, being counted as a whole and scaled in parts, and so do channels beside
+    floating ones.
+    """
+    return {
+        name: replace(how, clip="octav")
+        if isinstance(how, Static) and how.outliers is None and name != "xBC"
+        else how
+        for name, how in table.items()
+    }
+
+
+W8A8_O = replace(
+    _int8("w8a8-o", {k: _octav(t) for k, t in W8A8.layers.items()}, "static", "Quamba-O"),
+    ends=_octav(ENDS),
+)
+
+_GROUPS = Static(groups=True)
+W4A8 = Recipe(
+    "w4a8",
+    4,
+    128,
+    ENDS,
+    {
+        "mamba1": {**mamba1(x=PERCENTILE, y=HADAMARD), "in_proj": _INT4, "out_proj": _INT4},
+        "mamba2": mamba2(x=_GROUPS, y=HADAMARD, BC=_GROUPS, big=_INT4),
+        **_transformer(ABSMAX, _INT4),
+    },
+    {"weights": "int4; x_proj, dt_proj int8", "activations": "int8, static", "method": "Quamba2"},
+)
+
+# -- what Quamba is compared with -----------------------------------------------------------------
+
+# SmoothQuant: a divisor a channel, α = 0.5
+SMOOTH = Static(smooth=0.5)
+
+
+def _same(reads: Static) -> Layers:
+    """One treatment of everything that a product reads."""
+    return {
+        "mamba1": mamba1(x=reads, y=reads, normed=reads),
+        "mamba2": mamba2(x=reads, y=reads, normed=reads),
+        **_transformer(reads, INT8),
+    }
+
+
+def _dynamic(table: Table) -> Table:
+    return {name: Dynamic() if isinstance(how, Activation) else how for name, how in table.items()}
+
+
+_PLAIN = _same(ABSMAX)
+STATIC = _int8("w8a8-static", _PLAIN, "static", "min-max")
+DYNAMIC = replace(
+    _int8(
+        "w8a8-dynamic", {k: _dynamic(t) for k, t in _PLAIN.items()}, "a scale a token", "min-max"
+    ),
+    ends=_dynamic(ENDS),
+)
+# Smoothed wherever a product reads; Mamba-2's x is read by the scan alone. The head reads `final`
+# neither smoothed nor rotated: its matrix may be the embedding's table too.
+SMOOTHQUANT = _int8(
+    "w8a8-smoothquant",
+    {
+        "mamba1": mamba1(x=SMOOTH, y=SMOOTH, normed=SMOOTH, low=SMOOTH),
+        "mamba2": mamba2(x=ABSMAX, y=SMOOTH, normed=SMOOTH),
+        **_transformer(SMOOTH, INT8),
+    },
+    "static",
+    "SmoothQuant, α = 0.5",
+)
+# QuaRot on Mamba: every input of a product is rotated online, the norms' too, which QuaRot folds
+# into the residual stream; x is rotated back before the scan.
+ROTATED = _int8("w8a8-hadamard", _same(HADAMARD), "static", "QuaRot: rotated online")
+
+ALL = (
+    FP32, FP16, W8, W4, W4A16, W8A8, W8A8_O, W4A8, STATIC, DYNAMIC, SMOOTHQUANT, ROTATED,
+)  # fmt: skip

@@ -1,0 +1,221 @@
+"""Ops of `edge.plugins.reference` for training and long prefills in PyTorch: Mamba-2's scan in
+parallel form, the causal convolution and the norms with backward passes of their own.
+
+The maths is the reference's, which is the truth they are tested against. Plain autograd of the
+convolution's shifted sums costs a quarter of a small model's training step on a CPU; rows are taken
+one at a time there, so that fp32 intermediates stay in the cache. Under autocast a norm's result
+has autocast's dtype, since a Linear reads it and would cast it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def selective_scan_heads_chunked(
+    x: Tensor,
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    ssm_state: Tensor,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    chunk: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """Mamba-2's scan as matrix products within chunks (SSD, Mamba-2 section 6, listing 1).
+
+    Shapes as in `selective_scan_heads`.
+    """
+    batch, steps, heads, _ = x.shape
+    groups = B.shape[2]
+    delta = F.softplus(dt.float() + dt_bias.float()).clamp(*dt_limit)
+    log_decay = delta * -torch.exp(A_log.float())
+    skip = D.to(x.dtype)[:, None] * x
+    scaled = x * delta[..., None].to(x.dtype)
+
+    pad = -steps % chunk
+    if pad:
+        scaled, log_decay = F.pad(scaled, (0, 0, 0, 0, 0, pad)), F.pad(log_decay, (0, 0, 0, pad))
+        B, C = F.pad(B, (0, 0, 0, 0, 0, pad)), F.pad(C, (0, 0, 0, 0, 0, pad))
+    # b batch, c chunk, l/s position in chunk, g group, r head in group, p head_dim, n state
+    scaled = scaled.unflatten(1, (-1, chunk)).unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2, 5)
+    log_decay = (
+        log_decay.unflatten(1, (-1, chunk)).unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2)
+    )
+    B = B.unflatten(1, (-1, chunk)).transpose(2, 3)
+    C = C.unflatten(1, (-1, chunk)).transpose(2, 3)
+
+    total = log_decay.cumsum(-1)
+    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).tril()
+    between = (total[..., :, None] - total[..., None, :]).masked_fill(~causal, float("-inf")).exp()
+    scores = (C @ B.transpose(-1, -2))[:, :, :, None] * between.to(x.dtype)
+    y = scores @ scaled
+
+    to_end = (total[..., -1:] - total).exp().to(x.dtype)
+    added = (scaled * to_end[..., None]).transpose(-1, -2) @ B[:, :, :, None]
+    whole = total[..., -1].exp()
+    h = ssm_state.float().unflatten(1, (groups, -1))
+    before = []
+    # unbind, not [:, index]: the gradient of an index is a whole tensor of zeros
+    for decay, more in zip(whole[..., None, None].unbind(1), added.float().unbind(1), strict=True):
+        before.append(h)
+        h = decay * h + more
+    entering = torch.stack(before, 1).to(x.dtype)
+    y = y + (C[:, :, :, None] @ entering.transpose(-1, -2)) * total.exp().to(x.dtype)[..., None]
+
+    y = y.permute(0, 1, 4, 2, 3, 5).reshape(batch, steps + pad, heads, -1)[:, :steps]
+    return y + skip, h.flatten(1, 2)
+
+
+def _blocks(x: Tensor) -> list[slice]:
+    """Slices of the first axis to work on together."""
+    block = x.shape[0] if x.is_cuda else 1
+    return [slice(start, start + block) for start in range(0, x.shape[0], block)]
+
+
+def _result_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return torch.result_type(x, weight)
+
+
+def _scale(h: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(h²) + eps) over the last axis, kept."""
+    squares = torch.linalg.vector_norm(h, dim=-1, keepdim=True).square_()
+    return squares.div_(h.shape[-1]).add_(eps).rsqrt_()
+
+
+def _norm_backward(d: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
+    """Gradient of h·scale(h) for its input: scale · (d - normed · mean(d · normed)). Reuses d."""
+    along = (d * normed).mean(-1, keepdim=True)
+    return d.addcmul_(normed, along, value=-1).mul_(scale)
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        y = torch.empty_like(x, dtype=dtype)
+        for rows in _blocks(x):
+            h = x[rows].float()
+            y[rows] = (h * _scale(h, eps)).mul_(weight)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, weight = ctx.saved_tensors
+        dx, d_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=torch.float32)
+        for rows in _blocks(x):
+            h, d = x[rows].float(), grads[0][rows].float()
+            scale = _scale(h, ctx.eps)
+            normed = h * scale
+            d_weight += (d * normed).flatten(0, -2).sum(0)
+            dx[rows] = _norm_backward(d * weight, normed, scale)
+        return dx, d_weight.to(weight.dtype), None, None
+
+
+class _GatedRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int, dtype: torch.dtype
+    ) -> Tensor:
+        ctx.save_for_backward(y, z, weight)
+        ctx.eps, ctx.groups = eps, groups
+        out = torch.empty_like(y, dtype=dtype)
+        for rows in _blocks(y):
+            h = F.silu(z[rows].float()).mul_(y[rows]).unflatten(-1, (groups, -1))
+            out[rows] = h.mul_(_scale(h, eps)).flatten(-2).mul_(weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+        y, z, weight = ctx.saved_tensors
+        dy, dz = torch.empty_like(y), torch.empty_like(z)
+        d_weight = torch.zeros_like(weight, dtype=torch.float32)
+        for rows in _blocks(y):
+            gate, y32, d = z[rows].float(), y[rows].float(), grads[0][rows].float()
+            silu = F.silu(gate)
+            h = (silu * y32).unflatten(-1, (ctx.groups, -1))
+            scale = _scale(h, ctx.eps)
+            normed = h.mul_(scale)
+            d_weight += (d * normed.flatten(-2)).flatten(0, -2).sum(0)
+            split = (d * weight).unflatten(-1, (ctx.groups, -1))
+            d_h = _norm_backward(split, normed, scale).flatten(-2)
+            dy[rows] = silu.mul_(d_h)
+            dz[rows] = torch.ops.aten.silu_backward(d_h.mul_(y32), gate)
+        return dy, dz, d_weight.to(weight.dtype), None, None, None
+
+
+def rms_norm_training(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`edge.plugins.reference.rms_norm`. Shapes as there, with an axis before the last."""
+    y: Tensor = _RmsNorm.apply(x, weight, eps, _result_dtype(x, weight))
+    return y
+
+
+def gated_rms_norm_training(
+    y: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int
+) -> Tensor:
+    """`edge.plugins.reference.gated_rms_norm`. Shapes as there, with an axis before the last."""
+    out: Tensor = _GatedRmsNorm.apply(y, z, weight, eps, groups, _result_dtype(y, weight))
+    return out
+
+
+class _CausalConv1d(torch.autograd.Function):
+    """Rows are taken a few at a time so that fp32 intermediates stay in the cache."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, state, weight, bias)
+        y = torch.empty_like(x)
+        for rows in _blocks(x):
+            y[rows] = F.silu(_convolve(_padded(x[rows], state[rows]), weight, bias))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x, state, weight, bias = ctx.saved_tensors
+        width, steps = weight.shape[1], x.shape[1]
+        taps = weight.float().T.contiguous()
+        dx, d_state = torch.empty_like(x), torch.empty_like(state)
+        d_taps, d_bias = torch.zeros_like(taps), torch.zeros_like(taps[0])
+        for rows in _blocks(x):
+            padded = _padded(x[rows], state[rows])
+            y = _convolve(padded, weight, bias)
+            d_y = torch.ops.aten.silu_backward(grads[0][rows].float(), y)
+            d_padded = torch.zeros_like(padded)
+            for k in range(width):
+                d_padded[:, k : k + steps].addcmul_(d_y, taps[k])
+                d_taps[k] += (padded[:, k : k + steps] * d_y).sum((0, 1))
+            dx[rows], d_state[rows] = d_padded[:, width - 1 :], d_padded[:, : width - 1]
+            d_bias += d_y.sum((0, 1))
+        return dx, d_state, d_taps.T.to(weight.dtype), d_bias.to(bias.dtype)
+
+
+def _padded(x: Tensor, state: Tensor) -> Tensor:
+    return torch.cat([state.float(), x.float()], dim=1)
+
+
+def _convolve(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    taps = weight.float().T.contiguous()
+    steps = padded.shape[1] - weight.shape[1] + 1
+    y = torch.addcmul(bias.float(), padded[:, :steps], taps[0])
+    for k in range(1, weight.shape[1]):
+        y.addcmul_(padded[:, k : k + steps], taps[k])
+    return y
+
+
+def causal_conv1d_training(
+    x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`edge.plugins.reference.causal_conv1d`, sums in fp32. Shapes as there."""
+    state = conv_state.to(x.dtype)
+    b = weight.new_zeros(weight.shape[0]) if bias is None else bias
+    y: Tensor = _CausalConv1d.apply(x, state, weight, b)
+    return y, torch.cat([state, x], dim=1)[:, x.shape[1] :]
