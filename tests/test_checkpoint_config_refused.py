@@ -211,6 +211,38 @@ def test_a_bad_field_is_named(
     assert field is None or (error.field or "").endswith(field), str(error)
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("mamba", {"hidden_size": "24", "conv_kernel": 1, "use_bias": "no", "hidden_act": "relu",
+                   "vocab_size": 0, "layer_norm_epsilon": 2}),
+        ("bamba", {"attn_layer_indices": [9], "mamba_d_state": 0, "vocab_size": ...,
+                   "intermediate_size": []}),
+        ("llama", {"logit_scale": 2.0, "mscale": 1, "quantization_config": {"bits": 4}}),
+        ("mambabyte", {"num_layers": 2.0, "rms_norm": 1, "d_state": -1}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_bad_field_is_named_at_once(
+    kind: str, changes: dict[str, Any], saved: dict[str, Path], tmp_path: Path
+) -> None:
+    directory = Path(shutil.copytree(saved[kind], tmp_path / kind))
+    edit_config(directory, **changes)
+    text = str(refusal(directory))
+    assert all(f"{field}: " in text for field in changes), text
+    assert text.count(";") >= len(changes) - 1
+
+
+def test_a_size_that_does_not_fit_is_no_fault_where_another_is_wrong(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
+    directory = Path(shutil.copytree(saved["mamba2"], tmp_path / "mamba2"))
+    edit_config(directory, head_dim="8")
+    assert str(refusal(directory)).count(": is ") == 1
+    edit_config(directory, head_dim=8, num_heads=5)
+    assert "5 heads of 8 do not make" in str(refusal(directory))
+
+
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),

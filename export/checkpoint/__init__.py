@@ -14,14 +14,17 @@ from os import PathLike
 from pathlib import Path
 
 from edge.errors import CheckpointError
+from edge.export.checkpoint import families
 from edge.export.checkpoint.bundle import BundleCheckpoint, is_bundle
 from edge.export.checkpoint.checkpoint import Checkpoint
-from edge.export.checkpoint.families import FAMILIES, Family
+from edge.export.checkpoint.family import Family
 from edge.export.checkpoint.fields import Fields, read_json
 from edge.export.checkpoint.layout import Layout
 from edge.export.checkpoint.weights import open_weights
 
 __all__ = ["FAMILIES", "Checkpoint", "Family", "find_layout", "open_checkpoint"]
+
+FAMILIES = families.every()
 
 
 def open_checkpoint(path: str | PathLike[str], families: Sequence[Family] = FAMILIES) -> Checkpoint:
@@ -54,5 +57,5 @@ def find_layout(fields: Fields, families: Sequence[Family] = FAMILIES) -> tuple[
     if family is None:
         known = "; ".join(f"{f.name}: {f.accepts}" for f in families)
         named = fields.values.get("model_type") or fields.values.get("architectures")
-        fields.refuse("model_type", f"names no known architecture: {str(named)[:80]!r}", known)
+        fields.stop("model_type", f"names no known architecture: {str(named)[:80]!r}", known)
     return family.name, family.read(fields)

@@ -206,24 +206,25 @@ def _generation(path: Path, config: dict[str, Any], vocab_size: int) -> dict[str
         sources.insert(0, Fields(own, read_json(own)))
     found: dict[str, Any] = {}
     for fields in sources:
-        if "eos_token_id" in fields:
-            value = fields.values["eos_token_id"]
-            ids = value if isinstance(value, list) else [value]
-            for token in ids:
-                _check_token(fields, "eos_token_id", token, vocab_size)
+        values = {k: fields.values[k] for k in ("eos_token_id", "bos_token_id") if k in fields}
+        for name, value in values.items():
+            for token in value if name == "eos_token_id" and isinstance(value, list) else [value]:
+                if not _is_token(token, vocab_size):
+                    message = f"does not name tokens of a vocabulary of {vocab_size}"
+                    fields.refuse(name, message)
+        fields.check()
+        if "eos_token_id" in values:
+            eos = values["eos_token_id"]
+            ids = eos if isinstance(eos, list) else [eos]
             found.setdefault("eos_token_ids", list(dict.fromkeys(ids)))
-        if "bos_token_id" in fields:
-            value = fields.values["bos_token_id"]
-            _check_token(fields, "bos_token_id", value, vocab_size)
-            found.setdefault("bos_token_id", value)
-        pad = fields.values.get("pad_token_id")
+        if "bos_token_id" in values:
+            found.setdefault("bos_token_id", values["bos_token_id"])
         # Published files use -1 or vocab_size for "none"; nothing here pads, so drop those.
-        if isinstance(pad, int) and not isinstance(pad, bool) and 0 <= pad < vocab_size:
+        pad = fields.values.get("pad_token_id")
+        if _is_token(pad, vocab_size):
             found.setdefault("pad_token_id", pad)
     return found
 
 
-def _check_token(fields: Fields, name: str, value: object, vocab_size: int) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not 0 <= value < vocab_size:  # type: ignore[operator]
-        fields.refuse(name, f"does not name tokens of a vocabulary of {vocab_size}")
+def _is_token(value: object, vocab_size: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size

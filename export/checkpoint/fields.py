@@ -1,4 +1,4 @@
-"""Reading a checkpoint's own JSON: every wrong value is refused by file and field."""
+"""Reading a checkpoint's own JSON: every wrong value is refused by file and field, all at once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from edge.config import ModelConfig
 from edge.errors import CheckpointError
 
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_JSON_BYTES = 64 << 20  # an index of a large sharded model is about 100 kB
 MAX_DIM = 1 << 31
+MOST_FAULTS = 10  # listed at once
 RESAVE = "save the checkpoint again, or correct the file by hand"
 
 
@@ -61,86 +63,132 @@ def _kind(value: object) -> str:
 class Fields:
     """Typed access to one JSON object. A `null` counts as absent, as it does upstream.
 
-    Every method raises CheckpointError naming the file and the field when the value is absent
-    without a default, of another type, or out of range.
+    A value that is absent without a default, of another type, or out of range is noted, and a
+    plausible one takes its place, so that a config is refused with all of its faults at once:
+    `model` raises them.
     """
 
-    def __init__(self, file: Path, values: dict[str, Any], prefix: str = "") -> None:
+    def __init__(
+        self,
+        file: Path,
+        values: dict[str, Any],
+        prefix: str = "",
+        refused: list[tuple[str, str, str]] | None = None,
+    ) -> None:
         self.file = file
         self.values = values
         self.prefix = prefix
+        # (field, what is wrong, remedy), shared by the sections of a file
+        self.refused: list[tuple[str, str, str]] = [] if refused is None else refused
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def refuse(self, name: str, message: str, remedy: str = RESAVE) -> NoReturn:
-        """Raise for one field."""
-        raise CheckpointError(message, file=self.file, field=self.prefix + name, remedy=remedy)
+    # -- what is wrong ----------------------------------------------------------------------------
+
+    def refuse(self, name: str, message: str, remedy: str = RESAVE) -> None:
+        """Note one field; reading goes on."""
+        fault = (f"{self.prefix}{name}".rstrip("."), message, remedy)
+        if fault not in self.refused:
+            self.refused.append(fault)
+
+    def inconsistent(self, name: str, message: str, remedy: str = RESAVE) -> None:
+        """Note a field that does not go with others, unless it is these that are wrong."""
+        if not self.refused:
+            self.refuse(name, message, remedy)
+
+    def stop(self, name: str, message: str, remedy: str = RESAVE) -> NoReturn:
+        """Raise for one field and all noted before: what it says decides how the rest is read."""
+        self.refuse(name, message, remedy)
+        self.check()
+        raise AssertionError("what was noted is raised")
+
+    def check(self) -> None:
+        """Raise CheckpointError with everything that was noted; `field` is the first."""
+        if not self.refused:
+            return
+        (field, message, _), *others = self.refused[:MOST_FAULTS]
+        parts = [message, *(f"{name}: {what}" for name, what, _ in others)]
+        if len(self.refused) > MOST_FAULTS:
+            parts.append(f"and {len(self.refused) - MOST_FAULTS} more")
+        remedies = dict.fromkeys(remedy for _, _, remedy in self.refused[:MOST_FAULTS])
+        raise CheckpointError(
+            "; ".join(parts), file=self.file, field=field or None, remedy="; ".join(remedies)
+        )
+
+    # -- values -----------------------------------------------------------------------------------
 
     def _get(self, name: str, default: object) -> Any:
         value = self.values.get(name)
-        if value is not None:
-            return value
-        if default is None:
+        if value is None and default is None:
             self.refuse(name, "is missing")
-        return default
+        return default if value is None else value
 
     def integer(
         self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_DIM
     ) -> int:
         """A whole number in [low, high]."""
         value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool):
-            self.refuse(name, f"is {_show(value)}, not a whole number")
-        if not low <= value <= high:
-            self.refuse(name, f"is {_show(value)}, outside {low} to {high}")
-        return value
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            return value
+        if value is not None:
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            what = f"outside {low} to {high}" if whole else "not a whole number"
+            self.refuse(name, f"is {_show(value)}, {what}")
+        return low if default is None else default
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number."""
         value = self._get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            self.refuse(name, f"is {_show(value)}, not a number")
-        try:
-            value = float(value)
-        except OverflowError:
-            value = math.inf
-        if not math.isfinite(value):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                value = float(value)
+            except OverflowError:
+                value = math.inf
+            if math.isfinite(value):
+                return value
             self.refuse(name, f"is {value}, not a finite number")
-        return value
+        elif value is not None:
+            self.refuse(name, f"is {_show(value)}, not a number")
+        return 1.0 if default is None else default
 
-    def epsilon(self, name: str, default: float | None = None) -> float:
+    def epsilon(self, name: str, default: float = 1e-5) -> float:
         """A number in (0, 1), as norms add to a variance."""
         value = self.number(name, default)
-        if not 0 < value < 1:
-            self.refuse(name, f"is {value}, not between 0 and 1")
-        return value
+        if 0 < value < 1:
+            return value
+        self.refuse(name, f"is {value}, not between 0 and 1")
+        return default
 
     def taps(self, name: str) -> int:
         """The width of a short convolution: 2 to 16, absent means 4."""
         return self.integer(name, 4, low=2, high=16)
 
-    def boolean(self, name: str, default: bool | None = None) -> bool:
+    def boolean(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
-        if not isinstance(value, bool):
-            self.refuse(name, f"is {_show(value)}, not true or false")
-        return value
+        if isinstance(value, bool):
+            return value
+        self.refuse(name, f"is {_show(value)}, not true or false")
+        return default
 
     def section(self, name: str) -> Fields:
         """A nested object; absent means empty."""
         value = self._get(name, {})
         if not isinstance(value, dict):
             self.refuse(name, f"is {_show(value)}, not an object")
-        return Fields(self.file, value, f"{self.prefix}{name}.")
+            value = {}
+        return Fields(self.file, value, f"{self.prefix}{name}.", self.refused)
 
     def indices(self, name: str, count: int) -> tuple[int, ...]:
         """Distinct indices below `count`, sorted; absent means none."""
         value = self._get(name, ())
         if not isinstance(value, list | tuple):
             self.refuse(name, f"is {_show(value)}, not a list of layer indices")
+            return ()
         for index in value:
             if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
                 self.refuse(name, f"holds {_show(index)}, not a layer index below {count}")
+                return ()
         return tuple(sorted(set(value)))
 
     def limits(self, name: str) -> tuple[float, float]:
@@ -151,14 +199,16 @@ class Fields:
         )
         if not numbers or len(value) != 2 or not 0 <= value[0] <= value[1]:
             self.refuse(name, f"is {_show(value)}, not a pair 0 <= low <= high")
+            return 0.0, math.inf
         return float(value[0]), float(value[1])
 
     def scaled(self, name: str, factor: int, default: float) -> int:
         """int(number · factor), as upstream computes widths from `expand`, within MAX_DIM."""
         product = int(self.number(name, default) * factor)
-        if not 1 <= product <= MAX_DIM:
-            self.refuse(name, f"makes a width of {product}, outside 1 to {MAX_DIM}")
-        return product
+        if 1 <= product <= MAX_DIM:
+            return product
+        self.refuse(name, f"makes a width of {product}, outside 1 to {MAX_DIM}")
+        return factor
 
     def demand(self, name: str, expected: object, remedy: str) -> None:
         """Refuse any value but `expected`; absent passes."""
@@ -172,16 +222,21 @@ class Fields:
             self.refuse(name, "is not a known field", "remove it if it does not change the model")
 
     def build(self, kind: type[Model], /, **values: Any) -> Model:
-        """A config object, whose own complaints are raised as CheckpointError."""
+        """A config object; what it says of its values is noted where they are the file's own."""
         try:
             return kind(**values)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = (self.prefix + ".".join(str(part) for part in first["loc"])).rstrip(".")
-            message = f"the values do not make a model: {first['msg']}"
-            raise CheckpointError(
-                message, file=self.file, field=field or None, remedy=RESAVE
-            ) from error
+            if not self.refused:
+                for fault in error.errors(include_url=False):
+                    field = ".".join(str(part) for part in fault["loc"])
+                    self.refuse(field, f"the values do not make a model: {fault['msg']}")
+            return kind.model_construct(**values)
+
+    def model(self, **values: Any) -> ModelConfig:
+        """The whole config. Raises CheckpointError with everything that is wrong with the file."""
+        made = self.build(ModelConfig, **values)
+        self.check()
+        return made
 
 
 def _show(value: object) -> str:

@@ -62,6 +62,10 @@ class Layout:
             if name.startswith("layers."):
                 self._by_layer.setdefault(int(name.split(".")[1]), []).append(name)
 
+    def kinds(self, module: str) -> list[str]:
+        """`weight`, and `bias` where the module has one."""
+        return [kind for kind in ("weight", "bias") if f"{module}.{kind}" in self._shapes]
+
     def place(self, name: str, source: str) -> None:
         """The canonical tensor is the whole source tensor."""
         shape = self._shapes[name]

@@ -205,9 +205,11 @@ def _read_index(path: Path) -> dict[str, list[str]]:
         if not isinstance(shard, str):
             weight_map.refuse(tensor, "does not name a file")
         # Shards lie beside their index; a name that leads elsewhere could read any file.
-        if not shard or shard != Path(shard).name or "\0" in shard or "\\" in shard:
+        elif not shard or shard != Path(shard).name or "\0" in shard or "\\" in shard:
             weight_map.refuse(tensor, f"leads out of the directory: {shard[:80]!r}")
-        shards.setdefault(shard, []).append(tensor)
+        else:
+            shards.setdefault(shard, []).append(tensor)
     if not shards:
-        fields.refuse("weight_map", "names no tensors")
+        fields.inconsistent("weight_map", "names no tensors")
+    fields.check()
     return shards

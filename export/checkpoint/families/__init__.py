@@ -1,28 +1,18 @@
-"""One reader per model family. A new family is a new file and a line in `FAMILIES`."""
+"""The reader of each model family: a file here, found by being here."""
 
 from __future__ import annotations
 
-from edge.export.checkpoint.families import (
-    bamba,
-    gpt_neox,
-    llama,
-    mamba,
-    mamba2,
-    mambabyte,
-    mistral,
-)
-from edge.export.checkpoint.families.base import Family
+import importlib
+import pkgutil
 
-# In order: the first that claims a checkpoint reads it. MambaByte's state-spaces layout differs
-# from Mamba's by its vocabulary alone, so it goes before.
-FAMILIES: tuple[Family, ...] = (
-    mambabyte.FAMILY,
-    mamba.FAMILY,
-    mamba2.FAMILY,
-    bamba.FAMILY,
-    gpt_neox.FAMILY,
-    llama.FAMILY,
-    mistral.FAMILY,
-)
+from edge.export.checkpoint.family import Family
 
-__all__ = ["FAMILIES", "Family"]
+
+def every() -> tuple[Family, ...]:
+    """The readers, in the order in which they are asked whether a checkpoint is theirs."""
+    modules = [
+        importlib.import_module(module.name)
+        for module in pkgutil.iter_modules(__path__, f"{__name__}.")
+    ]
+    found: list[Family] = [module.FAMILY for module in modules]
+    return tuple(sorted(found, key=lambda family: (not family.first, family.name)))

@@ -15,8 +15,7 @@ from edge.config import (
     NormConfig,
     RopeConfig,
 )
-from edge.export.checkpoint.families.base import Family, is_transformers
-from edge.export.checkpoint.families.state_spaces import MAX_BLOCKS, UNSUPPORTED
+from edge.export.checkpoint.family import MAX_BLOCKS, UNSUPPORTED, Family, is_transformers
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -43,8 +42,7 @@ def read(fields: Fields) -> Layout:
     for block in range(blocks):
         layers += [attn if block in attention else mamba, mlp]
     context = fields.integer("max_position_embeddings", 262144)
-    config = fields.build(
-        ModelConfig,
+    config = fields.model(
         family=NAME,
         vocab_size=fields.integer("vocab_size"),
         d_model=fields.integer("hidden_size"),
@@ -63,7 +61,7 @@ def _mamba(fields: Fields) -> Mamba2Config:
     head_dim = max(1, d_inner // heads) if automatic else fields.integer("mamba_d_head")
     if heads * head_dim != d_inner:
         message = f"{heads} heads of {head_dim} do not make {d_inner} channels"
-        fields.refuse("mamba_n_heads", message)
+        fields.inconsistent("mamba_n_heads", message)
     return fields.build(
         Mamba2Config,
         d_inner=d_inner,
@@ -107,7 +105,7 @@ def _rope(fields: Fields, head_dim: int) -> RopeConfig:
     dim = int(head_dim * rotated) if 0 < rotated <= 1 else 0
     if dim < 2 or dim % 2:
         message = f"is {rotated}, which makes no whole pairs of a head of {head_dim}"
-        new.refuse("partial_rotary_factor", message)
+        new.inconsistent("partial_rotary_factor", message)
     return fields.build(RopeConfig, theta=theta, dim=dim)
 
 

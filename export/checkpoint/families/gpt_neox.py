@@ -8,8 +8,15 @@ a head next to each other.
 from __future__ import annotations
 
 from edge.config import AttentionConfig, MlpConfig, ModelConfig, NormConfig
-from edge.export.checkpoint.families import transformer
-from edge.export.checkpoint.families.base import Family, is_transformers
+from edge.export.checkpoint.family import (
+    MAX_BLOCKS,
+    UNSUPPORTED,
+    Family,
+    head_dim,
+    is_transformers,
+    known_only,
+    rope,
+)
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -34,24 +41,24 @@ def claims(fields: Fields) -> bool:
 
 def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
-    transformer.known_only(fields, _OWN)
-    blocks = fields.integer("num_hidden_layers", high=transformer.MAX_BLOCKS)
-    config = fields.build(
-        ModelConfig,
+    known_only(fields, _OWN)
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    attention = _attention(fields)
+    config = fields.model(
         family=NAME,
         vocab_size=fields.integer("vocab_size"),
         d_model=fields.integer("hidden_size"),
-        layers=[_attention(fields), _mlp(fields)] * blocks,
+        layers=[attention, _mlp(fields)] * blocks,
         norm=fields.build(NormConfig, kind="layernorm", eps=fields.epsilon("layer_norm_eps", 1e-5)),
         tie_embeddings=fields.boolean("tie_word_embeddings", False),
         max_context=fields.integer("max_position_embeddings", 2048),
     )
-    return _place(config, blocks)
+    return _place(config, attention)
 
 
 def _attention(fields: Fields) -> AttentionConfig:
     heads = fields.integer("num_attention_heads", 64)
-    size = transformer.head_dim(fields, heads)
+    size = head_dim(fields, heads)
     bias = fields.boolean("attention_bias", True)
     share = fields.number("rotary_pct", ROTATED)
     return fields.build(
@@ -59,7 +66,7 @@ def _attention(fields: Fields) -> AttentionConfig:
         n_heads=heads,
         n_kv_heads=heads,
         head_dim=size,
-        rope=transformer.rope(fields, size, base="rotary_emb_base", share=share),
+        rope=rope(fields, size, base="rotary_emb_base", share=share),
         qkv_bias=bias,
         out_bias=bias,
     )
@@ -68,7 +75,8 @@ def _attention(fields: Fields) -> AttentionConfig:
 def _mlp(fields: Fields) -> MlpConfig:
     form = _GELU.get(str(fields.values.get("hidden_act", "gelu")))
     if form is None:
-        fields.refuse("hidden_act", f"is none of {', '.join(_GELU)}", transformer.UNSUPPORTED)
+        fields.refuse("hidden_act", f"is none of {', '.join(_GELU)}", UNSUPPORTED)
+        form = "gelu"
     return fields.build(
         MlpConfig,
         d_intermediate=fields.integer("intermediate_size"),
@@ -78,17 +86,15 @@ def _mlp(fields: Fields) -> MlpConfig:
     )
 
 
-def _place(config: ModelConfig, blocks: int) -> Layout:
+def _place(config: ModelConfig, attention: AttentionConfig) -> Layout:
     # the head has had two names
     layout = Layout(
         config,
         ignored=lambda name: name.endswith(_BUFFERS),
         rename=lambda name: "embed_out.weight" if name == "lm_head.weight" else name,
     )
-    for block in range(blocks):
+    for block in range(len(config.layers) // 2):
         ours, theirs = f"layers.{2 * block}", f"gpt_neox.layers.{block}"
-        attention = config.layers[2 * block]
-        assert isinstance(attention, AttentionConfig)
         layout.place_norm(f"{ours}.norm", f"{theirs}.input_layernorm")
         for kind in ("weight", "bias") if attention.qkv_bias else ("weight",):
             names = tuple(f"{ours}.{which}_proj.{kind}" for which in "qkv")

@@ -7,8 +7,15 @@ are summed again; `initializer_range` and dropouts are of training.
 from __future__ import annotations
 
 from edge.config import AttentionConfig, MlpConfig, ModelConfig, NormConfig
-from edge.export.checkpoint.families import transformer
-from edge.export.checkpoint.families.base import Family, is_transformers
+from edge.export.checkpoint.family import (
+    MAX_BLOCKS,
+    UNSUPPORTED,
+    Family,
+    head_dim,
+    is_transformers,
+    known_only,
+    rope,
+)
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -28,8 +35,8 @@ def claims(fields: Fields) -> bool:
 
 def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
-    transformer.known_only(fields, OWN | _MARKS)
-    fields.demand("rope_interleaved", False, transformer.UNSUPPORTED)
+    known_only(fields, OWN | _MARKS)
+    fields.demand("rope_interleaved", False, UNSUPPORTED)
     return read_blocks(
         fields,
         NAME,
@@ -52,27 +59,26 @@ def read_blocks(
     mlp_bias: bool = False,
 ) -> Layout:
     """The model, for Llama and its kin; `kv_heads` None are as many as heads by default."""
-    fields.demand("hidden_act", "silu", transformer.UNSUPPORTED)
+    fields.demand("hidden_act", "silu", UNSUPPORTED)
     heads = fields.integer("num_attention_heads", 32)
-    size = (
-        fields.integer("head_dim") if "head_dim" in fields else transformer.head_dim(fields, heads)
-    )
-    rope = transformer.rope(fields, size)
-    if rope.dim != size:
-        fields.refuse("rope_parameters.partial_rotary_factor", "is not 1", transformer.UNSUPPORTED)
+    own = "head_dim" in fields
+    size = fields.integer("head_dim") if own else head_dim(fields, heads)
+    rotation = rope(fields, size)
+    if rotation.dim != size:
+        name = "rope_parameters.partial_rotary_factor"
+        fields.inconsistent(name, "is not 1", UNSUPPORTED)
     attention = fields.build(
         AttentionConfig,
         n_heads=heads,
         n_kv_heads=fields.integer("num_key_value_heads", kv_heads or heads),
         head_dim=size,
-        rope=rope,
+        rope=rotation,
         qkv_bias=attention_bias,
         out_bias=attention_bias,
     )
     mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size"), bias=mlp_bias)
-    blocks = fields.integer("num_hidden_layers", high=transformer.MAX_BLOCKS)
-    config = fields.build(
-        ModelConfig,
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    config = fields.model(
         family=family,
         vocab_size=fields.integer("vocab_size"),
         d_model=fields.integer("hidden_size"),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from edge.config import Mamba1Config, ModelConfig, NormConfig
-from edge.export.checkpoint.families import state_spaces
-from edge.export.checkpoint.families.base import Family, is_state_spaces, is_transformers
+from edge.config import Mamba1Config, NormConfig
+from edge.export.checkpoint import state_spaces
+from edge.export.checkpoint.family import UNSUPPORTED, Family, is_state_spaces, is_transformers
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -29,7 +29,7 @@ def read(fields: Fields) -> Layout:
     if is_state_spaces(fields):
         return state_spaces.read(fields, NAME)
     width = fields.integer("hidden_size")
-    fields.demand("hidden_act", "silu", state_spaces.UNSUPPORTED)
+    fields.demand("hidden_act", "silu", UNSUPPORTED)
     automatic = fields.values.get("time_step_rank") in (None, "auto")
     mixer = fields.build(
         Mamba1Config,
@@ -40,8 +40,7 @@ def read(fields: Fields) -> Layout:
         conv_bias=fields.boolean("use_conv_bias", True),
         proj_bias=fields.boolean("use_bias", False),
     )
-    config = fields.build(
-        ModelConfig,
+    config = fields.model(
         family=NAME,
         vocab_size=fields.integer("vocab_size"),
         d_model=width,
@@ -49,26 +48,7 @@ def read(fields: Fields) -> Layout:
         norm=fields.build(NormConfig, eps=fields.epsilon("layer_norm_epsilon", 1e-5)),
         tie_embeddings=fields.boolean("tie_word_embeddings", True),
     )
-    return place(config)
-
-
-def place(config: ModelConfig) -> Layout:
-    """The tensors of `MambaForCausalLM` and `Mamba2ForCausalLM`, which differ in the mixer only.
-
-    Both load `backbone.embedding.weight`, the state-spaces spelling, too.
-    """
-    layout = Layout(
-        config, rename=lambda n: n.replace("backbone.embedding.", "backbone.embeddings.")
-    )
-    for index in range(len(config.layers)):
-        source = f"backbone.layers.{index}"
-        layout.place_layer(
-            index, norm=f"{source}.norm", mixer=f"{source}.mixer", rename={"gated_norm": "norm"}
-        )
-    layout.place_ends(
-        embedding="backbone.embeddings.weight", norm_f="backbone.norm_f", lm_head="lm_head.weight"
-    )
-    return layout
+    return state_spaces.place_transformers(config)
 
 
 FAMILY = Family(NAME, "model_type mamba, or state-spaces' d_model and n_layer", claims, read)

@@ -6,9 +6,9 @@ here; versions before 4.57 normalised the whole width.
 
 from __future__ import annotations
 
-from edge.config import Mamba2Config, ModelConfig, NormConfig
-from edge.export.checkpoint.families import mamba, state_spaces
-from edge.export.checkpoint.families.base import Family, is_state_spaces, is_transformers
+from edge.config import Mamba2Config, NormConfig
+from edge.export.checkpoint import state_spaces
+from edge.export.checkpoint.family import UNSUPPORTED, Family, is_state_spaces, is_transformers
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -30,8 +30,9 @@ def read(fields: Fields) -> Layout:
     head_dim = fields.integer("head_dim", 64)
     heads = fields.integer("num_heads", max(1, d_inner // head_dim))
     if heads * head_dim != d_inner:
-        fields.refuse("num_heads", f"{heads} heads of {head_dim} do not make {d_inner} channels")
-    fields.demand("hidden_act", "silu", state_spaces.UNSUPPORTED)
+        message = f"{heads} heads of {head_dim} do not make {d_inner} channels"
+        fields.inconsistent("num_heads", message)
+    fields.demand("hidden_act", "silu", UNSUPPORTED)
     mixer = fields.build(
         Mamba2Config,
         d_inner=d_inner,
@@ -44,8 +45,7 @@ def read(fields: Fields) -> Layout:
         proj_bias=fields.boolean("use_bias", False),
         dt_limit=fields.limits("time_step_limit"),
     )
-    config = fields.build(
-        ModelConfig,
+    config = fields.model(
         family=NAME,
         vocab_size=fields.integer("vocab_size"),
         d_model=width,
@@ -53,7 +53,7 @@ def read(fields: Fields) -> Layout:
         norm=fields.build(NormConfig, eps=fields.epsilon("layer_norm_epsilon", 1e-5)),
         tie_embeddings=fields.boolean("tie_word_embeddings", False),
     )
-    return mamba.place(config)
+    return state_spaces.place_transformers(config)
 
 
 FAMILY = Family(

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 
-from edge.config import ModelConfig, NormConfig
-from edge.export.checkpoint.families import state_spaces
-from edge.export.checkpoint.families.base import Family, is_state_spaces
+from edge.config import NormConfig
+from edge.export.checkpoint import state_spaces
+from edge.export.checkpoint.family import Family, is_state_spaces
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -52,12 +52,12 @@ def _read_own(fields: Fields) -> Layout:
     mixer = {k: fields.values[k] for k in ("d_state", "d_conv", "expand") if k in fields}
     count = fields.integer("num_layers", 48, high=4096)
     rms = fields.boolean("rms_norm", False)
-    config = fields.build(
-        ModelConfig,
+    config = fields.model(
         family=NAME,
         vocab_size=BYTES,
         d_model=width,
-        layers=[state_spaces.mamba1(Fields(fields.file, mixer), width)] * count,
+        layers=[state_spaces.mamba1(Fields(fields.file, mixer, refused=fields.refused), width)]
+        * count,
         norm=fields.build(
             NormConfig,
             kind="rmsnorm" if rms else "layernorm",
@@ -85,4 +85,7 @@ def _modern(name: str) -> str:
     return re.sub(r"^mambabyte\.norm_f\.", "mambabyte.final_norm.", name)
 
 
-FAMILY = Family(NAME, "model_type mambabyte, or state-spaces' with vocab_size 256", claims, read)
+# its state-spaces layout differs from Mamba's by the vocabulary alone
+FAMILY = Family(
+    NAME, "model_type mambabyte, or state-spaces' with vocab_size 256", claims, read, first=True
+)

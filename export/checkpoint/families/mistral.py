@@ -6,8 +6,8 @@ does never slides: in it the model is Llama's, so that is the context it gets.
 
 from __future__ import annotations
 
-from edge.export.checkpoint.families import llama, transformer
-from edge.export.checkpoint.families.base import Family, is_transformers
+from edge.export.checkpoint.families import llama
+from edge.export.checkpoint.family import Family, is_transformers, known_only
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -22,7 +22,7 @@ def claims(fields: Fields) -> bool:
 
 def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
-    transformer.known_only(fields, _OWN)
+    known_only(fields, _OWN)
     context = fields.integer("max_position_embeddings", 1 << 17)
     if "sliding_window" in fields or "sliding_window" not in fields.values:
         context = min(context, fields.integer("sliding_window", WINDOW))

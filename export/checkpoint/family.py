@@ -1,9 +1,15 @@
-"""What configs of transformers' Transformer models have in common: inert fields and RoPE."""
+"""What a family's reader is, and what configs have in common: how they name themselves, and what
+transformers' Transformer models say of sizes and RoPE.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from edge.config import RopeConfig, RopeScaling
 from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
 
 UNSUPPORTED = "this variant cannot be exported"
 MAX_BLOCKS = 2048
@@ -28,6 +34,43 @@ _SIZES = frozenset(
     }
 )  # fmt: skip
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor")
+_ROPE = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_SCALED = {"linear": {"factor"}, "llama3": {*_LLAMA3, "original_max_position_embeddings"}}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A reader.
+
+    Attributes:
+        name: goes into `ModelConfig.family`.
+        accepts: what a config must look like, in words, for the message to those that do not.
+        claims: whether this reader is the one for a config.
+        read: config fields → layout; raises CheckpointError for bad or unsupported fields.
+        first: it is asked before the others, some of which would claim what is its own.
+    """
+
+    name: str
+    accepts: str
+    claims: Callable[[Fields], bool]
+    read: Callable[[Fields], Layout]
+    first: bool = False
+
+
+def is_transformers(fields: Fields, model_type: str, architecture: str) -> bool:
+    """A `-hf` checkpoint. These often keep state-spaces' own keys too, beside `hidden_size`."""
+    if is_state_spaces(fields):
+        return False
+    named = fields.values.get("architectures")
+    if fields.values.get("model_type") is not None:
+        return bool(fields.values["model_type"] == model_type)
+    return isinstance(named, list) and architecture in named
+
+
+def is_state_spaces(fields: Fields) -> bool:
+    """An original state-spaces checkpoint: `MambaLMHeadModel`'s config, which names no type."""
+    named = fields.values.get("model_type") in (None, "mamba", "mamba2", "mambabyte")
+    return named and "d_model" in fields and "n_layer" in fields and "hidden_size" not in fields
 
 
 def known_only(fields: Fields, own: set[str]) -> None:
@@ -37,42 +80,45 @@ def known_only(fields: Fields, own: set[str]) -> None:
             "quantization_config", "says that the weights are quantized already",
             "start from the checkpoint before it was quantized, and choose a recipe with --quant",
         )  # fmt: skip
-    fields.known_only(INERT | _SIZES | own)
+    fields.known_only(INERT | _SIZES | own | {"quantization_config"})
 
 
 def head_dim(fields: Fields, heads: int) -> int:
     """`hidden_size / num_attention_heads`, which has to be whole."""
     width = fields.integer("hidden_size")
     if width % heads:
-        fields.refuse("num_attention_heads", f"does not divide hidden_size {width}")
-    return width // heads
+        fields.inconsistent("num_attention_heads", f"does not divide hidden_size {width}")
+    return max(1, width // heads)
 
 
-def rope(fields: Fields, size: int, *, base: str = "rope_theta", share: float = 1.0) -> RopeConfig:
+def rope(
+    fields: Fields,
+    size: int,
+    *,
+    base: str = "rope_theta",
+    share: float = 1.0,
+    kinds: tuple[str, ...] = ("default", "linear", "llama3"),
+) -> RopeConfig:
     """The rotation of heads of `size` values; `share` of each, where nothing else is said.
 
     As transformers 5 reads it: `rope_scaling` (before) goes before `rope_parameters`, what either
-    says before the config's own field `base`.
+    says before the config's own field `base`. `kinds` are those that the family has.
     """
     name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
     given = fields.section(name)
     kind = given.values.get("rope_type", given.values.get("type")) or "default"
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    if kind == "linear":
-        known |= {"factor"}
-    elif kind == "llama3":
-        known |= {*_LLAMA3, "original_max_position_embeddings"}
-    elif kind != "default":
+    if kind in kinds:
+        given.known_only(_ROPE | _SCALED.get(kind, set()))
+    else:
         field = "rope_type" if "rope_type" in given else "type"
-        given.refuse(field, f"is {str(kind)[:40]!r}; default, linear and llama3 are known",
-                     UNSUPPORTED)  # fmt: skip
-    given.known_only(known)
+        known = " and ".join([", ".join(kinds[:-1]), kinds[-1]]) if kinds[1:] else kinds[0]
+        given.refuse(field, f"is {str(kind)[:40]!r}; {known} are known", UNSUPPORTED)
     theta = given.number("rope_theta", fields.number(base, 10000.0))
     rotated = given.number("partial_rotary_factor", share)
     dim = int(size * rotated) if 0 < rotated <= 1 else 0
     if dim < 2 or dim % 2:
         message = f"is {rotated}, which makes no whole pairs of a head of {size}"
-        given.refuse("partial_rotary_factor", message)
+        given.inconsistent("partial_rotary_factor", message)
     return given.build(RopeConfig, theta=theta, dim=dim, scaling=_scaling(fields, given, kind))
 
 

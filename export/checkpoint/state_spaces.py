@@ -14,18 +14,18 @@ from edge.config import (
     AttentionConfig,
     Mamba1Config,
     Mamba2Config,
+    Mixer,
     MlpConfig,
     ModelConfig,
     NormConfig,
     RopeConfig,
 )
+from edge.export.checkpoint.family import MAX_BLOCKS, UNSUPPORTED
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
-MAX_BLOCKS = 2048
 MLP_MULTIPLE = 128  # GatedMLP(multiple_of=128)
 EPS = 1e-5  # no field of the config reaches norm_epsilon, and the gated norm's eps is a literal
-UNSUPPORTED = "this variant cannot be exported"
 
 # How a model was initialised or run; nothing that its weights do not already say.
 _INERT = {"layer", "dt_min", "dt_max", "dt_init_floor"}
@@ -53,8 +53,7 @@ def read(fields: Fields, family: str) -> Layout:
         layers.append(attn if block in attention else mixer)
         layers += [mlp] if mlp else []
 
-    config = fields.build(
-        ModelConfig,
+    config = fields.model(
         family=family,
         vocab_size=_padded_vocabulary(fields),
         d_model=d_model,
@@ -72,14 +71,14 @@ def _padded_vocabulary(fields: Fields) -> int:
     return size + -size % fields.integer("pad_vocab_size_multiple", 8, high=1 << 20)
 
 
-def _mixer(fields: Fields, d_model: int) -> Mamba1Config | Mamba2Config:
+def _mixer(fields: Fields, d_model: int) -> Mixer:
     ssm = fields.section("ssm_cfg")
     layer = ssm_layer(fields)
     if layer == "Mamba1":
         return mamba1(ssm, d_model)
     if layer == "Mamba2":
         return _mamba2(ssm, d_model)
-    ssm.refuse("layer", f"is {layer!r}; Mamba1 and Mamba2 are known", UNSUPPORTED)
+    ssm.stop("layer", f"is {layer!r}; Mamba1 and Mamba2 are known", UNSUPPORTED)
 
 
 def mamba1(ssm: Fields, d_model: int) -> Mamba1Config:
@@ -141,7 +140,7 @@ def _attention(fields: Fields, d_model: int) -> AttentionConfig:
         attn.refuse("softmax_scale", "is set", "only 1/sqrt(head_dim), its default, is supported")
     heads = attn.integer("num_heads")
     if "head_dim" not in attn and d_model % heads:
-        attn.refuse("num_heads", f"does not divide d_model {d_model}")
+        attn.inconsistent("num_heads", f"does not divide d_model {d_model}")
     rotary = attn.integer("rotary_emb_dim", 0, low=0)
     theta = attn.number("rotary_emb_base", 10000.0)
     return attn.build(
@@ -183,13 +182,10 @@ def _place(config: ModelConfig, blocks: int, attention: set[int], has_mlp: bool)
 def _place_attention(layout: Layout, index: int, source: str) -> None:
     """MHA stacks query, key and value rows in `in_proj`."""
     ours, theirs = f"layers.{index}", f"{source}.mixer"
-    config = layout.config.layers[index]
-    assert isinstance(config, AttentionConfig)
     layout.place_norm(f"{ours}.norm", f"{source}.norm")
-    layout.place(f"{ours}.o_proj.weight", f"{theirs}.out_proj.weight")
-    if config.out_bias:
-        layout.place(f"{ours}.o_proj.bias", f"{theirs}.out_proj.bias")
-    for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
+    for kind in layout.kinds(f"{ours}.o_proj"):
+        layout.place(f"{ours}.o_proj.{kind}", f"{theirs}.out_proj.{kind}")
+    for kind in layout.kinds(f"{ours}.q_proj"):
         names = tuple(f"{ours}.{which}_proj.{kind}" for which in "qkv")
         layout.place_rows(names, f"{theirs}.in_proj.{kind}")
 
@@ -201,3 +197,22 @@ def _place_mlp(layout: Layout, index: int, source: str) -> None:
     names = (f"{ours}.up_proj.weight", f"{ours}.gate_proj.weight")
     layout.place_rows(names, f"{source}.mlp.fc1.weight")
     layout.place(f"{ours}.down_proj.weight", f"{source}.mlp.fc2.weight")
+
+
+def place_transformers(config: ModelConfig) -> Layout:
+    """The tensors of `MambaForCausalLM` and `Mamba2ForCausalLM`, which differ in the mixer only.
+
+    Both load `backbone.embedding.weight`, the state-spaces spelling, too.
+    """
+    layout = Layout(
+        config, rename=lambda n: n.replace("backbone.embedding.", "backbone.embeddings.")
+    )
+    for index in range(len(config.layers)):
+        source = f"backbone.layers.{index}"
+        layout.place_layer(
+            index, norm=f"{source}.norm", mixer=f"{source}.mixer", rename={"gated_norm": "norm"}
+        )
+    layout.place_ends(
+        embedding="backbone.embeddings.weight", norm_f="backbone.norm_f", lm_head="lm_head.weight"
+    )
+    return layout
