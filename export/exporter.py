@@ -99,7 +99,7 @@ def export_checkpoint(
     at all.
 
     Args:
-        quant: a recipe's name (`edge.export.quantize.names()`).
+        quant: a recipe's name (`edge.export.recipes.names()`).
         layers: kind of layer → another recipe for it: {"attention": "fp16"}.
         calibrate: UTF-8 text, or a .jsonl file, for recipes that find scales on text; without it
             they use the greetings the demonstration models were trained on.
