@@ -1,4 +1,4 @@
-"""What the commands of a talk do, and what a terminal shows: real processes, real screens."""
+"""What commands do and what a terminal shows: real processes, real screens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.terminal import ENDLESS, GIVE_UP, SHORT, Terminal
 
 @pytest.fixture
 def home(tmp_path: Path) -> dict[str, str]:
-    """Folders of its own for what is kept between talks."""
+    """Folders of its own for what is kept between conversations."""
     return {
         "HOME": str(tmp_path),
         "XDG_DATA_HOME": str(tmp_path / "data"),
@@ -35,16 +35,16 @@ def test_regen_fork_and_undo_copy_states_and_say_so(home: dict[str, str]) -> Non
     terminal.ask("/regen")
     assert "reused" in terminal.wait_for("state ")
     terminal.ask("/fork before")
-    terminal.wait_for("kept as before: /load before comes back here;")
-    terminal.wait_for("of state copied, nothing run again")
+    terminal.wait_for("forked as before; /load before returns here;")
+    terminal.wait_for("of state copied, nothing recomputed")
     terminal.ask("more")
     terminal.wait_for("[ prompt")
     terminal.ask("/list")
-    terminal.wait_for("before               fork of this talk")
+    terminal.wait_for("before               fork of this conversation")
     terminal.ask("/load before")
-    terminal.wait_for("back at before: a conversation of 2 messages")
+    terminal.wait_for("returned to before: a conversation of 2 messages")
     terminal.ask("/undo")
-    terminal.wait_for("taken back; a conversation of 4 messages")
+    terminal.wait_for("undone; a conversation of 4 messages")
     terminal.ask("/regen")
     terminal.wait_for("error: there is no answer to make again")
     terminal.ask("/bye")
@@ -76,7 +76,7 @@ def test_saved_by_name_and_listed(home: dict[str, str]) -> None:
     terminal.ask("/list")
     terminal.wait_for("monday               saved 20")
     terminal.ask("/load monday")
-    terminal.wait_for("took up a conversation of 2 messages")
+    terminal.wait_for("resumed a conversation of 2 messages (")
     terminal.ask("/bye")
     assert terminal.leave() == 0
 
@@ -90,7 +90,7 @@ def test_parameters_are_checked_before_they_are_taken(home: dict[str, str]) -> N
         ("/set max_tokens 2", "max_tokens 2"),
         ("/set stop 'a b' c", "stop ('a b', 'c')"),
         ("/set stop", "stop none"),
-        ("/set colour red", "error: /set: there is no colour"),
+        ("/set colour red", "error: /set: unknown parameter 'colour'"),
         ("/set", "max_tokens           2"),
         ("/show parameters", "temperature          0.0"),
         ("/stats", "no answer yet"),
@@ -100,7 +100,7 @@ def test_parameters_are_checked_before_they_are_taken(home: dict[str, str]) -> N
         ("/stats", "2 answers, 4 tokens"),
         ("/show", "a conversation of 4 messages"),
         ("/show transcript", "user: again"),
-        ("/show me", "error: /show: there is no me"),
+        ("/show me", "error: /show: cannot show 'me'"),
     ]:
         terminal.ask(line)
         terminal.wait_for(says)
@@ -114,10 +114,10 @@ def test_another_system_message(home: dict[str, str]) -> None:
     terminal = Terminal(str(bundle("chat")), *SHORT, "--system", "one", **home)
     for line, says in [
         ("/show system", "one"),
-        ("/system two three", "the system message is set"),
+        ("/system two three", "set the system message"),
         ("/show system", "two three"),
-        ("/system", "there is no system message now"),
-        ("/show system", "there is no system message"),
+        ("/system", "removed the system message"),
+        ("/show system", "no system message"),
     ]:
         terminal.ask(line)
         terminal.wait_for(says)
@@ -130,7 +130,7 @@ def test_files_become_part_of_the_next_message(home: dict[str, str], tmp_path: P
     (tmp_path / "bad.bin").write_bytes(b"ok \xff\xfe")
     terminal = Terminal(str(bundle("chat")), *SHORT, **home)
     for line, says in [
-        (f"/read {tmp_path}/notes.txt", "tokens, part of the next message"),
+        (f"/read {tmp_path}/notes.txt", "tokens, sent with the next message"),
         (f"/read {tmp_path}/bad.bin", "is not UTF-8 at byte 3"),
         (f"/read {tmp_path}/none.txt", "cannot be read: No such file"),
         ("/read", "error: /read: needs a file"),
@@ -188,14 +188,14 @@ def test_commands_and_files_are_completed(home: dict[str, str], tmp_path: Path) 
     terminal.type("\x15/read ~/a-lo\t")
     terminal.wait_for("a-long-name.txt")
     terminal.type("\r")
-    terminal.wait_for("part of the next message")
+    terminal.wait_for("sent with the next message")
     terminal.ask("/bye")
     assert terminal.leave() == 0
 
 
 @pytest.mark.parametrize("when", ["answering", "waiting"])
 @pytest.mark.parametrize("how", ["connection", "signal"])
-def test_a_hang_up_saves_the_talk(home: dict[str, str], when: str, how: str) -> None:
+def test_a_hang_up_saves_the_conversation(home: dict[str, str], when: str, how: str) -> None:
     options = ENDLESS if when == "answering" else SHORT
     terminal = Terminal(str(bundle("bytes")), *options, **home)
     terminal.ask("hello")

@@ -29,7 +29,7 @@ def test_estimate_by_hand() -> None:
                     Spent(0.07, 4, False)]  # fmt: skip
     first = Speculation("small", rounds=1, drafted=3, accepted=3, steps=2, draft_s=0.02)
     assert gain.add(_result((1.0, 1.05, 1.1, 1.2, 1.2, 1.2, 1.2), first)) is None
-    assert "acceptance length 4.00 over 1 verifying runs" in gain.line()
+    assert "acceptance length 4.00 over 1 verification runs" in gain.line()
     assert "too few plain steps" in gain.line()
     # one more step of 40 ms: the median of 30, 40 and 50. Without drafts the 5 tokens after the
     # first had taken 5 · 40 ms, and the 20 ms of 100 that neither model ran
@@ -41,7 +41,7 @@ def test_estimate_by_hand() -> None:
     # all in all 11 tokens in 300 ms, 50 of them in no run; 4 accepted in 3 runs
     assert "acceptance length 2.33 over 3" in gain.line()
     assert f"about {(11 * 0.04 + 0.05) / 0.3:.2f} times" in gain.line()
-    assert "3 plain steps of this talk, 40.00 ms each" in gain.line()
+    assert "3 plain steps of this conversation, 40.00 ms each" in gain.line()
 
 
 def test_without_a_draft_nothing_is_gained_or_lost() -> None:
@@ -82,7 +82,7 @@ def test_nothing_drafted_is_said() -> None:
     _, engine = timed(model("base"))
     gain = Gain(engine)
     assert gain.add(_result((1.0,), Speculation("small"))) is None
-    assert gain.line() == "no draft has been verified"
+    assert gain.line() == "no draft has been verified yet"
 
 
 def test_stats_of_a_talk_that_drafts(tmp_path: Path) -> None:

@@ -304,9 +304,9 @@ def test_serve_says_what_a_list_came_to() -> None:
 
 
 def test_drafters_run_on_the_targets_provider(ort: StandIn) -> None:
-    from edge.apps import draft_options
+    from edge.apps.options import load_drafter
 
-    drafter = draft_options.drafter("demo-draft", "ort", 1, False, "cuda")
+    drafter = load_drafter("demo-draft", "ort", 1, False, "cuda")
     assert isinstance(drafter, edge.Model) and provider_of(drafter.engine) == "cuda"
 
 

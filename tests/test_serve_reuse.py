@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import edge
-from edge.apps.serve.prefixes import PrefixStore, agree, as_tokens
-from edge.apps.serve.slot import WORTH, Slot
+from edge.apps.serve.slot import WORTH, PrefixStore, Slot, agree, as_tokens
 from edge.runtime.generate import Context, ContextMark
 from edge.runtime.model import Model
 from edge.runtime.result import GenerationResult

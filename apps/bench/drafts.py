@@ -16,10 +16,10 @@ from edge.apps.bench import simulated
 from edge.apps.bench.draft_prompts import FILES, FOLDER_VARIABLE, PUBLIC, REPEATS, prompt_sets
 from edge.apps.bench.draft_table import Report, rows_of
 from edge.apps.bench.shapes import SHAPES, shape_named
-from edge.apps.draft_options import branches
 from edge.apps.exits import exit_code_of
 from edge.apps.measure.machine import OtherLoad
 from edge.apps.measure.stopwatch import Say, without_collections
+from edge.apps.options import read_shape
 from edge.apps.profile.draft_costs import DraftCosts
 from edge.apps.profile.draft_costs import measure as measure_costs
 from edge.apps.profile.drafts import (
@@ -69,7 +69,7 @@ def bench(
     """Measure drafting by a chain, a tree, the bandit and look-up, in turn with none, and hold a
     drafter of known acceptance against the papers' formula.
     """
-    shape = branches(None, tree, False)
+    shape = read_shape(None, tree, False)
     heats, recipes = _numbers(temperatures), tuple(dict.fromkeys(recipe.split(",")))
     if simulate != NONE:
         _check_simulation(simulate, recipes)

@@ -8,11 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from edge.apps import draft_options
+from edge.apps import options
 from edge.apps.exits import INTERRUPTED, exit_code_of
-from edge.runtime import ort_providers
-
-ENGINES = ("auto", "ort", "cuda", "tensorrt")
 
 # plain usage errors: boxes do not survive narrow and dumb terminals
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
@@ -20,29 +17,14 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_mar
 
 @app.command()
 def chat(
-    bundle: Annotated[
-        str, typer.Argument(help="Bundle folder, or demo, demo-fp16, demo-draft, demo-bytes.")
-    ] = "demo",
-    engine: Annotated[str, typer.Option(help="auto, ort, cuda or tensorrt.")] = "auto",
-    provider: Annotated[str | None, typer.Option(help=ort_providers.HELP)] = None,
-    draft: Annotated[
-        str, typer.Option(help="Who drafts: another bundle, ngram, or none.")
-    ] = "none",
-    draft_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of every draft, one after the other.")
-    ] = None,
-    draft_tree: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,…", help="Children at each depth of every draft: 3,2,2,1,1."),
-    ] = None,
-    draft_auto: Annotated[
-        bool,
-        typer.Option("--draft-auto", help="Find the shape of drafts by trying; the default."),
-    ] = False,
-    accept: Annotated[
-        str,
-        typer.Option(metavar=draft_options.ACCEPT_METAVAR, help=draft_options.ACCEPT_HELP),
-    ] = "exact",
+    bundle: options.BundleName = "demo",
+    engine: options.Engine = "auto",
+    provider: options.Provider = None,
+    draft: options.Draft = "none",
+    draft_tokens: options.DraftTokens = None,
+    draft_tree: options.DraftTree = None,
+    draft_auto: options.DraftAuto = False,
+    accept: options.Accept = "exact",
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", help="Answer this and leave.")
     ] = None,
@@ -59,18 +41,12 @@ def chat(
     stop: Annotated[
         list[str] | None, typer.Option(help="End answers at this text; may be repeated.")
     ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(help="CPU threads; else one per core, small models one."),
-    ] = None,
-    spin: Annotated[
-        bool, typer.Option("--spin", help="Threads wait awake: for a machine doing nothing else.")
-    ] = False,
+    threads: Annotated[int | None, typer.Option(help=options.THREADS_HELP)] = None,
+    spin: options.Spin = False,
 ) -> None:
     """Talk to a bundle. With -p, or text on standard input, answer once: the answer goes to
     standard output, everything else to standard error."""
-    if engine not in ENGINES:
-        raise typer.BadParameter(f"{engine!r} is none of {', '.join(ENGINES)}")
+    options.check_engine(engine)
     sampling: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -81,47 +57,46 @@ def chat(
         "stop": tuple(stop) if stop else None,
     }
     _check(sampling | {"seed": seed}, threads)
-    drafts = draft_options.read(draft, draft_tokens, draft_tree, draft_auto, accept)
+    drafting = options.read_drafting(draft, draft_tokens, draft_tree, draft_auto, accept)
     # imported late, so that --help and refusals come at once
     from edge.apps.chat import conversation
-    from edge.apps.chat import once as one_shot
     from edge.runtime.engine import check_provider
-
-    check_provider(engine, provider)
-    once = one_shot.given_prompt(prompt)
     from edge.runtime.model import load
 
+    check_provider(engine, provider)
+    once = conversation.given_prompt(prompt)
     model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
-    drafter, gain = draft_options.drafter(drafts.draft, engine, threads, spin, provider), None
+    drafter = options.load_drafter(drafting.draft, engine, threads, spin, provider)
+    gain = None
     if drafter is not None:
         from edge.apps.chat.gain import Gain
         from edge.apps.measure.stopwatch import timed
 
         model, watch = timed(model)
-        gain = Gain(watch, chosen=drafts.tokens is None and drafts.tree is None)
-    if said := draft_options.of_itself(model, drafter):
-        print(said, file=sys.stderr)
-    with draft_options.named():
+        gain = Gain(watch, chosen=drafting.tokens is None and drafting.tree is None)
+    if note := options.self_drafting_note(model, drafter):
+        print(note, file=sys.stderr)
+    with options.named_as_options():
         session = model.session(
             system=system if model.template else None,
             seed=seed,
             draft=drafter,
-            draft_tokens=drafts.tokens,
-            draft_tree=drafts.tree,
-            accept=drafts.accept,
+            draft_tokens=drafting.tokens,
+            draft_tree=drafting.tree,
+            accept=drafting.accept,
         )
     if system is not None and model.template is None:
         print("note: this model has no chat template; --system is not used", file=sys.stderr)
     if once is not None:
-        interrupted = one_shot.answer(session, once, sampling, gain)
+        interrupted = conversation.answer_once(session, once, sampling, gain)
     else:
-        interrupted = conversation.talk(session, bundle, sampling, gain)
+        interrupted = conversation.converse(session, bundle, sampling, gain)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
 def _check(sampling: dict[str, Any], threads: int | None) -> None:
-    """Refuse what can be refused before anything is loaded."""
+    """Refuse what can be refused before anything is loaded, naming options."""
     from edge.errors import InputError
     from edge.runtime.sampling import make_params
 

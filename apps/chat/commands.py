@@ -1,4 +1,4 @@
-"""The commands of a talk: each a word, what may follow it, and a function that says what it did."""
+"""Commands of a conversation: a word, what may follow it, and a function that says what it did."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _WHOLE = ("top_k", "max_tokens", "seed")
 
 
 @dataclass
-class Talk:
-    """What a talk consists of besides its session.
+class Conversation:
+    """A session, and what a conversation has besides it.
 
     Attributes:
-        name: of the bundle.
+        name: the bundle's.
         sampling: parameters given on the command line or by /set.
         forks: branches kept by /fork.
         attached: text that /read keeps for the next message.
         figures: whether the line of figures follows an answer.
-        last, answers, tokens: of the answers so far: the last one, and sums.
-        gain: what drafting gains, where there is any; last_gain: in the last answer.
+        last, answers, tokens: the last answer; how many there were, and their tokens.
+        gain: what drafting gains, where the session drafts; last_gain: in the last answer.
     """
 
     session: Session
@@ -51,6 +51,12 @@ class Talk:
     gain: Gain | None = None
     last_gain: float | None = None
 
+    def add(self, result: GenerationResult) -> None:
+        """Count an answer."""
+        self.last = result
+        self.answers, self.tokens = self.answers + 1, self.tokens + len(result.tokens)
+        self.last_gain = self.gain.add(result) if self.gain else None
+
     def length(self) -> str:
         if self.session.model.template is None:
             return f"a text of {len(self.session.tokens)} tokens"
@@ -58,11 +64,11 @@ class Talk:
 
     def copied(self) -> str:
         """What going back costs, in words."""
-        return f"{megabytes(self.session.snapshot_bytes)} of state copied, nothing run again"
+        return f"{megabytes(self.session.snapshot_bytes)} of state copied, nothing recomputed"
 
 
 # a command says what it did, or begins an answer
-Run = Callable[[Talk, str], "str | Generation"]
+Run = Callable[[Conversation, str], "str | Generation"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class Command:
     words: tuple[str, ...] | None = ()
 
 
-def _help(talk: Talk, argument: str) -> str:
+def _help(this: Conversation, argument: str) -> str:
     width = max(len(command.usage) for command in COMMANDS.values()) + 2
     lines = [f"{command.usage:<{width}}{command.does}" for command in COMMANDS.values()]
     return "\n".join(
@@ -85,68 +91,72 @@ def _help(talk: Talk, argument: str) -> str:
     )
 
 
-def _reset(talk: Talk, argument: str) -> str:
-    talk.session.reset()
-    return "forgotten; /undo brings it back"
+def _reset(this: Conversation, argument: str) -> str:
+    this.session.reset()
+    return "cleared; /undo brings the conversation back"
 
 
-def _undo(talk: Talk, argument: str) -> str:
-    talk.session.undo()
-    return f"taken back; {talk.length()}; {talk.copied()}"
+def _undo(this: Conversation, argument: str) -> str:
+    this.session.undo()
+    return f"undone; {this.length()}; {this.copied()}"
 
 
-def _regen(talk: Talk, argument: str) -> Generation:
-    return talk.session.regenerate(**talk.sampling)
+def _regen(this: Conversation, argument: str) -> Generation:
+    return this.session.regenerate(**this.sampling)
 
 
-def _fork(talk: Talk, argument: str) -> str:
-    name = argument or f"fork{len(talk.forks) + 1}"
-    talk.forks[name] = talk.session.snapshot()
-    return f"kept as {name}: /load {name} comes back here; {talk.copied()}"
+def _fork(this: Conversation, argument: str) -> str:
+    name = argument or f"fork{len(this.forks) + 1}"
+    this.forks[name] = this.session.snapshot()
+    return f"forked as {name}; /load {name} returns here; {this.copied()}"
 
 
-def _save(talk: Talk, argument: str) -> str:
-    path = files.ready(files.place("/save", argument))
-    talk.session.save(path)
-    return f"saved {talk.length()} to {path} ({megabytes(path.stat().st_size)})"
+def _save(this: Conversation, argument: str) -> str:
+    path = files.ready(files.named("/save", argument))
+    this.session.save(path)
+    return f"saved {this.length()} to {path} ({megabytes(path.stat().st_size)})"
 
 
-def _load(talk: Talk, argument: str) -> str:
-    if argument in talk.forks:
-        talk.session.restore(talk.forks[argument], undoable=True)
-        return f"back at {argument}: {talk.length()}; {talk.copied()}"
-    spared = talk.session.load(files.place("/load", argument))
-    return f"took up {talk.length()}: {spared} tokens need not be run again"
+def _load(this: Conversation, argument: str) -> str:
+    if argument in this.forks:
+        this.session.restore(this.forks[argument], undoable=True)
+        return f"returned to {argument}: {this.length()}; {this.copied()}"
+    spared = this.session.load(files.named("/load", argument))
+    return f"resumed {this.length()} ({spared} tokens restored from the saved state)"
 
 
-def _list(talk: Talk, argument: str) -> str:
-    lines = [f"{name:<20} fork of this talk" for name in talk.forks]
+def _list(this: Conversation, argument: str) -> str:
+    lines = [f"{name:<20} fork of this conversation" for name in this.forks]
     lines += [f"{name:<20} saved {when}, {megabytes(size)}" for name, size, when in files.saved()]
-    return "\n".join(lines) or "no forks, nothing saved"
+    return "\n".join(lines) or "no forks and no saved conversations"
 
 
-def _system(talk: Talk, argument: str) -> str:
-    if talk.session.model.template is None:
-        raise InputError("this model has no chat template, so no system message", field="/system")
-    talk.session.reset(argument)
-    said = "the system message is set" if argument else "there is no system message now"
-    return f"{said}, and the conversation begins anew; /undo brings the old one back"
+def _system(this: Conversation, argument: str) -> str:
+    if this.session.model.template is None:
+        raise InputError(
+            "this model has no chat template and takes no system message", field="/system"
+        )
+    this.session.reset(argument)
+    said = "set the system message" if argument else "removed the system message"
+    return f"{said} and started a new conversation; /undo brings the old one back"
 
 
-def _set(talk: Talk, argument: str) -> str:
+def _set(this: Conversation, argument: str) -> str:
     name, _, value = argument.partition(" ")
     if not name:
-        return _parameters(talk)
+        return _parameters(this)
     if name not in SETTABLE:
-        raise InputError(f"there is no {name}", field="/set", remedy=", ".join(SETTABLE))
-    changed = talk.sampling | {name: _value(name, value.strip())}
-    make_params(talk.session.model.defaults, changed)
-    talk.sampling.update(changed)
-    return f"{name} {_shown(talk, name)}"
+        raise InputError(
+            f"unknown parameter {name!r:.40}", field="/set", remedy=f"choose {', '.join(SETTABLE)}"
+        )
+    changed = this.sampling | {name: _value(name, value.strip())}
+    make_params(this.session.model.defaults, changed)
+    this.sampling.update(changed)
+    return f"{name} {_shown(this, name)}"
 
 
 def _value(name: str, text: str) -> Any:
-    """The value of a parameter; nothing goes back to the model's own."""
+    """The value of a parameter; an empty one restores the model's own."""
     if not text:
         return None
     try:
@@ -158,35 +168,37 @@ def _value(name: str, text: str) -> Any:
         raise InputError(f"{text!r:.40} is not {kind}", field=name) from None
 
 
-def _shown(talk: Talk, name: str) -> str:
-    params = make_params(talk.session.model.defaults, talk.sampling)
+def _shown(this: Conversation, name: str) -> str:
+    params = make_params(this.session.model.defaults, this.sampling)
     value = getattr(params, name)
     return "none" if value in (None, ()) else f"{value}"
 
 
-def _parameters(talk: Talk) -> str:
+def _parameters(this: Conversation) -> str:
     known = [item.name for item in fields(SamplingParams) if item.name in SETTABLE]
-    return "\n".join(f"{name:<20} {_shown(talk, name)}" for name in known)
+    return "\n".join(f"{name:<20} {_shown(this, name)}" for name in known)
 
 
-def _show(talk: Talk, argument: str) -> str:
-    session, manifest = talk.session, talk.session.model.manifest
+def _show(this: Conversation, argument: str) -> str:
+    session, manifest = this.session, this.session.model.manifest
     if argument == "parameters":
-        return _parameters(talk)
+        return _parameters(this)
     if argument == "transcript":
         said = [f"{message.role}: {message.content}" for message in session.messages]
-        return "\n".join(said) or "nothing has been said"
+        return "\n".join(said) or "the conversation is empty"
     if argument == "system":
         first = session.messages[:1]
         is_system = bool(first) and first[0].role == "system"
-        return first[0].content if is_system else "there is no system message"
+        return first[0].content if is_system else "no system message"
     if argument:
-        raise InputError(f"there is no {argument}", field="/show", remedy=", ".join(SHOWN))
+        raise InputError(
+            f"cannot show {argument!r:.40}", field="/show", remedy=f"choose {', '.join(SHOWN)}"
+        )
     return "\n".join(
         [
-            f"{talk.name}: {manifest.model.family}, {len(manifest.model.layers)} layers, "
+            f"{this.name}: {manifest.model.family}, {len(manifest.model.layers)} layers, "
             f"{manifest.quantization.recipe}, on {title(session.model.engine)}",
-            f"{talk.length()}, {len(session.tokens)} tokens in the state",
+            f"{this.length()}, {len(session.tokens)} tokens in the state",
             f"state {megabytes(session.state_bytes)}, a copy of it "
             f"{megabytes(session.snapshot_bytes)}, whatever the length",
         ]
@@ -196,27 +208,27 @@ def _show(talk: Talk, argument: str) -> str:
 SHOWN = ("parameters", "system", "transcript")
 
 
-def _read(talk: Talk, argument: str) -> str:
-    text = files.text_of("/read", argument)
-    count = len(talk.session.model.tokenizer.encode(text))
-    talk.attached += text.rstrip("\n") + "\n\n"
-    return f"{argument}: {count} tokens, part of the next message"
+def _read(this: Conversation, argument: str) -> str:
+    text = files.read_text("/read", argument)
+    count = len(this.session.model.tokenizer.encode(text))
+    this.attached += text.rstrip("\n") + "\n\n"
+    return f"{argument}: {count} tokens, sent with the next message"
 
 
-def _stats(talk: Talk, argument: str) -> str:
+def _stats(this: Conversation, argument: str) -> str:
     if argument in ("on", "off"):
-        talk.figures = argument == "on"
+        this.figures = argument == "on"
         return f"figures {argument}"
     from edge.apps.chat.output import figures
 
-    if talk.last is None:
+    if this.last is None:
         return "no answer yet"
-    said = [figures(talk.last, talk.session, talk.gain, talk.last_gain)]
-    said.append(f"{talk.answers} answers, {talk.tokens} tokens")
-    return "\n".join([*said, talk.gain.line()] if talk.gain else said)
+    said = [figures(this.last, this.session, this.gain, this.last_gain)]
+    said.append(f"{this.answers} answers, {this.tokens} tokens")
+    return "\n".join([*said, this.gain.line()] if this.gain else said)
 
 
-def _bye(talk: Talk, argument: str) -> str:
+def _bye(this: Conversation, argument: str) -> str:
     raise EOFError
 
 
@@ -227,13 +239,13 @@ COMMANDS = {
     "/regen": Command("/regen", "answer the last message again", _regen),
     "/fork": Command("/fork [NAME]", "keep a copy of the conversation to come back to", _fork),
     "/save": Command("/save NAME", "write the conversation, with its state", _save, None),
-    "/load": Command("/load NAME", "take up a saved conversation or a fork", _load, None),
+    "/load": Command("/load NAME", "resume a saved conversation or a fork", _load, None),
     "/list": Command("/list", "forks and saved conversations", _list),
-    "/system": Command("/system [TEXT]", "another system message, or none", _system),
+    "/system": Command("/system [TEXT]", "change the system message, or remove it", _system),
     "/set": Command("/set [NAME [VALUE]]", "sampling parameters", _set, SETTABLE),
     "/show": Command("/show [WHAT]", "the model; parameters, system, transcript", _show, SHOWN),
     "/read": Command("/read FILE", "put a text file before the next message", _read, None),
-    "/stats": Command("/stats [on|off]", "figures of the last answer, or after each", _stats,
+    "/stats": Command("/stats [on|off]", "figures of the last answer, or of each", _stats,
                       ("on", "off")),
     "/bye": Command("/bye", "leave (as /quit, /exit and Ctrl-D do)", _bye),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A talk at a terminal: a prompt, answers that are only ever appended to, and commands."""
+"""Answers at a terminal or in a pipe: one of them, or a conversation with commands."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from edge.apps.chat import files, output
-from edge.apps.chat.commands import ALIASES, COMMANDS, Talk
+from edge.apps.chat.commands import ALIASES, COMMANDS, Conversation
 from edge.apps.chat.input import reader
-from edge.apps.chat.once import NO_TEMPLATE, begin, stopping
 from edge.apps.units import megabytes
 from edge.errors import EdgeError, InputError
 from edge.runtime.engine import title
@@ -24,38 +23,120 @@ if TYPE_CHECKING:
     from edge.runtime.generate import Generation
     from edge.runtime.session import Session
 
+NO_TEMPLATE = "note: this model has no chat template, so it continues the text instead of answering"
+MAX_INPUT = 64 << 20  # bytes read from a pipe
+
 
 class HangUp(SystemExit):
     """The terminal is gone, or the process is told to end. Event loops let this one through."""
 
 
-def talk(
-    session: Session,
-    name: str,
-    sampling: Mapping[str, Any],
-    gain: Gain | None = None,
-) -> bool:
-    """Talk until /bye, Ctrl-D (False) or Ctrl-C twice (True). A hang-up saves the talk, then
-    raises SystemExit with 128 + the signal's number.
+# -- one answer ----------------------------------------------------------------------------------
 
-    `gain`: of drafting, where the session drafts.
+
+def given_prompt(option: str | None) -> str | None:
+    """The prompt of -p, else of a pipe, else None: a person is at the terminal."""
+    if option is not None:
+        return option
+    if sys.stdin is None:  # closed: nobody is there, and nothing was asked
+        return ""
+    if sys.stdin.isatty():
+        return None
+    data = sys.stdin.buffer.read(MAX_INPUT + 1)
+    if len(data) > MAX_INPUT:
+        raise InputError(f"is larger than {MAX_INPUT} bytes", field="standard input")
+    return files.decoded(data, field="standard input").removesuffix("\n")
+
+
+def answer_once(
+    session: Session, prompt: str, sampling: Mapping[str, Any], gain: Gain | None = None
+) -> bool:
+    """Write the answer to standard output; whether it was interrupted.
+
+    `gain`: what drafting gains, where the session drafts.
+    """
+    output.prepare()
+    if session.model.template is None:
+        output.note(NO_TEMPLATE)
+    if not prompt:
+        raise InputError("the prompt is empty", remedy="give some text with -p or a pipe")
+    this = Conversation(session, "", dict(sampling), gain=gain)
+    return _answer(this, _begin(session, prompt, sampling))
+
+
+def _begin(session: Session, text: str | None, sampling: Mapping[str, Any]) -> Generation:
+    """Start an answer, or with a base model a continuation; None goes on from the last one."""
+    if session.model.template is None or text is None:
+        return session.generate(text, **sampling)
+    return session.chat(text, **sampling)
+
+
+def _answer(this: Conversation, generation: Generation) -> bool:
+    """Show an answer as it comes, then its figures; whether it was stopped."""
+    stream = output.Stream(sys.stdout)
+    if this.gain:
+        this.gain.begin()
+    try:
+        with _stopping(this.session):
+            for piece in generation:
+                stream.write(piece)
+    finally:
+        # first: the session must learn of an answer that cannot be written
+        generation.close()
+        stream.end()
+    result = generation.result
+    this.add(result)
+    if this.figures:
+        output.note(output.figures(result, this.session, this.gain, this.last_gain))
+    return result.finish_reason == "cancelled"
+
+
+@contextmanager
+def _stopping(session: Session) -> Iterator[None]:
+    """While this lasts, the first Ctrl-C ends the answer and a second one the program."""
+    pressed = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+        session.cancel()
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# -- a conversation ------------------------------------------------------------------------------
+
+
+def converse(
+    session: Session, name: str, sampling: Mapping[str, Any], gain: Gain | None = None
+) -> bool:
+    """Read lines and answer them until /bye, Ctrl-D (False) or Ctrl-C twice (True).
+
+    A hang-up saves the conversation, then raises SystemExit with 128 + the signal's number.
+    `gain`: what drafting gains, where the session drafts.
     """
     output.prepare()
     engine, state = title(session.model.engine), megabytes(session.state_bytes)
     output.note(f"{name} on {engine}, state {state} whatever the length; /help for commands")
     if session.model.template is None:
         output.note(f"{NO_TEMPLATE}; an empty line goes on")
-    this = Talk(session, name, dict(sampling), gain=gain)
+    this = Conversation(session, name, dict(sampling), gain=gain)
     ask = reader({name: command.words for name, command in COMMANDS.items()})
     try:
         with _hanging_up(session) as told:
             return _loop(this, ask, told)
     except HangUp:
-        _save_talk(session)
+        _save(session)
         raise
 
 
-def _loop(this: Talk, ask: Callable[[], str], told: list[int]) -> bool:
+def _loop(this: Conversation, ask: Callable[[], str], told: list[int]) -> bool:
     stopped = False
     while True:
         if told:
@@ -68,7 +149,7 @@ def _loop(this: Talk, ask: Callable[[], str], told: list[int]) -> bool:
             if stopped:
                 return True
             stopped = True
-            output.note("Ctrl-C again, or /bye, leaves")
+            output.note("press Ctrl-C again, or type /bye, to leave")
             continue
         try:
             stopped = _turn(this, line)
@@ -83,13 +164,13 @@ def _loop(this: Talk, ask: Callable[[], str], told: list[int]) -> bool:
             print(f"error: {problem}", file=sys.stderr, flush=True)
 
 
-def _turn(this: Talk, line: str) -> bool:
-    """A command or a message; whether an answer was stopped."""
+def _turn(this: Conversation, line: str) -> bool:
+    """Obey a command or answer a message; whether an answer was stopped."""
     if line.startswith("/") and line[1:2].isalpha():
         word, _, argument = line.strip().partition(" ")
         word = ALIASES.get(word, word)
         if word not in COMMANDS:
-            raise InputError(f"there is no command {word}", remedy="/help lists them")
+            raise InputError(f"unknown command {word}", remedy="/help lists them")
         said = COMMANDS[word].run(this, argument.strip())
         if isinstance(said, str):
             output.note(said)
@@ -98,38 +179,18 @@ def _turn(this: Talk, line: str) -> bool:
     session, text = this.session, this.attached + line
     if session.model.template is None:
         if not text.strip():
-            return _answer(this, begin(session, None, this.sampling))
+            return _answer(this, _begin(session, None, this.sampling))
         session.reset()  # each text is continued by itself
     elif not text.strip():
         return False
-    generation = begin(session, text, this.sampling)
+    generation = _begin(session, text, this.sampling)
     this.attached = ""
     return _answer(this, generation)
 
 
-def _answer(this: Talk, generation: Generation) -> bool:
-    stream = output.Stream(sys.stdout)
-    if this.gain:
-        this.gain.begin()
-    try:
-        with stopping(this.session):
-            for piece in generation:
-                stream.write(piece)
-    finally:
-        # first: of an answer that cannot be written the session must know
-        generation.close()
-        stream.end()
-    result = this.last = generation.result
-    this.answers, this.tokens = this.answers + 1, this.tokens + len(result.tokens)
-    this.last_gain = this.gain.add(result) if this.gain else None
-    if this.figures:
-        output.note(output.figures(result, this.session, this.gain, this.last_gain))
-    return result.finish_reason == "cancelled"
-
-
 @contextmanager
 def _hanging_up(session: Session) -> Iterator[list[int]]:
-    """SIGHUP and SIGTERM end an answer where it is, then the talk: the list names the signal."""
+    """SIGHUP and SIGTERM end an answer where it is, then the program: the list names the signal."""
     told: list[int] = []
 
     def hang_up(number: int, frame: FrameType | None) -> None:
@@ -151,14 +212,14 @@ def _hanging_up(session: Session) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _save_talk(session: Session) -> None:
+def _save(session: Session) -> None:
     if not session.tokens:
         return
-    path = files.talks() / time.strftime("hangup-%Y%m%d-%H%M%S.edge")
+    path = files.conversations() / time.strftime("hangup-%Y%m%d-%H%M%S.edge")
     # nobody may be there to read either line
     with suppress(OSError):
         try:
             session.save(files.ready(path))
-            output.note(f"the talk is saved: /load {path.stem}")
+            output.note(f"saved the conversation: /load {path.stem} resumes it")
         except EdgeError as problem:
             print(f"error: {problem}", file=sys.stderr, flush=True)

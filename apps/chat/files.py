@@ -1,4 +1,4 @@
-"""Where `edge-chat` keeps what it keeps: saved talks and the history of lines."""
+"""Where `edge-chat` keeps saved conversations and the history of lines, and files that it reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _folder(variable: str, default: str) -> Path:
     return Path(base) / "mamba-edge"
 
 
-def talks() -> Path:
+def conversations() -> Path:
     """`$XDG_DATA_HOME/mamba-edge/talks`, or under `~/.local/share`."""
     return _folder("XDG_DATA_HOME", ".local/share") / "talks"
 
@@ -30,19 +30,19 @@ def history() -> Path:
     return _folder("XDG_STATE_HOME", ".local/state") / "history"
 
 
-def place(command: str, argument: str) -> Path:
-    """The file that a name or a path means: a plain word is a talk in the usual folder."""
+def named(command: str, argument: str) -> Path:
+    """The file that a name or a path means: a plain word is a saved conversation."""
     if not argument:
         raise InputError("needs a name or a file", field=command, remedy=f"{command} NAME")
     if _NAME.fullmatch(argument):
-        return talks() / (argument + _SUFFIX)
+        return conversations() / (argument + _SUFFIX)
     return Path(os.path.expanduser(argument))
 
 
 def saved() -> Iterator[tuple[str, int, str]]:
-    """(name, bytes, when) of the talks in the usual folder, newest first."""
+    """(name, bytes, when) of the saved conversations, newest first."""
     try:
-        found = [(path, path.stat()) for path in talks().glob("*" + _SUFFIX)]
+        found = [(path, path.stat()) for path in conversations().glob("*" + _SUFFIX)]
     except OSError:
         return
     for path, facts in sorted(found, key=lambda item: -item[1].st_mtime):
@@ -52,13 +52,13 @@ def saved() -> Iterator[tuple[str, int, str]]:
 
 def ready(path: Path) -> Path:
     """`path`, its folder made where it is one of ours."""
-    if path.parent == talks():
+    if path.parent == conversations():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return path
 
 
-def text_of(command: str, argument: str) -> str:
-    """A text file's content. Raises InputError: not there, too large, not UTF-8."""
+def read_text(command: str, argument: str) -> str:
+    """A text file's content. Raises InputError: missing, too large, not UTF-8."""
     if not argument:
         raise InputError("needs a file", field=command, remedy=f"{command} FILE")
     path = Path(os.path.expanduser(argument))
@@ -69,7 +69,14 @@ def text_of(command: str, argument: str) -> str:
         raise InputError(f"cannot be read: {problem.strerror}", file=path) from None
     if len(data) > MAX_TEXT:
         raise InputError(f"is larger than {MAX_TEXT} bytes", file=path, remedy="send a part of it")
+    return decoded(data, file=path)
+
+
+def decoded(data: bytes, *, file: Path | None = None, field: str | None = None) -> str:
+    """The text. Raises InputError: not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise InputError(f"is not UTF-8 at byte {problem.start}", file=path) from None
+        raise InputError(
+            f"is not UTF-8 at byte {problem.start}", file=file, field=field, remedy="send UTF-8"
+        ) from None

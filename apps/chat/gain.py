@@ -1,8 +1,8 @@
-"""About how much quicker drafting makes a talk, from what the talk itself measures.
+"""An estimate of how much faster drafting makes a conversation, from what it measures itself.
 
 Its plain steps are timed; nothing is run for it. Without drafts an answer would have taken as many
 steps as it has tokens, and the rest of its time as it did: choosing tokens, text, the terminal. So
-it is an estimate, and a talk that never takes a plain step has none. `edge profile --draft`
+it is an estimate, and a conversation that never takes a plain step has none. `edge profile --draft`
 measures both ways in turn.
 """
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from edge.runtime.result import GenerationResult
 
 FEWEST = 3  # plain steps that say anything
-_MANY = 10  # of which one that was disturbed moves the mean little
+_MANY = 10  # so many that a disturbed one hardly moves the mean
 _RECENT = 200
 
 
 class Gain:
-    """Adds up the answers of a talk.
+    """Adds up the answers of a conversation.
 
     Attributes:
         steps: seconds of the target's recent plain steps.
-        chosen: whether the shape of drafts is found by trying.
+        chosen: whether the shape of drafts is chosen by trying.
     """
 
     def __init__(self, engine: TimedEngine, *, chosen: bool = True) -> None:
-        """`engine`: what the target runs on, and nothing else."""
+        """`engine`: the target's, which runs nothing else."""
         self.steps: deque[float] = deque(maxlen=_RECENT)
         self.chosen = chosen
         self._engine = engine
@@ -44,11 +44,11 @@ class Gain:
         self._accepted = 0
 
     def begin(self) -> None:
-        """An answer begins: what an earlier one that failed has run is none of it."""
+        """Start an answer: runs of an earlier one that failed do not count."""
         self._engine.runs.clear()
 
     def add(self, result: GenerationResult) -> float | None:
-        """Take in an answer; about how many times as quick as without drafts it was."""
+        """Count an answer; returns the estimate of its speed-up over plain decoding."""
         runs = [run for run in self._engine.runs if not run.reading]
         self._engine.runs.clear()
         self.steps.extend(run.seconds for run in runs if run.tokens == 1)
@@ -73,21 +73,21 @@ class Gain:
         return (tokens * self._step() + rest) / seconds
 
     def _step(self) -> float:
-        """Seconds of a plain step."""
+        """Seconds that a plain step takes."""
         return mean(self.steps) if len(self.steps) >= _MANY else median(self.steps)
 
     def line(self) -> str:
-        """Of the whole talk."""
+        """The whole conversation in a sentence."""
         if not self._rounds:
-            return "no draft has been verified"
+            return "no draft has been verified yet"
         said = f"acceptance length {(self._accepted + self._rounds) / self._rounds:.2f} "
-        said += f"over {self._rounds} verifying runs"
+        said += f"over {self._rounds} verification runs"
         both = 0 < self._looked_up < self._rounds
-        said += f", {self._looked_up} of them of look-ups; " if both else "; "
+        said += f", {self._looked_up} of them by look-up; " if both else "; "
         gain = self._over(self._tokens, self._seconds, self._rest)
         if gain is None:
-            return said + "too few plain steps to estimate a speed-up: edge profile measures it"
+            return said + "too few plain steps to estimate a speed-up; edge profile measures it"
         return said + (
-            f"about {gain:.2f} times as quick as without drafts, estimated from "
-            f"{len(self.steps)} plain steps of this talk, {1e3 * self._step():.2f} ms each"
+            f"about {gain:.2f} times as fast as without drafts, estimated from "
+            f"{len(self.steps)} plain steps of this conversation, {1e3 * self._step():.2f} ms each"
         )

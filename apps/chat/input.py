@@ -1,4 +1,4 @@
-"""How lines are read: with history, editing and completion where the terminal can do that."""
+"""Lines from a terminal, with history, editing and completion where it can do that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ask = Callable[[str], str]
 
 
 def reader(words: Mapping[str, Iterable[str] | None]) -> Callable[[], str]:
-    r"""A function that reads what is said next: a line, or all that stands between \"\"\".
+    r"""A function that reads the next message: a line, or all that stands between \"\"\".
 
     `words`: command → what may follow it; None is a path. The function raises EOFError at the end
     and KeyboardInterrupt for Ctrl-C.
@@ -94,7 +94,7 @@ def _completer(words: Mapping[str, Iterable[str] | None]) -> Completer:
 
 
 def _history() -> History:
-    """Lines said before, of earlier talks too; of this one alone where they cannot be kept."""
+    """Lines typed before, in earlier conversations too where a file of them can be kept."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     path = files.history()

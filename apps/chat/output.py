@@ -57,7 +57,7 @@ class Stream:
 
 
 def prepare() -> None:
-    """What a terminal cannot say or was not meant to becomes question marks, not a traceback."""
+    """Characters that a terminal cannot show become question marks, not a traceback."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -72,8 +72,8 @@ def figures(
 ) -> str:
     """One line, mostly under 80 columns without drafts: tokens and their speed, TTFT, those reused.
 
-    `gain`: of the talk. `times`: about how many times as quick as without drafts this answer was,
-    where that is known.
+    `gain`: the conversation's. `times`: the estimated speed-up of this answer over plain decoding,
+    where it is known.
     """
     parts = [
         f"prompt {result.prompt_tokens}{_rate(result.prompt_tokens_per_s)}",
@@ -90,8 +90,8 @@ def figures(
 
 
 def _drafting(drafted: Speculation, times: float | None, chosen: bool) -> str:
-    """How much of an answer came from drafts, and about what that gained; `chosen`: in shapes found
-    by trying, so that it says which.
+    """How much of an answer came from drafts, and the estimated gain; with the most frequent shape
+    where shapes are `chosen` by trying.
     """
     from edge.runtime.speculate.shape import LOOK_UP  # not imported where nobody drafts
 
@@ -108,14 +108,14 @@ def _drafting(drafted: Speculation, times: float | None, chosen: bool) -> str:
         if drafted.accept != "exact":
             parts.append(f"lossy ({drafted.accept})")
         if chosen:
-            parts.append(f"mostly {_most(drafted)}")
+            parts.append(f"mostly {_most_frequent(drafted)}")
     if drafted.problem:
         parts.append(f"{drafted.drafter} given up: {drafted.problem}")
     return ", ".join(parts) or f"{drafted.drafter}: nothing drafted"
 
 
-def _most(drafted: Speculation) -> str:
-    """What was drafted most often."""
+def _most_frequent(drafted: Speculation) -> str:
+    """The source and shape of most drafts."""
     from edge.runtime.speculate.shape import LOOK_UP, Shape
 
     counts = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge.apps import draft_options
+from edge.apps import options as shared
 from edge.errors import InputError
 from edge.runtime import ort_providers
 
@@ -52,7 +52,7 @@ def profile(
     draft_auto: Annotated[bool, _drafting_option(
         "--draft-auto", help="Find the shape of drafts by trying; the default.")] = False,
     accept: Annotated[str, _drafting_option(
-        metavar=draft_options.ACCEPT_METAVAR, help=draft_options.ACCEPT_HELP)] = "exact",
+        metavar=shared.ACCEPT_METAVAR, help=shared.ACCEPT_HELP)] = "exact",
     draft_prompts: Annotated[Path | None, _drafting_option(
         metavar="FILE", help="Prompts, one a line, or JSON lines; four of our own.")] = None,
     engine: Annotated[str, _running_option(help="auto, ort, cuda or tensorrt.")] = "auto",
@@ -80,7 +80,7 @@ def profile(
         raise InputError("goes without --jsonl", field="--json", remedy="one at a time")
     if html is not None:
         _check_writable(html)
-    options = draft_options.read(
+    options = shared.read_drafting(
         draft, draft_tokens, draft_tree, draft_auto, accept, {"--draft-prompts": draft_prompts}
     )
     drafting = _drafting(options, draft_prompts, against)
@@ -125,7 +125,7 @@ def profile(
 
 
 def _drafting(
-    options: draft_options.DraftOptions, prompts: Path | None, against: str | None
+    options: shared.DraftOptions, prompts: Path | None, against: str | None
 ) -> drafts.DraftRequest | None:
     """What `--draft…` ask for. Raises InputError: options that do not go together."""
     if options.draft is None:

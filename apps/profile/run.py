@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.apps import draft_options
+from edge.apps import options
 from edge.apps.measure.machine import Conditions, OtherLoad, conditions
 from edge.apps.measure.memory import Usage, release
 from edge.apps.measure.ort_profile import DECODE, PREFILL, RunCost, breakdown
@@ -316,16 +316,16 @@ def _drafting(
     """What measures drafting, where that is asked for; its memory is taken before the times."""
     if request.draft is None or side.subject is None:
         return None
-    drafter = draft_options.drafter(
+    drafter = options.load_drafter(
         request.draft.draft, request.engine, request.threads, request.spin, request.provider
     )
     if drafter is None:
         return None
     sampling = {"temperature": request.temperature, "max_tokens": request.generated, "seed": 0}
     model = side.subject.model
-    if said := draft_options.of_itself(model, drafter):
+    if said := options.self_drafting_note(model, drafter):
         notes.append(said.removeprefix("note: "))
-    with draft_options.named():
+    with options.named_as_options():
         return drafts.compare(model, drafter, request.draft, sampling)
 
 

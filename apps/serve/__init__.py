@@ -1,4 +1,9 @@
-"""`edge serve BUNDLE`: an OpenAI-compatible server."""
+"""`edge serve BUNDLE`: an OpenAI-compatible server.
+
+`run` owns the process (socket, signals, exit code), `protocol` the bytes of a connection, `guard`
+who may call, `app` the routes, `requests` and `answers` what is read and written, `worker` the one
+thread in which the model runs, `slot` the states it reuses.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge.apps import draft_options
+from edge.apps import options
 from edge.errors import EdgeError, InputError
-from edge.runtime import ort_providers
 
 if TYPE_CHECKING:
     from edge.apps.serve.settings import Limits, Settings
@@ -26,15 +30,14 @@ KEY_VARIABLE = "EDGE_API_KEY"
 _callers = partial(typer.Option, rich_help_panel="Who may call")
 _limits = partial(typer.Option, rich_help_panel="Limits")
 _seconds = partial(_limits, max=1e6, metavar="S")
-_running = partial(typer.Option, rich_help_panel="Running the model")
 
 
 def serve(
-    bundle: Annotated[str, typer.Argument(help="Bundle folder, or the name of a demonstration.")],
+    bundle: options.BundleName,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0: a free one.")] = 8080,
     name: Annotated[
-        str | None, typer.Option(help="The model's name in requests; the bundle's when not given.")
+        str | None, typer.Option(help="The model's name in requests. [default: the bundle's]")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON lines on stdout: listening, then ready.")
@@ -51,7 +54,7 @@ def serve(
     ] = False,
     allow_host: Annotated[
         list[str] | None,
-        _callers(metavar="NAME", help="A further name of this server; may be repeated."),
+        _callers(metavar="NAME", help="Another name of this server; may be repeated."),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
@@ -78,39 +81,23 @@ def serve(
     ] = 10,
     cache_mib: Annotated[
         int,
-        _limits(min=0, metavar="N", help="MiB of states that later prompts go on from; 0: none."),
+        _limits(min=0, metavar="N", help="MiB of states that later prompts reuse; 0: none."),
     ] = 128,
     context: Annotated[
         int | None,
-        _running(min=1, metavar="N", help="Tokens the KV caches hold, for models with attention."),
-    ] = None,
-    draft: Annotated[str, _running(help="Who drafts: another bundle, ngram, or none.")] = "none",
-    draft_tokens: Annotated[
-        int | None, _running(metavar="N", help="Tokens of every draft, one after the other.")
-    ] = None,
-    draft_tree: Annotated[
-        str | None, _running(metavar="N,N,…", help="Children at each depth of every draft.")
-    ] = None,
-    draft_auto: Annotated[
-        bool, _running("--draft-auto", help="Find the shape of drafts by trying; the default.")
-    ] = False,
-    accept: Annotated[
-        str,
-        _running(metavar=draft_options.ACCEPT_METAVAR, help=draft_options.ACCEPT_HELP),
-    ] = "exact",
-    engine: Annotated[str, _running(help="auto, ort, cuda or tensorrt.")] = "auto",
-    provider: Annotated[str | None, _running(help=ort_providers.HELP)] = None,
-    threads: Annotated[
-        int | None,
-        _running(
-            min=1,
-            metavar="N",
-            help="CPU threads; else one per core, small models one.",
+        options.running(
+            min=1, metavar="N", help="Tokens the KV caches hold, for models with attention."
         ),
     ] = None,
-    spin: Annotated[
-        bool, _running("--spin", help="Threads wait awake: for a machine doing nothing else.")
-    ] = False,
+    draft: options.Draft = "none",
+    draft_tokens: options.DraftTokens = None,
+    draft_tree: options.DraftTree = None,
+    draft_auto: options.DraftAuto = False,
+    accept: options.Accept = "exact",
+    engine: options.Engine = "auto",
+    provider: options.Provider = None,
+    threads: options.Threads = None,
+    spin: options.Spin = False,
 ) -> None:
     """Answer the OpenAI API: /v1/chat/completions, /v1/completions, /v1/models, /health.
 
@@ -118,11 +105,10 @@ def serve(
 
     SIGTERM or Ctrl-C lets the running answer finish; a second one leaves at once.
     """
-    drafts = draft_options.read(draft, draft_tokens, draft_tree, draft_auto, accept)
+    drafting = options.read_drafting(draft, draft_tokens, draft_tree, draft_auto, accept)
     key, made = _key(api_key, no_key)
-    for value in (deadline, receive_timeout, send_timeout, grace):
-        if math.isnan(value):  # it is within every range
-            raise typer.BadParameter("nan is no number of seconds")
+    if any(map(math.isnan, (deadline, receive_timeout, send_timeout, grace))):
+        raise typer.BadParameter("nan is not a number of seconds")  # it is within every range
     try:
         from edge.apps.serve import run
         from edge.apps.serve.settings import Limits
@@ -148,12 +134,11 @@ def serve(
             remedy="let clients send a key, or listen on 127.0.0.1",
         )  # fmt: skip
     settings = _settings(bundle, name, key, host, allow_host or [], allow_origin or [], limits)
-    place = run.url(listening)
     say = _say_json if as_json else _say
     say(
         {
             "event": "listening",
-            "url": place,
+            "url": run.url(listening),
             "model": settings.name,
             "api_key": key if made else None,
             "pid": os.getpid(),
@@ -163,17 +148,20 @@ def serve(
     def load() -> tuple[Any, Any]:
         from edge.apps.serve.slot import Slot
         from edge.runtime.model import load
-        from edge.runtime.speculate.choose import drafting
 
         model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
-        who = draft_options.drafter(drafts.draft, engine, threads, spin, provider)
-        if said := draft_options.of_itself(model, who):
-            print(said, file=sys.stderr, flush=True)
-        with draft_options.named():
-            drafted = drafting(model, who, drafts.tokens, drafts.tree, context, drafts.accept)
-        return model, Slot(
-            model, capacity=context, cache_bytes=limits.cache_bytes, drafting=drafted
-        )
+        drafter = options.load_drafter(drafting.draft, engine, threads, spin, provider)
+        if note := options.self_drafting_note(model, drafter):
+            print(note, file=sys.stderr, flush=True)
+        drafts = None
+        if drafter is not None:
+            from edge.runtime.speculate.choose import drafting as drafting_of
+
+            with options.named_as_options():
+                drafts = drafting_of(
+                    model, drafter, drafting.tokens, drafting.tree, context, drafting.accept
+                )
+        return model, Slot(model, capacity=context, cache_bytes=limits.cache_bytes, drafting=drafts)
 
     raise typer.Exit(run.run(settings, listening, load, say))
 
@@ -183,7 +171,9 @@ def _key(option: str | None, no_key: bool) -> tuple[str | None, bool]:
     given = os.environ.get(KEY_VARIABLE) if option is None else option
     if no_key:
         if option is not None:
-            raise InputError("contradicts --api-key", field="--no-key", remedy="give one of them")
+            raise InputError(
+                "contradicts --api-key", field="--no-key", remedy="give one of the two"
+            )
         return None, False
     if given is None:
         return f"edge-{secrets.token_urlsafe(24)}", True
@@ -206,7 +196,9 @@ def _settings(
     for origin in allow_origin:
         if not origin.partition("://")[2] or origin.endswith("/"):
             raise InputError(
-                f"{origin!r:.80} is no origin", field="--allow-origin", remedy="https://host[:port]"
+                f"{origin!r:.80} is not an origin",
+                field="--allow-origin",
+                remedy="write it as https://host[:port]",
             )
     return Settings(
         name=name or Path(bundle).resolve().name,
@@ -233,5 +225,5 @@ def _say(fact: dict[str, Any]) -> None:
     elif fact["event"] == "ready":
         lines = [f"ready on {fact['engine']} after {fact['load_s']:.1f} s; Ctrl-C stops"]
     else:
-        lines = [f"{fact['signal']}: finishing the running answer; again leaves at once"]
+        lines = [f"{fact['signal']}: finishing the running answer; a second signal leaves at once"]
     print("\n".join(lines), file=sys.stderr, flush=True)

@@ -16,10 +16,10 @@ REASONS = {"stop": "stop", "length": "length"}
 
 
 class AnswerFormat:
-    """How one answer is written.
+    """Writes one answer.
 
-    Chat and completions differ in names only: `message` and `delta` hold a text there, `text` does
-    here.
+    Chat and completions differ in names only: `message` and `delta` hold the text of the one,
+    `text` that of the other.
     """
 
     def __init__(self, asked: ParsedRequest, name: str, fingerprint: str) -> None:
@@ -36,7 +36,7 @@ class AnswerFormat:
         }
 
     def shown(self, piece: str) -> str:
-        """A piece of text as clients get it: without white space that belongs to the template."""
+        """The piece as clients get it: without white space that belongs to the template."""
         while self._gap and piece:
             if piece[0] != self._gap[0]:
                 self._gap = ""
@@ -45,7 +45,7 @@ class AnswerFormat:
         return piece
 
     def whole(self, text: str, ended: Ended) -> dict[str, Any]:
-        """A response that is not streamed."""
+        """The response when it is not streamed."""
         said: dict[str, Any] = {"text": text}
         if self._asked.chat:
             said = {"message": {"role": "assistant", "content": text, "refusal": None}}
@@ -59,7 +59,7 @@ class AnswerFormat:
         }
 
     def opening(self) -> dict[str, Any] | None:
-        """The chunk that says who speaks; None where there is none."""
+        """The first chunk, which says who speaks; None for completions."""
         return self._chunk({"role": "assistant", "content": ""}) if self._asked.chat else None
 
     def piece(self, text: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class AnswerFormat:
         return self._chunk({"content": text} if self._asked.chat else text)
 
     def closing(self, ended: Ended) -> list[dict[str, Any]]:
-        """The chunk with the reason and, if it was asked for, the one with the usage."""
+        """The last chunk, with the reason; then the usage, if it was asked for."""
         chunks = [self._chunk({} if self._asked.chat else "", ended)]
         if self._asked.include_usage:
             last = {**self._head, "object": self._chunk_kind, "choices": []}
@@ -95,7 +95,7 @@ class AnswerFormat:
 
 
 def _reason(ended: Ended) -> dict[str, Any]:
-    """`finish_reason`, with `finish_detail` where the API has no word for what cut the answer."""
+    """`finish_reason`, with `finish_detail` where the API has no word for what ended the answer."""
     reason = ended.result.finish_reason
     if reason in REASONS:
         return {"finish_reason": REASONS[reason]}
@@ -103,7 +103,7 @@ def _reason(ended: Ended) -> dict[str, Any]:
 
 
 def _drafting(ended: Ended) -> dict[str, Any]:
-    """`speculation`, beyond the API: what drafts did for this answer, and by which rule they stood.
+    """`speculation`, beyond the API: what drafts did for this answer, and the rule of acceptance.
 
     Why a drafter was given up is for the log, which may name files.
     """

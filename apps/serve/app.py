@@ -200,7 +200,7 @@ class Exchange:
     def _expire(self) -> None:
         if not self._job.begun:
             self._job.cancel()
-            self._events.put_nowait(too_late("the request's time was over before its turn came"))
+            self._events.put_nowait(too_late("the deadline passed before the request's turn came"))
 
 
 async def _disconnected(receive: Receive) -> None:

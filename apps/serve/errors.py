@@ -12,11 +12,11 @@ MAX_MESSAGE = 2000  # characters: messages quote what clients sent
 
 
 class ApiError(Exception):
-    """What a request is answered with instead of an answer.
+    """The refusal of a request, or its failure.
 
     Attributes:
-        status: of HTTP. code: for programs. param: the field at fault, or None.
-        headers: that go with it.
+        status: HTTP's. code: for programs. param: the field at fault, or None.
+        headers: sent with it.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ def invalid(message: str, param: str | None, code: str | None = None) -> ApiErro
 
 
 def busy(message: str, code: str, retry_s: int) -> ApiError:
-    """Not now: the same request may be sent again after `retry_s` seconds."""
+    """A refusal for now: the same request may be sent again after `retry_s` seconds."""
     return ApiError(503, message, code=code, headers={"retry-after": str(retry_s)})
 
 
@@ -67,8 +67,8 @@ def stopping() -> ApiError:
 
 
 def internal() -> ApiError:
-    """What clients are told of a fault of ours; the log has the rest."""
-    return ApiError(500, "the server failed; its log says why", code="internal_error")
+    """A fault of the server; the log has the rest."""
+    return ApiError(500, "the server failed; see its log", code="internal_error")
 
 
 def of_edge_error(problem: EdgeError) -> ApiError:

@@ -1,4 +1,4 @@
-"""The bytes of a connection, with an end to everything a client could drag out.
+"""The bytes of a connection, with a limit to everything a client could drag out.
 
 uvicorn speaks HTTP through h11 but waits for ever: for a request whose head or body trickles in,
 and for a client that does not read. Here every request must arrive, and everything sent must be

@@ -1,4 +1,4 @@
-"""What a server is told when it starts."""
+"""Settings of a server: who may call, and how much one client may take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one state that runs, and what of earlier requests it can start from.
+"""The one state that runs, and the states of earlier requests that it can start from.
 
 The output is that of a prompt read from its first token: a state is reused only where all tokens it
 consumed begin the prompt. In a conversation those are the earlier messages *as their text encodes*,
@@ -6,23 +6,28 @@ so that an answer depends on the request alone and not on what the server rememb
 
 States are kept at three places, wherever that spares at least `WORTH` tokens: where a prompt leaves
 what an earlier one began with (a system prompt that conversations share), before a prompt's last
-token (for the same prompt again, and for a talk whose last answer the client changed), and, once
-another conversation takes its place, at the end of an answer.
+token (for the same prompt again, and for a conversation whose last answer the client changed), and,
+once another conversation takes its place, at the end of an answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
-from edge.apps.serve.prefixes import PrefixStore, agree, as_tokens
-from edge.runtime.generate import Answer, Context, Generation, Logits, generate
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.runtime.generate import Answer, Context, ContextMark, Generation, Logits, generate
 from edge.runtime.model import Model
 from edge.runtime.sampling import Sampler, SamplingParams
 from edge.runtime.speculate.decode import Drafting
 
 WORTH = 16  # tokens that a kept state must spare
 WINDOW = 2  # every token of it costs two states, and nothing here goes back far
+Tokens = NDArray[np.int32]
+_TOKEN_BYTES = 44  # of a Python integer, a reference to it, and the number in the array
 
 
 class Slot:
@@ -133,3 +138,88 @@ class Slot:
                 places.append(place)
                 at = place
         return places
+
+
+# -- kept states -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A state and the tokens it has consumed."""
+
+    tokens: Tokens
+    mark: ContextMark
+
+    @property
+    def nbytes(self) -> int:
+        return self.mark.state.nbytes + _TOKEN_BYTES * len(self.tokens)
+
+
+class PrefixStore:
+    """States kept by the tokens that led to them. The least recently used ones make room.
+
+    A recurrent state cannot be cut short, so a kept state helps a prompt only when all of its
+    tokens begin it.
+
+    Attributes:
+        budget: most bytes of all kept states together.
+        nbytes: bytes of them now.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.nbytes = 0
+        self._kept: list[Kept] = []  # the most recently used last
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def longest(self, wanted: Tokens) -> Kept | None:
+        """The longest state that begins `wanted` and leaves at least one token of it to run."""
+        best: Kept | None = None
+        for kept in self._kept:
+            size = len(kept.tokens)
+            better = best is None or size > len(best.tokens)
+            if better and size < len(wanted) and agree(kept.tokens, wanted) == size:
+                best = kept
+        if best is not None:
+            self._kept.remove(best)
+            self._kept.append(best)
+        return best
+
+    def shared(self, wanted: Tokens) -> int:
+        """Length of the longest prefix that `wanted` shares with the tokens of a kept state."""
+        return max((agree(kept.tokens, wanted) for kept in self._kept), default=0)
+
+    def add(self, mark: ContextMark) -> None:
+        """Keep a state, replacing one of the same tokens, then drop what exceeds the budget."""
+        new = Kept(as_tokens(mark.tokens), mark)
+        for kept in self._kept:
+            if np.array_equal(kept.tokens, new.tokens):
+                self._drop(kept)
+                break
+        self._kept.append(new)
+        self.nbytes += new.nbytes
+        while self.nbytes > self.budget:
+            self._drop(self._kept[0])
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+        self.nbytes = 0
+
+    def _drop(self, kept: Kept) -> None:
+        self._kept.remove(kept)
+        self.nbytes -= kept.nbytes
+
+
+def as_tokens(tokens: Sequence[int]) -> Tokens:
+    """Token ids as an array, to be compared at once."""
+    return np.asarray(tokens, np.int32)
+
+
+def agree(left: Tokens, right: Tokens) -> int:
+    """Length of the common prefix of two sequences."""
+    size = min(len(left), len(right))
+    different = np.flatnonzero(left[:size] != right[:size])
+    return int(different[0]) if len(different) else size

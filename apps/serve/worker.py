@@ -1,4 +1,4 @@
-"""The thread in which the model is loaded and runs: one request after the other, as they came."""
+"""The thread in which the model is loaded and runs, one request after the other."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Job:
     """One answer to make.
 
     Attributes:
-        until: on the monotonic clock, when there is no use in it any more.
-        begun: whether the model has taken it up.
+        until: on the monotonic clock, when nobody wants it any more.
+        begun: whether the model has started on it.
     """
 
     def __init__(self, asked: ParsedRequest, until: float, post: Callable[[Event], None]) -> None:
@@ -67,8 +67,8 @@ class Worker:
 
     Attributes:
         model: None until it is ready.
-        capacity: most tokens its state holds, None when there is no such limit.
-        problem: why it failed.
+        capacity: most tokens its state holds, None without such a limit.
+        problem: why loading failed.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Worker:
         self._thread.start()
 
     def check_ready(self) -> Model:
-        """The model. Raises ApiError 503 while there is none, or no more."""
+        """The model. Raises ApiError 503 while it loads, and when the server stops."""
         if self.state == "loading":
             raise busy("the model is being loaded", "model_loading", 2)
         if self.state == "stopping":
@@ -105,18 +105,18 @@ class Worker:
         return self.model
 
     def submit(self, job: Job) -> None:
-        """Make an answer when its turn comes. Raises ApiError 503 when none are taken."""
+        """Queue a job. Raises ApiError 503 when the server takes none."""
         with self._wake:
             self.check_ready()
             self._jobs.append(job)
             self._wake.notify()
 
     def retry_s(self, ahead: int) -> int:
-        """Seconds after which one more request has a chance, with so many before it."""
+        """Seconds after which another request has a chance, with `ahead` before it."""
         return min(60, max(1, math.ceil(self._typical_s * ahead)))
 
     def drain(self) -> None:
-        """Take nothing more and refuse what waits; the running answer goes on."""
+        """Take no more jobs and refuse those that wait; the running answer goes on."""
         with self._wake:
             self.state = "stopping"
             waiting = list(self._jobs)
@@ -133,7 +133,7 @@ class Worker:
             running.cancel()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the thread has ended; whether it has."""
+        """Wait for the thread; whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -168,11 +168,11 @@ class Worker:
             return self._running
 
     def _answered(self, job: Job, slot: Slot) -> Event:
-        """Make the answer; how it ended."""
+        """Run a job; returns how it ended."""
         try:
             left = job.until - time.monotonic()
             if job.cancelled.is_set() or left <= 0:
-                return too_late("the request's time was over before its turn came")
+                return too_late("the deadline passed before the request's turn came")
             job.begun = True
             asked = job.asked
             params = replace(asked.params, deadline_s=left)
@@ -194,12 +194,12 @@ class Worker:
         if result.finish_reason == "cancelled" and self.state == "stopping":
             return stopping()
         if result.finish_reason == "deadline" and not result.tokens:
-            return too_late("the request's time was over before the prompt was read")
+            return too_late("the deadline passed before the prompt was read")
         self._tell_of(result)
         return Ended(result, slot.reused)
 
     def _tell_of(self, result: GenerationResult) -> None:
-        """Log that drafts were given up, which answers do not show; not again in every answer."""
+        """Log why drafting was given up, once for each reason; answers only say that it was."""
         drafted = result.speculation
         problem = drafted.problem if drafted else ""
         if drafted and problem and problem != self._given_up:

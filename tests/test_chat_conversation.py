@@ -24,17 +24,17 @@ def test_a_talk_with_every_command(tmp_path: Path) -> None:
     terminal.ask(f"/save {file}")
     terminal.wait_for("saved a conversation of 5 messages")
     terminal.ask("/undo")
-    terminal.wait_for("taken back; a conversation of 3 messages")
+    terminal.wait_for("undone; a conversation of 3 messages")
     terminal.ask("/reset")
-    terminal.wait_for("forgotten")
+    terminal.wait_for("cleared")
     terminal.ask("/undo")
     terminal.wait_for("3 messages")
     terminal.ask(f"/load {file}")
-    terminal.wait_for("took up a conversation of 5 messages")
-    assert int(terminal.wait_for(" tokens need not be run again").strip(": ")) > 10
+    terminal.wait_for("resumed a conversation of 5 messages (")
+    assert int(terminal.wait_for(" tokens restored from the saved state)")) > 10
     for line, says in [
         ("/help", "/load NAME"),
-        ("/nonsense", "error: there is no command /nonsense (/help lists them)"),
+        ("/nonsense", "error: unknown command /nonsense (/help lists them)"),
         ("/save", "error: /save: needs a name or a file"),
         ("/load /nowhere/at/all", "error: "),
         ("", ">>>"),
@@ -66,7 +66,7 @@ def test_ctrl_c_at_the_prompt_asks_first_and_ctrl_d_leaves() -> None:
     terminal = Terminal(str(bundle("chat")), *SHORT)
     terminal.wait_for(">>>")
     terminal.type("half a line\x03")
-    terminal.wait_for("Ctrl-C again, or /bye, leaves")
+    terminal.wait_for("press Ctrl-C again, or type /bye, to leave")
     terminal.wait_for(">>>")
     terminal.type("\x04")
     assert terminal.leave() == 0

@@ -1,0 +1,169 @@
+"""Options that several programs take, written once: the bundle, the engine, who drafts and how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from edge.errors import InputError
+from edge.runtime import ort_providers
+
+if TYPE_CHECKING:
+    from edge.runtime.model import Model
+
+ENGINES = ("auto", "ort", "cuda", "tensorrt")
+_RUNNING = "Running the model"  # the panel of these options in help texts
+
+
+def running(*names: str, **more: Any) -> Any:
+    """An option of how the model is run."""
+    return typer.Option(*names, rich_help_panel=_RUNNING, **more)
+
+
+def check_engine(name: str) -> None:
+    """A mistake in usage, unless there is such an engine."""
+    if name not in ENGINES:
+        raise typer.BadParameter(f"unknown engine {name!r} (choose auto, ort, cuda or tensorrt)")
+
+
+BundleName = Annotated[
+    str, typer.Argument(help="Bundle folder, or demo, demo-fp16, demo-draft or demo-bytes.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Engine = Annotated[str, running(help="auto, ort, cuda or tensorrt.")]
+Provider = Annotated[str | None, running(help=ort_providers.HELP)]
+THREADS_HELP = "CPU threads. [default: one per core; one for small models]"
+Threads = Annotated[int | None, running(min=1, metavar="N", help=THREADS_HELP)]
+Spin = Annotated[
+    bool, running("--spin", help="Keep idle threads awake; for a machine that does nothing else.")
+]
+Draft = Annotated[str, running(help="Who drafts: another bundle, ngram, or none.")]
+DraftTokens = Annotated[
+    int | None, running(metavar="N", help="Length of every draft, in tokens, as a chain.")
+]
+DraftTree = Annotated[
+    str | None,
+    running(metavar="N,N,…", help="Children at each depth of every draft: 3,2,2,1,1."),
+]
+DraftAuto = Annotated[
+    bool, running("--draft-auto", help="Choose the shape of drafts by trying. [default]")
+]
+ACCEPT_METAVAR = "exact|top-N"
+ACCEPT_HELP = (
+    "Which drafted tokens are accepted: exact changes no answer; top-3 is lossy and accepts those "
+    "among the target's 3 likeliest."
+)
+Accept = Annotated[str, running(metavar=ACCEPT_METAVAR, help=ACCEPT_HELP)]
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """What was asked for.
+
+    Attributes:
+        draft: a bundle, a demonstration's name, or "ngram"; None for nobody.
+        tokens, tree: of a fixed shape; neither leaves it to a bandit.
+        accept: the rule by which drafted tokens are accepted.
+    """
+
+    draft: str | None
+    tokens: int | None = None
+    tree: tuple[int, ...] | None = None
+    accept: str = "exact"
+
+
+def load_drafter(
+    draft: str | None, engine: str, threads: int | None, spin: bool, provider: str | None = None
+) -> Model | Literal["ngram"] | None:
+    """The model that drafts: another bundle. "ngram" is none, "none" is nobody."""
+    from edge.runtime.model import load
+
+    if draft is None or draft == "none":
+        return None
+    if draft == "ngram":
+        return "ngram"
+    return load(draft, engine=engine, threads=threads, spin=spin, provider=provider)
+
+
+def read_drafting(
+    draft: str | None,
+    tokens: int | None,
+    tree: str | None,
+    auto: bool,
+    accept: str,
+    others: Mapping[str, Any] | None = None,
+) -> DraftOptions:
+    """The options together; nothing is loaded yet.
+
+    `others`: further options, with their values, that mean nothing without a drafter.
+    Raises InputError.
+    """
+    from edge.runtime.speculate.rule import rule_of
+
+    shape, rule = read_shape(tokens, tree, auto), rule_of(accept, "--accept").name
+    if draft == "":
+        raise InputError("is empty", field="--draft", remedy="give a bundle, ngram, or none")
+    if draft is not None and draft != "none":
+        return DraftOptions(draft, tokens, shape, rule)
+    given = {"--draft-tokens": tokens, "--draft-tree": tree, "--draft-auto": auto or None,
+             "--accept": None if rule == "exact" else rule, **(others or {})}  # fmt: skip
+    for option, value in given.items():
+        if value is not None:
+            raise InputError(
+                "needs --draft", field=option, remedy="add --draft ngram, or --draft BUNDLE"
+            )
+    return DraftOptions(None)
+
+
+def read_shape(tokens: int | None, tree: str | None, auto: bool) -> tuple[int, ...] | None:
+    """`--draft-tree` as numbers; it excludes the two other ways to give a shape.
+
+    Raises InputError.
+    """
+    given = {"--draft-tokens": tokens is not None, "--draft-tree": tree is not None,
+             "--draft-auto": auto}  # fmt: skip
+    options = [option for option, is_given in given.items() if is_given]
+    if len(options) > 1:
+        raise InputError(
+            f"cannot be given together with {options[1]}", field=options[0], remedy="choose one"
+        )
+    if tree is None:
+        return None
+    try:
+        return tuple(int(count) for count in tree.split(","))
+    except ValueError:
+        raise InputError(
+            f"{tree!r:.60} is not a list of numbers", field="--draft-tree", remedy="such as 3,2,1"
+        ) from None
+
+
+def self_drafting_note(target: Model, draft: Model | Literal["ngram"] | None) -> str | None:
+    """A word about a drafter that is the target itself: each of its drafts costs as many steps."""
+    if draft is None or draft == "ngram" or draft.fingerprint != target.fingerprint:
+        return None
+    return (
+        f"note: {target.path.name} drafts for itself, which gains nothing: a drafted token costs a "
+        "whole step (draft with a smaller bundle of the same tokenizer, or with ngram)"
+    )
+
+
+@contextmanager
+def named_as_options() -> Iterator[None]:
+    """Refusals of a session's parameters name the options that they came from."""
+    try:
+        yield
+    except InputError as problem:
+        field = problem.field or ""
+        if not re.match(r"draft\b|draft_", field):
+            raise
+        raise InputError(
+            problem.message,
+            file=problem.file,
+            field="--" + field.replace("_", "-"),
+            remedy=problem.remedy and re.sub(r"\bdraft_(\w+)", r"--draft-\1", problem.remedy),
+        ) from None
