@@ -17,7 +17,7 @@ Logits = NDArray[np.float32]
 SEED = 5
 PROMPT, RUN, STEPS = 99, 4, 3  # a prompt that is long enough to be run in parts
 # nats a token and share of tokens: int8 rounding differs where sums are taken in another order, and
-# one flipped value is carried on (docs/use/quantize.md); fp16 products round their input
+# one flipped value is carried on (docs/inside/quantization.md); fp16 products round their input
 LIMITS = {"w8a8": (5e-3, 0.9), "fp16": (1e-4, 0.99)}
 
 
