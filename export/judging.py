@@ -16,6 +16,7 @@ from edge.export.graph import WEIGHT_FILE
 from edge.export.graph.agreement import verify_engine
 from edge.export.graph.verify import verify_graph
 from edge.tensors import parameters
+from edge.text.load import make_tokenizer
 
 Tokens = NDArray[np.int64]
 # Weights that verification holds in memory, with ONNX Runtime's own copies of them.
@@ -91,17 +92,9 @@ def sample_tokens(
     return random.astype(np.int64), "random tokens"
 
 
-def _encode(folder: Path, tokenizer: TokenizerInfo) -> list[int]:
-    if tokenizer.file is None:
-        return list(_TEXT.encode())
-    path = str(folder / tokenizer.file)
-    if tokenizer.kind == "tokenizer.json":
-        from tokenizers import Tokenizer
-
-        return list(Tokenizer.from_file(path).encode(_TEXT, add_special_tokens=False).ids)
-    from sentencepiece import SentencePieceProcessor
-
-    return list(SentencePieceProcessor(model_file=path).encode(_TEXT))
+def _encode(folder: Path, info: TokenizerInfo) -> list[int]:
+    data = b"" if info.file is None else (folder / info.file).read_bytes()
+    return list(make_tokenizer(info, data, info.file or "").encode(_TEXT))
 
 
 def accuracy_line(accuracy: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ engines must match.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from edge.config import ModelConfig, NormConfig
 from edge.export.mixers import mixer_of
 from edge.export.training_ops import rms_norm_training
+from edge.mixers.base import MixerConfig, Shapes
 from edge.plugins import reference
-from edge.tensors import kv_cache_shapes, recurrent_state_shapes, tensor_shapes
+from edge.tensors import tensor_shapes
 
 State = dict[str, Tensor]
 
@@ -60,6 +62,24 @@ class Layer(nn.Module):
         return x + y, state
 
 
+def empty_state(layer: MixerConfig, batch: int) -> Shapes:
+    """Shapes of a layer's state before any token: its KV caches have length 0."""
+    return layer.recurrent_states(batch) | layer.kv_caches(0, batch)
+
+
+def through(
+    config: ModelConfig, layers: Iterable[tuple[nn.Module, State]], x: Tensor, position: int
+) -> tuple[Tensor, list[State]]:
+    """x [B, T, D] through layers, each given with the state before; `position` is x's first."""
+    after: list[State] = []
+    found = x  # the stream as the layer before found it
+    for index, (layer, before) in enumerate(layers):
+        read = found if config.parallel(index) else x
+        found, (x, state) = x, layer(x, before, position, read)
+        after.append(state)
+    return x, after
+
+
 class Network(nn.Module):
     """Logits for tokens, with explicit state.
 
@@ -82,12 +102,13 @@ class Network(nn.Module):
     def initial_state(self, batch: int = 1) -> NetworkState:
         """The state before any token: zeros, and KV caches of length 0."""
         weight = self.embedding.weight
-        layers: list[State] = [{} for _ in self.config.layers]
-        shapes = recurrent_state_shapes(self.config, batch) | kv_cache_shapes(self.config, 0, batch)
-        for name, shape in shapes.items():
-            _, index, key = name.split(".")
-            dtype = torch.float32 if key == "ssm_state" else weight.dtype
-            layers[int(index)][key] = torch.zeros(shape, dtype=dtype, device=weight.device)
+        layers: list[State] = []
+        for layer in self.config.layers:
+            state = {}
+            for name, shape in empty_state(layer, batch).items():
+                dtype = torch.float32 if name == "ssm_state" else weight.dtype
+                state[name] = torch.zeros(shape, dtype=dtype, device=weight.device)
+            layers.append(state)
         return NetworkState(layers)
 
     def forward(
@@ -103,14 +124,10 @@ class Network(nn.Module):
         """tokens [B, T] → final normed hidden [B, T, D] and the state after the last token."""
         state = state or self.initial_state(tokens.shape[0])
         x = self.embedding(tokens)
-        after = NetworkState(position=state.position + tokens.shape[1])
-        found = x  # the stream as the layer before found it
-        for index, (layer, before) in enumerate(zip(self.layers, state.layers, strict=True)):
-            read = found if self.config.parallel(index) else x
-            found, (x, layer_state) = x, layer(x, before, state.position, read)
-            after.layers.append(layer_state)
+        layers = zip(self.layers, state.layers, strict=True)
+        x, after = through(self.config, layers, x, state.position)
         normed: Tensor = self.norm_f(x)
-        return normed, after
+        return normed, NetworkState(after, state.position + tokens.shape[1])
 
     def head(self, hidden: Tensor) -> Tensor:
         """Final hidden [..., D] → logits [..., V]."""

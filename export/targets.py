@@ -35,7 +35,7 @@ def architectures(targets: Iterable[str]) -> tuple[int, ...]:
             continue
         if name not in NAMES:
             raise InputError(
-                f"{name!r} is no target", field="--target", remedy=f"known are {describe()}"
+                f"unknown target {name!r}", field="--target", remedy=f"choose of {describe()}"
             )
         found.add(NAMES[name])
     return tuple(sorted(found))

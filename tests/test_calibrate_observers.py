@@ -149,7 +149,7 @@ def test_scales_are_never_zero() -> None:
 
 def test_a_percentile_out_of_range_is_refused() -> None:
     for p in (0, -1, 100.1, float("nan")):
-        with pytest.raises(ExportError, match="is no percentile"):
+        with pytest.raises(ExportError, match="is not a percentile"):
             seen(values("normal")).percentile(p)
 
 

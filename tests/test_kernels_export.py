@@ -278,7 +278,7 @@ def test_an_unknown_target_is_a_mistake_in_usage(
     monkeypatch.setenv("COLUMNS", "1000")
     assert run(monkeypatch, "export", bundle, "-o", tmp_path / "o", "--target", target) == 2
     said = capsys.readouterr().err
-    assert "is no target" in said and "sm_87 (orin-nano" in said and "sm_120" in said
+    assert "unknown target" in said and "sm_87 (orin-nano" in said and "sm_120" in said
     assert not (tmp_path / "o").exists()
 
 

@@ -257,11 +257,11 @@ def test_recipes_mix_by_kind_of_layer() -> None:
 @pytest.mark.parametrize(("quant", "choices", "message"), [
     ("w9", {}, "no quantization recipe is called 'w9'"),
     ("w8a8", {"layers": {"mlp": "w9"}}, "no quantization recipe is called 'w9'"),
-    ("w8a8", {"layers": {"moe": "fp16"}}, "there is no such kind"),
+    ("w8a8", {"layers": {"moe": "fp16"}}, "unknown kind"),
     ("w8a8", {"layers": {"mamba2": "fp16"}}, "no layer is of kind 'mamba2': the model has none"),
     ("w8a8", {"groups": True}, "groups are of Mamba-2"),
     ("w8a8-static", {"percentile": 99.9}, "clips nothing by a percentile"),
-    ("w8a8", {"percentile": 0.0}, "is no percentile"),
+    ("w8a8", {"percentile": 0.0}, "is not a percentile"),
     ("fp16", {"head": "int8"}, "no int8 activations"),
     ("w8a8", {"head": "int8", "embedding": "fp16"}, "the head is the embedding"),
     ("w8", {"ssm_state": "int8"}, "ssm_state cannot be int8: its recipe leaves the scan floating"),

@@ -280,5 +280,5 @@ class OutlierCheckpoint(Checkpoint):
         return self._tensors[name].dtype
 
     def fingerprint(self) -> str:
-        """Of what it was made from: the checkpoint, the text and the size of the outliers."""
+        """A hash of the checkpoint, the text and the size of the outliers."""
         return self._fingerprint

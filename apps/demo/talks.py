@@ -101,7 +101,7 @@ def whole_lines(path: Path) -> int:
 def go_on(path: Path, records: Callable[[int], Iterable[object]]) -> None:
     """Append a line of JSON for every record, from the one on that a run before this has come to.
 
-    `records`: of how many are there already, those that follow.
+    `records(done)` yields those that follow the first `done`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     done = whole_lines(path)

@@ -53,7 +53,10 @@ class Calibration:
     text: Mapping[str, Any] = field(default_factory=dict)
 
     def statistics(self, value: str, rotated: bool = False) -> Statistics:
-        """Of a value of the fp32 graph, or of its rotation. Raises KeyError if not asked for."""
+        """What was seen of a value of the fp32 graph, or of its rotation.
+
+        Raises KeyError if it was not asked for.
+        """
         return (self.rotated if rotated else self.values)[value]
 
 

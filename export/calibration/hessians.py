@@ -68,7 +68,7 @@ class HessianSource:
         return found
 
     def __call__(self, weight: str) -> F64 | None:
-        """Of the input of a matrix, as the product rounds it: rotated, where it is. None for a
+        """XᵀX of a matrix's input, as the product rounds it: rotated, where it is. None for a
         matrix that is not kept in 4 bits."""
         if weight not in self._held and any(w.weight == weight for b in self._batches for w in b):
             self._next()

@@ -118,7 +118,7 @@ def _texts(
     read = read_text(given.path, reader, given.sequences + wanted, length)
     if read.sequences.max() >= config.vocab_size:
         raise ExportError(
-            f"token {read.sequences.max()} is none of the model's {config.vocab_size}",
+            f"token {read.sequences.max()} is not one of the model's {config.vocab_size}",
             field="calibrate",
             remedy="give the tokenizer that belongs to the model (--tokenizer)",
         )

@@ -152,7 +152,7 @@ class StoredWeights(WeightFile):
         fits = offset.isdecimal() and length == str(count * dtype.itemsize)
         if not fits or int(offset) + int(length) > len(self._data):
             raise CheckpointError(
-                f"{offset}+{length} is no place in {self.path.name} for {count} values of "
+                f"{offset}+{length} is not a place in {self.path.name} for {count} values of "
                 f"{dtype.itemsize} bytes", file=self._graph, field=kept.name,
             )  # fmt: skip
         flat = np.frombuffer(self._data, dtype, count, int(offset))
@@ -164,7 +164,7 @@ def _parse(file: Path, graph: bytes) -> onnx.ModelProto:
     try:
         model = onnx.load_from_string(graph)
     except Exception as problem:  # protobuf's own kinds differ from version to version
-        raise CheckpointError(f"is no ONNX graph: {problem}", file=file) from None
+        raise CheckpointError(f"not an ONNX graph: {problem}", file=file) from None
     if "embedding.weight" not in {tensor.name for tensor in model.graph.initializer}:
         raise CheckpointError("lacks this weight", file=file, field="embedding.weight")
     return model

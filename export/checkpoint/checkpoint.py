@@ -96,6 +96,9 @@ class Checkpoint:
             )  # fmt: skip
         return tensor
 
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensor(name)
+
     def dtype(self, name: str) -> torch.dtype:
         """The stored dtype of a tensor, by canonical name, without reading it."""
         dtype = self._weights.entries[self._stored[self._layout.pieces[name].source]].dtype

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class BuiltGraph:
 
 def build_graph(
     config: ModelConfig,
-    tensors: TensorSource | Mapping[str, Any],
+    tensors: TensorSource,
     out_dir: str | Path,
     plan: ModelPlan | str = "fp32",
     *,
@@ -74,7 +74,8 @@ def build_graph(
         plan = plan_model(config, recipe(plan))
     out = Path(out_dir)
     (out / GRAPH_FILE).parent.mkdir(parents=True, exist_ok=True)
-    with WeightWriter(out / WEIGHT_FILE) as weights:
+    with (out / WEIGHT_FILE).open("wb") as file:
+        weights = WeightWriter(file)
         g = GraphBuilder(config, tensors, weights, flavour, hessian)
         _assemble(g, plan, progress or (lambda what, done, total: None))
         model = g.model()
@@ -102,7 +103,8 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
         prefix = f"layers.{i}"
         reader = next(iter(how.products.values()))
         mixer, names = mixer_of(layer), (f"{prefix}.normed", f"{prefix}.residual")
-        at = LayerGraph(g, prefix, how, shared, mixer.weight)
+        matrices = mixer.matrices(config.d_model)
+        at = LayerGraph(g, prefix, how, shared, matrices, mixer.weight)
         if layer.is_parallel:  # x is still what the layer before read
             u, _ = _norm(g, x, "", f"{prefix}.norm", names, reader)
             added = g.node("Add", [added, mixer.nodes(at, u)], f"{prefix}.beside")

@@ -124,7 +124,7 @@ class GraphRunner:
         names = [name for name in outputs if f"{name}_log" not in self.names]
         out = dict(zip(names, self.session.run(names, feeds), strict=True))
         if not all(isinstance(v, np.ndarray) for v in out.values()):
-            raise ExportError("the graph returned something that is no array")
+            raise ExportError("the graph returned something that is not an array")
         depths = _depths(_chain(tokens) if parents is None else parents)
         after = [
             GraphState(states_after(out, r), state.position + depths[token])
@@ -195,7 +195,7 @@ def _chain(tokens: Tokens) -> list[int]:
 
 
 def _depths(parents: Sequence[int]) -> list[int]:
-    """Of each token: how many tokens of the run are on its path."""
+    """How many tokens of the run are on each token's path."""
     depths: list[int] = []
     for parent in parents:
         depths.append(1 if parent < 0 else depths[parent] + 1)

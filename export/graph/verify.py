@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,12 +15,12 @@ from torch import Tensor
 from edge.config import ModelConfig
 from edge.errors import ExportError
 from edge.export.graph.run import GraphRunner, open_session, session_options
-from edge.export.network import Layer, Norm
+from edge.export.network import Layer, Norm, State, empty_state, through
 from edge.export.nodes.builder import TensorSource
-from edge.tensors import kv_cache_shapes, recurrent_state_shapes
 
 F32 = NDArray[np.float32]
 Tokens = NDArray[np.int64]
+M = TypeVar("M", bound=torch.nn.Module)
 
 # A prefill, odd chunks, single steps: every kind of run a session makes. Used over and over.
 RUNS = (64, 1, 7, 1, 1, 3, 16, 1, 2, 1, 1)
@@ -33,14 +33,11 @@ _SLICE = 1 << 22
 THREADS = 2
 
 
-def _get(tensors: TensorSource | Mapping[str, Any], name: str) -> Tensor:
-    found = tensors[name] if isinstance(tensors, Mapping) else tensors.tensor(name)
-    return torch.as_tensor(found).detach().float()
+def _get(tensors: TensorSource, name: str) -> Tensor:
+    return torch.as_tensor(tensors[name]).detach().float()
 
 
-def _fill(
-    module: torch.nn.Module, tensors: TensorSource | Mapping[str, Any], prefix: str
-) -> torch.nn.Module:
+def _fill(module: M, tensors: TensorSource, prefix: str) -> M:
     names = [name for name, _ in module.named_parameters()]
     values = {n: _get(tensors, prefix + n.removeprefix("mixer.")) for n in names}
     module.load_state_dict(values, assign=True)
@@ -48,28 +45,22 @@ def _fill(
 
 
 @torch.no_grad()
-def reference_logits(
-    config: ModelConfig, tensors: TensorSource | Mapping[str, Any], tokens: Tokens
-) -> F32:
+def reference_logits(config: ModelConfig, tensors: TensorSource, tokens: Tokens) -> F32:
     """The fp32 network's logits [B, T, V] for tokens [B, T], holding one layer at a time."""
-    batch = tokens.shape[0]
-    shapes = recurrent_state_shapes(config, batch) | kv_cache_shapes(config, 0, batch)
     table = _get(tensors, "embedding.weight")
     x = table[torch.from_numpy(tokens)]
     if not config.tie_embeddings:
         del table
-    found = x  # the stream as the layer before found it
-    for index in range(len(config.layers)):
-        with torch.device("meta"):
-            layer = Layer(config, index)
-        prefix = f"layers.{index}."
-        state = {
-            name.removeprefix(prefix): torch.zeros(shape)
-            for name, shape in shapes.items()
-            if name.startswith(prefix)
-        }
-        read = found if config.parallel(index) else x
-        found, (x, _) = x, _fill(layer, tensors, prefix)(x, state, 0, read)
+
+    def layers() -> Iterator[tuple[Layer, State]]:
+        for index in range(len(config.layers)):
+            with torch.device("meta"):
+                layer = Layer(config, index)
+            shapes = empty_state(config.layers[index], tokens.shape[0])
+            state = {name: torch.zeros(shape) for name, shape in shapes.items()}
+            yield _fill(layer, tensors, f"layers.{index}."), state
+
+    x, _ = through(config, layers(), x, 0)
     with torch.device("meta"):
         norm = Norm(config.norm, config.d_model)
     x = _fill(norm, tensors, "norm_f.")(x)
@@ -138,7 +129,7 @@ def perplexity(logits: F32, tokens: Tokens) -> float:
 
 def verify_graph(
     config: ModelConfig,
-    tensors: TensorSource | Mapping[str, Any],
+    tensors: TensorSource,
     folder: Path,
     tokens: Tokens,
     bits: int,

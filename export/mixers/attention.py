@@ -148,7 +148,7 @@ class AttentionExport(MixerExport[AttentionConfig]):
         for out in written:
             g.output(out, cache)
         y = g.node("Transpose", [y], at.named("attended_time"), perm=[1, 0, 2])
-        return at.linear("o_proj", at.read(y, "o_proj", heads * wide), "out", c.out_bias)
+        return at.linear("o_proj", y, "out", c.out_bias)
 
 
 EXPORT = AttentionExport

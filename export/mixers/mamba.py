@@ -119,7 +119,7 @@ class MambaExport(MixerExport[M]):
             static = isinstance(how, Static) and how.outliers is None
             kept = storage(planner.table, name, plans.F32)
             if name != "out_proj" and not (static and (kept.int8 or kept.bits == 4)):
-                return f"{name} is no integer product with a scale known beforehand"
+                return f"{name} is not an integer product with a scale known beforehand"
         return ""
 
     # -- graph ------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def _round(array: F32, parts: Sequence[int]) -> tuple[I8, F32]:
 
 
 def _state_scale(planner: LayerPlanner) -> F32:
-    """Of an int8 state: [N, 1] of Mamba-1, [H, 1, N] of Mamba-2."""
+    """Scales of an int8 state: [N, 1] for Mamba-1, [H, 1, N] for Mamba-2."""
     seen = planner.sites.seen(planner.value("ssm_states"), Static())
     scale = scale_for(seen.channels).reshape(seen.channels.shape)
     planner.sites.given(seen, Static(), scale.reshape(-1))

@@ -105,10 +105,10 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         x, z = at.site("conv_in", x, inner), at.site("z", z, inner)
         conv = self.convolution(at, x)
         x = at.site("x", conv, inner)
-        dbc = at.linear("x_proj", at.read(conv, "x_proj", inner), "dbc")
+        dbc = at.linear("x_proj", conv, "dbc")
         low, b, c_ = at.split(dbc, {"low_rank_dt": rank, "B": n, "C": n})
         b, c_ = at.site("B", b, n), at.site("C", c_, n)
-        dt = at.linear("dt_proj", at.read(low, "dt_proj", rank), "dt")
+        dt = at.linear("dt_proj", low, "dt")
         inputs = [
             x, at.site("dt", dt, inner), b, c_, z,
             constant(at, "A_log", np.transpose, after=lambda a: -np.exp(a)),
@@ -119,7 +119,7 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         ]  # fmt: skip
         y, states = g.call("SelectiveScan", inputs, [at.named("scan"), at.named("ssm_states")])
         g.output(states, ["R", "B", n, inner])
-        return at.linear("out_proj", at.read(y, "out_proj", inner), "out", c.proj_bias)
+        return at.linear("out_proj", y, "out", c.proj_bias)
 
     def fused(self, at: LayerGraph, u: Input) -> str:
         """The scan's input x is what the convolution rounds, and what x_proj reads."""
@@ -143,7 +143,7 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         ]
         values = {"x": x, "dt": dt, "B": b, "C": c, "z": z}
         y = self.scan_int8(at, "SelectiveScanInt8", values, constants)
-        return at.linear("out_proj", at.read(y, "out_proj", inner), "out")
+        return at.linear("out_proj", y, "out")
 
 
 EXPORT = Mamba1Export

@@ -177,7 +177,7 @@ class Mamba2Export(MambaExport[Mamba2Config]):
             z0, x0 = mlp
             (side,) = g.call("SiluGate", [x0, z0], [at.named("side")])
             y = g.node("Concat", [side, y], at.named("joined"), axis=-1)
-        return at.linear("out_proj", at.read(y, "out_proj", c.d_inner), "out", c.proj_bias)
+        return at.linear("out_proj", y, "out", c.proj_bias)
 
     def _scan(self, at: LayerGraph, values: dict[str, str]) -> str:
         c, g = self.config, at.g
@@ -215,7 +215,7 @@ class Mamba2Export(MambaExport[Mamba2Config]):
         ]  # fmt: skip
         values = {"x": x, "dt": dt, "B": b, "C": c_}
         y = self.scan_int8(at, "SelectiveScanHeadsInt8", values, constants, **self._attributes())
-        return at.linear("out_proj", at.read(self._gate(at, y, z), "out_proj", wide), "out")
+        return at.linear("out_proj", self._gate(at, y, z), "out")
 
     def _gate(self, at: LayerGraph, y: str, z: str) -> str:
         g = at.g

@@ -75,7 +75,7 @@ class MlpExport(MixerExport[MlpConfig]):
             up = at.linear("up_proj", u, "up", bias)
             op = "GeluTanh" if self.config.form == "gelu_tanh" else "Gelu"
             y = at.g.call(op, [up], [at.named("activated")])[0]
-        return at.linear("down_proj", at.read(y, "down_proj", wide), "out", bias)
+        return at.linear("down_proj", y, "out", bias)
 
 
 EXPORT = MlpExport

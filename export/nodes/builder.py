@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Literal, Protocol, cast
 
 import numpy as np
@@ -40,13 +38,12 @@ ALIGNMENT = 64
 PAGE = 4096
 # Tensors at least this large start on a page, so that they can be mapped one by one.
 _LARGE = 1 << 20
-_SLICE = 1 << 24
 
 
 class TensorSource(Protocol):
-    """Anything that gives a canonical weight by name, one at a time: a checkpoint."""
+    """Gives a canonical weight by name, one at a time: a checkpoint, or a dict."""
 
-    def tensor(self, name: str) -> Any: ...
+    def __getitem__(self, name: str, /) -> Any: ...
 
 
 def to_numpy(tensor: Any) -> F32:
@@ -57,60 +54,34 @@ def to_numpy(tensor: Any) -> F32:
 
 
 class WeightWriter:
-    """Appends tensors to a file and hands back the ONNX initializers that point into it.
+    """Appends tensors to weights.bin and hands back the ONNX initializers that point into it.
 
     The bytes depend on the tensors and their order alone.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, file: BinaryIO) -> None:
         self.size = 0
-        self._hash = hashlib.sha256()
-        self._file: BinaryIO | None = None
-
-    def __enter__(self) -> WeightWriter:
-        self._file = self.path.open("wb")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    @property
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
+        self._file = file
+        self._name = Path(file.name).name
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
         """Append `array` little-endian and in C order; return its external initializer."""
         array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
-        self._write(b"\0" * (-self.size % (PAGE if array.nbytes >= _LARGE else ALIGNMENT)))
-        offset = self.size
-        flat = array.reshape(-1).view(np.uint8)
-        for start in range(0, flat.size, _SLICE):
-            self._write(flat[start : start + _SLICE].data)
+        padding = -self.size % (PAGE if array.nbytes >= _LARGE else ALIGNMENT)
+        self._file.write(b"\0" * padding)
+        self._file.write(array.reshape(-1).view(np.uint8).data)
+        offset = self.size + padding
+        self.size = offset + array.nbytes
         tensor = TensorProto(
             name=name,
             dims=array.shape,
             data_type=helper.np_dtype_to_tensor_dtype(array.dtype),
             data_location=TensorProto.EXTERNAL,
         )
-        where = {"location": self.path.name, "offset": offset, "length": array.nbytes}
+        where = {"location": self._name, "offset": offset, "length": array.nbytes}
         for key, entry in where.items():
             tensor.external_data.add(key=key, value=str(entry))
         return tensor
-
-    def _write(self, data: bytes | memoryview) -> None:
-        if self._file is None:
-            raise ValueError(f"{self.path} is not open")
-        self._file.write(data)
-        self._hash.update(data)
-        self.size += len(data)
 
 
 class GraphBuilder:
@@ -119,7 +90,7 @@ class GraphBuilder:
     def __init__(
         self,
         config: ModelConfig,
-        tensors: TensorSource | Mapping[str, Any],
+        tensors: TensorSource,
         weights: WeightWriter,
         flavour: Flavour = "ort",
         hessian: HessianOf | None = None,
@@ -214,9 +185,7 @@ class GraphBuilder:
 
     def tensor(self, name: str) -> F32:
         """One canonical weight, fetched now, checked against the config's shape."""
-        source = self._tensors
-        found = source[name] if isinstance(source, Mapping) else source.tensor(name)
-        array = to_numpy(found)
+        array = to_numpy(self._tensors[name])
         if array.shape != self._shapes[name]:
             raise ExportError(
                 f"has shape {list(array.shape)}, the model needs {list(self._shapes[name])}",

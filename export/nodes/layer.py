@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from edge.config import RopeConfig
 from edge.export.nodes.builder import F32, GraphBuilder
 from edge.export.nodes.products import Input, fake_round, linear, linear_to_int8, round_input
+from edge.export.quantize.layer_plan import Matrix
 from edge.export.quantize.plan import LayerPlan, ScanPlan
 
 
@@ -28,6 +29,7 @@ class LayerGraph:
 
     Attributes:
         prefix: `layers.3`.
+        matrices: the layer's products.
         weight: a weight of the layer as the graph has it, from what gives canonical tensors.
     """
 
@@ -35,6 +37,7 @@ class LayerGraph:
     prefix: str
     plan: LayerPlan
     shared: Shared
+    matrices: Mapping[str, Matrix]
     weight: Callable[[str, Callable[[str], F32]], F32]
 
     def named(self, name: str) -> str:
@@ -55,17 +58,15 @@ class LayerGraph:
         names = [self.named(name) for name in parts]
         return self.g.nodes("Split", [value, self.g.integers([*parts.values()])], names, axis=-1)
 
-    def read(self, value: str, matrix: str, columns: int) -> Input:
-        """`value` as the product with `matrix` reads it."""
-        return round_input(self.g, value, self.plan.products[matrix], columns)
-
-    def linear(self, matrix: str, x: Input, output: str, bias: bool = False) -> str:
-        """x · matrixᵀ, and the matrix's bias added."""
+    def linear(self, matrix: str, x: Input | str, output: str, bias: bool = False) -> str:
+        """x · matrixᵀ, and the matrix's bias added; x is rounded as the product reads it."""
         name, product = self.named(f"{matrix}.weight"), self.plan.products[matrix]
         added = None
         if bias:
             added = self.named(f"{matrix}.bias")
             self.g.constant(added, self.tensor(f"{matrix}.bias"))
+        if isinstance(x, str):
+            x = round_input(self.g, x, product, self.matrices[matrix].columns)
         return linear(
             self.g, x, name, self.named(output), product, bias=added,
             make=lambda: self.tensor(f"{matrix}.weight"),

@@ -16,26 +16,21 @@ U8 = NDArray[np.uint8]
 _LAZY = 128
 # A Hessian that is singular even when damped is damped ten times more, this often at most.
 _ATTEMPTS = 6
+# Added to the diagonal, as a share of its mean.
+_DAMP = 0.01
 
 
-def quantize_gptq(
-    weight: F32, hessian: F64, block: int, damp: float = 0.01, act_order: bool = True
-) -> tuple[U8, F32]:
+def quantize_gptq(weight: F32, hessian: F64, block: int) -> tuple[U8, F32]:
     """weight [N, K] → packed [N, K/block, block/2] and scales [N, K/block], as `quantize_blocks`.
 
     GPTQ (arXiv 2210.17323, Algorithm 1): columns are rounded in turn, and the error of each is
     made up for by those still to come, weighted by the inverse Hessian. Scales are those of
     `quantize_blocks`, found before any column is rounded ("static groups"), so that the order of
-    columns is free. An input that was never active has no say in the others and is rounded to
-    nearest.
+    columns is free: the most active inputs come first, while most columns can still make up for
+    them. An input that was never active has no say in the others and is rounded to nearest.
 
-    Args:
-        hessian: XᵀX [K, K] of the calibrated inputs; any factor, such as the number of rows,
-            leaves the result as it is.
-        damp: added to its diagonal, as a share of the diagonal's mean.
-        act_order: round the most active inputs first, while most columns can still make up for
-            them, instead of from left to right. Scales stand already, so nothing is reordered in
-            what is stored.
+    hessian: XᵀX [K, K] of the calibrated inputs; any factor, such as the number of rows, leaves the
+    result as it is.
 
     Raises ExportError for a Hessian of another shape, or with values that are not finite, and for
     a weight that `quantize_blocks` refuses.
@@ -48,10 +43,8 @@ def quantize_gptq(
             "the calibrated XᵀX is NaN or infinite", remedy="look for the layer that overflows"
         )
     scales = quantize_blocks(weight, 4, block)[1]
-    order = np.arange(columns)
-    if act_order:
-        order = np.argsort(-np.diag(hessian), kind="stable")
-    propagate = _inverse_factor(hessian[np.ix_(order, order)], damp)
+    order = np.argsort(-np.diag(hessian), kind="stable")
+    propagate = _inverse_factor(hessian[np.ix_(order, order)])
     quants = np.empty(weight.shape, np.uint8)
     quants[:, order] = _round(
         weight[:, order].astype(np.float64), np.repeat(scales, block, 1)[:, order], propagate
@@ -78,7 +71,7 @@ def _round(weight: F64, scales: F32, propagate: F64) -> U8:
     return quants
 
 
-def _inverse_factor(hessian: F64, damp: float) -> F64:
+def _inverse_factor(hessian: F64) -> F64:
     """Upper triangular U with UᵀU = H⁻¹, of the damped Hessian."""
     damped = hessian.astype(np.float64)
     diagonal = np.diag(damped).copy()
@@ -87,7 +80,7 @@ def _inverse_factor(hessian: F64, damp: float) -> F64:
     # what never was active has, rounding apart, zeros beside its diagonal too
     damped[dead, :] = damped[:, dead] = 0.0
     for attempt in range(_ATTEMPTS):
-        np.fill_diagonal(damped, diagonal + damp * 10**attempt * diagonal.mean())
+        np.fill_diagonal(damped, diagonal + _DAMP * 10**attempt * diagonal.mean())
         try:
             # of the matrix turned about, so that H = V·Vᵀ with V upper triangular; U is its inverse
             upper = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]

@@ -85,7 +85,7 @@ class Statistics:
         """
         if not 0 < p <= 100:
             raise ExportError(
-                f"{p} is no percentile", field="percentile", remedy="give one above 0, up to 100"
+                f"{p} is not a percentile", field="percentile", remedy="give one above 0, up to 100"
             )
         if p == 100 or not self.count:
             return self.absmax

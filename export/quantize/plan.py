@@ -177,7 +177,7 @@ class ModelPlan:
 
     @property
     def bits(self) -> int:
-        """Of the smallest weights."""
+        """Bits of the smallest weights."""
         return min(self.embedding.bits, *(product.weight.bits for product in self.products()))
 
     @property

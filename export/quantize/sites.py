@@ -24,7 +24,7 @@ class Calibration(Protocol):
     """What calibration saw."""
 
     def statistics(self, value: str, rotated: bool = False) -> Statistics:
-        """Of a value of the fp32 graph, by name, or of its Hadamard rotation."""
+        """Statistics of a value of the fp32 graph, by name, or of its Hadamard rotation."""
         ...
 
 

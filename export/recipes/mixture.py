@@ -177,7 +177,7 @@ def _name(name: str, layers: Mapping[str, str]) -> str:
 def _known_kind(kind: str, present: list[str]) -> str:
     if kind in present:
         return kind
-    why = "the model has none" if kind in KINDS else "there is no such kind"
+    why = "the model has none" if kind in KINDS else "unknown kind"
     raise ExportError(
         f"no layer is of kind {kind!r}: {why}",
         field="layers",
@@ -202,7 +202,7 @@ def _ends(config: ModelConfig, base: Recipe, choices: Choices) -> Table:
             continue
         if "final" not in ends:
             raise ExportError(
-                f"recipe {base.name} has no int8 activations, so {chosen} is no choice here",
+                f"recipe {base.name} has no int8 activations, so {chosen} cannot be chosen",
                 field=end,
                 remedy="choose a recipe that rounds activations, such as w8a8",
             )
@@ -214,7 +214,7 @@ def _with_groups(tables: Mapping[str, Table]) -> dict[str, Table]:
     table = dict(tables.get("mamba2", {}))
     if not all(isinstance(table.get(name), Static) for name in "xBC"):
         raise ExportError(
-            "groups are of Mamba-2's x, B and C, and there is none with a static scale",
+            "groups need Mamba-2's x, B and C with static scales, and the recipe has none",
             field="groups",
             remedy="leave --groups out",
         )
@@ -227,7 +227,7 @@ def _refuse_useless(mixed: Mixture, choices: Choices) -> None:
     if choices.percentile is not None:
         if not 0 < choices.percentile <= 100:
             raise ExportError(
-                f"{choices.percentile} is no percentile",
+                f"{choices.percentile} is not a percentile",
                 field="percentile",
                 remedy="give one above 0, up to 100",
             )

@@ -75,7 +75,7 @@ def _attention(fields: Fields) -> AttentionConfig:
 def _mlp(fields: Fields) -> MlpConfig:
     form = _GELU.get(str(fields.values.get("hidden_act", "gelu")))
     if form is None:
-        fields.refuse("hidden_act", f"is none of {', '.join(_GELU)}", UNSUPPORTED)
+        fields.refuse("hidden_act", f"is not one of {', '.join(_GELU)}", UNSUPPORTED)
         form = "gelu"
     return fields.build(
         MlpConfig,
