@@ -315,7 +315,7 @@ class OneAtATime:
         self.alive: list[weakref.ref[Any]] = []
         self.most = 0
 
-    def tensor(self, name: str) -> NDArray[np.float32]:
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
         array = self.tensors[name].detach().numpy().copy()
         self.most = max(self.most, sum(ref() is not None for ref in self.alive))
         self.alive.append(weakref.ref(array))

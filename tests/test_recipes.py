@@ -259,7 +259,7 @@ def test_recipes_mix_by_kind_of_layer() -> None:
     ("w8a8", {"layers": {"mlp": "w9"}}, "no quantization recipe is called 'w9'"),
     ("w8a8", {"layers": {"moe": "fp16"}}, "unknown kind"),
     ("w8a8", {"layers": {"mamba2": "fp16"}}, "no layer is of kind 'mamba2': the model has none"),
-    ("w8a8", {"groups": True}, "groups are of Mamba-2"),
+    ("w8a8", {"groups": True}, "groups need Mamba-2"),
     ("w8a8-static", {"percentile": 99.9}, "clips nothing by a percentile"),
     ("w8a8", {"percentile": 0.0}, "is not a percentile"),
     ("fp16", {"head": "int8"}, "no int8 activations"),
@@ -304,7 +304,7 @@ def test_w8a8_takes_little_more_than_a_quarter_of_fp32(kind: str, tmp_path: Any)
     shapes = tensor_shapes(config)
 
     class Repeating:
-        def tensor(self, name: str) -> NDArray[np.float32]:
+        def __getitem__(self, name: str) -> NDArray[np.float32]:
             return np.resize(few, shapes[name])
 
     made = plan_model(config, mixture(config, "w8a8"), calibration=Flat(config))
