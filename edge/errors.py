@@ -11,6 +11,10 @@ def _readable(text: str, limit: int = 1000) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 4 :]}"
 
 
+# characters of a list of faults; what does not fit is counted
+_LISTED = 900
+
+
 class EdgeError(Exception):
     """Base of every error `edge` raises on purpose.
 
@@ -79,3 +83,34 @@ class ContextFullError(InputError):
 
 class EngineError(EdgeError):
     """An engine is unavailable here, or failed while running."""
+
+
+class Faults:
+    """Everything that is wrong with one input, so that all of it can be told at once."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[str, str]] = []
+
+    def add(self, field: str, message: str) -> None:
+        self._found.append((field, message))
+
+    def refuse(
+        self,
+        kind: type[EdgeError],
+        *,
+        file: str | PathLike[str] | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        """Raise `kind` where there are faults: the first with its field, then the others."""
+        if not self._found:
+            return
+        (field, message), *others = self._found
+        told = 0
+        for where, text in others:
+            more = f"; {where}: {text}"
+            if len(message) + len(more) > _LISTED:
+                break
+            message, told = message + more, told + 1
+        if left := len(others) - told:
+            message += f"; and {left} more"
+        raise kind(message, file=file, field=field, remedy=remedy)

@@ -1,4 +1,4 @@
-"""What is being written lies under another name beside its target, and is locked meanwhile.
+"""Temporary files and folders beside their target, which are locked while they are written.
 
 A process that is killed leaves such a file or folder behind, without its lock: the next one that
 writes to the same target can tell, and removes it.

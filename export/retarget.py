@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge.bundle import Bundle, BundleWriter, Manifest, open_bundle
-from edge.bundle.hashing import blocks
+from edge.bundle.files import blocks
 from edge.bundle.kernels import DEVICE_GRAPH, DEVICE_GRAPH_FILE, PLAN, PLAN_FILE
 from edge.errors import BundleError
 from edge.export.calibration.prepare import Progress

@@ -147,6 +147,15 @@ def test_unknown_and_missing_keys_are_named(bundle: Path) -> None:
     assert refused(bundle).field == "model.d_model"
 
 
+def test_all_faults_of_a_manifest_are_told_at_once(bundle: Path) -> None:
+    edit_manifest(
+        bundle,
+        lambda m: (m["model"].pop("d_model"), m["limits"].update(chunk=0), m.update(opset=5)),
+    )
+    said = str(refused(bundle))
+    assert all(field in said for field in ("model.d_model", "limits.chunk", "opset"))
+
+
 def test_duplicate_entry_and_unlisted_graph(bundle: Path) -> None:
     edit_manifest(bundle, lambda m: m["files"].append(m["files"][0]))
     assert "listed twice" in str(refused(bundle))

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from edge import protobuf
 from edge.bundle import strict_json
-from edge.bundle.documents import parse as parse_document
 from edge.bundle.manifest import SCHEMA_VERSION, Manifest
+from edge.bundle.strict_json import read_document as parse_document
 from edge.errors import EdgeError, StateError
 from edge.launch import Launch, LaunchPlan, Pointer, Program, Size, Variant, Weight
 from edge.runtime import statefile

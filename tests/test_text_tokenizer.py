@@ -15,8 +15,7 @@ from tokenizers import Tokenizer as Fast
 from edge.errors import InputError, TokenizerError
 from edge.text.byte import ByteTokenizer
 from edge.text.hf import HfTokenizer
-from edge.text.spm import SentencePieceTokenizer
-from edge.text.spm_proto import read_model, rewrite_model
+from edge.text.spm import SentencePieceTokenizer, read_model, rewrite_model
 from edge.text.tokenizer import MAX_TEXT, Segment
 from tests.text_samples import CORPUS, EXACT, KINDS, byte_level, spaced_bpe, spm_model, tokenizer
 

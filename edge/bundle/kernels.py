@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.bundle.documents import Document, parse
+from edge.bundle.files import REMEDY
 from edge.bundle.manifest import Manifest
-from edge.bundle.paths import REMEDY
 from edge.bundle.reader import Bundle
+from edge.bundle.strict_json import Document, read_document
 from edge.errors import BundleError
 from edge.launch import (
     SCHEMA_VERSION,
@@ -33,7 +33,7 @@ def index_file(sm: int) -> str:
 
 
 def sizes(manifest: Manifest) -> dict[str, tuple[int, int]]:
-    """How many cubins there are for each architecture ("sm_87"), and bytes with their index."""
+    """Cubins of each architecture ("sm_87"): how many, and their bytes with the index."""
     found = {}
     for name, index in sorted(manifest.kernels.items(), key=lambda item: int(item[0][3:])):
         files = [e for e in manifest.files if e.path.startswith(f"{index.rpartition('/')[0]}/")]
@@ -112,7 +112,7 @@ def open_kernels(bundle: Bundle, sm: int) -> BundledKernels:
     if file is None:
         there = ", ".join(sorted(bundle.manifest.kernels)) or "none"
         raise BundleError(
-            f"has no kernels for sm_{sm}; there are: {there}",
+            f"has no kernels for sm_{sm}, only: {there}",
             file=f"{bundle.path}/manifest.json",
             field=f"kernels.sm_{sm}",
             remedy=_command(bundle, sm),
@@ -138,7 +138,9 @@ def _parsed(bundle: Bundle, file: str, kind: type[Document]) -> Document:
     if entry is not None and entry.size > _LARGEST:
         raise BundleError(f"has {entry.size} bytes, at most {_LARGEST} allowed", file=where)
     # the plan leaves out what has its default, the index does not
-    return parse(bundle.read(file), Path(where), kind, SCHEMA_VERSION, absent=SCHEMA_VERSION)
+    return read_document(
+        bundle.read(file), Path(where), kind, SCHEMA_VERSION, absent=SCHEMA_VERSION
+    )
 
 
 def _command(bundle: Bundle, sm: int) -> str:

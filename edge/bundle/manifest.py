@@ -1,13 +1,14 @@
-"""What `manifest.json` says. Unknown keys are refused: an older runtime must not guess."""
+"""The contents of `manifest.json`. Unknown keys are refused: an older runtime must not guess."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from edge.bundle.paths import check_relative
+from edge.bundle.files import check_relative, some
 from edge.config import ModelConfig
 from edge.launch import ARCHITECTURES, Log
 
@@ -66,7 +67,7 @@ class TokenizerInfo(_Strict):
     @model_validator(mode="after")
     def _complete(self) -> TokenizerInfo:
         if (self.kind == "bytes") != (self.file is None):
-            raise ValueError("a byte tokenizer has no file, every other kind has one")
+            raise ValueError("a byte tokenizer has no file, all others have one")
         if (self.file is None) != (self.sha256 is None):
             raise ValueError("file and sha256 go together")
         return self
@@ -127,28 +128,35 @@ class Manifest(_Strict):
     @classmethod
     def _known_architectures(cls, kernels: dict[str, str]) -> dict[str, str]:
         known = [f"sm_{sm}" for sm in ARCHITECTURES]
+        faults = []
         if unknown := sorted(kernels.keys() - set(known)):
-            raise ValueError(f"{', '.join(unknown)}: this runtime knows {', '.join(known)}")
-        for name, path in kernels.items():
-            if path != f"kernels/{name}/kernels.json":
-                raise ValueError(f"the index of {name} is at {path!r}")
+            faults.append(f"unknown {', '.join(unknown)}; this runtime knows {', '.join(known)}")
+        faults += [
+            f"the index of {name} is at {path!r:.80}"
+            for name, path in kernels.items()
+            if name in known and path != f"kernels/{name}/kernels.json"
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
         return kernels
 
     @model_validator(mode="after")
     def _names_listed_files(self) -> Manifest:
         paths = [entry.path for entry in self.files]
-        listed = set(paths)
+        listed, faults = set(paths), []
         if len(listed) != len(paths):
-            twice = sorted({path for path in paths if paths.count(path) > 1})
-            raise ValueError(f"files listed twice: {twice}")
+            twice = sorted(path for path, count in Counter(paths).items() if count > 1)
+            faults.append(f"files listed twice: {some(twice)}")
         named = {f"graphs.{name}": path for name, path in self.graphs.items()}
         named |= {f"kernels.{name}": path for name, path in self.kernels.items()}
         own = {"tokenizer.file": self.tokenizer.file, "chat_template": self.chat_template}
         named |= {field: path for field, path in own.items() if path is not None}
         if absent := [f"{field} {path!r}" for field, path in named.items() if path not in listed]:
-            raise ValueError(f"named but not in files: {', '.join(absent)}")
+            faults.append(f"named but not in files: {some(absent)}")
         if self.kernels and "cuda" not in self.graphs:
-            raise ValueError("kernels are those of a plan, and graphs.cuda names none")
+            faults.append("there are kernels, but graphs.cuda names no launch plan")
+        if faults:
+            raise ValueError("; ".join(faults))
         return self
 
     def entry(self, path: str) -> FileEntry | None:

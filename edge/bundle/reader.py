@@ -1,4 +1,4 @@
-"""Open a bundle: nothing in it is used before it is checked, and it is checked where it is read."""
+"""Opening bundles: nothing is used before it is checked, and it is checked where it is read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 from types import TracebackType
 
 from edge.bundle import stamps
-from edge.bundle.documents import parse
-from edge.bundle.hashing import blocks, sha256
+from edge.bundle.files import REMEDY, blocks, open_inside, sha256, some
 from edge.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest
-from edge.bundle.paths import REMEDY, open_inside
+from edge.bundle.strict_json import read_document
 from edge.errors import BundleError
 
 MAX_MANIFEST = 16 << 20
@@ -67,7 +66,7 @@ class Bundle:
             return
         if sha256(fd, entry.size) != entry.sha256:
             raise BundleError(
-                "does not match its SHA-256: it was altered or damaged", file=file, remedy=REMEDY
+                "does not match its SHA-256; it was altered or damaged", file=file, remedy=REMEDY
             )
         stamps.remember(self.fingerprint, entry, fd)
 
@@ -111,13 +110,15 @@ class Bundle:
 
 @contextmanager
 def _readable(file: str | Path) -> Iterator[None]:
-    """What the disk refuses is a BundleError."""
+    """Turn errors of the disk into BundleError."""
     try:
         yield
     except OSError as problem:
         reason = problem.strerror or str(problem)
         raise BundleError(
-            f"cannot be read: {reason}", file=file, remedy="check the disk, or copy it anew"
+            f"cannot be read: {reason}",
+            file=file,
+            remedy="check the disk, or copy it again",
         ) from problem
 
 
@@ -139,7 +140,7 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
     try:
         with _readable(folder):
             raw = _read_manifest(folder_fd, folder)
-            manifest = parse(raw, folder / "manifest.json", Manifest, SCHEMA_VERSION, None)
+            manifest = read_document(raw, folder / "manifest.json", Manifest, SCHEMA_VERSION, None)
             _check_listing(folder_fd, folder, manifest)
         return Bundle(folder, folder_fd, manifest, hashlib.sha256(raw).hexdigest())
     except BaseException:
@@ -152,7 +153,9 @@ def _read_manifest(folder_fd: int, folder: Path) -> bytes:
         fd = open_inside(folder_fd, "manifest.json", folder=str(folder))
     except BundleError as problem:
         if "missing" in problem.message:
-            problem.remedy = f"this folder is no bundle; {MAKE_ONE}"
+            raise BundleError(
+                "not a bundle: manifest.json is missing", file=folder, remedy=MAKE_ONE
+            ) from None
         raise
     try:
         size = os.fstat(fd).st_size
@@ -168,14 +171,13 @@ def _read_manifest(folder_fd: int, folder: Path) -> bytes:
 def _check_listing(folder_fd: int, folder: Path, manifest: Manifest) -> None:
     found = set(_walk(folder_fd, "")) - {"manifest.json"}
     listed = {entry.path for entry in manifest.files}
-    if missing := sorted(listed - found):
-        raise BundleError(f"is missing {', '.join(missing[:5])}", file=folder, remedy=REMEDY)
-    if extra := sorted(found - listed):
-        raise BundleError(
-            f"holds files the manifest does not list: {', '.join(extra[:5])}",
-            file=folder,
-            remedy="remove them, or export the model again",
-        )
+    missing, extra = sorted(listed - found), sorted(found - listed)
+    surplus = f"holds files the manifest does not list: {some(extra)}"
+    if missing:
+        also = f"; {surplus}" if extra else ""
+        raise BundleError(f"is missing {some(missing)}{also}", file=folder, remedy=REMEDY)
+    if extra:
+        raise BundleError(surplus, file=folder, remedy="remove them, or export the model again")
 
 
 def _walk(folder_fd: int, prefix: str, depth: int = 0) -> Iterator[str]:

@@ -1,12 +1,22 @@
-"""JSON from strangers: bounded depth, no duplicate keys, no NaN, no recursion before the check."""
+"""JSON from strangers: bounded depth, no duplicate keys, no NaN, no recursion before the check.
+
+By hand, because pydantic's parser lets the last of duplicate keys win.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
+
+from edge.bundle.files import REMEDY
+from edge.errors import BundleError, Faults
+
+Document = TypeVar("Document", bound=BaseModel)
 MAX_DEPTH = 64
 # a string without an end runs to the end of the text, so that no start is scanned twice
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
@@ -52,3 +62,33 @@ def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
         return value
 
     return json.loads(text, object_pairs_hook=_unique, parse_constant=constant, parse_float=number)
+
+
+def read_document(
+    raw: bytes, file: Path, kind: type[Document], known: int, absent: int | None
+) -> Document:
+    """A JSON document with a schema version, as a pydantic model.
+
+    `known`: the version that is read; `absent`: the version of a document that does not say it.
+    Raises BundleError naming the file, the first field at fault, and all faults.
+    """
+    try:
+        data = loads(raw)
+    except ValueError as problem:
+        raise BundleError(f"is not valid JSON: {problem}", file=file, remedy=REMEDY) from None
+    version = data.get("schema_version", absent) if isinstance(data, dict) else None
+    if version != known:
+        raise BundleError(
+            f"is {version!r}, this runtime reads version {known}",
+            file=file,
+            field="schema_version",
+            remedy="export the model again with this version, or update mamba-edge",
+        )
+    try:
+        return kind.model_validate(data)
+    except ValidationError as problem:
+        faults = Faults()
+        for error in problem.errors(include_url=False):
+            faults.add(".".join(map(str, error["loc"])) or file.stem, error["msg"])
+    faults.refuse(BundleError, file=file, remedy=REMEDY)
+    raise AssertionError("a refusal without faults")

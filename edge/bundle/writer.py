@@ -1,4 +1,4 @@
-"""Publish a bundle: the folder appears whole, or not at all."""
+"""Writing bundles: the folder appears whole, or not at all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from edge import leftovers
-from edge.bundle.hashing import sha256
+from edge.bundle.files import check_relative, sha256
 from edge.bundle.manifest import FileEntry, Manifest
-from edge.bundle.paths import check_relative
 from edge.errors import ExportError
 
 
@@ -60,7 +59,7 @@ class BundleWriter:
         return manifest
 
     def close(self) -> None:
-        """Remove what was not published, or what the published bundle was before."""
+        """Remove what was not published, or the bundle that was replaced."""
         _remove(self.folder)
         if self._fd >= 0:
             with suppress(OSError):  # a folder has nothing left to write
@@ -169,7 +168,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 @contextmanager
 def _one_at_a_time(parent: Path) -> Iterator[None]:
-    """Of several processes that publish in one folder, one; only for as long as renaming takes."""
+    """Let one process at a time publish in a folder; only for as long as renaming takes."""
     fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with suppress(OSError):  # a file system without locks

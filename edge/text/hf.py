@@ -133,7 +133,7 @@ class HfTokenizer(Tokenizer):
 
     @cached_property
     def _inner(self) -> Any:
-        """For text that follows other text: where only a first word gets a space, without it."""
+        """The tokenizer for text that follows other text, where only a first word gets a space."""
         step = self._json.get("pre_tokenizer") or {}
         if _kind(step) != "Metaspace" or step.get("prepend_scheme") != "first":
             return self._fast
@@ -204,7 +204,7 @@ def _by_id(vocabulary: dict[str, int], file: str) -> list[str | None]:
 
 
 def _decoder(config: Any, file: str) -> tuple[Callable[[str], bytes], bool]:
-    """How a piece becomes bytes, and whether one space at the beginning of a text is dropped."""
+    """The function from a piece to its bytes, and whether a text loses one leading space."""
     steps = config.get("decoders", []) if _kind(config) == "Sequence" else [config]
     kinds = [_kind(step) for step in steps]
     if kinds == ["ByteLevel"]:
@@ -220,7 +220,7 @@ def _decoder(config: Any, file: str) -> tuple[Callable[[str], bytes], bool]:
     known = {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"}
     if spelled is None or not set(kinds) <= known:
         raise TokenizerError(
-            f"is of kind {'+'.join(kinds)}, byte-level or ▁-spaced ones are supported",
+            f"unknown kind {'+'.join(kinds)}; byte-level and ▁-spaced decoders are supported",
             file=file,
             field="decoder",
             remedy="use a model with one of these tokenizers",

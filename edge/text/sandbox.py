@@ -1,4 +1,4 @@
-"""Jinja for templates from strangers: no attribute leaks, bounded time, bounded memory.
+"""A Jinja sandbox for untrusted templates: no attribute leaks, bounded time, bounded memory.
 
 The language is what chat templates use: loops, conditions, macros, namespaces, and the filters and
 methods named below. Before compiling, a tick is put into every loop and macro body, and every `~`
@@ -57,7 +57,7 @@ class TemplateRaised(TemplateError):
 
 
 class Budget:
-    """What one rendering may still use."""
+    """What is left of the time and steps of one rendering."""
 
     def __init__(self) -> None:
         self.ticks = MAX_TICKS
@@ -66,7 +66,7 @@ class Budget:
     def tick(self) -> str:
         self.ticks -= 1
         if self.ticks < 0:
-            raise SecurityError(f"takes more than {MAX_TICKS} rounds")
+            raise SecurityError(f"takes more than {MAX_TICKS} steps")
         if time.monotonic() > self.deadline:
             raise SecurityError(f"takes more than {MAX_SECONDS:g} seconds")
         return ""

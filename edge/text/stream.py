@@ -1,4 +1,4 @@
-"""Text as it comes: nothing is shown before it is decided, and what is shown never changes."""
+"""Streamed text: nothing is shown before it is certain, and what is shown never changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StreamDecoder:
         self._strip = tokenizer.strips_space and not continued
 
     def feed(self, token: int) -> str:
-        """The text that this id decides, possibly none. InputError for an id out of range."""
+        """The text that is certain after this id, perhaps none. Raises InputError for no token."""
         data = self._tokenizer.token_bytes(token)
         if self._strip and data:
             data = data.removeprefix(b" ")
@@ -33,16 +33,16 @@ class StreamDecoder:
         return self._utf8.decode(data)
 
     def finish(self) -> str:
-        """What was held back: U+FFFD for a character that stayed unfinished."""
+        """The rest: U+FFFD for a character that stayed unfinished."""
         return self._utf8.decode(b"", final=True)
 
 
 class StopMatcher:
     """Finds the first of several stop strings in streamed text.
 
-    First is the one that is complete first; of those that end at the same place, the longest. A
-    piece is given out once no stop string can begin in it; no part of the found one ever is. The
-    outcome does not depend on how the text was cut into pieces.
+    The first is the one that is complete first; of those that end at the same place, the longest.
+    Text is passed on once no stop string can begin in it, and no part of the found one ever is. How
+    the text was cut into pieces makes no difference.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -53,7 +53,7 @@ class StopMatcher:
         self._longest = max(map(len, self.stops), default=0)
 
     def feed(self, text: str) -> str:
-        """The text that is decided now. After `stopped`, nothing more comes."""
+        """The text that is certain now. After `stopped`, nothing more comes."""
         if self.stopped or not self.stops:
             return "" if self.stopped else text
         self._held += text
@@ -64,7 +64,7 @@ class StopMatcher:
         return self._take(self._undecided())
 
     def finish(self) -> str:
-        """What was held back when the text ends without a stop string."""
+        """The rest, when the text ends without a stop string."""
         return "" if self.stopped else self._take(len(self._held))
 
     def _take(self, count: int) -> str:

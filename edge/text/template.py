@@ -8,7 +8,7 @@ is reused exactly.
 A template that rewrites message text would lose the marks. Then text is trimmed beforehand, which
 is what most such templates do; if that does not explain the difference either, special tokens that
 were typed are broken up with a mark before rendering, and the special tokens of the outcome must be
-those of a rendering of neutral text. Otherwise the conversation is refused.
+those of a rendering of harmless text. Otherwise the conversation is refused.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class ChatTemplate:
         find = self._tokenizer.find_specials
         if marked.replace(mark, "") != plain or find(marked) != find(neutral):
             raise TokenizerError(
-                "rewrites messages so that typed text cannot be told from special tokens",
+                "rewrites messages, so that typed text cannot be told from special tokens",
                 file=self.file,
                 remedy=f"leave special tokens out of the messages, or {REMEDY}",
             )
@@ -186,13 +186,15 @@ class ChatTemplate:
 def check_messages(messages: Sequence[Message]) -> None:
     """Raise InputError naming the message whose role or text cannot be used."""
     if len(messages) > MAX_MESSAGES:
-        raise InputError(f"{len(messages)} messages, at most {MAX_MESSAGES}", field="messages")
-    for index, message in enumerate(messages):
-        if not ROLE.fullmatch(message.role):
-            raise InputError(
-                f"{message.role!r:.40} is no role", field=f"messages.{index}.role",
-                remedy="use system, user or assistant",
-            )  # fmt: skip
+        raise InputError(f"are {len(messages)}, at most {MAX_MESSAGES} allowed", field="messages")
+    wrong = [i for i, message in enumerate(messages) if not ROLE.fullmatch(message.role)]
+    if wrong:
+        shown = ", ".join(f"{messages[index].role!r:.40}" for index in wrong[:10])
+        raise InputError(
+            f"unknown role {shown}", field=f"messages.{wrong[0]}.role",
+            remedy="use system, user or assistant",
+        )  # fmt: skip
+    for message in messages:
         check_text(message.content)
 
 
@@ -206,7 +208,7 @@ def _free_marks(messages: Sequence[Message]) -> str:
     for block in range(0xF0000 >> 5, 0xFFFC0 >> 5):
         if block not in used:
             return "".join(chr((block << 5) + i) for i in range(32))
-    raise InputError("use every private character there is", field="messages")
+    raise InputError("contain every private-use character of Unicode", field="messages")
 
 
 def _mark(marks: str, index: int, content: str, trim: bool) -> str:

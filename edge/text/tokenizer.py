@@ -1,4 +1,4 @@
-"""What every tokenizer does, and the rule that keeps typed text from becoming control tokens.
+"""The tokenizers' common part, and the rule that keeps typed text from becoming control tokens.
 
 Two kinds of text meet in a prompt. *Trusted* text comes from the chat template: special tokens
 written there become their ids. Everything else is *plain*: whatever a person types, `encode` never
@@ -26,7 +26,7 @@ MAX_HOLES = 1 << 16  # ids without a piece, below the largest
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of prompt: trusted template text, plain text, or tokens that are already known."""
+    """A part of a prompt: trusted template text, plain text, or tokens that are already known."""
 
     text: str
     trusted: bool = False
@@ -196,9 +196,9 @@ def check_text(text: str) -> None:
 
 
 def unknown_character() -> InputError:
-    """The refusal of text that a tokenizer could only encode as a special token."""
+    """Refusal of text that a tokenizer could only encode as a special token."""
     return InputError(
-        "holds a character that the model's tokenizer cannot write",
+        "contains a character that the model's tokenizer cannot encode",
         field="prompt",
         remedy="leave it out",
     )

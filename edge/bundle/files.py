@@ -1,19 +1,29 @@
-"""Relative paths that stay inside a folder, and opening them without following links."""
+"""Files of a bundle: paths that stay inside its folder, opened without following links; hashes."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
+from collections.abc import Iterator, Sequence
 
 from edge.errors import BundleError
 
 MAX_PATH = 255
+BLOCK = 1 << 20
+REMEDY = "export the model again, or copy the bundle whole"
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first names of a list, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def check_relative(path: str) -> None:
     """Raise ValueError unless `path` is a plain relative path: printable parts joined by `/`."""
     if not path or len(path) > MAX_PATH:
-        raise ValueError(f"path of {len(path)} characters (1 to {MAX_PATH} allowed)")
+        raise ValueError(f"a path of {len(path)} characters, 1 to {MAX_PATH} are allowed")
     if "\\" in path or not path.isascii() or not path.isprintable():
         raise ValueError(f"path {path!r} has a backslash or an unprintable or non-ASCII character")
     if any(part in ("", ".", "..") for part in path.split("/")):
@@ -56,4 +66,20 @@ def open_inside(folder_fd: int, path: str, *, folder: str) -> int:
     return fd
 
 
-REMEDY = "export the model again, or copy the bundle whole"
+def blocks(fd: int, size: int) -> Iterator[bytes]:
+    """Content by position, so that the descriptor's own offset stays untouched."""
+    offset = 0
+    while offset < size:
+        block = os.pread(fd, min(BLOCK, size - offset), offset)
+        if not block:
+            return
+        offset += len(block)
+        yield block
+
+
+def sha256(fd: int, size: int) -> str:
+    """Hexadecimal SHA-256 of the first `size` bytes."""
+    digest = hashlib.sha256()
+    for block in blocks(fd, size):
+        digest.update(block)
+    return digest.hexdigest()
