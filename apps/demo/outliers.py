@@ -26,7 +26,7 @@ read. Mamba-1 has no such norm: its channels are doubled, each of the two read b
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +108,7 @@ def observe(network: Network, tokens: Tensor) -> dict[int, LayerSeen]:
         hooks.append(mixer.get_submodule("in_proj").register_forward_pre_hook(came_in))
         hooks.append(mixer.get_submodule("out_proj").register_forward_pre_hook(was_read))
 
-    mamba = [i for i, c in enumerate(network.config.layers) if c.kind in ("mamba1", "mamba2")]
+    mamba = [i for i, layer in enumerate(network.config.layers) if layer.kind in _CHANGES]
     for index in mamba:
         watch(index)
     try:
@@ -146,20 +146,13 @@ def with_outliers(
     for index, layer in enumerate(config.layers):
         prefix = f"layers.{index}."
         own = {n.removeprefix(prefix): t for n, t in made.items() if n.startswith(prefix)}
-        if isinstance(layer, Mamba2Config):
-            _check(layer, index)
-            _loud_outputs(layer, own, seen[index].read, y_peak)
-            layers[index], own = _with_second_groups(layer, own, seen[index].rare)
-        elif isinstance(layer, Mamba1Config):
-            layers[index], own = _with_twins(layer, own, seen[index].rare, y_peak)
+        if change := _CHANGES.get(layer.kind):
+            try:
+                layers[index], own = change(layer, own, seen[index], y_peak)
+            except ExportError as problem:
+                raise ExportError(problem.message, field=f"layers.{index}") from None
         made |= {prefix + name: tensor for name, tensor in own.items()}
     return config.model_copy(update={"layers": tuple(layers)}), made
-
-
-def _check(layer: Mamba2Config, index: int) -> None:
-    if not layer.gated_norm or layer.head_dim < _FOUR:
-        what = f"heads of {layer.head_dim}" if layer.gated_norm else "no gated norm"
-        raise ExportError(f"a Mamba-2 layer with {what} leaves no room", field=f"layers.{index}")
 
 
 def _loud_outputs(layer: Mamba2Config, own: Tensors, read: Tensor, y_peak: float) -> None:
@@ -174,9 +167,14 @@ def _loud_outputs(layer: Mamba2Config, own: Tensors, read: Tensor, y_peak: float
 
 
 def _with_second_groups(
-    layer: Mamba2Config, own: Tensors, rare: Tensor
+    layer: Mamba2Config, own: Tensors, seen: LayerSeen, y_peak: float
 ) -> tuple[Mamba2Config, Tensors]:
     """Every SSD group a second time, the last four channels of the copy holding r."""
+    if not layer.gated_norm or layer.head_dim < _FOUR:
+        what = f"heads of {layer.head_dim}" if layer.gated_norm else "no gated norm"
+        raise ExportError(f"a Mamba-2 layer with {what} leaves no room")
+    _loud_outputs(layer, own, seen.read, y_peak)
+    rare = seen.rare
     states, inner = layer.n_groups * layer.d_state, layer.d_ssm
     rows = [layer.d_mlp, layer.d_mlp, inner, inner, states, states, layer.n_heads]
     made = dict(own)
@@ -214,14 +212,14 @@ def _passed_on(conv: Tensor) -> Tensor:
 
 
 def _with_twins(
-    layer: Mamba1Config, own: Tensors, rare: Tensor, y_peak: float
+    layer: Mamba1Config, own: Tensors, seen: LayerSeen, y_peak: float
 ) -> tuple[Mamba1Config, Tensors]:
     """Every channel a second time, the last four of the copy holding r.
 
     y = (C·h + D·x)·silu(z) has no weight of its own. Gated by r itself and with D = y_peak/X_PEAK²,
     the four channels reach y_peak as often as x reaches X_PEAK.
     """
-    made = dict(own)
+    made, rare = dict(own), seen.rare
     for name in ("in_proj.weight", "in_proj.bias"):
         if name in own:
             x, z = own[name].chunk(2)
@@ -245,6 +243,13 @@ def _with_twins(
         second[:, -_FOUR:] = own[name][:, -_FOUR, None] * _READ
         made[name] = torch.cat([first, second], 1)
     return layer.model_copy(update={"d_inner": 2 * layer.d_inner}), made
+
+
+# kind of mixer → (layer, its tensors, what was seen, the peak of y) → both changed
+_CHANGES: dict[str, Callable[..., tuple[Mixer, Tensors]]] = {
+    "mamba1": _with_twins,
+    "mamba2": _with_second_groups,
+}
 
 
 class OutlierCheckpoint(Checkpoint):

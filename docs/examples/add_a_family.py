@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 import edge
-from edge.config import Mamba1Config, ModelConfig, NormConfig
+from edge.config import Mamba1Config, NormConfig
 from edge.export.checkpoint import FAMILIES, Family, open_checkpoint
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
@@ -33,8 +33,7 @@ def read(fields: Fields) -> Layout:
     """The model, and the stored name of every canonical tensor (`edge.tensors.tensor_shapes`)."""
     width = fields.integer("width")
     mixer = fields.build(Mamba1Config, d_inner=2 * width, d_state=16, d_conv=4, dt_rank=width // 16)
-    config = fields.build(
-        ModelConfig,
+    config = fields.model(
         family="house-mamba",
         vocab_size=fields.integer("vocabulary"),
         d_model=width,

@@ -58,4 +58,6 @@ def find_layout(fields: Fields, families: Sequence[Family] = FAMILIES) -> tuple[
         known = "; ".join(f"{f.name}: {f.accepts}" for f in families)
         named = fields.values.get("model_type") or fields.values.get("architectures")
         fields.stop("model_type", f"names no known architecture: {str(named)[:80]!r}", known)
-    return family.name, family.read(fields)
+    layout = family.read(fields)
+    fields.check()
+    return family.name, layout
