@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shlex
@@ -26,6 +27,11 @@ TRACKED = subprocess.run(
 # cards belong to the bundles' hashed files and name the sources of their data
 DOCUMENTS = [name for name in TRACKED if not name.startswith("apps/bundles/")]
 ROOMS = ("edge", "plugins", "export", "runtime", "apps", "tests", "jetson", "docs", ".ci")
+SOURCES = [
+    file
+    for room in ("edge", "plugins", "export", "runtime", "apps")
+    for file in (ROOT / room).rglob("*.py")
+]
 PATH = re.compile(rf"(?<![\w/.~$-])(?:{'|'.join(map(re.escape, ROOMS))})/[\w./*{{}},-]+")
 BUILT = ("edge/plugins/tensorrt/lib",)  # there after `make plugins`
 PROGRAM = re.compile(r"(?:^|[\s/|(])(edge-chat|edge|make|python -m edge)(?=[\s.]|$)")
@@ -73,8 +79,8 @@ def test_paths(name: str) -> None:
 
 
 def there(path: str) -> bool:
-    """Whether it exists; NAME stands for any."""
-    return path in BUILT or any(ROOT.glob(path.replace("NAME", "*")))
+    """Whether it exists; NAME and KIND stand for any."""
+    return path in BUILT or any(ROOT.glob(re.sub("NAME|KIND", "*", path)))
 
 
 def braces(path: str) -> list[str]:
@@ -139,6 +145,27 @@ def test_the_api_reference_has_what_users_ask_for(tmp_path: Path) -> None:
         assert f'id="{name}"' in page, name
     result = (tmp_path / "edge/runtime/result.html").read_text("utf-8")
     assert 'id="GenerationResult.finish_reason"' in result
+
+
+def test_errors_in_troubleshooting_are_those_of_the_code() -> None:
+    """Each heading is a message, with … for what varies."""
+    said = {text for file in SOURCES for text in strings(ast.parse(file.read_text("utf-8")))}
+    headings = re.findall(r"^### `(.*)`$", text_of("docs/use/troubleshooting.md"), re.M)
+    assert len(headings) > 20
+    for heading in headings:
+        parts = [part.strip() for part in heading.split("…") if part.strip(" ,:")]
+        assert any(all(part in text for part in parts) for text in said), heading
+
+
+def strings(tree: ast.AST) -> Iterator[str]:
+    """Every string of a program, with … for the values of an f-string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(each.value) if isinstance(each, ast.Constant) else "…" for each in node.values
+            )
 
 
 def test_the_checks_see_what_is_wrong() -> None:
