@@ -88,19 +88,19 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 # tests/test_oldest_runtime.py puts this folder before the newest version
 $(VENV)/.oldest: $(VENV)/.dev
 	@$(PIP) --no-deps --target $(VENV)/oldest --upgrade onnxruntime==1.23.2 \
-		|| echo "onnxruntime 1.23.2 is not to be had for this Python: its tests will be skipped"
+		|| echo "onnxruntime 1.23.2 is not available for this Python: its tests will be skipped"
 	@touch $@
 
 # tests/test_oldest_triton.py compiles with the oldest version that is supported
 $(VENV)/.triton: $(VENV)/.dev
 	@$(PIP) --no-deps --target $(VENV)/oldest-triton --upgrade triton==3.6.0 \
-		|| echo "Triton 3.6.0 is not to be had for this Python: its tests will be skipped"
+		|| echo "Triton 3.6.0 is not available for this Python: its tests will be skipped"
 	@touch $@
 
 # builds engines without a GPU; 90 MB, for Linux on x86-64
 $(VENV)/.rtx: $(VENV)/.dev
 	@$(PIP) --no-deps tensorrt-rtx-cu13-libs==1.7.1.116 tensorrt-rtx-cu13-bindings==1.7.1.116 \
-		|| echo "TensorRT for RTX is not to be had for this machine: its tests will be skipped"
+		|| echo "TensorRT for RTX is not available for this machine: its tests will be skipped"
 	@touch $@
 
 .venv310/.runtime: pyproject.toml

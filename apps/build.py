@@ -30,7 +30,7 @@ _PATIENCE_S = 60.0
 def build(
     bundle: Annotated[str, typer.Argument(help="Bundle folder, or the name of a demonstration.")],
     window: Annotated[
-        int | None, typer.Option(help="Most tokens of a run that can be taken back. [default: 8]")
+        int | None, typer.Option(help="Most tokens of a run that can be undone. [default: 8]")
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Most sequences. [default: 1]")] = None,
     capacity: Annotated[
@@ -43,7 +43,7 @@ def build(
     workspace: Annotated[
         int, typer.Option(min=1, max=1 << 16, help="MiB that a run's values may take.")
     ] = 256,
-    force: Annotated[bool, typer.Option("--force", help="Build it even if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Build it even if there is one.")] = False,
     aliased: Annotated[
         bool,
         typer.Option("--aliased", help="Tell TensorRT what is written in place (a preview)."),
@@ -70,9 +70,11 @@ def build(
     from edge.runtime.tensorrt.profiles import sizes
 
     if sm is not None and not rtx:
-        raise InputError("is for --rtx: TensorRT builds for the GPU here", field="--sm")
+        raise InputError(
+            "needs --rtx: without it TensorRT builds for the GPU of this machine", field="--sm"
+        )
     if aliased and rtx:
-        raise InputError("is for plugins, which --rtx has none of", field="--aliased")
+        raise InputError("is for plugins, which --rtx does not use", field="--aliased")
     architectures, folder = _architectures(sm), resolve(bundle)
     if output is not None:
         _check_output(output, folder)
@@ -107,7 +109,7 @@ def _words(bundle: str, flags: Mapping[str, object], switches: Mapping[str, bool
 
 
 def _build(bundle: Bundle, order: Any, rtx: bool) -> Built:
-    """With what is on this machine, and a bar where someone looks."""
+    """Build with what is on this machine; with a progress bar at a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -119,7 +121,7 @@ def _build(bundle: Bundle, order: Any, rtx: bool) -> Built:
     plugins = None if rtx else library.open_library()
     if rtx and not order.architectures and install.driver_version() is None:
         raise EngineError(
-            "there is no GPU here to build for", field="--sm", remedy="name some: --sm 86,89"
+            "this machine has no GPU to build for", field="--sm", remedy="name some: --sm 86,89"
         )
     gpu = None if order.architectures else machine.open_gpu()
     if plugins is not None:
@@ -144,10 +146,12 @@ def _architectures(text: str | None) -> tuple[int, ...]:
     for part in filter(None, (text or "").replace(" ", "").split(",")):
         digits = part.removeprefix("sm_")
         if not digits.isdecimal() or len(digits) > 3:
-            raise InputError(f"{part!r:.40} is no architecture", field="--sm", remedy="as 86,89")
+            raise InputError(
+                f"unknown architecture {part!r:.40}", field="--sm", remedy="write it as 86,89"
+            )
         found.add(int(digits))
     if text is not None and not found:
-        raise InputError("names no architecture", field="--sm", remedy="as 86,89")
+        raise InputError("names no architecture", field="--sm", remedy="write it as 86,89")
     return tuple(sorted(found))
 
 
@@ -157,7 +161,7 @@ def _check_output(output: Path, bundle: Path) -> None:
         raise InputError("is a folder", field="--output", remedy="name a file")
     if bundle.resolve() in output.resolve().parents:
         raise InputError(
-            "lies in the bundle, which lists every file it has",
+            "lies inside the bundle, which lists every file it has",
             field="--output",
             remedy="name a file elsewhere",
         )
@@ -202,7 +206,7 @@ def describe(built: Built) -> str:
     gpus = f"sm_{parts['sm'].replace(',', ', sm_')}" + (
         f" ({parts['gpu']})" if parts["gpu"] else ""
     )
-    how = f"built in {built.seconds:.0f} s" if built.seconds else "was there already"
+    how = f"built in {built.seconds:.0f} s" if built.seconds else "existed already"
     title = "TensorRT for RTX" if parts["kind"] == "rtx" else "TensorRT"
     capacity = f", capacity {sizes.capacity}" if sizes.capacity else ""
     return "\n".join(
@@ -246,9 +250,9 @@ def _run_apart(arguments: Sequence[str], bundle: str) -> int:
     if code >= 0:
         return code
     name = signal.Signals(-code).name
-    why = "memory ran out" if code == -signal.SIGKILL else "the graph, or TensorRT, is at fault"
+    why = "memory ran out" if code == -signal.SIGKILL else "the graph or TensorRT is at fault"
     raise EngineError(
-        f"TensorRT's process was ended by {name} while it built: {why}",
+        f"TensorRT's process ended with {name} during the build: {why}",
         file=bundle,
         remedy="edge info BUNDLE checks the bundle; for memory lower --workspace, --chunk or "
         "--batch, or stop other programs",

@@ -1,4 +1,4 @@
-"""How every program ends: 0 done, 1 the input was refused, 2 usage, 128 + n by signal n."""
+"""Exit codes of every program: 0 done, 1 input refused, 2 usage, 128 + n ended by signal n."""
 
 from __future__ import annotations
 

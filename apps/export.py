@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from edge.export.exporter import ExportSummary
 
 
-class State(Enum):
+class StateType(Enum):
     fp32 = "fp32"
     fp16 = "fp16"
     int8 = "int8"
 
 
-class End(Enum):
+class EndType(Enum):
     int8 = "int8"
     fp16 = "fp16"
 
@@ -72,13 +72,13 @@ def export(
         typer.Option(help="Share of the scan's inputs not clipped, in %. [default: by size]"),
     ] = None,
     ssm_state: Annotated[
-        State | None, typer.Option(help="How Mamba layers keep their state. [default: fp32]")
+        StateType | None, typer.Option(help="How Mamba layers keep their state. [default: fp32]")
     ] = None,
     embedding: Annotated[
-        End | None, typer.Option(help="How the embedding is kept. [default: the recipe's]")
+        EndType | None, typer.Option(help="How the embedding is kept. [default: the recipe's]")
     ] = None,
     head: Annotated[
-        End | None, typer.Option(help="How the head is kept. [default: the recipe's]")
+        EndType | None, typer.Option(help="How the head is kept. [default: the recipe's]")
     ] = None,
     groups: Annotated[
         bool, typer.Option("--groups", help="Scales for groups of Mamba-2's x, B and C.")
@@ -162,7 +162,7 @@ def by_kind(text: str) -> dict[str, str]:
         kind, equals, name = part.partition("=")
         if not equals or not name or kind in found:
             raise ExportError(
-                f"{part!r} does not name a kind of layer, once, and a recipe",
+                f"{part!r:.80} is not a kind of layer, named once, and a recipe",
                 field="layers",
                 remedy="write it as --layers attention=fp16,mlp=w8",
             )
@@ -187,7 +187,7 @@ def describe(summary: ExportSummary) -> str:
         f"  accuracy    {summary.accuracy}",
         f"  kernels     {kernel_line(sizes(manifest), summary.unplanned)}",
         f"  tensorrt    {tensorrt_line(graph.size if graph else None, summary.unbuildable)}",
-        f"talk to it: edge-chat {summary.path}",
+        f"try it: edge-chat {summary.path}",
         summary.verdict,
     ]
     return "\n".join(lines)

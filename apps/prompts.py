@@ -61,7 +61,7 @@ def _of_json(path: Path, number: int, line: str) -> str:
     try:
         row = json.loads(line)
     except ValueError as problem:
-        raise InputError(f"is no JSON: {problem}", file=path, field=f"line {number}") from None
+        raise InputError(f"is not JSON: {problem}", file=path, field=f"line {number}") from None
     for name in _FIELDS if isinstance(row, dict) else ():
         value = row.get(name)
         if isinstance(value, list):

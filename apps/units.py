@@ -1,4 +1,4 @@
-"""Sizes for people."""
+"""Sizes, kernels and graphs in words, as several programs print them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def megabytes(size: int) -> str:
 
 
 def kernel_line(sizes: Mapping[str, tuple[int, int]], unplanned: str | None) -> str:
-    """What a GPU finds in a bundle; `unplanned` says why there is no launch plan."""
+    """The kernels of a bundle; `unplanned` says why there is no launch plan."""
     if unplanned is not None:
-        return f"none, nor a plan to compile them from: {unplanned}"
+        return f"none, and no launch plan to compile them from: {unplanned}"
     if not sizes:
-        return "none, but the plan to compile them from (edge export --target)"
+        return "none; edge export --target compiles them from the launch plan"
     return ", ".join(f"{sm}: {n} in {megabytes(size)}" for sm, (n, size) in sizes.items())
 
 
 def tensorrt_line(size: int | None, why: str | None) -> str:
-    """What TensorRT finds in a bundle: a graph of `size` bytes, or `why` there is none."""
+    """The graph for TensorRT, of `size` bytes, or `why` there is none."""
     if size is not None:
         return f"a graph of {megabytes(size)} to build an engine from"
     return f"no graph: {why or 'the kernels it would run are not there'}"

@@ -53,7 +53,7 @@ read_arguments() {
     esac
     shift
   done
-  if [ -n "$wheel" ] && [ ! -f "$wheel" ]; then refuse "$wheel: there is no such wheel"; fi
+  if [ -n "$wheel" ] && [ ! -f "$wheel" ]; then refuse "$wheel: no such wheel"; fi
 }
 
 # a command, or in a dry run its text
@@ -70,13 +70,13 @@ detect_board() {
   [ "$machine" = aarch64 ] \
     || refuse "this machine is $machine, a Jetson is aarch64: use \`make chat\` here"
   [ -r "$root/etc/nv_tegra_release" ] || refuse \
-    "this is no Jetson: there is no /etc/nv_tegra_release" \
+    "not a Jetson: /etc/nv_tegra_release is missing" \
     "on other machines use: pip install \"mamba-edge[cuda,ort]\", or \`make chat\`"
   model=$(tr -d '\0' <"$root/proc/device-tree/model" 2>/dev/null || true)
   case $model in
     *Orin*) board=$model ;;
     '') refuse "the board does not say what it is: /proc/device-tree/model is not readable" ;;
-    *) refuse "$model is not known here: this is for boards of the Orin family (sm_87)" ;;
+    *) refuse "unknown board $model: only the Orin family (sm_87) is supported" ;;
   esac
 }
 
@@ -84,7 +84,7 @@ detect_jetpack() {
   local line major minor
   line=$(head -n 1 "$root/etc/nv_tegra_release")
   if ! [[ $line =~ R([0-9]+)\ \(release\),\ REVISION:\ ([0-9]+)\.([0-9]+) ]]; then
-    refuse "/etc/nv_tegra_release is not understood: $line"
+    refuse "/etc/nv_tegra_release has an unknown form: $line"
   fi
   major=${BASH_REMATCH[1]} minor=${BASH_REMATCH[2]}
   l4t=$major.$minor.${BASH_REMATCH[3]}
@@ -211,4 +211,4 @@ make_environment
 install_runtime
 build_plugins
 run "$venv/bin/edge" doctor
-[ "$dry_run" = yes ] || echo "done: talk to it with $venv/bin/edge-chat, prove it with jetson/verify.sh"
+[ "$dry_run" = yes ] || echo "done: try $venv/bin/edge-chat, then prove it with jetson/verify.sh"

@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 if ! command -v "$python" >/dev/null; then
-  echo "there is no $python: run jetson/install.sh, or name a Python: PYTHON=python3.10 $0" >&2
+  echo "$python is missing: run jetson/install.sh, or name a Python: PYTHON=python3.10 $0" >&2
   exit 1
 fi
 exec "$python" -m jetson.verify "$@"

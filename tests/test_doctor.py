@@ -42,10 +42,10 @@ def test_a_bundle_that_is_not_there_is_a_finding() -> None:
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("kill -ILL $$", "its process ended by SIGILL"),
-        ("echo of little use >&2; exit 3", "its process ended by exit code 3: of little use"),
-        ("exit 0", "its process ended by exit code 0"),
-        ("sleep 20", "was not done after 1 s"),
+        ("kill -ILL $$", "its process ended with SIGILL"),
+        ("echo of little use >&2; exit 3", "its process ended with exit code 3: of little use"),
+        ("exit 0", "its process ended with exit code 0"),
+        ("sleep 20", "did not finish within 1 s"),
     ],
 )
 def test_a_check_that_crashes_or_hangs_is_a_finding(

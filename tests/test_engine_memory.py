@@ -16,7 +16,7 @@ import edge
 from edge.apps import chat, cli
 from edge.apps.exits import exit_code_of
 from edge.apps.info import collect, describe
-from edge.apps.serve.worker import Worker
+from edge.apps.serve.worker import ModelWorker
 from edge.bundle import open_bundle
 from edge.errors import BundleError, EngineError, StateError
 from edge.export.exporter import export_checkpoint
@@ -214,7 +214,7 @@ def test_a_server_refuses_it_too(exported: Path) -> None:
             patch.setattr(memory, "available_bytes", lambda: 1)
             return edge.load(exported), None
 
-    worker = Worker(load, lambda: None)
+    worker = ModelWorker(load, lambda: None)
     worker.start()
     worker.join(60)
     assert worker.state == "failed"

@@ -13,14 +13,14 @@ from edge.apps import cli, info
 from edge.apps.exits import exit_code_of
 from edge.apps.info import boards
 from edge.apps.info import memory as info_memory
-from edge.apps.info.memory import Sizes
+from edge.apps.info.memory import PlanSizes
 from edge.bundle import Manifest, open_bundle
 from edge.errors import InputError
 from edge.runtime import memory
 from tests.session_models import bundle
 
 GIB = 1 << 30
-SIZES = Sizes(context=2048, batch=3, snapshots=40)
+SIZES = PlanSizes(context=2048, batch=3, snapshots=40)
 
 
 def manifest(kind: str) -> Manifest:
@@ -38,8 +38,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return run
 
 
-def place(available: int | None) -> boards.Place:
-    return boards.Place("there", available, "as given")
+def place(available: int | None) -> boards.MemoryBudget:
+    return boards.MemoryBudget("there", available, "as given")
 
 
 def test_the_plan_and_the_keys_that_scripts_read(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_constant_memory_has_no_context(run: Any) -> None:
 
 
 def test_a_board_that_it_does_not_fit_is_exit_code_1(run: Any) -> None:
-    total = Sizes(2048, 1, 4).plan(manifest("hybrid"))["total"]
+    total = PlanSizes(2048, 1, 4).plan(manifest("hybrid"))["total"]
     code, out, _ = run(bundle("hybrid"), "--memory", f"{total}B")
     assert (code, "lower:" in out) == (0, False)
     code, out, _ = run(bundle("hybrid"), "--memory", f"{total - 1}")
@@ -97,7 +97,7 @@ def test_this_machine_too_small_is_only_said(run: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(memory, "available_bytes", lambda: None)
     code, out, _ = run(bundle("base"))
     assert code == 0
-    assert "does not say what is free" in out
+    assert "does not say how much is free" in out
 
 
 def test_each_advice_followed_makes_it_fit() -> None:
@@ -119,7 +119,7 @@ def test_fewer_bits_are_advised_where_they_are_enough() -> None:
     chat = manifest("chat")  # in fp32; grown, so that its weights are what counts
     wide = chat.model.model_copy(update={"vocab_size": 4_000_000})
     large = chat.model_copy(update={"model": wide})
-    sizes = Sizes(1, 1, 0)
+    sizes = PlanSizes(1, 1, 0)
     totals = {
         recipe: sizes.plan(info_memory.rounded(large, recipe))["total"] for recipe in ("w8", "w4")
     }
@@ -134,7 +134,7 @@ def test_fewer_bits_are_advised_where_they_are_enough() -> None:
 
 def test_what_only_several_make_fit() -> None:
     hybrid = manifest("hybrid")
-    least = Sizes(1, 1, 0).plan(info_memory.rounded(hybrid, "w4"))["total"]
+    least = PlanSizes(1, 1, 0).plan(info_memory.rounded(hybrid, "w4"))["total"]
     (only,) = info_memory.lower(hybrid, SIZES, least)
     assert only.startswith("several at once") and only.endswith("which fits")
 
@@ -170,7 +170,7 @@ def test_what_is_refused(run: Any) -> None:
     assert "toaster" in err and "orin-nano-8gb" in err
     code, _, err = run(bundle("chat"), "--board", "l4-24gb", "--memory", "4GB")
     assert code == 1
-    assert "one of the two" in err
+    assert "--memory" in err and "--board" in err
     assert run(bundle("chat"), "--batch", "0")[0] == 2
 
 

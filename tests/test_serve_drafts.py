@@ -15,7 +15,7 @@ from edge.apps.cli import app
 from edge.apps.serve.answers import AnswerFormat
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.slot import Slot
-from edge.apps.serve.worker import Ended, Event, Job, Worker
+from edge.apps.serve.worker import Ended, Event, Job, ModelWorker
 from edge.errors import EngineError, InputError
 from edge.runtime.sampling import SamplingParams
 from edge.runtime.speculate.choose import drafting
@@ -97,7 +97,7 @@ def _figures(kind: str = "chat", accept: str = "exact", fails: str = "") -> dict
     tokens = tuple(target.template.encode([Message("user", QUESTIONS[0])]))
     ask = ParsedRequest(True, tokens, GREEDY, stream=False, include_usage=False)
     posted: list[Event] = []
-    worker = Worker(lambda: (target, slot))
+    worker = ModelWorker(lambda: (target, slot))
     worker.start()
     for _ in range(2):
         done = threading.Event()

@@ -14,9 +14,9 @@ import edge
 from edge.apps.serve.app import App
 from edge.apps.serve.errors import ApiError
 from edge.apps.serve.requests import ParsedRequest
-from edge.apps.serve.settings import Limits, Settings
+from edge.apps.serve.settings import ServerLimits, ServerSettings
 from edge.apps.serve.slot import Slot
-from edge.apps.serve.worker import Ended, Event, Job, Worker
+from edge.apps.serve.worker import Ended, Event, Job, ModelWorker
 from edge.runtime.model import Model
 from edge.runtime.sampling import SamplingParams
 from tests.server_process import PATIENCE, is_error
@@ -121,7 +121,7 @@ def test_while_it_loads_it_says_so() -> None:
         return model, Slot(model, capacity=None, cache_bytes=0)
 
     ready = threading.Event()
-    worker = Worker(load, ready.set)
+    worker = ModelWorker(load, ready.set)
     app = App(_settings(), worker)
     worker.start()
     status, headers, body = _call(app, "GET", "/health")
@@ -144,7 +144,7 @@ def test_while_it_loads_it_says_so() -> None:
 def test_a_deadline_counts_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = _worker()
     monkeypatch.setattr(worker, "submit", lambda job: None)  # its turn never comes
-    app = App(_settings(Limits(deadline_s=0.05)), worker)
+    app = App(_settings(ServerLimits(deadline_s=0.05)), worker)
     status, headers, body = _call(app, "POST", "/v1/completions", {"prompt": "x"})
     assert status == 504 and is_error(body) and body["error"]["code"] == "deadline_exceeded"
     assert headers["x-should-retry"] == "false"
@@ -180,10 +180,12 @@ class _Events:
         return event
 
 
-def _worker() -> Worker:
+def _worker() -> ModelWorker:
     """One that is ready."""
     model, ready = edge.load(DRAFT, threads=1), threading.Event()
-    worker = Worker(lambda: (model, Slot(model, capacity=None, cache_bytes=1 << 20)), ready.set)
+    worker = ModelWorker(
+        lambda: (model, Slot(model, capacity=None, cache_bytes=1 << 20)), ready.set
+    )
     worker.start()
     assert ready.wait(PATIENCE)
     return worker
@@ -194,8 +196,8 @@ def _ask(model: Model, text: str, max_tokens: int = 1_000_000) -> ParsedRequest:
     return ParsedRequest(False, tuple(model.tokenizer.encode(text)), params, False, False)
 
 
-def _settings(limits: Limits | None = None) -> Settings:
-    return Settings("demo", None, frozenset({"localhost"}), limits=limits or Limits())
+def _settings(limits: ServerLimits | None = None) -> ServerSettings:
+    return ServerSettings("demo", None, frozenset({"localhost"}), limits=limits or ServerLimits())
 
 
 def _call(app: App, method: str, path: str, body: Any = None) -> tuple[int, dict[str, str], Any]:

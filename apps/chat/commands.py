@@ -26,7 +26,7 @@ _WHOLE = ("top_k", "max_tokens", "seed")
 
 
 @dataclass
-class Conversation:
+class Chat:
     """A session, and what a conversation has besides it.
 
     Attributes:
@@ -68,7 +68,7 @@ class Conversation:
 
 
 # a command says what it did, or begins an answer
-Run = Callable[[Conversation, str], "str | Generation"]
+Run = Callable[[Chat, str], "str | Generation"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Command:
     words: tuple[str, ...] | None = ()
 
 
-def _help(this: Conversation, argument: str) -> str:
+def _help(this: Chat, argument: str) -> str:
     width = max(len(command.usage) for command in COMMANDS.values()) + 2
     lines = [f"{command.usage:<{width}}{command.does}" for command in COMMANDS.values()]
     return "\n".join(
@@ -91,33 +91,33 @@ def _help(this: Conversation, argument: str) -> str:
     )
 
 
-def _reset(this: Conversation, argument: str) -> str:
+def _reset(this: Chat, argument: str) -> str:
     this.session.reset()
     return "cleared; /undo brings the conversation back"
 
 
-def _undo(this: Conversation, argument: str) -> str:
+def _undo(this: Chat, argument: str) -> str:
     this.session.undo()
     return f"undone; {this.length()}; {this.copied()}"
 
 
-def _regen(this: Conversation, argument: str) -> Generation:
+def _regen(this: Chat, argument: str) -> Generation:
     return this.session.regenerate(**this.sampling)
 
 
-def _fork(this: Conversation, argument: str) -> str:
+def _fork(this: Chat, argument: str) -> str:
     name = argument or f"fork{len(this.forks) + 1}"
     this.forks[name] = this.session.snapshot()
     return f"forked as {name}; /load {name} returns here; {this.copied()}"
 
 
-def _save(this: Conversation, argument: str) -> str:
+def _save(this: Chat, argument: str) -> str:
     path = files.ready(files.named("/save", argument))
     this.session.save(path)
     return f"saved {this.length()} to {path} ({megabytes(path.stat().st_size)})"
 
 
-def _load(this: Conversation, argument: str) -> str:
+def _load(this: Chat, argument: str) -> str:
     if argument in this.forks:
         this.session.restore(this.forks[argument], undoable=True)
         return f"returned to {argument}: {this.length()}; {this.copied()}"
@@ -125,13 +125,13 @@ def _load(this: Conversation, argument: str) -> str:
     return f"resumed {this.length()} ({spared} tokens restored from the saved state)"
 
 
-def _list(this: Conversation, argument: str) -> str:
+def _list(this: Chat, argument: str) -> str:
     lines = [f"{name:<20} fork of this conversation" for name in this.forks]
     lines += [f"{name:<20} saved {when}, {megabytes(size)}" for name, size, when in files.saved()]
     return "\n".join(lines) or "no forks and no saved conversations"
 
 
-def _system(this: Conversation, argument: str) -> str:
+def _system(this: Chat, argument: str) -> str:
     if this.session.model.template is None:
         raise InputError(
             "this model has no chat template and takes no system message", field="/system"
@@ -141,7 +141,7 @@ def _system(this: Conversation, argument: str) -> str:
     return f"{said} and started a new conversation; /undo brings the old one back"
 
 
-def _set(this: Conversation, argument: str) -> str:
+def _set(this: Chat, argument: str) -> str:
     name, _, value = argument.partition(" ")
     if not name:
         return _parameters(this)
@@ -168,18 +168,18 @@ def _value(name: str, text: str) -> Any:
         raise InputError(f"{text!r:.40} is not {kind}", field=name) from None
 
 
-def _shown(this: Conversation, name: str) -> str:
+def _shown(this: Chat, name: str) -> str:
     params = make_params(this.session.model.defaults, this.sampling)
     value = getattr(params, name)
     return "none" if value in (None, ()) else f"{value}"
 
 
-def _parameters(this: Conversation) -> str:
+def _parameters(this: Chat) -> str:
     known = [item.name for item in fields(SamplingParams) if item.name in SETTABLE]
     return "\n".join(f"{name:<20} {_shown(this, name)}" for name in known)
 
 
-def _show(this: Conversation, argument: str) -> str:
+def _show(this: Chat, argument: str) -> str:
     session, manifest = this.session, this.session.model.manifest
     if argument == "parameters":
         return _parameters(this)
@@ -208,14 +208,14 @@ def _show(this: Conversation, argument: str) -> str:
 SHOWN = ("parameters", "system", "transcript")
 
 
-def _read(this: Conversation, argument: str) -> str:
+def _read(this: Chat, argument: str) -> str:
     text = files.read_text("/read", argument)
     count = len(this.session.model.tokenizer.encode(text))
     this.attached += text.rstrip("\n") + "\n\n"
     return f"{argument}: {count} tokens, sent with the next message"
 
 
-def _stats(this: Conversation, argument: str) -> str:
+def _stats(this: Chat, argument: str) -> str:
     if argument in ("on", "off"):
         this.figures = argument == "on"
         return f"figures {argument}"
@@ -228,7 +228,7 @@ def _stats(this: Conversation, argument: str) -> str:
     return "\n".join([*said, this.gain.line()] if this.gain else said)
 
 
-def _bye(this: Conversation, argument: str) -> str:
+def _bye(this: Chat, argument: str) -> str:
     raise EOFError
 
 

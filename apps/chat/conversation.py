@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from edge.apps.chat import files, output
-from edge.apps.chat.commands import ALIASES, COMMANDS, Conversation
+from edge.apps.chat.commands import ALIASES, COMMANDS, Chat
 from edge.apps.chat.input import reader
 from edge.apps.units import megabytes
 from edge.errors import EdgeError, InputError
@@ -60,7 +60,7 @@ def answer_once(
         output.note(NO_TEMPLATE)
     if not prompt:
         raise InputError("the prompt is empty", remedy="give some text with -p or a pipe")
-    this = Conversation(session, "", dict(sampling), gain=gain)
+    this = Chat(session, "", dict(sampling), gain=gain)
     return _answer(this, _begin(session, prompt, sampling))
 
 
@@ -71,7 +71,7 @@ def _begin(session: Session, text: str | None, sampling: Mapping[str, Any]) -> G
     return session.chat(text, **sampling)
 
 
-def _answer(this: Conversation, generation: Generation) -> bool:
+def _answer(this: Chat, generation: Generation) -> bool:
     """Show an answer as it comes, then its figures; whether it was stopped."""
     stream = output.Stream(sys.stdout)
     if this.gain:
@@ -126,7 +126,7 @@ def converse(
     output.note(f"{name} on {engine}, state {state} whatever the length; /help for commands")
     if session.model.template is None:
         output.note(f"{NO_TEMPLATE}; an empty line goes on")
-    this = Conversation(session, name, dict(sampling), gain=gain)
+    this = Chat(session, name, dict(sampling), gain=gain)
     ask = reader({name: command.words for name, command in COMMANDS.items()})
     try:
         with _hanging_up(session) as told:
@@ -136,7 +136,7 @@ def converse(
         raise
 
 
-def _loop(this: Conversation, ask: Callable[[], str], told: list[int]) -> bool:
+def _loop(this: Chat, ask: Callable[[], str], told: list[int]) -> bool:
     stopped = False
     while True:
         if told:
@@ -164,7 +164,7 @@ def _loop(this: Conversation, ask: Callable[[], str], told: list[int]) -> bool:
             print(f"error: {problem}", file=sys.stderr, flush=True)
 
 
-def _turn(this: Conversation, line: str) -> bool:
+def _turn(this: Chat, line: str) -> bool:
     """Obey a command or answer a message; whether an answer was stopped."""
     if line.startswith("/") and line[1:2].isalpha():
         word, _, argument = line.strip().partition(" ")

@@ -23,15 +23,15 @@ def doctor(
     ] = "demo-draft",
     engine: Annotated[
         str | None,
-        typer.Option(help="Exit with 1 unless this one runs here: auto, ort, cuda or tensorrt."),
+        typer.Option(help="Exit with 1 unless this engine runs here: auto, ort, cuda or tensorrt."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tell what works here, what is absent, and what is broken and how to mend it.
+    """Say what works here, what is absent, and what is broken and how to fix it.
 
     Everything is tried, not looked up: a step on the CPU and on the GPU, a copy, a kernel compiled.
-    Nothing is installed or set. Takes some ten seconds. Exits with 0 whatever is found, unless
-    --engine is asked for.
+    Nothing is installed or set. Takes about ten seconds. Exits with 0 whatever it finds, unless
+    --engine is given.
     """
     # checks run in processes of their own as `python -m` of this module
     from edge.apps.doctor import checks
@@ -53,7 +53,7 @@ def doctor(
 
 
 def _refuse_unless_it_runs(engine: str, findings: list[Finding]) -> None:
-    """Raises EngineError with the first that it needs and that can be mended, and how."""
+    """Raises EngineError with the first missing thing that can be fixed, and how."""
     from edge.apps.doctor.checks import ENGINES, NEEDS
 
     (found,) = (each for each in findings if each.name == ENGINES[engine])
@@ -69,6 +69,6 @@ def _refuse_unless_it_runs(engine: str, findings: list[Finding]) -> None:
 
 
 def line(finding: Finding) -> str:
-    """A finding, and under it what to do."""
+    """A finding, and below it what to do."""
     text = f"{_SHOWN[finding.status]:<7} {finding.name:<15} {finding.detail}"
     return text if finding.remedy is None else f"{text}\n{'':<24}→ {finding.remedy}"

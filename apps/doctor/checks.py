@@ -1,7 +1,7 @@
-"""What this machine can run, found out by running it: one finding a check.
+"""Checks of what this machine can run, by running it; each gives one finding.
 
 Checks that load libraries of others run in a process of their own (`python -m
-edge.apps.doctor.checks NAME BUNDLE`), so that one which crashes or hangs is a finding too.
+edge.apps.doctor.checks NAME BUNDLE`), so that a crash or a hang is a finding too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edge.apps.doctor.ort import on_cuda, on_tensorrt, onnx_runtime
-from edge.apps.doctor.step import beside, version
+from edge.apps.doctor.ort import beside, on_cuda, on_tensorrt, onnx_runtime, version
 from edge.apps.doctor.tensorrt import plugins, tensorrt, tensorrt_engine
 from edge.apps.measure.machine import ROOT, machine, power_mode, text
 from edge.apps.units import megabytes
@@ -40,9 +39,9 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        status: `ok`, it ran; `absent`, it is not installed or not this kind of machine; `broken`,
-            it is there and does not work.
-        remedy: what to do about it; None where there is nothing to do.
+        status: `ok`, it ran; `absent`, it is not installed, or not this kind of machine; `broken`,
+            it is here and does not work.
+        remedy: what to do; None where there is nothing to do.
     """
 
     name: str
@@ -141,7 +140,7 @@ def gpu(_: str) -> tuple[str, str, str | None]:
 
 
 def kernels(bundle: str) -> tuple[str, str, str | None]:
-    """What the bundle has for a GPU; for the one that is here, loaded."""
+    """The bundle's kernels; loaded, where there is a GPU."""
     from edge.bundle import open_bundle
     from edge.bundle.kernels import open_kernels, open_plan, sizes
     from edge.runtime.model import resolve
@@ -194,7 +193,7 @@ def triton(_: str) -> tuple[str, str, str | None]:
 
 
 def exporting(_: str) -> tuple[str, str, str | None]:
-    """What `edge export` imports; not tried."""
+    """The packages that `edge export` imports; they are not tried."""
     versions = {name: version(name) for name in _EXPORT}
     if missing := [name for name, version in versions.items() if version is None]:
         detail = f"{', '.join(missing)} not installed; running bundles does not need them"
@@ -231,7 +230,7 @@ ENGINES: Mapping[str, str] = {
     "cuda": "cuda engine",
     "tensorrt": "tensorrt engine",
 }
-# what that needs, in the order to mend it
+# what that needs, in the order to fix it
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "auto": (),
     "ort": (),
@@ -246,7 +245,7 @@ ORDER = (
 
 
 def _ran(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """To its end, or to that of all it started. Raises TimeoutExpired after LIMIT_S."""
+    """Run a command; ends all that it started. Raises TimeoutExpired after LIMIT_S."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
@@ -260,24 +259,24 @@ def _ran(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def examine(name: str, bundle: str) -> Finding:
-    """One check; whatever goes wrong in it is the finding."""
+    """Run a check; whatever goes wrong in it is the finding."""
     if name in HERE:
         return judged(name, HERE[name], bundle)
     command = [sys.executable, "-m", "edge.apps.doctor.checks", name, bundle]
     try:
         done = _ran(command)
     except subprocess.TimeoutExpired:
-        return Finding(name, "broken", f"was not done after {LIMIT_S:g} s")
+        return Finding(name, "broken", f"did not finish within {LIMIT_S:g} s")
     lines = done.stdout.splitlines()
     if done.returncode == 0 and lines:
         return Finding(**json.loads(lines[-1]))
     last = (done.stderr.strip().splitlines() or [""])[-1]
     said = f": {last[:200]}" if last else ""
-    return Finding(name, "broken", f"its process ended by {_ended(done.returncode)}{said}")
+    return Finding(name, "broken", f"its process ended with {_ended(done.returncode)}{said}")
 
 
 def judged(name: str, check: Check, bundle: str) -> Finding:
-    """What a check says, or raises, as a finding."""
+    """The finding of a check that is run here."""
     try:
         status, detail, remedy = check(bundle)
     except EdgeError as problem:

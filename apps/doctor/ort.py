@@ -1,10 +1,15 @@
-"""What `edge doctor` looks at for the ort engine: ONNX Runtime, and its providers on a GPU."""
+"""A step of a model, and the checks of `edge doctor` for the ort engine and its providers.
+
+The errors of engines are findings: nothing is caught here.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 from importlib.util import find_spec
 
-from edge.apps.doctor.step import beside, step
+import numpy as np
+
 from edge.errors import EngineError
 from edge.runtime import ort_providers
 from edge.runtime.cuda import install
@@ -13,9 +18,7 @@ Found = tuple[str, str, str | None]
 
 
 def onnx_runtime(bundle: str) -> Found:
-    """The providers of its build, and a step on the CPU; how long that takes is `edge profile`'s
-    business.
-    """
+    """The providers of its build, and a step on the CPU."""
     try:
         from edge.onnx_runtime import REMEDY, onnxruntime
     except EngineError as problem:
@@ -55,3 +58,37 @@ def _on(provider: str, bundle: str) -> Found:
 
 def _absence() -> str:
     return "absent" if find_spec("onnxruntime") is None else "broken"
+
+
+def step(bundle: str, engine: str, provider: str | None = None) -> np.ndarray:
+    """The logits after one token. Raises EdgeError, ValueError: they are not finite."""
+    from edge.runtime.model import load
+
+    with load(bundle, engine=engine, provider=provider) as model:
+        state = model.engine.new_state(window=1, capacity=16)
+        logits = model.engine.run(np.array([[1]]), state)[0, -1].copy()
+    if not np.isfinite(logits).all():
+        raise ValueError("a step gave logits that are not finite")
+    out: np.ndarray = logits
+    return out
+
+
+def beside(bundle: str, engine: str, provider: str | None = None) -> tuple[str, str, str | None]:
+    """A step on a GPU, beside the same step on the CPU: status, detail, remedy."""
+    here = step(bundle, engine, provider)
+    if find_spec("onnxruntime") is None:
+        return "ok", f"a step of {bundle}; no ONNX Runtime is installed to compare it with", None
+    there = step(bundle, "ort", "cpu")
+    apart = float(np.abs(here - there).max() / max(np.abs(there).max(), 1e-9))
+    detail = f"a step of {bundle}, at most {apart:.1e} of the largest logit from ONNX Runtime's"
+    if here.argmax() != there.argmax():
+        return "broken", f"{detail}: another token", "report it, with edge doctor --json"
+    return "ok", detail, None
+
+
+def version(package: str) -> str | None:
+    """The version of an installed package; None without it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

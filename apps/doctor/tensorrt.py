@@ -1,10 +1,10 @@
-"""What `edge doctor` looks at for the tensorrt engine: TensorRT, the plugin library, an engine."""
+"""The checks of `edge doctor` for the tensorrt engine: TensorRT, the plugin library, an engine."""
 
 from __future__ import annotations
 
 import ctypes
 
-from edge.apps.doctor.step import beside
+from edge.apps.doctor.ort import beside
 from edge.errors import EngineError
 from edge.runtime.cuda import install
 
@@ -56,7 +56,7 @@ def plugins(_: str) -> Found:
     try:
         path = library.find()
     except EngineError as problem:
-        # one that is named and not there is a mistake, one that nobody built is none
+        # a library that is named and missing is a mistake, one that nobody built is not
         status = "broken" if problem.file else "absent"
         return status, problem.message, problem.remedy
     found = library.open_library(path)

@@ -1,4 +1,4 @@
-"""`edge info BUNDLE`: what is in a bundle and what running it will take."""
+"""`edge info BUNDLE`: the contents of a bundle, and the memory that running it takes."""
 
 from __future__ import annotations
 
@@ -48,9 +48,11 @@ def info(
     from edge.runtime.model import resolve
 
     if board is not None and memory is not None:
-        raise InputError("is given with --board", field="--memory", remedy="give one of the two")
+        raise InputError(
+            "cannot be given together with --board", field="--memory", remedy="choose one"
+        )
     asked = named(board) if board is not None else sized(memory) if memory is not None else None
-    sizes = memory_plan.Sizes(context, batch, snapshots)
+    sizes = memory_plan.PlanSizes(context, batch, snapshots)
     with open_bundle(resolve(bundle)) as opened:
         check(opened)
         facts = collect(opened, context)
@@ -163,7 +165,7 @@ _ACCURACY = {
 
 
 def _figures(accuracy: dict[str, Any]) -> str:
-    """What export found beside the fp32 network; --json has every figure."""
+    """The figures that export measured against the fp32 network; --json has all of them."""
     if "skipped" in accuracy:
         return f"not measured: {accuracy['skipped']}"
     found = [f"{name} {accuracy[key]}" for key, name in _ACCURACY.items() if key in accuracy]

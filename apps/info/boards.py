@@ -1,4 +1,4 @@
-"""Boards whose memory is known by name, and what of it is left for a program."""
+"""Boards whose memory is known by name, and how much of it is left for a program."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a model is to run.
+class MemoryBudget:
+    """The memory of the machine that a model is to run on.
 
     Attributes:
-        name: for people.
+        name: of the machine, for people.
         available: bytes free for the program, None unknown.
         basis: where `available` comes from.
     """
@@ -66,28 +66,30 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 2
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmg]i?|)b?", re.ASCII | re.IGNORECASE)
 
 
-def board(name: str) -> Place:
+def board(name: str) -> MemoryBudget:
     """The board called `name`. Raises InputError."""
     found = _BOARDS.get(name.lower())
     if found is None:
         raise InputError(
-            f"there is no board {name!r} in the table",
+            f"unknown board {name!r:.40}",
             field="--board",
-            remedy=f"one of {', '.join(BOARDS)}; or give what is free there: --memory 4GB",
+            remedy=f"choose {', '.join(BOARDS)}; or say what is free there: --memory 4GB",
         )
     kind, size = found
     basis = f"{size} GiB, of which {kind.why}"
     if kind is _GPU:
         basis += "; the plan is that of the CPU engine, none runs on a GPU yet"
-    return Place(name.lower(), kind.left(size), basis)
+    return MemoryBudget(name.lower(), kind.left(size), basis)
 
 
-def sized(text: str) -> Place:
-    """A board with that much memory free: `4GB`, `512MiB`, `3.5G`. Raises InputError."""
+def sized(text: str) -> MemoryBudget:
+    """A machine with that much memory free: `4GB`, `512MiB`, `3.5G`. Raises InputError."""
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
     if size < 1:
         raise InputError(
-            f"{text!r} is no size", field="--memory", remedy="as in 4GB, 512MiB or 3.5G"
+            f"{text!r:.40} is not a size",
+            field="--memory",
+            remedy="such as 4GB, 512MiB or 3.5G",
         )
-    return Place(f"{text.strip()} of memory", size, "as given, all of it free for the program")
+    return MemoryBudget(f"{text.strip()} of memory", size, "as given, all of it free")

@@ -1,4 +1,4 @@
-"""The launch plan as `edge info --launches` shows it: what each kind of run takes on a GPU."""
+"""The launch plan as `edge info --launches` shows it: what each kind of run launches on a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge.bundle.kernels import open_plan
 from edge.config import ModelConfig
 from edge.launch import ITEM_SIZE, Launch, LaunchPlan, Pointer, Program, Sizes
 
-# a run's state may be taken back by so many tokens; the logs have twice as many slots
+# tokens of a run that can be undone; the logs have twice as many slots
 _WINDOW = 8
 _LAYER = re.compile(r"layers\.(\d+)\.")
 

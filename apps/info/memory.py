@@ -1,4 +1,4 @@
-"""The memory plan as `edge info` shows it: whether a bundle fits a place, and what to lower."""
+"""The memory plan as `edge info` shows it: whether a bundle fits a machine, and what to lower."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edge.apps.info.boards import Place
+from edge.apps.info.boards import MemoryBudget
 from edge.apps.units import megabytes
 from edge.bundle import Manifest
 from edge.tensors import parameters
@@ -15,18 +15,18 @@ from edge.tensors import parameters
 _SMALLER = {"w8": (8, 1.1), "w4": (4, 0.71)}
 _PARTS = {
     "weights": "as loaded, estimated",
-    "state_ring": "the states that up to 8 tokens can be taken back to",
+    "state_ring": "states of the last 8 tokens, which can be undone",
     "kv_cache": "KV caches",
     "snapshots": "",
     "workspace": "values of one run, estimated",
-    "logits": "of the tokens that can be taken back",
+    "logits": "of the tokens that can be undone",
     "program": "interpreter and libraries",
 }
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What is asked of the model: tokens of KV cache, sequences, copies of a state kept."""
+class PlanSizes:
+    """What to plan for: tokens of KV cache, sequences, copies of a state."""
 
     context: int
     batch: int
@@ -45,13 +45,13 @@ class Sizes:
         )
 
 
-def this_machine() -> Place:
+def this_machine() -> MemoryBudget:
     from edge.runtime.memory import available_bytes
 
-    return Place("this machine", available_bytes(), "free now, control groups counted")
+    return MemoryBudget("this machine", available_bytes(), "free now, control groups counted")
 
 
-def facts(manifest: Manifest, sizes: Sizes, place: Place) -> dict[str, Any]:
+def facts(manifest: Manifest, sizes: PlanSizes, place: MemoryBudget) -> dict[str, Any]:
     """The plan for `--json`: sizes asked for, `plan` in bytes, `fits` (None unknown), `lower`."""
     plan = sizes.plan(manifest)
     fits = None if place.available is None else plan["total"] <= place.available
@@ -66,10 +66,10 @@ def facts(manifest: Manifest, sizes: Sizes, place: Place) -> dict[str, Any]:
     }
 
 
-def lower(manifest: Manifest, sizes: Sizes, available: int) -> list[str]:
-    """Each single thing that, lowered, makes the model fit; or how little all of them leave."""
+def lower(manifest: Manifest, sizes: PlanSizes, available: int) -> list[str]:
+    """Each option that alone makes the model fit when lowered; or the least that it can take."""
 
-    def fits(changed: Sizes) -> bool:
+    def fits(changed: PlanSizes) -> bool:
         return changed.plan(manifest)["total"] <= available
 
     found = []
@@ -88,7 +88,7 @@ def lower(manifest: Manifest, sizes: Sizes, available: int) -> list[str]:
             if total <= available:
                 found.append(f"--quant {recipe} when exporting: about {megabytes(total)}")
     if not found:
-        least = Sizes(1, 1, 0)
+        least = PlanSizes(1, 1, 0)
         smallest = [manifest, *(rounded(manifest, recipe) for recipe in _SMALLER)]
         total = min(least.plan(one)["total"] for one in smallest)
         enough = ", which fits" if total <= available else ": use a smaller model"
@@ -133,7 +133,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
     if plan["total"] == plan["loading"]:
         out[-1] += "      while loading, which takes more than running"
     if free is None:
-        return [*out, "  the system does not say what is free"]
+        return [*out, "  the system does not say how much is free"]
     verdict = "fits" if facts["fits"] else "does not fit"
     out.append(f"  {verdict} in {megabytes(free)} ({facts['available_basis']})")
     return out + [f"    lower: {what}" for what in facts["lower"]]

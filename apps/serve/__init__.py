@@ -22,13 +22,13 @@ from edge.apps import options
 from edge.errors import EdgeError, InputError
 
 if TYPE_CHECKING:
-    from edge.apps.serve.settings import Limits, Settings
+    from edge.apps.serve.settings import ServerLimits, ServerSettings
 
 MIB = 1 << 20
 KEY_VARIABLE = "EDGE_API_KEY"
 
 _callers = partial(typer.Option, rich_help_panel="Who may call")
-_limits = partial(typer.Option, rich_help_panel="Limits")
+_limits = partial(typer.Option, rich_help_panel="ServerLimits")
 _seconds = partial(_limits, max=1e6, metavar="S")
 
 
@@ -111,13 +111,13 @@ def serve(
         raise typer.BadParameter("nan is not a number of seconds")  # it is within every range
     try:
         from edge.apps.serve import run
-        from edge.apps.serve.settings import Limits
+        from edge.apps.serve.settings import ServerLimits
     except ModuleNotFoundError as missing:
         raise EdgeError(
             f"serving needs the package {missing.name}",
             remedy="pip install 'mamba-edge[server]' (in a checkout: make test installs it)",
         ) from None
-    limits = Limits(
+    limits = ServerLimits(
         body_bytes=max_body_kib << 10,
         receive_s=receive_timeout,
         send_s=send_timeout,
@@ -188,9 +188,9 @@ def _key(option: str | None, no_key: bool) -> tuple[str | None, bool]:
 
 def _settings(
     bundle: str, name: str | None, key: str | None, host: str,
-    allow_host: list[str], allow_origin: list[str], limits: Limits,
-) -> Settings:  # fmt: skip
-    from edge.apps.serve.settings import Settings
+    allow_host: list[str], allow_origin: list[str], limits: ServerLimits,
+) -> ServerSettings:  # fmt: skip
+    from edge.apps.serve.settings import ServerSettings
 
     loopback = {"localhost", "127.0.0.1", "::1"}
     for origin in allow_origin:
@@ -200,7 +200,7 @@ def _settings(
                 field="--allow-origin",
                 remedy="write it as https://host[:port]",
             )
-    return Settings(
+    return ServerSettings(
         name=name or Path(bundle).resolve().name,
         key=key,
         hosts=frozenset({*loopback, host.lower(), *(given.lower() for given in allow_host)}),

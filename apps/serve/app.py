@@ -24,8 +24,8 @@ from edge.apps.serve.answers import AnswerFormat
 from edge.apps.serve.errors import ApiError, busy, encode, internal, of_edge_error, too_late
 from edge.apps.serve.guard import Guard, header
 from edge.apps.serve.requests import ParsedRequest
-from edge.apps.serve.settings import Settings
-from edge.apps.serve.worker import Ended, Event, Job, Worker
+from edge.apps.serve.settings import ServerSettings
+from edge.apps.serve.worker import Ended, Event, Job, ModelWorker
 from edge.errors import EdgeError
 
 MAX_BEHIND = 1 << 16  # pieces of text that a client may have left unread
@@ -36,7 +36,7 @@ _EVERYWHERE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 class App:
     """Answers requests with what the worker makes of them. Lives on one event loop."""
 
-    def __init__(self, settings: Settings, worker: Worker) -> None:
+    def __init__(self, settings: ServerSettings, worker: ModelWorker) -> None:
         self._settings = settings
         self._limits = settings.limits
         self._worker = worker
@@ -156,7 +156,7 @@ class Exchange:
     """
 
     def __init__(
-        self, worker: Worker, asked: ParsedRequest, until: float, receive: Receive
+        self, worker: ModelWorker, asked: ParsedRequest, until: float, receive: Receive
     ) -> None:
         """Submits the request. `until`: on the monotonic clock. Raises ApiError 503."""
         self._loop = asyncio.get_running_loop()

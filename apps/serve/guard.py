@@ -15,7 +15,7 @@ import re
 from starlette.requests import Request
 
 from edge.apps.serve.errors import ApiError
-from edge.apps.serve.settings import Settings
+from edge.apps.serve.settings import ServerSettings
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d{1,5})?")
 
@@ -31,7 +31,7 @@ def header(request: Request, name: str) -> str | None:
 class Guard:
     """The checks that come before a request is looked at. Each raises ApiError."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._key = None if settings.key is None else settings.key.encode()
 

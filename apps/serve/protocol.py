@@ -15,13 +15,13 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from edge.apps.serve.errors import ApiError, encode
-from edge.apps.serve.settings import Limits
+from edge.apps.serve.settings import ServerLimits
 
 
 class BoundedProtocol(H11Protocol):
     """One connection under `limits`."""
 
-    limits: ClassVar[Limits] = Limits()
+    limits: ClassVar[ServerLimits] = ServerLimits()
     _receiving: asyncio.TimerHandle | None = None
     _sending: asyncio.TimerHandle | None = None
 
@@ -119,7 +119,7 @@ class BoundedProtocol(H11Protocol):
         self.transport.close()
 
 
-def bounded(limits: Limits) -> type[BoundedProtocol]:
+def bounded(limits: ServerLimits) -> type[BoundedProtocol]:
     """The protocol under these limits; uvicorn wants a class."""
     return type("Protocol", (BoundedProtocol,), {"limits": limits})
 

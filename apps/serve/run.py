@@ -18,9 +18,9 @@ import uvicorn
 
 from edge.apps.serve.app import App
 from edge.apps.serve.protocol import bounded
-from edge.apps.serve.settings import Settings
+from edge.apps.serve.settings import ServerSettings
 from edge.apps.serve.slot import Slot
-from edge.apps.serve.worker import Worker
+from edge.apps.serve.worker import ModelWorker
 from edge.errors import InputError
 from edge.runtime.engine import title
 from edge.runtime.model import Model
@@ -66,7 +66,7 @@ def url(listening: socket.socket) -> str:
 
 
 def run(
-    settings: Settings,
+    settings: ServerSettings,
     listening: socket.socket,
     load: Callable[[], tuple[Model, Slot]],
     say: Say,
@@ -97,13 +97,13 @@ class _Server(uvicorn.Server):
 
 class _Serving:
     def __init__(
-        self, settings: Settings, load: Callable[[], tuple[Model, Slot]], say: Say
+        self, settings: ServerSettings, load: Callable[[], tuple[Model, Slot]], say: Say
     ) -> None:
         self._settings = settings
         self._say = say
         self._began = time.monotonic()
         self._code: int | None = None
-        self.worker = Worker(load, self._loaded)
+        self.worker = ModelWorker(load, self._loaded)
         limits = settings.limits
         self._server = _Server(
             uvicorn.Config(

@@ -1,4 +1,4 @@
-"""Settings of a server: who may call, and how much one client may take."""
+"""ServerSettings of a server: who may call, and how much one client may take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """What one request, or one client, may take.
 
     Attributes:
@@ -38,7 +38,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """Attributes:
     name: what clients call the model.
     key: what clients must send, None when none is asked for.
@@ -51,4 +51,4 @@ class Settings:
     hosts: frozenset[str]
     any_address: bool = False
     origins: frozenset[str] = frozenset()
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)

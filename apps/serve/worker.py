@@ -62,7 +62,7 @@ class Job:
             generation.cancel()
 
 
-class Worker:
+class ModelWorker:
     """Owns the model. `state` is `loading`, then `ready` or `failed`, at last `stopping`.
 
     Attributes:

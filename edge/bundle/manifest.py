@@ -19,11 +19,11 @@ TokenId = Annotated[int, Field(ge=0, le=1 << 31)]
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class _Strict(BaseModel):
+class _ManifestModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class FileEntry(_Strict):
+class FileEntry(_ManifestModel):
     """One file of the bundle, by its path relative to the folder."""
 
     path: str
@@ -37,7 +37,7 @@ class FileEntry(_Strict):
         return path
 
 
-class Quantization(_Strict):
+class Quantization(_ManifestModel):
     """How weights (and, for some recipes, activations) are stored."""
 
     recipe: Name
@@ -46,13 +46,13 @@ class Quantization(_Strict):
     details: dict[str, JsonValue] = {}
 
 
-class Limits(_Strict):
+class Limits(_ManifestModel):
     """`chunk`: the most tokens one run may take."""
 
     chunk: Annotated[int, Field(gt=0, le=65536)]
 
 
-class TokenizerInfo(_Strict):
+class TokenizerInfo(_ManifestModel):
     """Which tokenizer, and the ids that begin, end and pad a text."""
 
     kind: Literal["tokenizer.json", "sentencepiece", "bytes"]
@@ -73,7 +73,7 @@ class TokenizerInfo(_Strict):
         return self
 
 
-class GenerationDefaults(_Strict):
+class GenerationDefaults(_ManifestModel):
     """Sampling defaults a model ships with; absent means the runtime's own default."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -85,7 +85,7 @@ class GenerationDefaults(_Strict):
     stop: tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...] = ()
 
 
-class Provenance(_Strict):
+class Provenance(_ManifestModel):
     """Where the weights came from.
 
     Attributes:
@@ -100,7 +100,7 @@ class Provenance(_Strict):
     bundle: Sha256 | None = None
 
 
-class Manifest(_Strict):
+class Manifest(_ManifestModel):
     """The whole of `manifest.json`."""
 
     schema_version: Literal[1] = 1

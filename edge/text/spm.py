@@ -117,19 +117,19 @@ class SentencePieceTokenizer(Tokenizer):
         return self._pieces[self.check_id(token)].text
 
 
-def _is_special(piece: Piece) -> bool:
+def _is_special(piece: SpmPiece) -> bool:
     if piece.kind == USER_DEFINED:
         return bool(piece.text.replace(SPACE, " ").strip())
     return piece.kind == CONTROL
 
 
-def _is_hidden(piece: Piece, named: bool) -> bool:
+def _is_hidden(piece: SpmPiece, named: bool) -> bool:
     if piece.kind == USER_DEFINED:
         return named or (piece.text.startswith("<|") and piece.text.endswith("|>"))
     return named or piece.kind == CONTROL
 
 
-def _text_of(piece: Piece) -> bytes:
+def _text_of(piece: SpmPiece) -> bytes:
     if piece.kind == UNKNOWN:
         return "\ufffd".encode()
     if piece.kind == BYTE:
@@ -137,7 +137,7 @@ def _text_of(piece: Piece) -> bytes:
     return piece.text.replace(SPACE, " ").encode()
 
 
-def _check_pieces(pieces: tuple[Piece, ...], file: str) -> None:
+def _check_pieces(pieces: tuple[SpmPiece, ...], file: str) -> None:
     if not pieces:
         raise TokenizerError("has no pieces", file=file, remedy=REMEDY)
     for index, piece in enumerate(pieces):
@@ -172,7 +172,7 @@ def _load(data: bytes, file: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SpmPiece:
     """One entry of the vocabulary; its id is its place."""
 
     text: str
@@ -183,24 +183,24 @@ class Piece:
 class SpmModel:
     """The pieces by id, and whether the normalizer adds or removes spaces."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SpmPiece, ...]
     add_dummy_prefix: bool
     remove_extra_whitespaces: bool
 
 
-def _piece(data: bytes) -> Piece:
+def _piece(data: bytes) -> SpmPiece:
     text, kind = b"", NORMAL
     for number, _, value in fields(data):
         if number == 1:
             text = message(value)
         elif number == 3 and isinstance(value, int):
             kind = value
-    return Piece(text.decode("utf-8"), kind)
+    return SpmPiece(text.decode("utf-8"), kind)
 
 
 def read_model(data: bytes) -> SpmModel:
     """Parse a `.model`. Raises ValueError (UnicodeDecodeError included) when it is malformed."""
-    pieces: list[Piece] = []
+    pieces: list[SpmPiece] = []
     add_dummy_prefix = remove_extra_whitespaces = True  # the defaults of the .proto
     for number, _, value in fields(data):
         if number == 1:

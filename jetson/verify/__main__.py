@@ -1,4 +1,4 @@
-"""Try the steps in order, each in a process of its own, and keep a report all the while."""
+"""Run the steps in order, each in its own process, and keep the report up to date."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from jetson.verify import board
-from jetson.verify.report import Report, Result, Status, load, tail
-from jetson.verify.steps import NOT_RUN, STEPS, Step, missing
+from jetson.verify.report import BoardReport, Result, Status, load, tail
+from jetson.verify.steps import NOT_RUN, STEPS, VerifyStep, missing
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(step: Step, bundle: str, folder: Path, limit_s: float) -> Result:
-    """Try one step; whatever happens in it is the result."""
+def run(step: VerifyStep, bundle: str, folder: Path, limit_s: float) -> Result:
+    """Run one step; whatever happens in it is the result."""
     before, began = board.now(), time.monotonic()
     why = missing(step, bundle)
     if why is None and limit_s < 1:
-        why = "the time was up (--minutes)"
+        why = "the time was up; --minutes gives more"
     if why is not None:
         return Result(step.name, step.claim, "not run", why, before=before, after=before)
     log = folder / f"{step.name}.log"
@@ -50,7 +50,7 @@ def run(step: Step, bundle: str, folder: Path, limit_s: float) -> Result:
     )
 
 
-def _process(step: Step, command: Sequence[str], log: Path, limit_s: float) -> int | None:
+def _process(step: VerifyStep, command: Sequence[str], log: Path, limit_s: float) -> int | None:
     """The exit code; None after `limit_s`, when all that it started is ended."""
     environment = dict(os.environ, PYTHONUNBUFFERED="1", **(step.environment or {}))
     environment["PYTHONPATH"] = os.pathsep.join(
@@ -78,9 +78,9 @@ def _verdict(code: int | None, text: str, limit_s: float) -> tuple[Status, str]:
     if code == NOT_RUN:
         return "not run", last.removeprefix("not run: ")
     if code is None:
-        return "wrong", f"not done after {limit_s:.0f} s"
+        return "wrong", f"did not finish within {limit_s:.0f} s"
     if code < 0:
-        return "wrong", f"ended by {signal.Signals(-code).name}"
+        return "wrong", f"ended with {signal.Signals(-code).name}"
     return "wrong", f"exit code {code}"
 
 
@@ -98,14 +98,21 @@ def _figures(text: str) -> dict[str, Any]:
 
 
 def verify(
-    bundle: str, folder: Path, minutes: float, steps: Sequence[Step] = STEPS, *, again: bool = False
-) -> Report:
-    """Try all steps that are not ok in an earlier report of the same machine and version."""
+    bundle: str,
+    folder: Path,
+    minutes: float,
+    steps: Sequence[VerifyStep] = STEPS,
+    *,
+    again: bool = False,
+) -> BoardReport:
+    """Run all steps that are not ok in an earlier report of the same machine and version."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = board.facts()
     report = None if again else load(folder, bundle, facts)
     if report is None:
-        report = Report(bundle, datetime.now().astimezone().isoformat(timespec="seconds"), facts)
+        report = BoardReport(
+            bundle, datetime.now().astimezone().isoformat(timespec="seconds"), facts
+        )
     end = time.monotonic() + 60 * minutes
     for step in steps:
         if report.status(step.name) == "ok":
@@ -129,7 +136,7 @@ def main() -> int:
     given = parser.parse_args()
     names = given.only.split(",") if given.only else [step.name for step in STEPS]
     if unknown := set(names) - {step.name for step in STEPS}:
-        parser.error(f"no steps {', '.join(sorted(unknown))}")
+        parser.error(f"unknown steps {', '.join(sorted(unknown))}")
     steps = [step for step in STEPS if step.name in names]
     folder = given.out or ROOT / "build" / "verify"
     bundle = given.bundle
@@ -142,7 +149,7 @@ def main() -> int:
     if wrong:
         print(f"WRONG: {', '.join(wrong)}; their output is in the report", file=sys.stderr)
         return 1
-    print(f"nothing is wrong; {len(left)} of {len(report.results)} steps were not run")
+    print(f"nothing is wrong; {len(left)} of {len(report.results)} steps did not run")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a report says of the machine: read, never set."""
+"""The facts about a machine that a report has: read, never set."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def _driver() -> str | None:
 
 @cache
 def tensorrt() -> tuple[str | None, str | None]:
-    """Its version, or why it cannot be had. Asked in another process, which it may crash."""
+    """TensorRT's version, or why it is not available. Asked in another process, which may crash."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=120
         )
     except subprocess.TimeoutExpired:
-        return None, "importing TensorRT was not done after 120 s"
+        return None, "importing TensorRT did not finish within 120 s"
     said = (done.stdout.strip().splitlines() or [""])[-1]
     if done.returncode == 0:
         return said, None
@@ -108,7 +108,7 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Of the checkout, marked where it was changed."""
+    """The checkout's commit, marked where files were changed."""
     here = Path(__file__).parent
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`edge doctor`, for a verdict: prints what it prints; exit code 1 where something is broken."""
+"""`edge doctor` with a verdict: exit code 1 where something is broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One engine beside another on this machine: what they say, and memory over a long life.
+"""One engine compared with another on this machine, and memory over a long run.
 
     python -m jetson.verify.engines agree BUNDLE ENGINE OTHER
     python -m jetson.verify.engines grow BUNDLE ENGINE [--tokens N]
@@ -82,7 +82,7 @@ def _log_softmax(x: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def grow(bundle: str, engine: str, tokens: int) -> dict[str, Any]:
-    """Memory of this process, and what the machine has left, over many answers.
+    """Measure this process's memory, and what the machine has left, over many answers.
 
     On a Jetson the GPU's memory is the machine's: what leaks there is missing in MemAvailable,
     which other programs change too, so only this process's own memory decides.

@@ -1,4 +1,4 @@
-"""Results as JSON, which is taken up again, and as Markdown, which is attached to an issue."""
+"""Results as JSON, from which a run resumes, and as Markdown, to attach to an issue."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Status = Literal["ok", "wrong", "not run"]
 
 @dataclass(frozen=True)
 class Result:
-    """Of one step.
+    """The result of one step.
 
     Attributes:
         reason: why it is not ok; "" where it is.
-        figures: what its last line says, where that is a JSON object.
+        figures: its last line, where that is a JSON object.
         before, after: `board.now`.
     """
 
@@ -35,8 +35,8 @@ class Result:
 
 
 @dataclass
-class Report:
-    """All of a verification.
+class BoardReport:
+    """The results of a verification.
 
     Attributes:
         began: date and time, with the zone.
@@ -66,12 +66,12 @@ class Report:
         _write(folder / "report.md", markdown(self))
 
 
-def load(folder: Path, bundle: str, facts: dict[str, Any]) -> Report | None:
-    """The report there, if it is of this bundle, machine and version; None otherwise."""
+def load(folder: Path, bundle: str, facts: dict[str, Any]) -> BoardReport | None:
+    """The report in the folder, if it is of this bundle, machine and version; else None."""
     try:
         data = json.loads((folder / "report.json").read_text())
         results = [Result(**each) for each in data["results"]]
-        found = Report(data["bundle"], data["began"], data["facts"], results)
+        found = BoardReport(data["bundle"], data["began"], data["facts"], results)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     same = data.get("schema") == SCHEMA and found.bundle == bundle
@@ -99,12 +99,12 @@ _FIGURES = (
 _SHOWN = {"ok": "ok", "wrong": "**WRONG**", "not run": "not run"}
 
 
-def markdown(report: Report) -> str:
+def markdown(report: BoardReport) -> str:
     """The whole report."""
     return "\n".join([*_head(report), *_table(report), *_details(report), ""])
 
 
-def _head(report: Report) -> list[str]:
+def _head(report: BoardReport) -> list[str]:
     facts = report.facts
     machine, now = facts["machine"], facts["now"]
     rows = {
@@ -126,7 +126,7 @@ def _head(report: Report) -> list[str]:
     return lines + [f"| {name} | {_cell(value or 'unknown')} |" for name, value in rows.items()]
 
 
-def _table(report: Report) -> list[str]:
+def _table(report: BoardReport) -> list[str]:
     lines = ["", "| step | result | what it proves | figures | s | mode | °C | available |"]
     lines.append("| --- " * 8 + "|")
     for one in report.results:
@@ -147,12 +147,12 @@ def _table(report: Report) -> list[str]:
 
 
 def figures(found: dict[str, Any]) -> str:
-    """Those of a step that are shown in the table; the JSON has all."""
+    """The figures of a step that the table shows; the JSON has all."""
     shown = {name: found[name] for name in _FIGURES if isinstance(found.get(name), int | float)}
     return ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
 
 
-def _details(report: Report) -> list[str]:
+def _details(report: BoardReport) -> list[str]:
     lines: list[str] = []
     for one in report.results:
         if one.tail:

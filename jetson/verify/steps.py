@@ -1,4 +1,4 @@
-"""What is tried, from the least to the most, so that a step fails for reasons of its own."""
+"""The steps, from the simplest to the largest, so that each fails for reasons of its own."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Need = Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
-class Step:
+class VerifyStep:
     """One program.
 
     Attributes:
-        claim: what is unproven without it.
+        claim: what it proves.
         command: after Python's; `{bundle}` and `{out}` (this step's files) are filled in.
         needs: names of NEEDS.
         limit_s: it is ended then.
@@ -82,7 +82,7 @@ def _kernels(bundle: str) -> str | None:
 
 
 def _exporter(_: str) -> str | None:
-    """What lowers and compiles kernels: not to be had on JetPack 6."""
+    """The packages that lower and compile kernels: not available on JetPack 6."""
     if sys.version_info < EXPORTER:
         here, least = (".".join(map(str, version[:2])) for version in (sys.version_info, EXPORTER))
         return f"needs the exporter, which needs Python {least}; this is {here}"
@@ -118,27 +118,27 @@ _TRT = (*_CUDA, "tensorrt")
 _EDGE = ("-m", "edge.apps.cli")
 _PROFILE = (*_EDGE, "profile", "{bundle}", "--json", "--html", "{out}/page.html", "--engine")
 
-STEPS: tuple[Step, ...] = (
-    Step("doctor", "what there is here works at all", ("-m", "jetson.verify.doctor", "{bundle}")),
-    Step(
+STEPS: tuple[VerifyStep, ...] = (
+    VerifyStep("doctor", "what is installed works", ("-m", "jetson.verify.doctor", "{bundle}")),
+    VerifyStep(
         "cpu",
         "the runtime on this machine's CPU: chunks, steps, rewind, trees, files, text",
         ("tests/oldest_runtime.py",),
     ),
-    Step(
+    VerifyStep(
         "first-cubin",
         "what Triton's ptxas makes is read by this driver, and one kernel is right",
         ("-m", "tests.gpu.first_cubin"),
         ("exporter", "gpu", "bindings"),
     ),
-    Step(
+    VerifyStep(
         "single-plugins",
         "TensorRT builds an engine of each plugin alone, and it is right",
         ("-m", "jetson.verify.single_plugin", "{bundle}"),
         _TRT,
         1800,
     ),
-    Step(
+    VerifyStep(
         "kernels",
         "every kernel, device memory and graphs, on this GPU",
         (
@@ -149,41 +149,41 @@ STEPS: tuple[Step, ...] = (
         1800,
         {"EDGE_TEST_DEVICE": "cuda"},
     ),
-    Step(
+    VerifyStep(
         "cuda-engine",
         "the CUDA engine says what ONNX Runtime says",
         ("-m", "jetson.verify.engines", "agree", "{bundle}", "cuda", "ort"),
         _CUDA,
     ),
-    Step(
+    VerifyStep(
         "build",
         "TensorRT builds the engine of a whole model",
         (*_EDGE, "build", "{bundle}", "--json"),
         _TRT,
         1800,
     ),
-    Step(
+    VerifyStep(
         "tensorrt-engine",
         "the TensorRT engine says what the CUDA engine says",
         ("-m", "jetson.verify.engines", "agree", "{bundle}", "tensorrt", "cuda"),
         _TRT,
     ),
-    Step("profile-ort", "speed and energy on the CPU", (*_PROFILE, "ort")),
-    Step("profile-cuda", "speed and energy of the CUDA engine", (*_PROFILE, "cuda"), _CUDA),
-    Step(
+    VerifyStep("profile-ort", "speed and energy on the CPU", (*_PROFILE, "ort")),
+    VerifyStep("profile-cuda", "speed and energy of the CUDA engine", (*_PROFILE, "cuda"), _CUDA),
+    VerifyStep(
         "profile-tensorrt",
         "speed and energy of the TensorRT engine",
         (*_PROFILE, "tensorrt"),
         _TRT,
     ),
-    Step(
+    VerifyStep(
         "memory-cuda",
         "memory stays as it is over many answers of the CUDA engine",
         ("-m", "jetson.verify.engines", "grow", "{bundle}", "cuda"),
         _CUDA,
         1200,
     ),
-    Step(
+    VerifyStep(
         "memory-tensorrt",
         "memory stays as it is over many answers of the TensorRT engine",
         ("-m", "jetson.verify.engines", "grow", "{bundle}", "tensorrt"),
@@ -193,8 +193,8 @@ STEPS: tuple[Step, ...] = (
 )  # fmt: skip
 
 
-def missing(step: Step, bundle: str) -> str | None:
-    """Why the step cannot be tried here; None where it can."""
+def missing(step: VerifyStep, bundle: str) -> str | None:
+    """Why the step cannot run here; None where it can."""
     for need in step.needs:
         why = NEEDS[need](bundle)
         if why is not None:

@@ -23,14 +23,13 @@ from tests.jetson import boards
 ROS2 = boards.JETSON / "ros2"
 PACKAGE = ROS2 / "edge_chat"
 sys.path.insert(0, str(PACKAGE))
-from edge_chat.messages import fill_result, request_of  # noqa: E402
-from edge_chat.talker import Outcome, Refused, Request, Settings, Talker  # noqa: E402
+from edge_chat.talker import GoalRequest, NodeSettings, Outcome, Refused, Talker  # noqa: E402
 
-SETTINGS = Settings(bundle="demo-draft", threads=1, temperature=0.0, max_tokens=40)
-HELLO = Request("Hello, how are you?")
+SETTINGS = NodeSettings(bundle="demo-draft", threads=1, temperature=0.0, max_tokens=40)
+HELLO = GoalRequest("Hello, how are you?")
 ANSWER = "I'm doing well, thanks for asking! How are you doing today?"  # what it greedily says
 # long enough that it does not end by itself before it is cancelled
-LONG = Request("Hello, how are you?", temperature=3.0, seed=5, max_tokens=100_000)
+LONG = GoalRequest("Hello, how are you?", temperature=3.0, seed=5, max_tokens=100_000)
 LIMIT_S = 60
 
 
@@ -44,7 +43,7 @@ def talker() -> Iterator[Talker]:
     made.shutdown()
 
 
-def done(talker: Talker, request: Request, on_piece: Any = lambda piece: None) -> Outcome:
+def done(talker: Talker, request: GoalRequest, on_piece: Any = lambda piece: None) -> Outcome:
     outcome = talker.start(request, on_piece).wait(LIMIT_S)
     assert outcome is not None
     return outcome
@@ -136,8 +135,8 @@ class TestTalker:
     def test_an_error_ends_its_goal_alone(self, talker: Talker) -> None:
         for wrong in (
             replace(HELLO, temperature=1e9),
-            Request("x" * 2_000_000),
-            Request("\ud800"),
+            GoalRequest("x" * 2_000_000),
+            GoalRequest("\ud800"),
         ):
             outcome = done(talker, wrong)
             assert outcome.finish_reason == "error" and outcome.error
@@ -153,7 +152,7 @@ class TestTalker:
 
         monkeypatch.setattr(talker._model.engine, "run", lost)
         assert "lost" in done(talker, HELLO).error
-        assert "configure the node anew" in (talker.refusal() or "")
+        assert "configure it again" in (talker.refusal() or "")
         assert talker.health()[0] == "error"
         monkeypatch.undo()
         talker.deactivate()
@@ -272,13 +271,13 @@ def message(section: dict[str, tuple[str, str]]) -> Any:
 
 def test_a_goal_at_its_defaults_leaves_everything_to_the_settings() -> None:
     goal, result, _ = sections(ROS2 / "edge_chat_msgs/action/Generate.action")
-    assert request_of(message(goal)) == Request("")
+    assert GoalRequest.of(message(goal)) == GoalRequest("")
     filled = message(goal)
     filled.prompt, filled.max_tokens, filled.temperature, filled.stop = "Hi", 3, 0.0, ["a", "b"]
     filled.seed, filled.deadline_s, filled.chat = 7, 0.0, False
-    assert request_of(filled) == Request("Hi", False, False, 3, 0.0, 7, 0.0, ("a", "b"))
+    assert GoalRequest.of(filled) == GoalRequest("Hi", False, False, 3, 0.0, 7, 0.0, ("a", "b"))
     outcome = Outcome("text", "stop", "", 1, 2, 3, 0.5, 60.0)
-    got = fill_result(message(result), outcome)
+    got = outcome.fill(message(result))
     assert all(getattr(got, name) == getattr(outcome, name) for name in result)
 
 
@@ -320,7 +319,7 @@ def test_the_configuration_has_the_settings_at_their_defaults() -> None:
     for line in lines:
         name, _, value = line.partition("#")[0].partition(":")
         given[name.strip()] = value.strip().strip('"')
-    for each in fields(Settings):
+    for each in fields(NodeSettings):
         kind = type(each.default)
         assert kind(given.pop(each.name)) == each.default, each.name
     assert not given

@@ -17,16 +17,16 @@ from edge.apps.cli import app
 from edge.runtime.cuda import install
 from jetson.verify import board, steps
 from jetson.verify.__main__ import ROOT, run, verify
-from jetson.verify.report import Report, Result, figures, load, markdown, tail
-from jetson.verify.steps import NEEDS, STEPS, Step
+from jetson.verify.report import BoardReport, Result, figures, load, markdown, tail
+from jetson.verify.steps import NEEDS, STEPS, VerifyStep
 from tests.collecting import assert_collected
 from tests.jetson import boards
 
 no_gpu = pytest.mark.skipif(install.driver_version() is not None, reason="there is a GPU here")
 
 
-def step(name: str, code: str, **more: Any) -> Step:
-    return Step(name, f"claim of {name}", ("-c", code), **more)
+def step(name: str, code: str, **more: Any) -> VerifyStep:
+    return VerifyStep(name, f"claim of {name}", ("-c", code), **more)
 
 
 RIGHT = step("right", "print('first'); print('{{\"kl\": 0.5, \"right\": true}}')")
@@ -35,13 +35,13 @@ CRASH = step("crash", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
 ABSENT = step("absent", "print('not run: no such board'); raise SystemExit(3)")
 
 
-def _name(one: Step) -> str:
+def _name(one: VerifyStep) -> str:
     return one.name
 
 
 class TestSteps:
     @pytest.mark.parametrize("one", STEPS, ids=_name)
-    def test_each_program_exists(self, one: Step) -> None:
+    def test_each_program_exists(self, one: VerifyStep) -> None:
         first, *rest = one.command
         if first != "-m":
             assert (ROOT / first).is_file()
@@ -54,7 +54,7 @@ class TestSteps:
                 assert option in shown.output, option
 
     @pytest.mark.parametrize("one", [s for s in STEPS if "pytest" in s.command], ids=_name)
-    def test_its_tests_are_collected(self, one: Step, tmp_path: Path) -> None:
+    def test_its_tests_are_collected(self, one: VerifyStep, tmp_path: Path) -> None:
         line = one.line("demo", tmp_path)[1:]
         assert_collected(line, [part for part in line if part.startswith("tests/")])
 
@@ -79,7 +79,7 @@ class TestRunning:
         found = {one.name: (one.status, one.reason) for one in report.results}
         assert found == {
             "wrong": ("wrong", "exit code 1"),
-            "crash": ("wrong", "ended by SIGSEGV"),
+            "crash": ("wrong", "ended with SIGSEGV"),
             "absent": ("not run", "no such board"),
             "right": ("ok", ""),
         }
@@ -93,7 +93,7 @@ class TestRunning:
             "print('begun', flush=True); time.sleep(600)"
         )
         found = run(step("hangs", code, limit_s=3), "demo", tmp_path, 60)
-        assert (found.status, found.reason) == ("wrong", "not done after 3 s")
+        assert (found.status, found.reason) == ("wrong", "did not finish within 3 s")
         assert found.tail == "begun"
 
     def test_what_it_needs_is_asked_before(self, tmp_path: Path, monkeypatch: Any) -> None:
@@ -144,7 +144,7 @@ class TestRunning:
 class TestReports:
     def test_one_of_another_machine_or_bundle_is_not_taken_up(self, tmp_path: Path) -> None:
         facts = board.facts()
-        Report("demo", "now", facts, [Result("a", "b", "ok")]).save(tmp_path)
+        BoardReport("demo", "now", facts, [Result("a", "b", "ok")]).save(tmp_path)
         assert load(tmp_path, "demo", facts) is not None
         later = facts | {"now": {"mem_available_bytes": 1}}
         assert load(tmp_path, "demo", later) is not None, "only the moment differs"
@@ -160,7 +160,7 @@ class TestReports:
             Result("a", "x | y", "wrong", "exit code 1", 3.2, tail="why", after=now),
             Result("b", "z", "not run", "no GPU"),
         ]
-        page = markdown(Report("demo", "2026-11-21", facts, results))
+        page = markdown(BoardReport("demo", "2026-11-21", facts, results))
         assert "| L4T | 36.4.3 |" in page and "| power mode | MAXN_SUPER |" in page
         row = "| a | **WRONG**: exit code 1 | x \\| y |  | 3 | 25W | 51.5 | 5,000 MB |"
         assert row in page.splitlines()
@@ -198,7 +198,7 @@ def test_without_a_gpu_the_script_says_what_was_not_run(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "nothing is wrong; 4 of 4 steps were not run" in done.stdout
+    assert "nothing is wrong; 4 of 4 steps did not run" in done.stdout
     found = json.loads((tmp_path / "report.json").read_text())
     assert {one["status"] for one in found["results"]} == {"not run"}
     assert all("NVIDIA driver" in one["reason"] for one in found["results"])

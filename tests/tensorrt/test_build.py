@@ -99,7 +99,7 @@ def test_an_engine_is_built_kept_and_found_again(
 
     again = edge("build", MODEL, *FLAGS)
     assert again.returncode == 0 and path.stat().st_mtime_ns == written
-    assert "was there already" in again.stdout and "sm_86, sm_89" in again.stdout
+    assert "existed already" in again.stdout and "sm_86, sm_89" in again.stdout
 
     here = {name: facts["components"][name] for name in ("bundle", "kind", "sm")}
     with cache.find(MODEL, here, Sizes(window=1, chunk=8)) as found:
@@ -114,7 +114,7 @@ def test_an_altered_engine_is_built_again(
     path = cache.store(job.components, order(bundle).sizes, b"engine", {})
     built = build.build(bundle, order(bundle), rtx, None, None)
     assert (built.path, built.seconds, built.engine_bytes) == (path, 0.0, 6)
-    assert "was there already" in describe(built)
+    assert "existed already" in describe(built)
     for how, damage in (({"force": True}, b""), ({}, b"!")):
         path.write_bytes(path.read_bytes() + damage)
         with monkeypatch.context() as patch:
@@ -176,7 +176,7 @@ def test_a_crash_of_the_builder_is_an_error(
     child.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 1 and out == ""
-    assert f"was ended by {number.name} while it built" in err and why in err
+    assert f"ended with {number.name} during the build" in err and why in err
     assert [each.name for each in place.iterdir()] == ["key"]
     assert [each.name for each in place.parent.parent.iterdir()] == ["cache"]
 
@@ -214,9 +214,9 @@ def refused(*arguments: object) -> str:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--sm", "86"), "--sm: is for --rtx"),
+        (("--sm", "86"), "--sm: needs --rtx"),
         (("--rtx", "--sm", "86", "--aliased"), "--aliased: is for plugins"),
-        (("--rtx", "--sm", "x"), "--sm: 'x' is no architecture"),
+        (("--rtx", "--sm", "x"), "--sm: unknown architecture 'x'"),
         (("--rtx", "--sm", ","), "--sm: names no architecture"),
         (("--rtx", "--sm", "86", "--window", "0"), "window: must be 1 … 256"),
         (("--rtx", "--sm", "86", "--batch", "1025"), "batch: must be 1 … 1024"),
@@ -240,7 +240,7 @@ def test_an_architecture_that_rtx_does_not_know(
 @pytest.mark.skipif(install.driver_version() is not None, reason="there is a GPU")
 def test_without_a_gpu_one_has_to_be_named(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(build_command.VARIABLE, "1")
-    assert "--sm: there is no GPU here to build for (name some: " in refused(MODEL, "--rtx")
+    assert "--sm: this machine has no GPU to build for (name some: " in refused(MODEL, "--rtx")
 
 
 def test_a_cache_that_cannot_be_written(rtx: TensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_a_cache_that_cannot_be_written(rtx: TensorRT, monkeypatch: pytest.Monke
 def test_outputs_that_cannot_be(where: str, tmp_path: Path) -> None:
     shutil.copytree(resolve(MODEL), tmp_path / "bundle")
     output, said = {
-        "the bundle": (tmp_path / "bundle" / "graphs" / "my.engine", "lies in the bundle"),
+        "the bundle": (tmp_path / "bundle" / "graphs" / "my.engine", "lies inside the bundle"),
         "a folder": (tmp_path, "is a folder"),
         "nowhere": (tmp_path / "nowhere" / "my.engine", "cannot be written"),
     }[where]

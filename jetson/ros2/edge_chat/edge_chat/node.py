@@ -25,8 +25,7 @@ from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
 from edge.errors import EdgeError
-from edge_chat.messages import fill_result, request_of
-from edge_chat.talker import Goal, Refused, Settings, Talker
+from edge_chat.talker import Goal, GoalRequest, NodeSettings, Refused, Talker
 
 # how often a waiting callback looks whether its goal was cancelled; tokens do not wait for it
 _LOOK_S = 0.02
@@ -45,7 +44,7 @@ class ChatNode(LifecycleNode):
     def __init__(self) -> None:
         super().__init__("edge_chat")
         self._talker = Talker()
-        for each in fields(Settings):
+        for each in fields(NodeSettings):
             self.declare_parameter(each.name, each.default)
         group = ReentrantCallbackGroup()
         self._actions = ActionServer(
@@ -67,8 +66,8 @@ class ChatNode(LifecycleNode):
     # -- lifecycle -------------------------------------------------------------------------------
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        values = {each.name: self.get_parameter(each.name).value for each in fields(Settings)}
-        return self._transition(lambda: self._talker.configure(Settings(**values)))
+        values = {each.name: self.get_parameter(each.name).value for each in fields(NodeSettings)}
+        return self._transition(lambda: self._talker.configure(NodeSettings(**values)))
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         return self._transition(self._talker.activate)
@@ -96,14 +95,14 @@ class ChatNode(LifecycleNode):
         why = self._talker.refusal()
         if why is None:
             return GoalResponse.ACCEPT
-        self.get_logger().warning(f"a goal is rejected: the node {why}")
+        self.get_logger().warning(f"rejected a goal: the node {why}")
         return GoalResponse.REJECT
 
     def _execute(self, handle: Any) -> Any:
         pieces: SimpleQueue[str] = SimpleQueue()
         result = Generate.Result()
         try:
-            goal = self._talker.start(request_of(handle.request), pieces.put)
+            goal = self._talker.start(GoalRequest.of(handle.request), pieces.put)
         except Refused as problem:  # another was accepted in the same moment
             result.finish_reason, result.error = "error", str(problem)
             handle.abort()
@@ -111,7 +110,7 @@ class ChatNode(LifecycleNode):
         self._forward(handle, goal, pieces)
         outcome = goal.wait()
         assert outcome is not None
-        fill_result(result, outcome)
+        outcome.fill(result)
         if outcome.finish_reason == "error":
             self.get_logger().error(outcome.error)
             handle.abort()

@@ -1,4 +1,4 @@
-"""A model in a robot's process: one goal at a time, on a thread of its own. Knows nothing of ROS.
+"""A model in a robot's process: one goal at a time, on its own thread. Needs no part of ROS.
 
     unconfigured ─configure→ inactive ─activate→ active ─deactivate→ inactive ─cleanup→ unconfigured
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,11 +27,11 @@ _NAN = float("nan")
 
 
 class Refused(Exception):
-    """What was asked cannot be done now; nothing was done."""
+    """The request cannot be carried out now; nothing was done."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class NodeSettings:
     """The node's parameters. `threads` 0 is one a core, `deadline_s` 0 is none, "" is nothing."""
 
     bundle: str = "demo"
@@ -51,12 +51,12 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Request:
+class GoalRequest:
     """One answer; what is None comes from the settings.
 
     Attributes:
-        chat: in the model's template; else the prompt is gone on from.
-        keep: go on with the talk so far.
+        chat: in the model's template; otherwise the prompt is continued.
+        keep: continue the conversation.
     """
 
     prompt: str
@@ -67,6 +67,20 @@ class Request:
     seed: int | None = None
     deadline_s: float | None = None
     stop: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, goal: Any) -> GoalRequest:
+        """A `Generate` goal: what is 0 or negative there is left to the settings."""
+        return cls(
+            prompt=goal.prompt,
+            chat=goal.chat,
+            keep=goal.keep,
+            max_tokens=goal.max_tokens if goal.max_tokens > 0 else None,
+            temperature=goal.temperature if goal.temperature >= 0 else None,
+            seed=goal.seed if goal.seed >= 0 else None,
+            deadline_s=goal.deadline_s if goal.deadline_s >= 0 else None,
+            stop=tuple(goal.stop),
+        )
 
 
 @dataclass(frozen=True)
@@ -82,9 +96,15 @@ class Outcome:
     ttft_s: float = _NAN
     tokens_per_s: float = _NAN
 
+    def fill(self, result: Any) -> Any:
+        """A `Generate` result with these fields, which have its names."""
+        for each in fields(self):
+            setattr(result, each.name, getattr(self, each.name))
+        return result
+
 
 class Goal:
-    """An answer that is being made."""
+    """An answer in the making."""
 
     def __init__(self, session: Any) -> None:
         self.cancelled = threading.Event()
@@ -100,7 +120,7 @@ class Goal:
             session.cancel()
 
     def wait(self, timeout_s: float | None = None) -> Outcome | None:
-        """Its outcome; None while there is none after `timeout_s`."""
+        """Its outcome; None if there is none after `timeout_s`."""
         self._ended.wait(timeout_s)
         return self._outcome
 
@@ -113,7 +133,7 @@ class Goal:
 
 @dataclass
 class Counts:
-    """Since the node was configured."""
+    """What happened since the node was configured."""
 
     answers: int = 0
     cancelled: int = 0
@@ -127,7 +147,7 @@ class Talker:
 
     def __init__(self) -> None:
         self._state: State = "unconfigured"
-        self._settings = Settings()
+        self._settings = NodeSettings()
         self._thread: ThreadPoolExecutor | None = None
         self._model: Any = None
         self._session: Any = None
@@ -141,7 +161,7 @@ class Talker:
 
     # -- lifecycle -------------------------------------------------------------------------------
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, settings: NodeSettings) -> None:
         """Load the model and take the memory of its session. Raises EdgeError; Refused."""
         self._expect("unconfigured")
         thread = ThreadPoolExecutor(1, "edge-decode")
@@ -197,14 +217,16 @@ class Talker:
         return self._thread.submit(work).result()
 
     def _warm_up(self) -> None:
-        say = self._say(Request("Hello", chat=self._model.template is not None, temperature=0.0))
+        say = self._say(
+            GoalRequest("Hello", chat=self._model.template is not None, temperature=0.0)
+        )
         for _ in say(self._settings.warmup_tokens):
             pass
         self._session.reset()
 
     # -- goals -----------------------------------------------------------------------------------
 
-    def start(self, request: Request, on_piece: OnPiece = lambda piece: None) -> Goal:
+    def start(self, request: GoalRequest, on_piece: OnPiece = lambda piece: None) -> Goal:
         """Begin an answer; `on_piece` is given its text in pieces, on the decode thread.
 
         Raises Refused: not active, another goal runs, or the engine failed before.
@@ -222,12 +244,12 @@ class Talker:
         if self._state != "active":
             return f"is {self._state}, not active"
         if self._counts.broken:
-            return f"the engine failed, configure the node anew: {self._counts.broken}"
+            return f"has a failed engine; configure it again: {self._counts.broken}"
         if self._goal is not None:
-            return "another goal is being answered"
+            return "is answering another goal"
         return None
 
-    def _answer(self, goal: Goal, request: Request, on_piece: OnPiece) -> None:
+    def _answer(self, goal: Goal, request: GoalRequest, on_piece: OnPiece) -> None:
         try:
             outcome = self._made(goal, request, on_piece)
         except EdgeError as problem:
@@ -241,7 +263,7 @@ class Talker:
             self._goal = None
         goal.end(outcome)
 
-    def _made(self, goal: Goal, request: Request, on_piece: OnPiece) -> Outcome:
+    def _made(self, goal: Goal, request: GoalRequest, on_piece: OnPiece) -> Outcome:
         if not request.keep:
             self._session.reset()
         generation = self._say(request)(request.max_tokens or self._settings.max_tokens)
@@ -265,7 +287,7 @@ class Talker:
             _NAN if times.tokens_per_s is None else times.tokens_per_s,
         )
 
-    def _say(self, request: Request) -> Callable[[int], Any]:
+    def _say(self, request: GoalRequest) -> Callable[[int], Any]:
         """A function from the most tokens to a generation."""
         chosen, session = self._settings, self._session
         deadline = chosen.deadline_s if request.deadline_s is None else request.deadline_s
@@ -297,14 +319,14 @@ class Talker:
         counts.errors += outcome.finish_reason == "error"
         counts.last = outcome
 
-    # -- the talk --------------------------------------------------------------------------------
+    # -- the conversation ------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Forget the talk. Raises Refused."""
+        """Clear the conversation. Raises Refused."""
         self._between_goals(lambda: self._session.reset())
 
     def save(self, path: str) -> int:
-        """Write the talk with its state; how many tokens it has. Raises StateError; Refused."""
+        """Save the conversation with its state; returns its tokens. Raises StateError; Refused."""
 
         def save() -> int:
             self._session.save(Path(path))
@@ -314,7 +336,7 @@ class Talker:
         return found
 
     def load(self, path: str) -> int:
-        """Take up a saved talk; how many tokens it has. Raises StateError; Refused."""
+        """Resume a saved conversation; returns its tokens. Raises StateError; Refused."""
         found: int = self._between_goals(lambda: self._session.load(Path(path)))
         return found
 
@@ -325,7 +347,7 @@ class Talker:
             # holding the lock keeps goals out
             return self._on_thread(work)
 
-    # -- how it fares ----------------------------------------------------------------------------
+    # -- diagnostics ----------------------------------------------------------------------------
 
     def health(self) -> tuple[Literal["ok", "warn", "error"], str, dict[str, str]]:
         """Level, a sentence, and values for a diagnostics message."""
@@ -349,11 +371,11 @@ class Talker:
         if counts.broken:
             return "error", counts.broken, values
         if free is not None and free < _SCARCE:
-            return "warn", f"{free >> 20} MiB of memory are left", values
+            return "warn", f"only {free >> 20} MiB of memory are left", values
         return "ok", self._state, values
 
 
-def _loaded(settings: Settings) -> tuple[Any, Any]:
+def _loaded(settings: NodeSettings) -> tuple[Any, Any]:
     threads = settings.threads or None
     model = edge.load(settings.bundle, engine=settings.engine, threads=threads)
     draft: Any = settings.draft or None
