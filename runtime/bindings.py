@@ -1,4 +1,4 @@
-"""The buffers a state's runs read and write, and the lists that tell ONNX Runtime where.
+"""The buffers that the runs of a state read and write, and the lists that tell ONNX Runtime where.
 
 These are vectors of OrtValues, not an IOBinding, which looks up and checks every value when it is
 bound: a session that drafts seldom runs twice from the same slots to the same slots. For `demo`, 50
@@ -8,10 +8,9 @@ values, vectors take 10 µs to make and an IOBinding 42, or 170 with its first r
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +21,11 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (  # type: ignore[import
 )
 
 from edge.runtime.buffers import StateBuffers
-from edge.runtime.request import Request
-
-if TYPE_CHECKING:
-    from edge.runtime.ort import OrtEngine
+from edge.runtime.ring import RingRun
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-# kept per state; one takes 50 bytes a value
-_KEPT = 1024
 # kinds of runs whose inputs are kept, with matrices of tokens × tokens
 _STEERED = 64
 # inputs that say what to run, but for the taps of convolutions
@@ -46,28 +40,14 @@ class Key(NamedTuple):
     """What tells one run's buffers from another's.
 
     Attributes:
-        source, target: slots.
-        base, new_base: where scan states with logs are read and written.
-        pending: rows of the logs, up to the source's.
-        stored: the token, pending ones counted first, whose scan states are written.
-        tokens: of the run.
+        run: which slots it reads and writes.
         rows: "last", "all" or "some".
         row_count: how many.
-        commit: only the last token is kept.
-        tree: the run is a tree.
     """
 
-    source: int
-    target: int
-    base: int
-    new_base: int
-    pending: int
-    stored: int
-    tokens: int
+    run: RingRun
     rows: str
     row_count: int
-    commit: bool
-    tree: bool
 
 
 class Bound(NamedTuple):
@@ -163,101 +143,57 @@ class TreeInputs:
         paths[pending:, pending:] = ancestors
 
 
-class Workspace:
-    """What one state's runs need besides the state: inputs, logits, vectors of both. Allocated
-    once.
-    """
+class Bindings:
+    """Inputs and logits of one state's runs, and the vectors of both. Allocated once."""
 
-    def __init__(self, engine: OrtEngine, state: StateBuffers) -> None:
-        self.engine = engine
+    def __init__(self, inputs: Collection[str], constants: Constants, vocab: int,
+                 state: StateBuffers) -> None:  # fmt: skip
+        """`inputs`: names of the graph's."""
         # not the state itself: a cycle would keep its memory until the next garbage collection
         logs = state.layout.logs
         self._kept = [item for item in state.rings.items() if item[0] not in logs]
         self._logs = [item for item in state.rings.items() if item[0] in logs]
         self._bases, self._caches = list(state.bases.items()), list(state.caches.items())
-        self._constants = engine.constants
-        longest, batch, vocab = engine.constants.longest, state.batch, engine.config.vocab_size
+        self._constants = constants
+        longest, batch = constants.longest, state.batch
         self.tokens: Ints = np.zeros((longest, batch), np.int64)
         self.positions: Ints = np.zeros(longest, np.int64)
         self.past: Ints = np.zeros(1, np.int64)
         self.total = np.zeros((), np.int32)
         self.last = np.zeros(batch, np.int32)
         self.rows: Ints = np.zeros(longest, np.int64)
-        self.tree = TreeInputs(state.window, engine.constants.taps)
+        self.tree = TreeInputs(state.window, constants.taps)
+        self._window = state.window
         self._logits: Floats = np.zeros((state.window + 1, batch, vocab), np.float32)
         self._finite = np.zeros((batch, vocab), np.bool_)
-        self._bound: OrderedDict[Key, Bound] = OrderedDict()
         self._steered: dict[tuple[object, ...], tuple[list[OrtValue], tuple[Floats, Floats]]] = {}
         self._values: dict[tuple[str, int | None, int | None], OrtValue] = {}
-        widths = [f"{kept}taps{width}" for kept in ("", "kept_") for width in self._constants.taps]
-        self._steering_names = [n for n in (*_STEERING, *widths) if n in engine.inputs]
+        widths = [f"{kept}taps{width}" for kept in ("", "kept_") for width in constants.taps]
+        self._steering_names = [n for n in (*_STEERING, *widths) if n in inputs]
         self._feed_names, self._fetch_names = self._names(commit=False)
         # of what is committed nothing is logged
         self._commit_names = self._names(commit=True)[1]
         self._devices = [_CPU] * len(self._fetch_names)
 
-    @property
-    def nbytes(self) -> int:
-        arrays = (self.tokens, self.positions, self.rows, self._logits, self._finite)
-        return sum(array.nbytes for array in arrays)
-
-    def bound(self, key: Key) -> Bound:
-        """The binding for `key`, made on first use, the least recently used one dropped."""
-        found = self._bound.get(key)
-        if found is None:
-            found = self._bound[key] = self._bind(key)
-            if len(self._bound) > _KEPT:
-                self._bound.popitem(last=False)
-        else:
-            self._bound.move_to_end(key)
-        return found
-
-    def stage(self, request: Request, position: int, pending: int) -> None:
-        """Write the inputs of a run that starts at `position`, `pending` tokens behind a base."""
-        count = request.count
-        self.tokens[:count] = request.tokens
-        self.past[0] = position
-        self.total[()] = position + count
-        self.last[:] = position + count - 1
-        if request.parents is not None:
-            self.tree.fill(request.parents, position, self.positions, pending)
-        elif count == 1:
-            self.positions[0] = position
-        else:
-            np.add(self._constants.order[:count], position, out=self.positions[:count])
-        if not isinstance(request.rows, str):
-            self.rows[: len(request.rows)] = request.rows
+    def room(self, count: int) -> bool:
+        """Whether `logits` of so many rows are allocated."""
+        return count <= len(self._logits)
 
     def logits(self, count: int) -> Floats:
-        """[count, B, V]. More than window + 1 are allocated when first asked for, and kept."""
-        if count > len(self._logits):
+        """[count, B, V]. More than window + 1 are allocated when first asked for, and kept: what
+        was bound before is then not to be used again.
+        """
+        if not self.room(count):
             longest = self._constants.longest
             self._logits = np.zeros((longest + 1, *self._logits.shape[1:]), np.float32)
-            self._bound.clear()
         return self._logits[:count]
 
-    def settle(self, state: StateBuffers) -> None:
-        """Bring the scan states up to the live token: a run of one token more, of which nothing is
-        kept, nor the logits, which go where no run whose logits may still be read had its own.
-        """
-        place, caches = state.place, list(state.caches.values())
-        # caches may be full: some row is run over and put back
-        at = place.position if state.capacity is None else min(place.position, state.capacity - 1)
-        rows = [cache[:, :, at].copy() for cache in caches]
-        base, slot, pending = place.next_base(), place.next_slots(1), place.pending
-        state.place = place = place.without(slot, 1)
-        self.stage(Request(np.zeros((1, state.batch), np.int64), None, "last", True), at, pending)
-        live, stored = place.live, pending - 1
-        key = Key(live, slot, place.base, base, pending, stored, 1, "last", 1, True, False)
-        try:
-            self.engine.execute(self._bind(key, self._logits[state.window : state.window + 1]))
-        finally:
-            for cache, row in zip(caches, rows, strict=True):
-                cache[:, :, at] = row
-        state.place = place.with_base(base)
+    def aside(self) -> Floats:
+        """[1, B, V], logits where no run of at most a window has its own."""
+        return self._logits[self._window : self._window + 1]
 
     def _names(self, *, commit: bool) -> tuple[list[str], list[str]]:
-        """Of inputs and of outputs, in the order in which `_bind` lists them."""
+        """Of inputs and of outputs, in the order in which `bind` lists them."""
         kept, logs, bases, caches = (
             [name for name, _ in items]
             for items in (self._kept, self._logs, self._bases, self._caches)
@@ -267,30 +203,32 @@ class Workspace:
         fetched = ["logits", *chain(*states), *(f"{name}_out" for name in caches)]
         return [*self._steering_names, *kept, *logs, *bases, *caches], fetched
 
-    def _bind(self, key: Key, logits: Floats | None = None) -> Bound:
+    def bind(self, key: Key, logits: Floats | None = None) -> Bound:
+        """Inputs and outputs of a run; `logits`: where they go, else their usual place."""
         logits = self.logits(key.row_count) if logits is None else logits
         steering, matrices = self._steering(key)
+        run = key.run
         feeds, fetches, value = OrtValueVector(), OrtValueVector(), self._value
         put, take = feeds.push_back, fetches.push_back
         for found in steering:
             put(found)
         take(OrtValue.ortvalue_from_numpy(logits, _CPU))
-        kept = 1 if key.commit else key.tokens
+        kept = 1 if run.commit else run.tokens
         for name, ring in self._kept:
-            put(value(name, ring, key.source))
-            take(value(name, ring, key.target, kept))
-        first = key.source - key.pending + 1 if key.pending else 0
+            put(value(name, ring, run.source))
+            take(value(name, ring, run.target, kept))
+        first = run.source - run.pending + 1 if run.pending else 0
         for name, log in self._logs:
-            put(value(name, log, first, key.pending))
-            if not key.commit:
-                take(value(name, log, key.target, kept))
+            put(value(name, log, first, run.pending))
+            if not run.commit:
+                take(value(name, log, run.target, kept))
         for name, bases in self._bases:
-            put(value(name, bases, key.base))
-            take(value(name, bases, key.new_base, 1))
+            put(value(name, bases, run.base))
+            take(value(name, bases, run.new_base, 1))
         for name, cache in self._caches:
             put(value(name, cache))
             take(value(name, cache))
-        names = self._commit_names if key.commit else self._fetch_names
+        names = self._commit_names if run.commit else self._fetch_names
         return Bound(
             self._feed_names, feeds, names, fetches, self._devices[: len(names)], logits,
             logits.transpose(1, 0, 2), self._finite, matrices,
@@ -316,7 +254,8 @@ class Workspace:
 
     def _steering(self, key: Key) -> tuple[list[OrtValue], tuple[Floats, Floats]]:
         """What steers a run, in the order of its names, and the matrices among it."""
-        what = key[4:]  # slots and bases aside
+        # slots and bases aside
+        what = key.run[4:], key.rows, key.row_count
         found = self._steered.get(what)
         if found is None:
             if len(self._steered) >= _STEERED:
@@ -325,25 +264,26 @@ class Workspace:
         return found
 
     def _made_steering(self, key: Key) -> tuple[list[OrtValue], tuple[Floats, Floats]]:
-        count, fixed, tree = key.tokens, self._constants, self.tree
-        source, kind = (tree, "tree ") if key.tree else (fixed, "")
+        run, fixed, tree = key.run, self._constants, self.tree
+        count = run.tokens
+        source, kind = (tree, "tree ") if run.tree else (fixed, "")
         ancestors = source.ancestors(count)
-        paths = tree.paths(key.pending, count) if key.tree else fixed.ancestors(key.pending + count)
+        paths = tree.paths(run.pending, count) if run.tree else fixed.ancestors(run.pending + count)
         order, last = fixed.order, count - 1
         rows = {
             "last": ("order", order, last, 1),
             "all": ("order", order, 0, count),
             "some": ("some", self.rows, 0, key.row_count),
         }
-        kept = (last, 1) if key.commit else (0, count)
-        alone = not key.tree and kept[1] == 1
+        kept = (last, 1) if run.commit else (0, count)
+        alone = not run.tree and kept[1] == 1
         found = {
             "tokens": self._value("tokens", self.tokens, 0, count),
             "rows": self._value(*rows[key.rows]),
             "kept": self._value("order", order, *kept),
-            "stored": self._value("order", order, key.stored, 1),
+            "stored": self._value("order", order, run.stored, 1),
             "parents": self._value(f"{kind}parents", source.parents, 0, count),
-            "tree": self._value(f"{key.tree}", fixed.yes if key.tree else fixed.no),
+            "tree": self._value(f"{run.tree}", fixed.yes if run.tree else fixed.no),
             "last_only": self._value(f"{alone}", fixed.yes if alone else fixed.no),
             "ancestors": OrtValue.ortvalue_from_numpy(ancestors, _CPU),
             "paths": OrtValue.ortvalue_from_numpy(paths, _CPU),

@@ -115,6 +115,14 @@ def _within(value: int, limit: int, name: str) -> None:
         raise InputError(f"must be 1 … {limit}, got {value!r}", field=name)
 
 
+def forked(what: str) -> EngineError:
+    """The refusal of an engine in a process that was forked from its own, where `what` not here."""
+    return EngineError(
+        f"the engine was loaded before this process was forked: its {what} not here",
+        remedy="load the model in the child process",
+    )
+
+
 @runtime_checkable
 class GreedyEngine(Engine, Protocol):
     """An engine that can find the likeliest token itself, and spares the host the logits."""

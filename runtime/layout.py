@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
 
 Shape = tuple[int, ...]
+# of an array: shape and type
+ArrayType = tuple[Shape, np.dtype[Any]]
 
 DEFAULT_CAPACITY = 4096
 _LOG_TYPES = {"f32": "float32", "f16": "float16", "i8": "int8", "u8": "uint8"}
@@ -130,16 +132,21 @@ class StateLayout:
         """What `shape` values of this tensor take."""
         return self.dtype(name).itemsize * math.prod(shape)
 
-    def kept(self, slots: int, bases: int) -> dict[str, tuple[Shape, np.dtype[Any]]]:
-        """Arrays for a ring of `slots` and for `bases`: name → shape, the count first, and type."""
+    def rows(self, name: str, count: int) -> ArrayType:
+        """`count` rows of a log: shape and type."""
+        log = self.logs[name]
+        return (count, self.batch, log.width), np.dtype(_LOG_TYPES[log.dtype])
+
+    def kept(self, slots: int, bases: int, rows: int) -> dict[str, ArrayType]:
+        """Arrays of so many slots, based slots and log rows: name → shape, the count first, and
+        type.
+        """
         based = self.based
-        out = {
+        out: dict[str, ArrayType] = {
             name: ((bases if name in based else slots, *shape), self.dtype(name))
             for name, shape in self.recurrent.items()
         }
-        for name, log in self.logs.items():
-            out[name] = ((slots, self.batch, log.width), np.dtype(_LOG_TYPES[log.dtype]))
-        return out
+        return out | {name: self.rows(name, rows) for name in self.logs}
 
     @property
     def slot_bytes(self) -> int:
@@ -153,6 +160,17 @@ class StateLayout:
     def cache_shapes(self, length: int) -> dict[str, Shape]:
         """Shapes of the first `length` tokens of the KV caches."""
         return {name: (s[0], s[1], length, s[3]) for name, s in self.caches.items()}
+
+
+def packed(sizes: Mapping[str, int], alignment: int) -> tuple[dict[str, int], int]:
+    """Offsets of parts of these sizes, one behind the other, each on a multiple of `alignment`
+    bytes; and the bytes of all.
+    """
+    offsets, total = {}, 0
+    for name, size in sizes.items():
+        offsets[name] = total
+        total += -(-size // alignment) * alignment
+    return offsets, total
 
 
 def batch_axis(name: str) -> int:

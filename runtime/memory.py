@@ -14,7 +14,7 @@ from edge.bundle import Manifest
 from edge.config import ModelConfig
 from edge.errors import EdgeError, EngineError, StateError
 from edge.runtime.layout import StateLayout
-from edge.runtime.ring import bases_for, slots_for
+from edge.runtime.ring import ring_bases, ring_slots
 from edge.tensors import parameters
 
 CHECK_VARIABLE = "EDGE_MEMORY_CHECK"
@@ -103,7 +103,8 @@ def plan_bundle(
 
 def ring_bytes(layout: StateLayout, window: int) -> int:
     """What a state keeps of its last tokens: their states, or bases and logs."""
-    arrays = layout.kept(slots_for(window, logged=bool(layout.logs)), bases_for(window))
+    slots = ring_slots(window, logged=bool(layout.logs))
+    arrays = layout.kept(slots, ring_bases(window), slots)
     return sum(dtype.itemsize * math.prod(shape) for shape, dtype in arrays.values())
 
 
@@ -168,7 +169,7 @@ def check_fits(
         raise error(
             f"needs {_mib(plan['total'])} of memory, {_mib(available)} are available",
             file=file,
-            remedy=f"{remedy}; {CHECK_VARIABLE}=off tries all the same",
+            remedy=f"{remedy}; set {CHECK_VARIABLE}=off to try anyway",
         )
 
 

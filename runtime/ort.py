@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +16,13 @@ from edge.config import ModelConfig
 from edge.errors import BundleError, EngineError, InputError, StateError
 from edge.onnx_runtime import onnxruntime
 from edge.runtime import memory, ort_providers, ort_session
-from edge.runtime.bindings import Bound, Constants, Key, Workspace
+from edge.runtime.bindings import Bindings, Bound, Constants, Key
 from edge.runtime.buffers import StateBuffers
-from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, layout_of
+from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, forked, layout_of
 from edge.runtime.layout import Identity, StateLayout
+from edge.runtime.ledger import Slots
 from edge.runtime.request import Request, check
-from edge.runtime.ring import Tree
+from edge.runtime.ring import RingRun
 from edge.runtime.state import State
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ DEFAULT_CHUNK = 256
 # takes longer than half of it. On two threads of two cores demo (4.7 MB) takes a third more time a
 # step, and as long for a prompt of 128 tokens.
 _SMALL = 8_000_000
+# bindings kept per state; one takes 50 bytes a value
+_KEPT = 1024
 
 
 class OrtEngine:
@@ -197,88 +201,30 @@ class OrtEngine:
     def _run(
         self, request: Request, state: StateBuffers, workspace: Workspace
     ) -> NDArray[np.float32]:
-        count, place = request.count, state.place
-        tree, commit, pending = request.parents is not None, request.commit, place.pending
-        first = place.applies_first(count, commit=commit, tree=tree)
-        # scan states with logs are written after so many tokens, pending ones counted
-        stored = pending if first else pending + count
-        kept = 1 if commit else count
-        target, base = place.next_slots(kept), place.next_base()
-        workspace.stage(request, place.position, pending)
+        step = state.ledger.run(request.count, parents=request.parents, commit=request.commit)
+        position = state.ledger.position
         # from here on the slots hold neither the old states nor, until the run is over, new ones
-        state.place = place = place.without(target, kept)
-        rows = request.rows
-        bound = workspace.bound(
-            Key(
-                place.live,
-                target,
-                place.base,
-                base,
-                pending,
-                stored - 1,
-                count,
-                rows if isinstance(rows, str) else "some",
-                1 if rows == "last" else count if rows == "all" else len(rows),
-                commit,
-                tree,
-            )
-        )
-        self.execute(bound)
-        self._check_finite(bound)
-        if first:
-            place = place.with_base(base)
-        if request.parents is not None:
-            state.place = place.branched(Tree(target, request.parents))
-        elif commit:
-            state.place = place.settled(target, place.position + count, base)
-        else:
-            place = place.advanced(target, count)
-            state.place = place if first else place.with_base(base)
+        state.ledger = step.during
+        bound = workspace.perform(request, step.run, position)
+        state.ledger = step.after
         return bound.result
 
     def _run_one_by_one(
         self, request: Request, state: StateBuffers, workspace: Workspace
     ) -> NDArray[np.float32]:
         """A chain as runs of one token; the state moves on when all have succeeded."""
-        count, commit, place = request.count, request.commit, state.place
         logits = workspace.logits(len(request.row_indices) + 1)
-        start = place.next_slots(1 if commit else count)
-        for slot in place.spare_slots() if commit else range(start, start + count):
-            state.place = state.place.without(slot, 1)
-        ahead = state.place
-        for index in range(count):
-            step = Request(request.tokens[index : index + 1], None, "last", commit)
-            slot = place.spare_slots()[index % 2] if commit else start + index
-            base = place.spare_bases()[index % 2] if commit else ahead.next_base()
-            state.place = state.place.without_base(base)
-            pending = ahead.pending
-            workspace.stage(step, ahead.position, pending)
-            bound = workspace.bound(
-                Key(
-                    ahead.live,
-                    slot,
-                    ahead.base,
-                    base,
-                    pending,
-                    pending,
-                    1,
-                    "last",
-                    1,
-                    commit,
-                    False,
-                )
-            )
-            self.execute(bound)
-            self._check_finite(bound)
+        ahead = state.ledger
+        for index in range(request.count):
+            one = Request(request.tokens[index : index + 1], None, "last", request.commit)
+            step = ahead.run(1, commit=request.commit, origin=state.ledger)
+            state.ledger = step.during
+            bound = workspace.perform(one, step.run, ahead.position)
             for row, wanted in enumerate(request.row_indices):
                 if wanted == index:
                     logits[row + 1] = bound.logits[0]
-            if commit:
-                ahead = ahead.settled(slot, ahead.position + 1, base)
-            else:
-                ahead = ahead.advanced(slot, 1)
-                ahead = ahead.with_base(base)
-        state.place = ahead
+            ahead = step.after
+        state.ledger = ahead
         return logits[1:].transpose(1, 0, 2)
 
     def execute(self, bound: Bound) -> None:
@@ -291,22 +237,91 @@ class OrtEngine:
         except Exception as problem:
             raise EngineError(f"ONNX Runtime failed: {problem}") from problem
 
-    def _check_finite(self, bound: Bound) -> None:
-        for row in bound.logits:
-            # .all() takes a detour of half a microsecond, a tenth of what a step costs in Python
-            if not np.logical_and.reduce(np.isfinite(row, out=bound.finite), axis=None):
-                raise EngineError(
-                    "the logits are not finite",
-                    remedy="check the bundle, or clear the state",
-                )
-
     def end_profile(self) -> Path:
         """End the profile this engine was made with; the file with its events."""
         return Path(self._session.end_profiling())
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise EngineError(
-                "the engine was loaded before this process was forked: its threads are not here",
-                remedy="load the model in the child process",
-            )
+            raise forked("threads are")
+
+
+class Workspace:
+    """What the runs of one state need besides the state.
+
+    Attributes:
+        engine: whose it is.
+    """
+
+    def __init__(self, engine: OrtEngine, state: StateBuffers) -> None:
+        self.engine = engine
+        self._order = engine.constants.order
+        self._inputs = Bindings(engine.inputs, engine.constants, engine.config.vocab_size, state)
+        self._bound: OrderedDict[Key, Bound] = OrderedDict()
+
+    def logits(self, count: int) -> NDArray[np.float32]:
+        """[count, B, V], for runs of that many rows."""
+        if not self._inputs.room(count):
+            self._bound.clear()
+        return self._inputs.logits(count)
+
+    def perform(self, request: Request, run: RingRun, position: int) -> Bound:
+        """Run a request that starts at `position`; its logits are in what is returned."""
+        self._stage(request, position, run.pending)
+        rows, count = request.rows, request.count
+        if isinstance(rows, str):
+            key = Key(run, rows, 1 if rows == "last" else count)
+        else:
+            key = Key(run, "some", len(rows))
+        bound = self._bound.get(key)
+        if bound is None:
+            self.logits(key.row_count)
+            bound = self._bound[key] = self._inputs.bind(key)
+            if len(self._bound) > _KEPT:
+                self._bound.popitem(last=False)
+        else:
+            self._bound.move_to_end(key)
+        self.engine.execute(bound)
+        for row in bound.logits:
+            # .all() takes a detour of half a microsecond, a tenth of what a step costs in Python
+            if not np.logical_and.reduce(np.isfinite(row, out=bound.finite), axis=None):
+                raise EngineError(
+                    "the logits are not finite", remedy="check the bundle, or clear the state"
+                )
+        return bound
+
+    def _stage(self, request: Request, position: int, pending: int) -> None:
+        """Write the inputs of a run that starts at `position`, `pending` tokens behind a base."""
+        inputs, count = self._inputs, request.count
+        inputs.tokens[:count] = request.tokens
+        inputs.past[0] = position
+        inputs.total[()] = position + count
+        inputs.last[:] = position + count - 1
+        if request.parents is not None:
+            inputs.tree.fill(request.parents, position, inputs.positions, pending)
+        elif count == 1:
+            inputs.positions[0] = position
+        else:
+            np.add(self._order[:count], position, out=inputs.positions[:count])
+        if not isinstance(request.rows, str):
+            inputs.rows[: len(request.rows)] = request.rows
+
+    def apply(self, state: StateBuffers) -> Slots:
+        """Bring the scan states up to the live token: a run of one token more, of which nothing is
+        kept, nor the logits, which go where no run whose logits may still be read had its own.
+        """
+        position, caches = state.position, list(state.caches.values())
+        # caches may be full: some row is run over and put back
+        at = position if state.capacity is None else min(position, state.capacity - 1)
+        rows = [cache[:, :, at].copy() for cache in caches]
+        step = state.ledger.applied()
+        state.ledger = step.during
+        one = Request(np.zeros((1, state.batch), np.int64), None, "last", True)
+        self._stage(one, at, step.run.pending)
+        try:
+            self.engine.execute(self._inputs.bind(Key(step.run, "last", 1), self._inputs.aside()))
+        finally:
+            for cache, row in zip(caches, rows, strict=True):
+                cache[:, :, at] = row
+        state.ledger = step.after
+        return state.ledger.here

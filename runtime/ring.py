@@ -1,21 +1,14 @@
-"""Where a state is: which slots hold which token's state. No memory, only numbers.
-
-Tensors of two kinds make up a recurrent state. Most are kept for every token: a ring has a slot for
-each, and going back is choosing a slot. Writing Mamba-2's scan state for every token of a run takes
-longer than the rest of its scan; where it is not rounded nobody needs it. Then a run of several
-tokens keeps what the scan read of each of them, a row of its logs in the token's slot, and the next
-run applies the rows that are still wanted ("multi-step" of The Mamba in the Llama, arXiv
-2408.15237, algorithm 2). So such states are kept for some tokens only: a base is a token whose scan
-states are in memory, and the live state is the last base and the rows behind it.
-"""
+"""History as slots of a ring, one for every token: going back is choosing a slot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from edge.runtime.ledger import Slots, Tree
 
-def slots_for(window: int, *, logged: bool = False) -> int:
+
+def ring_slots(window: int, *, logged: bool = False) -> int:
     """Slots in the ring of a state whose runs are at most `window` tokens: 2·window + 1, or
     4·window + 1 where there are logs.
 
@@ -33,15 +26,16 @@ def slots_for(window: int, *, logged: bool = False) -> int:
 
     The one slot more serves W = 1: a committing run that has to be split into single tokens
     alternates between two slots and must leave the state it started from alone until it has
-    succeeded, which takes three.
+    succeeded, which takes three. It is also enough for a state that is copied in beside the live
+    one: of the 3·W slots that the live one and its rows leave free, W are neighbours.
     """
     return (4 if logged else 2) * window + 1
 
 
-def bases_for(window: int) -> int:
+def ring_bases(window: int) -> int:
     """Bases there must be memory for: at most 8, however long the window.
 
-    Of any W tokens two are kept (`Place.with_base` drops the middle one of three that lie that
+    Of any W tokens two are kept (`RingLedger.with_base` drops the middle one of three that lie that
     close, unless slot 0 comes between them: two on either side), so six of the last 2·W, then the
     newest one before them, and the one that a run writes. Steps use two of them in turn, which stay
     in the cache.
@@ -49,22 +43,59 @@ def bases_for(window: int) -> int:
     return min(2 * window, 6) + 2
 
 
-class Tree(NamedTuple):
-    """A tree run whose path has not been chosen: its nodes fill the slots from `start` on."""
-
-    start: int
-    parents: tuple[int, ...]
-
-
 class Base(NamedTuple):
-    """A token whose scan states are kept: tokens consumed up to it, and where they are."""
+    """A token whose based tensors are stored: tokens consumed up to it, and where they are."""
 
     position: int
     slot: int
 
 
-class Place(NamedTuple):
-    """Everything that says where a state is. Replaced whole, so an interrupt never sees half.
+class RingRun(NamedTuple):
+    """What tells one run's buffers from another's.
+
+    Attributes:
+        source, target: slots, of the state read and of the first token written.
+        base, new_base: where based tensors are read and written.
+        pending: rows of the logs, up to the source's.
+        stored: the token, pending ones counted first, after which based tensors are written.
+        tokens: of the run.
+        commit: only the last token is kept.
+        tree: the run is a tree.
+    """
+
+    source: int
+    target: int
+    base: int
+    new_base: int
+    pending: int
+    stored: int
+    tokens: int
+    commit: bool
+    tree: bool
+
+
+class RingStep(NamedTuple):
+    """One run: what it reads and writes.
+
+    Attributes:
+        run: in numbers.
+        during: where the state is from the moment the run starts, and stays if it fails: what the
+            run overwrites cannot be gone back to.
+        after: where the state is once the run has succeeded.
+    """
+
+    run: RingRun
+    during: RingLedger
+    after: RingLedger
+
+
+class RingLedger(NamedTuple):
+    """History as slots of a ring, one for each token.
+
+    Writing Mamba-2's scan state for every token of a run takes longer than the rest of its scan;
+    where it is not rounded nobody needs it. So such tensors are stored for some tokens only: a base
+    is a token whose based tensors are in memory, and the live state is the last base and the rows
+    behind it.
 
     Attributes:
         window: most tokens of a run that can be taken back.
@@ -74,6 +105,7 @@ class Place(NamedTuple):
             the last one is live.
         bases: oldest first; none without logs.
         tree: waits for a node to be selected, or None.
+        floor: the position that cannot be gone behind, though its rows are there.
     """
 
     window: int
@@ -82,12 +114,13 @@ class Place(NamedTuple):
     history: tuple[int, ...] = (0,)
     bases: tuple[Base, ...] = ()
     tree: Tree | None = None
+    floor: int = 0
 
     @staticmethod
-    def start(window: int, *, logged: bool = False) -> Place:
+    def start(window: int, *, logged: bool = False) -> RingLedger:
         """Before any token, in the first slots."""
         bases = (Base(0, 0),) if logged else ()
-        return Place(window, slots_for(window, logged=logged), bases=bases)
+        return RingLedger(window, ring_slots(window, logged=logged), bases=bases)
 
     @property
     def live(self) -> int:
@@ -95,50 +128,94 @@ class Place(NamedTuple):
 
     @property
     def base(self) -> int:
-        """Where the scan states are that the live state begins with."""
         return self.bases[-1].slot if self.bases else 0
 
     @property
-    def pending(self) -> int:
-        """Rows of the logs behind the base, in the slots up to the live one."""
-        return self.position - self.bases[-1].position if self.bases else 0
+    def pending(self) -> range:
+        """Neighbouring slots, up to the live one."""
+        behind = self.position - self.bases[-1].position if self.bases else 0
+        return range(self.history[-1] + 1 - behind, self.history[-1] + 1)
 
     @property
     def reach(self) -> int:
-        """How many tokens can be taken back: at most the window."""
-        kept = len(self.history) - 1
+        kept = min(len(self.history) - 1, self.position - self.floor)
         if self.bases:
             kept = min(kept, self.position - self.bases[0].position)
         return min(self.window, kept)
+
+    @property
+    def here(self) -> Slots:
+        return Slots((self.live,), (self.base,), self.pending)
+
+    @property
+    def used(self) -> Slots:
+        return Slots(self.history, [base.slot for base in self.bases], self.history)
+
+    # -- forward ---------------------------------------------------------------------------------
+
+    def run(
+        self,
+        count: int,
+        *,
+        parents: tuple[int, ...] | None = None,
+        commit: bool = False,
+        origin: RingLedger | None = None,
+    ) -> RingStep:
+        """A run of `count` ≤ window tokens, all of which can be taken back; with `commit` any
+        number, of which only the last is kept.
+
+        `origin`: where to go back to if a later run of the same request fails; what it needs is
+        left alone.
+        """
+        start = self if origin is None else origin
+        pending = len(self.pending)
+        # where some of it may have to be taken back, and there are rows, those are applied first
+        first = pending > 0 and not commit and (parents is not None or count > 1)
+        written = 1 if commit else count
+        target = self.next_slots(written)
+        bases = [base.slot for base in self.bases]
+        if origin is not None:
+            bases += [base.slot for base in origin.bases]
+            if commit:
+                used = {self.live, *self.pending, origin.live, *origin.pending}
+                behind = range(origin.live + 1, origin.live + self.slots)
+                target = next(i % self.slots for i in behind if i % self.slots not in used)
+        base = _free(bases)
+        if base >= ring_bases(self.window):  # one that the origin can do without
+            base = _free([*bases[: len(self.bases)], start.base])
+        during = start.without(target, written).without_base(base)
+        run = RingRun(
+            self.live, target, self.base, base, pending, pending - 1 + (0 if first else count),
+            count, commit, parents is not None,
+        )  # fmt: skip
+        if commit:
+            return RingStep(run, during, self.settled(target, self.position + count, base))
+        after = during if origin is None else self.without(target, written)
+        if first:
+            after = after.with_base(base)
+        if parents is not None:
+            tree = Tree(parents, range(target, target + count))
+            return RingStep(run, during, after._replace(tree=tree))
+        after = after.advanced(target, count)
+        return RingStep(run, during, after if first else after.with_base(base))
 
     def next_slots(self, count: int) -> int:
         """The first of `count` ≤ window neighbouring slots to write next, the live one excluded."""
         after = self.history[-1] + 1
         return after if after + count <= self.slots else 0
 
-    def spare_slots(self) -> tuple[int, int]:
-        """Two slots besides those of the live state and its pending rows."""
-        return _spare(self.history[-1 - self.pending :])
-
-    def applies_first(self, count: int, *, commit: bool, tree: bool) -> bool:
-        """Whether a run of `count` tokens writes the scan states from before it, and not those
-        after it: where some of it may have to be taken back, and there are rows to apply.
+    def applied(self) -> RingStep:
+        """A run of one token that leaves the state where it is, and stores the based tensors of the
+        live token; what it keeps of its own token is garbage.
         """
-        return self.pending > 0 and not commit and (tree or count > 1)
+        target, base, rows = self.next_slots(1), _free([b.slot for b in self.bases]), self.pending
+        run = RingRun(
+            self.live, target, self.base, base, len(rows), len(rows) - 1, 1, True, False
+        )  # fmt: skip
+        during = self.without(target, 1)
+        return RingStep(run, during, during.with_base(base))
 
-    def next_base(self) -> int:
-        """Where scan states may be written; what is lost then, `without_base` says."""
-        used = [base.slot for base in self.bases]
-        slot = 0
-        while slot in used:
-            slot += 1
-        return slot
-
-    def spare_bases(self) -> tuple[int, int]:
-        """Two places for scan states besides the one that the live state begins with."""
-        return _spare([base.slot for base in self.bases[-1:]])
-
-    def without(self, start: int, count: int) -> Place:
+    def without(self, start: int, count: int) -> RingLedger:
         """Slots start … start+count-1 are about to be overwritten: nothing at or before them can
         be gone back to.
         """
@@ -155,15 +232,15 @@ class Place(NamedTuple):
         bases = tuple(base for base in self.bases if base.position >= oldest)
         return self._replace(history=history, bases=bases)
 
-    def without_base(self, slot: int) -> Place:
-        """The scan states there are about to be overwritten: bases from that one back are lost."""
+    def without_base(self, slot: int) -> RingLedger:
+        """The base there is about to be overwritten: bases from that one back are lost."""
         for index, base in enumerate(self.bases):
             if base.slot == slot:
                 return self._replace(bases=self.bases[index + 1 :])
         return self
 
-    def with_base(self, slot: int) -> Place:
-        """The scan states of the live token are in `slot` too.
+    def with_base(self, slot: int) -> RingLedger:
+        """The based tensors of the live token are in `slot` too.
 
         The base before it goes where the one before that, at most a window ago, serves as well: the
         rows from there on have to be neighbours.
@@ -178,38 +255,58 @@ class Place(NamedTuple):
                 bases = bases[:-1]
         return self._replace(bases=(*bases, Base(position, slot)))
 
-    def advanced(self, start: int, count: int) -> Place:
+    def advanced(self, start: int, count: int) -> RingLedger:
         """The next `count` tokens are in slots start … start+count-1, already without."""
         history = (*self.history, *range(start, start + count))
         position, bases = self.position + count, self.bases
         # as many again as can be taken back at once, so that tokens can be taken back after others
         while len(bases) > 1 and bases[1].position <= position - 2 * self.window:
             bases = bases[1:]
-        return Place(self.window, self.slots, position, history, bases)
+        return RingLedger(
+            self.window, self.slots, position, history, bases, None, self.floor
+        )  # fmt: skip
 
-    def back(self, count: int) -> Place:
-        """`count` ≤ reach tokens ago."""
+    # -- back and elsewhere ------------------------------------------------------------------------
+
+    def back(self, count: int) -> RingLedger:
+        """See `Ledger`."""
         history = self.history[:-count] if count else self.history
         position = self.position - count
         bases = tuple(base for base in self.bases if base.position <= position)
         return self._replace(position=position, history=history, bases=bases, tree=None)
 
-    def settled(self, slot: int, position: int, base: int = 0) -> Place:
-        """`slot` is live after `position` tokens, `base` has its scan states where there are logs,
-        and nothing lies behind it.
+    def moves(self, path: Sequence[int]) -> list[tuple[int, int]]:
+        """A run reads neighbours: what is kept closes ranks. Parents come before children, so
+        path[i] ≥ i and nothing is overwritten unread.
+        """
+        slots = () if self.tree is None else self.tree.slots
+        return [(slots[node], slots[i]) for i, node in enumerate(path) if node != i]
+
+    def chosen(self, path: Sequence[int]) -> RingLedger:
+        """See `Ledger`."""
+        start = self.tree.slots[0] if self.tree is not None else 0
+        return self._replace(tree=None).advanced(start, len(path))
+
+    def elsewhere(self, position: int, pending: int) -> RingLedger:
+        """See `Ledger`."""
+        count, start = max(1, pending), 0
+        used = {self.live, *self.pending}
+        while not used.isdisjoint(range(start, start + count)):
+            start += 1
+        bases = (Base(position - pending, _free([self.base])),) if self.bases else ()
+        history = tuple(range(start, start + count))
+        return RingLedger(self.window, self.slots, position, history, bases, floor=position)
+
+    def settled(self, slot: int, position: int, base: int) -> RingLedger:
+        """`slot` is live after `position` tokens, `base` has its based tensors where there are
+        any, and nothing lies behind it.
         """
         bases = (Base(position, base),) if self.bases else ()
-        return Place(self.window, self.slots, position, (slot,), bases)
-
-    def branched(self, tree: Tree) -> Place:
-        """A tree was run; one of its nodes is to be selected."""
-        return self._replace(tree=tree)
-
-    def pruned(self) -> Place:
-        """The tree is forgotten."""
-        return self._replace(tree=None)
+        return RingLedger(self.window, self.slots, position, (slot,), bases)
 
 
-def _spare(used: Sequence[int]) -> tuple[int, int]:
-    free = [slot for slot in range(len(used) + 2) if slot not in used]
-    return free[0], free[1]
+def _free(used: Iterable[int]) -> int:
+    taken, slot = set(used), 0
+    while slot in taken:
+        slot += 1
+    return slot

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +15,21 @@ from numpy.typing import NDArray
 from edge.errors import EngineError, StateError
 from edge.runtime import statefile
 from edge.runtime.layout import Identity, StateLayout, batch_axis
+from edge.runtime.ledger import Ledger, Slots, Tree
 
 Array = NDArray[Any]
+# one slot of a tensor, and what it holds or is to hold
+Piece = tuple[str, int, Array]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of the live state: one recurrent state and the KV rows in use.
+    """A copy of the live state: one recurrent state, the log rows pending since, and the KV rows
+    in use.
 
     Attributes:
         position: tokens consumed.
+        rows: log name → [P, B, width] of the P pending tokens; empty where nothing is pending.
         nbytes: memory it holds, bytes.
     """
 
@@ -33,66 +38,81 @@ class Snapshot:
     position: int
     recurrent: Mapping[str, Array]
     caches: Mapping[str, Array]
+    rows: Mapping[str, Array]
+
+    @property
+    def pending(self) -> int:
+        """Tokens that `recurrent` lacks and `rows` have."""
+        return max((len(rows) for rows in self.rows.values()), default=0)
 
     @property
     def nbytes(self) -> int:
-        arrays = (*self.recurrent.values(), *self.caches.values())
+        arrays = (*self.recurrent.values(), *self.caches.values(), *self.rows.values())
         return sum(array.nbytes for array in arrays)
 
 
 class Hold:
-    """A lock that refuses instead of waiting."""
+    """A lock for one thread at a time: it refuses another one, or `waits` for it, and may then be
+    taken again by the thread that has it.
+    """
 
-    def __init__(self, refusal: str, remedy: str) -> None:
-        self._busy = threading.Lock()
-        self._refusal, self._remedy = refusal, remedy
+    def __init__(self, refusal: str, remedy: str, *, waits: bool = False) -> None:
+        self._busy: Any = threading.RLock() if waits else threading.Lock()
+        self._refusal, self._remedy, self._waits = refusal, remedy, waits
 
     def __enter__(self) -> None:
-        if not self._busy.acquire(blocking=False):
-            raise EngineError(self._refusal, remedy=self._remedy)
+        if not self._busy.acquire(blocking=self._waits):
+            raise self.refused()
 
     def __exit__(self, *_: object) -> None:
         self._busy.release()
 
+    def taken(self) -> bool:
+        """Take it if it is free; `release` gives it back."""
+        return bool(self._busy.acquire(blocking=False))
 
-class Branched(Protocol):
-    """A tree run whose path has not been chosen."""
+    def release(self) -> None:
+        self._busy.release()
 
-    @property
-    def parents(self) -> tuple[int, ...]: ...
+    def refused(self) -> EngineError:
+        return EngineError(self._refusal, remedy=self._remedy)
 
 
 class State(ABC):
     """The state of `batch` sequences of one model, made by `Engine.new_state`.
 
     All memory is taken when it is made, none per token. One thread uses a state at a time; a second
-    one gets an EngineError.
+    one gets an EngineError. The verbs are here; subclasses know the memory.
 
     Attributes:
         layout: names, shapes and types of its tensors.
         identity: what it belongs to.
         window: most tokens of a run that can be taken back.
-        workspace: what the engine keeps with the state; not the state's business.
+        ledger: which slots of the memory hold which tokens.
+        workspace: what the engine keeps with the state; not the state's business, but for `apply`.
     """
+
+    ledger: Ledger
 
     def __init__(self, layout: StateLayout, identity: Identity, *, window: int) -> None:
         self.layout = layout
         self.identity = identity
         self.window = window
         self.workspace: Any = None
+        self._based = layout.based
         self._hold = Hold("the state is in use by another thread", "use one state per thread")
 
     # -- what it is ------------------------------------------------------------------------------
 
     @property
-    @abstractmethod
     def position(self) -> int:
         """Tokens consumed, the same for every sequence of the batch."""
+        return self.ledger.position
 
     @property
-    @abstractmethod
-    def tree(self) -> Branched | None:
+    def tree(self) -> Tree | None:
         """The tree that was run last, while no node of it has been selected."""
+        return self.ledger.tree
 
     @property
     @abstractmethod
@@ -116,14 +136,15 @@ class State(ABC):
         commit. Rewinding n lowers it by n. A run that failed, and tree nodes that were not chosen,
         may have used the room of the oldest ones: it is then at least min(reach, window - T).
         """
-        return 0 if self.tree is not None else self._reach()
+        return 0 if self.ledger.tree is not None else self.ledger.reach
 
     def arrays(self) -> dict[str, Array]:
         """Copies of the live state, batch first, as in `edge.tensors`; KV rows in use only.
 
-        For tests and debugging. Key and value caches keep the zero padding of their heads.
+        For tests and debugging. Pending tokens are applied first, as `save` does. Key and value
+        caches keep the zero padding of their heads.
         """
-        snapshot = self._copied("read")
+        snapshot = self.snapshot(applied=True)
         live = {
             name: np.ascontiguousarray(np.moveaxis(array, batch_axis(name), 0))
             for name, array in snapshot.recurrent.items()
@@ -132,26 +153,43 @@ class State(ABC):
 
     # -- going back ------------------------------------------------------------------------------
 
-    @abstractmethod
     def clear(self) -> None:
         """Back to before any token: zeros, position 0."""
-
-    def snapshot(self) -> Snapshot:
-        """A copy of the live state. Raises StateError while a tree waits for `select`."""
         with self.held():
-            return self._copied("snapshot")
+            after = self.ledger.elsewhere(0, 0)
+            self._zero((name, self._slot(name, after.here)) for name in self.layout.recurrent)
+            self.ledger = after
+
+    def snapshot(self, *, applied: bool = False) -> Snapshot:
+        """A copy of the live state. Nothing is run for it: tokens that are pending in logs are
+        copied as log rows, which engines with the same logs can go on from.
+
+        `applied`: pending tokens are applied by a run of the engine first, so that any engine of
+        this model can restore it. Raises StateError while a tree waits for `select`.
+        """
+        with self.held():
+            self._needs_choice("snapshot")
+            return self._copied(self._applied() if applied else self.ledger.here)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Make the live state that of `snapshot`; nothing behind it can be rewound.
 
-        Raises StateError: another model's, another batch size, more tokens than the KV caches hold.
+        Raises StateError: another model's, another batch size, more tokens than the KV caches hold,
+        pending tokens that this state has no logs or no window for.
         """
         with self.held():
             if snapshot.identity != self.identity:
                 raise StateError("the snapshot belongs to another model")
             if snapshot.batch != self.batch:
                 raise StateError(f"the snapshot holds {snapshot.batch} sequences, not {self.batch}")
-            self.adopt(snapshot.recurrent, snapshot.caches, snapshot.position)
+            foreign = snapshot.rows.keys() != self.layout.logs.keys()
+            if snapshot.pending and (foreign or snapshot.pending > self.window):
+                raise StateError(
+                    f"the snapshot has {snapshot.pending} tokens pending in logs, which this state "
+                    "cannot hold: it is of another engine or has a smaller window",
+                    remedy="take the snapshot with applied=True",
+                )
+            self.adopt(snapshot.recurrent, snapshot.caches, snapshot.position, snapshot.rows)
 
     def rewind(self, count: int) -> None:
         """As if the last `count` tokens had never been run; scan states that are rebuilt from logs
@@ -163,12 +201,12 @@ class State(ABC):
             self._needs_choice("rewind")
             if count < 0:
                 raise StateError(f"cannot rewind by {count} tokens")
-            if count > self._reach():
+            if count > self.ledger.reach:
                 raise StateError(
-                    f"cannot rewind {count} tokens: {self._reach()} can be taken back",
+                    f"cannot rewind {count} tokens: {self.ledger.reach} can be taken back",
                     remedy="restore a snapshot, or clear and run the tokens again",
                 )
-            self._back(count)
+            self.ledger = self.ledger.back(count)
 
     def select(self, node: int) -> None:
         """After a tree run: keep the path from the root to `node`, forget its other nodes.
@@ -177,32 +215,41 @@ class State(ABC):
         along nodes 0, 1, 2, … moves nothing. Raises StateError: no tree, no such node.
         """
         with self.held():
-            tree = self.tree
+            tree = self.ledger.tree
             if tree is None:
-                raise StateError("there is no tree to select from")
+                raise StateError("no tree was run to select from")
             if not -1 <= node < len(tree.parents):
                 raise StateError(f"the tree has no node {node}: it has {len(tree.parents)}")
-            path: list[int] = []
-            while node != -1:
-                path.append(node)
-                node = tree.parents[node]
-            path.reverse()
-            self._keep(path)
+            path = tree.path(node)
+            # parents come before children, so path[i] ≥ i and no row is overwritten unread
+            rows = [(self.position + n, self.position + i) for i, n in enumerate(path) if n != i]
+            if rows:
+                self._move(self.ledger.moves(path), rows)
+            self.ledger = self.ledger.chosen(path)
 
     def fork(self, batch: int | None = None) -> State:
         """A second state that goes its own way, with the same reach; `batch` replicates one
-        sequence that many times. Raises StateError: a batch of several cannot become another.
+        sequence that many times. Nothing is run for it.
+
+        Raises StateError: a batch of several cannot become another.
         """
         with self.held():
             self._needs_choice("fork")
             batch = self.batch if batch is None else batch
             if batch < 1 or (batch != self.batch and self.batch != 1):
                 raise StateError(f"cannot fork {self.batch} sequences into {batch}")
-            return self._forked(batch)
+            copy = self._new(self.layout.with_batch(batch))
+            if self.workspace is not None:
+                self.workspace.engine.attach(copy)
+            used = self.ledger.used
+            copy._take(self, self._pairs(used, used), self.position)
+            copy.ledger = self.ledger
+            return copy
 
     def spread(self, other: State) -> None:
         """Go on in `other`, a state of n times as many sequences: sequence b becomes those from
         b·n to b·n + n - 1 of it. This one stays as it is; nothing behind `other` can be rewound.
+        Nothing is run for it, unless more tokens are pending than the window of `other` holds.
 
         Raises StateError: another model's, no such number of sequences, more tokens than the KV
         caches of `other` hold, a tree that waits for `select`.
@@ -213,22 +260,27 @@ class State(ABC):
                 raise StateError("the states belong to different models")
             if other.batch % self.batch:
                 raise StateError(f"cannot spread {self.batch} sequences over {other.batch}")
-            if self.layout.caches and self.position > other.layout.capacity:
-                raise StateError(
-                    f"holds {self.position} tokens, the KV caches have room for "
-                    f"{other.layout.capacity}"
-                )
-            self._spread(other)
+            other._check_room(self.position)
+            if not self._same_memory(other):
+                raise StateError("the states belong to different engines")
+            fits = len(self.ledger.pending) <= other.window
+            here = self.ledger.here if fits else self._applied()
+            after = other.ledger.elsewhere(self.position, len(here.rows))
+            other._take(self, self._pairs(here, after.here), self.position)
+            other.ledger = after
 
     # -- files -----------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], extra: dict[str, Any] | None = None) -> None:
         """Write the live state and `extra` (JSON) to a file, whole or not at all.
 
+        Pending tokens are applied by a run of the engine first: any engine of the model can load
+        the file.
+
         Raises StateError: a tree waits for `select`, the state is not finite, `extra` is no JSON or
         too large, the disk refuses. An existing file at `path` survives any failure.
         """
-        snapshot = self.snapshot()
+        snapshot = self.snapshot(applied=True)
         statefile.write(path, self.identity, self.layout, snapshot.position,
                         {**snapshot.recurrent, **snapshot.caches}, extra or {})  # fmt: skip
 
@@ -245,6 +297,7 @@ class State(ABC):
                 {name: saved.tensors[name] for name in self.layout.recurrent},
                 {name: saved.tensors[name] for name in self.layout.caches},
                 saved.position,
+                {},
             )
             return saved.extra
 
@@ -255,50 +308,97 @@ class State(ABC):
         return self._hold
 
     def adopt(
-        self, recurrent: Mapping[str, Array], caches: Mapping[str, Array], position: int
+        self,
+        recurrent: Mapping[str, Array],
+        caches: Mapping[str, Array],
+        position: int,
+        rows: Mapping[str, Array],
     ) -> None:
         """Copy a whole state in; the caller holds the state and has checked where it comes from."""
+        self._check_room(position)
+        pending = max((len(each) for each in rows.values()), default=0)
+        after = self.ledger.elsewhere(position, pending)
+        self._write(self._pieces(after.here, recurrent, rows if pending else {}), caches)
+        self.ledger = after
+
+    def _check_room(self, position: int) -> None:
         if self.layout.caches and position > self.layout.capacity:
             raise StateError(
                 f"holds {position} tokens, the KV caches have room for {self.layout.capacity}"
             )
-        self._adopt(recurrent, caches, position)
 
     def _needs_choice(self, verb: str) -> None:
-        if self.tree is not None:
+        if self.ledger.tree is not None:
             raise StateError(
                 f"cannot {verb}: a tree was run and no node of it selected",
                 remedy="select a node first; select(-1) drops the tree",
             )
 
-    def _copied(self, verb: str) -> Snapshot:
-        self._needs_choice(verb)
-        recurrent, caches = self._live()
-        return Snapshot(self.identity, self.batch, self.position, recurrent, caches)
+    def _applied(self) -> Slots:
+        """Where the live state is once nothing is pending. What can be taken back stays so."""
+        here: Slots = self.ledger.here
+        return self.workspace.apply(self) if here.rows else here
+
+    def _copied(self, here: Slots) -> Snapshot:
+        layout = self.layout
+        recurrent = {
+            name: np.empty(shape, layout.dtype(name)) for name, shape in layout.recurrent.items()
+        }
+        rows = {name: np.empty(*layout.rows(name, len(here.rows))) for name in layout.logs}
+        caches = {
+            name: np.empty(shape, layout.dtype(name))
+            for name, shape in layout.cache_shapes(self.position).items()
+        }
+        self._read(self._pieces(here, recurrent, rows), caches)
+        return Snapshot(self.identity, self.batch, self.position, recurrent, caches, rows)
+
+    def _slot(self, name: str, here: Slots) -> int:
+        return (here.based if name in self._based else here.kept)[0]
+
+    def _pieces(
+        self, here: Slots, recurrent: Mapping[str, Array], rows: Mapping[str, Array]
+    ) -> Iterator[Piece]:
+        for name in self.layout.recurrent:
+            yield name, self._slot(name, here), recurrent[name]
+        for name, array in rows.items():
+            for slot, row in zip(here.rows, array, strict=True):
+                yield name, slot, row
+
+    def _pairs(self, start: Slots, to: Slots) -> Iterator[tuple[str, int, int]]:
+        """(tensor, slot of this state, slot of the one that it is copied to)."""
+        for name in (*self.layout.recurrent, *self.layout.logs):
+            kind = 2 if name in self.layout.logs else 1 if name in self._based else 0
+            for source, target in zip(start[kind], to[kind], strict=True):
+                yield name, source, target
+
+    # -- the memory ------------------------------------------------------------------------------
 
     @abstractmethod
-    def _reach(self) -> int: ...
+    def _zero(self, slots: Iterable[tuple[str, int]]) -> None:
+        """Fill these slots of tensors with zeros."""
 
     @abstractmethod
-    def _back(self, count: int) -> None:
-        """`count` ≤ reach tokens ago."""
+    def _read(self, pieces: Iterable[Piece], caches: Mapping[str, Array]) -> None:
+        """Fill the arrays from slots, those of `caches` from the first rows of the KV caches."""
 
     @abstractmethod
-    def _keep(self, path: list[int]) -> None:
-        """Of the tree's nodes those of `path` stay."""
+    def _write(self, pieces: Iterable[Piece], caches: Mapping[str, Array]) -> None:
+        """Copy the arrays into slots, those of `caches` into the first rows of the KV caches."""
 
     @abstractmethod
-    def _live(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Copies of the recurrent state, in the layout's shapes, and of the KV rows in use."""
+    def _move(self, slots: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
+        """Copy slots of all recurrent tensors and logs, and rows of the KV caches: from, to."""
 
     @abstractmethod
-    def _adopt(
-        self, recurrent: Mapping[str, Array], caches: Mapping[str, Array], position: int
-    ) -> None: ...
+    def _same_memory(self, other: State) -> bool:
+        """Whether `_take` can copy between them."""
 
     @abstractmethod
-    def _forked(self, batch: int) -> State: ...
+    def _new(self, layout: StateLayout) -> State:
+        """An empty state in the same kind of memory, without a workspace."""
 
     @abstractmethod
-    def _spread(self, other: State) -> None:
-        """Copy what `spread` says; both are held and fit each other, but for their engines."""
+    def _take(self, source: State, slots: Iterable[tuple[str, int, int]], length: int) -> None:
+        """Copy slots of tensors (name, from, to) and `length` rows of the KV caches from `source`,
+        each of its sequences as often as this state has more of them.
+        """

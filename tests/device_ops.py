@@ -20,7 +20,7 @@ from edge.ops.device import DEVICE_DOMAIN, DEVICE_OPS, DEVICE_VERSION, device_na
 from edge.ops.spec import Value
 from edge.plugins.onnx import OPSETS
 from edge.plugins.onnx.device import device_functions
-from edge.runtime.cuda.ledger import KEEP, LAST
+from edge.runtime.ledger import KEEP, LAST
 from tests.device_reference import Steps
 
 Array = NDArray[Any]

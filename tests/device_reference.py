@@ -18,7 +18,7 @@ from edge.ops import OPS
 from edge.ops.device import DEVICE_OPS, viewable
 from edge.plugins.reference.nodes import FLOATING
 from edge.plugins.reference.nodes_int8 import INT8
-from edge.runtime.cuda.ledger import ADVANCED, LAST
+from edge.runtime.ledger import ADVANCED, LAST
 
 Array = NDArray[Any]
 Given = Mapping[str, Array]

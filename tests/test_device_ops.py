@@ -12,7 +12,7 @@ from onnx import inliner
 
 from edge.ops.device import DEVICE_DOMAIN, DEVICE_OPS, device_name, in_place, viewable
 from edge.plugins.onnx.device import device_function, device_functions
-from edge.runtime.cuda.ledger import ADVANCED, KEEP, LAST
+from edge.runtime.ledger import ADVANCED, KEEP, LAST
 from tests.device_ops import Array, Case, cases
 from tests.device_reference import Steps, expected
 from tests.int8_recurrent import TOLERANCE, Compared

@@ -35,10 +35,10 @@ def refuses(
 ) -> None:  # fmt: skip
     """The run fails and the state stays where it was."""
     state = state or engine(kind).new_state(window=4)
-    before, place = state.arrays(), state.place
+    before, ledger = state.arrays(), state.ledger
     with pytest.raises(error, match=match):
         engine(kind).run(ids, state, **options)  # type: ignore[arg-type]
-    assert state.place == place
+    assert state.ledger == ledger
     for name, array in state.arrays().items():
         assert np.array_equal(before[name], array)
 
@@ -232,12 +232,12 @@ def test_logits_that_are_not_finite(kind: str, batch: int, poison: float, tmp_pa
     state = broken.new_state(batch=batch, window=4)
     good = np.where(tokens(6, batch=batch) == 7, 8, tokens(6, batch=batch))
     broken.run(good[:, :2], state)
-    before, place = state.arrays(), state.place
+    before, ledger = state.arrays(), state.ledger
     for options in ({"commit": True}, {}, {"rows": "all"}):
         with pytest.raises(EngineError, match="not finite"):
             broken.run(np.full((batch, 3), 7), state, **options)
-    assert state.position == place.position
-    assert state.place.live == place.live
+    assert state.position == ledger.position
+    assert state.ledger.live == ledger.live
     for key, array in state.arrays().items():
         assert np.array_equal(before[key], array)
     assert np.isfinite(broken.run(good[:, 2:4], state)).all()

@@ -34,7 +34,7 @@ def buffers(kind: str = "hybrid", *, identity: Identity = IDENTITY, batch: int =
     rng = np.random.default_rng(5)
     for array in (*state.rings.values(), *state.caches.values()):
         array[:] = 9 * rng.standard_normal(array.shape)
-    state.place = state.place.settled(2, 9)
+    state.ledger = state.ledger.settled(2, min(9, capacity), 0)
     return state
 
 
@@ -47,11 +47,11 @@ def saved(tmp_path: Path) -> Path:
 def refused(path: Path, state: StateBuffers | None = None, match: str = ".") -> StateError:
     """Loading fails with a StateError naming the file, and nothing of the live state changes."""
     state = state or buffers()
-    before, place = state.snapshot(), state.place
+    before, ledger = state.snapshot(), state.ledger
     with pytest.raises(StateError, match=match) as caught:
         state.load(path)
     assert caught.value.file == str(path)
-    assert state.place == place
+    assert state.ledger == ledger
     after = state.snapshot()
     for name, array in {**before.recurrent, **before.caches}.items():
         assert np.array_equal(array, {**after.recurrent, **after.caches}[name])

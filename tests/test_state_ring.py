@@ -1,4 +1,4 @@
-"""The ring's bookkeeping against a memory that is really overwritten."""
+"""The ring's ledger against a memory that is really overwritten."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from edge.runtime.ring import Place, Tree, bases_for, slots_for
+from edge.runtime.ring import RingLedger, RingStep, ring_bases, ring_slots
 
 
 class RingMachine(RuleBasedStateMachine):
@@ -18,131 +18,145 @@ class RingMachine(RuleBasedStateMachine):
     @initialize(window=st.integers(1, 9), logged=st.booleans())
     def start(self, window: int, logged: bool) -> None:
         self.window, self.logged = window, logged
-        self.place = Place.start(window, logged=logged)
-        self.slots: list[tuple[int, ...] | None] = [None] * slots_for(window, logged=logged)
+        self.ledger = RingLedger.start(window, logged=logged)
+        self.slots: list[tuple[int, ...] | None] = [None] * ring_slots(window, logged=logged)
         self.rows: list[int | None] = [None] * len(self.slots)
-        self.bases: list[tuple[int, ...] | None] = [None] * bases_for(window)
+        self.bases: list[tuple[int, ...] | None] = [None] * ring_bases(window)
         self.slots[0] = self.bases[0] = ()
         self.tokens: tuple[int, ...] = ()
         self.next_token = 0
         # tokens that must be within reach, by the promise of `State.reach`
         self.promised = 0
 
-    def write(self, count: int) -> tuple[int, int]:
-        """A run's slots and base, filled with garbage as a run that may still fail would."""
-        target, base = self.place.next_slots(count), self.place.next_base()
-        self.place = self.place.without(target, count)
-        pending = self.place.live - self.place.pending
-        for read in (self.place.live, *range(pending + 1, self.place.live + 1)):
-            assert not target <= read < target + count, "the run would overwrite its input"
-        self.slots[target : target + count] = self.rows[target : target + count] = [None] * count
-        if self.logged:
-            assert base != self.place.base
-            self.bases[base] = None
-        return target, base
-
     def fresh(self) -> int:
         self.next_token += 1
         return self.next_token
 
-    def scanned(self, place: Place) -> tuple[int | None, ...] | None:
+    def scanned(self, ledger: RingLedger) -> tuple[int | None, ...] | None:
         """Tokens in the scan states: a base's, and those logged since."""
-        base = self.bases[place.base]
-        first = place.live - place.pending + 1
-        return None if base is None else (*base, *self.rows[first : place.live + 1])
+        base = self.bases[ledger.base]
+        return None if base is None else (*base, *(self.rows[slot] for slot in ledger.pending))
+
+    def write(self, step: RingStep, seen: list[tuple[int, ...]]) -> None:
+        """What a run writes, which goes by what it read: `seen` after each of its tokens."""
+        run, before = step.run, self.ledger
+        written = 1 if run.commit else run.tokens
+        target = range(run.target, run.target + written)
+        assert run.source not in target, "the run would overwrite its input"
+        assert not set(before.pending) & set(target), "the run would overwrite what it replays"
+        assert self.slots[run.source] == self.tokens
+        if self.logged:
+            assert run.new_base != run.base
+            assert self.scanned(before) == self.tokens
+            after = run.stored + 1 - run.pending
+            self.bases[run.new_base] = seen[after - 1] if after else self.tokens
+        kept = seen[-1:] if run.commit else seen
+        for slot, history in zip(target, kept, strict=True):
+            self.slots[slot] = history
+            self.rows[slot] = None if run.commit else history[-1]
 
     @rule(data=st.data())
     def run(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(1, self.window))
-        first = self.place.applies_first(count, commit=False, tree=False)
-        target, base = self.write(count)
-        if first:
-            self.bases[base] = self.tokens
-            self.place = self.place.with_base(base)
-        for index in range(count):
-            self.tokens += (self.fresh(),)
-            self.slots[target + index], self.rows[target + index] = self.tokens, self.next_token
-        self.place = self.place.advanced(target, count)
-        if self.logged and not first:
-            self.bases[base] = self.tokens
-            self.place = self.place.with_base(base)
+        new = tuple(self.fresh() for _ in range(count))
+        step = self.ledger.run(count)
+        self.write(step, [self.tokens + new[: i + 1] for i in range(count)])
+        self.ledger, self.tokens = step.after, self.tokens + new
         self.promised = min(self.window, self.promised + count)
 
-    @rule(data=st.data())
-    def failed_run(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), commit=st.booleans())
+    def failed_run(self, data: st.DataObject, commit: bool) -> None:
         count = data.draw(st.integers(1, self.window))
-        self.write(count)
+        step = self.ledger.run(count, commit=commit)
+        self.write(step, [(-1,)] * count)
+        self.ledger = step.during
         self.promised = min(self.promised, self.window - count)
+
+    @rule(data=st.data(), commit=st.booleans(), fails=st.booleans())
+    def run_one_by_one(self, data: st.DataObject, commit: bool, fails: bool) -> None:
+        """One request as runs of one token: until all succeed the state stays where it was."""
+        if self.window == 1 and not commit:
+            return
+        count = data.draw(st.integers(2, 3 * self.window if commit else self.window))
+        before, tokens, promised = self.ledger, self.tokens, self.promised
+        origin = before
+        for _ in range(count):
+            new = (self.fresh(),)
+            step = self.ledger.run(1, commit=commit, origin=origin)
+            self.write(step, [self.tokens + new])
+            origin, self.ledger, self.tokens = step.during, step.after, self.tokens + new
+        if fails:
+            self.ledger, self.tokens = origin, tokens
+            self.promised = max(0, min(promised, self.window - count))
+        else:
+            self.promised = 0 if commit else min(self.window, promised + count)
 
     @rule(data=st.data())
     def tree(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(1, self.window))
         parents = tuple(data.draw(st.integers(-1, node - 1)) for node in range(count))
-        first = self.place.applies_first(count, commit=False, tree=True)
-        target, base = self.write(count)
-        if first:
-            self.bases[base] = self.tokens
-            self.place = self.place.with_base(base)
         seen: list[tuple[int, ...]] = []
-        for node, parent in enumerate(parents):
+        for parent in parents:
             seen.append((self.tokens if parent < 0 else seen[parent]) + (self.fresh(),))
-            self.slots[target + node], self.rows[target + node] = seen[node], self.next_token
-        self.place = self.place.branched(Tree(target, parents)).pruned()
-        node = data.draw(st.integers(-1, count - 1))
-        path = []
-        while node >= 0:
-            path.insert(0, node)
-            node = parents[node]
-        for index, source in enumerate(path):
-            self.slots[target + index] = self.slots[target + source]
-            self.rows[target + index] = self.rows[target + source]
-        self.place = self.place.advanced(target, len(path))
+        step = self.ledger.run(count, parents=parents)
+        self.write(step, seen)
+        tree = step.after.tree
+        assert tree is not None
+        path = tree.path(data.draw(st.integers(-1, count - 1)))
+        for source, target in step.after.moves(path):
+            self.slots[target], self.rows[target] = self.slots[source], self.rows[source]
+        self.ledger = step.after.chosen(path)
         self.tokens = seen[path[-1]] if path else self.tokens
         self.promised = min(self.window, min(self.promised, self.window - count) + len(path))
 
     @rule(data=st.data())
     def rewind(self, data: st.DataObject) -> None:
-        count = data.draw(st.integers(0, self.place.reach))
-        self.place = self.place.back(count)
+        count = data.draw(st.integers(0, self.ledger.reach))
+        self.ledger = self.ledger.back(count)
         self.tokens = self.tokens[: len(self.tokens) - count]
         self.promised = max(0, self.promised - count)
 
-    @rule()
-    def commit(self) -> None:
-        target, base = self.write(1)
-        self.tokens += (self.fresh(),)
-        self.slots[target] = self.bases[base] = self.tokens
-        self.place = self.place.settled(target, len(self.tokens), base)
+    @rule(count=st.integers(1, 20))
+    def commit(self, count: int) -> None:
+        new = tuple(self.fresh() for _ in range(count))
+        step = self.ledger.run(count, commit=True)
+        self.write(step, [self.tokens + new[: i + 1] for i in range(count)])
+        self.ledger, self.tokens = step.after, self.tokens + new
         self.promised = 0
 
     @rule()
-    def settle(self) -> None:
-        """As a snapshot makes it be: the scan states are brought up to the live token."""
-        if self.place.pending:
-            slot, base = self.place.next_slots(1), self.place.next_base()
-            before = self.place.reach
-            self.place = self.place.without(slot, 1)
-            self.slots[slot] = self.rows[slot] = None
-            self.bases[base] = self.tokens
-            self.place = self.place.with_base(base)
-            assert self.place.reach == before and not self.place.pending
+    def apply(self) -> None:
+        """As saving makes it be: the scan states are brought up to the live token."""
+        if self.ledger.pending:
+            before, step = self.ledger.reach, self.ledger.applied()
+            self.write(step, [(-1,)])
+            self.ledger = step.after
+            assert self.ledger.reach == before and not self.ledger.pending
+
+    @rule(data=st.data())
+    def copy_in(self, data: st.DataObject) -> None:
+        """A whole state beside the live one, which is to be intact until it is there."""
+        pending = data.draw(st.integers(0, self.window)) if self.logged else 0
+        tokens = tuple(self.fresh() for _ in range(pending + 2))
+        after, used = self.ledger.elsewhere(len(tokens), pending), self.ledger.here
+        assert not {*used.kept, *used.rows} & {*after.here.kept, *after.here.rows}
+        assert not self.logged or used.based != after.here.based
+        self.slots[after.live] = tokens
+        self.bases[after.base] = tokens[: len(tokens) - pending]
+        for slot, token in zip(after.pending, tokens[len(tokens) - pending :], strict=True):
+            self.rows[slot] = token
+        self.ledger, self.tokens, self.promised = after, tokens, 0
+        assert not after.reach
 
     @invariant()
     def everything_in_reach_is_intact(self) -> None:
-        assert self.place.position == len(self.tokens)
-        assert self.promised <= self.place.reach <= self.window
-        for back in range(self.place.reach + 1):
-            place = self.place.back(back)
-            assert self.slots[place.live] == self.tokens[: len(self.tokens) - back]
+        assert self.ledger.position == len(self.tokens)
+        assert self.promised <= self.ledger.reach <= self.window
+        for back in range(self.ledger.reach + 1):
+            ledger = self.ledger.back(back)
+            assert self.slots[ledger.live] == self.tokens[: len(self.tokens) - back]
             if self.logged:
-                assert self.scanned(place) == self.tokens[: len(self.tokens) - back]
-
-    @invariant()
-    def spare_slots_are_spare(self) -> None:
-        assert len({*self.place.spare_slots(), self.place.live}) == 3
-        assert max(self.place.spare_slots()) < len(self.slots)
-        assert not self.logged or len({*self.place.spare_bases(), self.place.base}) == 3
-        assert max(*self.place.spare_bases(), self.place.next_base()) < len(self.bases)
+                assert self.scanned(ledger) == self.tokens[: len(self.tokens) - back]
 
 
 TestRing = RingMachine.TestCase
@@ -151,8 +165,7 @@ TestRing.settings = settings(max_examples=300, stateful_step_count=40, deadline=
 
 @pytest.mark.parametrize("window", [1, 2, 8])
 def test_single_steps_keep_a_whole_window_in_reach(window: int) -> None:
-    place = Place.start(window)
+    ledger = RingLedger.start(window)
     for step in range(5 * window):
-        target = place.next_slots(1)
-        place = place.without(target, 1).advanced(target, 1)
-        assert place.reach == min(window, step + 1)
+        ledger = ledger.run(1).after
+        assert ledger.reach == min(window, step + 1)

@@ -20,7 +20,7 @@ from edge.onnx_runtime import onnxruntime
 from edge.ops.device import DEVICE_DOMAIN
 from edge.protobuf import message, put
 from edge.runtime.cuda.inputs import Run, Sources
-from edge.runtime.cuda.ledger import Ledger, Step, log_slots
+from edge.runtime.ledger import ReplayLedger, Step, log_slots
 from edge.runtime.ort_session import session_options
 from edge.runtime.tensorrt import onnxfile, tensors
 
@@ -184,7 +184,7 @@ class Values:
 
     def last(self) -> dict[str, Array]:
         """Everything of the last of the runs COUNTS, its graph inputs included."""
-        ledger = Ledger(WINDOW)
+        ledger = ReplayLedger(WINDOW)
         states: dict[str, Array] = {}
         rng = np.random.default_rng(20261121)
         feeds: dict[str, Array] = {}

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from edge.launch import ITEM_SIZE, LaunchPlan, Pointer, Program, Sizes
+from edge.runtime.cuda.device import ALIGNMENT
 
-ALIGNMENT = 256
 LOGITS, PICKED = "logits", "picked"
 
 

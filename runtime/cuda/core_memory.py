@@ -10,11 +10,10 @@ import numpy as np
 from edge.errors import EngineError
 from edge.runtime import memory
 from edge.runtime.cuda import core_mapped
-from edge.runtime.cuda.device import Bytes
+from edge.runtime.cuda.device import ALIGNMENT, Bytes
 from edge.runtime.cuda.turns import Turns
 
 _DEVICE = 2  # CU_MEMORYTYPE_DEVICE
-ALIGNMENT = 256
 
 
 class DeviceMemory:

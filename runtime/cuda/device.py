@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from edge.launch import CompiledKernel, Variant
 
 Bytes = NDArray[np.uint8]
+# memory starts on so many bytes, and so does whatever is placed in it
+ALIGNMENT = 256
 
 
 class Memory(Protocol):

@@ -17,7 +17,7 @@ from edge.runtime.cuda.executor import Executor
 from edge.runtime.cuda.inputs import Run, Sources
 from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.runs import Runs
-from edge.runtime.cuda.state import DeviceState, places, total
+from edge.runtime.cuda.state import DeviceState, blocks
 from edge.runtime.cuda.weights import Weights
 from edge.runtime.cuda.workspace import Floats, Workspace
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, layout_of
@@ -90,13 +90,14 @@ class CudaEngine:
         """See `Engine.new_state`."""
         self.exclusive.check_process()
         layout = self._layout(batch, window, capacity)
-        state = DeviceState(layout, self.identity, self.plan.logs, self.exclusive, window=window)
+        state = DeviceState(layout, self.identity, self.exclusive, window=window)
         self.attach(state)
         return state
 
     def _layout(self, batch: int, window: int, capacity: int | None) -> StateLayout:
         """Raises InputError."""
-        return layout_of(self.config, batch, window, capacity, self._state_dtypes)
+        dtypes, logs = self._state_dtypes, self.plan.logs
+        return layout_of(self.config, batch, window, capacity, dtypes, logs)
 
     def attach(self, state: DeviceState) -> None:
         """Give a state the workspace its runs need.
@@ -138,12 +139,12 @@ class CudaEngine:
     ) -> dict[str, int]:
         """See `Engine.memory_plan`. On the device, but for `logits`, which are here."""
         layout = self._layout(batch, window, capacity)
-        recurrent, caches = places(layout, self.plan.logs, window)
+        recurrent, caches = blocks(layout, window)
         runs = self.runs(layout, window)
         out = {
             "weights": self.executor.weights_bytes,
-            "state_ring": total(recurrent),
-            "kv_cache": total(caches),
+            "state_ring": recurrent.nbytes,
+            "kv_cache": caches.nbytes,
             "logits": runs.logits_bytes(window),
             "workspace": runs.values_bytes + runs.inputs_bytes + self.executor.scratch_bytes,
         }

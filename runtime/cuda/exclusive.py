@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import EngineError
 from edge.runtime.cuda.device import Bytes, Device, Memory
+from edge.runtime.engine import forked
+from edge.runtime.state import Hold
 
 STAGING = 4 << 20
 
 Array = NDArray[Any]
-# device memory, an offset in it, and a contiguous array
-Piece = tuple[Memory, int, Array]
+# device memory, an offset in it, and an array that is copied to or from there
+Transfer = tuple[Memory, int, Array]
 
 
 class Exclusive:
-    """A device, its lock and a staging buffer; `with` it before anything is issued.
+    """A device, its lock and a staging buffer; `with` it before anything is issued. A second thread
+    waits.
 
     Raises EngineError in a process that was forked from the one it was made in: a driver's context
     does not survive that.
@@ -29,44 +30,41 @@ class Exclusive:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._lock = threading.RLock()
+        self._hold = Hold("the device is in use", "wait for it", waits=True)
         self._pid = os.getpid()
         self._staging = device.host(STAGING)
         self._left = False
 
     def check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise EngineError(
-                "the engine was loaded before this process was forked: its device is not here",
-                remedy="load the model in the child process",
-            )
+            raise forked("device is")
 
     def __enter__(self) -> Device:
         self.check_process()
-        self._lock.acquire()
+        self._hold.__enter__()
         if self._left:
             # what an interrupt left running still reads memory that is about to be written
             try:
                 self.device.wait()
             except BaseException:
-                self._lock.release()
+                self._hold.release()
                 raise
             self._left = False
         return self.device
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._left = self._left or kind is not None
-        self._lock.release()
+        self._hold.release()
 
-    def download(self, pieces: Iterable[Piece]) -> None:
+    def download(self, pieces: Iterable[Transfer]) -> None:
         """Fill the arrays from the device's memory."""
         self._staged(pieces, fetch=True)
 
-    def upload(self, pieces: Iterable[Piece]) -> None:
+    def upload(self, pieces: Iterable[Transfer]) -> None:
         """Copy the arrays into the device's memory."""
         self._staged(pieces, fetch=False)
 
-    def _staged(self, pieces: Iterable[Piece], *, fetch: bool) -> None:
+    def _staged(self, pieces: Iterable[Transfer], *, fetch: bool) -> None:
         with self:
             used = 0
             arrived: list[tuple[Bytes, Bytes]] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from edge.launch import Buffer
 from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.device import Memory
-from edge.runtime.cuda.ledger import Step
+from edge.runtime.ledger import Step
 
 if TYPE_CHECKING:
     from edge.runtime.cuda.runs import Key, Runs

@@ -26,13 +26,13 @@ from edge.launch import (
     Sizes,
 )
 from edge.rope import powers
-from edge.runtime.cuda import taps
-from edge.runtime.cuda.device import Bytes
-from edge.runtime.cuda.ledger import Step
+from edge.runtime.cuda.device import ALIGNMENT, Bytes
+from edge.runtime.layout import packed
+from edge.runtime.ledger import LAST, Step, Tree, log_slots
 
 Array = NDArray[Any]
+Ints = NDArray[np.int32]
 
-ALIGNMENT = 256
 # of a scan's programs so many run on a multiprocessor side by side: registers allow 6 to 8
 PROGRAMS_EACH = 8
 _NUMPY: dict[DType, type[np.generic]] = {
@@ -105,7 +105,7 @@ class Sources:
                 count = len(run.step.slots)
                 index = np.empty((count, width), np.int32) if index is None else index
                 state = np.empty(width - 1, np.int32) if state is None else state
-                taps.fill(run.step, width, index.reshape(count, width), state)
+                fill_taps(run.step, width, index.reshape(count, width), state)
 
     def _fields(self, array: Array, run: Run) -> None:
         step = run.step
@@ -172,6 +172,37 @@ def _nothing(array: Array, run: Run) -> None:
     pass
 
 
+def tap_rows(step: Step, width: int) -> Ints:
+    """Rows that a convolution can read, up to the run's last token and as if it were a chain:
+    [state slot: K-1 | log slots: S | new tokens: T].
+    """
+    state = np.arange(width - 1, dtype=np.int32)
+    log = np.asarray(step.pending, np.int32) + np.int32(width - 1)
+    first = width - 1 + log_slots(step.after.window)
+    new = np.arange(first, first + len(step.slots), dtype=np.int32)
+    return np.concatenate([state, log, new])
+
+
+def fill_taps(
+    step: Step, width: int, taps: NDArray[np.int32], state_taps: NDArray[np.int32]
+) -> None:
+    """Write `taps` [T, K], oldest first and itself last, and `state_taps` [K-1].
+
+    The latter are the rows of the state that is stored; without one they are not read.
+    """
+    order, replayed = tap_rows(step, width), len(step.pending)
+    if step.parents is None:
+        taps[:] = order[np.arange(replayed, replayed + len(step.slots))[:, None] + np.arange(width)]
+    else:
+        before, new = order[: width - 1 + replayed], order[width - 1 + replayed :]
+        tree = Tree(step.parents, step.slots)
+        for node in range(len(step.slots)):
+            path = np.concatenate([before, new[list(tree.path(node))]])
+            taps[node] = path[len(path) - width :]
+    end = replayed + len(step.slots) if step.store == LAST else step.advance
+    state_taps[:] = order[end : end + width - 1]
+
+
 class Block:
     """Where the inputs of runs up to one size lie, one after the other, each on 256 bytes.
 
@@ -181,13 +212,12 @@ class Block:
     """
 
     def __init__(self, buffers: Mapping[str, Buffer], sizes: Sizes) -> None:
-        self.offsets: dict[str, int] = {}
-        self.nbytes = 0
         self._buffers = buffers
-        for name, buffer in buffers.items():
-            self.offsets[name] = self.nbytes
-            size = ITEM_SIZE[buffer.dtype] * max(1, buffer.elements.value(sizes))
-            self.nbytes += -(-size // ALIGNMENT) * ALIGNMENT
+        room = {
+            name: ITEM_SIZE[buffer.dtype] * max(1, buffer.elements.value(sizes))
+            for name, buffer in buffers.items()
+        }
+        self.offsets, self.nbytes = packed(room, ALIGNMENT)
 
     def views(self, host: Bytes, sizes: Sizes) -> dict[str, Array]:
         """The inputs of a run of these sizes as arrays in `host`, flat."""

@@ -10,11 +10,11 @@ from edge.runtime.cuda import program
 from edge.runtime.cuda.arena import Arena, place
 from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.executor import Places
-from edge.runtime.cuda.ledger import Step
 from edge.runtime.cuda.runs import Key, Runs
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.cuda.weights import Weights
 from edge.runtime.layout import StateLayout
+from edge.runtime.ledger import Step
 
 
 class PlanExecutor:

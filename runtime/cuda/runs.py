@@ -10,9 +10,9 @@ from edge.launch import ITEM_SIZE, LaunchPlan, Sizes
 from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.executor import Executor
 from edge.runtime.cuda.inputs import Block
-from edge.runtime.cuda.ledger import log_slots
 from edge.runtime.cuda.program import choose
 from edge.runtime.layout import StateLayout
+from edge.runtime.ledger import log_slots
 
 # Chains and trees of at most so many tokens are recorded when a state is made: what decoding and
 # drafting use. Longer runs take milliseconds, beside which issuing their launches is little.

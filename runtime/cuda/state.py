@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from edge.errors import EngineError, StateError
-from edge.launch import ITEM_SIZE, Log
-from edge.runtime.cuda.device import Memory
-from edge.runtime.cuda.exclusive import Exclusive, Piece
-from edge.runtime.cuda.ledger import Ledger, Tree, log_slots
-from edge.runtime.layout import Identity, StateLayout, batch_axis
-from edge.runtime.state import State
-
-Array = NDArray[Any]
-
-ALIGNMENT = 256
+from edge.runtime.cuda.device import ALIGNMENT, Memory
+from edge.runtime.cuda.exclusive import Exclusive, Transfer
+from edge.runtime.layout import ArrayType, Identity, StateLayout, batch_axis, packed
+from edge.runtime.ledger import ReplayLedger, log_slots
+from edge.runtime.state import Array, Piece, State
 
 
-class Place(NamedTuple):
+class Tensor(NamedTuple):
     """One tensor of the state.
 
     Attributes:
         offset: where it starts, in bytes.
         nbytes: of all of it.
-        slot: bytes of one slot of a recurrent tensor, of one row of a log.
+        slot: bytes of one slot of a recurrent tensor, of one row of a log, of a whole KV cache.
     """
 
     offset: int
@@ -35,60 +28,49 @@ class Place(NamedTuple):
     slot: int
 
 
-def places(
-    layout: StateLayout, logs: Mapping[str, Log], window: int
-) -> tuple[dict[str, Place], dict[str, Place]]:
-    """Recurrent tensors [2, …slot shape] and logs [S, B, width]; KV caches."""
-    parts = {
-        name: (2, layout.bytes_of(name, shape)) for name, shape in layout.recurrent.items()
-    } | {
-        name: (log_slots(window), ITEM_SIZE[log.dtype] * layout.batch * log.width)
-        for name, log in logs.items()
-    }
-    caches = {name: (1, layout.bytes_of(name, shape)) for name, shape in layout.caches.items()}
-    return _placed(parts), _placed(caches)
+class Block(NamedTuple):
+    """Tensors that lie in one piece of memory, and its bytes."""
+
+    tensors: dict[str, Tensor]
+    nbytes: int
 
 
-def _placed(parts: Mapping[str, tuple[int, int]]) -> dict[str, Place]:
-    out: dict[str, Place] = {}
-    offset = 0
-    for name, (count, slot) in parts.items():
-        out[name] = Place(offset, count * slot, slot)
-        offset += -(-count * slot // ALIGNMENT) * ALIGNMENT
-    return out
+def blocks(layout: StateLayout, window: int) -> tuple[Block, Block]:
+    """Recurrent tensors [2, …slot shape] with logs [S, B, width]; KV caches."""
+    caches = {name: ((1, *s), layout.dtype(name)) for name, s in layout.caches.items()}
+    return _block(layout.kept(2, 2, log_slots(window))), _block(caches)
 
 
-def total(placed: Mapping[str, Place]) -> int:
-    """Bytes of a block that holds them."""
-    return max((-(-(p.offset + p.nbytes) // ALIGNMENT) * ALIGNMENT for p in placed.values()),
-               default=0)  # fmt: skip
+def _block(arrays: Mapping[str, ArrayType]) -> Block:
+    sizes = {name: dtype.itemsize * math.prod(shape) for name, (shape, dtype) in arrays.items()}
+    offsets, nbytes = packed(sizes, ALIGNMENT)
+    return Block(
+        {n: Tensor(offsets[n], sizes[n], sizes[n] // shape[0]) for n, (shape, _) in arrays.items()},
+        nbytes,
+    )
 
 
 class DeviceState(State):
     """A state that `CudaEngine` made.
 
     Attributes:
-        ledger: which slots and rows are in use.
         recurrent, caches: the memory; None where the model has no such tensor.
         where, cache_where: tensors in it.
     """
 
+    ledger: ReplayLedger
+
     def __init__(
-        self,
-        layout: StateLayout,
-        identity: Identity,
-        logs: Mapping[str, Log],
-        exclusive: Exclusive,
-        *,
-        window: int,
+        self, layout: StateLayout, identity: Identity, exclusive: Exclusive, *, window: int
     ) -> None:
         super().__init__(layout, identity, window=window)
-        self.ledger = Ledger(window)
-        self.logs = logs
+        self.ledger = ReplayLedger(window)
         self._exclusive = exclusive
-        self.where, self.cache_where = places(layout, logs, window)
-        self.recurrent = self._allocate(total(self.where))
-        self.caches = self._allocate(total(self.cache_where))
+        recurrent, caches = blocks(layout, window)
+        self.where, self.cache_where = recurrent.tensors, caches.tensors
+        self._nbytes = recurrent.nbytes + caches.nbytes
+        self.recurrent = self._allocate(recurrent.nbytes)
+        self.caches = self._allocate(caches.nbytes)
 
     def _allocate(self, nbytes: int) -> Memory | None:
         if not nbytes:
@@ -103,181 +85,103 @@ class DeviceState(State):
             ) from None
 
     @property
-    def position(self) -> int:
-        """Tokens consumed, the same for every sequence of the batch."""
-        return self.ledger.position
-
-    @property
-    def tree(self) -> Tree | None:
-        """The tree that was run last, while no node of it has been selected."""
-        return self.ledger.tree
-
-    @property
     def nbytes(self) -> int:
         """Bytes of slots, logs and caches, used or not."""
-        return total(self.where) + total(self.cache_where)
+        return self._nbytes
 
     def address(self, name: str) -> int:
         """Where a recurrent tensor, a log or a cache starts."""
-        if name in self.cache_where:
-            assert self.caches is not None
-            return self.caches.address + self.cache_where[name].offset
-        assert self.recurrent is not None
-        return self.recurrent.address + self.where[name].offset
+        cached = name in self.cache_where
+        memory = self.caches if cached else self.recurrent
+        assert memory is not None
+        return memory.address + (self.cache_where if cached else self.where)[name].offset
 
-    def clear(self) -> None:
-        """Back to before any token: zeros, position 0."""
-        with self.held():
-            with self._exclusive as device:
-                for name in self.layout.recurrent:
-                    assert self.recurrent is not None
-                    at, slot = self._slot(name, self.ledger.spare), self.where[name].slot
-                    device.fill(self.recurrent, at, slot, 0)
-                device.wait()
-            self.ledger = self.ledger.settled(0)
-
-    def _slot(self, name: str, slot: int) -> int:
-        return self.where[name].offset + slot * self.where[name].slot
-
-    def _reach(self) -> int:
-        return self.ledger.reach
-
-    def _back(self, count: int) -> None:
-        self.ledger = self.ledger.back(count)
-
-    def _keep(self, path: list[int]) -> None:
-        """Log rows stay where they are; rows of the KV caches close ranks."""
-        with self._exclusive as device:
-            # parents come before children, so path[i] ≥ i and no row is overwritten unread
-            for index, node in enumerate(path):
-                if node != index:
-                    for at, row in self._cache_starts():
-                        assert self.caches is not None
-                        first = at + self.position * row
-                        device.copy(
-                            self.caches, first + index * row, self.caches, first + node * row, row
-                        )
-            device.wait()
-        self.ledger = self.ledger.chosen(tuple(path))
-
-    def _cache_starts(self) -> Iterator[tuple[int, int]]:
+    def cache_starts(self) -> Iterator[tuple[int, int]]:
         """For every cache, sequence and head: where its rows start, bytes of one."""
         for name, (batch, heads, capacity, width) in self.layout.caches.items():
             row = self.layout.bytes_of(name, (width,))
             for index in range(batch * heads):
                 yield self.cache_where[name].offset + index * capacity * row, row
 
-    # -- copies ----------------------------------------------------------------------------------
+    # -- see `State` -----------------------------------------------------------------------------
 
-    def _live(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """What is pending is applied for it in the spare slot; nothing else changes."""
-        recurrent = {
-            name: np.empty(shape, self.layout.dtype(name))
-            for name, shape in self.layout.recurrent.items()
-        }
-        caches = {
-            name: np.empty(shape, self.layout.dtype(name))
-            for name, shape in self.layout.cache_shapes(self.position).items()
-        }
-        with self._exclusive:
-            self._exclusive.download(self._pieces(recurrent, caches, self._settled()))
-        return recurrent, caches
+    def _slot_at(self, name: str, slot: int) -> tuple[Memory, int, int]:
+        """The memory of a slot, where it starts there, its bytes."""
+        assert self.recurrent is not None
+        tensor = self.where[name]
+        return self.recurrent, tensor.offset + slot * tensor.slot, tensor.slot
 
-    def _settled(self) -> int:
-        """The slot of the state after all tokens; the caller has the device."""
-        if not self.ledger.pending or not self.layout.recurrent:
-            return self.ledger.source
-        self.workspace.settle(self.ledger.settle())
-        return self.ledger.spare
+    def _zero(self, slots: Iterable[tuple[str, int]]) -> None:
+        with self._exclusive as device:
+            for name, slot in slots:
+                device.fill(*self._slot_at(name, slot), 0)
+            device.wait()
 
-    def _pieces(
-        self, recurrent: Mapping[str, Array], caches: Mapping[str, Array], slot: int
-    ) -> Iterator[Piece]:
-        for name, array in recurrent.items():
-            assert self.recurrent is not None
-            yield self.recurrent, self._slot(name, slot), array
+    def _read(self, pieces: Iterable[Piece], caches: Mapping[str, Array]) -> None:
+        self._exclusive.download(self._transfers(pieces, caches))
+
+    def _write(self, pieces: Iterable[Piece], caches: Mapping[str, Array]) -> None:
+        self._exclusive.upload(self._transfers(pieces, caches))
+
+    def _transfers(
+        self, pieces: Iterable[Piece], caches: Mapping[str, Array]
+    ) -> Iterator[Transfer]:
+        for name, slot, array in pieces:
+            memory, at, _ = self._slot_at(name, slot)
+            yield memory, at, array
         for name, array in caches.items():
             assert self.caches is not None
-            at, capacity = self.cache_where[name].offset, self.layout.capacity
-            row = self.layout.bytes_of(name, array.shape[3:])
+            at = self.cache_where[name].offset
+            head = self.layout.capacity * self.layout.bytes_of(name, array.shape[3:])
             for index, rows in enumerate(array.reshape(-1 if array.size else 0, *array.shape[2:])):
-                yield self.caches, at + index * capacity * row, rows
+                yield self.caches, at + index * head, rows
 
-    def _adopt(
-        self, recurrent: Mapping[str, Array], caches: Mapping[str, Array], position: int
-    ) -> None:
-        ordered = {n: np.ascontiguousarray(recurrent[n]) for n in self.layout.recurrent}
-        rows = {n: np.ascontiguousarray(caches[n]) for n in self.layout.caches}
-        self._exclusive.upload(self._pieces(ordered, rows, self.ledger.spare))
-        self.ledger = self.ledger.settled(position)
-
-    def _forked(self, batch: int) -> DeviceState:
-        layout = self.layout.with_batch(batch)
-        copy = DeviceState(layout, self.identity, self.logs, self._exclusive, window=self.window)
-        self.workspace.engine.attach(copy)
-        if batch == self.batch:
-            self._copy_to(copy)
-        else:
-            self._replicate_to(copy)
-        copy.ledger = self.ledger
-        return copy
-
-    def _copy_to(self, other: DeviceState) -> None:
+    def _move(self, slots: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
         with self._exclusive as device:
-            if self.recurrent is not None and other.recurrent is not None:
-                device.copy(other.recurrent, 0, self.recurrent, 0, total(self.where))
-            if self.caches is not None and other.caches is not None and self.position:
-                for at, row in self._cache_starts():
-                    device.copy(other.caches, at, self.caches, at, self.position * row)
+            for at, row in self.cache_starts():
+                for source, target in rows:
+                    assert self.caches is not None
+                    device.copy(self.caches, at + target * row, self.caches, at + source * row, row)
             device.wait()
 
-    def _replicate_to(self, other: DeviceState) -> None:
-        """One sequence to several, by way of the host."""
-        shapes = {name: (2, *shape) for name, shape in self.layout.recurrent.items()}
-        logs = log_slots(self.window)
-        shapes |= {
-            name: (logs, 1, ITEM_SIZE[log.dtype] * log.width) for name, log in self.logs.items()
-        }
-        for name, shape in shapes.items():
-            dtype = self.layout.dtype(name) if name in self.layout.recurrent else np.dtype(np.uint8)
-            array = np.empty(shape, dtype)
-            assert self.recurrent is not None and other.recurrent is not None
-            self._exclusive.download([(self.recurrent, self.where[name].offset, array)])
-            axis = 1 + batch_axis(name) if name in self.layout.recurrent else 1
-            wide = np.repeat(array, other.batch, axis)
-            self._exclusive.upload([(other.recurrent, other.where[name].offset, wide)])
-        rows = {
-            name: np.empty(shape, self.layout.dtype(name))
-            for name, shape in self.layout.cache_shapes(self.position).items()
-        }
-        self._exclusive.download(self._pieces({}, rows, 0))
-        wide_rows = {name: np.repeat(array, other.batch, 0) for name, array in rows.items()}
-        self._exclusive.upload(other._pieces({}, wide_rows, 0))
+    def _same_memory(self, other: State) -> bool:
+        return isinstance(other, DeviceState) and other._exclusive is self._exclusive
 
-    def _spread(self, other: State) -> None:
-        """Inside the device."""
-        if not isinstance(other, DeviceState) or other._exclusive is not self._exclusive:
-            raise StateError("the states belong to different engines")
-        count = other.batch // self.batch
+    def _new(self, layout: StateLayout) -> DeviceState:
+        return DeviceState(layout, self.identity, self._exclusive, window=self.window)
+
+    def _take(self, source: State, slots: Iterable[tuple[str, int, int]], length: int) -> None:
+        """See `State`. Inside the device, in the fewest pieces."""
+        assert isinstance(source, DeviceState)
+        times = self.batch // source.batch
         with self._exclusive as device:
-            slot = self._settled()
-            for name, shape in self.layout.recurrent.items():
-                assert self.recurrent is not None and other.recurrent is not None
-                start, to = self._slot(name, slot), other._slot(name, other.ledger.spare)
+            for name, start, to in slots:
+                memory, at, nbytes = source._slot_at(name, start)
+                own, target, _ = self._slot_at(name, to)
+                if times == 1:
+                    device.copy(own, target, memory, at, nbytes)
+                    continue
                 # whatever comes before the batch is a convolution's rows
-                rows = self.batch * (shape[0] if batch_axis(name) else 1)
-                size = self.where[name].slot // rows
-                for index in range(rows * count):
-                    device.copy(other.recurrent, to + index * size,
-                                self.recurrent, start + index // count * size, size)  # fmt: skip
-            for name, (_, heads, capacity, width) in self.layout.caches.items():
-                assert self.caches is not None and other.caches is not None
-                start, to = self.cache_where[name].offset, other.cache_where[name].offset
-                row = self.layout.bytes_of(name, (width,))
-                own, others = capacity * row, other.layout.capacity * row
-                for index in range(other.batch * heads if self.position else 0):
-                    source = index // heads // count * heads + index % heads
-                    device.copy(other.caches, to + index * others,
-                                self.caches, start + source * own, self.position * row)  # fmt: skip
+                before = self.layout.recurrent[name][0] if batch_axis(name) else 1
+                parts = source.batch * before
+                size = nbytes // parts
+                for index in range(parts * times):
+                    device.copy(
+                        own, target + index * size, memory, at + index // times * size, size
+                    )
+            self._take_rows(source, times, length)
             device.wait()
-        other.ledger = other.ledger.settled(self.position)
+
+    def _take_rows(self, source: DeviceState, times: int, length: int) -> None:
+        device = self._exclusive.device
+        for name, (batch, heads, capacity, width) in self.layout.caches.items():
+            assert self.caches is not None and source.caches is not None
+            row = self.layout.bytes_of(name, (width,))
+            start, to = source.cache_where[name].offset, self.cache_where[name].offset
+            theirs, ours = source.layout.capacity * row, capacity * row
+            for index in range(batch * heads if length else 0):
+                part = index // heads // times * heads + index % heads
+                device.copy(
+                    self.caches, to + index * ours, source.caches, start + part * theirs,
+                    length * row,
+                )  # fmt: skip

@@ -11,15 +11,15 @@ import numpy as np
 
 from edge.errors import BundleError
 from edge.launch import ITEM_SIZE, LaunchPlan, Weight
-from edge.runtime.cuda.device import Memory
+from edge.runtime.cuda.device import ALIGNMENT, Memory
 from edge.runtime.cuda.exclusive import Exclusive
+from edge.runtime.layout import packed
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
 
 # A driver finds room for many middling pieces where it has none for one of gigabytes.
 SEGMENT = 256 << 20
-ALIGNMENT = 256
 _BLOCK = 4 << 20
 
 
@@ -42,7 +42,8 @@ class Weights:
         self._plan = plan
         self._exclusive = exclusive
         self._segments = segments(plan.weights)
-        self._inline, size = _inline_offsets(plan)
+        constants = {name: max(1, len(each.data) // 2) for name, each in plan.inline.items()}
+        self._inline, size = packed(constants, ALIGNMENT)
         self.nbytes = size + sum(segment.end - segment.start for segment in self._segments)
         with exclusive as device:
             self._constants = device.allocate(max(1, size))
@@ -107,14 +108,6 @@ def segments(weights: Mapping[str, Weight], largest: int = SEGMENT) -> list[Segm
         else:
             out.append(Segment(start, end))
     return out
-
-
-def _inline_offsets(plan: LaunchPlan) -> tuple[dict[str, int], int]:
-    offsets, at = {}, 0
-    for name, constant in plan.inline.items():
-        offsets[name] = at
-        at += -(-max(1, len(constant.data) // 2) // ALIGNMENT) * ALIGNMENT
-    return offsets, at
 
 
 def upload(bundle: Bundle, path: str, weights: Weights) -> None:

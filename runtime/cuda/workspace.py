@@ -15,9 +15,9 @@ from edge.runtime.cuda.device import Bytes, Graph, Memory
 from edge.runtime.cuda.executor import Issuer, Places, Work
 from edge.runtime.cuda.inputs import Run
 from edge.runtime.cuda.launching import Launches
-from edge.runtime.cuda.ledger import Ledger, Step
 from edge.runtime.cuda.runs import Key
 from edge.runtime.cuda.state import DeviceState
+from edge.runtime.ledger import ReplayLedger, Slots, Step
 
 if TYPE_CHECKING:
     from edge.runtime.cuda.engine import CudaEngine
@@ -149,10 +149,15 @@ class Workspace:
         work = self._ready(key).work
         return work.calls if isinstance(work, Launches) else []
 
-    def settle(self, step: Step) -> None:
-        """Write the live state to the spare slot."""
-        prepared = self._ready(self.runs.key("settle", 0, 0))
-        self._perform(prepared, Run(np.zeros((0, self.runs.batch), np.int64), step, ()))
+    def apply(self, state: DeviceState) -> Slots:
+        """Apply the pending tokens to a copy of the live state, in the spare slot: the scans and
+        convolutions alone, from their logs.
+        """
+        with self.engine.exclusive:
+            prepared = self._ready(self.runs.key("settle", 0, 0))
+            none = np.zeros((0, self.runs.batch), np.int64)
+            self._perform(prepared, Run(none, state.ledger.applied(), ()))
+        return Slots((state.ledger.spare,), (state.ledger.spare,), ())
 
     def places(self, roomy: Key) -> Places:
         """Where runs of this layout find what they read and write."""
@@ -175,7 +180,7 @@ class Workspace:
             kind = self.runs.plan.programs[key.program].kind
             if rehearse and kind != "settle":
                 # of a state that is new: what it overwrites holds nothing yet
-                step = Ledger(self.runs.window).rehearsal(key.tokens, tree=kind == "tree")
+                step = ReplayLedger(self.runs.window).rehearsal(key.tokens, tree=kind == "tree")
                 tokens = np.zeros((key.tokens, self.runs.batch), np.int64)
                 self._perform(prepared, Run(tokens, step, (0,) * key.rows))
             if prepared.work.recordable:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from edge.runtime.cuda.device import Device, Memory
 from edge.runtime.cuda.executor import Places
-from edge.runtime.cuda.ledger import KEEP, Step
 from edge.runtime.cuda.state import DeviceState
+from edge.runtime.ledger import KEEP, Step
 from edge.runtime.tensorrt.tensors import OUT
 
 
@@ -22,7 +22,7 @@ class Copies:
         self._memory, self._caches = state.recurrent, state.caches
         self._where, self._cache_where = state.where, state.cache_where
         self._recurrent = tuple(state.layout.recurrent)
-        self._logs = tuple(state.logs)
+        self._logs = tuple(state.layout.logs)
         self._rows = {
             name: (shape[0] * shape[1], shape[2], state.layout.bytes_of(name, shape[3:]))
             for name, shape in state.layout.caches.items()

@@ -13,13 +13,14 @@ from typing import NamedTuple, Protocol
 
 from edge.errors import EngineError
 from edge.launch import ITEM_SIZE, Buffer
-from edge.runtime.cuda.arena import ALIGNMENT, Arena
+from edge.runtime.cuda.arena import Arena
+from edge.runtime.cuda.device import ALIGNMENT
 from edge.runtime.cuda.executor import Issuer, Places, Work
 from edge.runtime.cuda.launching import PlanExecutor
-from edge.runtime.cuda.ledger import Step
 from edge.runtime.cuda.runs import Key, Runs
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.layout import Shape
+from edge.runtime.layout import Shape, packed
+from edge.runtime.ledger import Step
 from edge.runtime.tensorrt.copies import Copies
 from edge.runtime.tensorrt.profiles import Sizes
 from edge.runtime.tensorrt.tensors import LOGITS, OUT, PICKED, buffers, lasting, shapes, symbols
@@ -139,11 +140,7 @@ class GraphExecutor:
         if not self._contexts.in_place:
             for name, (dtype, shape) in lasting(runs).items():
                 nbytes[name + OUT] = ITEM_SIZE[dtype] * math.prod(shape)
-        offsets, total = {}, 0
-        for name, size in nbytes.items():
-            offsets[name] = total
-            total += -(-size // ALIGNMENT) * ALIGNMENT
-        return Arena(offsets, total)
+        return Arena(*packed(nbytes, ALIGNMENT))
 
     def check(self, runs: Runs) -> None:
         """Raises EngineError with the command that builds for such states."""

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from edge.config import ModelConfig
 from edge.errors import InputError
-from edge.runtime.cuda.ledger import log_slots
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_BATCH, MAX_WINDOW
 from edge.runtime.layout import DEFAULT_CAPACITY
+from edge.runtime.ledger import log_slots
 
 Dims = Sequence[int | str]
 MAX_CHUNK = 65536

@@ -87,7 +87,7 @@ def poison(engine: CudaEngine, state: DeviceState) -> None:
             kept = {ledger.source} if name in state.layout.recurrent else used
             for slot in set(slots) - kept:
                 device.fill(state.recurrent, place.offset + slot * place.slot, place.slot, byte)
-        for at, row in state._cache_starts():
+        for at, row in state.cache_starts():
             free = (state.layout.capacity - state.position) * row
             if ledger.tree is None:
                 device.fill(state.caches, at + state.position * row, free, 0xFF)

@@ -1,4 +1,4 @@
-"""The books of a device state against memory that is really overwritten and a list of tokens."""
+"""The ledger of a device state against memory that is really overwritten and a list of tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from edge.runtime.cuda import taps
-from edge.runtime.cuda.ledger import ADVANCED, LAST, Ledger, Step, log_slots
+from edge.runtime.cuda.inputs import fill_taps
+from edge.runtime.ledger import ADVANCED, LAST, ReplayLedger, Step, log_slots
 
 pytestmark = pytest.mark.without_gpu
 
@@ -29,7 +29,7 @@ class Memory:
         """Each token's history and convolution window, by the rules that kernels follow."""
         index = np.full((len(tokens), WIDTH), -1, np.int32)
         state_index = np.full(WIDTH - 1, -1, np.int32)
-        taps.fill(step, WIDTH, index, state_index)
+        fill_taps(step, WIDTH, index, state_index)
         rows = [*self.conv[step.source], *self.log, *tokens]
         history, target = self.states[step.source], 1 - step.source
         for j, slot in enumerate(step.pending):
@@ -58,7 +58,7 @@ def window_of(history: tuple[int, ...]) -> list[int]:
 class LedgerMachine(RuleBasedStateMachine):
     @initialize(window=st.integers(1, 6))
     def start(self, window: int) -> None:
-        self.window, self.ledger, self.memory = window, Ledger(window), Memory(window)
+        self.window, self.ledger, self.memory = window, ReplayLedger(window), Memory(window)
         self.tokens: tuple[int, ...] = ()
         self.last, self.promised = 0, 0
 
@@ -122,7 +122,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.promised = max(0, self.promised - count)
 
     @invariant()
-    def books_are_in_order(self) -> None:
+    def the_ledger_is_in_order(self) -> None:
         ledger = self.ledger
         assert ledger.position == len(self.tokens)
         assert self.promised <= ledger.reach <= self.window
@@ -133,7 +133,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def everything_in_reach_is_intact(self) -> None:
         for back in range(self.ledger.reach + 1):
             ledger = self.ledger.back(back)
-            step = ledger.settle()
+            step = ledger.applied()
             assert step.after == ledger, "a copy must not cost what can be taken back"
             self.memory.run(step, [])
             tokens = self.tokens[: len(self.tokens) - back]
@@ -147,7 +147,7 @@ TestLedger.settings = settings(max_examples=150, stateful_step_count=30, deadlin
 
 @pytest.mark.parametrize("window", [1, 2, 8])
 def test_single_steps_keep_a_whole_window_in_reach(window: int) -> None:
-    ledger = Ledger(window)
+    ledger = ReplayLedger(window)
     for count in range(5 * window):
         step = ledger.run(1)
         assert step.store == (ADVANCED if count >= window else 0)
@@ -156,7 +156,7 @@ def test_single_steps_keep_a_whole_window_in_reach(window: int) -> None:
 
 
 def test_a_wide_tree_costs_no_more_reach_than_its_longest_path() -> None:
-    ledger = Ledger(4).run(4).after
+    ledger = ReplayLedger(4).run(4).after
     step = ledger.run(4, parents=(-1, -1, 0, 0))
     assert (step.advance, step.store) == (2, ADVANCED)
     assert step.after.chosen((1,)).reach == 3

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edge.export.graph.run import open_session, session_options
 from edge.launch import TARGET
 from edge.runtime.cuda.inputs import Run, Sources
-from edge.runtime.cuda.ledger import Ledger, Step, log_slots
+from edge.runtime.ledger import ReplayLedger, Step, log_slots
 from tests.tensorrt.graphs import Made
 
 Array = NDArray[Any]
@@ -36,7 +36,7 @@ class DeviceRunner:
         self.session: ort.InferenceSession = open_session(
             made.folder, made.device.SerializeToString(), session_options(1)
         )
-        self.ledger = Ledger(window)
+        self.ledger = ReplayLedger(window)
         self.picked: Array = np.empty(0)
         self._sources = Sources(made.plan)
         self._batch = batch

@@ -10,8 +10,8 @@ from onnx import NodeProto
 
 from edge.ops.device import DEVICE_OPS, viewable
 from edge.ops.spec import Value
-from edge.runtime.cuda import taps
-from edge.runtime.cuda.ledger import Ledger, Step, Tree
+from edge.runtime.cuda.inputs import fill_taps
+from edge.runtime.ledger import ReplayLedger, Step, Tree
 from tests.device_ops import CAPACITY, LOG_ROWS, WINDOW, Array, Case
 from tests.device_reference import Steps, expected
 from tests.tensorrt.device_graph import DeviceGraph, aliases, attributes
@@ -70,8 +70,8 @@ class NodeCase(Case):
             self.sizes = {"K": self.graph.at_most[self._inputs["taps"]].shape[1]}
         found = super().given(steps, batch)
         if "taps" in found:
-            after = Ledger(WINDOW)
-            taps.fill(
+            after = ReplayLedger(WINDOW)
+            fill_taps(
                 Step(steps.pending, steps.advance, steps.source, steps.store, steps.past,
                      steps.slots, steps.parents, after),
                 self.sizes["K"], found["taps"], found["state_taps"],

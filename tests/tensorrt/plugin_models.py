@@ -20,10 +20,10 @@ from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.inputs import Run
-from edge.runtime.cuda.ledger import log_slots
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.cuda.weights import Weights
 from edge.runtime.layout import Identity
+from edge.runtime.ledger import log_slots
 from tests import quantized_models
 from tests.tensorrt.device_graph import DeviceGraph
 from tests.tensorrt.machine import machine

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge.ops.device import DEVICE_OPS, in_place
-from edge.runtime.cuda.ledger import ADVANCED, KEEP, LAST
+from edge.runtime.ledger import ADVANCED, KEEP, LAST
 from tests.device_ops import Array
 from tests.device_reference import Steps
 from tests.int8_recurrent import TOLERANCE, Compared
