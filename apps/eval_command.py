@@ -142,7 +142,7 @@ def evaluate(
     docs/use/evaluate.md defines every figure.
     """
     from edge.apps.evaluate import modes, picture, report
-    from edge.runtime.engine import check_provider
+    from edge.runtime.engines import check_provider
 
     check_provider(engine, provider)
     request = modes.Request(

@@ -14,7 +14,8 @@ from edge.bundle import Manifest, open_bundle
 from edge.config import ModelConfig
 from edge.errors import BundleError, EngineError
 from edge.runtime import memory
-from edge.runtime.engine import Engine, check_provider, choose_engine, open_engine
+from edge.runtime.engine import Engine
+from edge.runtime.engines import check_provider, choose_engine, open_engine
 from edge.runtime.session import Session, SessionOptions
 from edge.text import ChatTemplate, Tokenizer, load_template, load_tokenizer
 

@@ -53,7 +53,7 @@ class Choice:
 def choose(provider: str | None = None) -> Choice:
     """The provider that is named, else those EDGE_ORT_PROVIDERS lists, else the CPU's.
 
-    Raises EngineError: a name that there is not.
+    Raises EngineError: an unknown name.
     """
     if provider is not None:
         return Choice((_known(provider, "provider"),), "provider")
@@ -64,7 +64,7 @@ def choose(provider: str | None = None) -> Choice:
 
 def _known(name: str, field: str) -> str:
     if name not in PROVIDERS:
-        raise EngineError(f"there is no provider {name!r:.60}", field=field, remedy=_NAMES)
+        raise EngineError(f"unknown provider {name!r:.60}", field=field, remedy=_NAMES)
     return name
 
 

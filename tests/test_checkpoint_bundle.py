@@ -21,7 +21,7 @@ from edge.errors import BundleError, CheckpointError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.exporter import export_checkpoint
 from edge.export.graph import GRAPH_FILE, WEIGHT_FILE
-from edge.runtime.engine import open_engine
+from edge.runtime.engines import open_engine
 from edge.runtime.model import resolve
 from tests import checkpoints
 

@@ -126,5 +126,5 @@ def test_what_an_engine_needs_is_mended_first(findings: dict[str, Finding]) -> N
 
 
 def test_an_engine_that_there_is_not(findings: dict[str, Finding]) -> None:
-    with pytest.raises(EngineError, match="no engine 'npu'"):
+    with pytest.raises(EngineError, match="unknown engine 'npu'"):
         doctor_command.doctor("demo", "npu")

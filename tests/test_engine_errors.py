@@ -23,7 +23,8 @@ from edge.errors import (
 from edge.export.graph import build_graph
 from edge.export.network import Network
 from edge.runtime.buffers import StateBuffers
-from edge.runtime.engine import Engine, choose_engine
+from edge.runtime.engine import Engine
+from edge.runtime.engines import choose_engine
 from edge.runtime.ort import OrtEngine
 from tests.engine_models import CONFIGS, KINDS, ROUNDED, engine, folder, plain, tokens
 from tests.rounded_states import round_states
@@ -303,7 +304,7 @@ def test_a_state_that_goes_out_in_another_type(tmp_path: Path) -> None:
 def test_engines_by_name() -> None:
     assert choose_engine("auto") == choose_engine("ort") == "ort"
     assert [choose_engine(name) for name in ("cuda", "tensorrt")] == ["cuda", "tensorrt"]
-    with pytest.raises(EngineError, match="no engine") as caught:
+    with pytest.raises(EngineError, match="unknown engine") as caught:
         choose_engine("npu")
     assert caught.value.remedy
     assert isinstance(engine("mamba1"), Engine)

@@ -21,7 +21,7 @@ from edge.bundle import open_bundle
 from edge.errors import BundleError, EngineError, StateError
 from edge.export.exporter import export_checkpoint
 from edge.runtime import memory, ort_session
-from edge.runtime.engine import open_engine
+from edge.runtime.engines import open_engine
 from edge.runtime.layout import StateLayout
 from tests import checkpoints
 from tests.engine_models import ALL_KINDS, ROUNDED, config_of, engine, plain, tokens

@@ -70,7 +70,7 @@ def test_figures_for_people_and_for_scripts(tmp_path: Path) -> None:
         ("text", ("--window", "9", "--stride", "10"), "--stride"),
         ("text", ("--stream", "--stride", "10"), "--stream"),
         ("text", ("--against", "nosuch"), "nosuch"),
-        ("text", ("--engine", "npu"), "no engine 'npu'"),
+        ("text", ("--engine", "npu"), "unknown engine 'npu'"),
         ("text", ("--engine", "tensorrt"), "TensorRT"),
     ],
 )

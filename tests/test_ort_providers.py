@@ -30,7 +30,7 @@ from edge.errors import EngineError
 from edge.onnx_runtime import onnxruntime
 from edge.runtime import ort_providers
 from edge.runtime.cuda import install
-from edge.runtime.engine import check_provider, provider_of, title
+from edge.runtime.engines import check_provider, provider_of, title
 from edge.runtime.ort_providers import PROVIDERS, VARIABLE, Choice, choose
 
 CPU, CUDA, TENSORRT = PROVIDERS["cpu"], PROVIDERS["cuda"], PROVIDERS["tensorrt"]
@@ -106,11 +106,11 @@ def test_the_option_wins_over_the_environment_over_the_cpu(
 
 
 def test_a_name_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EngineError, match="provider: there is no provider 'CUDA'") as caught:
+    with pytest.raises(EngineError, match="provider: unknown provider 'CUDA'") as caught:
         edge.load("no-such-bundle", provider="CUDA")
     assert caught.value.remedy == "cpu, cuda or tensorrt"
     monkeypatch.setenv(VARIABLE, "cuda,gpu")
-    with pytest.raises(EngineError, match=f"{VARIABLE}: there is no provider 'gpu'"):
+    with pytest.raises(EngineError, match=f"{VARIABLE}: unknown provider 'gpu'"):
         edge.load("no-such-bundle")
 
 
@@ -121,7 +121,7 @@ def test_other_engines_have_no_providers(engine: str, monkeypatch: pytest.Monkey
     # what is in the environment is not meant for them
     monkeypatch.setenv(VARIABLE, "gpu")
     check_provider(engine, None)
-    with pytest.raises(EngineError, match="there is no provider 'gpu'"):
+    with pytest.raises(EngineError, match="unknown provider 'gpu'"):
         check_provider("ort", None)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from edge.apps.bench.peers import Logits, Rounding, Tokens, Workspace, installed
 from edge.bundle import open_bundle
-from edge.runtime.engine import Rows, open_engine
+from edge.runtime.engine import Rows
+from edge.runtime.engines import open_engine
 
 
 class EdgePeer:

@@ -60,7 +60,7 @@ def chat(
     drafting = options.read_drafting(draft, draft_tokens, draft_tree, draft_auto, accept)
     # imported late, so that --help and refusals come at once
     from edge.apps.chat import conversation
-    from edge.runtime.engine import check_provider
+    from edge.runtime.engines import check_provider
     from edge.runtime.model import load
 
     check_provider(engine, provider)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edge.apps.chat import files
 from edge.apps.units import megabytes
 from edge.errors import InputError
-from edge.runtime.engine import title
+from edge.runtime.engines import title
 from edge.runtime.sampling import SamplingParams, make_params
 
 if TYPE_CHECKING:

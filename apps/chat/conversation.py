@@ -14,7 +14,7 @@ from edge.apps.chat.commands import ALIASES, COMMANDS, Chat
 from edge.apps.chat.input import reader
 from edge.apps.units import megabytes
 from edge.errors import EdgeError, InputError
-from edge.runtime.engine import title
+from edge.runtime.engines import title
 
 if TYPE_CHECKING:
     from types import FrameType

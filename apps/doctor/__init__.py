@@ -35,7 +35,7 @@ def doctor(
     """
     # checks run in processes of their own as `python -m` of this module
     from edge.apps.doctor import checks
-    from edge.runtime.engine import choose_engine
+    from edge.runtime.engines import choose_engine
 
     if engine is not None:
         choose_engine(engine)

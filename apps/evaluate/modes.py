@@ -19,7 +19,7 @@ from edge.apps.evaluate.source import Source, reading
 from edge.apps.evaluate.tasks import run_tasks
 from edge.apps.evaluate.texts import total_bytes
 from edge.errors import InputError
-from edge.runtime.engine import provider_of
+from edge.runtime.engines import provider_of
 from edge.runtime.model import Model, load
 
 # ids of a window that the reference ops read, unless told otherwise

@@ -25,7 +25,7 @@ from edge.cpu import usable_cores
 from edge.errors import InputError
 from edge.runtime import ort_providers
 from edge.runtime.cuda.opening import open_device
-from edge.runtime.engine import check_provider, choose_engine, provider_of
+from edge.runtime.engines import check_provider, choose_engine, provider_of
 from edge.runtime.generate import Context, ContextMark, Logits
 from edge.runtime.model import Model, load, resolve
 from edge.runtime.sampling import Sampler, SamplingParams

@@ -22,7 +22,7 @@ from edge.apps.serve.settings import ServerSettings
 from edge.apps.serve.slot import Slot
 from edge.apps.serve.worker import ModelWorker
 from edge.errors import InputError
-from edge.runtime.engine import title
+from edge.runtime.engines import title
 from edge.runtime.model import Model
 
 Say = Callable[[dict[str, Any]], None]

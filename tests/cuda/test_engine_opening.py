@@ -15,7 +15,7 @@ from edge.launch import CompiledKernel, KernelIndex, Variant
 from edge.plugins.compiler import fallback
 from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.runtime.cuda.opening import from_bundle
-from edge.runtime.engine import open_engine
+from edge.runtime.engines import open_engine
 from tests.cuda import toy
 from tests.test_bundle import FIELDS
 
