@@ -126,8 +126,8 @@ def test_states_go_from_one_engine_to_the_other(case: str, tmp_path: Path) -> No
     assert other.cuda.reach == 0
     other.same()
     other.run(tokens(1, seed=3))
-    other.cuda.restore(pair.ort.snapshot())
-    other.ort.restore(pair.cuda.snapshot())
+    other.cuda.restore(pair.ort.snapshot(applied=True))
+    other.ort.restore(pair.cuda.snapshot(applied=True))
     other.run(tokens(2, seed=4))
     other.same()
     with pytest.raises(StateError, match="another engine"):
@@ -170,7 +170,7 @@ def test_several_sequences(case: str) -> None:
     for name, array in spread.arrays().items():
         np.testing.assert_array_equal(array, np.repeat(arrays[name], 2, 0))
     forked = pairs[0].cuda
-    forked.restore(pairs[0].ort.snapshot())
+    forked.restore(pairs[0].ort.snapshot(applied=True))
     wide = forked.fork(2)
     found = made.cuda.run(tokens(1, batch=2, seed=6), wide)
     for row, sequence in zip(found, tokens(1, batch=2, seed=6), strict=True):

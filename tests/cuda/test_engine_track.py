@@ -44,7 +44,7 @@ def test_every_launch_makes_what_its_op_says(case: str, run: str) -> None:
     for name, (found, expected) in values.items():
         same(name, found, expected, half)
     if commit:
-        # the kernels have stored it; only the books do not say so yet
+        # the kernels have stored it; only the ledger does not say so yet
         state.ledger = state.ledger.commit(count).after
         for name, array in state.snapshot().recurrent.items():
             assert array.dtype == after[name].dtype

@@ -88,7 +88,7 @@ def beside_references(
     """
     reference = graph.session
     assert isinstance(reference, ReferenceGraph)
-    snapshot = state.snapshot()
+    snapshot = state.snapshot(applied=True)
     found = kernels_values(engine, state, tokens, commit)
     out: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
