@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import edge
 from edge.errors import StateError
 from edge.runtime import statefile
 from edge.runtime.buffers import StateBuffers
@@ -373,3 +374,13 @@ def test_a_full_disk_leaves_the_old_file(saved: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot be written"):
         buffers().save(tmp_path / "missing" / "state")
+
+
+def test_a_file_of_an_earlier_version_goes_on_where_it_was() -> None:
+    """Saved by 0.1 after one answer of `demo-draft`; the tokens are what that version said next."""
+    session = edge.load("demo-draft").session()
+    assert session.load(Path(__file__).parent / "states" / "demo-draft.edge") > 0
+    answer = session.chat("And of Spain?", max_tokens=24, temperature=0).finish()
+    assert list(answer.tokens) == [
+        4034, 391, 312, 4037, 4016, 266, 463, 745, 281, 486, 3600, 305, 361, 544, 4029, 6,
+    ]  # fmt: skip

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge import protobuf
+from edge.errors import BundleError
 from edge.launch import LaunchPlan
 from edge.onnx_runtime import onnxruntime
 from edge.ops.device import DEVICE_DOMAIN
@@ -22,7 +23,7 @@ from edge.protobuf import message, put
 from edge.runtime.cuda.inputs import Run, Sources
 from edge.runtime.ledger import ReplayLedger, Step, log_slots
 from edge.runtime.ort_session import session_options
-from edge.runtime.tensorrt import onnxfile, tensors
+from edge.runtime.tensorrt import tensors
 
 Array = NDArray[Any]
 
@@ -31,15 +32,18 @@ _GRAPH = 7
 _NODES, _INITIALIZERS, _INPUTS, _OUTPUTS = 1, 5, 11, 12
 _NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _OP_TYPE, _ATTRIBUTE, _DOMAIN = 1, 2, 3, 4, 5, 7
 _ATTRIBUTE_NAME, _ATTRIBUTE_INT, _ATTRIBUTE_TYPE, _IS_INT = 1, 3, 20, 2
-_TENSOR_NAME = 8
+_TENSOR_NAME, _NAME = 8, 1
 _BYTES, _NUMBER = 2, protobuf.VARINT
 
+# ONNX Runtime's names of types, and TensorProto.DataType of each
 _NUMPY: Mapping[str, type[np.generic]] = {
-    "f32": np.float32, "f16": np.float16, "i8": np.int8, "i32": np.int32, "i64": np.int64,
+    "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8,
+    "tensor(int32)": np.int32, "tensor(int64)": np.int64,
 }  # fmt: skip
 _ELEMENTS = {
-    np.dtype(_NUMPY[name]): number for number, name in onnxfile.DTYPES.items() if name != "u8"
-}
+    np.dtype(np.float32): 1, np.dtype(np.float16): 10, np.dtype(np.int8): 3,
+    np.dtype(np.int32): 6, np.dtype(np.int64): 7,
+}  # fmt: skip
 FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -62,21 +66,24 @@ class Graph:
         model: all of it.
         nodes: those that plugins run, in order.
         initializers: TensorProto by name.
-        inputs: of the graph, with symbols.
+        inputs: names of the graph's.
     """
 
     model: bytes
     nodes: tuple[Node, ...]
     initializers: Mapping[str, bytes]
-    inputs: Mapping[str, onnxfile.Port]
+    inputs: frozenset[str]
 
 
 def read(model: bytes, file: str = "graph") -> Graph:
-    """Raises BundleError for what is no ONNX model."""
-    inputs = onnxfile.read(model, file).inputs
-    (graph,) = _all(model, _GRAPH)
+    """Take a device graph apart. Raises BundleError for what is no ONNX model."""
+    try:
+        (graph,) = _all(model, _GRAPH)
+    except ValueError as problem:
+        raise BundleError(f"is not an ONNX model: {problem}", file=file) from None
     nodes = [_node(data) for data in _all(graph, _NODES) if _text(data, _DOMAIN) == DEVICE_DOMAIN]
     initializers = {_text(data, _TENSOR_NAME): data for data in _all(graph, _INITIALIZERS)}
+    inputs = frozenset(_text(data, _NAME) for data in _all(graph, _INPUTS))
     return Graph(model, tuple(nodes), initializers, inputs)
 
 
@@ -208,11 +215,11 @@ class Values:
         slots = log_slots(WINDOW)
         sizes = {"T": len(tokens), "B": 1, "L": 1, "A": 1, "S": slots, "P": slots, "C": CAPACITY}
         feeds = {
-            name: np.zeros(
-                [sizes[dim] if isinstance(dim, str) else dim for dim in port.dims],
-                _NUMPY[port.dtype],
+            meta.name: np.zeros(
+                [sizes[dim] if isinstance(dim, str) else dim for dim in meta.shape],
+                _NUMPY[meta.type],
             )
-            for name, port in self._graph.inputs.items()
+            for meta in self._session.get_inputs()
         }
         flat = {name: feeds[name].reshape(-1) for name in feeds if name in self._lists}
         self._sources.fill(flat, Run(tokens, step, [len(tokens) - 1]))

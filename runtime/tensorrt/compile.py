@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from edge.errors import EngineError, InputError
+from edge.bundle.kernels import WEIGHT_FILE
+from edge.errors import BundleError, EngineError, InputError
+from edge.ops.device import DEVICE_DOMAIN
 from edge.runtime import memory
-from edge.runtime.tensorrt import onnxfile, watch
+from edge.runtime.tensorrt import watch
 from edge.runtime.tensorrt.bindings import TensorRT
-from edge.runtime.tensorrt.network import Network, check_ports, weights_beside
 from edge.runtime.tensorrt.profiles import Profile, Sizes
 from edge.runtime.tensorrt.watch import Report
 
 # What TensorRT may take for the values of one run, MiB. Plugins say what they need; of a chunk of
 # 256 tokens of a model of 2.8 billion parameters that is 60 MB.
 WORKSPACE = 256
+
+
+_DTYPES = {
+    "FLOAT": "f32",
+    "HALF": "f16",
+    "INT8": "i8",
+    "UINT8": "u8",
+    "INT32": "i32",
+    "INT64": "i64",
+}
 
 
 @dataclass(frozen=True)
@@ -52,17 +66,20 @@ class Source(NamedTuple):
     file: str
 
 
-class Compiled(NamedTuple):
-    """An engine, what the builder measured (empty where it did not), and what it said on the way.
+class Port(NamedTuple):
+    """An input or output of a network: its type, and numbers or symbols; -1 is not known."""
 
-    Attributes:
-        inputs, outputs: as TensorRT sees them.
-    """
+    dtype: str
+    dims: tuple[int | str, ...]
+
+
+class Compiled(NamedTuple):
+    """An engine, what the builder measured (empty where it did not), and the network's ends."""
 
     engine: memoryview
     timings: bytes
-    inputs: dict[str, onnxfile.Port]
-    outputs: dict[str, onnxfile.Port]
+    inputs: dict[str, Port]
+    outputs: dict[str, Port]
 
 
 def compile_graph(
@@ -85,13 +102,12 @@ def compile_graph(
     log = watch.logger(trt.module)
     log.forget()
     report("parsing", 0.0)
-    graph = onnxfile.read(source.model, source.file)
     network = Network(trt, log)
     with ExitStack() as stack:
         folder = stack.enter_context(weights_beside(source.weights))
         network.parse(source.model, folder, source.file)
-        inputs, outputs = check_ports(network, graph)
-        config = network.config(graph.inputs, profiles)
+        inputs, outputs = network.ports()
+        config = network.config(inputs, profiles)
         _configure(trt, config, order)
         config.progress_monitor = watch.monitor(trt.module, report, stop)
         measured = _use_timings(trt, config, order, timings)
@@ -153,3 +169,104 @@ def _capability(module: Any, sm: int) -> Any:
             remedy=f"one of {', '.join(name.removeprefix('SM') for name in known)}",
         )
     return found
+
+
+class Network:
+    """A parsed network with all that must outlive it. Strongly typed: no precision is chosen."""
+
+    def __init__(self, trt: TensorRT, log: Any) -> None:
+        self._trt = trt
+        self._log = log
+        self.builder = trt.module.Builder(log)
+        flags = 0
+        # since 11 there is nothing else
+        if trt.version < (11,):
+            flags = 1 << int(trt.module.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        self.definition = self.builder.create_network(flags)
+        # it owns the weights that it reads
+        self._parser = trt.module.OnnxParser(self.definition, log)
+
+    def parse(self, model: bytes, folder: Path, file: str) -> None:
+        """Parse a graph whose weights lie in `folder`; `file` is for messages.
+
+        Raises EngineError naming node and op.
+        """
+        if self._parser.parse(model, str(folder / "model.onnx")):
+            return
+        errors = [self._parser.get_error(i) for i in range(self._parser.num_errors)]
+        if not errors:
+            raise EngineError(f"is not understood: {self._log.said()}", file=file)
+        raise _parser_error(self._trt, errors[0], file)
+
+    def ports(self) -> tuple[dict[str, Port], dict[str, Port]]:
+        """Inputs and outputs as TensorRT sees them. Symbols of the graph's inputs stay names."""
+        net = self.definition
+        return (
+            _ports([net.get_input(i) for i in range(net.num_inputs)]),
+            _ports([net.get_output(i) for i in range(net.num_outputs)]),
+        )
+
+    def config(self, inputs: Mapping[str, Port], profiles: Sequence[Profile]) -> Any:
+        """A builder's configuration with the profiles. Raises EngineError: sizes that TensorRT
+        refuses, dimensions that are no symbols of `profiles`.
+        """
+        symbols = {symbol for profile in profiles for symbol in profile.symbols}
+        free = {name: [d for d in port.dims if isinstance(d, str) or d < 0]
+                for name, port in inputs.items()}  # fmt: skip
+        if strange := [name for name, dims in free.items() if not symbols.issuperset(dims)]:
+            raise EngineError(
+                f"these inputs have dimensions of unknown size: {', '.join(strange)}",
+                remedy="export the model again with this version",
+            )
+        config = self.builder.create_builder_config()
+        for profile in profiles:
+            made = self.builder.create_optimization_profile()
+            for name, port in inputs.items():
+                made.set_shape(name, *profile.shapes(port.dims))
+            if config.add_optimization_profile(made) < 0:
+                raise EngineError(
+                    f"TensorRT refuses the sizes of {profile.name!r}: {self._log.said()}",
+                    remedy="smaller --window, --batch, --capacity or --chunk",
+                )
+        return config
+
+
+def _ports(tensors: list[Any]) -> dict[str, Port]:
+    ports = {}
+    for tensor in tensors:
+        dims = [
+            (tensor.get_dimension_name(axis) or size) if size < 0 else size
+            for axis, size in enumerate(tensor.shape)
+        ]
+        dtype = tensor.dtype.name
+        ports[tensor.name] = Port(_DTYPES.get(dtype, dtype), tuple(dims))
+    return ports
+
+
+def _parser_error(trt: TensorRT, error: Any, file: str) -> EngineError:
+    node, op = error.node_name(), error.node_operator()
+    said = error.desc().strip()
+    remedy = f"report it, with {trt.title}"
+    if "lugin not found" in said or "importer" in said.lower():
+        said += f"; no plugin is loaded for {op!r} of {DEVICE_DOMAIN}"
+        remedy = "the plugin library is of another version than the bundle: make plugins"
+    where = " of ".join(filter(None, (node and f"node {node}", op and f"op {op}"))) or "the graph"
+    return EngineError(
+        f"{trt.title} cannot parse {where}: {said}",
+        file=file,
+        field=node or None,
+        remedy=remedy,
+    )
+
+
+@contextmanager
+def weights_beside(weights: int | None) -> Iterator[Path]:
+    """A folder in which a parser finds weights.bin: the very file behind the checked descriptor."""
+    with tempfile.TemporaryDirectory(prefix="mamba-edge-") as name:
+        folder = Path(name)
+        if weights is not None:
+            link = f"/proc/{os.getpid()}/fd/{weights}"
+            if not os.path.exists(link):
+                raise BundleError("cannot be handed to a parser: there is no /proc", file=link)
+            (folder / WEIGHT_FILE).symlink_to(link)
+        yield folder

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from edge.bundle.kernels import WEIGHT_FILE, open_plan
 from edge.errors import EngineError
+from edge.launch import LaunchPlan
 from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.opening import load_kernels
 from edge.runtime.cuda.weights import Weights, upload
-from edge.runtime.layout import Identity
-from edge.runtime.tensorrt import bindings, cache, library, machine, onnxfile, profiles
+from edge.runtime.layout import Identity, StateLayout
+from edge.runtime.tensorrt import bindings, cache, library, machine, profiles, tensors
 from edge.runtime.tensorrt.bindings import Kind, TensorRT
 from edge.runtime.tensorrt.contexts import EngineContexts
 from edge.runtime.tensorrt.engine import TensorRTEngine, settling
@@ -29,8 +30,8 @@ def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
     memory.
     """
     trt, plugins = _libraries(built_kind(bundle))
-    plan, file = open_plan(bundle), machine.graph_file(bundle)
-    graph = onnxfile.read(bundle.read(file), file)
+    plan = open_plan(bundle)
+    machine.graph_file(bundle)
     gpu = machine.open_gpu() if device is None else device
     here, wanted = _engine_wanted(bundle, trt, plugins, gpu)
     flags = ("--rtx",) if plugins is None else ()
@@ -43,7 +44,7 @@ def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
             profiles.profiles(sizes, trees=plugins is not None),
             str if plugins is None else plugins.last_error,
         )
-    _check_names(contexts, graph, cache.command(bundle.path, sizes, *flags))
+    _check_names(contexts, bundle, plan, cache.command(bundle.path, sizes, *flags))
     exclusive = Exclusive(gpu)
     rest, variants = settling(plan)
     kernels = load_kernels(bundle, plan, gpu, exclusive, variants)
@@ -111,14 +112,12 @@ def _engine_wanted(
     return here, profiles.sizes(bundle.manifest.model, bundle.manifest.limits.chunk)
 
 
-def _check_names(contexts: EngineContexts, graph: onnxfile.Graph, command: str) -> None:
-    """Raises EngineError for an engine whose tensors are not the graph's."""
-    strange = set(contexts.inputs) - graph.inputs.keys() | set(contexts.outputs) - (
-        graph.outputs.keys()
-    )
-    strange |= graph.outputs.keys() - set(contexts.outputs)
+def _check_names(contexts: EngineContexts, bundle: Bundle, plan: LaunchPlan, command: str) -> None:
+    """Raises EngineError for an engine whose tensors are not those of the bundle's plan."""
+    inputs, outputs = tensors.names(plan, StateLayout.of(bundle.manifest.model))
+    strange = (set(contexts.inputs) - inputs) | (set(contexts.outputs) ^ outputs)
     if strange:
         raise EngineError(
-            f"the engine is none of this bundle's graph: {', '.join(sorted(strange))}",
+            f"the engine is not of this bundle's graph: {', '.join(sorted(strange))}",
             remedy=f"build it again: {command}",
         )

@@ -67,6 +67,12 @@ def _size(dims: tuple[int | str, ...], tree: bool) -> Size:
     return Size(times=times, of=of)
 
 
+def names(plan: LaunchPlan, layout: StateLayout) -> tuple[set[str], set[str]]:
+    """What a graph of the plan may have as inputs, and what it has as outputs."""
+    kept = {*layout.recurrent, *plan.logs, *layout.caches}
+    return {*lists(plan), *kept}, {*(name + OUT for name in kept), LOGITS, PICKED}
+
+
 def lasting(runs: Runs) -> dict[str, tuple[DType, Shape]]:
     """The state's own tensors: types and shapes."""
     layout, slots = runs.layout, runs.sizes(Key(0, 0, 0))["S"]

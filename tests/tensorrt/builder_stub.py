@@ -139,7 +139,10 @@ def _tensor(value: Any) -> Any:
     tensor = value.type.tensor_type
     dims = tuple(-1 if dim.dim_param else dim.dim_value for dim in tensor.shape.dim)
     dtype = SimpleNamespace(name=_TYPES[tensor.elem_type])
-    return SimpleNamespace(name=value.name, dtype=dtype, shape=dims)
+    symbols = [dim.dim_param or None for dim in tensor.shape.dim]
+    return SimpleNamespace(
+        name=value.name, dtype=dtype, shape=dims, get_dimension_name=symbols.__getitem__
+    )
 
 
 class Builder:

@@ -25,14 +25,28 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from onnx import ModelProto, TensorProto
 
 from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.runtime import ort_session
-from edge.runtime.tensorrt import onnxfile, profiles
+from edge.runtime.tensorrt import profiles
+from edge.runtime.tensorrt.compile import Port
 
 STREAM = 0x57AE
 SCRATCH = 4096
 _TYPES = {"f32": np.float32, "f16": np.float16, "i8": np.int8, "i32": np.int32}
+
+
+_NAMES = {
+    TensorProto.FLOAT: "f32", TensorProto.FLOAT16: "f16", TensorProto.INT8: "i8",
+    TensorProto.INT32: "i32",
+}  # fmt: skip
+
+
+def _port(value: Any) -> Port:
+    tensor = value.type.tensor_type
+    dims = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
+    return Port(_NAMES[tensor.elem_type], dims)
 
 
 class Stream(InterpretDevice):
@@ -170,11 +184,12 @@ class Engine:
     def __init__(self, facts: Mapping[str, Any], device: Stream, error_recorder: Any) -> None:
         path = Path(facts["graph"])
         model = path.read_bytes()
-        graph = onnxfile.read(model, path.name)
+        graph = ModelProto.FromString(model).graph
         self.device = device
         self.error_recorder = error_recorder
-        self.inputs, self.outputs = tuple(graph.inputs), tuple(graph.outputs)
-        self.ports = graph.inputs | graph.outputs
+        self.inputs = tuple(value.name for value in graph.input)
+        self.outputs = tuple(value.name for value in graph.output)
+        self.ports = {value.name: _port(value) for value in (*graph.input, *graph.output)}
         built = profiles.Sizes.model_validate(facts["sizes"])
         self.profiles = profiles.profiles(built, trees=facts["trees"])
         self.ran: list[tuple[int, ...]] = []

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from onnx import ModelProto
 from typer.testing import CliRunner
 
 from edge.apps import build as build_command
@@ -25,9 +26,10 @@ from edge.apps.build import describe
 from edge.apps.cli import app
 from edge.bundle import Bundle, open_bundle
 from edge.errors import BundleError, EdgeError, EngineError
+from edge.ops.device import DEVICE_DOMAIN
 from edge.runtime import memory
 from edge.runtime.cuda import install
-from edge.runtime.model import resolve
+from edge.runtime.model import EMBEDDED, resolve
 from edge.runtime.tensorrt import bindings, build, cache, machine, sealed
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.compile import Order
@@ -323,3 +325,16 @@ def test_gpus_of_one_model_share_engines() -> None:
 
     assert machine.model(Gpu("GPU 1 (NVIDIA RTX A2000)")) == "NVIDIA RTX A2000"
     assert machine.model(Gpu("something else")) == "something else"
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_bare_nodes_are_the_graph_without_functions(name: str) -> None:
+    data = (resolve(name) / "graphs" / "tensorrt.onnx").read_bytes()
+    whole, bare = ModelProto.FromString(data), ModelProto.FromString(build.bare(data))
+    assert len(whole.functions) > 5 and not bare.functions
+    del whole.functions[:]
+    assert bare == whole
+    assert any(node.domain == DEVICE_DOMAIN for node in bare.graph.node)
+    assert build.bare(build.bare(data)) == build.bare(data)
+    with pytest.raises(BundleError, match="is not an ONNX model"):
+        build.bare(data[:-1])

@@ -20,12 +20,18 @@ from edge.errors import EdgeError, EngineError, InputError
 from edge.launch import LaunchPlan
 from edge.runtime.layout import StateLayout
 from edge.runtime.model import EMBEDDED, resolve
-from edge.runtime.tensorrt import bindings, machine, onnxfile
+from edge.runtime.tensorrt import bindings, machine
 from edge.runtime.tensorrt.bindings import TensorRT
-from edge.runtime.tensorrt.build import form_for
-from edge.runtime.tensorrt.compile import Compiled, Order, Source, compile_graph
-from edge.runtime.tensorrt.network import Network, check_ports, weights_beside
-from edge.runtime.tensorrt.onnxfile import Port
+from edge.runtime.tensorrt.build import bare, form_for
+from edge.runtime.tensorrt.compile import (
+    Compiled,
+    Network,
+    Order,
+    Port,
+    Source,
+    compile_graph,
+    weights_beside,
+)
 from edge.runtime.tensorrt.profiles import profiles, sizes
 from edge.runtime.tensorrt.watch import logger
 from tests.tensorrt.graphs import Made, made
@@ -63,6 +69,12 @@ def check(
     inputs: Ports, outputs: Ports, plan: LaunchPlan, config: ModelConfig, dtypes: Mapping[str, str]
 ) -> None:
     """TensorRT's inputs and outputs beside the plan's and the model's."""
+    symbols = {dim for port in inputs.values() for dim in port.dims if isinstance(dim, str)}
+    assert symbols <= {"T", "B", "L", "A", "C", "S", "P"}
+    inputs = {
+        name: Port(port.dtype, tuple(-1 if isinstance(dim, str) else dim for dim in port.dims))
+        for name, port in inputs.items()
+    }
     states = expected(plan, config, dtypes)
     assert {name: inputs[name] for name in states} == states
     assert {name: outputs[f"{name}.out"] for name in states} == states
@@ -108,16 +120,15 @@ def test_the_demonstrations_are_parsed(rtx: TensorRT, name: str) -> None:
     with open_bundle(resolve(name)) as bundle:
         file = machine.graph_file(bundle)
         model = form_for(rtx, bundle.read(file), file)
-        graph = onnxfile.read(model, file)
         log = logger(rtx.module)
         network = Network(rtx, log)
         with weights_beside(bundle.fd("weights.bin")) as folder:
             network.parse(model, folder, file)
-            inputs, outputs = check_ports(network, graph)
+            inputs, outputs = network.ports()
         manifest = bundle.manifest
         check(inputs, outputs, open_plan(bundle), manifest.model, manifest.state_dtypes)
         asked = sizes(manifest.model, manifest.limits.chunk)
-        config = network.config(graph.inputs, profiles(asked, trees=False))
+        config = network.config(inputs, profiles(asked, trees=False))
         assert config.num_optimization_profiles == 3
 
 
@@ -160,13 +171,13 @@ def test_a_gpu_that_rtx_does_not_know_is_refused(rtx: TensorRT) -> None:
 def test_a_graph_of_plugins_is_refused_by_node_and_op(rtx: TensorRT) -> None:
     """TensorRT for RTX has no plugins: the bare graph is one whose library is missing."""
     model = made("mamba1", "fp16")
-    bare = onnxfile.bare(model.device.SerializeToString(deterministic=True))
+    without = bare(model.device.SerializeToString(deterministic=True))
     first = model.nodes[0]
     weights = os.open(model.folder / "weights.bin", os.O_RDONLY)
     try:
         order = Order(sizes(model.config, 16), architectures=GPUS)
         with pytest.raises(EngineError) as caught:
-            compile_graph(rtx, Source(bare, weights, "bare.onnx"), order, profiles(order.sizes))
+            compile_graph(rtx, Source(without, weights, "bare.onnx"), order, profiles(order.sizes))
     finally:
         os.close(weights)
     problem = caught.value
