@@ -43,6 +43,10 @@ _Count = Annotated[int, Field(ge=0, le=1 << 48)]
 _Constant = bool | int | float | str | None
 
 
+# faults of a plan that are listed; the others are counted
+_LISTED = 8
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -198,20 +202,25 @@ class LaunchPlan(_Strict):
             "input": self.inputs,
             "log": self.logs,
         }
+        faults: list[str] = []
         for number, launch in enumerate(self.launches):
             if launch.variant >= len(self.variants):
-                raise ValueError(f"launches[{number}]: there is no variant {launch.variant}")
+                faults.append(f"launches[{number}]: unknown variant {launch.variant}")
+                continue
             variant = self.variants[launch.variant]
             if not len(launch.arguments) == len(variant.arguments) == len(variant.types):
-                raise ValueError(f"launches[{number}]: not the arguments of {variant.kernel}")
+                faults.append(f"launches[{number}]: not the arguments of {variant.kernel}")
             for argument in launch.arguments:
                 if not isinstance(argument, Pointer) or argument.space not in spaces:
                     continue
                 if argument.name not in spaces[argument.space]:
-                    raise ValueError(f"launches[{number}]: no {argument.space} {argument.name!r}")
+                    faults.append(f"launches[{number}]: no {argument.space} {argument.name!r}")
         for number, program in enumerate(self.programs):
             if any(index >= len(self.launches) for index in program.order):
-                raise ValueError(f"programs[{number}]: names a launch that is not there")
+                faults.append(f"programs[{number}]: names a launch that is not there")
+        if faults:
+            left = f"; and {len(faults) - _LISTED} more" if len(faults) > _LISTED else ""
+            raise ValueError("; ".join(faults[:_LISTED]) + left)
         return self
 
     def to_json(self) -> bytes:

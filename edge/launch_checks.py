@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NoReturn
 
 from edge.config import ModelConfig
-from edge.errors import BundleError
+from edge.errors import BundleError, Faults
 from edge.launch import (
     ITEM_SIZE,
     Argument,
@@ -52,104 +51,109 @@ def check_plan(
     weight_bytes: int,
     state_dtypes: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse a plan that is not one of this model. Raises BundleError, `field` says where.
+    """Refuse a plan that is not one of this model. Raises BundleError with every fault; `field` is
+    where the first one is.
 
     `weight_bytes`: size of weights.bin. `state_dtypes`: of the manifest.
     """
+    faults = Faults()
     for name, most in _MOST.items():
         if len(getattr(plan, name)) > most:
-            _refuse(name, f"has more than {most} entries")
-    _check_variants(plan)
-    _check_constants(plan, weight_bytes)
-    _check_inputs(plan, config)
-    _check_logs(plan, config)
-    _check_programs(plan, config)
-    memory = _Memory(plan, config, state_dtypes or {})
+            faults.add(name, f"has more than {most} entries")
+    faults.refuse(BundleError, remedy=REMEDY)  # the rest would take for ever
+    _check_variants(plan, faults)
+    _check_constants(plan, weight_bytes, faults)
+    _check_inputs(plan, config, faults)
+    _check_logs(plan, config, faults)
+    _check_programs(plan, config, faults)
+    memory = _Memory(plan, config, state_dtypes or {}, faults)
     for number, launch in enumerate(plan.launches):
         variant = plan.variants[launch.variant]
         for name, kind, argument in zip(
             variant.arguments, variant.types, launch.arguments, strict=True
         ):
             memory.check(f"launches.{number}.{name}", kind, argument)
+    faults.refuse(BundleError, remedy=REMEDY)
 
 
 def check_sizes(plan: LaunchPlan, program: Program, sizes: Sizes) -> None:
-    """Refuse sizes that a program's launches cannot take. Raises BundleError.
+    """Refuse sizes that a program's launches cannot take. Raises BundleError with every fault.
 
     Grids stay within CUDA's limits, integers within i32, pointers within their buffers.
     """
+    faults = Faults()
     for number in dict.fromkeys(program.order):
         launch = plan.launches[number]
         for axis, size, most in zip("xyz", launch.grid, GRID, strict=True):
             if size.value(sizes) > most:
-                _refuse(f"launches.{number}.grid.{axis}", f"is {size.value(sizes)}, over {most}")
+                faults.add(f"launches.{number}.grid.{axis}", f"is {size.value(sizes)}, over {most}")
         names = plan.variants[launch.variant].arguments
         for name, argument in zip(names, launch.arguments, strict=True):
             where = f"launches.{number}.{name}"
             if isinstance(argument, Size) and argument.value(sizes) > _INT32:
-                _refuse(where, f"is {argument.value(sizes)}, no 32-bit integer")
+                faults.add(where, f"is {argument.value(sizes)}, no 32-bit integer")
             if isinstance(argument, Pointer) and argument.space in ("value", "input"):
                 buffers = plan.values if argument.space == "value" else plan.inputs
-                _check_start(where, argument, buffers[argument.name].elements.value(sizes))
+                elements = buffers[argument.name].elements.value(sizes)
+                _check_start(where, argument, elements, faults)
     for kind, buffers in (("values", plan.values), ("inputs", plan.inputs)):
         for name, buffer in buffers.items():
             if buffer.elements.value(sizes) * ITEM_SIZE[buffer.dtype] > _MOST_BYTES:
-                _refuse(f"{kind}.{name}", f"has {buffer.elements.value(sizes)} elements")
+                faults.add(f"{kind}.{name}", f"has {buffer.elements.value(sizes)} elements")
+    faults.refuse(BundleError, remedy=REMEDY)
 
 
-def _refuse(field: str, message: str) -> NoReturn:
-    raise BundleError(message, field=field, remedy=REMEDY)
-
-
-def _check_start(where: str, pointer: Pointer, elements: int) -> None:
+def _check_start(where: str, pointer: Pointer, elements: int, faults: Faults) -> None:
     """A pointer starts inside what it points to; of what is empty, nothing is read."""
     if 0 < elements <= pointer.at:
-        _refuse(where, f"points to element {pointer.at} of {elements} of {pointer.name!r}")
+        faults.add(where, f"points to element {pointer.at} of {elements} of {pointer.name!r}")
 
 
 # -- what there is -----------------------------------------------------------------------------
 
 
-def _check_variants(plan: LaunchPlan) -> None:
+def _check_variants(plan: LaunchPlan, faults: Faults) -> None:
     """Nothing that would keep a compiler busy for ever, or that no kernel could take."""
     for number, variant in enumerate(plan.variants):
         names = (*variant.arguments, *variant.constants)
         if len(names) > _MOST_PARAMETERS or len(set(names)) < len(names):
-            _refuse(f"variants.{number}", "has too many parameters, or one twice")
+            faults.add(f"variants.{number}", "has too many parameters, or one twice")
         for name, value in variant.constants.items():
             large = isinstance(value, int) and abs(value) > _INT32
             if large or (isinstance(value, str) and len(value) > _MOST_PARAMETERS):
-                _refuse(f"variants.{number}.constants.{name}", "is too large")
+                faults.add(f"variants.{number}.constants.{name}", "is too large")
 
 
-def _check_constants(plan: LaunchPlan, weight_bytes: int) -> None:
+def _check_constants(plan: LaunchPlan, weight_bytes: int, faults: Faults) -> None:
     for name, weight in plan.weights.items():
         item = ITEM_SIZE[weight.dtype]
         end = weight.offset + weight.elements * item
         if end > weight_bytes or weight.offset % item:
-            _refuse(f"weights.{name}", f"does not lie in the {weight_bytes} bytes of weights.bin")
+            faults.add(
+                f"weights.{name}", f"does not lie in the {weight_bytes} bytes of weights.bin"
+            )
     for name, inline in plan.inline.items():
         if len(inline.data) % (2 * ITEM_SIZE[inline.dtype]):
-            _refuse(f"inline.{name}", f"is not a number of {inline.dtype}")
+            faults.add(f"inline.{name}", f"is not a number of {inline.dtype}")
 
 
-def _check_inputs(plan: LaunchPlan, config: ModelConfig) -> None:
+def _check_inputs(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None:
     """Inputs are of the forms that a host writes; what they are made from belongs to the model."""
     if not set(config.conv_widths).issuperset(plan.taps):
-        _refuse("taps", f"has other widths than the model's {config.conv_widths}")
-    _check_rotations(plan, config)
+        faults.add("taps", f"has other widths than the model's {config.conv_widths}")
+    _check_rotations(plan, config, faults)
     forms = _input_forms(plan)
     for name, buffer in plan.inputs.items():
         if buffer not in forms.get(name, ()):
-            _refuse(f"inputs.{name}", "is no input, or not of the form that this version makes")
+            faults.add(f"inputs.{name}", "is no input, or not of the form that this version makes")
 
 
-def _check_rotations(plan: LaunchPlan, config: ModelConfig) -> None:
+def _check_rotations(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None:
     """Angles are those of some attention layer, whether a theta or the frequencies say them."""
     ropes = [layer.rotation for layer in config.layers if layer.rotation]
     tabled = {f"rope{index}" for index, (theta, _) in enumerate(plan.rotations) if theta == 0}
     if tabled != plan.inverses.keys():
-        _refuse("inverses", f"are there for {sorted(plan.inverses)}, not for {sorted(tabled)}")
+        faults.add("inverses", f"are there for {sorted(plan.inverses)}, not for {sorted(tabled)}")
     for index, (theta, dim) in enumerate(plan.rotations):
         same = [rope for rope in ropes if rope.dim == dim]
         if theta == 0:
@@ -159,7 +163,7 @@ def _check_rotations(plan: LaunchPlan, config: ModelConfig) -> None:
             plain = [rope for rope in same if rope.scaling is None]
             fits = any(dim == 2 or _near(rope.theta, theta) for rope in plain)
         if not fits:
-            _refuse("rotations", f"the model has none of theta {theta} and {dim} values")
+            faults.add("rotations", f"the model has none of theta {theta} and {dim} values")
 
 
 def _all_near(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -195,11 +199,13 @@ def _input_forms(plan: LaunchPlan) -> dict[str, tuple[Buffer, ...]]:
     return forms
 
 
-def _check_logs(plan: LaunchPlan, config: ModelConfig) -> None:
+def _check_logs(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None:
     widths = dict(_log_widths(config))
     for name, log in plan.logs.items():
         if widths.get(name) != log.width:
-            _refuse(f"logs.{name}", f"is {log.width} wide, the model keeps {widths.get(name, 0)}")
+            faults.add(
+                f"logs.{name}", f"is {log.width} wide, the model keeps {widths.get(name, 0)}"
+            )
 
 
 def _log_widths(config: ModelConfig) -> Iterator[tuple[str, int]]:
@@ -209,22 +215,24 @@ def _log_widths(config: ModelConfig) -> Iterator[tuple[str, int]]:
             yield f"layers.{index}.{name}", width
 
 
-def _check_programs(plan: LaunchPlan, config: ModelConfig) -> None:
+def _check_programs(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None:
     logits = Buffer(dtype="f32", elements=Size(times=config.vocab_size, of="LB"))
     if plan.values.get(LOGITS) != logits:
-        _refuse(f"values.{LOGITS}", f"are not fp32 of {config.vocab_size} tokens and wanted rows")
+        faults.add(
+            f"values.{LOGITS}", f"are not fp32 of {config.vocab_size} tokens and wanted rows"
+        )
     kinds = {(program.kind, program.max_rows) for program in plan.programs}
     if not kinds.issuperset({("chain", None), ("settle", None)}):
-        _refuse("programs", "has none for runs of any length, or none that only settles a state")
+        faults.add("programs", "has none for runs of any length, or none that only settles a state")
     for number, program in enumerate(plan.programs):
         if len(program.order) > _MOST_STEPS:
-            _refuse(f"programs.{number}", f"has more than {_MOST_STEPS} launches")
+            faults.add(f"programs.{number}", f"has more than {_MOST_STEPS} launches")
         named = (_values(plan.launches[index].arguments) for index in program.launches)
         if program.kind != "settle" and not any(LOGITS in names for names in named):
-            _refuse(f"programs.{number}", "makes no logits")
+            faults.add(f"programs.{number}", "makes no logits")
     picked = plan.values.get(PICKED)
     if picked is not None and picked != Buffer(dtype="i32", elements=Size(of="LB")):
-        _refuse(f"values.{PICKED}", "are not one i32 a wanted row")
+        faults.add(f"values.{PICKED}", "are not one i32 a wanted row")
 
 
 def _values(arguments: tuple[Argument, ...]) -> set[str]:
@@ -238,9 +246,13 @@ class _Memory:
     """Types and, where they do not depend on a run, sizes of everything an argument may name."""
 
     def __init__(
-        self, plan: LaunchPlan, config: ModelConfig, state_dtypes: Mapping[str, str]
+        self,
+        plan: LaunchPlan,
+        config: ModelConfig,
+        state_dtypes: Mapping[str, str],
+        faults: Faults,
     ) -> None:
-        self._plan = plan
+        self._plan, self._faults = plan, faults
         self._states: dict[str, tuple[DType, int]] = {
             name: (_STATES.get(state_dtypes.get(name, ""), "f32"), 2 * math.prod(shape))
             for name, shape in recurrent_state_shapes(config).items()
@@ -256,20 +268,29 @@ class _Memory:
         if not base.startswith("*"):
             wanted = {"fp32": float, "i32": Size}.get(base)
             if wanted is None or multiple or not isinstance(argument, wanted):
-                _refuse(where, f"is no {kind}")
+                self._faults.add(where, f"is no {kind}")
             return
         if not isinstance(argument, Pointer):
-            _refuse(where, f"is no {kind}")
-        dtype, elements, offset = self._find(where, argument)
+            self._faults.add(where, f"is no {kind}")
+            return
+        found = self._find(argument)
+        if found is None:
+            self._faults.add(where, f"the model has no {argument.space} {argument.name!r}")
+            return
+        dtype, elements, offset = found
         if _TRITON.get(base[1:]) != dtype:
-            _refuse(where, f"reads {argument.name!r}, which is {dtype}, as {base}")
+            self._faults.add(where, f"reads {argument.name!r}, which is {dtype}, as {base}")
         if elements is not None:
-            _check_start(where, argument, elements)
+            _check_start(where, argument, elements, self._faults)
         if multiple and (offset + argument.at * ITEM_SIZE[dtype]) % int(multiple):
-            _refuse(where, f"reads {argument.name!r} where it is no multiple of {multiple} bytes")
+            self._faults.add(
+                where, f"reads {argument.name!r} where it is no multiple of {multiple} bytes"
+            )
 
-    def _find(self, where: str, pointer: Pointer) -> tuple[DType, int | None, int]:
-        """(type, elements at least there or None, offset from a multiple of 256 bytes)."""
+    def _find(self, pointer: Pointer) -> tuple[DType, int | None, int] | None:
+        """(type, elements at least there or None, offset from a multiple of 256 bytes); None for
+        what the model does not have.
+        """
         plan, name = self._plan, pointer.name
         if pointer.space == "weight":
             weight = plan.weights[name]
@@ -285,6 +306,4 @@ class _Memory:
             log: Log = plan.logs[name]
             return log.dtype, log.width, 0
         known = self._states if pointer.space == "state" else self._caches
-        if name not in known:
-            _refuse(where, f"the model has no {pointer.space} {name!r}")
-        return *known[name], 0
+        return (*known[name], 0) if name in known else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge import cpu
-from edge.errors import BundleError, EngineError
+from edge.errors import BundleError, EngineError, Faults
 from edge.launch import DType, Log
 from edge.onnx_runtime import onnxruntime
 from edge.runtime import ort_providers
@@ -161,46 +161,48 @@ def _identity(info: os.stat_result) -> tuple[int, ...]:
 
 def logs_of(session: onnxruntime.InferenceSession, path: Path) -> dict[str, Log]:
     """The inputs of a graph that give back rows of what its scans read; the outputs they are rows
-    of have their names without `_log`. Raises BundleError: such an input with no such output.
+    of have their names without `_log`. Raises BundleError: such inputs with no such output.
     """
     outputs = {meta.name: meta for meta in session.get_outputs()}
     logs: dict[str, Log] = {}
+    faults = Faults()
     for meta in session.get_inputs():
         if not meta.name.endswith("_log"):
             continue
         of = outputs.get(meta.name.removesuffix("_log"))
         width = meta.shape[-1] if len(meta.shape) == 3 else None
         same = of is not None and (of.type, of.shape[-1:]) == (meta.type, [width])
-        if not same or meta.type not in _LOG_TYPES or not isinstance(width, int):
-            raise BundleError("is not what an output logs", file=path, field=meta.name)
-        logs[meta.name] = Log(dtype=_LOG_TYPES[meta.type], width=width)
+        if same and meta.type in _LOG_TYPES and isinstance(width, int):
+            logs[meta.name] = Log(dtype=_LOG_TYPES[meta.type], width=width)
+        else:
+            faults.add(meta.name, "is not what an output logs")
+    faults.refuse(BundleError, file=path)
     return logs
 
 
 def check_signature(session: onnxruntime.InferenceSession, layout: StateLayout, path: Path) -> None:
     """The graph's inputs are those of the layout, and it keeps states in the layout's types.
 
-    Raises BundleError: names, shapes; EngineError: types.
+    Raises BundleError: names, shapes; EngineError: types. Each with every fault of its kind.
     """
     wanted = layout.recurrent | layout.caches
     found = {meta.name: meta.shape for meta in session.get_inputs()}
+    faults = Faults()
     for name, shape in wanted.items():
-        if name not in found:
-            raise BundleError("the graph lacks this input", file=path, field=name)
-        have = found[name]
+        have = found.get(name)
         free = (0, 2) if name in layout.caches else (batch_axis(name),)
-        fits = len(have) == len(shape) and all(
-            axis in free or not isinstance(size, int) or size == shape[axis]
+        if have is None:
+            faults.add(name, "the graph lacks this input")
+        elif len(have) != len(shape) or any(
+            axis not in free and isinstance(size, int) and size != shape[axis]
             for axis, size in enumerate(have)
-        )
-        if not fits:
-            raise BundleError(
-                f"the graph has shape {have}, the model {list(shape)}", file=path, field=name
-            )
+        ):
+            faults.add(name, f"the graph has shape {have}, the model {list(shape)}")
+    faults.refuse(BundleError, file=path)
     names = found.keys() - wanted.keys() - layout.logs.keys() - set(_RUN_INPUTS)
     if unknown := sorted(name for name in names if not _TAPS.fullmatch(name)):
         raise BundleError(
-            f"the graph has unknown inputs {unknown}",
+            f"the graph has unknown inputs: {', '.join(unknown)}",
             file=path,
             remedy="another version wrote it: export the model again",
         )
@@ -210,18 +212,18 @@ def check_signature(session: onnxruntime.InferenceSession, layout: StateLayout, 
 def _check_types(session: onnxruntime.InferenceSession, layout: StateLayout, path: Path) -> None:
     if unknown := sorted(layout.dtypes.keys() - layout.recurrent.keys()):
         raise BundleError(
-            f"names what is no recurrent state of this model: {unknown}", field="state_dtypes"
+            f"these are not recurrent states of the model: {', '.join(unknown)}",
+            field="state_dtypes",
         )
     # a state comes in under its name and goes out under another; both are the same memory's type
     types = {meta.name: meta.type for meta in (*session.get_inputs(), *session.get_outputs())}
     names = {name: (name, f"{name}s") for name in layout.recurrent}
     names |= {name: (name, f"{name}_out") for name in layout.caches}
+    faults = Faults()
     for name, ends in names.items():
         for end in ends:
             wanted = _ONNX_TYPES[layout.dtype(name).name]
             if types.get(end) != wanted:
-                raise EngineError(
-                    f"the graph has {types.get(end, 'no such tensor')}, the manifest {wanted}",
-                    file=path,
-                    field=end,
-                )
+                have = types.get(end, "no such tensor")
+                faults.add(end, f"the graph has {have}, the manifest {wanted}")
+    faults.refuse(EngineError, file=path)

@@ -232,3 +232,24 @@ def test_damage_of_any_kind_is_refused_or_harmless(changes: list[tuple[Any, Any]
     for index in plan.programs[0].launches:
         counts = [size.value(SIZES) for size in plan.launches[index].grid]
         assert all(n <= most for n, most in zip(counts, GRID, strict=True))
+
+
+def test_all_faults_are_told_at_once() -> None:
+    data = made()
+    for change in (
+        pointed("keys", name="other"),
+        pointed("state", name="other"),
+        typed("y", "*i8"),
+    ):
+        change(data)
+    data["logs"]["layers.0.conv_in"]["width"] = 7
+    with pytest.raises(BundleError) as caught:
+        judge(data)
+    assert caught.value.field == "logs.layers.0.conv_in"
+    for fault in ("7 wide", "no cache 'other'", "no state 'other'", "which is f32, as *i8"):
+        assert fault in caught.value.message
+    data = made()
+    data["launches"][0]["variant"] = 99
+    data["programs"][1]["launches"] = [5]
+    with pytest.raises(ValidationError, match=r"unknown variant 99; programs\[1\]: names a launch"):
+        LaunchPlan.model_validate(data)
