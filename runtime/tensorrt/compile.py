@@ -95,8 +95,8 @@ def compile_graph(
 ) -> Compiled:
     """Build an engine on the thread that calls. `more_said`: what the plugin library says of it.
 
-    Raises EngineError: a node that is not understood, sizes or a graph that TensorRT refuses;
-    KeyboardInterrupt after `stop`.
+    Raises BundleError: not a graph; EngineError: a node that is not understood, sizes or a graph
+    that TensorRT refuses; KeyboardInterrupt after `stop`.
     """
     stop = threading.Event() if stop is None else stop
     log = watch.logger(trt.module)
@@ -107,6 +107,8 @@ def compile_graph(
         folder = stack.enter_context(weights_beside(source.weights))
         network.parse(source.model, folder, source.file)
         inputs, outputs = network.ports()
+        if not inputs or not outputs:
+            raise BundleError("is not a graph: it has no inputs or outputs", file=source.file)
         config = network.config(inputs, profiles)
         _configure(trt, config, order)
         config.progress_monitor = watch.monitor(trt.module, report, stop)
