@@ -36,7 +36,7 @@ _STEERING = (
 _CPU = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
 
 
-class Key(NamedTuple):
+class BindingKey(NamedTuple):
     """What tells one run's buffers from another's.
 
     Attributes:
@@ -50,7 +50,7 @@ class Key(NamedTuple):
     row_count: int
 
 
-class Bound(NamedTuple):
+class BoundValues(NamedTuple):
     """A run's inputs and outputs, in the order of their names, with views of what it produces.
 
     `held` are matrices that nothing else may hold: the inputs point into them.
@@ -203,7 +203,7 @@ class Bindings:
         fetched = ["logits", *chain(*states), *(f"{name}_out" for name in caches)]
         return [*self._steering_names, *kept, *logs, *bases, *caches], fetched
 
-    def bind(self, key: Key, logits: Floats | None = None) -> Bound:
+    def bind(self, key: BindingKey, logits: Floats | None = None) -> BoundValues:
         """Inputs and outputs of a run; `logits`: where they go, else their usual place."""
         logits = self.logits(key.row_count) if logits is None else logits
         steering, matrices = self._steering(key)
@@ -229,7 +229,7 @@ class Bindings:
             put(value(name, cache))
             take(value(name, cache))
         names = self._commit_names if run.commit else self._fetch_names
-        return Bound(
+        return BoundValues(
             self._feed_names, feeds, names, fetches, self._devices[: len(names)], logits,
             logits.transpose(1, 0, 2), self._finite, matrices,
         )  # fmt: skip
@@ -252,7 +252,7 @@ class Bindings:
             found = self._values[key] = OrtValue.ortvalue_from_numpy(array, _CPU)
         return found
 
-    def _steering(self, key: Key) -> tuple[list[OrtValue], tuple[Floats, Floats]]:
+    def _steering(self, key: BindingKey) -> tuple[list[OrtValue], tuple[Floats, Floats]]:
         """What steers a run, in the order of its names, and the matrices among it."""
         # slots and bases aside
         what = key.run[4:], key.rows, key.row_count
@@ -263,7 +263,7 @@ class Bindings:
             found = self._steered[what] = self._made_steering(key)
         return found
 
-    def _made_steering(self, key: Key) -> tuple[list[OrtValue], tuple[Floats, Floats]]:
+    def _made_steering(self, key: BindingKey) -> tuple[list[OrtValue], tuple[Floats, Floats]]:
         run, fixed, tree = key.run, self._constants, self.tree
         count = run.tokens
         source, kind = (tree, "tree ") if run.tree else (fixed, "")

@@ -121,7 +121,7 @@ def log_slots(window: int) -> int:
     return 2 * window
 
 
-class Step(NamedTuple):
+class ReplayStep(NamedTuple):
     """What one run reads and writes.
 
     Attributes:
@@ -186,7 +186,7 @@ class ReplayLedger(NamedTuple):
     def used(self) -> Slots:
         return self.here
 
-    def run(self, count: int, *, parents: tuple[int, ...] | None = None) -> Step:
+    def run(self, count: int, *, parents: tuple[int, ...] | None = None) -> ReplayStep:
         """A run of `count` ≤ window tokens, all of which can be taken back."""
         slots = self._free_rows(count)
         tree = None if parents is None else Tree(parents, slots)
@@ -200,30 +200,32 @@ class ReplayLedger(NamedTuple):
             tree=tree,
         )
         store = ADVANCED if advance else KEEP
-        return Step(self.pending, advance, self.source, store, self.position, slots, parents, after)
+        return ReplayStep(
+            self.pending, advance, self.source, store, self.position, slots, parents, after
+        )
 
     def _free_rows(self, count: int) -> tuple[int, ...]:
         used = set(self.pending)
         free = [slot for slot in range(log_slots(self.window)) if slot not in used]
         return tuple(free[:count])
 
-    def commit(self, count: int) -> Step:
+    def commit(self, count: int) -> ReplayStep:
         """A run of any number of tokens, of which only the state after the last is kept."""
         after = ReplayLedger(self.window, self.position + count, self.spare)
         slots = (-1,) * count
-        return Step(self.pending, 0, self.source, LAST, self.position, slots, None, after)
+        return ReplayStep(self.pending, 0, self.source, LAST, self.position, slots, None, after)
 
-    def applied(self) -> Step:
+    def applied(self) -> ReplayStep:
         """No token: the live state is written to the spare slot. It stays where it was too."""
-        return Step(self.pending, 0, self.source, LAST, self.position, (), None, self)
+        return ReplayStep(self.pending, 0, self.source, LAST, self.position, (), None, self)
 
-    def rehearsal(self, count: int, *, tree: bool) -> Step:
+    def rehearsal(self, count: int, *, tree: bool) -> ReplayStep:
         """A run that stores nothing and leaves the state where it is; of `tree`, a fan of roots.
 
         It writes rows of the KV caches from `position` on, as every run does.
         """
         slots, parents = (-1,) * count, (-1,) * count if tree else None
-        return Step((), 0, self.source, KEEP, self.position, slots, parents, self)
+        return ReplayStep((), 0, self.source, KEEP, self.position, slots, parents, self)
 
     def back(self, count: int) -> ReplayLedger:
         """See `Ledger`."""

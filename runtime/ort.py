@@ -16,7 +16,7 @@ from edge.config import ModelConfig
 from edge.errors import BundleError, EngineError, InputError, StateError
 from edge.onnx_runtime import onnxruntime
 from edge.runtime import memory, ort_providers, ort_session
-from edge.runtime.bindings import Bindings, Bound, Constants, Key
+from edge.runtime.bindings import BindingKey, Bindings, BoundValues, Constants
 from edge.runtime.buffers import StateBuffers
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, forked, layout_of
 from edge.runtime.layout import Identity, StateLayout
@@ -152,7 +152,7 @@ class OrtEngine:
 
     def attach(self, state: StateBuffers) -> None:
         """Give a state the workspace its runs need."""
-        state.workspace = Workspace(self, state)
+        state.workspace = OrtWorkspace(self, state)
 
     def memory_plan(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
@@ -199,7 +199,7 @@ class OrtEngine:
             return self._run(request, state, workspace)
 
     def _run(
-        self, request: Request, state: StateBuffers, workspace: Workspace
+        self, request: Request, state: StateBuffers, workspace: OrtWorkspace
     ) -> NDArray[np.float32]:
         step = state.ledger.run(request.count, parents=request.parents, commit=request.commit)
         position = state.ledger.position
@@ -210,7 +210,7 @@ class OrtEngine:
         return bound.result
 
     def _run_one_by_one(
-        self, request: Request, state: StateBuffers, workspace: Workspace
+        self, request: Request, state: StateBuffers, workspace: OrtWorkspace
     ) -> NDArray[np.float32]:
         """A chain as runs of one token; the state moves on when all have succeeded."""
         logits = workspace.logits(len(request.row_indices) + 1)
@@ -227,7 +227,7 @@ class OrtEngine:
         state.ledger = ahead
         return logits[1:].transpose(1, 0, 2)
 
-    def execute(self, bound: Bound) -> None:
+    def execute(self, bound: BoundValues) -> None:
         """Run what is bound. Raises EngineError."""
         try:
             self._session.run_with_ortvaluevector(
@@ -246,7 +246,7 @@ class OrtEngine:
             raise forked("threads are")
 
 
-class Workspace:
+class OrtWorkspace:
     """What the runs of one state need besides the state.
 
     Attributes:
@@ -257,7 +257,7 @@ class Workspace:
         self.engine = engine
         self._order = engine.constants.order
         self._inputs = Bindings(engine.inputs, engine.constants, engine.config.vocab_size, state)
-        self._bound: OrderedDict[Key, Bound] = OrderedDict()
+        self._bound: OrderedDict[BindingKey, BoundValues] = OrderedDict()
 
     def logits(self, count: int) -> NDArray[np.float32]:
         """[count, B, V], for runs of that many rows."""
@@ -265,14 +265,14 @@ class Workspace:
             self._bound.clear()
         return self._inputs.logits(count)
 
-    def perform(self, request: Request, run: RingRun, position: int) -> Bound:
+    def perform(self, request: Request, run: RingRun, position: int) -> BoundValues:
         """Run a request that starts at `position`; its logits are in what is returned."""
         self._stage(request, position, run.pending)
         rows, count = request.rows, request.count
         if isinstance(rows, str):
-            key = Key(run, rows, 1 if rows == "last" else count)
+            key = BindingKey(run, rows, 1 if rows == "last" else count)
         else:
-            key = Key(run, "some", len(rows))
+            key = BindingKey(run, "some", len(rows))
         bound = self._bound.get(key)
         if bound is None:
             self.logits(key.row_count)
@@ -319,7 +319,9 @@ class Workspace:
         one = Request(np.zeros((1, state.batch), np.int64), None, "last", True)
         self._stage(one, at, step.run.pending)
         try:
-            self.engine.execute(self._inputs.bind(Key(step.run, "last", 1), self._inputs.aside()))
+            self.engine.execute(
+                self._inputs.bind(BindingKey(step.run, "last", 1), self._inputs.aside())
+            )
         finally:
             for cache, row in zip(caches, rows, strict=True):
                 cache[:, :, at] = row

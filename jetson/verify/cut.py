@@ -20,8 +20,8 @@ from edge.launch import LaunchPlan
 from edge.onnx_runtime import onnxruntime
 from edge.ops.device import DEVICE_DOMAIN
 from edge.protobuf import message, put
-from edge.runtime.cuda.inputs import Run, Sources
-from edge.runtime.ledger import ReplayLedger, Step, log_slots
+from edge.runtime.cuda.inputs import DeviceRun, Sources
+from edge.runtime.ledger import ReplayLedger, ReplayStep, log_slots
 from edge.runtime.ort_session import session_options
 from edge.runtime.tensorrt import tensors
 
@@ -210,7 +210,7 @@ class Values:
         return feeds | found
 
     def _feeds(
-        self, step: Step, tokens: NDArray[np.int64], states: Mapping[str, Array]
+        self, step: ReplayStep, tokens: NDArray[np.int64], states: Mapping[str, Array]
     ) -> dict[str, Array]:
         slots = log_slots(WINDOW)
         sizes = {"T": len(tokens), "B": 1, "L": 1, "A": 1, "S": slots, "P": slots, "C": CAPACITY}
@@ -222,7 +222,7 @@ class Values:
             for meta in self._session.get_inputs()
         }
         flat = {name: feeds[name].reshape(-1) for name in feeds if name in self._lists}
-        self._sources.fill(flat, Run(tokens, step, [len(tokens) - 1]))
+        self._sources.fill(flat, DeviceRun(tokens, step, [len(tokens) - 1]))
         return feeds | dict(states)
 
 

@@ -29,10 +29,10 @@ from edge.runtime.cuda.device import Memory
 from edge.runtime.model import resolve
 from edge.runtime.tensorrt import bindings, build, library, machine
 from edge.runtime.tensorrt.bindings import TensorRT
-from edge.runtime.tensorrt.compile import Order, Source, compile_graph
+from edge.runtime.tensorrt.compile import GraphSource, Order, compile_graph
 from edge.runtime.tensorrt.contexts import EngineContexts
 from edge.runtime.tensorrt.executor import GraphRun
-from edge.runtime.tensorrt.profiles import Profile, Sizes
+from edge.runtime.tensorrt.profiles import EngineSizes, Profile
 from edge.runtime.tensorrt.tensors import OUT
 from jetson.verify import cut
 from jetson.verify.cut import Array
@@ -54,7 +54,7 @@ def opened(bundle: Bundle) -> tuple[cut.Graph, dict[str, Array]]:
 
 def compiled(trt: TensorRT, model: bytes, weights: int | None, order: Order, **more: Any) -> bytes:
     """The engine of a graph without symbols, by the road that `edge build` goes."""
-    source = Source(build.form_for(trt, model, _FILE), weights, _FILE)
+    source = GraphSource(build.form_for(trt, model, _FILE), weights, _FILE)
     return bytes(compile_graph(trt, source, order, (_PROFILE,), **more).engine)
 
 
@@ -74,7 +74,7 @@ class Builder:
         self._library.prepare(self._kernels, aliased=False)
         try:
             said = self._library.last_error
-            return compiled(self._trt, model, self._weights, Order(Sizes()), more_said=said)
+            return compiled(self._trt, model, self._weights, Order(EngineSizes()), more_said=said)
         finally:
             self._library.prepare(b"", aliased=False)
 

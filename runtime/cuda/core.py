@@ -15,8 +15,8 @@ from edge.errors import EngineError
 from edge.launch import CompiledKernel, Variant
 from edge.runtime.cuda import core_kernel, core_memory, install, place
 from edge.runtime.cuda.core_kernel import LoadedKernel
-from edge.runtime.cuda.device import Bytes, Graph, Memory
-from edge.runtime.cuda.faults import NEW_PROCESS, Faults
+from edge.runtime.cuda.device import Bytes, Memory, RecordedGraph
+from edge.runtime.cuda.faults import NEW_PROCESS, DriverFaults
 from edge.runtime.cuda.turns import Turns
 
 # How long `wait` waits for a kernel. A step takes milliseconds, a chunk of a prompt seconds.
@@ -58,13 +58,13 @@ class CoreDevice:
         cuda-core, no such GPU, no stream, or the default one.
         """
         self._modules = install.load()
-        self._faults = Faults(self._modules.api)
+        self._faults = DriverFaults(self._modules.api)
         self._place = place.choose(self._modules, self._faults, device, stream)
         self._turns = Turns(self._modules, self._faults, self._place)
         self._limit_s = limit_s
-        self._graph: Recorded | None = None
+        self._graph: CoreGraph | None = None
         # what was replayed last and when, until it is waited for
-        self._running: tuple[Recorded, float] | None = None
+        self._running: tuple[CoreGraph, float] | None = None
         # what copies under way use; the driver does not keep it alive
         self._under_way: dict[int, object] = {}
         with self._turns, self._faults.of("asking the GPU"):
@@ -222,13 +222,13 @@ class CoreDevice:
     # -- graphs ----------------------------------------------------------------------------------
 
     @contextmanager
-    def record(self) -> Iterator[list[Graph]]:
+    def record(self) -> Iterator[list[RecordedGraph]]:
         """See `Device.record`. The graph keeps the memory of its copies and its kernels alive;
         memory that launches point to is the caller's to keep.
         """
         self._not_recording("record again")
-        out: list[Graph] = []
-        graph, doing = Recorded(self), "recording a graph"
+        out: list[RecordedGraph] = []
+        graph, doing = CoreGraph(self), "recording a graph"
         self._turns.hold(graph)
         with self._turns, self._faults.of(doing):
             graph.builder = self._place.stream.create_graph_builder()
@@ -248,7 +248,7 @@ class CoreDevice:
                 graph.builder.close()
             self._graph = self._turns.recorder = None
 
-    def replay(self, graph: Recorded) -> None:
+    def replay(self, graph: CoreGraph) -> None:
         """Issue a recorded graph: one launch. Raises EngineError."""
         self._not_recording("replay")
         with self._turns, self._faults.of("launching a graph"):
@@ -296,7 +296,7 @@ class CoreDevice:
             late = slept and not asked
             graph.spent_s = graph.spent_s / 2 if late else time.monotonic() - replayed
 
-    def _sleep(self, graph: Recorded, replayed: float) -> bool:
+    def _sleep(self, graph: CoreGraph, replayed: float) -> bool:
         """Until shortly before the graph should be done; whether there was time for that."""
         rest = graph.spent_s - (time.monotonic() - replayed) - _MARGIN_S
         longest = _LONGEST_S if self._limit_s is None else min(_LONGEST_S, self._limit_s)
@@ -309,7 +309,7 @@ def _launching(kernel: LoadedKernel, grid: tuple[int, int, int]) -> str:
     return f"launching {kernel.name} on grid {grid}"
 
 
-class Recorded:
+class CoreGraph:
     """See `device.Graph`.
 
     Attributes:

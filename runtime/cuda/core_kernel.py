@@ -10,7 +10,7 @@ from typing import Any
 
 from edge.errors import EngineError
 from edge.launch import CompiledKernel, Variant
-from edge.runtime.cuda.faults import Faults
+from edge.runtime.cuda.faults import DriverFaults
 from edge.runtime.cuda.install import Modules
 
 WARP = 32
@@ -100,7 +100,7 @@ def _code_of(kind: str) -> str:
 
 def load(
     modules: Modules,
-    faults: Faults,
+    faults: DriverFaults,
     ordinal: int,
     variant: Variant,
     compiled: CompiledKernel,

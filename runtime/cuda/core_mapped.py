@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.runtime.cuda.faults import Faults
+from edge.runtime.cuda.faults import DriverFaults
 
 # small enough for a fragmented board, large enough that a gigabyte is 32 calls
 PIECE = 32 << 20
 _SUPPORTED = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 
 
-def supported(api: Any, faults: Faults, ordinal: int) -> bool:
+def supported(api: Any, faults: DriverFaults, ordinal: int) -> bool:
     """Whether the GPU can do it at all."""
     kind = api.CUdevice_attribute(_SUPPORTED)
     return bool(faults.check(api.cuDeviceGetAttribute(kind, ordinal), "asking the GPU"))
@@ -32,7 +32,7 @@ class Mapped:
         self.filled = 0
 
 
-def reserve(api: Any, faults: Faults, ordinal: int, nbytes: int) -> Mapped:
+def reserve(api: Any, faults: DriverFaults, ordinal: int, nbytes: int) -> Mapped:
     """Memory of at least this size. Raises EngineError; then nothing is left of it."""
     properties = api.CUmemAllocationProp()
     properties.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -59,7 +59,7 @@ def reserve(api: Any, faults: Faults, ordinal: int, nbytes: int) -> Mapped:
     return mapped
 
 
-def _add(mapped: Mapped, faults: Faults, properties: Any, size: int) -> None:
+def _add(mapped: Mapped, faults: DriverFaults, properties: Any, size: int) -> None:
     api, doing = mapped.api, f"allocating {size} bytes of {mapped.nbytes}"
     handle = faults.check(api.cuMemCreate(size, properties, 0), doing)
     try:

@@ -30,7 +30,7 @@ class Memory(Protocol):
     def nbytes(self) -> int: ...
 
 
-class Graph(Protocol):
+class RecordedGraph(Protocol):
     """Recorded launches and copies."""
 
     def replay(self) -> None:
@@ -86,7 +86,7 @@ class Device(Protocol):
         """Addresses, integers and floats, of the types that `variant.types` lists."""
         ...
 
-    def record(self) -> AbstractContextManager[list[Graph]]:
+    def record(self) -> AbstractContextManager[list[RecordedGraph]]:
         """What is issued inside is recorded instead of run; the list then holds the graph."""
         ...
 

@@ -14,12 +14,12 @@ from edge.launch import LaunchPlan
 from edge.runtime.cuda.device import Device, Memory
 from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.executor import Executor
-from edge.runtime.cuda.inputs import Run, Sources
+from edge.runtime.cuda.inputs import DeviceRun, Sources
 from edge.runtime.cuda.launching import PlanExecutor
-from edge.runtime.cuda.runs import Runs
+from edge.runtime.cuda.runs import StateRuns
 from edge.runtime.cuda.state import DeviceState, blocks
-from edge.runtime.cuda.weights import Weights
-from edge.runtime.cuda.workspace import Floats, Workspace
+from edge.runtime.cuda.weights import DeviceWeights
+from edge.runtime.cuda.workspace import DeviceWorkspace, Floats
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, layout_of
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.request import check
@@ -51,7 +51,7 @@ class CudaEngine:
         plan: LaunchPlan,
         config: ModelConfig,
         exclusive: Exclusive,
-        weights: Weights,
+        weights: DeviceWeights,
         kernels: Mapping[int, Any],
         *,
         chunk: int = DEFAULT_CHUNK,
@@ -70,7 +70,7 @@ class CudaEngine:
         self.sources = Sources(plan, getattr(exclusive.device, "multiprocessors", 0))
         self._state_dtypes = dict(state_dtypes or {})
         self._arena: Memory | None = None
-        self._runs: dict[tuple[int, int, int], Runs] = {}
+        self._runs: dict[tuple[int, int, int], StateRuns] = {}
 
     @staticmethod
     def from_bundle(bundle: Bundle, *, device: Device | None = None) -> CudaEngine:
@@ -106,7 +106,7 @@ class CudaEngine:
         """
         self.executor.check(self.runs(state.layout, state.window))
         try:
-            state.workspace = Workspace(self, state)
+            state.workspace = DeviceWorkspace(self, state)
         except EngineError as problem:
             raise StateError(
                 f"no room for the runs of a state: {problem.message}",
@@ -120,11 +120,11 @@ class CudaEngine:
                 self._arena = device.allocate(max(1, nbytes))
         return self._arena
 
-    def runs(self, layout: StateLayout, window: int) -> Runs:
+    def runs(self, layout: StateLayout, window: int) -> StateRuns:
         """The runs that a state of this layout can ask for; states of the same sizes share them."""
         key = (layout.batch, window, layout.capacity)
         if key not in self._runs:
-            self._runs[key] = Runs(
+            self._runs[key] = StateRuns(
                 plan=self.plan,
                 executor=self.executor,
                 chunk=self.chunk,
@@ -165,7 +165,7 @@ class CudaEngine:
         commit: bool = False,
     ) -> NDArray[np.float32]:
         """See `Engine.run`."""
-        logits: Floats = self._performed(Workspace.run, tokens, state, parents, rows, commit)
+        logits: Floats = self._performed(DeviceWorkspace.run, tokens, state, parents, rows, commit)
         return logits.transpose(1, 0, 2)
 
     def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
@@ -175,7 +175,7 @@ class CudaEngine:
         Raises as `run` does, but of logits that are not finite sees a NaN alone.
         """
         ids: NDArray[np.int32] = self._performed(
-            Workspace.pick, tokens, state, None, "last", commit=False
+            DeviceWorkspace.pick, tokens, state, None, "last", commit=False
         )
         return ids[-1].astype(np.int64)
 
@@ -196,7 +196,7 @@ class CudaEngine:
 
     def _performed(
         self,
-        work: Callable[[Workspace, Run], NDArray[Any]],
+        work: Callable[[DeviceWorkspace, DeviceRun], NDArray[Any]],
         tokens: NDArray[np.int64],
         state: State,
         parents: Sequence[int] | None,
@@ -217,6 +217,6 @@ class CudaEngine:
             else:
                 step = state.ledger.run(request.count, parents=request.parents)
             with self.exclusive:
-                found = work(workspace, Run(request.tokens, step, request.row_indices))
+                found = work(workspace, DeviceRun(request.tokens, step, request.row_indices))
             state.ledger = step.after
             return found

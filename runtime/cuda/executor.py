@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from edge.launch import Buffer
 from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.device import Memory
-from edge.runtime.ledger import Step
+from edge.runtime.ledger import ReplayStep
 
 if TYPE_CHECKING:
-    from edge.runtime.cuda.runs import Key, Runs
+    from edge.runtime.cuda.runs import RunKey, StateRuns
     from edge.runtime.cuda.state import DeviceState
 
 
@@ -33,7 +33,7 @@ class Places(NamedTuple):
     arena: Memory
 
 
-class Work(Protocol):
+class PreparedWork(Protocol):
     """A run of one size, with every address known."""
 
     @property
@@ -45,7 +45,7 @@ class Work(Protocol):
         """Give it to the device. Raises EngineError."""
         ...
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: ReplayStep) -> None:
         """What differs from run to run and is not recorded; issued behind `issue`, each time."""
         ...
 
@@ -60,7 +60,7 @@ class Issuer(Protocol):
     @property
     def rehearses(self) -> bool: ...
 
-    def prepare(self, key: Key, places: Places, *, recorded: bool) -> Work:
+    def prepare(self, key: RunKey, places: Places, *, recorded: bool) -> PreparedWork:
         """The run `key` at these places; `recorded`: it will be, so it is asked for once.
 
         Raises BundleError, EngineError: sizes that cannot be run.
@@ -94,14 +94,14 @@ class Executor(Protocol):
         """What the host writes before a run of the plan's program."""
         ...
 
-    def values(self, runs: Runs, roomy: Key) -> Arena:
+    def values(self, runs: StateRuns, roomy: RunKey) -> Arena:
         """Where the values of a roomy run lie: `logits`, `picked`, and what it needs itself."""
         ...
 
-    def check(self, runs: Runs) -> None:
+    def check(self, runs: StateRuns) -> None:
         """Raises EngineError: it cannot run states of these sizes."""
         ...
 
-    def issuer(self, runs: Runs, state: DeviceState) -> Issuer:
+    def issuer(self, runs: StateRuns, state: DeviceState) -> Issuer:
         """For the runs of a state, of which it keeps no reference but to its memory."""
         ...

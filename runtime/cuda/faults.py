@@ -35,7 +35,7 @@ _REMEDY = {
 }
 
 
-class Faults:
+class DriverFaults:
     """Errors of one device, typed. `lost` says why nothing can be done with it any more."""
 
     def __init__(self, api: ModuleType) -> None:

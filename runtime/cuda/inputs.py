@@ -28,7 +28,7 @@ from edge.launch import (
 from edge.rope import powers
 from edge.runtime.cuda.device import ALIGNMENT, Bytes
 from edge.runtime.layout import packed
-from edge.runtime.ledger import LAST, Step, Tree, log_slots
+from edge.runtime.ledger import LAST, ReplayStep, Tree, log_slots
 
 Array = NDArray[Any]
 Ints = NDArray[np.int32]
@@ -46,11 +46,11 @@ _NUMPY: dict[DType, type[np.generic]] = {
 
 
 @dataclass(frozen=True)
-class Run:
+class DeviceRun:
     """One run: tokens [T, B], what the ledger says of it, and the wanted rows."""
 
     tokens: NDArray[np.int64]
-    step: Step
+    step: ReplayStep
     rows: Sequence[int]
 
 
@@ -70,7 +70,7 @@ class Sources:
             else powers(theta, dim)
             for index, (theta, dim) in enumerate(plan.rotations)
         ]
-        self._fill: dict[str, Callable[[Array, Run], None]] = {
+        self._fill: dict[str, Callable[[Array, DeviceRun], None]] = {
             "run": self._fields,
             "tokens": _tokens,
             "rows": _rows,
@@ -95,7 +95,7 @@ class Sources:
                     remedy="export the model again with this version, or update mamba-edge",
                 )
 
-    def fill(self, arrays: dict[str, Array], run: Run) -> None:
+    def fill(self, arrays: dict[str, Array], run: DeviceRun) -> None:
         """Write the inputs of a run."""
         for name, array in arrays.items():
             self._fill[name](array, run)
@@ -107,7 +107,7 @@ class Sources:
                 state = np.empty(width - 1, np.int32) if state is None else state
                 fill_taps(run.step, width, index.reshape(count, width), state)
 
-    def _fields(self, array: Array, run: Run) -> None:
+    def _fields(self, array: Array, run: DeviceRun) -> None:
         step = run.step
         array[PENDING], array[ADVANCE] = len(step.pending), step.advance
         array[SOURCE], array[TARGET] = step.source, 1 - step.source
@@ -116,17 +116,17 @@ class Sources:
 
     def _turned(
         self, function: Callable[[Array], Array], index: int
-    ) -> Callable[[Array, Run], None]:
+    ) -> Callable[[Array, DeviceRun], None]:
         """cos or sin of position · inverse frequency, in fp32 as the graph computes it."""
 
-        def fill(array: Array, run: Run) -> None:
+        def fill(array: Array, run: DeviceRun) -> None:
             column = positions(run.step).astype(np.float32)[:, None]
             array[:] = function(column * self._inverses[index]).ravel()
 
         return fill
 
 
-def positions(step: Step) -> NDArray[np.int64]:
+def positions(step: ReplayStep) -> NDArray[np.int64]:
     """Each new token's place in its sequence."""
     out = np.arange(step.past, step.past + len(step.slots))
     for node, parent in enumerate(step.parents or ()):
@@ -134,23 +134,23 @@ def positions(step: Step) -> NDArray[np.int64]:
     return out
 
 
-def _tokens(array: Array, run: Run) -> None:
+def _tokens(array: Array, run: DeviceRun) -> None:
     array[:] = run.tokens.ravel()
 
 
-def _rows(array: Array, run: Run) -> None:
+def _rows(array: Array, run: DeviceRun) -> None:
     array[:] = run.rows
 
 
-def _replay(array: Array, run: Run) -> None:
+def _replay(array: Array, run: DeviceRun) -> None:
     array[: len(run.step.pending)] = run.step.pending
 
 
-def _slots(array: Array, run: Run) -> None:
+def _slots(array: Array, run: DeviceRun) -> None:
     array[:] = run.step.slots
 
 
-def _ancestors(array: Array, run: Run) -> None:
+def _ancestors(array: Array, run: DeviceRun) -> None:
     # for a chain an executor may ask for 1 x 1
     count = math.isqrt(array.size)
     matrix = array.reshape(count, count)
@@ -164,15 +164,15 @@ def _ancestors(array: Array, run: Run) -> None:
         matrix[node, node] = 1
 
 
-def _write_positions(array: Array, run: Run) -> None:
+def _write_positions(array: Array, run: DeviceRun) -> None:
     array[:] = positions(run.step)
 
 
-def _nothing(array: Array, run: Run) -> None:
+def _nothing(array: Array, run: DeviceRun) -> None:
     pass
 
 
-def tap_rows(step: Step, width: int) -> Ints:
+def tap_rows(step: ReplayStep, width: int) -> Ints:
     """Rows that a convolution can read, up to the run's last token and as if it were a chain:
     [state slot: K-1 | log slots: S | new tokens: T].
     """
@@ -184,7 +184,7 @@ def tap_rows(step: Step, width: int) -> Ints:
 
 
 def fill_taps(
-    step: Step, width: int, taps: NDArray[np.int32], state_taps: NDArray[np.int32]
+    step: ReplayStep, width: int, taps: NDArray[np.int32], state_taps: NDArray[np.int32]
 ) -> None:
     """Write `taps` [T, K], oldest first and itself last, and `state_taps` [K-1].
 
@@ -203,7 +203,7 @@ def fill_taps(
     state_taps[:] = order[end : end + width - 1]
 
 
-class Block:
+class InputBlock:
     """Where the inputs of runs up to one size lie, one after the other, each on 256 bytes.
 
     Attributes:

@@ -10,11 +10,11 @@ from edge.runtime.cuda import program
 from edge.runtime.cuda.arena import Arena, place
 from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.executor import Places
-from edge.runtime.cuda.runs import Key, Runs
+from edge.runtime.cuda.runs import RunKey, StateRuns
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.cuda.weights import Weights
+from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import StateLayout
-from edge.runtime.ledger import Step
+from edge.runtime.ledger import ReplayStep
 
 
 class PlanExecutor:
@@ -29,7 +29,7 @@ class PlanExecutor:
     trees = True
 
     def __init__(
-        self, plan: LaunchPlan, kernels: Mapping[int, Any], weights: Weights, device: Device
+        self, plan: LaunchPlan, kernels: Mapping[int, Any], weights: DeviceWeights, device: Device
     ) -> None:
         self.plan = plan
         self.kernels = kernels
@@ -51,14 +51,14 @@ class PlanExecutor:
         """Those that the program's launches point to."""
         return {name: self.plan.inputs[name] for name in program.reads(self.plan, index)}
 
-    def values(self, runs: Runs, roomy: Key) -> Arena:
+    def values(self, runs: StateRuns, roomy: RunKey) -> Arena:
         """Those that its launches hand to one another."""
         return place(self.plan.programs[roomy.program], self.plan, runs.sizes(roomy))
 
-    def check(self, runs: Runs) -> None:
+    def check(self, runs: StateRuns) -> None:
         """A plan is made for every size."""
 
-    def issuer(self, runs: Runs, state: DeviceState) -> LaunchIssuer:
+    def issuer(self, runs: StateRuns, state: DeviceState) -> LaunchIssuer:
         return LaunchIssuer(self, runs)
 
     def item_size(self, pointer: Pointer, layout: StateLayout) -> int:
@@ -73,12 +73,12 @@ class LaunchIssuer:
 
     rehearses = False
 
-    def __init__(self, executor: PlanExecutor, runs: Runs) -> None:
+    def __init__(self, executor: PlanExecutor, runs: StateRuns) -> None:
         self._executor = executor
         self._runs = runs
-        self._templates: dict[Key, program.Template] = {}
+        self._templates: dict[RunKey, program.Template] = {}
 
-    def prepare(self, key: Key, places: Places, *, recorded: bool) -> Launches:
+    def prepare(self, key: RunKey, places: Places, *, recorded: bool) -> Launches:
         """See `Issuer.prepare`."""
         roomy = self._runs.roomy(key)
         if roomy not in self._templates:
@@ -91,7 +91,7 @@ class LaunchIssuer:
     def moved(self) -> None:
         self._templates.clear()
 
-    def _template(self, roomy: Key, places: Places) -> program.Template:
+    def _template(self, roomy: RunKey, places: Places) -> program.Template:
         executor, layout = self._executor, self._runs.layout
         starts = {
             "value": places.values.__getitem__,
@@ -117,7 +117,7 @@ class Launches:
 
     recordable = True
 
-    def __init__(self, device: Device, calls: list[program.Call]) -> None:
+    def __init__(self, device: Device, calls: list[program.KernelCall]) -> None:
         self._device = device
         self.calls = calls
 
@@ -125,5 +125,5 @@ class Launches:
         for call in self.calls:
             call.issue(self._device)
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: ReplayStep) -> None:
         """Its launches read all that differs from the inputs."""

@@ -14,7 +14,7 @@ from edge.launch import LaunchPlan
 from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
-from edge.runtime.cuda.weights import Weights, upload
+from edge.runtime.cuda.weights import DeviceWeights, upload
 from edge.runtime.layout import Identity
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def from_bundle(bundle: Bundle, device: Device | None = None) -> CudaEngine:
     device = open_device() if device is None else device
     exclusive = Exclusive(device)
     kernels = load_kernels(bundle, plan, device, exclusive, range(len(plan.variants)))
-    weights = Weights(plan, exclusive)
+    weights = DeviceWeights(plan, exclusive)
     if plan.weights:
         upload(bundle, WEIGHT_FILE, weights)
     manifest = bundle.manifest

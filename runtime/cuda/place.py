@@ -12,7 +12,7 @@ import os
 from typing import Any, NamedTuple
 
 from edge.errors import EngineError
-from edge.runtime.cuda.faults import Faults
+from edge.runtime.cuda.faults import DriverFaults
 from edge.runtime.cuda.install import Modules
 
 # the NULL stream, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD
@@ -20,7 +20,7 @@ _DEFAULT_STREAMS = (0, 1, 2)
 _NONBLOCKING = 1
 
 
-class Place(NamedTuple):
+class GpuStream(NamedTuple):
     """What was chosen.
 
     Attributes:
@@ -38,7 +38,9 @@ class Place(NamedTuple):
     owner: object | None
 
 
-def choose(modules: Modules, faults: Faults, device: int | None, stream: object | None) -> Place:
+def choose(
+    modules: Modules, faults: DriverFaults, device: int | None, stream: object | None
+) -> GpuStream:
     """Where to work. Leaves a current context as it was. Raises EngineError."""
     api = modules.api
     with faults.of("starting CUDA"):
@@ -59,7 +61,7 @@ def choose(modules: Modules, faults: Faults, device: int | None, stream: object 
                 api.cuCtxSetCurrent(before)
 
 
-def _own(modules: Modules, faults: Faults, device: int | None, context: Any) -> Place:
+def _own(modules: Modules, faults: DriverFaults, device: int | None, context: Any) -> GpuStream:
     """A stream of our own in the current context, else in the GPU's primary one."""
     core, api = modules
     ordinal = None
@@ -73,10 +75,12 @@ def _own(modules: Modules, faults: Faults, device: int | None, context: Any) -> 
         # that never does
         context = faults.check(api.cuDevicePrimaryCtxRetain(api.CUdevice(ordinal)), doing)
     handle = faults.check(api.cuStreamCreate(_NONBLOCKING), "creating a stream")
-    return Place(ordinal, context, handle, core.Stream.from_handle(int(handle)), None)
+    return GpuStream(ordinal, context, handle, core.Stream.from_handle(int(handle)), None)
 
 
-def _of_stream(modules: Modules, faults: Faults, device: int | None, stream: object) -> Place:
+def _of_stream(
+    modules: Modules, faults: DriverFaults, device: int | None, stream: object
+) -> GpuStream:
     core, api = modules
     number = _number(stream)
     if number in _DEFAULT_STREAMS:
@@ -91,7 +95,7 @@ def _of_stream(modules: Modules, faults: Faults, device: int | None, stream: obj
     ordinal = int(faults.check(api.cuCtxGetDevice(), "asking for the stream's GPU"))
     if device is not None and device != ordinal:
         raise EngineError(f"is of GPU {ordinal}, not of {device}", field="stream")
-    return Place(ordinal, context, handle, core.Stream.from_handle(number), stream)
+    return GpuStream(ordinal, context, handle, core.Stream.from_handle(number), stream)
 
 
 def _first(value: Any) -> Any:

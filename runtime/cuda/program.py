@@ -13,7 +13,7 @@ from edge.runtime.cuda.device import Device
 Resolve = Callable[[Pointer], int]
 
 
-class Call(NamedTuple):
+class KernelCall(NamedTuple):
     """One launch: `kernel` as `Device.load` gave it."""
 
     kernel: Any
@@ -78,7 +78,7 @@ class Template:
         key = (size.times, size.of, size.per)
         return self._sizes.setdefault(key, (len(self._sizes), size))[0]
 
-    def calls(self, sizes: Sizes) -> list[Call]:
+    def calls(self, sizes: Sizes) -> list[KernelCall]:
         """The launches at these sizes."""
         values = [size.value(sizes) for _, size in self._sizes.values()]
         made = []
@@ -87,7 +87,7 @@ class Template:
             for position, index in holes:
                 arguments[position] = values[index]
             grid = (max(1, values[x]), max(1, values[y]), max(1, values[z]))
-            made.append(Call(kernel, grid, tuple(arguments)))
+            made.append(KernelCall(kernel, grid, tuple(arguments)))
         return made
 
 

@@ -9,7 +9,7 @@ from edge.errors import InputError
 from edge.launch import ITEM_SIZE, LaunchPlan, Sizes
 from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.executor import Executor
-from edge.runtime.cuda.inputs import Block
+from edge.runtime.cuda.inputs import InputBlock
 from edge.runtime.cuda.program import choose
 from edge.runtime.layout import StateLayout
 from edge.runtime.ledger import log_slots
@@ -19,7 +19,7 @@ from edge.runtime.ledger import log_slots
 RECORDED = 16
 
 
-class Key(NamedTuple):
+class RunKey(NamedTuple):
     """What tells one run from another: the program, T, L, and whether it ends in picks."""
 
     program: int
@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Runs:
+class StateRuns:
     """The runs of one state.
 
     Attributes:
@@ -45,14 +45,14 @@ class Runs:
     layout: StateLayout
     window: int
     vocab: int
-    _arenas: dict[Key, Arena] = field(default_factory=dict, repr=False, compare=False)
-    _blocks: dict[Key, Block] = field(default_factory=dict, repr=False, compare=False)
+    _arenas: dict[RunKey, Arena] = field(default_factory=dict, repr=False, compare=False)
+    _blocks: dict[RunKey, InputBlock] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def batch(self) -> int:
         return self.layout.batch
 
-    def sizes(self, key: Key) -> Sizes:
+    def sizes(self, key: RunKey) -> Sizes:
         """The symbols of `edge.launch`."""
         return {
             "T": key.tokens,
@@ -62,7 +62,7 @@ class Runs:
             "S": log_slots(self.window),
         }
 
-    def key(self, kind: str, tokens: int, rows: int) -> Key:
+    def key(self, kind: str, tokens: int, rows: int) -> RunKey:
         """Raises InputError when no program takes so many, or no tree is run at all."""
         if kind == "tree" and not self.executor.trees:
             raise InputError(
@@ -79,9 +79,9 @@ class Runs:
                 field="parents",
                 remedy="draft fewer tokens",
             )
-        return Key(found, tokens, rows)
+        return RunKey(found, tokens, rows)
 
-    def recorded(self) -> list[Key]:
+    def recorded(self) -> list[RunKey]:
         """What decoding, drafting and reading prompts use."""
         keys = []
         for count in range(1, min(self.window, RECORDED) + 1):
@@ -102,7 +102,7 @@ class Runs:
             if programs[key.program].launches and key.tokens <= room
         ]
 
-    def roomy(self, key: Key) -> Key:
+    def roomy(self, key: RunKey) -> RunKey:
         """The run whose layout of inputs and values serves `key`: the largest of its program.
 
         So addresses are filled into a program's launches once, whatever the lengths of prompts.
@@ -114,20 +114,20 @@ class Runs:
         longest = max(self.chunk, self.window)
         if program.max_rows is not None:
             tokens = min(longest, max(1, program.max_rows // self.batch))
-            return Key(key.program, tokens, tokens)
+            return RunKey(key.program, tokens, tokens)
         rows = self.window if key.rows <= self.window else longest
-        return Key(key.program, longest, min(rows, longest))
+        return RunKey(key.program, longest, min(rows, longest))
 
-    def arena(self, key: Key) -> Arena:
+    def arena(self, key: RunKey) -> Arena:
         """Where the values of a roomy run lie."""
         if key not in self._arenas:
             self._arenas[key] = self.executor.values(self, key)
         return self._arenas[key]
 
-    def block(self, key: Key) -> Block:
+    def block(self, key: RunKey) -> InputBlock:
         """Where the inputs of a roomy run lie."""
         if key not in self._blocks:
-            self._blocks[key] = Block(self.executor.inputs(key.program), self.sizes(key))
+            self._blocks[key] = InputBlock(self.executor.inputs(key.program), self.sizes(key))
         return self._blocks[key]
 
     @property
@@ -141,9 +141,9 @@ class Runs:
         rows = max(self.chunk, self.window)
         return max(1, *(self.block(key).nbytes for key in self._roomy(rows)))
 
-    def _roomy(self, rows: int) -> list[Key]:
+    def _roomy(self, rows: int) -> list[RunKey]:
         """The layouts there are for runs with logits of `rows` tokens at most."""
-        return [self.roomy(Key(index, 0, rows)) for index in range(len(self.plan.programs))]
+        return [self.roomy(RunKey(index, 0, rows)) for index in range(len(self.plan.programs))]
 
     def picked_bytes(self, rows: int) -> int:
         return ITEM_SIZE["i32"] * rows * self.batch

@@ -14,7 +14,7 @@ from edge.runtime.ledger import ReplayLedger, log_slots
 from edge.runtime.state import Array, Piece, State
 
 
-class Tensor(NamedTuple):
+class StateTensor(NamedTuple):
     """One tensor of the state.
 
     Attributes:
@@ -28,24 +28,27 @@ class Tensor(NamedTuple):
     slot: int
 
 
-class Block(NamedTuple):
+class TensorBlock(NamedTuple):
     """Tensors that lie in one piece of memory, and its bytes."""
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, StateTensor]
     nbytes: int
 
 
-def blocks(layout: StateLayout, window: int) -> tuple[Block, Block]:
+def blocks(layout: StateLayout, window: int) -> tuple[TensorBlock, TensorBlock]:
     """Recurrent tensors [2, …slot shape] with logs [S, B, width]; KV caches."""
     caches = {name: ((1, *s), layout.dtype(name)) for name, s in layout.caches.items()}
     return _block(layout.kept(2, 2, log_slots(window))), _block(caches)
 
 
-def _block(arrays: Mapping[str, ArrayType]) -> Block:
+def _block(arrays: Mapping[str, ArrayType]) -> TensorBlock:
     sizes = {name: dtype.itemsize * math.prod(shape) for name, (shape, dtype) in arrays.items()}
     offsets, nbytes = packed(sizes, ALIGNMENT)
-    return Block(
-        {n: Tensor(offsets[n], sizes[n], sizes[n] // shape[0]) for n, (shape, _) in arrays.items()},
+    return TensorBlock(
+        {
+            n: StateTensor(offsets[n], sizes[n], sizes[n] // shape[0])
+            for n, (shape, _) in arrays.items()
+        },
         nbytes,
     )
 

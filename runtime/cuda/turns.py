@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from edge.errors import EngineError
-from edge.runtime.cuda.faults import Faults
+from edge.runtime.cuda.faults import DriverFaults
 from edge.runtime.cuda.install import Modules
-from edge.runtime.cuda.place import Place
+from edge.runtime.cuda.place import GpuStream
 
 _Free = Callable[[Any], Any]
 # how long dropping a device waits for what it does; then its memory is the process's to free
@@ -32,7 +32,7 @@ class Turns:
         recorder: the thread that records a graph.
     """
 
-    def __init__(self, modules: Modules, faults: Faults, place: Place) -> None:
+    def __init__(self, modules: Modules, faults: DriverFaults, place: GpuStream) -> None:
         self.faults = faults
         self.recorder: int | None = None
         self.api = modules.api
@@ -156,7 +156,9 @@ class _Foreign:
         return (0,)
 
 
-def _close(faults: Faults, api: Any, place: Place, freeing: list[tuple[_Free, Any]]) -> None:
+def _close(
+    faults: DriverFaults, api: Any, place: GpuStream, freeing: list[tuple[_Free, Any]]
+) -> None:
     """The last thing done for a device: what was still to be freed, and its stream."""
     if faults.lost is not None:
         return

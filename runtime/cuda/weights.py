@@ -23,7 +23,7 @@ SEGMENT = 256 << 20
 _BLOCK = 4 << 20
 
 
-class Segment:
+class WeightSegment:
     """Neighbouring bytes of weights.bin: `start` … `end`, and where they lie on the device."""
 
     def __init__(self, start: int, end: int) -> None:
@@ -31,7 +31,7 @@ class Segment:
         self.memory: Memory | None = None
 
 
-class Weights:
+class DeviceWeights:
     """What a plan's `weight` and `inline` pointers mean.
 
     Attributes:
@@ -89,13 +89,13 @@ class Weights:
         return self._constants.address + self._inline[name]
 
 
-def segments(weights: Mapping[str, Weight], largest: int = SEGMENT) -> list[Segment]:
+def segments(weights: Mapping[str, Weight], largest: int = SEGMENT) -> list[WeightSegment]:
     """Runs of weights of at most `largest` bytes, unless one alone is larger; gaps left out.
 
     Each begins with a weight, on a multiple of 256 bytes of the file or, where the weight is not
     on one, before it: so that weights are aligned on the device as in the file.
     """
-    out: list[Segment] = []
+    out: list[WeightSegment] = []
     for weight in sorted(weights.values(), key=lambda weight: weight.offset):
         start = weight.offset - weight.offset % ALIGNMENT
         end = weight.offset + max(1, weight.elements * ITEM_SIZE[weight.dtype])
@@ -106,11 +106,11 @@ def segments(weights: Mapping[str, Weight], largest: int = SEGMENT) -> list[Segm
         if last is not None and (shared or near):
             last.end = max(last.end, end)
         else:
-            out.append(Segment(start, end))
+            out.append(WeightSegment(start, end))
     return out
 
 
-def upload(bundle: Bundle, path: str, weights: Weights) -> None:
+def upload(bundle: Bundle, path: str, weights: DeviceWeights) -> None:
     """Read the bundle's file `path` once: hashed, and copied to the device.
 
     Raises BundleError: it is not what the manifest says. The weights must then not be used.

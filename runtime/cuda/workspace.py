@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from edge.errors import EngineError
 from edge.runtime.cuda import program
 from edge.runtime.cuda.arena import LOGITS, PICKED
-from edge.runtime.cuda.device import Bytes, Graph, Memory
-from edge.runtime.cuda.executor import Issuer, Places, Work
-from edge.runtime.cuda.inputs import Run
+from edge.runtime.cuda.device import Bytes, Memory, RecordedGraph
+from edge.runtime.cuda.executor import Issuer, Places, PreparedWork
+from edge.runtime.cuda.inputs import DeviceRun
 from edge.runtime.cuda.launching import Launches
-from edge.runtime.cuda.runs import Key
+from edge.runtime.cuda.runs import RunKey
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.ledger import ReplayLedger, Slots, Step
+from edge.runtime.ledger import ReplayLedger, ReplayStep, Slots
 
 if TYPE_CHECKING:
     from edge.runtime.cuda.engine import CudaEngine
@@ -31,7 +31,7 @@ _REMEDY = "check the bundle, or clear the state"
 _KEPT = 64
 
 
-class Prepared:
+class PreparedRun:
     """A run of one size, with every address known.
 
     Attributes:
@@ -41,7 +41,7 @@ class Prepared:
         graph: the recorded run, or None: it is issued piece by piece.
     """
 
-    def __init__(self, workspace: Workspace, key: Key, *, recorded: bool = False) -> None:
+    def __init__(self, workspace: DeviceWorkspace, key: RunKey, *, recorded: bool = False) -> None:
         runs, roomy = workspace.runs, workspace.runs.roomy(key)
         self._device = workspace.engine.exclusive.device
         self._arena, self._memory = workspace.arena, workspace.memory
@@ -49,7 +49,7 @@ class Prepared:
         self._host = workspace.host[: block.nbytes]
         self.inputs = block.views(workspace.host, runs.sizes(key))
         places = workspace.places(roomy)
-        self.work: Work = workspace.issuer.prepare(key, places, recorded=recorded)
+        self.work: PreparedWork = workspace.issuer.prepare(key, places, recorded=recorded)
         offsets, shape = runs.arena(roomy).offsets, (key.rows, runs.batch)
         self.logits: Floats = np.zeros((0, *shape[1:], runs.vocab), np.float32)
         self.picked: Ids = np.zeros((0, runs.batch), np.int32)
@@ -61,7 +61,7 @@ class Prepared:
             self._out = workspace.out[: runs.logits_bytes(key.rows)]
             self._at = offsets.get(LOGITS, 0)
             self.logits = self._out.view(np.float32).reshape(*shape, runs.vocab)
-        self.graph: Graph | None = None
+        self.graph: RecordedGraph | None = None
 
     def record(self) -> None:
         """Record the run, to be issued in one piece."""
@@ -69,7 +69,7 @@ class Prepared:
             self._issue()
         self.graph = graphs[0]
 
-    def run(self, step: Step) -> None:
+    def run(self, step: ReplayStep) -> None:
         """Until it is done; the inputs of `step` are written. Raises EngineError."""
         if self.graph is None:
             self._issue()
@@ -86,7 +86,7 @@ class Prepared:
             self._device.read(self._out, self._arena, self._at)
 
 
-class Workspace:
+class DeviceWorkspace:
     """Inputs, logits and prepared runs of one state; values live in the engine's arena.
 
     Attributes:
@@ -106,7 +106,7 @@ class Workspace:
         self.addresses = {name: state.address(name) for name in (*state.where, *state.cache_where)}
         # the state's memory lives as long as what points into it
         self._kept: Any = (state.recurrent, state.caches)
-        self._prepared: OrderedDict[Key, Prepared] = OrderedDict()
+        self._prepared: OrderedDict[RunKey, PreparedRun] = OrderedDict()
         self.issuer: Issuer = engine.executor.issuer(runs, state)
         self._finite = np.zeros((runs.batch, runs.vocab), np.bool_)
         with engine.exclusive as device:
@@ -118,7 +118,7 @@ class Workspace:
             self.arena: Memory = engine.arena(runs.values_bytes)
             self._record(rehearse=self.issuer.rehearses)
 
-    def run(self, run: Run) -> Floats:
+    def run(self, run: DeviceRun) -> Floats:
         """Logits [L, B, V] of a run; a view of memory that the next one overwrites.
 
         Raises EngineError: the device failed, or the logits are not finite; InputError: a tree that
@@ -132,7 +132,7 @@ class Workspace:
                 raise EngineError("the logits are not finite", remedy=_REMEDY)
         return prepared.logits
 
-    def pick(self, run: Run) -> Ids:
+    def pick(self, run: DeviceRun) -> Ids:
         """The id of the largest logit of each wanted row, [L, B], the lowest of equal ones; a view.
 
         Raises EngineError as `run` does, for a NaN too.
@@ -144,7 +144,7 @@ class Workspace:
             raise EngineError("the logits are not finite", remedy=_REMEDY)
         return prepared.picked
 
-    def calls(self, key: Key) -> list[program.Call]:
+    def calls(self, key: RunKey) -> list[program.KernelCall]:
         """What a run launches, to measure its kernels one by one."""
         work = self._ready(key).work
         return work.calls if isinstance(work, Launches) else []
@@ -156,10 +156,10 @@ class Workspace:
         with self.engine.exclusive:
             prepared = self._ready(self.runs.key("settle", 0, 0))
             none = np.zeros((0, self.runs.batch), np.int64)
-            self._perform(prepared, Run(none, state.ledger.applied(), ()))
+            self._perform(prepared, DeviceRun(none, state.ledger.applied(), ()))
         return Slots((state.ledger.spare,), (state.ledger.spare,), ())
 
-    def places(self, roomy: Key) -> Places:
+    def places(self, roomy: RunKey) -> Places:
         """Where runs of this layout find what they read and write."""
         inputs = self.runs.block(roomy).offsets.items()
         values = self.runs.arena(roomy).offsets.items()
@@ -170,35 +170,35 @@ class Workspace:
             self.arena,
         )
 
-    def _perform(self, prepared: Prepared, run: Run) -> None:
+    def _perform(self, prepared: PreparedRun, run: DeviceRun) -> None:
         self.engine.sources.fill(prepared.inputs, run)
         prepared.run(run.step)
 
     def _record(self, *, rehearse: bool = False) -> None:
         for key in self.runs.recorded():
-            prepared = self._prepared[key] = Prepared(self, key, recorded=True)
+            prepared = self._prepared[key] = PreparedRun(self, key, recorded=True)
             kind = self.runs.plan.programs[key.program].kind
             if rehearse and kind != "settle":
                 # of a state that is new: what it overwrites holds nothing yet
                 step = ReplayLedger(self.runs.window).rehearsal(key.tokens, tree=kind == "tree")
                 tokens = np.zeros((key.tokens, self.runs.batch), np.int64)
-                self._perform(prepared, Run(tokens, step, (0,) * key.rows))
+                self._perform(prepared, DeviceRun(tokens, step, (0,) * key.rows))
             if prepared.work.recordable:
                 prepared.record()
 
-    def _ready(self, key: Key) -> Prepared:
+    def _ready(self, key: RunKey) -> PreparedRun:
         found = self._prepared.get(key)
         if found is not None:
             self._prepared.move_to_end(key)
             return found
         self._grow(key)
-        found = self._prepared[key] = Prepared(self, key)
+        found = self._prepared[key] = PreparedRun(self, key)
         spare = [each for each, prepared in self._prepared.items() if prepared.graph is None]
         if len(spare) > _KEPT:
             del self._prepared[spare[0]]
         return found
 
-    def _grow(self, key: Key) -> None:
+    def _grow(self, key: RunKey) -> None:
         """Room for a run that was not foreseen: all logits of a chunk. Kept from then on."""
         values = self.runs.arena(self.runs.roomy(key)).total
         logits = self.runs.logits_bytes(key.rows)

@@ -23,9 +23,9 @@ from edge.plugins.tensorrt import blob
 from edge.runtime import memory
 from edge.runtime.tensorrt import cache, machine, sealed, watch
 from edge.runtime.tensorrt.bindings import TensorRT
-from edge.runtime.tensorrt.compile import Compiled, Order, Source, compile_graph
+from edge.runtime.tensorrt.compile import CompiledEngine, GraphSource, Order, compile_graph
 from edge.runtime.tensorrt.library import PluginLibrary
-from edge.runtime.tensorrt.profiles import Profile, Sizes, profiles
+from edge.runtime.tensorrt.profiles import EngineSizes, Profile, profiles
 from edge.runtime.tensorrt.watch import Report
 
 # Of TensorRT and CUDA themselves, and of each weight: as parsed, on the device, in the engine.
@@ -48,7 +48,7 @@ class Built:
     path: Path
     key: str
     components: Mapping[str, str]
-    sizes: Sizes
+    sizes: EngineSizes
     profiles: tuple[Profile, ...]
     engine_bytes: int
     seconds: float = 0.0
@@ -116,7 +116,7 @@ class _Job:
         key = cache.key(components, sizes)
         return Built(path, key, components, sizes, self.profiles, size, seconds, notes)
 
-    def compiled(self, stop: threading.Event) -> Compiled:
+    def compiled(self, stop: threading.Event) -> CompiledEngine:
         """Build it, on whatever thread this is."""
         if self._gpu is not None:
             self._gpu.memory()  # makes its context this thread's
@@ -135,13 +135,13 @@ class _Job:
                 stop=stop,
             )
 
-    def _source(self) -> Source:
+    def _source(self) -> GraphSource:
         bundle, file = self._bundle, machine.graph_file(self._bundle)
         where = f"{bundle.path}/{file}"
         model = form_for(self._trt, bundle.read(file), where)
         has_weights = bundle.manifest.entry(WEIGHT_FILE) is not None
         weights = bundle.fd(WEIGHT_FILE) if has_weights else None
-        return Source(model, weights, where)
+        return GraphSource(model, weights, where)
 
 
 def _keep_timings(components: Mapping[str, str], timings: bytes) -> tuple[str, ...]:

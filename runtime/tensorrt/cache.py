@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from edge.errors import EngineError
 from edge.runtime.tensorrt import sealed
-from edge.runtime.tensorrt.profiles import Sizes
+from edge.runtime.tensorrt.profiles import EngineSizes
 from edge.runtime.tensorrt.sealed import Damaged, Sealed
 
 # What an engine depends on, and what each is called in a message. `Sizes` come on top.
@@ -45,22 +45,22 @@ _TIMINGS = "timings"
 Components = Mapping[str, str]
 
 
-class Entry(NamedTuple):
+class EngineEntry(NamedTuple):
     """An engine file by its header, of which nothing is checked yet."""
 
     path: Path
     components: Components
-    sizes: Sizes
+    sizes: EngineSizes
 
 
-def key(components: Components, sizes: Sizes) -> str:
+def key(components: Components, sizes: EngineSizes) -> str:
     """SHA-256 over everything that can change an engine."""
     facts = {name: components.get(name, "") for name in COMPONENTS}
     text = json.dumps([facts, sizes.model_dump()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def name(components: Components, sizes: Sizes) -> str:
+def name(components: Components, sizes: EngineSizes) -> str:
     """The file for an engine: the same for what takes its place."""
     facts = [components.get(each, "") for each in _NAMED]
     text = json.dumps([facts, sizes.model_dump()], sort_keys=True)
@@ -71,7 +71,7 @@ def _stem(bundle: str) -> str:
     return f"{bundle[:16]}-"
 
 
-def command(bundle: str | Path, sizes: Sizes | None = None, *flags: str) -> str:
+def command(bundle: str | Path, sizes: EngineSizes | None = None, *flags: str) -> str:
     """What builds the engine of a bundle for these sizes."""
     words = ["edge", "build", str(bundle)]
     if sizes is not None:
@@ -82,7 +82,7 @@ def command(bundle: str | Path, sizes: Sizes | None = None, *flags: str) -> str:
 
 
 def store(
-    components: Components, sizes: Sizes, engine: bytes | memoryview, facts: Mapping[str, Any]
+    components: Components, sizes: EngineSizes, engine: bytes | memoryview, facts: Mapping[str, Any]
 ) -> Path:
     """Keep an engine, whole or not at all; `facts` are for whoever reads the header.
 
@@ -98,7 +98,7 @@ def store(
     return sealed.write(name(components, sizes), header, engine)
 
 
-def there(components: Components, sizes: Sizes) -> Path | None:
+def there(components: Components, sizes: EngineSizes) -> Path | None:
     """The file of exactly this engine, whole and of this user; None where it has to be built."""
     path = sealed.folder() / name(components, sizes)
     try:
@@ -109,7 +109,7 @@ def there(components: Components, sizes: Sizes) -> Path | None:
         return None
 
 
-def find(bundle: str | Path, here: Components, wanted: Sizes, *flags: str) -> Sealed:
+def find(bundle: str | Path, here: Components, wanted: EngineSizes, *flags: str) -> Sealed:
     """The engine of a bundle for states of the `wanted` sizes on this machine, checked.
 
     The smallest that is large enough, the newest of equal ones. `here` are the components known
@@ -146,35 +146,35 @@ def find(bundle: str | Path, here: Components, wanted: Sizes, *flags: str) -> Se
     return opened
 
 
-def entries(bundle: str | None = None) -> list[Entry]:
+def entries(bundle: str | None = None) -> list[EngineEntry]:
     """Every engine file that can be read, of one bundle's fingerprint or all."""
     return list(_entries(bundle))
 
 
-def _entries(bundle: str | None) -> Iterator[Entry]:
+def _entries(bundle: str | None) -> Iterator[EngineEntry]:
     pattern = "*.engine" if bundle is None else f"{_stem(bundle)}*.engine"
     for path in sorted(sealed.folder().glob(pattern)):
         with contextlib.suppress(FileNotFoundError):
             yield _entry(path)
 
 
-def _entry(path: Path) -> Entry:
+def _entry(path: Path) -> EngineEntry:
     """An engine's header. A damaged one has no components, and so is nobody's."""
     try:
         header = sealed.peek(path)
-        components, sizes = header["components"], Sizes.model_validate(header["sizes"])
+        components, sizes = header["components"], EngineSizes.model_validate(header["sizes"])
         if header["what"] != _WHAT or not isinstance(components, dict):
             raise KeyError("what")
     except (Damaged, KeyError, ValidationError):
-        return Entry(path, {}, Sizes())
-    return Entry(path, components, sizes)
+        return EngineEntry(path, {}, EngineSizes())
+    return EngineEntry(path, components, sizes)
 
 
 def _differences(components: Components, here: Components) -> list[str]:
     return [each for each in COMPONENTS if each in here and components.get(each) != here[each]]
 
 
-def _order(entry: Entry) -> tuple[int, int, int, int, float]:
+def _order(entry: EngineEntry) -> tuple[int, int, int, int, float]:
     sizes = entry.sizes
     try:
         written = entry.path.stat().st_mtime
@@ -184,7 +184,7 @@ def _order(entry: Entry) -> tuple[int, int, int, int, float]:
 
 
 def _foreign(
-    entries: list[Entry], here: Components, remedy: str, found: list[str] | None = None
+    entries: list[EngineEntry], here: Components, remedy: str, found: list[str] | None = None
 ) -> EngineError:
     """Which component keeps the nearest engine from being used."""
     entry = min(entries, key=lambda each: len(_differences(each.components, here)))
@@ -213,7 +213,7 @@ def _short(value: object) -> str:
     return f"{text[:12]}…" if len(text) == 64 else text
 
 
-def _too_small(entries: list[Entry], wanted: Sizes, remedy: str) -> EngineError:
+def _too_small(entries: list[EngineEntry], wanted: EngineSizes, remedy: str) -> EngineError:
     built = ", ".join(_described(entry.sizes) for entry in entries[:5])
     return EngineError(
         f"no engine is large enough for {_described(wanted)}; there are: {built}",
@@ -223,7 +223,7 @@ def _too_small(entries: list[Entry], wanted: Sizes, remedy: str) -> EngineError:
     )
 
 
-def _described(sizes: Sizes) -> str:
+def _described(sizes: EngineSizes) -> str:
     capacity = f", capacity {sizes.capacity}" if sizes.capacity else ""
     return f"window {sizes.window}, batch {sizes.batch}{capacity}, chunk {sizes.chunk}"
 

@@ -17,7 +17,7 @@ from edge.ops.device import DEVICE_DOMAIN
 from edge.runtime import memory
 from edge.runtime.tensorrt import watch
 from edge.runtime.tensorrt.bindings import TensorRT
-from edge.runtime.tensorrt.profiles import Profile, Sizes
+from edge.runtime.tensorrt.profiles import EngineSizes, Profile
 from edge.runtime.tensorrt.watch import Report
 
 # What TensorRT may take for the values of one run, MiB. Plugins say what they need; of a chunk of
@@ -46,7 +46,7 @@ class Order:
         force: also where the engine is there already.
     """
 
-    sizes: Sizes
+    sizes: EngineSizes
     workspace: int = WORKSPACE
     aliased: bool = False
     architectures: tuple[int, ...] = ()
@@ -58,7 +58,7 @@ class Order:
         return f"{'aliased,' if self.aliased else ''}workspace={self.workspace}"
 
 
-class Source(NamedTuple):
+class GraphSource(NamedTuple):
     """A graph as the parser is to see it, its open weights.bin, and its name in messages."""
 
     model: bytes
@@ -66,25 +66,25 @@ class Source(NamedTuple):
     file: str
 
 
-class Port(NamedTuple):
+class EnginePort(NamedTuple):
     """An input or output of a network: its type, and numbers or symbols; -1 is not known."""
 
     dtype: str
     dims: tuple[int | str, ...]
 
 
-class Compiled(NamedTuple):
+class CompiledEngine(NamedTuple):
     """An engine, what the builder measured (empty where it did not), and the network's ends."""
 
     engine: memoryview
     timings: bytes
-    inputs: dict[str, Port]
-    outputs: dict[str, Port]
+    inputs: dict[str, EnginePort]
+    outputs: dict[str, EnginePort]
 
 
 def compile_graph(
     trt: TensorRT,
-    source: Source,
+    source: GraphSource,
     order: Order,
     profiles: tuple[Profile, ...],
     *,
@@ -92,7 +92,7 @@ def compile_graph(
     more_said: Callable[[], str] = str,
     report: Report = lambda _what, _done: None,
     stop: threading.Event | None = None,
-) -> Compiled:
+) -> CompiledEngine:
     """Build an engine on the thread that calls. `more_said`: what the plugin library says of it.
 
     Raises BundleError: not a graph; EngineError: a node that is not understood, sizes or a graph
@@ -102,7 +102,7 @@ def compile_graph(
     log = watch.logger(trt.module)
     log.forget()
     report("parsing", 0.0)
-    network = Network(trt, log)
+    network = ParsedNetwork(trt, log)
     with ExitStack() as stack:
         folder = stack.enter_context(weights_beside(source.weights))
         network.parse(source.model, folder, source.file)
@@ -126,7 +126,7 @@ def compile_graph(
             )
         kept = b"" if measured is None else bytes(measured.serialize())
     # TensorRT's own memory: an engine has the size of the weights
-    return Compiled(memoryview(engine), kept, inputs, outputs)
+    return CompiledEngine(memoryview(engine), kept, inputs, outputs)
 
 
 def _configure(trt: TensorRT, config: Any, order: Order) -> None:
@@ -173,7 +173,7 @@ def _capability(module: Any, sm: int) -> Any:
     return found
 
 
-class Network:
+class ParsedNetwork:
     """A parsed network with all that must outlive it. Strongly typed: no precision is chosen."""
 
     def __init__(self, trt: TensorRT, log: Any) -> None:
@@ -200,7 +200,7 @@ class Network:
             raise EngineError(f"is not understood: {self._log.said()}", file=file)
         raise _parser_error(self._trt, errors[0], file)
 
-    def ports(self) -> tuple[dict[str, Port], dict[str, Port]]:
+    def ports(self) -> tuple[dict[str, EnginePort], dict[str, EnginePort]]:
         """Inputs and outputs as TensorRT sees them. Symbols of the graph's inputs stay names."""
         net = self.definition
         return (
@@ -208,7 +208,7 @@ class Network:
             _ports([net.get_output(i) for i in range(net.num_outputs)]),
         )
 
-    def config(self, inputs: Mapping[str, Port], profiles: Sequence[Profile]) -> Any:
+    def config(self, inputs: Mapping[str, EnginePort], profiles: Sequence[Profile]) -> Any:
         """A builder's configuration with the profiles. Raises EngineError: sizes that TensorRT
         refuses, dimensions that are no symbols of `profiles`.
         """
@@ -233,7 +233,7 @@ class Network:
         return config
 
 
-def _ports(tensors: list[Any]) -> dict[str, Port]:
+def _ports(tensors: list[Any]) -> dict[str, EnginePort]:
     ports = {}
     for tensor in tensors:
         dims = [
@@ -241,7 +241,7 @@ def _ports(tensors: list[Any]) -> dict[str, Port]:
             for axis, size in enumerate(tensor.shape)
         ]
         dtype = tensor.dtype.name
-        ports[tensor.name] = Port(_DTYPES.get(dtype, dtype), tuple(dims))
+        ports[tensor.name] = EnginePort(_DTYPES.get(dtype, dtype), tuple(dims))
     return ports
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from edge.runtime.cuda.device import Device, Memory
 from edge.runtime.cuda.executor import Places
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.ledger import KEEP, Step
+from edge.runtime.ledger import KEEP, ReplayStep
 from edge.runtime.tensorrt.tensors import OUT
 
 
@@ -28,13 +28,13 @@ class Copies:
             for name, shape in state.layout.caches.items()
         }
 
-    def issue(self, step: Step, places: Places) -> None:
+    def issue(self, step: ReplayStep, places: Places) -> None:
         """The stored slot, the log rows and the KV rows of the run `step`."""
         for memory, name, start, at, nbytes in self._changed(step):
             come_from = places.values[name + OUT] - places.arena.address
             self._device.copy(memory, start + at, places.arena, come_from + at, nbytes)
 
-    def _changed(self, step: Step) -> Iterator[tuple[Memory, str, int, int, int]]:
+    def _changed(self, step: ReplayStep) -> Iterator[tuple[Memory, str, int, int, int]]:
         """(memory, tensor, where it starts there, first byte of it, bytes)."""
         if self._memory is not None:
             for name in self._recurrent if step.store != KEEP else ():

@@ -10,10 +10,10 @@ from edge.launch import LaunchPlan, Pointer
 from edge.runtime.cuda.engine import DEFAULT_CHUNK, CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.launching import PlanExecutor
-from edge.runtime.cuda.weights import Weights
+from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.tensorrt.executor import Contexts, GraphExecutor
-from edge.runtime.tensorrt.profiles import Sizes
+from edge.runtime.tensorrt.profiles import EngineSizes
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -35,12 +35,12 @@ class TensorRTEngine(CudaEngine):
         plan: LaunchPlan,
         config: ModelConfig,
         exclusive: Exclusive,
-        weights: Weights,
+        weights: DeviceWeights,
         kernels: Mapping[int, Any],
         contexts: Contexts,
         *,
-        sizes: Sizes,
-        rebuild: Callable[[Sizes], str],
+        sizes: EngineSizes,
+        rebuild: Callable[[EngineSizes], str],
         chunk: int = DEFAULT_CHUNK,
         identity: Identity,
         state_dtypes: Mapping[str, str] | None = None,

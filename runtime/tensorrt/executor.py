@@ -15,14 +15,14 @@ from edge.errors import EngineError
 from edge.launch import ITEM_SIZE, Buffer
 from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.device import ALIGNMENT
-from edge.runtime.cuda.executor import Issuer, Places, Work
+from edge.runtime.cuda.executor import Issuer, Places, PreparedWork
 from edge.runtime.cuda.launching import PlanExecutor
-from edge.runtime.cuda.runs import Key, Runs
+from edge.runtime.cuda.runs import RunKey, StateRuns
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.layout import Shape, packed
-from edge.runtime.ledger import Step
+from edge.runtime.ledger import ReplayStep
 from edge.runtime.tensorrt.copies import Copies
-from edge.runtime.tensorrt.profiles import Sizes
+from edge.runtime.tensorrt.profiles import EngineSizes
 from edge.runtime.tensorrt.tensors import LOGITS, OUT, PICKED, buffers, lasting, shapes, symbols
 
 
@@ -98,8 +98,8 @@ class GraphExecutor:
         self,
         launches: PlanExecutor,
         contexts: Contexts,
-        sizes: Sizes,
-        rebuild: Callable[[Sizes], str],
+        sizes: EngineSizes,
+        rebuild: Callable[[EngineSizes], str],
     ) -> None:
         """`rebuild`: the command that builds it for other sizes."""
         self.launches = launches
@@ -132,7 +132,7 @@ class GraphExecutor:
         """All of the graph's, whichever the run."""
         return self._inputs[program]
 
-    def values(self, runs: Runs, roomy: Key) -> Arena:
+    def values(self, runs: StateRuns, roomy: RunKey) -> Arena:
         """What comes out of the graph, and is not in place."""
         if self._settles[roomy.program]:
             return self.launches.values(runs, roomy)
@@ -142,9 +142,9 @@ class GraphExecutor:
                 nbytes[name + OUT] = ITEM_SIZE[dtype] * math.prod(shape)
         return Arena(*packed(nbytes, ALIGNMENT))
 
-    def check(self, runs: Runs) -> None:
+    def check(self, runs: StateRuns) -> None:
         """Raises EngineError with the command that builds for such states."""
-        wanted = Sizes(
+        wanted = EngineSizes(
             window=runs.window,
             batch=runs.batch,
             capacity=runs.layout.capacity,
@@ -154,14 +154,14 @@ class GraphExecutor:
             return
         asked, built = wanted.model_dump(), self.sizes.model_dump()
         field = next(name for name, value in asked.items() if value > built[name])
-        enough = Sizes(**{name: max(value, built[name]) for name, value in asked.items()})
+        enough = EngineSizes(**{name: max(value, built[name]) for name, value in asked.items()})
         raise EngineError(
             f"is {asked[field]}, the engine was built for at most {built[field]}",
             field=field,
             remedy=f"build it for more: {self._rebuild(enough)}",
         )
 
-    def issuer(self, runs: Runs, state: DeviceState) -> GraphIssuer:
+    def issuer(self, runs: StateRuns, state: DeviceState) -> GraphIssuer:
         """See `Executor.issuer`."""
         copies = None if self._contexts.in_place else Copies(state, self.launches.device)
         return GraphIssuer(self._contexts, self.launches.issuer(runs, state), runs, copies)
@@ -173,15 +173,15 @@ class GraphIssuer:
     rehearses = True
 
     def __init__(
-        self, contexts: Contexts, launches: Issuer, runs: Runs, copies: Copies | None
+        self, contexts: Contexts, launches: Issuer, runs: StateRuns, copies: Copies | None
     ) -> None:
         self._contexts = contexts
         self._launches = launches
         self._runs = runs
         self._copies = copies
-        self._own: dict[Key, Bound] = {}
+        self._own: dict[RunKey, Bound] = {}
 
-    def prepare(self, key: Key, places: Places, *, recorded: bool) -> Work:
+    def prepare(self, key: RunKey, places: Places, *, recorded: bool) -> PreparedWork:
         """See `Issuer.prepare`."""
         if self._runs.plan.programs[key.program].kind == "settle":
             return self._launches.prepare(key, places, recorded=recorded)
@@ -225,6 +225,6 @@ class GraphWork:
     def issue(self) -> None:
         self._bound.enqueue()
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: ReplayStep) -> None:
         if self._copies is not None:
             self._copies.issue(step, self._places)

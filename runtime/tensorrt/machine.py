@@ -22,7 +22,7 @@ _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 _L4T = Path("/etc/nv_tegra_release")
 
 
-class Gpu(Protocol):
+class GpuFacts(Protocol):
     """What is asked of a device (`edge.runtime.cuda.core.CoreDevice`)."""
 
     @property
@@ -33,7 +33,7 @@ class Gpu(Protocol):
 
 
 def components(
-    bundle: Bundle, trt: TensorRT, library: PluginLibrary | None, gpu: Gpu | None
+    bundle: Bundle, trt: TensorRT, library: PluginLibrary | None, gpu: GpuFacts | None
 ) -> dict[str, str]:
     """Everything of `cache.COMPONENTS` but `kernels` and `flags`. Raises BundleError: no graph.
 
@@ -74,7 +74,7 @@ def graph_file(bundle: Bundle) -> str:
     return file
 
 
-def model(gpu: Gpu) -> str:
+def model(gpu: GpuFacts) -> str:
     """ "Orin" of "GPU 0 (Orin)": two GPUs of one model share engines."""
     found = re.fullmatch(r"GPU \d+ \((.*)\)", gpu.name)
     return found[1] if found else gpu.name

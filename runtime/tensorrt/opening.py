@@ -9,14 +9,14 @@ from edge.errors import EngineError
 from edge.launch import LaunchPlan
 from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.opening import load_kernels
-from edge.runtime.cuda.weights import Weights, upload
+from edge.runtime.cuda.weights import DeviceWeights, upload
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.tensorrt import bindings, cache, library, machine, profiles, tensors
 from edge.runtime.tensorrt.bindings import Kind, TensorRT
 from edge.runtime.tensorrt.contexts import EngineContexts
 from edge.runtime.tensorrt.engine import TensorRTEngine, settling
 from edge.runtime.tensorrt.library import PluginLibrary
-from edge.runtime.tensorrt.profiles import Sizes
+from edge.runtime.tensorrt.profiles import EngineSizes
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -36,7 +36,7 @@ def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
     here, wanted = _engine_wanted(bundle, trt, plugins, gpu)
     flags = ("--rtx",) if plugins is None else ()
     with cache.find(bundle.path, here, wanted, *flags) as found:
-        sizes = Sizes.model_validate(found.header["sizes"])
+        sizes = EngineSizes.model_validate(found.header["sizes"])
         contexts = EngineContexts(
             trt,
             found.body,
@@ -48,7 +48,7 @@ def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
     exclusive = Exclusive(gpu)
     rest, variants = settling(plan)
     kernels = load_kernels(bundle, plan, gpu, exclusive, variants)
-    weights = Weights(rest, exclusive)
+    weights = DeviceWeights(rest, exclusive)
     if rest.weights:
         upload(bundle, WEIGHT_FILE, weights)
     manifest = bundle.manifest
@@ -73,8 +73,8 @@ def built_kind(bundle: Bundle) -> Kind:
     return "rtx" if newest and newest.components.get("kind") == "rtx" else "tensorrt"
 
 
-def _newest(entries: list[cache.Entry]) -> cache.Entry | None:
-    def written(entry: cache.Entry) -> float:
+def _newest(entries: list[cache.EngineEntry]) -> cache.EngineEntry | None:
+    def written(entry: cache.EngineEntry) -> float:
         try:
             return entry.path.stat().st_mtime
         except OSError:
@@ -94,7 +94,7 @@ def _libraries(kind: Kind) -> tuple[TensorRT, PluginLibrary | None]:
 
 def _engine_wanted(
     bundle: Bundle, trt: TensorRT, plugins: PluginLibrary | None, gpu: Any
-) -> tuple[dict[str, str], Sizes]:
+) -> tuple[dict[str, str], EngineSizes]:
     """What is known of this machine, and the sizes of the engine that was built for it last; else
     those that `edge build` would take.
     """

@@ -27,7 +27,7 @@ Dims = Sequence[int | str]
 MAX_CHUNK = 65536
 
 
-class Sizes(BaseModel):
+class EngineSizes(BaseModel):
     """What `edge build` is asked for.
 
     Attributes:
@@ -44,7 +44,7 @@ class Sizes(BaseModel):
     capacity: int = Field(default=0, ge=0, le=1 << 24)
     chunk: int = Field(default=256, ge=1, le=MAX_CHUNK)
 
-    def covers(self, other: Sizes) -> bool:
+    def covers(self, other: EngineSizes) -> bool:
         """Whether an engine of these sizes can run states of `other`."""
         return (
             self.window >= other.window
@@ -61,7 +61,7 @@ def sizes(
     window: int | None = None,
     batch: int | None = None,
     capacity: int | None = None,
-) -> Sizes:
+) -> EngineSizes:
     """Sizes for a model; what is None gets the runtime's default. Raises InputError."""
     window = DEFAULT_WINDOW if window is None else window
     batch = 1 if batch is None else batch
@@ -74,7 +74,7 @@ def sizes(
         most = config.max_context or 1 << 24
         capacity = min(most, DEFAULT_CAPACITY) if capacity is None else capacity
         _within(capacity, most, "capacity")
-    return Sizes(window=window, batch=batch, capacity=capacity, chunk=chunk)
+    return EngineSizes(window=window, batch=batch, capacity=capacity, chunk=chunk)
 
 
 def _within(value: int, most: int, name: str) -> None:
@@ -82,7 +82,7 @@ def _within(value: int, most: int, name: str) -> None:
         raise InputError(f"must be 1 … {most}, got {value}", field=name)
 
 
-class Range(NamedTuple):
+class SizeRange(NamedTuple):
     """A symbol's least, most likely and greatest value."""
 
     least: int
@@ -94,14 +94,16 @@ class Profile(NamedTuple):
     """One way to run: `name`, and the range of each symbol."""
 
     name: str
-    symbols: Mapping[str, Range]
+    symbols: Mapping[str, SizeRange]
 
     def shapes(self, dims: Dims) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The least, likely and greatest shape of an input of these dimensions.
 
         Raises KeyError for a symbol that is none of the module's.
         """
-        ranges = [Range(*(dim,) * 3) if isinstance(dim, int) else self.symbols[dim] for dim in dims]
+        ranges = [
+            SizeRange(*(dim,) * 3) if isinstance(dim, int) else self.symbols[dim] for dim in dims
+        ]
         return (
             tuple(each.least for each in ranges),
             tuple(each.likely for each in ranges),
@@ -116,33 +118,33 @@ class Profile(NamedTuple):
         )
 
 
-def profiles(sizes: Sizes, *, trees: bool = True) -> tuple[Profile, ...]:
+def profiles(sizes: EngineSizes, *, trees: bool = True) -> tuple[Profile, ...]:
     """The profiles of an engine in its order: the first that fits a run is the one to use.
 
     Without `trees`, A is 1 in all.
     """
     slots = log_slots(sizes.window)
     always = {
-        "B": Range(1, sizes.batch, sizes.batch),
-        "S": Range(2, slots, slots),
-        "P": Range(1, slots, slots),
-        "C": Range(min(1, sizes.capacity), sizes.capacity, sizes.capacity),
+        "B": SizeRange(1, sizes.batch, sizes.batch),
+        "S": SizeRange(2, slots, slots),
+        "P": SizeRange(1, slots, slots),
+        "C": SizeRange(min(1, sizes.capacity), sizes.capacity, sizes.capacity),
     }
-    one = Range(1, 1, 1)
+    one = SizeRange(1, 1, 1)
     found = [Profile("step", always | {"T": one, "A": one, "L": one})]
     if sizes.window > 1:
-        several, any_of = Range(2, sizes.window, sizes.window), _up_to(sizes.window)
+        several, any_of = SizeRange(2, sizes.window, sizes.window), _up_to(sizes.window)
         tree = any_of if trees else one
         found.append(Profile("verify", always | {"T": several, "A": tree, "L": any_of}))
     chunk = _up_to(sizes.chunk)
     # a prompt's last row is wanted, evaluation wants all
-    rows = Range(1, 1, sizes.chunk)
+    rows = SizeRange(1, 1, sizes.chunk)
     found.append(Profile("prefill", always | {"T": chunk, "A": one, "L": rows}))
     return tuple(found)
 
 
-def _up_to(most: int) -> Range:
-    return Range(1, most, most)
+def _up_to(most: int) -> SizeRange:
+    return SizeRange(1, most, most)
 
 
 def choose(among: Sequence[Profile], values: Mapping[str, int]) -> int | None:

@@ -11,7 +11,7 @@ Symbols are those of `edge.runtime.tensorrt.profiles`; here P is always S.
 from __future__ import annotations
 
 from edge.launch import Buffer, DType, LaunchPlan, Size
-from edge.runtime.cuda.runs import Key, Runs
+from edge.runtime.cuda.runs import RunKey, StateRuns
 from edge.runtime.layout import Shape, StateLayout
 
 OUT = ".out"
@@ -28,7 +28,7 @@ _LISTS: dict[str, tuple[int | str, ...]] = {
 _TYPES: dict[str, DType] = {"float32": "f32", "float16": "f16", "int8": "i8"}
 
 
-def symbols(runs: Runs, key: Key) -> dict[str, int]:
+def symbols(runs: StateRuns, key: RunKey) -> dict[str, int]:
     """The sizes of a run."""
     sizes = dict(runs.sizes(key))
     tree = runs.plan.programs[key.program].kind == "tree"
@@ -73,9 +73,9 @@ def names(plan: LaunchPlan, layout: StateLayout) -> tuple[set[str], set[str]]:
     return {*lists(plan), *kept}, {*(name + OUT for name in kept), LOGITS, PICKED}
 
 
-def lasting(runs: Runs) -> dict[str, tuple[DType, Shape]]:
+def lasting(runs: StateRuns) -> dict[str, tuple[DType, Shape]]:
     """The state's own tensors: types and shapes."""
-    layout, slots = runs.layout, runs.sizes(Key(0, 0, 0))["S"]
+    layout, slots = runs.layout, runs.sizes(RunKey(0, 0, 0))["S"]
     found = {name: (_type(layout, name), (2, *shape)) for name, shape in layout.recurrent.items()}
     for name, log in runs.plan.logs.items():
         found[name] = (log.dtype, (slots, layout.batch, log.width))
@@ -86,7 +86,7 @@ def _type(layout: StateLayout, name: str) -> DType:
     return _TYPES[layout.dtype(name).name]
 
 
-def shapes(runs: Runs, key: Key) -> dict[str, Shape]:
+def shapes(runs: StateRuns, key: RunKey) -> dict[str, Shape]:
     """Every input's shape for a run."""
     values = symbols(runs, key)
     found: dict[str, Shape] = {

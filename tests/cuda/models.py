@@ -15,7 +15,7 @@ from edge.plugins.lowering.plan import lower
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.cuda.weights import Weights
+from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import Identity
 from edge.runtime.ort import OrtEngine
 from tests import quantized_models
@@ -66,7 +66,7 @@ def cuda_engine(
     device, loaded = device_with(plan.variants)
     kernels = dict(enumerate(loaded))
     exclusive = Exclusive(device)
-    weights = Weights(plan, exclusive)
+    weights = DeviceWeights(plan, exclusive)
     weights.read([(folder / "weights.bin").read_bytes()])
     return CudaEngine(
         plan, config, exclusive, weights, kernels,

@@ -264,7 +264,7 @@ def test_weights_arrive_whole_whatever_the_blocks() -> None:
     plan = toy.plan().model_copy(update={"weights": table})
     device = InterpretDevice(toy.PACKAGE)
     exclusive = Exclusive(device)
-    made = weights.Weights(plan, exclusive)
+    made = weights.DeviceWeights(plan, exclusive)
     cuts = [0, 3, 70, 5000, STAGING, len(data)]
     made.read(data[a:b].tobytes() for a, b in itertools.pairwise(cuts))
     for name, each in table.items():

@@ -29,7 +29,7 @@ def _engine() -> Any:
     from edge.runtime.cuda.core import CoreDevice
     from edge.runtime.cuda.engine import CudaEngine
     from edge.runtime.cuda.exclusive import Exclusive
-    from edge.runtime.cuda.weights import Weights
+    from edge.runtime.cuda.weights import DeviceWeights
     from edge.runtime.layout import Identity
     from tests import quantized_models
 
@@ -43,7 +43,7 @@ def _engine() -> Any:
     kernels = compile_variants(plan.variants, [SM])[SM]
     device = CoreDevice(limit_s=30)
     exclusive = Exclusive(device)
-    weights = Weights(plan, exclusive)
+    weights = DeviceWeights(plan, exclusive)
     weights.read([data])
     loaded = {i: device.load(each, *kernels.get(each)) for i, each in enumerate(plan.variants)}
     engine = CudaEngine(

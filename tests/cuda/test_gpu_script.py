@@ -19,7 +19,7 @@ from edge.bundle.kernels import open_plan
 from edge.launch import PROGRAMS
 from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.runtime.cuda.engine import CudaEngine
-from edge.runtime.cuda.inputs import Run
+from edge.runtime.cuda.inputs import DeviceRun
 from tests.gpu.first_cubin import lowered, runs
 
 pytestmark = pytest.mark.without_gpu
@@ -57,7 +57,7 @@ def test_models_are_checked_and_then_measured(
         engine = CudaEngine.from_bundle(opened, device=device)
     fields = np.zeros(8, np.int32)
     step = engine.new_state(window=1).ledger.run(1)
-    engine.sources.fill({"run": fields}, Run(np.zeros((1, 1), np.int64), step, (0,)))
+    engine.sources.fill({"run": fields}, DeviceRun(np.zeros((1, 1), np.int64), step, (0,)))
     assert fields[PROGRAMS] >= 132, "kernels are not told how much room there is"
     case = Case(model, quant, found, engine.weights.nbytes)
     case.times = times(engine, (2,), (1,), repeats=1, warm=0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from edge.runtime.cuda.inputs import fill_taps
-from edge.runtime.ledger import ADVANCED, LAST, ReplayLedger, Step, log_slots
+from edge.runtime.ledger import ADVANCED, LAST, ReplayLedger, ReplayStep, log_slots
 
 pytestmark = pytest.mark.without_gpu
 
@@ -25,7 +25,7 @@ class Memory:
         self.conv = [[0] * (WIDTH - 1), [GARBAGE] * (WIDTH - 1)]
         self.log = [GARBAGE] * log_slots(window)
 
-    def run(self, step: Step, tokens: list[int]) -> list[tuple[tuple[int, ...], list[int]]]:
+    def run(self, step: ReplayStep, tokens: list[int]) -> list[tuple[tuple[int, ...], list[int]]]:
         """Each token's history and convolution window, by the rules that kernels follow."""
         index = np.full((len(tokens), WIDTH), -1, np.int32)
         state_index = np.full(WIDTH - 1, -1, np.int32)
@@ -66,7 +66,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.last += count
         return list(range(self.last - count + 1, self.last + 1))
 
-    def run(self, step: Step, tokens: list[int], paths: list[tuple[int, ...]]) -> None:
+    def run(self, step: ReplayStep, tokens: list[int], paths: list[tuple[int, ...]]) -> None:
         assert (step.source, step.past) == (self.ledger.source, len(self.tokens))
         for (history, window), path in zip(self.memory.run(step, tokens), paths, strict=True):
             assert history == self.tokens + path

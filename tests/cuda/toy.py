@@ -12,7 +12,7 @@ from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.plugins.lowering.context import Constant, Lowering, Regime, Tables
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
-from edge.runtime.cuda.weights import Weights
+from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import Identity
 
 C = V = 8
@@ -90,7 +90,7 @@ def _lower(regime: Regime, tables: Tables) -> list[int]:
 def engine(device: InterpretDevice | None = None, chunk: int = 20) -> CudaEngine:
     device = device or InterpretDevice(PACKAGE)
     exclusive, made = Exclusive(device), plan()
-    weights = Weights(made, exclusive)
+    weights = DeviceWeights(made, exclusive)
     weights.read([b"\0" * 64, TABLE.tobytes()])
     kernels = {i: device.load(variant, None, b"") for i, variant in enumerate(made.variants)}
     return CudaEngine(

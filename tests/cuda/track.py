@@ -17,10 +17,10 @@ from edge.launch import LaunchPlan, Pointer
 from edge.plugins.reference.graph import ReferenceGraph
 from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.engine import CudaEngine
-from edge.runtime.cuda.inputs import Run
-from edge.runtime.cuda.runs import Key
+from edge.runtime.cuda.inputs import DeviceRun
+from edge.runtime.cuda.runs import RunKey
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.cuda.workspace import Prepared
+from edge.runtime.cuda.workspace import PreparedRun
 
 Values = dict[str, np.ndarray]
 _NUMPY = {"f32": np.float32, "f16": np.float16, "i8": np.int8, "u8": np.uint8, "i32": np.int32}
@@ -35,10 +35,10 @@ def kernels_values(
     """
     workspace, count = state.workspace, tokens.shape[1]
     step = state.ledger.commit(count) if commit else state.ledger.run(count)
-    key: Key = workspace.runs.key("chain", count, count)
+    key: RunKey = workspace.runs.key("chain", count, count)
     workspace._grow(key)
-    prepared = Prepared(workspace, key)
-    engine.sources.fill(prepared.inputs, Run(tokens.T, step, range(count)))
+    prepared = PreparedRun(workspace, key)
+    engine.sources.fill(prepared.inputs, DeviceRun(tokens.T, step, range(count)))
     device = engine.exclusive.device
     device.write(workspace.memory, 0, prepared._host)
     found: Values = {}

@@ -15,7 +15,7 @@ from edge.bundle.kernels import WEIGHT_FILE
 from edge.errors import EngineError
 from edge.runtime.tensorrt import bindings
 from edge.runtime.tensorrt.compile import Order
-from edge.runtime.tensorrt.profiles import Sizes
+from edge.runtime.tensorrt.profiles import EngineSizes
 from jetson.verify import cut, single_plugin
 
 DEMO = Path(__file__).parents[2] / "apps" / "bundles" / "demo"
@@ -27,7 +27,7 @@ def test_tensorrt_for_rtx_builds_every_cut_node_by_the_same_road() -> None:
         trt = bindings.load("rtx")
     except EngineError as problem:
         pytest.skip(str(problem))
-    order = Order(Sizes(), architectures=(86,))
+    order = Order(EngineSizes(), architectures=(86,))
     with open_bundle(DEMO) as bundle:
         graph, values = single_plugin.opened(bundle)
         for node in cut.first_of_each_op(graph).values():

@@ -11,14 +11,14 @@ from edge.config import ModelConfig
 from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
-from edge.runtime.cuda.weights import Weights
+from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.ort import OrtEngine
 from edge.runtime.tensorrt import cache
 from edge.runtime.tensorrt.bindings import Kind, TensorRT
 from edge.runtime.tensorrt.contexts import EngineContexts
 from edge.runtime.tensorrt.engine import TensorRTEngine, settling
 from edge.runtime.tensorrt.executor import GraphExecutor
-from edge.runtime.tensorrt.profiles import Sizes, profiles, sizes
+from edge.runtime.tensorrt.profiles import EngineSizes, profiles, sizes
 from tests.cuda.models import CHUNK
 from tests.cuda.models import engines as engines_of
 from tests.tensorrt import ort_tensorrt
@@ -53,7 +53,7 @@ def trio(name: str, quant: str, state: str | None = None) -> Trio:
     return Trio(name, quant, state)
 
 
-def built_for(config: ModelConfig, chunk: int = CHUNK) -> Sizes:
+def built_for(config: ModelConfig, chunk: int = CHUNK) -> EngineSizes:
     return sizes(config, chunk, window=WINDOW, batch=BATCH, capacity=CAPACITY)
 
 
@@ -73,7 +73,7 @@ def tensorrt_engine(cuda: CudaEngine, graph: Path, kind: Kind) -> TensorRTEngine
     )
     exclusive = Exclusive(device)
     rest, variants = settling(plan)
-    weights = Weights(rest, exclusive)
+    weights = DeviceWeights(rest, exclusive)
     if rest.weights:
         weights.read([(graph.parent.parent / "weights.bin").read_bytes()])
     kernels = {i: device.load(plan.variants[i], None, b"") for i in variants}

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from edge.export.graph.run import open_session, session_options
 from edge.launch import TARGET
-from edge.runtime.cuda.inputs import Run, Sources
-from edge.runtime.ledger import ReplayLedger, Step, log_slots
+from edge.runtime.cuda.inputs import DeviceRun, Sources
+from edge.runtime.ledger import ReplayLedger, ReplayStep, log_slots
 from tests.tensorrt.graphs import Made
 
 Array = NDArray[Any]
@@ -54,7 +54,7 @@ class DeviceRunner:
         """
         count = len(tokens)
         step = self.ledger.commit(count) if commit else self.ledger.run(count)
-        feeds = self._inputs(Run(tokens, step, [row % count for row in rows]))
+        feeds = self._inputs(DeviceRun(tokens, step, [row % count for row in rows]))
         out = self.session.run(self._outputs, feeds | self.arrays)
         logits, self.picked, *after = out
         for name, array in zip(self._outputs[2:], after, strict=True):
@@ -86,9 +86,9 @@ class DeviceRunner:
             found[:] = -77 if found.dtype == np.int8 else np.nan
         return found
 
-    def _inputs(self, run: Run) -> dict[str, Array]:
+    def _inputs(self, run: DeviceRun) -> dict[str, Array]:
         """A chain's: `ancestors` of one token, and of `replay` no entry more than there are."""
-        step: Step = run.step
+        step: ReplayStep = run.step
         sizes = self._sizes | {
             "T": len(run.tokens), "L": len(run.rows), "A": 1, "P": max(1, len(step.pending)),
         }  # fmt: skip

@@ -11,7 +11,7 @@ from onnx import NodeProto
 from edge.ops.device import DEVICE_OPS, viewable
 from edge.ops.spec import Value
 from edge.runtime.cuda.inputs import fill_taps
-from edge.runtime.ledger import ReplayLedger, Step, Tree
+from edge.runtime.ledger import ReplayLedger, ReplayStep, Tree
 from tests.device_ops import CAPACITY, LOG_ROWS, WINDOW, Array, Case
 from tests.device_reference import Steps, expected
 from tests.tensorrt.device_graph import DeviceGraph, aliases, attributes
@@ -72,7 +72,7 @@ class NodeCase(Case):
         if "taps" in found:
             after = ReplayLedger(WINDOW)
             fill_taps(
-                Step(steps.pending, steps.advance, steps.source, steps.store, steps.past,
+                ReplayStep(steps.pending, steps.advance, steps.source, steps.store, steps.past,
                      steps.slots, steps.parents, after),
                 self.sizes["K"], found["taps"], found["state_taps"],
             )  # fmt: skip

@@ -30,7 +30,7 @@ from onnx import ModelProto, TensorProto
 from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.runtime import ort_session
 from edge.runtime.tensorrt import profiles
-from edge.runtime.tensorrt.compile import Port
+from edge.runtime.tensorrt.compile import EnginePort
 
 STREAM = 0x57AE
 SCRATCH = 4096
@@ -43,10 +43,10 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _port(value: Any) -> Port:
+def _port(value: Any) -> EnginePort:
     tensor = value.type.tensor_type
     dims = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
-    return Port(_NAMES[tensor.elem_type], dims)
+    return EnginePort(_NAMES[tensor.elem_type], dims)
 
 
 class Stream(InterpretDevice):
@@ -66,7 +66,7 @@ class Stream(InterpretDevice):
         self._issue(action)
 
 
-def serialized(graph: Path, built: profiles.Sizes, *, trees: bool = False) -> bytes:
+def serialized(graph: Path, built: profiles.EngineSizes, *, trees: bool = False) -> bytes:
     """An engine; `graph` lies in the folder `graphs` beside weights.bin."""
     facts = {"graph": str(graph), "sizes": built.model_dump(), "trees": trees}
     return json.dumps(facts).encode()
@@ -190,7 +190,7 @@ class Engine:
         self.inputs = tuple(value.name for value in graph.input)
         self.outputs = tuple(value.name for value in graph.output)
         self.ports = {value.name: _port(value) for value in (*graph.input, *graph.output)}
-        built = profiles.Sizes.model_validate(facts["sizes"])
+        built = profiles.EngineSizes.model_validate(facts["sizes"])
         self.profiles = profiles.profiles(built, trees=facts["trees"])
         self.ran: list[tuple[int, ...]] = []
         self.contexts: list[Execution] = []

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from edge.runtime.layout import Shape
 from edge.runtime.tensorrt.engine import TensorRTEngine
 from edge.runtime.tensorrt.executor import GraphRun
-from edge.runtime.tensorrt.profiles import Sizes
+from edge.runtime.tensorrt.profiles import EngineSizes
 from tests.tensorrt.device_graph import OUT, DeviceGraph
 from tests.tensorrt.machine import machine
 from tests.tensorrt.plugin_host import Tensor
@@ -90,7 +90,7 @@ def tensorrt_engine(made: Model) -> TensorRTEngine:
     return TensorRTEngine(
         engine.plan, engine.config, engine.exclusive, engine.weights, engine.kernels,
         PluginContexts(made.graph),
-        sizes=Sizes(window=WINDOW, batch=BATCH, capacity=CAPACITY, chunk=CHUNK),
+        sizes=EngineSizes(window=WINDOW, batch=BATCH, capacity=CAPACITY, chunk=CHUNK),
         rebuild=lambda larger: "build it again",
         chunk=CHUNK, identity=engine.identity, state_dtypes=made.state_dtypes,
     )  # fmt: skip

@@ -19,9 +19,9 @@ from edge.plugins.lowering.plan import lower
 from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
-from edge.runtime.cuda.inputs import Run
+from edge.runtime.cuda.inputs import DeviceRun
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.cuda.weights import Weights
+from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import Identity
 from edge.runtime.ledger import log_slots
 from tests import quantized_models
@@ -94,7 +94,7 @@ def model(name: str, quant: str, state: str | None = None) -> Model:
     made = source(name, quant, state)
     built, plan = made.built, made.plan
     exclusive = Exclusive(machine().device)
-    weights = Weights(plan, exclusive)
+    weights = DeviceWeights(plan, exclusive)
     weights.read([(made.folder / "weights.bin").read_bytes()])
     kernels = {index: machine().load(each) for index, each in enumerate(plan.variants)}
     engine = CudaEngine(
@@ -130,7 +130,7 @@ def run(
         if f"{name}.out" not in made.graph.outputs
     }
     chain = tree is None and host.pop("ancestors", None) is not None
-    made.engine.sources.fill(host, Run(tokens.T, step, wanted))
+    made.engine.sources.fill(host, DeviceRun(tokens.T, step, wanted))
     if chain:
         host["ancestors"] = np.ones(1, np.int32)
     inputs = {name: put(array.reshape(tensors[name].shape)) for name, array in host.items()}

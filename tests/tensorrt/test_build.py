@@ -33,7 +33,7 @@ from edge.runtime.model import EMBEDDED, resolve
 from edge.runtime.tensorrt import bindings, build, cache, machine, sealed
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.compile import Order
-from edge.runtime.tensorrt.profiles import Sizes, sizes
+from edge.runtime.tensorrt.profiles import EngineSizes, sizes
 from tests.malformed import resigned
 
 MODEL = "demo-draft"
@@ -94,7 +94,7 @@ def test_an_engine_is_built_kept_and_found_again(
         }  # fmt: skip
         # a bundle lists every file it has: nothing was put into it
         bundle.verify()
-    assert facts["sizes"] == Sizes(window=1, batch=1, capacity=0, chunk=16).model_dump()
+    assert facts["sizes"] == EngineSizes(window=1, batch=1, capacity=0, chunk=16).model_dump()
     assert list(facts["profiles"]) == ["step", "prefill"]
     assert facts["profiles"]["prefill"]["T"] == [1, 16, 16]
     written = path.stat().st_mtime_ns
@@ -104,7 +104,7 @@ def test_an_engine_is_built_kept_and_found_again(
     assert "existed already" in again.stdout and "sm_86, sm_89" in again.stdout
 
     here = {name: facts["components"][name] for name in ("bundle", "kind", "sm")}
-    with cache.find(MODEL, here, Sizes(window=1, chunk=8)) as found:
+    with cache.find(MODEL, here, EngineSizes(window=1, chunk=8)) as found:
         assert found.path == path
 
 

@@ -20,10 +20,10 @@ from edge.runtime.model import resolve
 from edge.runtime.tensorrt import build, cache, machine, sealed
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.compile import Order
-from edge.runtime.tensorrt.profiles import Sizes
+from edge.runtime.tensorrt.profiles import EngineSizes
 from tests.tensorrt.builder_stub import GIVEN, MEASURED, Seen, module
 
-SIZES = Sizes(window=4, batch=2, capacity=64, chunk=16)
+SIZES = EngineSizes(window=4, batch=2, capacity=64, chunk=16)
 KERNELS = blob.pack(87, {})
 FREE = 4 << 30
 

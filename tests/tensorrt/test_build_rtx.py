@@ -24,11 +24,11 @@ from edge.runtime.tensorrt import bindings, machine
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.build import bare, form_for
 from edge.runtime.tensorrt.compile import (
-    Compiled,
-    Network,
+    CompiledEngine,
+    EnginePort,
+    GraphSource,
     Order,
-    Port,
-    Source,
+    ParsedNetwork,
     compile_graph,
     weights_beside,
 )
@@ -38,7 +38,7 @@ from tests.tensorrt.graphs import Made, made
 
 GPUS = (86, 89)
 _STATES = {"float32": "f32", "float16": "f16", "int8": "i8"}
-Ports = Mapping[str, Port]
+Ports = Mapping[str, EnginePort]
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +49,23 @@ def rtx() -> TensorRT:
         pytest.skip(f"{absent.message}; `make test` tries to: {absent.remedy}")
 
 
-def expected(plan: LaunchPlan, config: ModelConfig, dtypes: Mapping[str, str]) -> dict[str, Port]:
+def expected(
+    plan: LaunchPlan, config: ModelConfig, dtypes: Mapping[str, str]
+) -> dict[str, EnginePort]:
     """What a graph of this plan may have as inputs, by what the runtime hands over."""
     layout = StateLayout.of(config, dtypes=dtypes)
     ports = {}
     for name, shape in layout.recurrent.items():
         axis = 2 if name.endswith(".conv_state") else 1
         dims = [2, *shape]
-        ports[name] = Port(_STATES[layout.dtype(name).name], (*dims[:axis], -1, *dims[axis + 1 :]))
+        ports[name] = EnginePort(
+            _STATES[layout.dtype(name).name], (*dims[:axis], -1, *dims[axis + 1 :])
+        )
     for name, shape in layout.caches.items():
-        ports[name] = Port(_STATES[layout.dtype(name).name], (-1, shape[1], -1, shape[3]))
+        ports[name] = EnginePort(_STATES[layout.dtype(name).name], (-1, shape[1], -1, shape[3]))
     for name, log in plan.logs.items():
         # heads and their width, or channels
-        ports[name] = Port(log.dtype, (-1, -1, log.width))
+        ports[name] = EnginePort(log.dtype, (-1, -1, log.width))
     return ports
 
 
@@ -72,15 +76,17 @@ def check(
     symbols = {dim for port in inputs.values() for dim in port.dims if isinstance(dim, str)}
     assert symbols <= {"T", "B", "L", "A", "C", "S", "P"}
     inputs = {
-        name: Port(port.dtype, tuple(-1 if isinstance(dim, str) else dim for dim in port.dims))
+        name: EnginePort(
+            port.dtype, tuple(-1 if isinstance(dim, str) else dim for dim in port.dims)
+        )
         for name, port in inputs.items()
     }
     states = expected(plan, config, dtypes)
     assert {name: inputs[name] for name in states} == states
     assert {name: outputs[f"{name}.out"] for name in states} == states
     assert outputs.keys() == {f"{name}.out" for name in states} | {"logits", "picked"}
-    assert outputs["logits"] == Port("f32", (-1, -1, config.vocab_size))
-    assert outputs["picked"] == Port("i32", (-1, -1))
+    assert outputs["logits"] == EnginePort("f32", (-1, -1, config.vocab_size))
+    assert outputs["picked"] == EnginePort("i32", (-1, -1))
     for name in inputs.keys() - states.keys():
         buffer, port = plan.inputs[name], inputs[name]
         fixed = [dim for dim in port.dims if isinstance(dim, int) and dim > 0]
@@ -89,7 +95,7 @@ def check(
         assert len(port.dims) - len(fixed) <= 2 and fixed in ([], [buffer.elements.times]), name
 
 
-def built(rtx: TensorRT, model: Made, architectures: Sequence[int] = GPUS) -> Compiled:
+def built(rtx: TensorRT, model: Made, architectures: Sequence[int] = GPUS) -> CompiledEngine:
     """A random model's engine. Of the ways to run it alone the one that takes any chain."""
     asked = sizes(model.config, 16, window=2)
     (only,) = profiles(asked, trees=False)[-1:]
@@ -97,7 +103,7 @@ def built(rtx: TensorRT, model: Made, architectures: Sequence[int] = GPUS) -> Co
     graph = form_for(rtx, model.device.SerializeToString(deterministic=True), "graph")
     weights = os.open(model.folder / "weights.bin", os.O_RDONLY)
     try:
-        return compile_graph(rtx, Source(graph, weights, "graph"), order, (only,))
+        return compile_graph(rtx, GraphSource(graph, weights, "graph"), order, (only,))
     finally:
         os.close(weights)
 
@@ -121,7 +127,7 @@ def test_the_demonstrations_are_parsed(rtx: TensorRT, name: str) -> None:
         file = machine.graph_file(bundle)
         model = form_for(rtx, bundle.read(file), file)
         log = logger(rtx.module)
-        network = Network(rtx, log)
+        network = ParsedNetwork(rtx, log)
         with weights_beside(bundle.fd("weights.bin")) as folder:
             network.parse(model, folder, file)
             inputs, outputs = network.ports()
@@ -136,7 +142,7 @@ def test_the_demonstrations_are_parsed(rtx: TensorRT, name: str) -> None:
 def test_the_demonstrations_are_built(rtx: TensorRT, name: str) -> None:
     with open_bundle(resolve(name)) as bundle:
         manifest, file = bundle.manifest, machine.graph_file(bundle)
-        source = Source(form_for(rtx, bundle.read(file), file), bundle.fd("weights.bin"), file)
+        source = GraphSource(form_for(rtx, bundle.read(file), file), bundle.fd("weights.bin"), file)
         asked = sizes(manifest.model, manifest.limits.chunk)
         only = profiles(asked, trees=False)[-1:]
         found = compile_graph(rtx, source, Order(asked, architectures=GPUS), only)
@@ -156,7 +162,7 @@ def test_weights_are_those_behind_the_descriptor(rtx: TensorRT, tmp_path: Path) 
         copy.write_bytes(b"other")
         with weights_beside(fd) as folder:
             assert (folder / "weights.bin").read_bytes() == os.pread(fd, 1 << 30, 0)
-            Network(rtx, logger(rtx.module)).parse(graph, folder, "graph")
+            ParsedNetwork(rtx, logger(rtx.module)).parse(graph, folder, "graph")
         assert not folder.exists()
     finally:
         os.close(fd)
@@ -177,7 +183,9 @@ def test_a_graph_of_plugins_is_refused_by_node_and_op(rtx: TensorRT) -> None:
     try:
         order = Order(sizes(model.config, 16), architectures=GPUS)
         with pytest.raises(EngineError) as caught:
-            compile_graph(rtx, Source(without, weights, "bare.onnx"), order, profiles(order.sizes))
+            compile_graph(
+                rtx, GraphSource(without, weights, "bare.onnx"), order, profiles(order.sizes)
+            )
     finally:
         os.close(weights)
     problem = caught.value
@@ -192,4 +200,4 @@ def test_what_is_no_graph_is_refused(rtx: TensorRT, data: bytes) -> None:
     model = made("attention", "fp16")
     order = Order(sizes(model.config, 16), architectures=GPUS)
     with pytest.raises(EdgeError, match="graph: "):
-        compile_graph(rtx, Source(data, None, "graph"), order, profiles(order.sizes))
+        compile_graph(rtx, GraphSource(data, None, "graph"), order, profiles(order.sizes))

@@ -11,7 +11,7 @@ import pytest
 
 from edge.errors import EngineError
 from edge.runtime.tensorrt import cache, sealed
-from edge.runtime.tensorrt.profiles import Sizes
+from edge.runtime.tensorrt.profiles import EngineSizes
 
 HERE = {
     "bundle": "b" * 64,
@@ -27,7 +27,7 @@ HERE = {
     "flags": "workspace=256",
     "edge": "1.0",
 }
-SIZES = Sizes(window=8, batch=2, capacity=0, chunk=64)
+SIZES = EngineSizes(window=8, batch=2, capacity=0, chunk=64)
 ENGINE = bytes(range(256)) * 40
 
 
@@ -37,16 +37,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "engines"
 
 
-def stored(sizes: Sizes = SIZES, engine: bytes = ENGINE, **changed: str) -> Path:
+def stored(sizes: EngineSizes = SIZES, engine: bytes = ENGINE, **changed: str) -> Path:
     return cache.store(HERE | changed, sizes, engine, {"made": "here"})
 
 
-def found(wanted: Sizes = SIZES, **changed: str) -> bytes:
+def found(wanted: EngineSizes = SIZES, **changed: str) -> bytes:
     with cache.find("folder/model", HERE | changed, wanted) as engine:
         return bytes(engine.body)
 
 
-def refusal(wanted: Sizes = SIZES, **changed: str) -> EngineError:
+def refusal(wanted: EngineSizes = SIZES, **changed: str) -> EngineError:
     with pytest.raises(EngineError) as caught:
         found(wanted, **changed)
     assert caught.value.remedy is not None
@@ -95,7 +95,7 @@ def test_every_component_is_part_of_the_key(component: str) -> None:
     assert cache.key(HERE | {component: "other"}, SIZES) != cache.key(HERE, SIZES)
 
 
-@pytest.mark.parametrize("field", sorted(Sizes.model_fields))
+@pytest.mark.parametrize("field", sorted(EngineSizes.model_fields))
 def test_every_size_is_part_of_the_key(field: str) -> None:
     other = SIZES.model_copy(update={field: getattr(SIZES, field) + 1})
     assert cache.key(HERE, other) != cache.key(HERE, SIZES)

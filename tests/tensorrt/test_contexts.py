@@ -15,7 +15,7 @@ from edge.errors import EngineError
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.contexts import EngineContexts
 from edge.runtime.tensorrt.executor import GraphRun
-from edge.runtime.tensorrt.profiles import Sizes, profiles
+from edge.runtime.tensorrt.profiles import EngineSizes, profiles
 from tests.cuda.models import tokens
 from tests.tensorrt import ort_tensorrt
 from tests.tensorrt.engines import native, tensorrt_engine, trio
@@ -65,7 +65,9 @@ def test_an_engine_that_the_real_library_refuses(real: ModuleType) -> None:
         pytest.skip("TensorRT's own runtime needs a driver to say more than no")
     trt = TensorRT("rtx", real, (1, 0, 0))
     with pytest.raises(EngineError, match=r"loading the engine failed: .*[Ss]erialization") as info:
-        EngineContexts(trt, b"no engine at all" * 20, ort_tensorrt.Stream(), profiles(Sizes()))
+        EngineContexts(
+            trt, b"no engine at all" * 20, ort_tensorrt.Stream(), profiles(EngineSizes())
+        )
     assert info.value.remedy == "build the engine again: edge build"
 
 
@@ -73,7 +75,7 @@ def test_an_engine_that_is_refused() -> None:
     device = ort_tensorrt.Stream()
     trt = TensorRT("tensorrt", ort_tensorrt.module(device), (10, 3, 0))
     with pytest.raises(EngineError, match=r"loading the engine failed: magic tag; kernels differ"):
-        EngineContexts(trt, b"?", device, profiles(Sizes()), lambda: "kernels differ")
+        EngineContexts(trt, b"?", device, profiles(EngineSizes()), lambda: "kernels differ")
 
 
 def test_an_engine_that_wants_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,14 +21,14 @@ from edge.runtime.model import Model
 from edge.runtime.tensorrt import bindings, cache, library, machine, opening
 from edge.runtime.tensorrt.engine import TensorRTEngine
 from edge.runtime.tensorrt.library import PluginLibrary
-from edge.runtime.tensorrt.profiles import Sizes
+from edge.runtime.tensorrt.profiles import EngineSizes
 from tests.same_talk import check_talk
 from tests.session_models import bundle, model
 from tests.tensorrt import ort_tensorrt
 from tests.tensorrt.test_open_library import plugins as small_library
 
 GREEDY = {"temperature": 0.0, "max_tokens": 3}
-SIZES = Sizes(window=4, batch=2, chunk=16)
+SIZES = EngineSizes(window=4, batch=2, chunk=16)
 
 
 @pytest.fixture
@@ -42,7 +42,11 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ort_tensorrt.Stre
 
 
 def store(
-    path: Path, device: Any, sizes: Sizes, made_with: PluginLibrary | None = None, **others: str
+    path: Path,
+    device: Any,
+    sizes: EngineSizes,
+    made_with: PluginLibrary | None = None,
+    **others: str,
 ) -> Path:
     """Put an engine where `edge build` would, with `--rtx` unless it is one of plugins."""
     trt = bindings.load("rtx" if made_with is None else "tensorrt")

@@ -6,10 +6,10 @@ import pytest
 
 from edge.config import AttentionConfig
 from edge.errors import InputError
-from edge.runtime.tensorrt.profiles import Profile, Range, Sizes, choose, profiles, sizes
+from edge.runtime.tensorrt.profiles import EngineSizes, Profile, SizeRange, choose, profiles, sizes
 from tests.engine_models import config_of
 
-ALL = profiles(Sizes(window=8, batch=4, capacity=100, chunk=32))
+ALL = profiles(EngineSizes(window=8, batch=4, capacity=100, chunk=32))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_the_first_profile_that_fits_is_the_run_s(run: dict[str, int], name: str
 
 @pytest.mark.parametrize(("window", "chunk"), [(1, 1), (1, 16), (2, 1), (8, 4), (16, 256)])
 def test_every_run_of_a_state_has_a_profile(window: int, chunk: int) -> None:
-    among = profiles(Sizes(window=window, chunk=chunk))
+    among = profiles(EngineSizes(window=window, chunk=chunk))
     for count in range(1, window + 1):
         for tree in (1, count):
             for rows in range(1, count + 1):
@@ -46,7 +46,7 @@ def test_every_run_of_a_state_has_a_profile(window: int, chunk: int) -> None:
 
 
 def test_a_window_of_one_has_nothing_to_verify() -> None:
-    assert [each.name for each in profiles(Sizes(window=1))] == ["step", "prefill"]
+    assert [each.name for each in profiles(EngineSizes(window=1))] == ["step", "prefill"]
 
 
 def test_shapes_are_ordered_and_put_in_for_symbols() -> None:
@@ -64,7 +64,7 @@ def test_shapes_are_ordered_and_put_in_for_symbols() -> None:
 
 
 def test_without_attention_there_is_no_capacity() -> None:
-    assert profiles(Sizes())[0].symbols["C"] == Range(0, 0, 0)
+    assert profiles(EngineSizes())[0].symbols["C"] == SizeRange(0, 0, 0)
     assert sizes(config_of("mamba1"), 64, capacity=5).capacity == 0
 
 
@@ -72,7 +72,7 @@ def test_sizes_of_a_model_have_the_runtime_s_defaults() -> None:
     hybrid = config_of("attention")
     assert any(isinstance(layer, AttentionConfig) for layer in hybrid.layers)
     found = sizes(hybrid, 64)
-    assert found == Sizes(window=8, batch=1, capacity=hybrid.max_context or 4096, chunk=64)
+    assert found == EngineSizes(window=8, batch=1, capacity=hybrid.max_context or 4096, chunk=64)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,14 @@ def test_sizes_out_of_range_are_refused_by_name(field: str, value: int) -> None:
 
 
 def test_an_engine_covers_what_is_not_larger_than_it() -> None:
-    built = Sizes(window=8, batch=2, capacity=50, chunk=32)
-    assert built.covers(built) and built.covers(Sizes(window=4, batch=1, capacity=50, chunk=16))
+    built = EngineSizes(window=8, batch=2, capacity=50, chunk=32)
+    assert built.covers(built) and built.covers(
+        EngineSizes(window=4, batch=1, capacity=50, chunk=16)
+    )
     for field in ("window", "batch", "capacity", "chunk"):
         larger = built.model_copy(update={field: getattr(built, field) + 1})
         assert not built.covers(larger) and larger.covers(built)
 
 
 def test_symbols_that_a_run_does_not_name_are_not_asked() -> None:
-    assert Profile("any", {"T": Range(1, 1, 1)}).fits({})
+    assert Profile("any", {"T": SizeRange(1, 1, 1)}).fits({})
