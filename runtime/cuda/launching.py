@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from edge.launch import ITEM_SIZE, Buffer, LaunchPlan, Pointer
-from edge.runtime.cuda import program
+from edge.launch import ITEM_SIZE, Buffer, Launch, LaunchPlan, Pointer, Size, Sizes
+from edge.launch_checks import check_sizes
 from edge.runtime.cuda.arena import Arena, place
 from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.executor import Places
@@ -49,7 +49,7 @@ class PlanExecutor:
 
     def inputs(self, index: int) -> Mapping[str, Buffer]:
         """Those that the program's launches point to."""
-        return {name: self.plan.inputs[name] for name in program.reads(self.plan, index)}
+        return {name: self.plan.inputs[name] for name in reads(self.plan, index)}
 
     def values(self, runs: StateRuns, roomy: RunKey) -> Arena:
         """Those that its launches hand to one another."""
@@ -76,7 +76,7 @@ class LaunchIssuer:
     def __init__(self, executor: PlanExecutor, runs: StateRuns) -> None:
         self._executor = executor
         self._runs = runs
-        self._templates: dict[RunKey, program.Template] = {}
+        self._templates: dict[RunKey, Template] = {}
 
     def prepare(self, key: RunKey, places: Places, *, recorded: bool) -> Launches:
         """See `Issuer.prepare`."""
@@ -91,7 +91,7 @@ class LaunchIssuer:
     def moved(self) -> None:
         self._templates.clear()
 
-    def _template(self, roomy: RunKey, places: Places) -> program.Template:
+    def _template(self, roomy: RunKey, places: Places) -> Template:
         executor, layout = self._executor, self._runs.layout
         starts = {
             "value": places.values.__getitem__,
@@ -105,7 +105,7 @@ class LaunchIssuer:
             return start(pointer.name) + pointer.at * executor.item_size(pointer, layout)
 
         sizes = self._runs.sizes(roomy)
-        return program.Template(executor.plan, roomy.program, sizes, executor.kernels, resolve)
+        return Template(executor.plan, roomy.program, sizes, executor.kernels, resolve)
 
 
 class Launches:
@@ -117,7 +117,7 @@ class Launches:
 
     recordable = True
 
-    def __init__(self, device: Device, calls: list[program.KernelCall]) -> None:
+    def __init__(self, device: Device, calls: list[KernelCall]) -> None:
         self._device = device
         self.calls = calls
 
@@ -127,3 +127,90 @@ class Launches:
 
     def finish(self, step: ReplayStep) -> None:
         """Its launches read all that differs from the inputs."""
+
+
+# where a pointer's buffer starts
+Resolve = Callable[[Pointer], int]
+
+
+class KernelCall(NamedTuple):
+    """One launch: `kernel` as `Device.load` gave it."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    arguments: tuple[int | float, ...]
+
+    def issue(self, device: Device) -> None:
+        device.launch(self.kernel, self.grid, self.arguments)
+
+
+def reads(plan: LaunchPlan, program: int) -> tuple[str, ...]:
+    """Inputs that the program's launches point to, in order."""
+    names: dict[str, None] = {}
+    for launch in _launches(plan, program):
+        for argument in launch.arguments:
+            if isinstance(argument, Pointer) and argument.space == "input":
+                names[argument.name] = None
+    return tuple(names)
+
+
+class Template:
+    """A program's launches with every address filled in; only sizes are left open.
+
+    Sizes grow with each symbol, so what is right for the largest is right for all.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        program: int,
+        largest: Sizes,
+        kernels: Mapping[int, Any],
+        resolve: Resolve,
+    ) -> None:
+        """`kernels` are by variant. Raises BundleError for sizes that a launch cannot take."""
+        check_sizes(plan, plan.programs[program], largest)
+        self._sizes: dict[tuple[int, str, int], tuple[int, Size]] = {}
+        self._open = [self._launch(launch, kernels, resolve) for launch in _launches(plan, program)]
+
+    def _launch(self, launch: Launch, kernels: Mapping[int, Any], resolve: Resolve) -> _Open:
+        fixed: list[int | float] = []
+        holes = []
+        for position, argument in enumerate(launch.arguments):
+            if isinstance(argument, Size):
+                holes.append((position, self._index(argument)))
+                fixed.append(0)
+            else:
+                fixed.append(resolve(argument) if isinstance(argument, Pointer) else argument)
+        x, y, z = (self._index(size) for size in launch.grid)
+        return _Open(kernels[launch.variant], (x, y, z), fixed, holes)
+
+    def _index(self, size: Size) -> int:
+        """Where its value will be; a plan has few that differ."""
+        key = (size.times, size.of, size.per)
+        return self._sizes.setdefault(key, (len(self._sizes), size))[0]
+
+    def calls(self, sizes: Sizes) -> list[KernelCall]:
+        """The launches at these sizes."""
+        values = [size.value(sizes) for _, size in self._sizes.values()]
+        made = []
+        for kernel, (x, y, z), fixed, holes in self._open:
+            arguments = fixed.copy()
+            for position, index in holes:
+                arguments[position] = values[index]
+            grid = (max(1, values[x]), max(1, values[y]), max(1, values[z]))
+            made.append(KernelCall(kernel, grid, tuple(arguments)))
+        return made
+
+
+class _Open(NamedTuple):
+    """A launch: grid and `holes` of the arguments (position, index) wait for sizes."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    fixed: list[int | float]
+    holes: list[tuple[int, int]]
+
+
+def _launches(plan: LaunchPlan, program: int) -> Sequence[Launch]:
+    return [plan.launches[index] for index in plan.programs[program].order]

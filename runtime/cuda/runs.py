@@ -10,7 +10,6 @@ from edge.launch import ITEM_SIZE, LaunchPlan, Sizes
 from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.executor import Executor
 from edge.runtime.cuda.inputs import InputBlock
-from edge.runtime.cuda.program import choose
 from edge.runtime.layout import StateLayout
 from edge.runtime.ledger import log_slots
 
@@ -70,7 +69,7 @@ class StateRuns:
                 field="parents",
                 remedy="draft chains, or build the engine with TensorRT",
             )
-        found = choose(self.plan, kind, tokens * self.batch)
+        found = choose_program(self.plan, kind, tokens * self.batch)
         if found is None:
             most = max((p.max_rows or 0 for p in self.plan.programs if p.kind == kind), default=0)
             raise InputError(
@@ -86,7 +85,7 @@ class StateRuns:
         keys = []
         for count in range(1, min(self.window, RECORDED) + 1):
             keys += [self.key("chain", count, 1), self.key("chain", count, count)]
-            tree = choose(self.plan, "tree", count * self.batch) is not None
+            tree = choose_program(self.plan, "tree", count * self.batch) is not None
             if tree and self.executor.trees:
                 keys.append(self.key("tree", count, count))
         step = self.key("chain", 1, 1)
@@ -150,3 +149,11 @@ class StateRuns:
 
     def logits_bytes(self, rows: int) -> int:
         return ITEM_SIZE["f32"] * rows * self.batch * self.vocab
+
+
+def choose_program(plan: LaunchPlan, kind: str, rows: int) -> int | None:
+    """The first program for `rows` = T·B rows, as an index; None where there is none."""
+    for index, program in enumerate(plan.programs):
+        if program.kind == kind and (program.max_rows is None or rows <= program.max_rows):
+            return index
+    return None

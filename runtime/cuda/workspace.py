@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError
-from edge.runtime.cuda import program
 from edge.runtime.cuda.arena import LOGITS, PICKED
 from edge.runtime.cuda.device import Bytes, Memory, RecordedGraph
 from edge.runtime.cuda.executor import Issuer, Places, PreparedWork
 from edge.runtime.cuda.inputs import DeviceRun
-from edge.runtime.cuda.launching import Launches
+from edge.runtime.cuda.launching import KernelCall, Launches
 from edge.runtime.cuda.runs import RunKey
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.ledger import ReplayLedger, ReplayStep, Slots
@@ -144,7 +143,7 @@ class DeviceWorkspace:
             raise EngineError("the logits are not finite", remedy=_REMEDY)
         return prepared.picked
 
-    def calls(self, key: RunKey) -> list[program.KernelCall]:
+    def calls(self, key: RunKey) -> list[KernelCall]:
         """What a run launches, to measure its kernels one by one."""
         work = self._ready(key).work
         return work.calls if isinstance(work, Launches) else []

@@ -77,7 +77,7 @@ def test_the_engine_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("EDGE_DEVICE", "interpret")
     with (
         open_bundle(write(tmp_path / "b")) as bundle,
-        pytest.raises(EngineError, match=r"no kernel toy_kernels\.embed"),
+        pytest.raises(EngineError, match=r"unknown kernel toy_kernels\.embed"),
     ):
         open_engine(bundle, "cuda")
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.runtime.cuda.program import choose
+from edge.runtime.cuda.runs import choose_program
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.ort import OrtEngine
 from tests.cuda.models import poison, tokens
@@ -85,7 +85,7 @@ class Pair:
         if ON_GPU:
             return
         plan = self.made.plan
-        index = choose(plan, kind, ids.size)
+        index = choose_program(plan, kind, ids.size)
         assert index is not None
         variants = [plan.variants[plan.launches[i].variant] for i in plan.programs[index].order]
         planned = Counter(v.key for v in variants if not v.kernel.startswith("rows."))
