@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge.config import ModelConfig
 from edge.errors import EngineError, StateError
 from edge.launch import LaunchPlan
-from edge.runtime.cuda.device import Device, Memory
+from edge.runtime.cuda.device import Memory
 from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.executor import Executor
 from edge.runtime.cuda.inputs import DeviceRun, Sources
@@ -24,9 +24,6 @@ from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, layout_of
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.request import check
 from edge.runtime.state import State
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
 
 DEFAULT_CHUNK = 256
 
@@ -71,16 +68,6 @@ class CudaEngine:
         self._state_dtypes = dict(state_dtypes or {})
         self._arena: Memory | None = None
         self._runs: dict[tuple[int, int, int], StateRuns] = {}
-
-    @staticmethod
-    def from_bundle(bundle: Bundle, *, device: Device | None = None) -> CudaEngine:
-        """The engine for a bundle's plan; `device` None is the one EDGE_DEVICE means.
-
-        Raises BundleError, EngineError: no device, no kernels for it.
-        """
-        from edge.runtime.cuda.opening import from_bundle
-
-        return from_bundle(bundle, device)
 
     # -- states ----------------------------------------------------------------------------------
 

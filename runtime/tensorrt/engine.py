@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge.config import ModelConfig
 from edge.launch import LaunchPlan, Pointer
@@ -14,10 +14,6 @@ from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.tensorrt.executor import Contexts, GraphExecutor
 from edge.runtime.tensorrt.profiles import EngineSizes
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
-    from edge.runtime.cuda.device import Device
 
 
 class TensorRTEngine(CudaEngine):
@@ -63,16 +59,6 @@ class TensorRTEngine(CudaEngine):
         self.sizes = sizes
         launches = PlanExecutor(plan, kernels, weights, exclusive.device)
         self.executor = GraphExecutor(launches, contexts, sizes, rebuild)
-
-    @staticmethod
-    def from_bundle(bundle: Bundle, *, device: Device | None = None) -> TensorRTEngine:
-        """The engine that `edge build` made of a bundle on this machine.
-
-        Raises BundleError, EngineError: no TensorRT, no engine, none for this machine.
-        """
-        from edge.runtime.tensorrt.opening import from_bundle
-
-        return from_bundle(bundle, device)
 
     def _layout(self, batch: int, window: int, capacity: int | None) -> StateLayout:
         """A capacity that is not asked for is at most what the engine was built for."""

@@ -18,8 +18,8 @@ from edge.bundle import open_bundle
 from edge.bundle.kernels import open_plan
 from edge.launch import PROGRAMS
 from edge.plugins.compiler.interpreter import InterpretDevice
-from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.inputs import DeviceRun
+from edge.runtime.cuda.opening import from_bundle
 from tests.gpu.first_cubin import lowered, runs
 
 pytestmark = pytest.mark.without_gpu
@@ -54,7 +54,7 @@ def test_models_are_checked_and_then_measured(
     found = agreement(bundle, quant, device, prompt)
     assert found.right, found.line()
     with open_bundle(bundle) as opened:
-        engine = CudaEngine.from_bundle(opened, device=device)
+        engine = from_bundle(opened, device)
     fields = np.zeros(8, np.int32)
     step = engine.new_state(window=1).ledger.run(1)
     engine.sources.fill({"run": fields}, DeviceRun(np.zeros((1, 1), np.int64), step, (0,)))

@@ -25,7 +25,7 @@ from edge.bundle import open_bundle
 from edge.config import ModelConfig
 from edge.runtime.cuda.core import CoreDevice
 from edge.runtime.cuda.device import Device
-from edge.runtime.cuda.engine import CudaEngine
+from edge.runtime.cuda.opening import from_bundle
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 RECIPES = ("w8a8", "fp16")
@@ -106,7 +106,7 @@ def _case(
     if not case.agreement.right:
         return case
     with open_bundle(whole) as bundle:
-        engine = CudaEngine.from_bundle(bundle, device=device)
+        engine = from_bundle(bundle, device)
     case.weight_bytes = engine.weights.nbytes
     case.times = times(engine, prompts, DRAFTS, repeats)
     case.kernels = kernel_times(engine, repeats)

@@ -12,6 +12,7 @@ from edge.bundle import open_bundle
 from edge.export.graph.run import GraphRunner, open_reference
 from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.engine import CudaEngine
+from edge.runtime.cuda.opening import from_bundle
 
 Logits = NDArray[np.float32]
 SEED = 5
@@ -44,7 +45,7 @@ class Agreement:
 def agreement(bundle: Path, quant: str, device: Device | None, prompt: int = PROMPT) -> Agreement:
     """A prompt, a short run, steps, and a rewind, against the reference graph on the CPU."""
     with open_bundle(bundle) as opened:
-        engine = CudaEngine.from_bundle(opened, device=device)
+        engine = from_bundle(opened, device)
         config = opened.manifest.model
         rng = np.random.default_rng(SEED)
         tokens = rng.integers(0, config.vocab_size, (1, prompt + RUN + STEPS))
