@@ -27,7 +27,7 @@ from edge.errors import EdgeError, EngineError
 from edge.runtime.cuda.core import CoreDevice
 from edge.runtime.cuda.device import Memory
 from edge.runtime.model import resolve
-from edge.runtime.tensorrt import bindings, build, library, machine
+from edge.runtime.tensorrt import bindings, build, graphfile, library, machine
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.compile import GraphSource, Order, compile_graph
 from edge.runtime.tensorrt.contexts import EngineContexts
@@ -54,7 +54,7 @@ def opened(bundle: Bundle) -> tuple[cut.Graph, dict[str, Array]]:
 
 def compiled(trt: TensorRT, model: bytes, weights: int | None, order: Order, **more: Any) -> bytes:
     """The engine of a graph without symbols, by the road that `edge build` goes."""
-    source = GraphSource(build.form_for(trt, model, _FILE), weights, _FILE)
+    source = GraphSource(graphfile.form_for(trt, model, _FILE), weights, _FILE)
     return bytes(compile_graph(trt, source, order, (_PROFILE,), **more).engine)
 
 

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge import protobuf
 from edge.bundle import Bundle
 from edge.bundle.kernels import WEIGHT_FILE, open_plan
-from edge.errors import BundleError, EngineError
+from edge.errors import EngineError
 from edge.plugins.tensorrt import blob
 from edge.runtime import memory
 from edge.runtime.tensorrt import cache, machine, sealed, watch
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.compile import CompiledEngine, GraphSource, Order, compile_graph
+from edge.runtime.tensorrt.graphfile import form_for
 from edge.runtime.tensorrt.library import PluginLibrary
 from edge.runtime.tensorrt.profiles import EngineSizes, Profile, profiles
 from edge.runtime.tensorrt.watch import Report
@@ -32,8 +32,6 @@ from edge.runtime.tensorrt.watch import Report
 # Estimated: no build was measured on a GPU.
 _LIBRARIES = 700 << 20
 _COPIES = 3
-# the field of ModelProto
-_FUNCTIONS = 25
 
 
 @dataclass(frozen=True)
@@ -152,45 +150,6 @@ def _keep_timings(components: Mapping[str, str], timings: bytes) -> tuple[str, .
     except EngineError as problem:
         return (f"what the builder measured is not kept: {problem}",)
     return ()
-
-
-def form_for(trt: TensorRT, model: bytes, file: str) -> bytes:
-    """The device graph as this TensorRT's parser has to see it; `file` is for messages.
-
-    Raises BundleError: it is none; EngineError: it has to be inlined, and onnx is not installed.
-    """
-    if trt.kind == "tensorrt":
-        return bare(model, file) if trt.bare_nodes else model
-    # by name: inlining needs onnx, which no Jetson has
-    try:
-        graph: Any = importlib.import_module("edge.plugins.tensorrt.graph")
-        onnx: Any = importlib.import_module("onnx")
-    except ModuleNotFoundError as missing:
-        raise EngineError(
-            f"{trt.title} has no plugins and needs the graph in standard ops, which needs the "
-            f"package {missing.name}",
-            remedy="pip install 'mamba-edge[export]'",
-        ) from None
-    try:
-        inlined = graph.inlined(onnx.ModelProto.FromString(model))
-        data: bytes = inlined.SerializeToString(deterministic=True)
-    except Exception as problem:  # of protobuf or of onnx, which has no type of its own for it
-        said = str(problem).strip() or type(problem).__name__
-        raise BundleError(f"cannot be put into standard ops: {said}", file=file) from problem
-    return data
-
-
-def bare(model: bytes, file: str = "graph") -> bytes:
-    """The model without its functions, which an old parser would take before plugins.
-
-    By hand, since the board needs no onnx package for anything else: TensorRT's parser reads the
-    graph, and the launch plan says what its tensors are. Raises BundleError: no model.
-    """
-    try:
-        kept = [field for field in protobuf.fields(model) if field[0] != _FUNCTIONS]
-    except ValueError as problem:
-        raise BundleError(f"is not an ONNX model: {problem}", file=file) from None
-    return b"".join(protobuf.put(*field) for field in kept)
 
 
 def kernels_of(bundle: Bundle, sm: int, report: Report = lambda _what, _done: None) -> bytes:

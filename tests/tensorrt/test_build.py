@@ -30,7 +30,7 @@ from edge.ops.device import DEVICE_DOMAIN
 from edge.runtime import memory
 from edge.runtime.cuda import install
 from edge.runtime.model import EMBEDDED, resolve
-from edge.runtime.tensorrt import bindings, build, cache, machine, sealed
+from edge.runtime.tensorrt import bindings, build, cache, graphfile, machine, sealed
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.compile import Order
 from edge.runtime.tensorrt.profiles import EngineSizes, sizes
@@ -330,11 +330,25 @@ def test_gpus_of_one_model_share_engines() -> None:
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_bare_nodes_are_the_graph_without_functions(name: str) -> None:
     data = (resolve(name) / "graphs" / "tensorrt.onnx").read_bytes()
-    whole, bare = ModelProto.FromString(data), ModelProto.FromString(build.bare(data))
+    whole, bare = ModelProto.FromString(data), ModelProto.FromString(graphfile.bare(data))
     assert len(whole.functions) > 5 and not bare.functions
     del whole.functions[:]
     assert bare == whole
     assert any(node.domain == DEVICE_DOMAIN for node in bare.graph.node)
-    assert build.bare(build.bare(data)) == build.bare(data)
-    with pytest.raises(BundleError, match="is not an ONNX model"):
-        build.bare(data[:-1])
+    assert graphfile.bare(graphfile.bare(data)) == graphfile.bare(data)
+
+
+def test_a_graph_that_is_cut_anywhere_is_refused_or_whole() -> None:
+    """TensorRT's parser crashes on some of them."""
+    data = (resolve("demo-draft") / "graphs" / "tensorrt.onnx").read_bytes()
+    graphfile.check(data, "graph")
+    refused = 0
+    for end in range(0, len(data), 997):
+        try:
+            graphfile.check(data[:end], "graph")
+        except BundleError as problem:
+            refused += problem.file == "graph"
+        else:
+            whole = ModelProto.FromString(data[:end])
+            assert whole.graph == ModelProto.FromString(data).graph, "only functions are cut"
+    assert refused > 10

@@ -22,7 +22,6 @@ from edge.runtime.layout import StateLayout
 from edge.runtime.model import EMBEDDED, resolve
 from edge.runtime.tensorrt import bindings, machine
 from edge.runtime.tensorrt.bindings import TensorRT
-from edge.runtime.tensorrt.build import bare, form_for
 from edge.runtime.tensorrt.compile import (
     CompiledEngine,
     EnginePort,
@@ -32,6 +31,7 @@ from edge.runtime.tensorrt.compile import (
     compile_graph,
     weights_beside,
 )
+from edge.runtime.tensorrt.graphfile import bare, form_for
 from edge.runtime.tensorrt.profiles import profiles, sizes
 from edge.runtime.tensorrt.watch import logger
 from tests.tensorrt.graphs import Made, made
