@@ -168,22 +168,25 @@ class RingLedger(NamedTuple):
         left alone.
         """
         start = self if origin is None else origin
-        pending = len(self.pending)
+        pending = self.position - self.bases[-1].position if self.bases else 0
         # where some of it may have to be taken back, and there are rows, those are applied first
         first = pending > 0 and not commit and (parents is not None or count > 1)
         written = 1 if commit else count
         target = self.next_slots(written)
         bases = [base.slot for base in self.bases]
         if origin is not None:
-            bases += [base.slot for base in origin.bases]
             if commit:
                 used = {self.live, *self.pending, origin.live, *origin.pending}
                 behind = range(origin.live + 1, origin.live + self.slots)
                 target = next(i % self.slots for i in behind if i % self.slots not in used)
-        base = _free(bases)
-        if base >= ring_bases(self.window):  # one that the origin can do without
-            base = _free([*bases[: len(self.bases)], start.base])
-        during = start.without(target, written).without_base(base)
+            others = [*bases, *(base.slot for base in origin.bases)]
+            # where there is no room besides, one that the origin can do without
+            full = _free(others) >= ring_bases(self.window)
+            bases = [*bases, origin.base] if full else others
+        base = _free(bases) if bases else 0
+        during = start.without(target, written)
+        if origin is not None:
+            during = during.without_base(base)
         run = RingRun(
             self.live, target, self.base, base, pending, pending - 1 + (0 if first else count),
             count, commit, parents is not None,
