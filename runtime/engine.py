@@ -124,7 +124,7 @@ class GreedyEngine(Engine, Protocol):
     """An engine that can find the likeliest token itself, and spares the host the logits."""
 
     @property
-    def picks(self) -> bool:
+    def finds_argmax(self) -> bool:
         """Whether this model's `run_greedy` can be asked."""
         ...
 

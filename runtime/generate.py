@@ -91,7 +91,7 @@ class Context:
         below `limit`, else the logits [V].
         """
         engine = self._greedy
-        if engine is None or not engine.picks:
+        if engine is None or not engine.finds_argmax:
             return self.step(token)
         best = int(engine.run_greedy(np.asarray([[token]], np.int64), self.state)[0])
         if best >= limit:  # padding of the vocabulary, which no model was taught to say

@@ -192,7 +192,7 @@ class RingLedger(NamedTuple):
             count, commit, parents is not None,
         )  # fmt: skip
         if commit:
-            return RingStep(run, during, self.settled(target, self.position + count, base))
+            return RingStep(run, during, self.anchored(target, self.position + count, base))
         after = during if origin is None else self.without(target, written)
         if first:
             after = after.with_base(base)
@@ -300,7 +300,7 @@ class RingLedger(NamedTuple):
         history = tuple(range(start, start + count))
         return RingLedger(self.window, self.slots, position, history, bases, floor=position)
 
-    def settled(self, slot: int, position: int, base: int) -> RingLedger:
+    def anchored(self, slot: int, position: int, base: int) -> RingLedger:
         """`slot` is live after `position` tokens, `base` has its based tensors where there are
         any, and nothing lies behind it.
         """

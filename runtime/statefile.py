@@ -204,7 +204,9 @@ def _check_header(file: Path, data: bytes, identity: Identity, layout: StateLayo
     if batch != layout.batch:
         raise StateError(f"holds {batch} sequences, this state {layout.batch}", file=file)
     if type(position) is not int or not 0 <= position < 1 << 62:
-        raise StateError(f"is no number of tokens: {position!r:.80}", file=file, field="position")
+        raise StateError(
+            f"is not a number of tokens: {position!r:.80}", file=file, field="position"
+        )
     if layout.caches and position > layout.capacity:
         raise StateError(
             f"holds {position} tokens, the KV caches have room for {layout.capacity}",
@@ -221,7 +223,9 @@ def _check_payload(file: Path, data: bytes, layout: StateLayout, position: int) 
     try:
         tensors: dict[str, NDArray[Any]] = parse_tensors(data)
     except (SafetensorError, KeyError, ValueError) as problem:
-        raise StateError(f"is no safetensors data: {problem}", file=file, field="payload") from None
+        raise StateError(
+            f"is not safetensors data: {problem}", file=file, field="payload"
+        ) from None
     shapes = _shapes(layout, position)
     if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
         raise StateError("does not hold this model's tensors", file=file, field="payload")

@@ -172,7 +172,7 @@ def test_timed_engine_runs_the_same_and_keeps_count() -> None:
     assert len(engine.runs) == math.ceil(wanted.prompt_tokens / engine.chunk) + 4
     assert engine.runs[0].reading and not any(run.reading for run in engine.runs[1:])
     assert all(run.seconds > 0 for run in engine.runs)
-    assert not engine.picks
+    assert not engine.finds_argmax
     with pytest.raises(EdgeError):
         engine.run_greedy(np.zeros((1, 1), np.int64), engine.new_state())
 

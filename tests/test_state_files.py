@@ -35,7 +35,7 @@ def buffers(kind: str = "hybrid", *, identity: Identity = IDENTITY, batch: int =
     rng = np.random.default_rng(5)
     for array in (*state.rings.values(), *state.caches.values()):
         array[:] = 9 * rng.standard_normal(array.shape)
-    state.ledger = state.ledger.settled(2, min(9, capacity), 0)
+    state.ledger = state.ledger.anchored(2, min(9, capacity), 0)
     return state
 
 

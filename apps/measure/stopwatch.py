@@ -105,8 +105,8 @@ class TimedEngine(GreedyEngine):
         return getattr(self._engine, "provider", None)
 
     @property
-    def picks(self) -> bool:
-        return self._greedy is not None and self._greedy.picks
+    def finds_argmax(self) -> bool:
+        return self._greedy is not None and self._greedy.finds_argmax
 
     def run(
         self,

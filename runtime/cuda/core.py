@@ -310,7 +310,7 @@ def _launching(kernel: LoadedKernel, grid: tuple[int, int, int]) -> str:
 
 
 class CoreGraph:
-    """See `device.Graph`.
+    """See `device.RecordedGraph`.
 
     Attributes:
         kept: what its copies and launches use.

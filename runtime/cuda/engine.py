@@ -177,7 +177,7 @@ class CudaEngine:
         return MAX_WINDOW
 
     @property
-    def picks(self) -> bool:
+    def finds_argmax(self) -> bool:
         """Whether `run_greedy` can be asked: plans of older versions end with their logits."""
         return all(program.picks for program in self.plan.programs if program.kind == "chain")
 

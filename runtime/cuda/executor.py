@@ -22,7 +22,7 @@ class Places(NamedTuple):
     """Where things lie on the device, by name: addresses.
 
     Attributes:
-        inputs, values: of runs of one layout, see `Runs.roomy`.
+        inputs, values: of runs of one layout, see `StateRuns.spacious`.
         tensors: recurrent tensors, logs and caches of the state.
         arena: the memory that `values` are in.
     """
@@ -94,8 +94,8 @@ class Executor(Protocol):
         """What the host writes before a run of the plan's program."""
         ...
 
-    def values(self, runs: StateRuns, roomy: RunKey) -> Arena:
-        """Where the values of a roomy run lie: `logits`, `picked`, and what it needs itself."""
+    def values(self, runs: StateRuns, spacious: RunKey) -> Arena:
+        """Where the values of a spacious run lie: `logits`, `picked`, and what it needs itself."""
         ...
 
     def check(self, runs: StateRuns) -> None:

@@ -40,7 +40,7 @@ def load() -> Modules:
     version = driver_version()
     if version is None:
         raise EngineError(
-            f"there is no NVIDIA driver here ({_DRIVER} cannot be loaded)",
+            f"no NVIDIA driver was found ({_DRIVER} cannot be loaded)",
             remedy="install the driver (Jetson: JetPack has it; container: --runtime nvidia), "
             "or use --engine ort",
         )

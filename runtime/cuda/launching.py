@@ -51,9 +51,9 @@ class PlanExecutor:
         """Those that the program's launches point to."""
         return {name: self.plan.inputs[name] for name in reads(self.plan, index)}
 
-    def values(self, runs: StateRuns, roomy: RunKey) -> Arena:
+    def values(self, runs: StateRuns, spacious: RunKey) -> Arena:
         """Those that its launches hand to one another."""
-        return place(self.plan.programs[roomy.program], self.plan, runs.sizes(roomy))
+        return place(self.plan.programs[spacious.program], self.plan, runs.sizes(spacious))
 
     def check(self, runs: StateRuns) -> None:
         """A plan is made for every size."""
@@ -80,10 +80,10 @@ class LaunchIssuer:
 
     def prepare(self, key: RunKey, places: Places, *, recorded: bool) -> Launches:
         """See `Issuer.prepare`."""
-        roomy = self._runs.roomy(key)
-        if roomy not in self._templates:
-            self._templates[roomy] = self._template(roomy, places)
-        calls = self._templates[roomy].calls(self._runs.sizes(key))
+        spacious = self._runs.spacious(key)
+        if spacious not in self._templates:
+            self._templates[spacious] = self._template(spacious, places)
+        calls = self._templates[spacious].calls(self._runs.sizes(key))
         if not key.picked:
             calls = calls[: len(self._executor.plan.programs[key.program].launches)]
         return Launches(self._executor.device, calls)
@@ -91,7 +91,7 @@ class LaunchIssuer:
     def moved(self) -> None:
         self._templates.clear()
 
-    def _template(self, roomy: RunKey, places: Places) -> Template:
+    def _template(self, spacious: RunKey, places: Places) -> Template:
         executor, layout = self._executor, self._runs.layout
         starts = {
             "value": places.values.__getitem__,
@@ -104,12 +104,12 @@ class LaunchIssuer:
             start = starts.get(pointer.space, places.tensors.__getitem__)
             return start(pointer.name) + pointer.at * executor.item_size(pointer, layout)
 
-        sizes = self._runs.sizes(roomy)
-        return Template(executor.plan, roomy.program, sizes, executor.kernels, resolve)
+        sizes = self._runs.sizes(spacious)
+        return Template(executor.plan, spacious.program, sizes, executor.kernels, resolve)
 
 
 class Launches:
-    """See `executor.Work`.
+    """See `executor.PreparedWork`.
 
     Attributes:
         calls: in order.

@@ -49,7 +49,7 @@ def choose(
     if device is not None and not 0 <= device < count:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
-        raise EngineError(f"there is no GPU {device}: {count} are visible{hidden}", field="device")
+        raise EngineError(f"unknown GPU {device}: {count} are visible{hidden}", field="device")
     with faults.of("choosing a GPU"):
         before = faults.check(api.cuCtxGetCurrent(), "asking for the context")
         try:

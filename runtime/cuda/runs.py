@@ -101,7 +101,7 @@ class StateRuns:
             if programs[key.program].launches and key.tokens <= room
         ]
 
-    def roomy(self, key: RunKey) -> RunKey:
+    def spacious(self, key: RunKey) -> RunKey:
         """The run whose layout of inputs and values serves `key`: the largest of its program.
 
         So addresses are filled into a program's launches once, whatever the lengths of prompts.
@@ -118,31 +118,31 @@ class StateRuns:
         return RunKey(key.program, longest, min(rows, longest))
 
     def arena(self, key: RunKey) -> Arena:
-        """Where the values of a roomy run lie."""
+        """Where the values of a spacious run lie."""
         if key not in self._arenas:
             self._arenas[key] = self.executor.values(self, key)
         return self._arenas[key]
 
     def block(self, key: RunKey) -> InputBlock:
-        """Where the inputs of a roomy run lie."""
+        """Where the inputs of a spacious run lie."""
         if key not in self._blocks:
             self._blocks[key] = InputBlock(self.executor.inputs(key.program), self.sizes(key))
         return self._blocks[key]
 
     @property
     def values_bytes(self) -> int:
-        """Of the values of all runs, but those that want more logits than a window has rows."""
-        return max(self.arena(key).total for key in self._roomy(1))
+        """Bytes of the values of all runs but those that want more logits than a window's."""
+        return max(self.arena(key).total for key in self._spacious(1))
 
     @property
     def inputs_bytes(self) -> int:
-        """Of the inputs of any run."""
+        """Bytes of the inputs of any run."""
         rows = max(self.chunk, self.window)
-        return max(1, *(self.block(key).nbytes for key in self._roomy(rows)))
+        return max(1, *(self.block(key).nbytes for key in self._spacious(rows)))
 
-    def _roomy(self, rows: int) -> list[RunKey]:
+    def _spacious(self, rows: int) -> list[RunKey]:
         """The layouts there are for runs with logits of `rows` tokens at most."""
-        return [self.roomy(RunKey(index, 0, rows)) for index in range(len(self.plan.programs))]
+        return [self.spacious(RunKey(index, 0, rows)) for index in range(len(self.plan.programs))]
 
     def picked_bytes(self, rows: int) -> int:
         return ITEM_SIZE["i32"] * rows * self.batch

@@ -41,15 +41,15 @@ class PreparedRun:
     """
 
     def __init__(self, workspace: DeviceWorkspace, key: RunKey, *, recorded: bool = False) -> None:
-        runs, roomy = workspace.runs, workspace.runs.roomy(key)
+        runs, spacious = workspace.runs, workspace.runs.spacious(key)
         self._device = workspace.engine.exclusive.device
         self._arena, self._memory = workspace.arena, workspace.memory
-        block = runs.block(roomy)
+        block = runs.block(spacious)
         self._host = workspace.host[: block.nbytes]
         self.inputs = block.views(workspace.host, runs.sizes(key))
-        places = workspace.places(roomy)
+        places = workspace.places(spacious)
         self.work: PreparedWork = workspace.issuer.prepare(key, places, recorded=recorded)
-        offsets, shape = runs.arena(roomy).offsets, (key.rows, runs.batch)
+        offsets, shape = runs.arena(spacious).offsets, (key.rows, runs.batch)
         self.logits: Floats = np.zeros((0, *shape[1:], runs.vocab), np.float32)
         self.picked: Ids = np.zeros((0, runs.batch), np.int32)
         if key.picked:
@@ -158,10 +158,10 @@ class DeviceWorkspace:
             self._perform(prepared, DeviceRun(none, state.ledger.applied(), ()))
         return Slots((state.ledger.spare,), (state.ledger.spare,), ())
 
-    def places(self, roomy: RunKey) -> Places:
+    def places(self, spacious: RunKey) -> Places:
         """Where runs of this layout find what they read and write."""
-        inputs = self.runs.block(roomy).offsets.items()
-        values = self.runs.arena(roomy).offsets.items()
+        inputs = self.runs.block(spacious).offsets.items()
+        values = self.runs.arena(spacious).offsets.items()
         return Places(
             {name: self.memory.address + at for name, at in inputs},
             {name: self.arena.address + at for name, at in values},
@@ -199,7 +199,7 @@ class DeviceWorkspace:
 
     def _grow(self, key: RunKey) -> None:
         """Room for a run that was not foreseen: all logits of a chunk. Kept from then on."""
-        values = self.runs.arena(self.runs.roomy(key)).total
+        values = self.runs.arena(self.runs.spacious(key)).total
         logits = self.runs.logits_bytes(key.rows)
         if values <= self.arena.nbytes and logits <= self.out.nbytes:
             return

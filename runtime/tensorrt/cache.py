@@ -22,7 +22,7 @@ from edge.runtime.tensorrt import sealed
 from edge.runtime.tensorrt.profiles import EngineSizes
 from edge.runtime.tensorrt.sealed import Damaged, Sealed
 
-# What an engine depends on, and what each is called in a message. `Sizes` come on top.
+# What an engine depends on, and what each is called in a message. `EngineSizes` come on top.
 COMPONENTS: Mapping[str, str] = {
     "bundle": "the bundle's fingerprint",
     "graph": "the graph",
@@ -122,7 +122,7 @@ def find(bundle: str | Path, here: Components, wanted: EngineSizes, *flags: str)
     entries = list(_entries(here["bundle"]))
     if not entries:
         raise EngineError(
-            "there is no TensorRT engine of this bundle on this machine",
+            "no TensorRT engine of this bundle was built on this machine",
             file=bundle,
             remedy=f"build it: {remedy}",
         )
@@ -190,7 +190,7 @@ def _foreign(
     entry = min(entries, key=lambda each: len(_differences(each.components, here)))
     if not entry.components:
         return EngineError(
-            "is damaged, or none that this version wrote",
+            "is damaged, or was not written by this version",
             file=entry.path,
             remedy=f"build it again: {remedy}",
         )

@@ -17,6 +17,7 @@ from edge.ops.device import DEVICE_DOMAIN
 from edge.runtime import memory
 from edge.runtime.tensorrt import watch
 from edge.runtime.tensorrt.bindings import TensorRT
+from edge.runtime.tensorrt.messages import logger
 from edge.runtime.tensorrt.profiles import EngineSizes, Profile
 from edge.runtime.tensorrt.watch import Report
 
@@ -99,8 +100,8 @@ def compile_graph(
     that TensorRT refuses; KeyboardInterrupt after `stop`.
     """
     stop = threading.Event() if stop is None else stop
-    log = watch.logger(trt.module)
-    log.forget()
+    log = logger(trt.module)
+    log.take()
     report("parsing", 0.0)
     network = ParsedNetwork(trt, log)
     with ExitStack() as stack:
@@ -117,7 +118,7 @@ def compile_graph(
         if stop.is_set():
             raise KeyboardInterrupt
         if engine is None:
-            said = "; ".join(filter(None, (log.said(), more_said())))
+            said = "; ".join(filter(None, (_said(log), more_said())))
             raise EngineError(
                 f"{trt.title} did not build the engine: {said}",
                 file=source.file,
@@ -197,7 +198,7 @@ class ParsedNetwork:
             return
         errors = [self._parser.get_error(i) for i in range(self._parser.num_errors)]
         if not errors:
-            raise EngineError(f"is not understood: {self._log.said()}", file=file)
+            raise EngineError(f"is not understood: {_said(self._log)}", file=file)
         raise _parser_error(self._trt, errors[0], file)
 
     def ports(self) -> tuple[dict[str, EnginePort], dict[str, EnginePort]]:
@@ -227,7 +228,7 @@ class ParsedNetwork:
                 made.set_shape(name, *profile.shapes(port.dims))
             if config.add_optimization_profile(made) < 0:
                 raise EngineError(
-                    f"TensorRT refuses the sizes of {profile.name!r}: {self._log.said()}",
+                    f"TensorRT refuses the sizes of {profile.name!r}: {_said(self._log)}",
                     remedy="smaller --window, --batch, --capacity or --chunk",
                 )
         return config
@@ -243,6 +244,10 @@ def _ports(tensors: list[Any]) -> dict[str, EnginePort]:
         dtype = tensor.dtype.name
         ports[tensor.name] = EnginePort(_DTYPES.get(dtype, dtype), tuple(dims))
     return ports
+
+
+def _said(log: Any) -> str:
+    return log.take(warnings=True) or "it did not say why"
 
 
 def _parser_error(trt: TensorRT, error: Any, file: str) -> EngineError:
@@ -269,6 +274,6 @@ def weights_beside(weights: int | None) -> Iterator[Path]:
         if weights is not None:
             link = f"/proc/{os.getpid()}/fd/{weights}"
             if not os.path.exists(link):
-                raise BundleError("cannot be handed to a parser: there is no /proc", file=link)
+                raise BundleError("cannot be handed to a parser: /proc is missing", file=link)
             (folder / WEIGHT_FILE).symlink_to(link)
         yield folder

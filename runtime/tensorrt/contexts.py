@@ -16,7 +16,7 @@ from edge.runtime.cuda.device import Memory
 from edge.runtime.layout import Shape
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.executor import GraphRun
-from edge.runtime.tensorrt.messages import Messages, listener
+from edge.runtime.tensorrt.messages import logger, recorder
 from edge.runtime.tensorrt.profiles import Profile, choose
 
 _REBUILD = "build the engine again: edge build"
@@ -58,8 +58,8 @@ class EngineContexts:
         self._device = device
         self._profiles = profiles
         self._last_error = last_error
-        self._messages = Messages()
-        self._listeners = listener(trt.module, self._messages)
+        self._log = logger(trt.module)
+        self._recorder = recorder(trt.module, self._log)
         # runtime and engine: dropped in this order's reverse, when nothing runs
         self._native: list[Any] = []
         self._load(serialized)
@@ -71,11 +71,9 @@ class EngineContexts:
         self._shared: dict[int, EngineContext] = {}
 
     def _load(self, serialized: memoryview | bytes) -> None:
-        logger, recorder = self._listeners
-
         def load(_: int) -> None:
-            runtime = self._module.Runtime(logger)
-            runtime.error_recorder = recorder
+            runtime = self._module.Runtime(self._log)
+            runtime.error_recorder = self._recorder
             self._native += [runtime, runtime.deserialize_cuda_engine(serialized)]
 
         self._device.keep(self, self._native)
@@ -95,7 +93,7 @@ class EngineContexts:
             name = engine.get_tensor_name(index)
             if engine.get_tensor_location(name) != self._module.TensorLocation.DEVICE:
                 raise EngineError(
-                    "is wanted in host memory: this is no engine of a device graph",
+                    "is wanted in host memory: this engine is not of a device graph",
                     field=name,
                     remedy=_REBUILD,
                 )
@@ -132,7 +130,7 @@ class EngineContexts:
             if context is None:
                 raise self.failed("creating an execution context")
             made.append(context)
-            context.error_recorder = self._listeners[1]
+            context.error_recorder = self._recorder
             if self._scratch is not None:
                 context.set_device_memory(self._scratch.address, self.scratch_bytes)
             context.set_optimization_profile_async(profile, stream)
@@ -150,13 +148,13 @@ class EngineContexts:
         return EngineError(f"{doing} failed: {self._said()}", remedy=remedy)
 
     def _said(self, problem: object = "TensorRT does not say why") -> str:
-        found = [self._messages.take(), self._last_error()]
+        found = [self._log.take(), self._last_error()]
         return "; ".join(filter(None, found)) or str(problem)
 
     @contextmanager
     def telling(self, doing: str) -> Iterator[None]:
         """What the bindings raise inside becomes an EngineError; old messages are forgotten."""
-        self._messages.take()
+        self._log.take()
         try:
             yield
         except EngineError:

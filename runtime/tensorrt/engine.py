@@ -17,7 +17,7 @@ from edge.runtime.tensorrt.profiles import EngineSizes
 
 
 class TensorRTEngine(CudaEngine):
-    """The device graph of a bundle on one device. States, books, inputs and recorded graphs are the
+    """The device graph of a bundle on one device. States, inputs and recorded graphs are the
     CUDA engine's; so are state files.
 
     Attributes:
@@ -41,7 +41,7 @@ class TensorRTEngine(CudaEngine):
         identity: Identity,
         state_dtypes: Mapping[str, str] | None = None,
     ) -> None:
-        """`weights`, `kernels`: of `settling(plan)`, at least; `rebuild`: the command that builds
+        """`weights`, `kernels`: of `applying(plan)`, at least; `rebuild`: the command that builds
         for other sizes.
 
         Raises BundleError: the plan wants an input that this version does not make.
@@ -73,12 +73,12 @@ class TensorRTEngine(CudaEngine):
         return self.sizes.window
 
     @property
-    def picks(self) -> bool:
+    def finds_argmax(self) -> bool:
         """The graph always ends in them."""
         return True
 
 
-def settling(plan: LaunchPlan) -> tuple[LaunchPlan, tuple[int, ...]]:
+def applying(plan: LaunchPlan) -> tuple[LaunchPlan, tuple[int, ...]]:
     """The plan with those constants alone that its settle program reads, and which variants that
     launches: all that has to be on the device besides the graph.
     """

@@ -106,17 +106,17 @@ class GraphExecutor:
         self._contexts = contexts
         self._rebuild = rebuild
         programs = launches.plan.programs
-        self._settles = [program.kind == "settle" for program in programs]
+        self._applies = [program.kind == "settle" for program in programs]
         self._inputs = [
             launches.inputs(index)
-            if settles
+            if applies
             else buffers(launches.plan, tree=programs[index].kind == "tree")
-            for index, settles in enumerate(self._settles)
+            for index, applies in enumerate(self._applies)
         ]
 
     @property
     def weights_bytes(self) -> int:
-        """The graph's own, and what settling reads."""
+        """The graph's own, and what applying reads."""
         return self._contexts.weights_bytes + self.launches.weights_bytes
 
     @property
@@ -131,11 +131,14 @@ class GraphExecutor:
         """All of the graph's, whichever the run."""
         return self._inputs[program]
 
-    def values(self, runs: StateRuns, roomy: RunKey) -> Arena:
+    def values(self, runs: StateRuns, spacious: RunKey) -> Arena:
         """What comes out of the graph, and is not in place."""
-        if self._settles[roomy.program]:
-            return self.launches.values(runs, roomy)
-        nbytes = {LOGITS: runs.logits_bytes(roomy.rows), PICKED: runs.picked_bytes(roomy.rows)}
+        if self._applies[spacious.program]:
+            return self.launches.values(runs, spacious)
+        nbytes = {
+            LOGITS: runs.logits_bytes(spacious.rows),
+            PICKED: runs.picked_bytes(spacious.rows),
+        }
         if not self._contexts.in_place:
             for name, (dtype, shape) in lasting(runs).items():
                 nbytes[name + OUT] = ITEM_SIZE[dtype] * math.prod(shape)
@@ -184,7 +187,7 @@ class GraphIssuer:
         """See `Issuer.prepare`."""
         if self._runs.plan.programs[key.program].kind == "settle":
             return self._launches.prepare(key, places, recorded=recorded)
-        # what a run picks is computed in every run, so one of its size serves both
+        # what a run finds as likeliest is computed in every run, so one of its size serves both
         whole = key._replace(picked=False)
         addresses = self._addresses(places)
         bound = self._own.get(whole)
@@ -210,7 +213,7 @@ class GraphIssuer:
 
 
 class GraphWork:
-    """See `edge.runtime.cuda.executor.Work`."""
+    """See `edge.runtime.cuda.executor.PreparedWork`."""
 
     def __init__(self, bound: Bound, copies: Copies | None, places: Places) -> None:
         self._bound = bound
@@ -230,7 +233,7 @@ class GraphWork:
 
 
 class Copies:
-    """Of one state, of which only the memory is kept."""
+    """What one state needs of it; only the memory is kept."""
 
     def __init__(self, state: DeviceState, device: Device) -> None:
         self._device = device

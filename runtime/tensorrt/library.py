@@ -32,7 +32,7 @@ class PluginLibrary:
     """
 
     def __init__(self, path: Path, library: ctypes.CDLL, digest: str) -> None:
-        """Raises EngineError: none of ours, or of another ABI."""
+        """Raises EngineError: not a plugin library, or of another ABI."""
         self.path = path
         self.digest = digest
         try:
@@ -42,7 +42,7 @@ class PluginLibrary:
             abi, built_for = library.edge_tensorrt_abi, library.edge_tensorrt_built_for
         except AttributeError as missing:
             raise EngineError(
-                f"is no plugin library of mamba-edge: {missing}",
+                f"is not a plugin library of mamba-edge: {missing}",
                 file=path,
                 field=VARIABLE if VARIABLE in os.environ else None,
                 remedy=f"build it: {COMMAND}",

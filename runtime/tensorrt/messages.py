@@ -2,58 +2,69 @@
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
 # of one failure the first messages say why, the later ones what it led to
-_KEPT = 4
+_ERRORS = 4
+_WARNINGS = 3
 
 
-class Messages:
-    """The errors since they were last taken. Any thread of TensorRT may add one."""
+@functools.cache
+def logger(module: ModuleType) -> Any:
+    """An ILogger that keeps errors and warnings until they are taken; any thread may add one.
 
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-
-    def add(self, text: str) -> None:
-        if len(self._texts) < _KEPT:
-            self._texts.append(" ".join(text.split()))
-
-    def take(self) -> str:
-        """All of them, "; " between, which are then forgotten; "" for none."""
-        texts, self._texts = self._texts, []
-        return "; ".join(texts)
-
-
-def listener(module: ModuleType, messages: Messages) -> tuple[Any, Any]:
-    """A logger and an error recorder of that TensorRT that add to `messages`.
-
-    Both must live as long as what they are given to. With a recorder set, TensorRT reports errors
-    to it; the logger hears of those before, and of the plugin library's.
+    One for the process, because TensorRT keeps the first that it is given.
     """
-    base_logger: Any = module.ILogger
-    base_recorder: Any = module.IErrorRecorder
-    severe = (base_logger.Severity.ERROR, base_logger.Severity.INTERNAL_ERROR)
+    base: Any = module.ILogger
 
-    class Logger(base_logger):  # type: ignore[misc, unused-ignore]
+    class Log(base):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
-            base_logger.__init__(self)
+            base.__init__(self)
+            self._errors: list[str] = []
+            self._warnings: list[str] = []
 
         def log(self, severity: Any, text: str) -> None:
-            if severity in severe:
-                messages.add(text)
+            if severity in (base.Severity.ERROR, base.Severity.INTERNAL_ERROR):
+                self.add(text)
+            elif severity == base.Severity.WARNING:
+                self._warnings.append(" ".join(text.split()))
+                del self._warnings[:-_WARNINGS]
 
-    class Recorder(base_recorder):  # type: ignore[misc, unused-ignore]
+        def add(self, text: str) -> None:
+            if len(self._errors) < _ERRORS:
+                self._errors.append(" ".join(text.split()))
+
+        def take(self, *, warnings: bool = False) -> str:
+            """The errors, "; " between, else with `warnings` the last of those; "" for none. All of
+            them are then forgotten.
+            """
+            found = self._errors or (self._warnings if warnings else [])
+            self._errors, self._warnings = [], []
+            return "; ".join(found)
+
+    return Log()
+
+
+def recorder(module: ModuleType, log: Any) -> Any:
+    """An IErrorRecorder that adds to `log`. Where one is set, TensorRT reports errors to it alone.
+
+    It must live as long as what it is given to.
+    """
+    base: Any = module.IErrorRecorder
+
+    class Recorder(base):  # type: ignore[misc, unused-ignore]
         """Hands on what it hears; of the interface only that is asked of us."""
 
         def __init__(self) -> None:
-            base_recorder.__init__(self)
+            base.__init__(self)
 
-        def report_error(self, code: Any, text: str) -> bool:
-            messages.add(text)
+        def report_error(self, code: int, text: str) -> bool:
+            log.add(text)
             return True
 
-        # these are for the application, which asks `messages` instead
+        # these are for the application, which asks the log instead
         def get_num_errors(self) -> int:
             return 0
 
@@ -69,4 +80,4 @@ def listener(module: ModuleType, messages: Messages) -> tuple[Any, Any]:
         def clear(self) -> None:
             """Nothing is kept here."""
 
-    return Logger(), Recorder()
+    return Recorder()

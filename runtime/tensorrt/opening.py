@@ -14,7 +14,7 @@ from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.tensorrt import bindings, cache, library, machine, profiles, tensors
 from edge.runtime.tensorrt.bindings import Kind, TensorRT
 from edge.runtime.tensorrt.contexts import EngineContexts
-from edge.runtime.tensorrt.engine import TensorRTEngine, settling
+from edge.runtime.tensorrt.engine import TensorRTEngine, applying
 from edge.runtime.tensorrt.library import PluginLibrary
 from edge.runtime.tensorrt.profiles import EngineSizes
 
@@ -46,7 +46,7 @@ def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
         )
     _check_names(contexts, bundle, plan, cache.command(bundle.path, sizes, *flags))
     exclusive = Exclusive(gpu)
-    rest, variants = settling(plan)
+    rest, variants = applying(plan)
     kernels = load_kernels(bundle, plan, gpu, exclusive, variants)
     weights = DeviceWeights(rest, exclusive)
     if rest.weights:

@@ -158,7 +158,7 @@ def _header(path: Path, fd: int) -> tuple[Header, int, int]:
     first = os.pread(fd, len(MAGIC) + MAX_HEADER, 0)
     end = first.find(b"\n", len(MAGIC)) + 1
     if not first.startswith(MAGIC) or end == 0:
-        raise Damaged("is none that this version wrote, or is damaged", file=path)
+        raise Damaged("was not written by this version, or is damaged", file=path)
     try:
         header = strict_json.loads(first[len(MAGIC) : end])
         body = header["bytes"]

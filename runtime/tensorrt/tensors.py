@@ -52,7 +52,7 @@ def lists(plan: LaunchPlan) -> dict[str, tuple[DType, tuple[int | str, ...]]]:
 
 
 def buffers(plan: LaunchPlan, *, tree: bool) -> dict[str, Buffer]:
-    """`lists` as `edge.runtime.cuda.inputs.Block` takes them."""
+    """`lists` as `edge.runtime.cuda.inputs.InputBlock` takes them."""
     return {name: Buffer(dtype=dtype, elements=_size(dims, tree))
             for name, (dtype, dims) in lists(plan).items()}  # fmt: skip
 

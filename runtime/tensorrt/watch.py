@@ -1,8 +1,7 @@
-"""What TensorRT says while it builds, how far it is, and how it is stopped."""
+"""How far TensorRT is while it builds, and how it is stopped."""
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -12,38 +11,8 @@ _Result = TypeVar("_Result")
 # what it is doing, and how much of it is done, 0 to 1
 Report = Callable[[str, float], None]
 
-_KEPT = 20
 _LOOK_S = 0.2
 _BEGINS_S = 1.0
-
-
-@functools.cache
-def logger(module: ModuleType) -> Any:
-    """An ILogger that keeps the last errors and warnings: `said()`, until it is told to `forget()`.
-
-    One for the process, because TensorRT keeps the first that it is given.
-    """
-
-    class Log(module.ILogger):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            module.ILogger.__init__(self)
-            self._lines: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity <= module.ILogger.WARNING:
-                worst = severity <= module.ILogger.ERROR
-                self._lines.append(f"{'error' if worst else 'warning'}: {message.strip()}")
-                del self._lines[:-_KEPT]
-
-        def forget(self) -> None:
-            self._lines.clear()
-
-        def said(self) -> str:
-            """The errors, else the last warnings."""
-            errors = [line for line in self._lines if line.startswith("error")]
-            return "; ".join(errors or self._lines[-3:]) or "it did not say why"
-
-    return Log()
 
 
 class Progress:
@@ -74,7 +43,7 @@ class Progress:
         self._report(name, self._shown)
 
     def _done(self, name: str) -> float:
-        """Of the whole: this phase's part of its parent's current step, and so on up."""
+        """Share of the whole: this phase's part of its parent's current step, and so on up."""
         share = 0.0
         at: str | None = name
         while at is not None and at in self._phases:

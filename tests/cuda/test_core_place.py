@@ -90,8 +90,8 @@ def test_a_gpu_is_chosen_by_its_number() -> None:
     assert done["sm"] == 120
     assert done["works"] == [[6, 5], [6, 5]]
     assert done["absent"][:2] == [
-        "device: there is no GPU 3: 3 are visible",
-        "device: there is no GPU -1: 3 are visible",
+        "device: unknown GPU 3: 3 are visible",
+        "device: unknown GPU -1: 3 are visible",
     ]
     assert done["absent"][2].endswith("(CUDA_VISIBLE_DEVICES=0,1,2)")
 
@@ -394,5 +394,5 @@ def test_without_a_driver_there_is_a_remedy_and_importing_is_light() -> None:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        assert done.stdout.startswith("EngineError there is no NVIDIA driver here")
+        assert done.stdout.startswith("EngineError no NVIDIA driver was found")
         assert "--engine ort" in done.stdout

@@ -15,7 +15,7 @@ from tests.cuda.models import engines, poison, tokens
 @pytest.mark.parametrize("batch", [1, 2])
 def test_ids_are_those_of_the_largest_logits(name: str, quant: str, batch: int) -> None:
     engine = engines(name, quant).cuda
-    assert engine.picks
+    assert engine.finds_argmax
     a, b = (engine.new_state(batch=batch, window=4) for _ in range(2))
     words = tokens(6, batch)
     for start, count in ((0, 1), (1, 3), (4, 1), (5, 1)):

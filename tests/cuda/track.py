@@ -44,7 +44,7 @@ def kernels_values(
     found: Values = {}
     plan = engine.plan
     launches = [plan.launches[i] for i in plan.programs[key.program].launches]
-    places, sizes = workspace.runs.arena(workspace.runs.roomy(key)), workspace.runs.sizes(key)
+    places, sizes = workspace.runs.arena(workspace.runs.spacious(key)), workspace.runs.sizes(key)
     for call, launch in zip(prepared.work.calls, launches, strict=True):
         call.issue(device)
         for argument in launch.arguments:

@@ -50,10 +50,11 @@ class NetworkDefinitionCreationFlag(enum.IntEnum):
 
 
 class ILogger(abc.ABC):
-    INTERNAL_ERROR, ERROR, WARNING, INFO = range(4)
+    class Severity(enum.IntEnum):
+        INTERNAL_ERROR, ERROR, WARNING, INFO = range(4)
 
     @abc.abstractmethod
-    def log(self, severity: int, message: str) -> None: ...
+    def log(self, severity: Severity, message: str) -> None: ...
 
 
 class IProgressMonitor(abc.ABC):
@@ -168,7 +169,7 @@ class Builder:
         assert timings is not None, "the timing cache was destroyed before the engine was built"
         self._seen.timings = timings.data
         if not self._seen.builds:
-            self._log.log(ILogger.ERROR, "[no tactic for layers.0]")
+            self._log.log(ILogger.Severity.ERROR, "[no tactic for layers.0]")
             return None
         return b"engine of " + str(len(network.inputs)).encode()
 

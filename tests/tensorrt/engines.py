@@ -16,7 +16,7 @@ from edge.runtime.ort import OrtEngine
 from edge.runtime.tensorrt import cache
 from edge.runtime.tensorrt.bindings import Kind, TensorRT
 from edge.runtime.tensorrt.contexts import EngineContexts
-from edge.runtime.tensorrt.engine import TensorRTEngine, settling
+from edge.runtime.tensorrt.engine import TensorRTEngine, applying
 from edge.runtime.tensorrt.executor import GraphExecutor
 from edge.runtime.tensorrt.profiles import EngineSizes, profiles, sizes
 from tests.cuda.models import CHUNK
@@ -72,7 +72,7 @@ def tensorrt_engine(cuda: CudaEngine, graph: Path, kind: Kind) -> TensorRTEngine
         profiles(built, trees=trees),
     )
     exclusive = Exclusive(device)
-    rest, variants = settling(plan)
+    rest, variants = applying(plan)
     weights = DeviceWeights(rest, exclusive)
     if rest.weights:
         weights.read([(graph.parent.parent / "weights.bin").read_bytes()])

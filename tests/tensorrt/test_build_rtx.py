@@ -32,8 +32,8 @@ from edge.runtime.tensorrt.compile import (
     weights_beside,
 )
 from edge.runtime.tensorrt.graphfile import bare, form_for
+from edge.runtime.tensorrt.messages import logger
 from edge.runtime.tensorrt.profiles import profiles, sizes
-from edge.runtime.tensorrt.watch import logger
 from tests.tensorrt.graphs import Made, made
 
 GPUS = (86, 89)

@@ -97,7 +97,7 @@ def test_another_abi_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["int nothing;", "int edge_tensorrt_abi(void) { return 1; }"])
 def test_another_library_is_refused(tmp_path: Path, source: str) -> None:
-    with pytest.raises(EngineError, match="is no plugin library of mamba-edge"):
+    with pytest.raises(EngineError, match="is not a plugin library of mamba-edge"):
         library.open_library(compiled(tmp_path, source))
 
 
