@@ -35,6 +35,9 @@ ARCHITECTURES = (75, 80, 86, 87, 89, 90, 100, 120)
 RUN_FIELDS = ("PENDING", "ADVANCE", "SOURCE", "TARGET", "STORE", "PAST", "PROGRAMS")
 PENDING, ADVANCE, SOURCE, TARGET, STORE, PAST, PROGRAMS = range(len(RUN_FIELDS))
 
+# values of the arena that a run yields
+LOGITS, PICKED = "logits", "picked"
+
 DType = Literal["f32", "f16", "i8", "u8", "i32", "i64"]
 ITEM_SIZE: Mapping[str, int] = {"f32": 4, "f16": 2, "i8": 1, "u8": 1, "i32": 4, "i64": 8}
 Sizes = Mapping[str, int]

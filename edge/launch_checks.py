@@ -15,6 +15,8 @@ from edge.config import ModelConfig
 from edge.errors import BundleError, Faults
 from edge.launch import (
     ITEM_SIZE,
+    LOGITS,
+    PICKED,
     Argument,
     Buffer,
     DType,
@@ -29,7 +31,6 @@ from edge.rope import inverse_frequencies
 from edge.tensors import kv_cache_shapes, padded_head_dim, recurrent_state_shapes
 
 REMEDY = "export the model again with this version, or update mamba-edge"
-LOGITS, PICKED = "logits", "picked"
 # CUDA's limits of a grid, of every compute capability there is.
 GRID = (2**31 - 1, 65535, 65535)
 _INT32 = 2**31 - 1

@@ -99,14 +99,15 @@ def layout_of(
     logs: Mapping[str, Log] | None = None,
 ) -> StateLayout:
     """The layout of a state that `Engine.new_state` is asked for. Raises InputError."""
-    _within(batch, MAX_BATCH, "batch")
-    _within(window, MAX_WINDOW, "window")
+    within(batch, MAX_BATCH, "batch")
+    within(window, MAX_WINDOW, "window")
     if capacity is not None and config.has_attention:
-        _within(capacity, config.max_context or 1 << 24, "capacity")
+        within(capacity, config.max_context or 1 << 24, "capacity")
     return StateLayout.of(config, batch=batch, capacity=capacity, dtypes=dtypes, logs=logs)
 
 
-def _within(value: int, limit: int, name: str) -> None:
+def within(value: int, limit: int, name: str) -> None:
+    """Raises InputError: the size called `name` is not 1 … limit."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
         raise InputError(f"must be 1 … {limit}, got {value!r}", field=name)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge.config import ModelConfig
-from edge.launch import Log
+from edge.launch import DType, Log
 from edge.tensors import kv_cache_shapes, padded_head_dim, recurrent_state_shapes
 
 if TYPE_CHECKING:
@@ -22,7 +22,11 @@ Shape = tuple[int, ...]
 ArrayType = tuple[Shape, np.dtype[Any]]
 
 DEFAULT_CAPACITY = 4096
-_LOG_TYPES = {"f32": "float32", "f16": "float16", "i8": "int8", "u8": "uint8"}
+# the types of a launch plan and of logs as numpy has them
+NUMPY: Mapping[DType, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "i8": np.dtype(np.int8),
+    "u8": np.dtype(np.uint8), "i32": np.dtype(np.int32), "i64": np.dtype(np.int64),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class StateLayout:
     def rows(self, name: str, count: int) -> ArrayType:
         """`count` rows of a log: shape and type."""
         log = self.logs[name]
-        return (count, self.batch, log.width), np.dtype(_LOG_TYPES[log.dtype])
+        return (count, self.batch, log.width), NUMPY[log.dtype]
 
     def kept(self, slots: int, bases: int, rows: int) -> dict[str, ArrayType]:
         """Arrays of so many slots, based slots and log rows: name → shape, the count first, and

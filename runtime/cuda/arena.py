@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from edge.launch import ITEM_SIZE, LaunchPlan, Pointer, Program, Sizes
+from edge.launch import ITEM_SIZE, LOGITS, PICKED, LaunchPlan, Pointer, Program, Sizes
 from edge.runtime.cuda.device import ALIGNMENT
-
-LOGITS, PICKED = "logits", "picked"
 
 
 class Arena(NamedTuple):

@@ -21,13 +21,12 @@ from edge.launch import (
     STORE,
     TARGET,
     Buffer,
-    DType,
     LaunchPlan,
     Sizes,
 )
 from edge.rope import powers
 from edge.runtime.cuda.device import ALIGNMENT, Bytes
-from edge.runtime.layout import packed
+from edge.runtime.layout import NUMPY, packed
 from edge.runtime.ledger import LAST, ReplayStep, Tree, log_slots
 
 Array = NDArray[Any]
@@ -35,14 +34,6 @@ Ints = NDArray[np.int32]
 
 # of a scan's programs so many run on a multiprocessor side by side: registers allow 6 to 8
 PROGRAMS_EACH = 8
-_NUMPY: dict[DType, type[np.generic]] = {
-    "f32": np.float32,
-    "f16": np.float16,
-    "i8": np.int8,
-    "u8": np.uint8,
-    "i32": np.int32,
-    "i64": np.int64,
-}
 
 
 @dataclass(frozen=True)
@@ -225,5 +216,5 @@ class InputBlock:
         for name, offset in self.offsets.items():
             buffer = self._buffers[name]
             end = offset + ITEM_SIZE[buffer.dtype] * buffer.elements.value(sizes)
-            out[name] = host[offset:end].view(_NUMPY[buffer.dtype])
+            out[name] = host[offset:end].view(NUMPY[buffer.dtype])
         return out

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError
-from edge.runtime.cuda.arena import LOGITS, PICKED
+from edge.launch import LOGITS, PICKED
 from edge.runtime.cuda.device import Bytes, Memory, RecordedGraph
 from edge.runtime.cuda.executor import Issuer, Places, PreparedWork
 from edge.runtime.cuda.inputs import DeviceRun

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from edge.errors import EngineError
-from edge.launch import ITEM_SIZE, Buffer
+from edge.launch import ITEM_SIZE, LOGITS, PICKED, Buffer
 from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.device import ALIGNMENT, Device, Memory
 from edge.runtime.cuda.executor import Issuer, Places, PreparedWork
@@ -22,7 +22,7 @@ from edge.runtime.cuda.state import DeviceState
 from edge.runtime.layout import Shape, packed
 from edge.runtime.ledger import KEEP, ReplayStep
 from edge.runtime.tensorrt.profiles import EngineSizes
-from edge.runtime.tensorrt.tensors import LOGITS, OUT, PICKED, buffers, lasting, shapes, symbols
+from edge.runtime.tensorrt.tensors import OUT, buffers, lasting, shapes, symbols
 
 
 class GraphRun(NamedTuple):

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from edge.config import ModelConfig
-from edge.errors import InputError
-from edge.runtime.engine import DEFAULT_WINDOW, MAX_BATCH, MAX_WINDOW
+from edge.runtime.engine import DEFAULT_WINDOW, MAX_BATCH, MAX_WINDOW, within
 from edge.runtime.layout import DEFAULT_CAPACITY
 from edge.runtime.ledger import log_slots
 
@@ -65,21 +64,16 @@ def sizes(
     """Sizes for a model; what is None gets the runtime's default. Raises InputError."""
     window = DEFAULT_WINDOW if window is None else window
     batch = 1 if batch is None else batch
-    _within(window, MAX_WINDOW, "window")
-    _within(batch, MAX_BATCH, "batch")
-    _within(chunk, MAX_CHUNK, "chunk")
+    within(window, MAX_WINDOW, "window")
+    within(batch, MAX_BATCH, "batch")
+    within(chunk, MAX_CHUNK, "chunk")
     if not config.has_attention:
         capacity = 0
     else:
         most = config.max_context or 1 << 24
         capacity = min(most, DEFAULT_CAPACITY) if capacity is None else capacity
-        _within(capacity, most, "capacity")
+        within(capacity, most, "capacity")
     return EngineSizes(window=window, batch=batch, capacity=capacity, chunk=chunk)
-
-
-def _within(value: int, most: int, name: str) -> None:
-    if not 1 <= value <= most:
-        raise InputError(f"must be 1 … {most}, got {value}", field=name)
 
 
 class SizeRange(NamedTuple):

@@ -10,12 +10,11 @@ Symbols are those of `edge.runtime.tensorrt.profiles`; here P is always S.
 
 from __future__ import annotations
 
-from edge.launch import Buffer, DType, LaunchPlan, Size
+from edge.launch import LOGITS, PICKED, Buffer, DType, LaunchPlan, Size
 from edge.runtime.cuda.runs import RunKey, StateRuns
-from edge.runtime.layout import Shape, StateLayout
+from edge.runtime.layout import NUMPY, Shape, StateLayout
 
 OUT = ".out"
-LOGITS, PICKED = "logits", "picked"
 
 _LISTS: dict[str, tuple[int | str, ...]] = {
     "tokens": ("T", "B"),
@@ -25,7 +24,7 @@ _LISTS: dict[str, tuple[int | str, ...]] = {
     "slots": ("T",),
     "ancestors": ("A", "A"),
 }
-_TYPES: dict[str, DType] = {"float32": "f32", "float16": "f16", "int8": "i8"}
+_TYPES = {dtype.name: name for name, dtype in NUMPY.items()}
 
 
 def symbols(runs: StateRuns, key: RunKey) -> dict[str, int]:
