@@ -158,7 +158,7 @@ def _check_rotations(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> N
     for index, (theta, dim) in enumerate(plan.rotations):
         same = [rope for rope in ropes if rope.dim == dim]
         if theta == 0:
-            own = plan.inverses[f"rope{index}"]
+            own = plan.inverses.get(f"rope{index}", ())
             fits = any(_all_near(own, inverse_frequencies(rope).tolist()) for rope in same)
         else:
             plain = [rope for rope in same if rope.scaling is None]
