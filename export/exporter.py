@@ -17,7 +17,7 @@ from edge.bundle import BundleWriter, Limits, Manifest, Provenance, Quantization
 from edge.bundle.kernels import sizes
 from edge.errors import ExportError
 from edge.export import text_files
-from edge.export.calibration.prepare import Prepared, Progress, TextChoice, prepare
+from edge.export.calibration.prepare import PreparedPlan, Progress, TextChoice, prepare
 from edge.export.calibration.texts import LENGTH, SEQUENCES
 from edge.export.checkpoint import Checkpoint, open_checkpoint
 from edge.export.graph import GRAPH_FILE, BuiltGraph, build_graph
@@ -214,7 +214,7 @@ def _provenance(source: Checkpoint) -> Provenance:
 
 
 def _quantization(
-    chosen: Recipe, mixed: Mixture, prepared: Prepared, built: BuiltGraph, writer: BundleWriter
+    chosen: Recipe, mixed: Mixture, prepared: PreparedPlan, built: BuiltGraph, writer: BundleWriter
 ) -> Quantization:
     # A width that no block divides keeps a matrix fp32: say what was stored, not what was asked.
     details: dict[str, Any] = dict(chosen.details)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge.bundle.manifest import TokenizerInfo
 from edge.config import ModelConfig
-from edge.export.calibration.prepare import Prepared, Progress
+from edge.export.calibration.prepare import PreparedPlan, Progress
 from edge.export.checkpoint import Checkpoint
 from edge.export.graph import WEIGHT_FILE
 from edge.export.graph.agreement import verify_engine
@@ -41,7 +41,7 @@ and write the time into the log. Thank you! What can I do next?
 
 def judge(
     source: Checkpoint,
-    prepared: Prepared,
+    prepared: PreparedPlan,
     rounds_activations: bool,
     folder: Path,
     tokenizer: TokenizerInfo,

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edge.export.calibration.calibrate import Calibration, calibrate, calibration_graph
+from edge.export.calibration.calibrate import calibrate, calibration_graph
 from edge.export.calibration.texts import CalibrationText
 from edge.export.graph import BuiltGraph, build_graph
 from edge.export.graph.run import GraphRunner, GraphState, open_reference, open_session
 from edge.export.graph.run import session_options as options_of
 from edge.export.network import Network
+from edge.export.quantize.observers import Calibration
 from edge.export.quantize.plan import ModelPlan
 from edge.export.recipes import Choices, Mixture, mixture, names, plan_model
 from edge.plugins.onnx import Flavour

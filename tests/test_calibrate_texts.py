@@ -15,7 +15,7 @@ from edge.errors import ExportError
 from edge.export.calibration.texts import (
     GREETINGS,
     CalibrationText,
-    Reader,
+    TextReader,
     checkpoint_reader,
     read_text,
 )
@@ -26,7 +26,7 @@ from tests.checkpoints import save_mamba, save_mambabyte
 from tests.test_text_template import DEMO
 from tests.text_samples import tokenizer
 
-BYTES = Reader(ByteTokenizer())
+BYTES = TextReader(ByteTokenizer())
 TALK = [("user", "a robot walks"), ("assistant", "and then it stops")]
 
 
@@ -90,7 +90,7 @@ def test_little_of_a_large_file_is_held_and_tokenized(tmp_path: Path) -> None:
     path = written(tmp_path / "a.txt", numbers(1_000_000))
     counting = Counting()
     tracemalloc.start()
-    read_text(path, Reader(counting), 10, 24)
+    read_text(path, TextReader(counting), 10, 24)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert counting.encoded < 1_000_000 and peak < 4_000_000 < path.stat().st_size
@@ -114,7 +114,7 @@ def test_conversations_go_through_the_template(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", *[talk(TALK)] * 3)
     ids = template.encode([Message(*turn) for turn in TALK], add_generation_prompt=False)
     assert spm.special_ids.intersection(ids)
-    text = read_text(path, Reader(spm, template), 3, len(ids))
+    text = read_text(path, TextReader(spm, template), 3, len(ids))
     assert text.sequences.tolist() == [ids] * 3
 
 
@@ -137,7 +137,7 @@ def test_a_large_file_of_objects_is_read_at_whole_lines(tmp_path: Path) -> None:
 
 
 def test_a_text_begins_with_what_begins_one(tmp_path: Path) -> None:
-    reader = Reader(ByteTokenizer(bos=7, add_bos=True))
+    reader = TextReader(ByteTokenizer(bos=7, add_bos=True))
     path = jsonl(tmp_path / "a.jsonl", {"text": "ab"}, {"text": "cd"})
     assert read_text(path, reader, 1, 6).sequences.tolist() == [[7, 97, 98, 7, 99, 100]]
     path = written(tmp_path / "a.txt", "ab\ncd")

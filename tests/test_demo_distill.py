@@ -21,7 +21,7 @@ from edge.apps.demo import answers as demo_answers
 from edge.apps.demo import talks as demo_talks
 from edge.apps.demo import train as training
 from edge.apps.demo.data import load_tokenizer, make_codec
-from edge.apps.demo.distill import Lessons, Taught, load_network, read_talks, start_from
+from edge.apps.demo.distill import Taught, TeacherLessons, load_network, read_talks, start_from
 from edge.apps.demo.loss import Shares, taught_loss
 from edge.apps.demo.optimizer import initialise
 from edge.apps.demo.save import write_checkpoint
@@ -115,7 +115,7 @@ def test_the_loss_is_divergence_overlap_and_choice(shares: Shares) -> None:
 def test_lessons_are_what_the_teacher_thinks_of_each_talk_alone(
     taught: Taught, tokenizer: Path
 ) -> None:
-    lessons = Lessons(taught, make_codec(tokenizer), width=40, batch=4, seed=0)
+    lessons = TeacherLessons(taught, make_codec(tokenizer), width=40, batch=4, seed=0)
     network, _ = load_network(taught.teacher)
     rows = lessons.epoch(0)
     batch = rows.batch(slice(4, 8))
@@ -136,7 +136,7 @@ def lessons_text(tokenizer: Path, ids: list[int]) -> str:
 
 
 def test_epochs_hold_every_talk_once_but_those_held_out(taught: Taught, tokenizer: Path) -> None:
-    lessons = Lessons(taught, make_codec(tokenizer), width=40, batch=2, seed=0)
+    lessons = TeacherLessons(taught, make_codec(tokenizer), width=40, batch=2, seed=0)
     one, two = (lessons.epoch(number) for number in (0, 1))
     assert [t.first for t in one.talks] != [t.first for t in two.talks]
     assert [t.first for t in one.talks] == [t.first for t in lessons.epoch(0).talks]
@@ -146,15 +146,15 @@ def test_epochs_hold_every_talk_once_but_those_held_out(taught: Taught, tokenize
 
 
 def test_a_model_agrees_with_itself(taught: Taught, tokenizer: Path) -> None:
-    lessons = Lessons(taught, make_codec(tokenizer), width=40, batch=2, seed=0)
+    lessons = TeacherLessons(taught, make_codec(tokenizer), width=40, batch=2, seed=0)
     itself = lessons.agreement(load_network(taught.teacher)[0])
     assert itself["same_choice"] > 0.95 and itself["overlap"] > 0.98
     other = lessons.agreement(network_of(draft_config(lessons.head.shape[0], 32, 1), 2))
     assert other["overlap"] < 0.8
 
 
-def plan(taught: Taught, steps: int, start: Path | None = None) -> training.Plan:
-    return training.Plan(
+def plan(taught: Taught, steps: int, start: Path | None = None) -> training.TrainingPlan:
+    return training.TrainingPlan(
         width=40, batch=4, steps=steps, valid_conversations=2, taught=taught, start=start
     )
 
@@ -201,19 +201,19 @@ def test_lessons_are_kept_for_the_same_file_only(
     taught: Taught, data: Path, tokenizer: Path
 ) -> None:
     codec = make_codec(tokenizer)
-    first = Lessons(taught, codec, width=40, batch=4, seed=0)
+    first = TeacherLessons(taught, codec, width=40, batch=4, seed=0)
     (kept,) = taught.keep.glob("*/hidden.npy")
     np.save(kept, first.hidden + np.float16(1))
-    again = Lessons(taught, codec, width=40, batch=4, seed=1)
+    again = TeacherLessons(taught, codec, width=40, batch=4, seed=1)
     assert np.array_equal(again.hidden, first.hidden + np.float16(1))
     other = data / "chat.valid.jsonl"
     more = replace(taught, talks=(other, *taught.talks))
-    both = Lessons(more, codec, width=40, batch=4, seed=1)
-    alone = Lessons(replace(taught, talks=(other,)), codec, width=40, batch=4, seed=1)
+    both = TeacherLessons(more, codec, width=40, batch=4, seed=1)
+    alone = TeacherLessons(replace(taught, talks=(other,)), codec, width=40, batch=4, seed=1)
     assert np.array_equal(both.hidden, np.concatenate([alone.hidden, again.hidden]))
     talk = both.learned[-1]
     assert talk.first + sum(talk.mask) == len(both.hidden)
-    cut = Lessons(taught, codec, width=12, batch=4, seed=0)
+    cut = TeacherLessons(taught, codec, width=12, batch=4, seed=0)
     assert len(cut.hidden) < len(first.hidden)
 
 
@@ -273,7 +273,7 @@ def test_of_dialogues_both_sides_are_learned(tokenizer: Path, data: Path, tmp_pa
 def test_talks_continue_after_a_kill(data: Path, tmp_path: Path) -> None:
     session = load("demo", threads=1).session(undo_levels=0)
     prompts = demo_talks.user_turns(data / "chat.train.jsonl")
-    plan = demo_talks.Plan(seed=0, turns=2, max_tokens=12)
+    plan = demo_talks.ConversationPlan(seed=0, turns=2, max_tokens=12)
     expected = [list(demo_talks.talk(session, prompts, plan, index)) for index in range(4)]
     assert all(m["role"] == ("user", "assistant")[i % 2] for t in expected for i, m in enumerate(t))
     out = tmp_path / "talks.jsonl"

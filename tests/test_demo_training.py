@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from edge.apps.demo import train as training
 from edge.apps.demo.data import (
     ByteCodec,
-    Conversation,
+    SourcedChat,
     TokenCodec,
     TrainingData,
     conversation_pieces,
@@ -38,7 +38,7 @@ from edge.export.network import Network
 
 WORDS = ["the", "cat", "dog", "bird", "sees", "hears", "a", "red", "green", "house", "tree", "runs"]
 TOY = bytes_config(d_model=32, layers=2)
-TALK = Conversation((("user", "Hi."), ("assistant", "Hello!\n\nYou?"), ("user", "Fine.")), "tldr")
+TALK = SourcedChat((("user", "Hi."), ("assistant", "Hello!\n\nYou?"), ("user", "Fine.")), "tldr")
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +73,8 @@ def tokenizer(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_tokenizer(data, tmp_path_factory.mktemp("tokenizer"), vocab=330)
 
 
-def plan(steps: int) -> training.Plan:
-    return training.Plan(width=65, batch=4, steps=steps, valid_conversations=2)
+def plan(steps: int) -> training.TrainingPlan:
+    return training.TrainingPlan(width=65, batch=4, steps=steps, valid_conversations=2)
 
 
 def weights_after(folder: Path, step: int) -> dict[str, Tensor]:
@@ -182,7 +182,7 @@ def test_bytes_end_a_turn_with_a_blank_line() -> None:
 
 def test_long_conversations_are_cut_at_users_turns() -> None:
     turns = (("user", "a" * 20), ("assistant", "b" * 20)) * 5
-    pieces = conversation_pieces(Conversation(turns, "self_dialogue"), ByteCodec(), 80)
+    pieces = conversation_pieces(SourcedChat(turns, "self_dialogue"), ByteCodec(), 80)
     assert all(len(ids) <= 80 and bytes(ids).startswith(b"User: ") for ids, _ in pieces)
     assert b"".join(bytes(ids) for ids, _ in pieces).count(b"a" * 20) == 5
 

@@ -37,20 +37,20 @@ Piece = tuple[list[int], list[bool]]
 
 
 @dataclass(frozen=True)
-class Conversation:
+class SourcedChat:
     """Turns as (role, content) pairs, and the collection they came from."""
 
     turns: tuple[tuple[str, str], ...]
     source: str
 
 
-def read_conversations(path: Path) -> Iterator[Conversation]:
+def read_conversations(path: Path) -> Iterator[SourcedChat]:
     """One conversation a line: {"messages": [{"role", "content"}, ...], "source"}."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             record = json.loads(line)
             turns = tuple((m["role"], m["content"].strip()) for m in record["messages"])
-            yield Conversation(turns, record.get("source", "greetings"))
+            yield SourcedChat(turns, record.get("source", "greetings"))
 
 
 def read_documents(path: Path) -> Iterator[str]:
@@ -138,7 +138,7 @@ def make_codec(tokenizer: Path | None) -> Codec:
 
 
 def conversation_pieces(
-    conversation: Conversation, codec: Codec, limit: int, everything: bool = False
+    conversation: SourcedChat, codec: Codec, limit: int, everything: bool = False
 ) -> list[Piece]:
     """The conversation as pieces of at most `limit` ids, each beginning with a user's turn.
 
@@ -165,7 +165,7 @@ def conversation_pieces(
     return [(i, m) for i, m in pieces if any(m[1:])]
 
 
-def carelessly_typed(conversation: Conversation) -> list[Conversation]:
+def carelessly_typed(conversation: SourcedChat) -> list[SourcedChat]:
     """The conversation as it is, and with the user typing in lower case, without end marks."""
     ways: list[Callable[[str], str]] = [
         lambda text: text,
@@ -177,7 +177,7 @@ def carelessly_typed(conversation: Conversation) -> list[Conversation]:
         tuple((role, way(text) if role == "user" else text) for role, text in conversation.turns)
         for way in ways
     }
-    return [Conversation(turns, conversation.source) for turns in sorted(variants)]
+    return [SourcedChat(turns, conversation.source) for turns in sorted(variants)]
 
 
 def document_pieces(documents: Iterable[str], codec: Codec, limit: int) -> list[Piece]:

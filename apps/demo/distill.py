@@ -135,7 +135,7 @@ class TalkRows:
         return Batch(torch.from_numpy(ids), torch.from_numpy(mask), torch.from_numpy(taught))
 
 
-class Lessons:
+class TeacherLessons:
     """A teacher's talks, and what it was about to say at each of its ids.
 
     Attributes:

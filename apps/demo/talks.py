@@ -37,7 +37,7 @@ Message = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversationPlan:
     """Talk `index` is a function of the seed and the index alone."""
 
     seed: int
@@ -59,7 +59,7 @@ def user_turns(path: Path) -> dict[str, list[list[str]]]:
 
 
 def talk(
-    session: Session, prompts: dict[str, list[list[str]]], plan: Plan, index: int
+    session: Session, prompts: dict[str, list[list[str]]], plan: ConversationPlan, index: int
 ) -> Iterator[Message]:
     """The messages of one talk, which ends with an answer that did not come to its end."""
     rng = random.Random(f"{plan.seed}/{index}")
@@ -127,7 +127,7 @@ def main(
     """
     session = load(bundle, threads=threads).session(undo_levels=0)
     prompts = user_turns(data / "chat.train.jsonl")
-    plan = Plan(seed, turns, max_tokens)
+    plan = ConversationPlan(seed, turns, max_tokens)
 
     def records(done: int) -> Iterator[dict[str, object]]:
         for index in range(done, talks):

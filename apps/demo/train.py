@@ -20,7 +20,7 @@ from torch import Tensor
 
 from edge.apps.demo import optimizer as resuming
 from edge.apps.demo.data import Batch, Codec, Rows, TrainingData, make_codec
-from edge.apps.demo.distill import Lessons, TalkRows, Taught, start_from
+from edge.apps.demo.distill import TalkRows, Taught, TeacherLessons, start_from
 from edge.apps.demo.figures import CONVERSATIONS, Figures, chat_rows, converse, measure, text_rows
 from edge.apps.demo.loss import SHARES, Shares, head_loss, taught_loss
 from edge.apps.demo.optimizer import Optimizer, initialise, trapezoid
@@ -40,7 +40,7 @@ class What(StrEnum):
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How a run goes: rows of `width` ids, `batch` rows a step, until `steps` or `minutes`."""
 
     width: int = 513
@@ -67,13 +67,13 @@ class Plan:
         return max(shares)
 
 
-class Source(Protocol):
+class Epochs(Protocol):
     """Rows to learn, as many epochs as are wanted."""
 
     def epoch(self, number: int) -> Rows | TalkRows: ...
 
 
-def batches(data: Source, batch: int, epoch: int, row: int) -> Iterator[tuple[Batch, int, int]]:
+def batches(data: Epochs, batch: int, epoch: int, row: int) -> Iterator[tuple[Batch, int, int]]:
     """Batches of `batch` rows from a place onwards, and the place after each."""
     while True:
         rows = data.epoch(epoch)
@@ -83,7 +83,7 @@ def batches(data: Source, batch: int, epoch: int, row: int) -> Iterator[tuple[Ba
         epoch, row = epoch + 1, 0
 
 
-def learn(network: Network, batch: Batch, bf16: bool, lessons: Lessons | None) -> Tensor:
+def learn(network: Network, batch: Batch, bf16: bool, lessons: TeacherLessons | None) -> Tensor:
     """Mean loss over the ids that the mask marks."""
     with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
         hidden, _ = network.hidden(batch.ids[:, :-1])
@@ -100,7 +100,7 @@ def learn(network: Network, batch: Batch, bf16: bool, lessons: Lessons | None) -
 
 
 def train(
-    config: ModelConfig, data: Path, out: Path, plan: Plan, tokenizer: Path | None
+    config: ModelConfig, data: Path, out: Path, plan: TrainingPlan, tokenizer: Path | None
 ) -> dict[str, Any]:
     """Train to the end of the plan, continuing what `out` holds; returns the card's figures."""
     torch.manual_seed(plan.seed)
@@ -114,7 +114,7 @@ def train(
     place |= resuming.load(out / "resume", network, optimizer) or {}
     codec = make_codec(tokenizer)
     lessons = find_lessons(plan, codec)
-    training: Source = lessons or TrainingData(
+    training: Epochs = lessons or TrainingData(
         data, codec, plan.width, plan.seed, plan.talk_only, plan.greet
     )
     rows, size = chat_rows(data / "chat.valid.jsonl", codec, plan.width, plan.valid_conversations)
@@ -164,10 +164,10 @@ def train(
     return card
 
 
-def find_lessons(plan: Plan, codec: Codec) -> Lessons | None:
+def find_lessons(plan: TrainingPlan, codec: Codec) -> TeacherLessons | None:
     if plan.taught is None:
         return None
-    return Lessons(plan.taught, codec, plan.width, plan.batch, plan.seed)
+    return TeacherLessons(plan.taught, codec, plan.width, plan.batch, plan.seed)
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def stop_requests() -> Iterator[list[int]]:
 
 
 def final_figures(
-    network: Network, data: Path, tokenizer: Path | None, plan: Plan
+    network: Network, data: Path, tokenizer: Path | None, plan: TrainingPlan
 ) -> dict[str, Any]:
     """On the whole of both validation files (4 kB of each document), in fp32, and what it says."""
     codec = make_codec(tokenizer)
@@ -206,7 +206,7 @@ def report(place: dict[str, Any], loss: float, norm: float, factor: float) -> No
     )
 
 
-def describe(config: ModelConfig, plan: Plan, place: dict[str, Any]) -> dict[str, Any]:
+def describe(config: ModelConfig, plan: TrainingPlan, place: dict[str, Any]) -> dict[str, Any]:
     """What the model is and what it has seen."""
     cuda = plan.device.startswith("cuda")
     machine = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
@@ -280,7 +280,7 @@ def main(
     if teacher and talks:
         shares = Shares(1 - overlap - choice, overlap, choice)
         taught = Taught(teacher, tuple(talks), out / "lessons", shares)
-    plan = Plan(
+    plan = TrainingPlan(
         width, batch, steps, minutes, seed, device, bf16, talk_only, greet, save_every,
         taught=taught, start=start,
     )  # fmt: skip

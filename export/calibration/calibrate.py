@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ from edge.export.calibration.texts import CalibrationText
 from edge.export.graph.model import GRAPH_FILE
 from edge.export.graph.run import GraphRunner, GraphState, states_after
 from edge.export.mixers import mixer_of
-from edge.export.quantize.observers import Hessian, Statistics
+from edge.export.quantize.observers import Calibration, Hessian, Statistics
 from edge.export.training_ops import selective_scan_heads_chunked
 from edge.plugins.reference.graph import Hook, ReferenceGraph
 from edge.plugins.reference.hadamard import factors, hadamard
@@ -37,27 +36,6 @@ Tokens = NDArray[np.int64]
 # Tokens of a run that emits the state after each: 64 states of a layer are in memory at once.
 _STATE_RUN = 64
 _CHUNK = 32
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What was seen.
-
-    Attributes:
-        values, rotated: value name → its statistics, and those of its Hadamard rotation.
-        text: what was fed: `CalibrationText.record`.
-    """
-
-    values: Mapping[str, Statistics]
-    rotated: Mapping[str, Statistics] = field(default_factory=dict)
-    text: Mapping[str, Any] = field(default_factory=dict)
-
-    def statistics(self, value: str, rotated: bool = False) -> Statistics:
-        """What was seen of a value of the fp32 graph, or of its rotation.
-
-        Raises KeyError if it was not asked for.
-        """
-        return (self.rotated if rotated else self.values)[value]
 
 
 def calibration_graph(folder: str | Path) -> ReferenceGraph:

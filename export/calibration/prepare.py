@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.calibration.calibrate import Calibration, calibrate, calibration_graph
+from edge.export.calibration.calibrate import calibrate, calibration_graph
 from edge.export.calibration.hessians import HessianSource
 from edge.export.calibration.texts import (
     LENGTH,
@@ -24,6 +24,7 @@ from edge.export.calibration.texts import (
 from edge.export.checkpoint import Checkpoint
 from edge.export.graph import build_graph
 from edge.export.nodes.builder import HessianOf, to_numpy
+from edge.export.quantize.observers import Calibration
 from edge.export.quantize.plan import ModelPlan
 from edge.export.recipes import Mixture, plan_model
 
@@ -44,7 +45,7 @@ class TextChoice:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPlan:
     """A plan, and what it was made with.
 
     Attributes:
@@ -66,7 +67,7 @@ def prepare(
     tokenizer: Path | None,
     beside: Path,
     report: Progress,
-) -> Iterator[Prepared]:
+) -> Iterator[PreparedPlan]:
     """The plan, calibrated where the recipe needs it, for as long as the context lasts.
 
     `beside` is a folder on the disk to be used: the fp32 graph is built in a temporary one there.
@@ -80,7 +81,7 @@ def prepare(
                 field="calibrate",
                 remedy="leave the calibration options out",
             )
-        yield Prepared(plan_model(config, mixed, fetch=_fetch(source)))
+        yield PreparedPlan(plan_model(config, mixed, fetch=_fetch(source)))
         return
     text, held_out = _texts(source, given or TextChoice(), tokenizer)
     with tempfile.TemporaryDirectory(prefix=".fp32.", dir=beside) as name:
@@ -100,7 +101,7 @@ def prepare(
         if gptq:
             hessian = HessianSource(folder, config, text, plan)
             hessian.prefetch(lambda done, total: report("correlating", 0.4 + 0.1 * done / total))
-        yield Prepared(plan, text, held_out, hessian)
+        yield PreparedPlan(plan, text, held_out, hessian)
 
 
 def _fetch(source: Checkpoint) -> Callable[[str], NDArray[np.float32]]:

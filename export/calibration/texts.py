@@ -37,7 +37,7 @@ _BYTES_PER_TOKEN = 16
 
 
 @dataclass(frozen=True)
-class Reader:
+class TextReader:
     """How a model reads text; without a template a conversation is its turns, one a paragraph."""
 
     tokenizer: Tokenizer
@@ -58,13 +58,13 @@ class Reader:
 
 def checkpoint_reader(
     checkpoint: Checkpoint, config: ModelConfig, tokenizer: Path | None = None
-) -> Reader:
+) -> TextReader:
     """A checkpoint's tokenizer and template, as its bundle will have them."""
     info, files = text_files.tokenizer_info(checkpoint, config, tokenizer)
     data = b"" if info.file is None else files[0][0].read_bytes()
     made = make_tokenizer(info, data, str(files[0][0]) if files else "")
     template = text_files.chat_template(checkpoint)
-    return Reader(made, None if template is None else ChatTemplate(template, made))
+    return TextReader(made, None if template is None else ChatTemplate(template, made))
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class CalibrationText:
 
 
 def read_text(
-    path: Path | None, reader: Reader, count: int = SEQUENCES, length: int = LENGTH
+    path: Path | None, reader: TextReader, count: int = SEQUENCES, length: int = LENGTH
 ) -> CalibrationText:
     """At most `count` sequences of `length` tokens, evenly spread over the file.
 
@@ -149,7 +149,7 @@ def _scan(file: BinaryIO, path: Path) -> tuple[int, str]:
 class _Source:
     """Pieces of an open file as token ids, from any byte on."""
 
-    def __init__(self, file: BinaryIO, path: Path, reader: Reader) -> None:
+    def __init__(self, file: BinaryIO, path: Path, reader: TextReader) -> None:
         self.path = path
         self._file, self._reader = file, reader
         self._lines = path.suffix == ".jsonl"

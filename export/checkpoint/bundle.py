@@ -24,8 +24,8 @@ from edge.bundle import Bundle, TokenizerInfo, open_bundle
 from edge.config import ModelConfig
 from edge.errors import CheckpointError
 from edge.export.checkpoint.checkpoint import Checkpoint
-from edge.export.checkpoint.layout import Layout, Piece, Shape
-from edge.export.checkpoint.weights import Entry, WeightFile, Weights
+from edge.export.checkpoint.layout import Layout, Shape, TensorPlace
+from edge.export.checkpoint.weights import CheckpointWeights, TensorHeader, WeightFile
 from edge.export.mixers import mixer_of
 from edge.export.mixers.base import Stored
 from edge.tensors import tensor_shapes
@@ -69,8 +69,8 @@ class BundleCheckpoint(Checkpoint):
                 )
             bundle.verify()
             config = manifest.model
-            pieces = {name: Piece(name, s, s) for name, s in tensor_shapes(config).items()}
-            weights = Weights()
+            pieces = {name: TensorPlace(name, s, s) for name, s in tensor_shapes(config).items()}
+            weights = CheckpointWeights()
             weights.add(StoredWeights(bundle))
             super().__init__(
                 directory,
@@ -130,12 +130,12 @@ class StoredWeights(WeightFile):
             if stored.name in self._kept
         }
 
-    def _entry(self, stored: Stored, shape: Shape) -> Entry:
+    def _entry(self, stored: Stored, shape: Shape) -> TensorHeader:
         kept = self._kept[stored.name]
         dims = tuple(kept.dims)
         dtype = _TYPES[kept.data_type][0] if kept.data_type in _TYPES else None
         named = f"ONNX type {kept.data_type}"
-        return Entry(self._graph, shape if dims == stored.shape else dims, dtype, named)
+        return TensorHeader(self._graph, shape if dims == stored.shape else dims, dtype, named)
 
     def read(self, name: str) -> Tensor:
         stored = self._stored[name]

@@ -15,7 +15,7 @@ from edge.config import ModelConfig
 from edge.errors import CheckpointError
 from edge.export.checkpoint.fields import Fields, read_json
 from edge.export.checkpoint.layout import Layout, elements
-from edge.export.checkpoint.weights import Weights
+from edge.export.checkpoint.weights import CheckpointWeights
 from edge.tensors import tensor_shapes
 
 SCAN = 1 << 24  # numbers looked at together: bounds what the scan for NaN allocates
@@ -52,7 +52,7 @@ class Checkpoint:
         family: str,
         source_config: dict[str, Any],
         layout: Layout,
-        weights: Weights,
+        weights: CheckpointWeights,
     ) -> None:
         self.path = path
         self.family = family
@@ -130,7 +130,7 @@ class Checkpoint:
                 )  # fmt: skip
 
 
-def _stored_names(layout: Layout, weights: Weights) -> dict[str, str]:
+def _stored_names(layout: Layout, weights: CheckpointWeights) -> dict[str, str]:
     """Name as the layout spells it → name as stored, leftovers removed."""
     stored: dict[str, str] = {}
     for name in weights.entries:
@@ -142,7 +142,9 @@ def _stored_names(layout: Layout, weights: Weights) -> dict[str, str]:
     return stored
 
 
-def _check_headers(path: Path, layout: Layout, weights: Weights, stored: dict[str, str]) -> None:
+def _check_headers(
+    path: Path, layout: Layout, weights: CheckpointWeights, stored: dict[str, str]
+) -> None:
     """Refuse the checkpoint with everything that is wrong with its tensors, not only the first."""
     expected = {piece.source: piece.source_shape for piece in layout.pieces.values()}
     embedding = layout.pieces["embedding.weight"].source_shape

@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPlace:
     """One canonical tensor's place: the whole of a source tensor, or some of its rows.
 
     Attributes:
@@ -50,7 +50,7 @@ class Layout:
     """
 
     config: ModelConfig
-    pieces: dict[str, Piece] = field(default_factory=dict)
+    pieces: dict[str, TensorPlace] = field(default_factory=dict)
     tied_heads: tuple[str, ...] = ()
     ignored: Callable[[str], bool] = lambda name: False
     rename: Callable[[str], str] = _unchanged
@@ -70,7 +70,7 @@ class Layout:
         """The canonical tensor is the whole source tensor."""
         shape = self._shapes[name]
         stored = (shape[0], 1, shape[1]) if name.endswith(".conv1d.weight") else shape
-        self.pieces[name] = Piece(source, stored, shape)
+        self.pieces[name] = TensorPlace(source, stored, shape)
 
     def place_rows(self, names: tuple[str, ...], source: str) -> None:
         """The canonical tensors, in this order, are stacked in the source tensor."""
@@ -78,7 +78,7 @@ class Layout:
         total = (sum(shape[0] for shape in shapes), *shapes[0][1:])
         start = 0
         for name, shape in zip(names, shapes, strict=True):
-            self.pieces[name] = Piece(source, total, shape, start)
+            self.pieces[name] = TensorPlace(source, total, shape, start)
             start += shape[0]
 
     def place_heads(self, names: tuple[str, ...], source: str, head_dim: int) -> None:
@@ -86,7 +86,7 @@ class Layout:
         shape, period = self._shapes[names[0]], len(names) * head_dim
         total = (len(names) * shape[0], *shape[1:])
         for turn, name in enumerate(names):
-            self.pieces[name] = Piece(source, total, shape, turn * head_dim, head_dim, period)
+            self.pieces[name] = TensorPlace(source, total, shape, turn * head_dim, head_dim, period)
 
     def place_norm(self, name: str, source: str) -> None:
         """The weight, and the bias of a LayerNorm."""

@@ -23,7 +23,7 @@ DOWNLOAD = "download the file again"
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorHeader:
     """A stored tensor's header. `dtype` is None when it is none of fp32, fp16, bf16."""
 
     file: Path
@@ -36,7 +36,7 @@ class WeightFile(ABC):
     """One file of named tensors: headers in memory, tensors read when asked for."""
 
     path: Path
-    entries: dict[str, Entry]
+    entries: dict[str, TensorHeader]
 
     @abstractmethod
     def read(self, name: str) -> Tensor:
@@ -56,10 +56,10 @@ class SafetensorsFile(WeightFile):
                 f"damaged or cut short: {error}", file=path, remedy=DOWNLOAD
             ) from error
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> TensorHeader:
         header = self._file.get_slice(name)
         dtype = header.get_dtype()
-        return Entry(self.path, tuple(header.get_shape()), DTYPES.get(dtype), dtype)
+        return TensorHeader(self.path, tuple(header.get_shape()), DTYPES.get(dtype), dtype)
 
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._file.get_tensor(name)
@@ -86,7 +86,7 @@ class TorchFile(WeightFile):
             plain = tensor.layout == torch.strided and tensor.dtype in DTYPES.values()
             stored = str(tensor.dtype).removeprefix("torch.")
             shape = tuple(tensor.shape)
-            self.entries[name] = Entry(path, shape, tensor.dtype if plain else None, stored)
+            self.entries[name] = TensorHeader(path, shape, tensor.dtype if plain else None, stored)
 
     @staticmethod
     def _load(path: Path) -> dict[Any, Any]:
@@ -119,7 +119,7 @@ class TorchFile(WeightFile):
         return tensor
 
 
-class Weights:
+class CheckpointWeights:
     """All tensors of a checkpoint, in one file or several.
 
     Attributes:
@@ -130,7 +130,7 @@ class Weights:
 
     def __init__(self) -> None:
         self.files: list[Path] = []
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, TensorHeader] = {}
         self.missing: list[str] = []
         self._where: dict[str, WeightFile] = {}
 
@@ -149,7 +149,7 @@ class Weights:
         return self._where[name].read(name)
 
 
-def open_weights(directory: Path) -> Weights:
+def open_weights(directory: Path) -> CheckpointWeights:
     """The weights of a checkpoint directory; safetensors are preferred to pickles.
 
     Raises CheckpointError when there are none, or when a file or an index is damaged.
@@ -171,8 +171,8 @@ def open_weights(directory: Path) -> Weights:
     )  # fmt: skip
 
 
-def _open_one(path: Path, kind: Callable[[Path], WeightFile]) -> Weights:
-    weights = Weights()
+def _open_one(path: Path, kind: Callable[[Path], WeightFile]) -> CheckpointWeights:
+    weights = CheckpointWeights()
     _check_regular(path)
     if path.suffix != ".json":
         weights.add(kind(path))

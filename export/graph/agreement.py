@@ -26,7 +26,7 @@ from edge.errors import ExportError
 from edge.export.graph.model import GRAPH_FILE
 from edge.export.graph.run import (
     GraphRunner,
-    Session,
+    GraphSession,
     open_reference,
     open_session,
     session_options,
@@ -60,7 +60,7 @@ def rounded_values(model: onnx.ModelProto) -> list[str]:
 class _Recorder:
     """A session that keeps what it computed of some values, run after run."""
 
-    session: Session
+    session: GraphSession
     names: Collection[str]
     seen: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
 

@@ -13,7 +13,14 @@ from edge.config import ModelConfig, RopeConfig
 from edge.export.mixers import mixer_of
 from edge.export.nodes.builder import GraphBuilder, HessianOf, TensorSource, WeightWriter
 from edge.export.nodes.layer import LayerGraph, Shared
-from edge.export.nodes.products import Input, embed, input_scale, linear, round_input, scale_of
+from edge.export.nodes.products import (
+    ProductInput,
+    embed,
+    input_scale,
+    linear,
+    round_input,
+    scale_of,
+)
 from edge.export.quantize.plan import ModelPlan, Product
 from edge.export.recipes import plan_model, recipe
 from edge.launch import Log
@@ -129,7 +136,7 @@ def _logits(g: GraphBuilder) -> int:
 
 def _norm(
     g: GraphBuilder, x: str, added: str, name: str, outputs: tuple[str, str], reader: Product
-) -> tuple[Input, str]:
+) -> tuple[ProductInput, str]:
     """(norm(x + added) as `reader` reads it, x + added); without `added`, of x alone."""
     weights = [g.weight(f"{name}.weight")]
     kind, (output, total), width = "RMSNorm", outputs, g.config.d_model
@@ -145,7 +152,9 @@ def _norm(
         y, x = g.call(f"Add{kind}", [x, added, *weights], [output, total], eps=eps)
     else:
         y = g.call(kind, [x, *weights], [output], eps=eps)[0]
-    rounded = Input(rounded=y) if kind == "RMSNormQuantize" else round_input(g, y, reader, width)
+    rounded = (
+        ProductInput(rounded=y) if kind == "RMSNormQuantize" else round_input(g, y, reader, width)
+    )
     return rounded, x
 
 

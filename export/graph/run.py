@@ -30,7 +30,7 @@ _DTYPES: dict[str, type] = {
 }
 
 
-class Session(Protocol):
+class GraphSession(Protocol):
     """ONNX Runtime's session, or `ReferenceGraph`."""
 
     def get_inputs(self) -> Sequence[Any]: ...
@@ -86,7 +86,7 @@ class GraphState:
 class GraphRunner:
     """Feeds a session the contract's inputs. Tokens are [B, T]; logits come back [B, L, V]."""
 
-    session: Session
+    session: GraphSession
     config: ModelConfig
     names: set[str] = field(init=False)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from edge.export.mixers.base import Array, Fetch, MixerExport, Stored
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph
-from edge.export.nodes.products import Input
+from edge.export.nodes.products import ProductInput
 from edge.export.quantize.layer_plan import Matrix
 from edge.mixers.attention import AttentionConfig
 from edge.plugins import reference
@@ -123,7 +123,7 @@ class AttentionExport(MixerExport[AttentionConfig]):
             return Stored(name, whole, lambda w: self._unpadded(w.T, 0, heads).T)
         return None
 
-    def nodes(self, at: LayerGraph, u: Input) -> str:
+    def nodes(self, at: LayerGraph, u: ProductInput) -> str:
         g, c, wide = at.g, self.config, self.wide
         heads, kv = c.n_heads, c.n_kv_heads
         qkv = at.linear("qkv_proj", u, "qkv", c.qkv_bias)

@@ -12,7 +12,7 @@ from torch import nn
 
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph
-from edge.export.nodes.products import Input
+from edge.export.nodes.products import ProductInput
 from edge.export.quantize.layer_plan import LayerPlanner, Matrix
 from edge.export.quantize.plan import LayerPlan
 from edge.mixers.base import MixerConfig
@@ -62,7 +62,7 @@ class MixerExport(ABC, Generic[C]):
         """The products of the layer, in the order they run."""
 
     @abstractmethod
-    def nodes(self, at: LayerGraph, u: Input) -> str:
+    def nodes(self, at: LayerGraph, u: ProductInput) -> str:
         """Add the mixer to a graph; returns its output [T, B, D]."""
 
     def weight(self, name: str, fetch: Fetch) -> F32:

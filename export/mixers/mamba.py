@@ -20,7 +20,7 @@ from edge.errors import ExportError
 from edge.export.mixers.base import Array, MixerExport, Stored
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph, joined
-from edge.export.nodes.products import Input, scale_of
+from edge.export.nodes.products import ProductInput, scale_of
 from edge.export.quantize import plan as plans
 from edge.export.quantize.layer_plan import LayerPlanner, activation, storage
 from edge.export.quantize.observers import scale_of as scale_for
@@ -125,14 +125,14 @@ class MambaExport(MixerExport[M]):
     # -- graph ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def floating(self, at: LayerGraph, u: Input) -> str:
+    def floating(self, at: LayerGraph, u: ProductInput) -> str:
         """The mixer in floating ops."""
 
     @abstractmethod
-    def fused(self, at: LayerGraph, u: Input) -> str:
+    def fused(self, at: LayerGraph, u: ProductInput) -> str:
         """The mixer in int8 ops."""
 
-    def nodes(self, at: LayerGraph, u: Input) -> str:
+    def nodes(self, at: LayerGraph, u: ProductInput) -> str:
         return self.fused(at, u) if is_fused(at.plan) else self.floating(at, u)
 
     def stored(self, name: str, shape: tuple[int, ...]) -> Stored | None:

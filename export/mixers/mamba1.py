@@ -19,7 +19,7 @@ from edge.export.mixers.mamba import (
     site_scale,
 )
 from edge.export.nodes.layer import LayerGraph, joined
-from edge.export.nodes.products import Input, input_scale, scale_of
+from edge.export.nodes.products import ProductInput, input_scale, scale_of
 from edge.export.quantize.layer_plan import LayerPlanner, Matrix, activation
 from edge.export.quantize.plan import LayerPlan, Rounding, Static
 from edge.mixers.mamba1 import Mamba1Config
@@ -97,7 +97,7 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         rest, _ = sites.rounding(seen, Static())
         return low, rest
 
-    def floating(self, at: LayerGraph, u: Input) -> str:
+    def floating(self, at: LayerGraph, u: ProductInput) -> str:
         c, g = self.config, at.g
         inner, n, rank = c.d_inner, c.d_state, c.dt_rank
         xz = at.linear("in_proj", u, "xz", c.proj_bias)
@@ -121,21 +121,21 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         g.output(states, ["R", "B", n, inner])
         return at.linear("out_proj", y, "out", c.proj_bias)
 
-    def fused(self, at: LayerGraph, u: Input) -> str:
+    def fused(self, at: LayerGraph, u: ProductInput) -> str:
         """The scan's input x is what the convolution rounds, and what x_proj reads."""
         g, inner, n, rank = at.g, self.config.d_inner, self.config.d_state, self.config.dt_rank
         both = joined((site_scale(at, "conv_in"), inner), (site_scale(at, "z"), inner))
         xz = at.linear_to_int8("in_proj", u, "xz.q", scale_of(g, at.named("xz.scale"), both))
         x, z = at.split(xz, {"x.q": inner, "z.q": inner})
         x = self.convolution_int8(at, x, site_scale(at, "x"))
-        dbc = at.linear("x_proj", Input(rounded=x), "dbc")
+        dbc = at.linear("x_proj", ProductInput(rounded=x), "dbc")
         low_scale = input_scale(at.plan.products["dt_proj"], rank)
         three = joined((low_scale, rank), (site_scale(at, "B"), n), (site_scale(at, "C"), n))
         scale = scale_of(g, at.named("dbc.scale"), three)
         (dbc,) = g.call("Quantize", [dbc, scale], [at.named("dbc.q")])
         low, b, c = at.split(dbc, {"low_rank_dt.q": rank, "B.q": n, "C.q": n})
         dt_scale = scale_of(g, at.named("dt.scale"), site_scale(at, "dt"))
-        dt = at.linear_to_int8("dt_proj", Input(rounded=low), "dt.q", dt_scale)
+        dt = at.linear_to_int8("dt_proj", ProductInput(rounded=low), "dt.q", dt_scale)
         constants = [
             *constant_int8(at, "A_log", np.transpose),
             *constant_int8(at, "D"),

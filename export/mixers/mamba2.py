@@ -21,7 +21,7 @@ from edge.export.mixers.mamba import (
     site_scale,
 )
 from edge.export.nodes.layer import LayerGraph, joined
-from edge.export.nodes.products import Input, scale_of
+from edge.export.nodes.products import ProductInput, scale_of
 from edge.export.quantize.layer_plan import LayerPlanner, Matrix, activation
 from edge.export.quantize.plan import LayerPlan, Rounding, Static
 from edge.export.quantize.scales import head_channel_scales, ssd_group_scales
@@ -154,7 +154,7 @@ class Mamba2Export(MambaExport[Mamba2Config]):
             "dt_max": float(high),
         }
 
-    def floating(self, at: LayerGraph, u: Input) -> str:
+    def floating(self, at: LayerGraph, u: ProductInput) -> str:
         c, g, wide = self.config, at.g, self.config.d_ssm
         projected = at.linear("in_proj", u, "zxbcdt", c.proj_bias)
         parts = {"z": wide, "xBC": c.conv_channels, "dt": c.n_heads}
@@ -197,7 +197,7 @@ class Mamba2Export(MambaExport[Mamba2Config]):
         g.output(states, ["S", "B", *shape])
         return y
 
-    def fused(self, at: LayerGraph, u: Input) -> str:
+    def fused(self, at: LayerGraph, u: ProductInput) -> str:
         c, wide = self.config, self.config.d_ssm
         parts = {"z": wide, "conv_in": c.conv_channels, "dt": c.n_heads}
         rows = joined(*((site_scale(at, site), width) for site, width in parts.items()))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from edge.export.mixers.base import Fetch, MixerExport, Stored
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph
-from edge.export.nodes.products import Input
+from edge.export.nodes.products import ProductInput
 from edge.export.quantize.layer_plan import Matrix
 from edge.mixers.mlp import MlpConfig
 
@@ -65,7 +65,7 @@ class MlpExport(MixerExport[MlpConfig]):
         joined = (2 * wide, *shape[1:])
         return Stored(f"gate_up_proj.{kind}", joined, lambda w: w[start : start + wide])
 
-    def nodes(self, at: LayerGraph, u: Input) -> str:
+    def nodes(self, at: LayerGraph, u: ProductInput) -> str:
         wide, bias = self.config.d_intermediate, self.config.bias
         if self.config.gated:
             both = at.linear("gate_up_proj", u, "gate_up", bias)

@@ -9,7 +9,7 @@ import numpy as np
 
 from edge.config import RopeConfig
 from edge.export.nodes.builder import F32, GraphBuilder
-from edge.export.nodes.products import Input, fake_round, linear, linear_to_int8, round_input
+from edge.export.nodes.products import ProductInput, fake_round, linear, linear_to_int8, round_input
 from edge.export.quantize.layer_plan import Matrix
 from edge.export.quantize.plan import LayerPlan, ScanPlan
 
@@ -58,7 +58,7 @@ class LayerGraph:
         names = [self.named(name) for name in parts]
         return self.g.nodes("Split", [value, self.g.integers([*parts.values()])], names, axis=-1)
 
-    def linear(self, matrix: str, x: Input | str, output: str, bias: bool = False) -> str:
+    def linear(self, matrix: str, x: ProductInput | str, output: str, bias: bool = False) -> str:
         """x · matrixᵀ, and the matrix's bias added; x is rounded as the product reads it."""
         name, product = self.named(f"{matrix}.weight"), self.plan.products[matrix]
         added = None
@@ -72,7 +72,7 @@ class LayerGraph:
             make=lambda: self.tensor(f"{matrix}.weight"),
         )  # fmt: skip
 
-    def linear_to_int8(self, matrix: str, x: Input, output: str, scale: str) -> str:
+    def linear_to_int8(self, matrix: str, x: ProductInput, output: str, scale: str) -> str:
         name, product = self.named(f"{matrix}.weight"), self.plan.products[matrix]
         return linear_to_int8(self.g, x, name, self.named(output), product, scale)
 

@@ -21,7 +21,7 @@ _NEVER = np.float32(1e30)
 
 
 @dataclass(frozen=True)
-class Input:
+class ProductInput:
     """What a product reads; names of values, "" for what was not made.
 
     Attributes:
@@ -80,22 +80,22 @@ def rotation(g: GraphBuilder, n: int, back: bool = False) -> list[str]:
     return names
 
 
-def round_input(g: GraphBuilder, value: str, product: Product, columns: int) -> Input:
+def round_input(g: GraphBuilder, value: str, product: Product, columns: int) -> ProductInput:
     """`value` fp32 [..., K], and its int8 form where the product wants one."""
     how = product.input
     if how is None:
-        return Input(value)
+        return ProductInput(value)
     if how.scale is None:
         x = value
         if how.rotate:
             x = g.call("Hadamard", [value, *rotation(g, columns)], [f"{value}.rotated"])[0]
         made = g.call("QuantizeRows", [x], [f"{value}.q", f"{value}.q_scale"])
-        return Input(value, *made)
+        return ProductInput(value, *made)
     scale = scale_of(g, f"{value}.scale", input_scale(product, columns))
     if how.rotate:
         inputs = [value, *rotation(g, columns), scale]
-        return Input(value, g.call("HadamardQuantize", inputs, [f"{value}.q"])[0])
-    return Input(value, g.call("Quantize", [value, scale], [f"{value}.q"])[0])
+        return ProductInput(value, g.call("HadamardQuantize", inputs, [f"{value}.q"])[0])
+    return ProductInput(value, g.call("Quantize", [value, scale], [f"{value}.q"])[0])
 
 
 def fake_round(g: GraphBuilder, value: str, how: Rounding | None, columns: int) -> str:
@@ -191,7 +191,7 @@ def embed(g: GraphBuilder, tokens: str, name: str, storage: Storage, output: str
 
 def linear(
     g: GraphBuilder,
-    x: Input,
+    x: ProductInput,
     name: str,
     output: str,
     product: Product,
@@ -210,7 +210,7 @@ def linear(
 
 
 def linear_to_int8(
-    g: GraphBuilder, x: Input, name: str, output: str, product: Product, scale: str
+    g: GraphBuilder, x: ProductInput, name: str, output: str, product: Product, scale: str
 ) -> str:
     """x · weightᵀ, rounded to int8 by `scale`: of an input that was rounded by known scales."""
     _, columns = store(g, name, product)
@@ -224,7 +224,7 @@ def linear_to_int8(
 
 
 def _int8_or_floating(
-    g: GraphBuilder, x: Input, name: str, product: Product, columns: int, output: str
+    g: GraphBuilder, x: ProductInput, name: str, product: Product, columns: int, output: str
 ) -> None:
     if product.input is None:
         if product.weight.block is None:
@@ -243,7 +243,7 @@ def _int8_or_floating(
 
 
 def _add_outliers(
-    g: GraphBuilder, x: Input, name: str, product: Product, exact: str, output: str
+    g: GraphBuilder, x: ProductInput, name: str, product: Product, exact: str, output: str
 ) -> None:
     """The columns that stay floating, in a product of their own."""
     columns = g.integers(product.outliers)
@@ -252,7 +252,7 @@ def _add_outliers(
     g.node("Add", [exact, side], output)
 
 
-def _x_scale(g: GraphBuilder, x: Input, product: Product, columns: int) -> str:
+def _x_scale(g: GraphBuilder, x: ProductInput, product: Product, columns: int) -> str:
     largest, _ = _share(product, columns)
     name = f"{x.rounded}.x_scale"
     return scale_of(g, name, np.full(1, largest, np.float32))

@@ -20,7 +20,7 @@ from edge.export.quantize.plan import (
     Table,
     fitting,
 )
-from edge.export.quantize.sites import Range, Sites
+from edge.export.quantize.sites import SeenRange, Sites
 
 F32 = NDArray[np.float32]
 
@@ -111,7 +111,7 @@ class LayerPlanner:
         return f"{self.prefix}.{name}"
 
     def site(
-        self, name: str, matrix: str = "", grouped: Callable[[Range], F32] | None = None
+        self, name: str, matrix: str = "", grouped: Callable[[SeenRange], F32] | None = None
     ) -> Rounding | None:
         """How a value of the table is rounded as a whole; `matrix` also reads it.
 

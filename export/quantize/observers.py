@@ -5,7 +5,8 @@ Counts and maxima only, so that the order and grouping of what was seen leave no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,27 @@ class Statistics:
         beyond = self.counts[filled] * share
         total = float((beyond * (high - above / 2)).sum())
         return float(beyond.sum()) / self.count, total / self.count
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was seen.
+
+    Attributes:
+        values, rotated: value name → its statistics, and those of its Hadamard rotation.
+        text: what was fed: `CalibrationText.record`.
+    """
+
+    values: Mapping[str, Statistics]
+    rotated: Mapping[str, Statistics] = field(default_factory=dict)
+    text: Mapping[str, Any] = field(default_factory=dict)
+
+    def statistics(self, value: str, rotated: bool = False) -> Statistics:
+        """What was seen of a value of the fp32 graph, or of its rotation.
+
+        Raises KeyError if it was not asked for.
+        """
+        return (self.rotated if rotated else self.values)[value]
 
 
 def _require_finite(name: str, bad: int, count: int) -> None:

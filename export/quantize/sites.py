@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
-from edge.export.quantize.observers import Statistics, scale_of
+from edge.export.quantize.observers import Calibration, scale_of
 from edge.export.quantize.plan import Rounding, Static
 from edge.export.quantize.scales import smoothing
 from edge.plugins.reference.hadamard import rotation_blocks
@@ -20,16 +20,8 @@ F32 = NDArray[np.float32]
 _MOST_OUTLIERS = 16
 
 
-class Calibration(Protocol):
-    """What calibration saw."""
-
-    def statistics(self, value: str, rotated: bool = False) -> Statistics:
-        """Statistics of a value of the fp32 graph, by name, or of its Hadamard rotation."""
-        ...
-
-
 @dataclass(frozen=True)
-class Range:
+class SeenRange:
     """What was seen of a value, or of some of its channels.
 
     Attributes:
@@ -53,7 +45,7 @@ class Sites:
     percentile: float
     record: dict[str, Any] = field(default_factory=dict)
 
-    def seen(self, value: str, how: Static, part: slice = slice(None), name: str = "") -> Range:
+    def seen(self, value: str, how: Static, part: slice = slice(None), name: str = "") -> SeenRange:
         """The range of the channels `part` of a value of the fp32 graph.
 
         A part has the absmax alone: what is counted is counted of the whole value.
@@ -73,10 +65,10 @@ class Sites:
                 raise TypeError(f"{value} can be clipped as a whole only")
             return found.octav() if clip == "octav" else found.percentile(self.percentile)
 
-        return Range(name or value, channels, limit, found.clipped)
+        return SeenRange(name or value, channels, limit, found.clipped)
 
     def rounding(
-        self, seen: Range, how: Static, column_absmax: Callable[[], F32] | None = None
+        self, seen: SeenRange, how: Static, column_absmax: Callable[[], F32] | None = None
     ) -> tuple[Rounding, tuple[int, ...]]:
         """(how a site is rounded, the columns that are not).
 
@@ -94,13 +86,13 @@ class Sites:
         self._note(seen, scale, how)
         return Rounding(scale, how.rotate), ()
 
-    def given(self, seen: Range, how: Static, scale: F32) -> Rounding:
+    def given(self, seen: SeenRange, how: Static, scale: F32) -> Rounding:
         """A site whose scales somebody else has worked out."""
         self._note(seen, scale, how)
         return Rounding(scale, how.rotate)
 
     def _with_outliers(
-        self, seen: Range, how: Static, threshold: float
+        self, seen: SeenRange, how: Static, threshold: float
     ) -> tuple[Rounding, tuple[int, ...]]:
         order = np.argsort(-seen.channels, kind="stable")
         most = seen.channels.size // _MOST_OUTLIERS
@@ -112,7 +104,7 @@ class Sites:
             self.record[seen.name]["floating_columns"] = len(chosen)
         return Rounding(scale), tuple(chosen)
 
-    def _scale(self, seen: Range, limit: float) -> F32:
+    def _scale(self, seen: SeenRange, limit: float) -> F32:
         if not np.isfinite(limit) or limit <= 0:
             raise ExportError(
                 f"has a scale of {limit / 127:g}: the value was never anything else in the "
@@ -123,7 +115,7 @@ class Sites:
             )
         return scale_of(limit)
 
-    def _note(self, seen: Range, scale: F32, how: Static) -> None:
+    def _note(self, seen: SeenRange, scale: F32, how: Static) -> None:
         entry: dict[str, Any] = {
             "absmax": _short(float(seen.channels.max(initial=0))),
             "scale": _short(float(scale.max())),

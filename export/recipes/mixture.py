@@ -13,6 +13,7 @@ from edge.config import Mixer, ModelConfig
 from edge.errors import ExportError
 from edge.export.mixers import mixer_of
 from edge.export.quantize.layer_plan import LayerPlanner, activation, storage
+from edge.export.quantize.observers import Calibration
 from edge.export.quantize.plan import (
     F16,
     F32,
@@ -29,7 +30,7 @@ from edge.export.quantize.plan import (
     Table,
     fitting,
 )
-from edge.export.quantize.sites import Calibration, Sites
+from edge.export.quantize.sites import Sites
 from edge.export.recipes.base import KINDS, Recipe, recipe
 from edge.tensors import parameters
 
