@@ -90,9 +90,17 @@ class Faults:
 
     def __init__(self) -> None:
         self._found: list[tuple[str, str]] = []
+        self._remedies: dict[str, None] = {}
 
-    def add(self, field: str, message: str) -> None:
-        self._found.append((field, message))
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def add(self, field: str, message: str, remedy: str | None = None) -> None:
+        """Note a fault, once."""
+        if (field, message) not in self._found:
+            self._found.append((field, message))
+        if remedy:
+            self._remedies[remedy] = None
 
     def refuse(
         self,
@@ -101,7 +109,10 @@ class Faults:
         file: str | PathLike[str] | None = None,
         remedy: str | None = None,
     ) -> None:
-        """Raise `kind` where there are faults: the first with its field, then the others."""
+        """Raise `kind` where there are faults: the first with its field, then the others.
+
+        `remedy` None is what the faults came with.
+        """
         if not self._found:
             return
         (field, message), *others = self._found
@@ -113,4 +124,5 @@ class Faults:
             message, told = message + more, told + 1
         if left := len(others) - told:
             message += f"; and {left} more"
-        raise kind(message, file=file, field=field, remedy=remedy)
+        remedy = remedy or "; ".join(self._remedies) or None
+        raise kind(message, file=file, field=field or None, remedy=remedy)

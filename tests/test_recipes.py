@@ -284,6 +284,15 @@ def test_scales_that_say_nothing_are_refused(size: float) -> None:
         plan(only(MAMBA1), "w8a8", Flat(only(MAMBA1), xz=np.full(256, size)))
 
 
+def test_choices_that_do_not_fit_are_refused_together() -> None:
+    choices = Choices(layers={"moe": "fp16"}, percentile=0.0, head="fp16", groups=True)
+    with pytest.raises(ExportError) as caught:
+        mixture(HYBRID, "w8", choices)
+    text = str(caught.value)
+    assert caught.value.field == "layers" and "unknown kind" in text
+    assert all(f"; {field}: " in text for field in ("groups", "head", "percentile"))
+
+
 def test_the_ends_can_stay_wide() -> None:
     tied = plan(HYBRID, "w8a8", embedding="fp16")
     assert tied.embedding == tied.head.weight == F16 and tied.head.input is None

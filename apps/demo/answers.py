@@ -2,7 +2,7 @@
 
 As `edge.apps.demo.talks`, for its drafter to learn from. A token takes a third as long in a run of
 sixteen sequences as in a run of one; but they go in step, so their prompts are of one length, and
-every talk ends with its first answer.
+every conversation ends with its first answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edge.runtime.model import Model, load
 from edge.runtime.state import State
 from edge.text.template import Message
 
-# How often a prompt is of a document, beside the sources of talks, which people wrote.
+# How often a prompt is of a document, beside the sources of conversations, which people wrote.
 DOCUMENTS = {"passage": 4.0, "heading": 4.0}
 REQUESTS = (
     "What is {}?", "What are {}?", "Explain {}.", "Can you explain {} to me?", "Describe {}.",

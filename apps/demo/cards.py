@@ -4,42 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-# part, repository, commit, licence
-SOURCES = (
-    ("Classic books", "mlschmitt/classic-books-markdown", "944882722e9a", "public domain"),
-    ("digital.gov", "GSA/digitalgov.gov", "4979583206d9", "CC0 1.0"),
-    ("18F", "18F/18f.gsa.gov", "0a55c75e6d9b", "CC0 1.0"),
-    ("plainlanguage.gov", "GSA/plainlanguage.gov", "43230773bd7c", "CC0 1.0"),
-    ("The Rust book", "rust-lang/book", "917544888a55", "MIT or Apache-2.0"),
-    ("Rust by Example", "rust-lang/rust-by-example", "898f0ac14792", "MIT or Apache-2.0"),
-    ("Comprehensive Rust", "google/comprehensive-rust", "351fafafa965", "CC BY 4.0, Apache-2.0"),
-    ("ROS 2 documentation", "ros2/ros2_documentation", "b5b8578c2505", "CC BY 4.0"),
-    ("Nav2 documentation", "ros-navigation/docs.nav2.org", "9d30140f309a", "Apache-2.0"),
-    ("MoveIt 2 tutorials", "moveit/moveit2_tutorials", "b0ba2a971d18", "BSD-3-Clause"),
-    ("F´ documentation", "nasa/fprime", "40583c14800c", "Apache-2.0"),
-    ("MicroPython documentation", "micropython/micropython", "1c3c201149f3", "MIT"),
-    ("Jetson Inference", "dusty-nv/jetson-inference", "45da40a8f3c1", "MIT (NVIDIA)"),
-    ("Jetson Containers", "dusty-nv/jetson-containers", "dd206bfe71f9", "MIT (NVIDIA)"),
-    ("IoT for Beginners", "microsoft/IoT-For-Beginners", "8bd535533b39", "MIT (Microsoft)"),
-    ("Self-dialogue corpus", "jfainberg/self_dialogue_corpus", "113a1b0ff103", "BSD-3-Clause"),
-    (
-        "Synthetic-Persona-Chat",
-        "google-research-datasets/Synthetic-Persona-Chat",
-        "1f367a0f05d3",
-        "CC BY 4.0",
-    ),
-    ("Taskmaster-4", "google-research-datasets/Taskmaster", "d92cb6af3005", "CC BY 4.0 (Google)"),
-    ("GSM8K (training part)", "openai/grade-school-math", "3101c7d50724", "MIT (OpenAI)"),
-    (
-        "MBPP (in the drafter's lessons alone)",
-        "OckBench/OckBench, of google-research",
-        "b72752a0ba59",
-        "CC BY 4.0 (Google)",
-    ),
-    ("tldr pages", "tldr-pages/tldr", "08e345f42639", "CC BY 4.0"),
-    ("Self-Instruct seed tasks", "yizhongw/self-instruct", "0b26ccaa4159", "Apache-2.0"),
-    ("Greetings", "this project, export/quantize/greetings.jsonl", "", "Apache-2.0"),
-)
+SOURCES = """\
+| part | repository | commit | licence |
+|---|---|---|---|
+| Classic books | mlschmitt/classic-books-markdown | 944882722e9a | public domain |
+| digital.gov | GSA/digitalgov.gov | 4979583206d9 | CC0 1.0 |
+| 18F | 18F/18f.gsa.gov | 0a55c75e6d9b | CC0 1.0 |
+| plainlanguage.gov | GSA/plainlanguage.gov | 43230773bd7c | CC0 1.0 |
+| The Rust book | rust-lang/book | 917544888a55 | MIT or Apache-2.0 |
+| Rust by Example | rust-lang/rust-by-example | 898f0ac14792 | MIT or Apache-2.0 |
+| Comprehensive Rust | google/comprehensive-rust | 351fafafa965 | CC BY 4.0, Apache-2.0 |
+| ROS 2 documentation | ros2/ros2_documentation | b5b8578c2505 | CC BY 4.0 |
+| Nav2 documentation | ros-navigation/docs.nav2.org | 9d30140f309a | Apache-2.0 |
+| MoveIt 2 tutorials | moveit/moveit2_tutorials | b0ba2a971d18 | BSD-3-Clause |
+| F´ documentation | nasa/fprime | 40583c14800c | Apache-2.0 |
+| MicroPython documentation | micropython/micropython | 1c3c201149f3 | MIT |
+| Jetson Inference | dusty-nv/jetson-inference | 45da40a8f3c1 | MIT (NVIDIA) |
+| Jetson Containers | dusty-nv/jetson-containers | dd206bfe71f9 | MIT (NVIDIA) |
+| IoT for Beginners | microsoft/IoT-For-Beginners | 8bd535533b39 | MIT (Microsoft) |
+| Self-dialogue corpus | jfainberg/self_dialogue_corpus | 113a1b0ff103 | BSD-3-Clause |
+| Synthetic-Persona-Chat | google-research-datasets/Synthetic-Persona-Chat | 1f367a0f05d3 | CC BY 4.0 |
+| Taskmaster-4 | google-research-datasets/Taskmaster | d92cb6af3005 | CC BY 4.0 (Google) |
+| GSM8K (training part) | openai/grade-school-math | 3101c7d50724 | MIT (OpenAI) |
+| MBPP (the drafter's lessons only) | OckBench/OckBench, of google-research | b72752a0ba59 | CC BY 4.0 (Google) |
+| tldr pages | tldr-pages/tldr | 08e345f42639 | CC BY 4.0 |
+| Self-Instruct seed tasks | yizhongw/self-instruct | 0b26ccaa4159 | Apache-2.0 |
+| Greetings | this project, export/calibration/greetings.jsonl |  | Apache-2.0 |
+"""  # noqa: E501
 ABOUT = {
     "bamba": (
         "Demonstration chat model",
@@ -110,7 +101,6 @@ def _samples(card: dict[str, Any]) -> str:
 def card_text(card: dict[str, Any]) -> str:
     """README.md for a card's figures (see `edge.apps.demo.train.describe`)."""
     title, about = ABOUT[card["family"]]
-    sources = "\n".join(f"| {n} | {r} | {c} | {lic} |" for n, r, c, lic in SOURCES)
     seen = (
         f"{card['parameters']:,} parameters. Trained for {card['steps']:,} steps of "
         f"{card['batch_rows']} rows of {card['row_ids'] - 1} ids, {card['tokens_seen']:,} ids in "
@@ -140,7 +130,4 @@ from an empty state.
 The weights are under the project's licence; they were trained on these sources. Slurs, e-mail
 addresses, repeats and every 13-word overlap with the evaluation texts were removed from them.
 
-| part | repository | commit | licence |
-|---|---|---|---|
-{sources}
-"""
+{SOURCES}"""

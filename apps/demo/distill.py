@@ -1,4 +1,4 @@
-"""What a drafter learns from its teacher: the teacher's own talks, and its distribution in them."""
+"""What a drafter learns from its teacher: its own conversations, and its distribution in them."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def start_from(network: Network, path: Path) -> None:
 
 
 def read_talks(path: Path, codec: Codec, limit: int) -> list[Talk]:
-    """Talks as `edge.apps.demo.talks` or `answers` writes them, cut to `limit` ids. They are
-    said from the beginning each, as a drafter meets them, and so not packed.
+    """Conversations as `edge.apps.demo.talks` or `answers` writes them, cut to `limit` ids. They
+    are said from the beginning each, as a drafter meets them, and so not packed.
     """
     talks: list[Talk] = []
     first = 0
@@ -114,7 +114,7 @@ def _pieces(path: Path, codec: Codec) -> Iterator[Piece]:
 
 @dataclass(frozen=True)
 class TalkRows:
-    """Talks in the order of an epoch, neighbours alike in length."""
+    """Conversations in the order of an epoch, neighbours alike in length."""
 
     talks: list[Talk]
     pad: int
@@ -136,7 +136,7 @@ class TalkRows:
 
 
 class TeacherLessons:
-    """A teacher's talks, and what it was about to say at each of its ids.
+    """A teacher's conversations, and what it was about to say at each of its ids.
 
     Attributes:
         hidden: float16 [n, E], its final hidden before each id that it said.
@@ -145,7 +145,7 @@ class TeacherLessons:
     """
 
     def __init__(self, taught: Taught, codec: Codec, width: int, batch: int, seed: int) -> None:
-        """`width`: most ids of a talk; `batch`: rows of a step."""
+        """`width`: most ids of a conversation; `batch`: rows of a step."""
         self.pad, self.batch, self.seed, self.shares = codec.pad, batch, seed, taught.shares
         network, fingerprint = load_network(taught.teacher)
         self.head = (network.lm_head or network.embedding).weight
@@ -166,7 +166,7 @@ class TeacherLessons:
         self.held_out = every[::HELD_OUT]
 
     def epoch(self, number: int) -> TalkRows:
-        """A function of the seed and the number alone: steps of talks alike in length, shuffled."""
+        """A function of the seed and the number alone: steps of one length or nearly, shuffled."""
         rng = random.Random(f"{self.seed}/{number}")
         order = sorted(self.learned, key=lambda talk: len(talk.ids) * rng.uniform(0.9, 1.1))
         starts = range(0, len(order) - self.batch + 1, self.batch)
@@ -175,13 +175,13 @@ class TeacherLessons:
         return TalkRows([talk for step in steps for talk in step], self.pad, self.hidden)
 
     def size(self) -> dict[str, int]:
-        """How much there is to learn: talks, and ids to be predicted in them."""
+        """How much there is to learn: conversations, and ids to be predicted in them."""
         ids = sum(sum(talk.mask) for talk in self.learned)
         return {"talks": len(self.learned), "ids": ids}
 
     @torch.no_grad()
     def agreement(self, network: Network, batch: int = 16) -> dict[str, float]:
-        """On the talks held out, at each id the teacher said: how often the likeliest is the same,
+        """On those held out, at each id the teacher said: how often the likeliest is the same,
         and how much the distributions have in common, Σ min(p, q): what rejection accepts.
         """
         rows = TalkRows(sorted(self.held_out, key=lambda t: len(t.ids)), self.pad, self.hidden)
@@ -201,7 +201,7 @@ class TeacherLessons:
 
 @torch.no_grad()
 def final_hidden(network: Network, talks: list[Talk], pad: int, batch: int = 16) -> Hidden:
-    """The teacher's final hidden before each id it said, float16 [n, E] in the talks' order."""
+    """The teacher's final hidden before each id it said, float16 [n, E], in the order of talks."""
     width = network.config.d_model
     found = np.zeros((sum(sum(talk.mask) for talk in talks), width), np.float16)
     order = sorted(talks, key=lambda talk: len(talk.ids))

@@ -19,7 +19,7 @@ from edge.errors import ContextFullError
 from edge.runtime.model import load
 from edge.runtime.session import Session
 
-# How often a talk's user turns are of a source.
+# How often a conversation's user turns are of a source.
 SOURCES = {
     "self_dialogue": 4.0,
     "synthetic_persona_chat": 2.0,
@@ -29,7 +29,7 @@ SOURCES = {
     "tldr": 1.0,
     "mbpp_chat": 0.5,
 }
-# Half of the talks are greedy, as the drafter will mostly be asked to be.
+# Half of the conversations are greedy, as the drafter will mostly be asked to be.
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 LONGEST_TURN = 600  # characters
 
@@ -61,7 +61,7 @@ def user_turns(path: Path) -> dict[str, list[list[str]]]:
 def talk(
     session: Session, prompts: dict[str, list[list[str]]], plan: ConversationPlan, index: int
 ) -> Iterator[Message]:
-    """The messages of one talk, which ends with an answer that did not come to its end."""
+    """The messages of one conversation, which ends with an answer that did not come to its end."""
     rng = random.Random(f"{plan.seed}/{index}")
     sources = sorted(prompts)
     source = rng.choices(sources, [SOURCES[s] for s in sources])[0]
@@ -123,7 +123,7 @@ def main(
 ) -> None:
     """Let BUNDLE answer the users of the training data. Stop at any time; the same command goes on.
 
-    One talk a line, as in chat.train.jsonl; an empty one where nothing was said or fits.
+    One conversation a line, as in chat.train.jsonl; an empty one where nothing was said or fits.
     """
     session = load(bundle, threads=threads).session(undo_levels=0)
     prompts = user_turns(data / "chat.train.jsonl")

@@ -11,13 +11,12 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from edge.config import ModelConfig
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, Faults
 
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_JSON_BYTES = 64 << 20  # an index of a large sharded model is about 100 kB
 MAX_DIM = 1 << 31
-MOST_FAULTS = 10  # listed at once
 RESAVE = "save the checkpoint again, or correct the file by hand"
 
 
@@ -73,13 +72,12 @@ class Fields:
         file: Path,
         values: dict[str, Any],
         prefix: str = "",
-        refused: list[tuple[str, str, str]] | None = None,
+        refused: Faults | None = None,
     ) -> None:
         self.file = file
         self.values = values
         self.prefix = prefix
-        # (field, what is wrong, remedy), shared by the sections of a file
-        self.refused: list[tuple[str, str, str]] = [] if refused is None else refused
+        self.refused = Faults() if refused is None else refused  # shared by a file's sections
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
@@ -88,9 +86,7 @@ class Fields:
 
     def refuse(self, name: str, message: str, remedy: str = RESAVE) -> None:
         """Note one field; reading goes on."""
-        fault = (f"{self.prefix}{name}".rstrip("."), message, remedy)
-        if fault not in self.refused:
-            self.refused.append(fault)
+        self.refused.add(f"{self.prefix}{name}".rstrip("."), message, remedy)
 
     def inconsistent(self, name: str, message: str, remedy: str = RESAVE) -> None:
         """Note a field that does not go with others, unless it is these that are wrong."""
@@ -105,16 +101,7 @@ class Fields:
 
     def check(self) -> None:
         """Raise CheckpointError with everything that was noted; `field` is the first."""
-        if not self.refused:
-            return
-        (field, message, _), *others = self.refused[:MOST_FAULTS]
-        parts = [message, *(f"{name}: {what}" for name, what, _ in others)]
-        if len(self.refused) > MOST_FAULTS:
-            parts.append(f"and {len(self.refused) - MOST_FAULTS} more")
-        remedies = dict.fromkeys(remedy for _, _, remedy in self.refused[:MOST_FAULTS])
-        raise CheckpointError(
-            "; ".join(parts), file=self.file, field=field or None, remedy="; ".join(remedies)
-        )
+        self.refused.refuse(CheckpointError, file=self.file)
 
     # -- values -----------------------------------------------------------------------------------
 

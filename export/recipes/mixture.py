@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.config import Mixer, ModelConfig
-from edge.errors import ExportError
+from edge.errors import ExportError, Faults
 from edge.export.mixers import mixer_of
 from edge.export.quantize.layer_plan import LayerPlanner, activation, storage
 from edge.export.quantize.observers import Calibration
@@ -146,103 +146,79 @@ def _value(layer: Mixer, name: str, d_model: int) -> str:
 def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> Mixture:
     """The recipes that `name` and the choices stand for, when they fit the model.
 
-    Raises ExportError for a recipe or kind of layer that is not known, and for a choice that the
-    model or the recipe has no use for.
+    Raises ExportError for a recipe that is not known; and for all kinds of layer that are not, and
+    all choices that the model or the recipe has no use for.
     """
-    choices = choices or Choices()
+    choices, faults = choices or Choices(), Faults()
     base = recipe(name)
     present: list[str] = list(dict.fromkeys(layer.kind for layer in config.layers))
     tables: dict[str, Table] = {kind: base.layers.get(kind, {}) for kind in present}
-    for name_of_kind, other in choices.layers.items():
-        kind = _known_kind(name_of_kind, present)
-        tables[kind] = recipe(other, "layers").layers.get(kind, {})
+    for kind, other in choices.layers.items():
+        if kind in present:
+            tables[kind] = recipe(other, "layers").layers.get(kind, {})
+        else:
+            why = "the model has none" if kind in KINDS else "unknown kind"
+            message = f"no layer is of kind {kind!r}: {why}"
+            faults.add("layers", message, f"choose of: {', '.join(present)}")
+    full_name = ",".join(
+        [name, *(f"{k}={choices.layers[k]}" for k in KINDS if k in choices.layers)]
+    )
     if choices.groups:
-        tables = _with_groups(tables)
-    result = Mixture(
+        tables = _with_groups(tables, faults)
+    ends = _ends(config, base, choices, faults)
+    _refuse_useless(config, full_name, tables, choices, faults)
+    faults.refuse(ExportError)
+    return Mixture(
         config,
-        _name(name, choices.layers),
+        full_name,
         choices,
-        _ends(config, base, choices),
+        ends,
         tables,
         choices.percentile or default_percentile(config),
         choices.ssm_state or "fp32",
     )
-    _refuse_useless(result, choices)
-    return result
 
 
-def _name(name: str, layers: Mapping[str, str]) -> str:
-    return ",".join([name, *(f"{kind}={layers[kind]}" for kind in KINDS if kind in layers)])
-
-
-def _known_kind(kind: str, present: list[str]) -> str:
-    if kind in present:
-        return kind
-    why = "the model has none" if kind in KINDS else "unknown kind"
-    raise ExportError(
-        f"no layer is of kind {kind!r}: {why}",
-        field="layers",
-        remedy=f"choose of: {', '.join(present)}",
-    )
-
-
-def _ends(config: ModelConfig, base: Recipe, choices: Choices) -> Table:
+def _ends(config: ModelConfig, base: Recipe, choices: Choices, faults: Faults) -> Table:
     """The recipe's ends with the user's choices: one matrix, so one choice, where they are tied."""
     embedding, head = choices.embedding, choices.head
     if config.tie_embeddings and embedding != head:
         if embedding and head:
-            raise ExportError(
-                f"the head is the embedding, and cannot be {head} while that is {embedding}",
-                field="head",
-                remedy="give both the same type",
-            )
+            message = f"the head is the embedding, and cannot be {head} while that is {embedding}"
+            faults.add("head", message, "give both the same type")
         embedding = head = embedding or head
     ends = dict(base.ends)
     for end, chosen in (("embedding", embedding), ("head", head)):
-        if chosen is None:
-            continue
-        if "final" not in ends:
-            raise ExportError(
-                f"recipe {base.name} has no int8 activations, so {chosen} cannot be chosen",
-                field=end,
-                remedy="choose a recipe that rounds activations, such as w8a8",
-            )
-        ends[end] = _ENDS[chosen]
+        if chosen is not None and "final" not in ends:
+            message = f"recipe {base.name} has no int8 activations, so {chosen} cannot be chosen"
+            faults.add(end, message, "choose a recipe that rounds activations, such as w8a8")
+        elif chosen is not None:
+            ends[end] = _ENDS[chosen]
     return ends
 
 
-def _with_groups(tables: Mapping[str, Table]) -> dict[str, Table]:
+def _with_groups(tables: Mapping[str, Table], faults: Faults) -> dict[str, Table]:
     table = dict(tables.get("mamba2", {}))
     if not all(isinstance(table.get(name), Static) for name in "xBC"):
-        raise ExportError(
-            "groups need Mamba-2's x, B and C with static scales, and the recipe has none",
-            field="groups",
-            remedy="leave --groups out",
-        )
+        message = "groups need Mamba-2's x, B and C with static scales, and the recipe has none"
+        faults.add("groups", message, "leave --groups out")
     return {**tables, "mamba2": table | dict.fromkeys("xBC", Static(groups=True))}
 
 
-def _refuse_useless(mixed: Mixture, choices: Choices) -> None:
-    hows = [how for table in mixed.tables.values() for how in table.values()]
+def _refuse_useless(
+    config: ModelConfig, name: str, tables: Mapping[str, Table], choices: Choices, faults: Faults
+) -> None:
+    """Note choices that change nothing."""
+    hows = [how for table in tables.values() for how in table.values()]
     clips = {how.clip for how in hows if isinstance(how, Static)}
-    if choices.percentile is not None:
-        if not 0 < choices.percentile <= 100:
-            raise ExportError(
-                f"{choices.percentile} is not a percentile",
-                field="percentile",
-                remedy="give one above 0, up to 100",
-            )
-        if "percentile" not in clips:
-            raise ExportError(
-                f"recipe {mixed.name} clips nothing by a percentile",
-                field="percentile",
-                remedy="leave --percentile out, or choose w8a8",
-            )
-    recurrent = any(layer.recurrent for layer in mixed.config.layers)
-    if choices.ssm_state is not None and not recurrent:
-        raise ExportError(
-            "the model has no Mamba layer", field="ssm_state", remedy="leave --ssm-state out"
-        )
+    p = choices.percentile
+    if p is not None and not 0 < p <= 100:
+        faults.add("percentile", f"{p} is not a percentile", "give one above 0, up to 100")
+    elif p is not None and "percentile" not in clips:
+        message = f"recipe {name} clips nothing by a percentile"
+        faults.add("percentile", message, "leave --percentile out, or choose w8a8")
+    if choices.ssm_state is not None and not any(layer.recurrent for layer in config.layers):
+        faults.add("ssm_state", "the model has no Mamba layer", "leave --ssm-state out")
 
 
 def plan_model(
