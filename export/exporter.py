@@ -26,7 +26,7 @@ from edge.export.kernels import add_kernels, add_plan, check_can_compile
 from edge.export.quantize.plan import StateType
 from edge.export.recipes import Choices, Mixture, Recipe, mixture, recipe
 from edge.export.recipes.mixture import EndType
-from edge.ops import OPS
+from edge.plugins.catalogue import OPS
 from edge.tensors import parameters
 
 # The most tokens of one run. Longer chunks give larger products, which are faster, and larger

@@ -15,7 +15,7 @@ from edge.config import ModelConfig, NormConfig
 from edge.export.mixers import mixer_of
 from edge.export.training_ops import rms_norm_training
 from edge.mixers.base import MixerConfig, Shapes
-from edge.plugins import reference
+from edge.plugins.norm.reference import layer_norm, rms_norm
 from edge.tensors import tensor_shapes
 
 State = dict[str, Tensor]
@@ -40,8 +40,8 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.bias is not None:
-            return reference.layer_norm(x, self.weight, self.bias, self.config.eps)
-        norm = rms_norm_training if torch.is_grad_enabled() else reference.rms_norm
+            return layer_norm(x, self.weight, self.bias, self.config.eps)
+        norm = rms_norm_training if torch.is_grad_enabled() else rms_norm
         return norm(x, self.weight, self.config.eps)
 
 

@@ -1,4 +1,4 @@
-"""Ops of `edge.plugins.reference` for training and long prefills in PyTorch: Mamba-2's scan in
+"""Ops of `edge.plugins` for training and long prefills in PyTorch: Mamba-2's scan in
 parallel form, the causal convolution and the norms with backward passes of their own.
 
 The maths is the reference's, which is the truth they are tested against. Plain autograd of the
@@ -154,7 +154,7 @@ class _GatedRmsNorm(torch.autograd.Function):
 
 
 def rms_norm_training(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`edge.plugins.reference.rms_norm`. Shapes as there, with an axis before the last."""
+    """`edge.plugins.norm.reference.rms_norm`. Shapes as there, with an axis before the last."""
     y: Tensor = _RmsNorm.apply(x, weight, eps, _result_dtype(x, weight))
     return y
 
@@ -162,7 +162,7 @@ def rms_norm_training(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def gated_rms_norm_training(
     y: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int
 ) -> Tensor:
-    """`edge.plugins.reference.gated_rms_norm`. Shapes as there, with an axis before the last."""
+    """`edge.plugins.gated_norm.reference.gated_rms_norm`, with an axis before the last."""
     out: Tensor = _GatedRmsNorm.apply(y, z, weight, eps, groups, _result_dtype(y, weight))
     return out
 
@@ -214,7 +214,7 @@ def _convolve(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def causal_conv1d_training(
     x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """`edge.plugins.reference.causal_conv1d`, sums in fp32. Shapes as there."""
+    """`edge.plugins.causal_conv1d.reference.causal_conv1d`, sums in fp32. Shapes as there."""
     state = conv_state.to(x.dtype)
     b = weight.new_zeros(weight.shape[0]) if bias is None else bias
     y: Tensor = _CausalConv1d.apply(x, state, weight, b)

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 from edge.launch import RUN_FIELDS
-from edge.ops import DOMAIN, VERSION
-from edge.ops.device import DEVICE_DOMAIN, DEVICE_OPS, DEVICE_VERSION, device_name, viewable
-from edge.ops.spec import Value
+from edge.ops import DEVICE_DOMAIN, DEVICE_VERSION, DOMAIN, VERSION, Value
+from edge.plugins.device.library import device_functions
+from edge.plugins.device.statements import DEVICE_OPS, device_name, viewable
 from edge.plugins.onnx import OPSETS
-from edge.plugins.onnx.device import device_functions
 from edge.runtime.ledger import KEEP, LAST
 from tests.device_reference import Steps
 

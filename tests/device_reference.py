@@ -14,16 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edge.ops import OPS
-from edge.ops.device import DEVICE_OPS, viewable
-from edge.plugins.reference.nodes import FLOATING
-from edge.plugins.reference.nodes_int8 import INT8
+from edge.plugins.catalogue import OPS
+from edge.plugins.device.statements import DEVICE_OPS, viewable
+from edge.plugins.reference.graph import by_name
 from edge.runtime.ledger import ADVANCED, LAST
 
 Array = NDArray[Any]
 Given = Mapping[str, Array]
 Attributes = Mapping[str, float]
-_REFERENCES = FLOATING | INT8
 _LOGGED = {"scan_x": "x", "scan_dt": "dt", "scan_B": "B"}
 
 
@@ -85,7 +83,7 @@ def functional(op: str, given: Given, attributes: Attributes) -> dict[str, Array
     """The op of the domain `edge` by its reference."""
     statement = OPS[op]
     tensors = [_tensor(given[v.name], v.dtypes) for v in statement.inputs if v.name in given]
-    outputs = _REFERENCES[op](attributes, *tensors)
+    outputs = by_name(op, attributes)(*tensors)
     return {v.name: y.numpy() for v, y in zip(statement.outputs, outputs, strict=True)}
 
 

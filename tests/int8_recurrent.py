@@ -8,8 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edge.plugins import reference
-from edge.plugins.onnx import Flavour, variants
+from edge.plugins.catalogue import OPS
+from edge.plugins.causal_conv1d import reference as causal_conv1d
+from edge.plugins.onnx import Flavour
+from edge.plugins.selective_scan import reference as selective_scan
+from edge.plugins.selective_scan_heads import reference as selective_scan_heads
 from tests.onnx_ops import ancestors, chain, random_parents, run_op
 
 Array = NDArray[Any]
@@ -47,7 +50,7 @@ def run(
     if flavour == "ort":
         for name in feeds.keys() & set(UNSIGNED[op]):
             feeds[name] = (feeds[name].astype(np.int16) + 128).astype(np.uint8)
-    out = run_op(variants(op, attributes), flavour, feeds, constant, **attributes)
+    out = run_op(OPS[op].function(attributes), flavour, feeds, constant, **attributes)
     if out["y"].dtype == np.uint8:
         out["y"] = (out["y"].astype(np.int16) - 128).astype(np.int8)
     return out
@@ -140,7 +143,7 @@ def conv_expected(f: dict[str, Array], path: list[int]) -> tuple[Array, Array]:
     weight = torch.from_numpy(f["weight"][:, 0].T.copy())
     scales = torched(*(f[f"{n}_scale"] for n in ("x", "weight", "bias", "y")))
     bias = torch.from_numpy(f["bias"])
-    y, after = reference.causal_conv1d_int8(
+    y, after = causal_conv1d.causal_conv1d_int8(
         x, scales[0], state, weight, scales[1], bias, scales[2], scales[3]
     )
     return y[:, -1].numpy(), after.transpose(0, 1).numpy()
@@ -176,11 +179,9 @@ def scan_feeds(
 
 def scan_expected(f: dict[str, Array], path: list[int]) -> tuple[Array, Array]:
     """y [B, E] of the last token of `path`, and the state after it."""
-    values = []
-    for name in ("x", "dt", "A_log", "B", "C", "D", "dt_bias", "z"):
-        value = f[name][path].swapaxes(0, 1) if f[name].ndim == 3 else f[name]
-        values += torched(value.T if name == "A_log" else value, f[f"{name}_scale"])
-    y, after = reference.selective_scan_int8(*values, *torched(f["ssm_state"], f["state_scale"]))
+    given = dict(zip(f, torched(*f.values()), strict=True))
+    given |= {name: given[name][path].swapaxes(0, 1) for name in ("x", "dt", "B", "C", "z")}
+    y, after = selective_scan.selective_scan_int8(**given | {"A_log": given["A_log"].T})
     return y[:, -1].numpy(), after.numpy()
 
 
@@ -219,12 +220,11 @@ def heads_expected(
     f: dict[str, Array], path: list[int], groups: int, limit: tuple[float, float]
 ) -> tuple[Array, Array]:
     """y [B, H·P] of the last token of `path`, and the state after it."""
-    values = []
-    for name in ("x", "dt", "A_log", "B", "C", "D", "dt_bias"):
-        value = f[name][path].swapaxes(0, 1) if f[name].ndim == 3 else f[name]
-        values += torched(value, f[f"{name}_scale"])
-    state = torched(f["ssm_state"], f["state_scale"])
-    y, after = reference.selective_scan_heads_int8(*values, *state, groups, limit)
+    given = dict(zip(f, torched(*f.values()), strict=True))
+    given |= {name: given[name][path].swapaxes(0, 1) for name in ("x", "dt", "B", "C")}
+    y, after = selective_scan_heads.selective_scan_heads_int8(
+        groups=groups, dt_limit=limit, **given
+    )
     return y[:, -1].numpy(), after.numpy()
 
 

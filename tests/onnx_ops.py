@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from edge.ops import DOMAIN, VERSION, Op
-from edge.ops.recurrent import LOGS
 from edge.plugins.onnx import OPSETS, Flavour, function, op_of
+from edge.plugins.selective_scan_heads.statement import LOGS
 
 Array = NDArray[Any]
 LENGTHS = (1, 2, 3, 5, 7, 63, 64, 65)

@@ -21,7 +21,6 @@ from edge.export.network import Network
 from edge.export.quantize.observers import Calibration
 from edge.export.quantize.plan import ModelPlan
 from edge.export.recipes import Choices, Mixture, mixture, names, plan_model
-from edge.plugins.onnx import Flavour
 from tests.test_graph_models import V, logits
 from tests.test_graph_models import network as sharp_network
 
@@ -76,9 +75,9 @@ def plan_of(name: str, quant: str, **choices: Any) -> tuple[Mixture, ModelPlan]:
     return mixed, plan
 
 
-def built(name: str, plan: ModelPlan, folder: Path, flavour: Flavour = "ort") -> BuiltGraph:
+def built(name: str, plan: ModelPlan, folder: Path) -> BuiltGraph:
     net = network(name)
-    return build_graph(net.config, net.canonical_tensors(), folder, plan, flavour=flavour)
+    return build_graph(net.config, net.canonical_tensors(), folder, plan)
 
 
 def runners(name: str, folder: Path) -> tuple[GraphRunner, GraphRunner]:

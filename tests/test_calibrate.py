@@ -16,7 +16,7 @@ from edge.export.graph import build_graph
 from edge.export.graph.run import GraphRunner, open_reference
 from edge.export.network import Network
 from edge.export.quantize.observers import Statistics, scale_of
-from edge.plugins.reference.hadamard import rotate
+from edge.plugins.hadamard.matrices import rotate
 from tests.test_graph_models import V, network
 
 SITES = {

@@ -10,8 +10,9 @@ import onnx
 import pytest
 from onnx import inliner
 
-from edge.ops.device import DEVICE_DOMAIN, DEVICE_OPS, device_name, in_place, viewable
-from edge.plugins.onnx.device import device_function, device_functions
+from edge.ops import DEVICE_DOMAIN
+from edge.plugins.device.library import device_function, device_functions
+from edge.plugins.device.statements import DEVICE_OPS, device_name, in_place, viewable
 from edge.runtime.ledger import ADVANCED, KEEP, LAST
 from tests.device_ops import Array, Case, cases
 from tests.device_reference import Steps, expected
@@ -158,6 +159,7 @@ def test_what_may_be_columns_and_what_is_in_place() -> None:
 
 
 def test_device_statements_import_without_onnx_and_torch() -> None:
-    code = "import edge.ops.device, sys; print({'onnx', 'torch', 'numpy'} & set(sys.modules))"
+    modules = "{'onnx', 'torch', 'numpy'} & set(sys.modules)"
+    code = f"import edge.plugins.device.statements, sys\nprint({modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

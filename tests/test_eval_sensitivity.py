@@ -35,8 +35,9 @@ from edge.apps.evaluate.windows import Run, Windows, plan
 from edge.errors import InputError
 from edge.export.exporter import export_checkpoint
 from edge.export.graph.run import GraphRunner
-from edge.plugins.reference.hadamard import factors, hadamard
-from edge.plugins.reference.quantize import fake_quantize
+from edge.plugins.hadamard.matrices import factors
+from edge.plugins.hadamard.reference import hadamard
+from edge.plugins.quantize.reference import fake_quantize
 from edge.runtime.model import Model
 from tests.session_models import _ROOT, bundle, model
 from tests.test_eval_command import PROSE, run, write

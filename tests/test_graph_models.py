@@ -27,7 +27,7 @@ from edge.config import (
 )
 from edge.errors import ExportError
 from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, build_graph
-from edge.export.graph.run import GraphRunner, open_session, session_options
+from edge.export.graph.run import GraphRunner, open_reference, open_session, session_options
 from edge.export.network import Network
 from edge.export.quantize.weights import dequantize_blocks, quantize_blocks
 from edge.export.recipes import plan_model, recipe
@@ -106,8 +106,8 @@ def logits(net: Network, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     return found
 
 
-def runner(net: Network, folder: Path, quant: str = "fp32", flavour: Any = "ort") -> GraphRunner:
-    build_graph(net.config, net.canonical_tensors(), folder, quant, flavour=flavour)
+def runner(net: Network, folder: Path, quant: str = "fp32") -> GraphRunner:
+    build_graph(net.config, net.canonical_tensors(), folder, quant)
     return GraphRunner(open_session(folder, options=session_options(1)), net.config)
 
 
@@ -141,16 +141,6 @@ def test_any_split_into_runs_gives_the_networks_logits(name: str, tmp_path: Path
     expected = logits(net, tokens)
     for runs in ((65, 1, 1, 3), (1,) * 9, (7, 1, 5, 2)):
         close(in_runs(graph, tokens, runs), expected[:, : sum(runs)], 2e-5)
-
-
-@pytest.mark.parametrize("name", ["mamba1 odd", "attention odd", "all", "parallel"])
-def test_the_standard_flavour_gives_the_same(name: str, tmp_path: Path) -> None:
-    net = network(name)
-    graph = runner(net, tmp_path, flavour="standard")
-    tokens = tokens_of(1, 14)
-    close(in_runs(graph, tokens, (9, 1, 4)), logits(net, tokens), 2e-5)
-    assert "com.microsoft" not in {i.domain for i in onnx.load(
-        tmp_path / GRAPH_FILE, load_external_data=False).opset_import}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -270,10 +260,10 @@ def test_a_quantized_graph_is_the_network_with_rounded_weights(
     expected = logits(rounded(network(name), quant), tokens)
     plain = logits(network(name), tokens)
     assert np.abs(expected - plain).max() > 1e-4 * np.abs(plain).max()
-    exact = runner(network(name), tmp_path, quant, "standard")
-    close(in_runs(exact, tokens, runs), expected, 2e-5)
     # ONNX Runtime's own product also rounds activations to 8 bits.
     fast = runner(network(name), tmp_path, quant)
+    exact = GraphRunner(open_reference(tmp_path), network(name).config)
+    close(in_runs(exact, tokens, runs), expected, 2e-5)
     close(in_runs(fast, tokens, runs), expected, 2e-5 if quant == "fp16" else 4e-2)
 
 

@@ -96,25 +96,6 @@ def test_every_recipe_runs_every_layer_as_the_references_do(
     agree(name, tmp_path)
 
 
-@pytest.mark.parametrize("quant", ["w8a8", "w8a8-dynamic", "w8a8-hadamard", "w4a8"])
-def test_the_standard_flavour_means_the_same_and_is_canonical(quant: str, tmp_path: Path) -> None:
-    plan = plan_of("all", quant)[1]
-    built("all", plan, tmp_path, "standard")
-    agree("all", tmp_path)
-    model = onnx.load(tmp_path / "graphs/ort.onnx", load_external_data=False)
-    assert {entry.domain for entry in model.opset_import} == {"", "edge"}
-    # s8 QuantizeLinear throughout
-    zeros = set()
-    for function in model.functions:
-        types = {n.output[0]: n.attribute[0].t.data_type for n in function.node
-                 if n.op_type == "Constant" and n.attribute[0].HasField("t")}  # fmt: skip
-        for node in function.node:
-            if node.op_type == "QuantizeLinear":
-                said = {a.name: a.i for a in node.attribute}
-                zeros.add(types[node.input[2]] if len(node.input) > 2 else said["output_dtype"])
-    assert zeros == {TensorProto.INT8}
-
-
 @pytest.mark.parametrize("state", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("name", ["mamba1", "mamba2", "mamba2 groups"])
 def test_states_are_kept_in_the_type_asked_for(name: str, state: str, tmp_path: Path) -> None:

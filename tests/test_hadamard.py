@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edge.plugins import reference
-from edge.plugins.reference.hadamard import factors, hadamard, matrix, rotate, rotation_blocks
+from edge.plugins.hadamard.matrices import factors, matrix, rotate, rotation_blocks
+from edge.plugins.hadamard.reference import hadamard
 
 # d_inner of Mamba-130M to 2.8B and of MambaByte, head widths, and the smallest of every kind
 WHOLE = (1, 2, 4, 12, 20, 24, 28, 40, 48, 56, 80, 128, 768, 1536, 1792, 2048)
@@ -81,7 +81,7 @@ def test_the_fast_transform_is_the_matrix(n: int) -> None:
     found = {
         "fast": rotate(x),
         "numpy": hadamard(x, slow, fast),
-        "torch": reference.hadamard(*map(torch.tensor, (x, slow, fast))).numpy(),
+        "torch": hadamard(*map(torch.tensor, (x, slow, fast))).numpy(),
     }
     for name, y in found.items():
         assert y.dtype == np.float32 and y.shape == x.shape

@@ -18,21 +18,21 @@ from edge.launch import Argument, LaunchPlan, Pointer, Program
 from edge.launch_checks import check_plan
 from edge.plugins.lowering.context import Lower, Lowering, Node, Rows
 from edge.plugins.lowering.graph import read_graph
+from edge.plugins.lowering.lowerings import LOWER
 from edge.plugins.lowering.plan import LoweringError, lower
-from edge.plugins.lowering.views import LOWER as VIEWS
 from edge.rope import inverse_frequencies
 from edge.tensors import tensor_shapes
 from tests import engine_models, int8_models
 from tests.quantized_models import built, plan_of
 
-# where a product's weight is among its inputs
-_WEIGHT = {"Linear": 1, "LinearInt8": 2, "LinearInt8Quantize": 2}
-_CONV_WEIGHT = {"LinearConv": 5, "LinearInt8QuantizeConv": 9}
+_PRODUCTS = ("Linear", "LinearInt8", "LinearInt8Quantize")
+_BOTH = ("LinearConv", "LinearInt8QuantizeConv")
 
 
 def fake(at: Lowering, node: Node) -> None:
     """A launch that reads all values and constants of a node and writes its outputs."""
-    read = [name for name in node.inputs if name in at.views or name in at.constants]
+    inputs = list(node.inputs.values())
+    read = [name for name in inputs if name in at.views or name in at.constants]
     arguments: dict[str, tuple[Argument, str]] = {
         f"in{i}": at.pointer(at.view(n) if n in at.views else at.constant(n))
         for i, n in enumerate(read)
@@ -40,18 +40,19 @@ def fake(at: Lowering, node: Node) -> None:
     base = node.op.removesuffix("Conv")
     rows: Rows = "TB"
     if node.op in ("Embed", "EmbedInt8"):
-        width = at.constant(node.inputs[1]).shape[1]
+        width = at.constant(node.inputs["table"]).shape[1]
     else:
-        x = at.view(node.inputs[0])
+        x = at.view(node.inputs.get("x", inputs[0]))
         rows = "LB" if node.attributes.get("rows") or x.rows == "LB" else "TB"
-        width = at.constant(node.inputs[_WEIGHT[base]]).shape[0] if base in _WEIGHT else x.width
+        product = base in _PRODUCTS
+        width = at.constant(node.inputs["weight"]).shape[0] if product else x.width
     rounds = base.endswith("Quantize") or node.op == "CausalConv1dInt8"
     states = "Scan" in node.op or "Conv" in node.op
-    for i, name in enumerate(node.outputs):
+    for i, name in enumerate(node.outputs.values()):
         if name and not name.endswith("_out") and "_states" not in name:
-            if i == 1 and node.op in _CONV_WEIGHT:
-                width = at.constant(node.inputs[_CONV_WEIGHT[node.op]]).shape[-1]
-            rounded = rounds and (i == 0 or node.op in _CONV_WEIGHT)
+            if i == 1 and node.op in _BOTH:
+                width = at.constant(node.inputs["conv_weight"]).shape[-1]
+            rounded = rounds and (i == 0 or node.op in _BOTH)
             made = at.new(name, "i8" if rounded else "f32", rows, width)
             arguments[f"out{i}"] = at.pointer(made)
     at.launch(f"fake.{node.op.lower()}", arguments, {}, (at.size(rows)[0],), settles=states)
@@ -65,7 +66,10 @@ _OPS = [
     "CausalConv1dInt8", "SelectiveScan", "SelectiveScanInt8", "SelectiveScanHeads",
     "SelectiveScanHeadsInt8", "Rope", "Attention",
 ]  # fmt: skip
-FAKES: dict[str, Lower] = {**VIEWS, **dict.fromkeys(_OPS, fake)}
+FAKES: dict[str, Lower] = {
+    **{op: LOWER[op] for op in ("Split", "Transpose")},
+    **dict.fromkeys(_OPS, fake),
+}
 FUSED = {
     **FAKES,
     **dict.fromkeys(
@@ -223,20 +227,21 @@ def test_what_fused_nodes_read(tmp_path: Path) -> None:
     apart, joined = recorded(model, tmp_path, FAKES), recorded(model, tmp_path, FUSED)
     product, conv = apart["LinearInt8Quantize"], apart["CausalConv1dInt8"]
     both = joined["LinearInt8QuantizeConv"]
-    assert both.inputs == (*product.inputs, *conv.inputs[1:])
-    assert both.outputs == (*product.outputs, *conv.outputs)
+    read, made = set(both.inputs.values()), list(both.outputs.values())
+    assert read == {*product.inputs.values(), *conv.inputs.values()} - {conv.inputs["x"]}
+    assert made == [*product.outputs.values(), *conv.outputs.values()]
     assert both.attributes["start"] == 0
     scan = joined["SelectiveScanInt8Dt"]
-    assert scan.inputs[:-4] == apart["SelectiveScanInt8"].inputs
-    assert scan.inputs[-4:] == (
-        "layers.0.low_rank_dt.q", "layers.0.low_rank_dt.q.x_scale",
-        "layers.0.dt_proj.weight", "layers.0.dt_proj.weight.scale",
-    )  # fmt: skip
+    alone = {name: v for name, v in apart["SelectiveScanInt8"].inputs.items() if name != "dt"}
+    assert scan.inputs == alone | {
+        "low_dt": "layers.0.low_rank_dt.q", "low_dt_scale": "layers.0.low_rank_dt.q.x_scale",
+        "dt_weight": "layers.0.dt_proj.weight", "dt_weight_scale": "layers.0.dt_proj.weight.scale",
+    }  # fmt: skip
     norm = joined["GatedRMSNormInt8HadamardQuantize"]
     rotation = apart["HadamardQuantize"]
-    assert norm.inputs[:4] == apart["GatedRMSNormInt8"].inputs
-    assert norm.inputs[5].startswith("hadamard.64") and len(norm.inputs) == 7
-    assert norm.outputs[0].endswith(".q") and rotation.op not in norm.attributes
+    assert norm.inputs.items() >= apart["GatedRMSNormInt8"].inputs.items()
+    assert norm.inputs["fast"].startswith("hadamard.64") and len(norm.inputs) == 7
+    assert norm.outputs["y"].endswith(".q") and rotation.op not in norm.attributes
     assert norm.attributes["groups"] == 1
 
 
@@ -323,7 +328,7 @@ def test_weights_that_end_too_early_are_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes((folder / "weights.bin").read_bytes()[:100])
 
     def reads(at: Lowering, node: Node) -> None:
-        np.sum(at.constant(node.inputs[1]).array())
+        np.sum(at.constant(node.inputs["weight"]).array())
         fake(at, node)
 
     with pytest.raises(LoweringError, match="ends before"):

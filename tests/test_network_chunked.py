@@ -12,12 +12,10 @@ from edge.export.training_ops import (
     rms_norm_training,
     selective_scan_heads_chunked,
 )
-from edge.plugins.reference import (
-    causal_conv1d,
-    gated_rms_norm,
-    rms_norm,
-    selective_scan_heads,
-)
+from edge.plugins.causal_conv1d.reference import causal_conv1d
+from edge.plugins.gated_norm.reference import gated_rms_norm
+from edge.plugins.norm.reference import rms_norm
+from edge.plugins.selective_scan_heads.reference import selective_scan_heads
 
 INFINITY = float("inf")
 

@@ -10,8 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from edge.export.quantize.weights import dequantize_blocks, quantize_blocks
-from edge.plugins import reference
+from edge.plugins.attention import reference as attention
+from edge.plugins.causal_conv1d import reference as causal_conv1d
+from edge.plugins.gated_norm import reference as gated_norm
+from edge.plugins.norm import reference as norm
 from edge.plugins.onnx import FLAVOURS, Flavour
+from edge.plugins.selective_scan import reference as selective_scan
+from edge.plugins.selective_scan_heads import reference as selective_scan_heads
 from edge.rope import powers
 from tests.onnx_ops import (
     LENGTHS,
@@ -26,6 +31,8 @@ from tests.onnx_ops import (
 
 Array = NDArray[Any]
 both = pytest.mark.parametrize("flavour", FLAVOURS)
+# the device graph, which other bodies are for, has its own of these ops
+ort_alone = pytest.mark.parametrize("flavour", ["ort"])
 batches = pytest.mark.parametrize("batch", [1, 3])
 
 
@@ -64,16 +71,16 @@ def trees(rng: np.random.Generator, steps: int) -> list[list[int]]:
 def test_norms(flavour: Flavour, rng: np.random.Generator) -> None:
     x, added = normal(rng, 5, 3, 48), normal(rng, 5, 3, 48, scale=3)
     w, b = normal(rng, 48), normal(rng, 48)
-    rms = reference.rms_norm(*torched(x, w), 1e-5)
+    rms = norm.rms_norm(*torched(x, w), 1e-5)
     close(run_op("RMSNorm", flavour, {"x": x, "weight": w}, eps=1e-5)["y"], rms)
     out = run_op("AddRMSNorm", flavour, {"x": x, "added": added, "weight": w}, eps=1e-5)
-    close(out["y"], reference.rms_norm(*torched(x + added, w), 1e-5))
+    close(out["y"], norm.rms_norm(*torched(x + added, w), 1e-5))
     close(out["sum"], torch.from_numpy(x + added))
-    layer = reference.layer_norm(*torched(x, w, b), 1e-5)
+    layer = norm.layer_norm(*torched(x, w, b), 1e-5)
     close(run_op("LayerNorm", flavour, {"x": x, "weight": w, "bias": b}, eps=1e-5)["y"], layer)
     feeds = {"x": x, "added": added, "weight": w, "bias": b}
     out = run_op("AddLayerNorm", flavour, feeds, eps=1e-5)
-    close(out["y"], reference.layer_norm(*torched(x + added, w, b), 1e-5))
+    close(out["y"], norm.layer_norm(*torched(x + added, w, b), 1e-5))
     close(out["sum"], torch.from_numpy(x + added))
 
 
@@ -90,7 +97,7 @@ def test_gated_norm(flavour: Flavour, groups: int, rng: np.random.Generator) -> 
     x, z, w = normal(rng, 5, 3, 48), normal(rng, 5, 3, 48), normal(rng, 48)
     name = "GatedRMSNorm_1" if groups == 1 else "GatedRMSNorm"
     out = run_op(name, flavour, {"x": x, "z": z, "weight": w}, eps=1e-5, groups=groups)["y"]
-    close(out, reference.gated_rms_norm(*torched(x, z, w), 1e-5, groups))
+    close(out, gated_norm.gated_rms_norm(*torched(x, z, w), 1e-5, groups))
 
 
 @both
@@ -121,7 +128,7 @@ def test_linear_and_embedding(flavour: Flavour, dtype: type, rng: np.random.Gene
     assert np.array_equal(rows, wide.numpy()[tokens])
 
 
-@both
+@ort_alone
 @pytest.mark.parametrize(("bits", "block"), [(8, 128), (8, 32), (4, 32)])
 def test_quantized_linear_and_embedding(
     flavour: Flavour, bits: int, block: int, rng: np.random.Generator
@@ -163,7 +170,7 @@ def test_convolution(
         out = run_op("CausalConv1d", flavour, feeds)
         for r, t in enumerate(kept):
             path = path_to(parents, int(t))
-            y, after = reference.causal_conv1d(*batch_first(x[path], state), *torched(w, b))
+            y, after = causal_conv1d.causal_conv1d(*batch_first(x[path], state), *torched(w, b))
             close(out["y"][t], y[:, -1])
             close(out["conv_states"][r].swapaxes(0, 1), after)
 
@@ -189,7 +196,7 @@ def scan_feeds(rng: np.random.Generator, steps: int, batch: int) -> dict[str, Ar
 def scan_reference(f: dict[str, Array], path: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     x, dt, b, c, z = batch_first(*(f[k][path] for k in ("x", "dt", "B", "C", "z")))
     a_log, d, bias, h = torched(np.log(-f["A"].T), f["D"], f["dt_bias"], f["ssm_state"])
-    return reference.selective_scan(x, dt, a_log, b, c, d, bias, z, h)
+    return selective_scan.selective_scan(x, dt, a_log, b, c, d, bias, z, h)
 
 
 @both
@@ -272,7 +279,7 @@ def test_selective_scan_heads(
         for r, t in enumerate(kept):
             path = path_to(parents, int(t))
             x, dt, b, c = batch_first(*(f[k][path] for k in ("x", "dt", "B", "C")))
-            y, after = reference.selective_scan_heads(
+            y, after = selective_scan_heads.selective_scan_heads(
                 x.unflatten(-1, (4, 8)), dt, a_log, b.unflatten(-1, (groups, 16)),
                 c.unflatten(-1, (groups, 16)), d, bias, h, limit,
             )  # fmt: skip
@@ -320,13 +327,13 @@ def test_rope(flavour: Flavour, dim: int, rng: np.random.Generator) -> None:
     }
     y = run_op("Rope", flavour, feeds, heads=heads, head_dim=size, dim=dim)["y"]
     split = torch.from_numpy(x).unflatten(-1, (heads, size)).transpose(1, 2)
-    expected = reference.rope(
+    expected = attention.rope(
         split, torch.from_numpy(positions), torch.from_numpy(powers(10000.0, dim))
     )
     close(y, expected.transpose(1, 2).flatten(2), 2e-4)
 
 
-@both
+@ort_alone
 @pytest.mark.parametrize(("batch", "past", "steps"), [
     (1, 0, 1), (1, 0, 5), (1, 9, 1), (1, 9, 5), (1, 3, 7), (1, 0, 64), (3, 0, 5), (3, 9, 1),
 ])  # fmt: skip
@@ -354,7 +361,7 @@ def test_attention_never_reads_unused_slots(
             torch.cat([torch.from_numpy(c[:, :, :past]), new], 2)
             for c, new in zip(caches, split[1:], strict=True)
         )
-        expected = reference.attention(split[0], keys, values, torch.from_numpy(allowed > 0))
+        expected = attention.attention(split[0], keys, values, torch.from_numpy(allowed > 0))
         close(out["y"], expected.transpose(1, 2).flatten(2), 1e-5)
         assert np.array_equal(out["key_cache_out"][:, :, :total], keys.numpy())
         assert np.array_equal(out["value_cache_out"][:, :, :total], values.numpy())

@@ -18,9 +18,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edge.ops import DOMAIN, VERSION
-from edge.plugins import reference
-from edge.plugins.onnx import OPSETS, function, variants
-from edge.plugins.reference.hadamard import factors
+from edge.plugins.catalogue import OPS
+from edge.plugins.hadamard import reference as hadamard
+from edge.plugins.hadamard.matrices import factors
+from edge.plugins.linear import reference as linear
+from edge.plugins.norm import reference as norm
+from edge.plugins.onnx import OPSETS, function
+from edge.plugins.quantize import reference as quantize
 
 Array = NDArray[Any]
 D, E = 64, 96
@@ -71,7 +75,7 @@ CALLS: list[tuple[str, list[str], list[str], dict[str, float]]] = [
 def chain(weights: dict[str, Array]) -> bytes:
     nodes, functions = [], {}
     for op, inputs, outputs, attributes in CALLS:
-        name = variants(op, attributes)
+        name = OPS[op].function(attributes)
         nodes.append(helper.make_node(name, inputs, outputs, domain=DOMAIN, **attributes))
         functions[name] = function(name, "ort")
     rows = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["T", "B", D]) for n in
@@ -92,16 +96,14 @@ def chain(weights: dict[str, Array]) -> bytes:
 def expected(weights: dict[str, Array], x: Array, added: Array) -> dict[str, Array]:
     w = {n: torch.from_numpy(a.copy()) for n, a in weights.items()}
     total = torch.from_numpy(x + added)
-    normed = reference.rms_norm_quantize(total, w["norm"], w["norm_scale"], 1e-5)
-    hidden = reference.linear_int8_quantize(
+    normed = norm.rms_norm_quantize(total, w["norm"], w["norm_scale"], 1e-5)
+    hidden = linear.linear_int8_quantize(
         normed, w["in_scale"], w["in_proj"], w["in_proj_scale"], w["hidden_scale"]
     )
-    floating = reference.dequantize(hidden, w["hidden_scale"])
-    turned = reference.quantize(
-        reference.hadamard(floating, w["slow"], w["fast"]), w["turned_scale"]
-    )
-    out = reference.linear_int8(turned, w["turned_one"], w["out_proj"], w["out_proj_scale"])
-    y = reference.linear_int8(*reference.quantize_rows(out), w["rows_proj"], w["rows_proj_scale"])
+    floating = quantize.dequantize(hidden, w["hidden_scale"])
+    turned = quantize.quantize(hadamard.hadamard(floating, w["slow"], w["fast"]), w["turned_scale"])
+    out = linear.linear_int8(turned, w["turned_one"], w["out_proj"], w["out_proj_scale"])
+    y = linear.linear_int8(*quantize.quantize_rows(out), w["rows_proj"], w["rows_proj_scale"])
     return {"y": y.numpy(), "sum": x + added, "hidden": hidden.numpy()}
 
 

@@ -8,14 +8,14 @@ import sys
 import onnx
 import pytest
 
-from edge.ops import DOMAIN, OPS
-from edge.ops.spec import value
-from edge.ops.variants import every_variant
-from edge.plugins.onnx import FLAVOURS, Flavour, function, names, op_of, variants
+from edge.ops import DOMAIN, value
+from edge.plugins.catalogue import OPS
+from edge.plugins.onnx import FLAVOURS, Flavour, function, names, op_of
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(
+    ("name", "flavour"), [(name, flavour) for flavour in FLAVOURS for name in names(flavour)]
+)
 def test_a_function_has_the_signature_of_its_statement(name: str, flavour: Flavour) -> None:
     proto, op = function(name, flavour), op_of(name)
     assert proto.domain == DOMAIN and proto.name == name
@@ -25,7 +25,7 @@ def test_a_function_has_the_signature_of_its_statement(name: str, flavour: Flavo
     assert op.maths in proto.doc_string and op.source in proto.doc_string
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", names("standard"))
 def test_the_standard_flavour_uses_onnx_alone(name: str) -> None:
     proto = function(name, "standard")
     assert {entry.domain for entry in proto.opset_import} == {""}
@@ -51,14 +51,15 @@ def test_a_statement_is_whole(op: object) -> None:
 
 
 def test_variants_are_chosen_by_attributes() -> None:
-    assert variants("LinearBits", {"bits": 4}) == "LinearBits_4"
-    assert variants("SelectiveScanHeads", {"groups": 1}) == "SelectiveScanHeads_1"
-    assert variants("SelectiveScanHeads", {"groups": 8}) == "SelectiveScanHeads"
-    assert variants("RMSNorm", {"eps": 1e-5}) == "RMSNorm"
+    assert OPS["LinearBits"].function({"bits": 4}) == "LinearBits_4"
+    assert OPS["SelectiveScanHeads"].function({"groups": 1}) == "SelectiveScanHeads_1"
+    assert OPS["SelectiveScanHeads"].function({"groups": 8}) == "SelectiveScanHeads"
+    assert OPS["RMSNorm"].function({"eps": 1e-5}) == "RMSNorm"
 
 
 def test_statements_import_without_onnx_and_torch() -> None:
-    code = "import edge.ops, sys; print(sorted({'onnx', 'torch', 'numpy'} & set(sys.modules)))"
+    modules = "sorted({'onnx', 'torch', 'numpy'} & set(sys.modules))"
+    code = f"import edge.plugins.catalogue, sys\nprint({modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -68,5 +69,5 @@ def test_a_type_that_is_none_is_refused() -> None:
         value("x", "f64[T]", "")
 
 
-def test_every_variant_has_a_function() -> None:
-    assert set(names()) == {name for op in OPS for name in every_variant(op)}
+def test_every_form_has_a_function() -> None:
+    assert set(names()) == {name for op in OPS.values() for name in op.forms()}

@@ -18,7 +18,7 @@ from edge.export.exporter import CALIBRATION_FILE, ExportSummary, export_checkpo
 from edge.export.graph import GRAPH_FILE, agreement
 from edge.export.graph.verify import verify_graph
 from edge.export.recipes import names
-from edge.plugins.reference import quantize
+from edge.plugins.quantize.reference import quantize
 from edge.plugins.reference.graph import ReferenceGraph
 from edge.runtime.ort import OrtEngine
 from tests import checkpoints

@@ -19,38 +19,38 @@ from torch import Tensor
 
 from edge.errors import InputError
 from edge.export.quantize.weights import dequantize_blocks, dequantize_int8
-from edge.ops import DOMAIN
-from edge.plugins.onnx.library import op_of
-from edge.plugins.reference.hadamard import hadamard
-from edge.plugins.reference.quantize import fake_quantize, fake_quantize_rows
+from edge.ops import DOMAIN, Op
+from edge.plugins.hadamard.reference import hadamard
+from edge.plugins.onnx.library import inputs_of, op_of
+from edge.plugins.quantize.reference import fake_quantize, fake_quantize_rows
 
 F32 = NDArray[np.float32]
 # scales above this keep a column out of the int8 product: it goes through a floating one
 _NEVER = 1e29
 _ENDINGS = (".q", ".turned", ".rotated")
 
-# op → (input that is rounded, its scale) for ops that round or read what was rounded
-_PAIRS: dict[str, tuple[tuple[int, int | None], ...]] = {
-    "Quantize": ((0, 1),),
-    "FakeQuantize": ((0, 1),),
-    "HadamardQuantize": ((0, 3),),
-    "QuantizeRows": ((0, None),),
-    "FakeQuantizeRows": ((0, None),),
-    "CausalConv1dInt8": ((0, 1),),
-    "SelectiveScanInt8": ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9)),
-    "SelectiveScanHeadsInt8": ((0, 1), (2, 3), (4, 5), (6, 7)),
-    "GatedRMSNormInt8": ((1, 2),),
-}
-# norms round what they yield: op → input with the scale
-_NORMS = {"RMSNormQuantize": 2, "AddRMSNormQuantize": 3}
-# products: op → input with the weight
-_PRODUCTS = {
-    "Linear": 1, "LinearBits": 1, "LinearInt8": 2, "LinearInt8Quantize": 2, "LinearInt8Rows": 2,
-    "LinearInt4": 2, "LinearInt4Quantize": 2,
-}  # fmt: skip
-_TABLES = ("EmbedInt8", "EmbedBits")
 # an op with one of these in its name rounds something: it must be known here
 _ROUNDS = ("Int8", "Int4", "Quantize", "Bits")
+
+
+def _is_product(op: Op) -> bool:
+    return op.name.startswith("Linear")
+
+
+def _rounded(op: Op) -> list[tuple[str, str | None]]:
+    """Inputs that `op` rounds, or reads rounded, with their scales: None is one a row."""
+    names = {v.name for v in op.inputs}
+    if _is_product(op):
+        return []
+    if op.name.endswith(("Quantize", "QuantizeRows")) and "weight" not in names:
+        return [("x", "scale" if "scale" in names else None)]
+    values = (v.name for v in op.inputs if v.role == "value")
+    return [(name, f"{name}_scale") for name in values if f"{name}_scale" in names]
+
+
+def _rounds_its_output(op: Op) -> bool:
+    """A norm does."""
+    return op.name.endswith("NormQuantize")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Initializers(Mapping[str, NDArray[Any]]):
 def find(model: ModelProto, folder: Path, floating: Mapping[str, NDArray[Any]]) -> Found:
     """Everything that a graph rounds and the graph with the constants `floating` does not."""
     finder = _Finder(Initializers(model, folder), floating)
-    nodes = [(n, op_of(n.op_type).name) for n in model.graph.node if n.domain == DOMAIN]
+    nodes = [(n, op_of(n.op_type)) for n in model.graph.node if n.domain == DOMAIN]
     for node, op in nodes:
         finder.activations(node, op)
     for node in model.graph.node:
@@ -148,25 +148,27 @@ class _Finder:
         self._turns: dict[str, tuple[Tensor, Tensor]] = {}
         self._parts: dict[str, Rounding] = {}  # of values that were rounded as a whole
 
-    def activations(self, node: NodeProto, op: str) -> None:
+    def activations(self, node: NodeProto, op: Op) -> None:
         """Note the values that one node rounds, or reads rounded."""
-        known = op in _PAIRS or op in _NORMS or op in _PRODUCTS or op in _TABLES
-        if not known and any(part in op for part in _ROUNDS):
-            raise InputError(f"what {op} rounds is not known here", field=node.name or op)
-        inputs = list(node.input)
+        rounded, rounds = _rounded(op), _rounds_its_output(op)
+        known = rounded or rounds or _is_product(op) or op.name.startswith("Embed")
+        if not known and any(part in op.name for part in _ROUNDS):
+            raise InputError(f"what {op.name} rounds is not known here", field=node.name or op.name)
+        inputs = inputs_of(node)
         turned = ""
-        if op in ("Hadamard", "HadamardQuantize"):
-            slow, fast = (torch.from_numpy(self._constants[n].copy()) for n in inputs[1:3])
-            turned = inputs[0] if op == "HadamardQuantize" else node.output[0]
+        if "slow" in inputs:
+            constants = (self._constants[inputs[name]] for name in ("slow", "fast"))
+            slow, fast = (torch.from_numpy(constant.copy()) for constant in constants)
+            turned = inputs["x"] if rounded else node.output[0]
             self._turns[turned] = (slow, fast)
-        for at, scale in _PAIRS.get(op, ()):
-            self._value(inputs[at], None if scale is None else inputs[scale])
-        if op == "HadamardQuantize":
-            del self._turns[turned]  # others may read the value as it is
-        if op in _NORMS:
-            self._value(node.output[0], inputs[_NORMS[op]])
-        if op in ("SelectiveScanInt8", "SelectiveScanHeadsInt8"):
-            self._state(node)
+        for name, scale in rounded:
+            self._value(inputs[name], None if scale is None else inputs[scale])
+        if rounded:
+            self._turns.pop(turned, None)  # others may read the value as it is
+        if rounds:
+            self._value(node.output[0], inputs["scale"])
+        if "state_scale" in inputs:
+            self._state(node, inputs["state_scale"])
 
     def split(self, node: NodeProto) -> None:
         """Note how the parts of a value are rounded."""
@@ -178,45 +180,42 @@ class _Finder:
         for name, scale in zip(node.output, parts, strict=True):
             self._parts[_without(name, _ENDINGS)] = Rounding(scale)
 
-    def products(self, node: NodeProto, op: str) -> None:
+    def products(self, node: NodeProto, op: Op) -> None:
         """Note the matrix that one node reads."""
-        inputs = list(node.input)
-        if op in _PRODUCTS:
+        inputs = inputs_of(node)
+        if _is_product(op):
             self._product(node, op, inputs)
-        if op == "EmbedInt8":
-            self._weight(inputs[1], self._stored(inputs[1]))
-        if op == "EmbedBits":
-            self._weight(_without(inputs[1], (".packed",)), self._blocks(node, inputs[1:3]))
+        elif "packed" in inputs:
+            self._weight(_without(inputs["packed"], (".packed",)), self._blocks(node, inputs))
+        elif op.name == "EmbedInt8":
+            self._weight(inputs["table"], self._stored(inputs["table"]))
 
     def _value(self, name: str, scale: str | None) -> None:
         turn = self._turns.get(name)
         vector = None if scale is None else torch.from_numpy(self._constants[scale].copy())
         self.found.values.setdefault(_without(name, _ENDINGS), Rounding(vector, turn))
 
-    def _state(self, node: NodeProto) -> None:
+    def _state(self, node: NodeProto, name: str) -> None:
         bits = _attributes(node)["state_bits"]
         if bits == 32:
             return
-        names = [name for name in node.input if name.endswith(".ssm_state.scale")]
-        scale = torch.from_numpy(self._constants[names[0]].copy())
+        scale = torch.from_numpy(self._constants[name].copy())
         self.found.states[node.output[1]] = StateRounding(bits, scale)
 
     # -- weights ---------------------------------------------------------------------------------
 
-    def _product(self, node: NodeProto, op: str, inputs: list[str]) -> None:
-        stored = inputs[_PRODUCTS[op]]
+    def _product(self, node: NodeProto, op: Op, inputs: dict[str, str]) -> None:
+        stored = inputs.get("weight") or inputs["packed"]
         name = _without(stored, (".packed",))
-        if op == "Linear":
+        if op.name == "Linear":
             if not stored.endswith(".outliers"):
                 self._weight(name, self._constants[stored].astype(np.float32))
             return
-        if op in ("LinearBits", "LinearInt4", "LinearInt4Quantize"):
-            weight = self._blocks(node, inputs[_PRODUCTS[op] : _PRODUCTS[op] + 2])
-        else:
-            weight = self._stored(stored)
-        if op != "LinearBits":
-            shared = None if op == "LinearInt8Rows" else self._constants[inputs[1]]
-            weight = self._for_floating_input(inputs[0], name, weight, shared)
+        weight = self._blocks(node, inputs) if "packed" in inputs else self._stored(stored)
+        if "x_scale" in inputs:
+            # one a row is found at run time
+            shared = self._constants.get(inputs["x_scale"])
+            weight = self._for_floating_input(inputs["x"], name, weight, shared)
         self._weight(name, weight)
 
     def _for_floating_input(
@@ -244,8 +243,8 @@ class _Finder:
         rows = scale.size > 1 and scale.size == quants.shape[0] and quants.ndim == 2
         return dequantize_int8(quants, scale, rows=rows)
 
-    def _blocks(self, node: NodeProto, names: list[str]) -> F32:
-        packed, scales = (self._constants[name] for name in names)
+    def _blocks(self, node: NodeProto, inputs: dict[str, str]) -> F32:
+        packed, scales = (self._constants[inputs[name]] for name in ("packed", "scales"))
         return dequantize_blocks(packed, scales, _attributes(node)["bits"])
 
     def _weight(self, name: str, weight: F32) -> None:

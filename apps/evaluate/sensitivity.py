@@ -29,7 +29,7 @@ from edge.export.graph.model import GRAPH_FILE
 from edge.export.graph.run import GraphRunner
 from edge.export.training_ops import selective_scan_heads_chunked
 from edge.plugins.reference.graph import ReferenceGraph
-from edge.plugins.reference.nodes import scan_heads_node
+from edge.plugins.selective_scan_heads.reference import selective_scan_heads_node
 from edge.runtime.model import Model
 
 ALL, WEIGHTS, ACTIVATIONS = "everything", "all weights", "all activations"
@@ -74,7 +74,7 @@ def graph_of(model: Model) -> ModelProto:
 def reference(model: Model, proto: ModelProto) -> ReferenceGraph:
     """A graph over a bundle's weights, Mamba-2's floating scan in its parallel form."""
     scan = partial(selective_scan_heads_chunked, chunk=_CHUNK)
-    ops = {"SelectiveScanHeads": partial(scan_heads_node, scan=scan)}
+    ops = {"SelectiveScanHeads": partial(selective_scan_heads_node, scan=scan)}
     return ReferenceGraph(proto, model.path, ops=ops)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from edge.bundle import open_bundle
 from edge.errors import EngineError
-from edge.ops import OPS
+from edge.plugins.catalogue import OPS
 from edge.protobuf import fields, message
 from edge.runtime.engine import Engine
 

@@ -23,10 +23,14 @@ from edge.export.graph.run import GraphRunner, GraphState, states_after
 from edge.export.mixers import mixer_of
 from edge.export.quantize.observers import Calibration, Hessian, Statistics
 from edge.export.training_ops import selective_scan_heads_chunked
+from edge.plugins.hadamard.matrices import factors
+from edge.plugins.hadamard.reference import hadamard
 from edge.plugins.reference.graph import Hook, ReferenceGraph
-from edge.plugins.reference.hadamard import factors, hadamard
-from edge.plugins.reference.nodes import Scan, scan_heads_node
-from edge.plugins.reference.scan import selective_scan_heads
+from edge.plugins.selective_scan.reference import Scan
+from edge.plugins.selective_scan_heads.reference import (
+    selective_scan_heads,
+    selective_scan_heads_node,
+)
 
 Progress = Callable[[int, int], None]
 Observer = Statistics | Hessian
@@ -40,14 +44,14 @@ _CHUNK = 32
 
 def calibration_graph(folder: str | Path) -> ReferenceGraph:
     """The fp32 graph in `folder`, with the parallel form of Mamba-2's scan, which is faster."""
-    ops = {"SelectiveScanHeads": partial(scan_heads_node, scan=_scan_heads)}
+    ops = {"SelectiveScanHeads": partial(selective_scan_heads_node, scan=_scan_heads)}
     return ReferenceGraph((Path(folder) / GRAPH_FILE).read_bytes(), folder, ops=ops)
 
 
-def _scan_heads(*args: Any) -> tuple[Tensor, Tensor]:
+def _scan_heads(**given: Any) -> tuple[Tensor, Tensor]:
     parallel: Scan = partial(selective_scan_heads_chunked, chunk=_CHUNK)
-    scan = selective_scan_heads if args[0].shape[1] < _CHUNK else parallel
-    return scan(*args)
+    scan = selective_scan_heads if given["x"].shape[1] < _CHUNK else parallel
+    return scan(**given)
 
 
 def calibrate(

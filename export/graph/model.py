@@ -24,7 +24,6 @@ from edge.export.nodes.products import (
 from edge.export.quantize.plan import ModelPlan, Product
 from edge.export.recipes import plan_model, recipe
 from edge.launch import Log
-from edge.plugins.onnx import Flavour
 from edge.rope import inverse_frequencies
 
 GRAPH_FILE = "graphs/ort.onnx"
@@ -63,7 +62,6 @@ def build_graph(
     out_dir: str | Path,
     plan: ModelPlan | str = "fp32",
     *,
-    flavour: Flavour = "ort",
     hessian: HessianOf | None = None,
     progress: Progress | None = None,
 ) -> BuiltGraph:
@@ -83,7 +81,7 @@ def build_graph(
     (out / GRAPH_FILE).parent.mkdir(parents=True, exist_ok=True)
     with (out / WEIGHT_FILE).open("wb") as file:
         weights = WeightWriter(file)
-        g = GraphBuilder(config, tensors, weights, flavour, hessian)
+        g = GraphBuilder(config, tensors, weights, hessian)
         _assemble(g, plan, progress or (lambda what, done, total: None))
         model = g.model()
     data = model.SerializeToString(deterministic=True)

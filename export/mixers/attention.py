@@ -15,7 +15,7 @@ from edge.export.nodes.layer import LayerGraph
 from edge.export.nodes.products import ProductInput
 from edge.export.quantize.layer_plan import Matrix
 from edge.mixers.attention import AttentionConfig
-from edge.plugins import reference
+from edge.plugins.attention.reference import attention, rope
 from edge.rope import inverse_frequencies
 from edge.tensors import padded_head_dim
 
@@ -53,13 +53,13 @@ class Attention(nn.Module):
         )
         if c.rope is not None:
             positions = torch.arange(position, position + u.shape[1], device=u.device)
-            q, k = (reference.rope(m, positions, self._frequencies(u.device)) for m in (q, k))
+            q, k = (rope(m, positions, self._frequencies(u.device)) for m in (q, k))
         k = torch.cat([state["key_cache"].to(k.dtype), k], dim=2)
         v = torch.cat([state["value_cache"].to(v.dtype), v], dim=2)
         if torch.is_grad_enabled() and k.shape[2] == u.shape[1]:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
-            y = reference.attention(q, k, v)
+            y = attention(q, k, v)
         return self.o_proj(y.transpose(1, 2).flatten(2)), {"key_cache": k, "value_cache": v}
 
 

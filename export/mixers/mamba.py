@@ -30,7 +30,7 @@ from edge.export.training_ops import causal_conv1d_training
 from edge.launch import DType
 from edge.mixers.mamba1 import Mamba1Config
 from edge.mixers.mamba2 import Mamba2Config
-from edge.plugins import reference
+from edge.plugins.causal_conv1d.reference import causal_conv1d
 
 M = TypeVar("M", Mamba1Config, Mamba2Config)
 State = dict[str, Tensor]
@@ -53,7 +53,7 @@ class Conv1d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
     def forward(self, x: Tensor, conv_state: Tensor) -> tuple[Tensor, Tensor]:
-        run = causal_conv1d_training if torch.is_grad_enabled() else reference.causal_conv1d
+        run = causal_conv1d_training if torch.is_grad_enabled() else causal_conv1d
         return run(x, conv_state, self.weight, self.bias)
 
 
@@ -214,8 +214,8 @@ class MambaExport(MixerExport[M]):
             "last_only",
         ]
         if logged:
-            # the flavour `ort` holds x and B as u8
-            unsigned = ("x", "B") if g.flavour == "ort" else ()
+            # ONNX Runtime's bodies hold x and B as u8
+            unsigned = ("x", "B")
             types: dict[str, DType] = {s: "u8" if s in unsigned else "i8" for s in ("x", "dt", "B")}
             inputs += ["paths", *self.log_inputs(at, values, types)]
         outputs = [at.named("scan"), at.named("ssm_states")]

@@ -23,7 +23,7 @@ from edge.export.nodes.products import ProductInput, input_scale, scale_of
 from edge.export.quantize.layer_plan import LayerPlanner, Matrix, activation
 from edge.export.quantize.plan import LayerPlan, Rounding, Static
 from edge.mixers.mamba1 import Mamba1Config
-from edge.plugins import reference
+from edge.plugins.selective_scan.reference import selective_scan
 
 
 class Mamba1(nn.Module):
@@ -46,7 +46,7 @@ class Mamba1(nn.Module):
         x, conv_state = self.conv1d(x, state["conv_state"])
         c = self.config
         dt, B, C = self.x_proj(x).split([c.dt_rank, c.d_state, c.d_state], dim=-1)
-        y, ssm_state = reference.selective_scan(
+        y, ssm_state = selective_scan(
             x, dt @ self.dt_proj.weight.T, self.A_log, B, C, self.D, self.dt_proj.bias, z,
             state["ssm_state"],
         )  # fmt: skip

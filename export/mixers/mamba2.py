@@ -27,7 +27,8 @@ from edge.export.quantize.plan import LayerPlan, Rounding, Static
 from edge.export.quantize.scales import head_channel_scales, ssd_group_scales
 from edge.export.training_ops import gated_rms_norm_training, selective_scan_heads_chunked
 from edge.mixers.mamba2 import Mamba2Config
-from edge.plugins import reference
+from edge.plugins.gated_norm.reference import gated_rms_norm
+from edge.plugins.selective_scan_heads.reference import selective_scan_heads
 
 CHUNK = 32
 
@@ -65,13 +66,13 @@ class Mamba2(nn.Module):
             self.D, self.dt_bias, state["ssm_state"], c.dt_limit,
         )  # fmt: skip
         if u.shape[1] < CHUNK:
-            y, ssm_state = reference.selective_scan_heads(*args)
+            y, ssm_state = selective_scan_heads(*args)
         else:
             y, ssm_state = selective_scan_heads_chunked(*args, chunk=CHUNK)
         y = y.flatten(-2)
         if c.gated_norm:
             training = torch.is_grad_enabled()
-            norm = gated_rms_norm_training if training else reference.gated_rms_norm
+            norm = gated_rms_norm_training if training else gated_rms_norm
             y = norm(y, z, self.gated_norm.weight, self.eps, c.n_groups)
         else:
             y = y * F.silu(z)

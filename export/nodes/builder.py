@@ -15,7 +15,8 @@ from edge.errors import ExportError
 from edge.export.quantize.plan import Storage
 from edge.launch import DType, Log
 from edge.ops import DOMAIN, VERSION
-from edge.plugins.onnx import Flavour, function, model_of, variants
+from edge.plugins.catalogue import OPS
+from edge.plugins.onnx import function, model_of
 from edge.tensors import tensor_shapes
 
 F32 = NDArray[np.float32]
@@ -92,11 +93,9 @@ class GraphBuilder:
         config: ModelConfig,
         tensors: TensorSource,
         weights: WeightWriter,
-        flavour: Flavour = "ort",
         hessian: HessianOf | None = None,
     ) -> None:
         self.config = config
-        self.flavour = flavour
         self.hessian = hessian
         self.inputs: list[ValueInfoProto] = []
         self.outputs: list[ValueInfoProto] = []
@@ -160,7 +159,7 @@ class GraphBuilder:
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
     ) -> list[str]:
         """An op of the domain `edge`, by the function that implements it for these attributes."""
-        name = variants(op, attributes)
+        name = OPS[op].function(attributes)
         self._functions[name] = None
         return self._add(name, DOMAIN, inputs, outputs, attributes)
 
@@ -223,5 +222,5 @@ class GraphBuilder:
         graph = helper.make_graph(
             self._nodes, "model", self.inputs, self.outputs, list(self.initializers.values())
         )
-        functions = [function(name, self.flavour) for name in self._functions]
+        functions = [function(name, "ort") for name in self._functions]
         return model_of(graph, functions, {DOMAIN: VERSION})

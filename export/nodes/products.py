@@ -13,7 +13,7 @@ from edge.export.nodes.builder import F32, GraphBuilder
 from edge.export.quantize.gptq import quantize_gptq
 from edge.export.quantize.plan import Product, Rounding, Storage
 from edge.export.quantize.weights import quantize_blocks, quantize_int8
-from edge.plugins.reference.hadamard import factors, rotate
+from edge.plugins.hadamard.matrices import factors, rotate
 
 Make = Callable[[], F32]
 # Rounds every finite activation to 0 in columns whose floating value goes through another product.

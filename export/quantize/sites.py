@@ -13,7 +13,7 @@ from edge.errors import ExportError
 from edge.export.quantize.observers import Calibration, scale_of
 from edge.export.quantize.plan import Rounding, Static
 from edge.export.quantize.scales import smoothing
-from edge.plugins.reference.hadamard import rotation_blocks
+from edge.plugins.hadamard.matrices import rotation_blocks
 
 F32 = NDArray[np.float32]
 # The most of an activation's columns that stay floating: beyond, int8 would save little.

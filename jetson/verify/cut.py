@@ -18,7 +18,7 @@ from edge import protobuf
 from edge.errors import BundleError
 from edge.launch import LaunchPlan
 from edge.onnx_runtime import onnxruntime
-from edge.ops.device import DEVICE_DOMAIN
+from edge.ops import DEVICE_DOMAIN
 from edge.protobuf import message, put
 from edge.runtime.cuda.inputs import DeviceRun, Sources
 from edge.runtime.ledger import ReplayLedger, ReplayStep, log_slots

@@ -1,5 +1,4 @@
-"""From a bundle's graph to its launch plan: each op's kernel, arguments and grid.
+"""From a bundle's graph to its launch plan: the walk over its nodes, and what lowerings see.
 
-Needs onnx, and neither Triton nor torch: what is written here is how kernels are called. The
-kernels themselves are in `edge.plugins.kernels`, one file here for each there.
+Needs onnx, and neither Triton nor torch. How each op's kernels are called is in its folder.
 """

@@ -31,6 +31,7 @@ Rows = Literal["TB", "LB"]
 Warps = Literal[1, 2, 4, 8, 16]
 _TRITON = {"f32": "fp32", "f16": "fp16", "i8": "i8", "u8": "u8", "i32": "i32", "i64": "i64"}
 _LONGEST = 128
+_WARPS: tuple[Warps, ...] = (16, 8, 4, 2, 1)
 ONE = Size()
 # A kernel's run-time arguments with their Triton types, in its order; None is not there.
 Arguments = Mapping[str, tuple[Argument, str] | None]
@@ -41,15 +42,21 @@ class Node:
     """One node of the graph: `op` is the `edge` op's name, or that of a standard ONNX op.
 
     Attributes:
-        pair: names of the two nodes that it is of, where it is one because there are few rows.
+        inputs, outputs: the statement's names (ONNX's, for its own ops) → values of the graph.
+        pair: names of the nodes that it is of, where it is one because there are few rows.
     """
 
     op: str
     name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
     attributes: Mapping[str, Any]
     pair: tuple[str, ...] = ()
+
+    @property
+    def int8(self) -> bool:
+        """Whether the op is one on int8 values."""
+        return "Int8" in self.op
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,6 @@ class Lowering:
         views: value name → where it is; a lowering adds its node's outputs.
         constants: initializers by name.
         order: launches so far, as indices.
-        waiting: values that are made by the node which reads them, and the nodes they are of.
     """
 
     def __init__(self, regime: Regime, tables: Tables, constants: Mapping[str, Constant]) -> None:
@@ -138,7 +144,6 @@ class Lowering:
         self.views: dict[str, View] = {}
         self.constants = constants
         self.order: list[int] = []
-        self.waiting: dict[str, Node] = {}
         self._tables = tables
 
     # -- values ----------------------------------------------------------------------------------
@@ -153,6 +158,15 @@ class Lowering:
         if name not in self.constants:
             raise ExportError(f"{name!r} is not a constant of the graph", field=name)
         return self.constants[name]
+
+    def known(self, node: Node, name: str) -> Constant | None:
+        """An input that is a constant; None where the op has none of that name."""
+        return self.constant(node.inputs[name]) if name in node.inputs else None
+
+    def count(self, node: Node, name: str) -> int:
+        """How many numbers a constant has: 1 or one a channel of a scale, 0 where there is none."""
+        known = self.known(node, name)
+        return 0 if known is None else known.size
 
     def new(self, name: str, dtype: DType, rows: Rows, width: int) -> View:
         """A buffer of the arena for the value `name`, rows one after the other."""
@@ -179,6 +193,21 @@ class Lowering:
             return pointer, _pointer_type(what.dtype, what.offset)
         entry = self._declare(what)
         return Pointer(space=what.space, name=entry), _pointer_type(what.dtype, 0)
+
+    def given(self, node: Node, *names: str, **called: str) -> Arguments:
+        """Inputs as arguments, called as in the statement; `called`: argument → input.
+
+        One that the op does not have is None.
+        """
+        inputs = {**{name: name for name in names}, **called}
+        values = {argument: node.inputs.get(name) for argument, name in inputs.items()}
+        return {
+            argument: None if value is None else self.pointer(self._operand(value))
+            for argument, value in values.items()
+        }
+
+    def _operand(self, name: str) -> View | Constant:
+        return self.constants.get(name) or self.view(name)
 
     def _declare(self, constant: Constant) -> str:
         if constant.space == "inline":
@@ -216,6 +245,15 @@ class Lowering:
         """i32[T,T]: [t,j] is 1 when token j is t or on its path. Written for chains too."""
         return self.input("ancestors", "i32", Size(of="TT"))
 
+    def taps(self, width: int) -> dict[str, tuple[Pointer, str]]:
+        """Rows of [state slot: K-1 | log: S | x: T] that tokens read, i32[T,K], and those that are
+        the stored state, i32[K-1].
+        """
+        return {
+            "taps": self.input(f"taps{width}", "i32", Size(times=width, of="T")),
+            "state_taps": self.input(f"state_taps{width}", "i32", Size(times=width - 1)),
+        }
+
     def state(self, name: str, dtype: DType) -> tuple[Pointer, str]:
         """Both slots [2, …slot shape] of `layers.i.ssm_state` or `layers.i.conv_state`."""
         return Pointer(space="state", name=name), _pointer_type(dtype, 0)
@@ -224,8 +262,10 @@ class Lowering:
         """f32[B, KV heads, C, P]."""
         return Pointer(space="cache", name=name), _pointer_type("f32", 0)
 
-    def log(self, name: str, dtype: DType, width: int) -> tuple[Pointer, str]:
-        """[S, B, width]: rows of the slot s are s·B+b."""
+    def log(self, state: str, of: str, dtype: DType, width: int) -> tuple[Pointer, str]:
+        """The log `of` beside a layer's state, [S, B, width]: rows of the slot s are s·B+b."""
+        layer, dot, _ = state.rpartition(".")
+        name = f"{layer}{dot}{of}"
         log = Log(dtype=dtype, width=width)
         if self._tables.logs.setdefault(name, log) != log:
             raise ExportError(f"the log {name!r} has two forms", field=name)
@@ -287,6 +327,11 @@ def cdiv(a: int, b: int) -> int:
 
 def next_power_of_2(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
+
+
+def warps_for(block: int) -> Warps:
+    """Warps for `block` values of one row: 8 values a thread, two loads of 16 bytes."""
+    return next((warps for warps in _WARPS if block >= 256 * warps), 1)
 
 
 def _pointer_type(dtype: DType, offset: int) -> str:

@@ -1,35 +1,20 @@
-"""Nodes that one kernel runs together: pairs of nodes, rewritten as one.
+"""Nodes that one kernel runs together, rewritten as one before the walk.
 
-Only values with a single reader disappear. What a pair is called and what it reads:
-
-    LinearInt8, Quantize              LinearInt8Quantize; the same for LinearInt4. In every regime,
-                                      the others where there are few rows.
-    LinearInt8Quantize, Conv…Int8     LinearInt8QuantizeConv: (product's inputs, convolution's but
-                                      x) → (product, convolved, conv_states); `start` is the first
-                                      column that the convolution reads
-    Linear, CausalConv1d              LinearConv, likewise
-    LinearInt8Quantize, Selective…    SelectiveScanInt8Dt: (scan's inputs, product's but y_scale);
-                                      the product is the scan's dt, whose name stands for no value
-    Linear, SelectiveScan             SelectiveScanDt, likewise
-    GatedRMSNormInt8, HadamardQ…      GatedRMSNormInt8HadamardQuantize: (norm's inputs, rotation's
-                                      but x)
-
-And the rows that the head reads (`Gather` by the input `rows`) are picked by the norm behind them,
+Each folder's `lowering.py` says in `PAIRS` which. Only values with a single reader disappear. And
+the rows that the head reads (`Gather` by the input `rows`) are picked by the norm behind them,
 which gets the attribute `rows`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from edge.plugins.catalogue import parts
 from edge.plugins.lowering.context import Constant, Node
 
-# A pair's second node → (first node, what both become), or None where they are no such pair.
-Rule = Callable[["_Graph", Node], tuple[Node, Node] | None]
 
-
-class _Graph:
+class Links:
     """Who makes a value, and who reads it."""
 
     def __init__(
@@ -42,15 +27,97 @@ class _Graph:
         self._made: dict[str, Node] = {}
         self._readers: dict[str, int] = dict.fromkeys(outputs, 2)  # nothing alone reads an output
         for node in nodes:
-            self._made |= dict.fromkeys(node.outputs, node)
-            for name in node.inputs:
+            self._made |= dict.fromkeys(node.outputs.values(), node)
+            for name in node.inputs.values():
                 self._readers[name] = self._readers.get(name, 0) + 1
 
-    def maker(self, value: str, *ops: str) -> Node | None:
-        """The node that makes `value` for a single reader, if it is one of `ops`."""
+    def maker(self, value: str, op: str) -> Node | None:
+        """The node that makes `value` for a single reader, if it is one of `op`."""
         node = self._made.get(value)
         alone = self._readers.get(value) == 1
-        return node if node is not None and node.op in ops and alone else None
+        return node if node is not None and node.op == op and alone else None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A node of `second` and those of `first` that make some of its inputs, as one node of `op`.
+
+    It reads what they read but for the values between them, and has the attributes of both.
+
+    Attributes:
+        through: inputs of `second` that nodes of `first` make, each a node of its own: its first
+            input is then called so, and all its others must be the same for all of them.
+        first_names, second_names: other names of inputs and outputs in the pair.
+        split: `second` reads some columns of what `first` makes: the attribute `start` says from
+            where on. What `first` makes is an output of the pair.
+        few: only where there are few rows.
+    """
+
+    op: str
+    first: str
+    second: str
+    through: tuple[str, ...]
+    first_names: Mapping[str, str] = field(default_factory=dict)
+    second_names: Mapping[str, str] = field(default_factory=dict)
+    split: bool = False
+    few: bool = False
+
+    def join(self, links: Links, node: Node) -> tuple[list[Node], Node] | None:
+        """The nodes before and the pair, if `node` is the second of one."""
+        if node.op != self.second:
+            return None
+        found = [self._first(links, node.inputs[name]) for name in self.through]
+        firsts = [first for first, _ in found if first is not None]
+        read = [self._read(first, name) for first, name in zip(firsts, self.through, strict=False)]
+        inputs: dict[str, str] = {}
+        for each in read:
+            if any(inputs.get(name, value) != value for name, value in each.items()):
+                return None
+            inputs |= each
+        kinds = [{n: v for n, v in first.attributes.items() if n not in node.attributes}
+                 for first in firsts]  # fmt: skip
+        if len(firsts) < len(self.through) or any(kind != kinds[0] for kind in kinds):
+            return None
+        own = {self.second_names.get(n, n): v for n, v in node.inputs.items()
+               if n not in self.through}  # fmt: skip
+        outputs = {self.second_names.get(n, n): v for n, v in node.outputs.items()}
+        attributes = {**firsts[0].attributes, **node.attributes}
+        if self.split:
+            outputs = {**firsts[0].outputs, **outputs}
+            attributes["start"] = found[0][1]
+        joined = replace(
+            node,
+            op=self.op,
+            inputs={**inputs, **own},
+            outputs=outputs,
+            attributes=attributes,
+            pair=(*(first.name for first in firsts), node.name) if self.few else (),
+        )
+        return firsts, joined
+
+    def _first(self, links: Links, value: str) -> tuple[Node | None, int]:
+        """The node that makes `value`, and the column that it starts at in what that makes."""
+        if not self.split:
+            return links.maker(value, self.first), 0
+        split = links.maker(value, "Split")
+        parts = links.constants.get(split.inputs["split"]) if split else None
+        if split is None or parts is None:
+            return None, 0
+        widths = [int(width) for width in parts.array()]
+        start = sum(widths[: list(split.outputs.values()).index(value)])
+        return links.maker(split.inputs["input"], self.first), start
+
+    def _read(self, first: Node, through: str) -> dict[str, str]:
+        names = dict(self.first_names)
+        if len(self.through) > 1:
+            names[next(iter(first.inputs))] = through
+        return {names.get(n, n): v for n, v in first.inputs.items()}
+
+
+def pairs() -> list[Pair]:
+    """Those of every row count before those of few rows."""
+    found = [pair for module in parts("lowering").values() for pair in getattr(module, "PAIRS", ())]
+    return sorted(found, key=lambda pair: pair.few)
 
 
 def fuse(
@@ -66,100 +133,44 @@ def fuse(
     `few`: also those pairs that are made for a handful of rows.
     """
     found = list(nodes)
-    for rule in (*_ALWAYS, *(_FEW if few else ())):
-        graph = _Graph(found, outputs, constants)
+    for pair in pairs():
+        if pair.op not in known or (pair.few and not few):
+            continue
+        links = Links(found, outputs, constants)
         instead: dict[str, Node] = {}
         gone: set[str] = set()
         for second in found:
-            pair = rule(graph, second)
-            if pair is None or pair[1].op not in known:
+            made = pair.join(links, second)
+            if made is None:
                 continue
-            first, joined = pair
+            firsts, joined = made
             # what the first one made is still read: the pair runs where it ran
-            stays = first if first.outputs[0] in joined.outputs else second
-            names = (first.name, second.name) if rule in _FEW else ()
-            instead[stays.name] = replace(joined, pair=names)
-            gone |= {first.name, second.name} - {stays.name}
+            stays = firsts[0] if pair.split else second
+            instead[stays.name] = joined
+            gone |= {each.name for each in (*firsts, second)} - {stays.name}
         found = [instead.get(node.name, node) for node in found if node.name not in gone]
     return found
 
 
 def wanted_rows(nodes: Sequence[Node], outputs: Collection[str]) -> list[Node]:
     """The norm before the head picks the wanted rows itself: it gets the attribute `rows`."""
-    graph = _Graph(nodes, outputs, {})
+    links = Links(nodes, outputs, {})
     gone: set[str] = set()
     found: list[Node] = []
     for node in nodes:
-        gathers = [graph.maker(name, "Gather") for name in node.inputs[:2]]
-        picked = [g for g in gathers if g is not None and g.inputs[1] == "rows"]
-        if node.op.startswith("Add") and "Norm" in node.op and len(picked) == 2:
-            gone |= {gather.name for gather in picked}
-            inputs = (*(gather.inputs[0] for gather in picked), *node.inputs[2:])
-            node = replace(node, inputs=inputs, attributes={**node.attributes, "rows": True})
+        gathers = {
+            name: gather
+            for name in ("x", "added")
+            if (gather := links.maker(node.inputs.get(name, ""), "Gather"))
+            and gather.inputs["indices"] == "rows"
+        }
+        if node.op.startswith("Add") and "Norm" in node.op and len(gathers) == 2:
+            gone |= {gather.name for gather in gathers.values()}
+            picked = {name: gather.inputs["data"] for name, gather in gathers.items()}
+            node = replace(
+                node,
+                inputs={**node.inputs, **picked},
+                attributes={**node.attributes, "rows": True},
+            )
         found.append(node)
     return [node for node in found if node.name not in gone]
-
-
-def _requantize(graph: _Graph, node: Node) -> tuple[Node, Node] | None:
-    if node.op != "Quantize":
-        return None
-    first = graph.maker(node.inputs[0], "LinearInt8", "LinearInt4")
-    if first is None:
-        return None
-    return first, replace(
-        node,
-        op=f"{first.op}Quantize",
-        inputs=(*first.inputs, node.inputs[1]),
-        attributes=first.attributes,
-    )
-
-
-def _convolve(graph: _Graph, node: Node) -> tuple[Node, Node] | None:
-    """The product's value goes through a Split, of which the convolution reads one part."""
-    product = {"CausalConv1d": "Linear", "CausalConv1dInt8": "LinearInt8Quantize"}.get(node.op)
-    split = graph.maker(node.inputs[0], "Split") if product else None
-    first = graph.maker(split.inputs[0], product) if split and product else None
-    parts = graph.constants.get(split.inputs[1]) if split else None
-    if first is None or split is None or parts is None:
-        return None
-    widths = [int(width) for width in parts.array()]
-    start = sum(widths[: split.outputs.index(node.inputs[0])])
-    return first, replace(
-        node,
-        op=f"{first.op}Conv",
-        inputs=(*first.inputs, *node.inputs[1:]),
-        outputs=(*first.outputs, *node.outputs),
-        attributes={"start": start},
-    )
-
-
-def _step_size(graph: _Graph, node: Node) -> tuple[Node, Node] | None:
-    if node.op == "SelectiveScan":
-        first = graph.maker(node.inputs[1], "Linear")
-        extra = 2
-    elif node.op == "SelectiveScanInt8":
-        first = graph.maker(node.inputs[2], "LinearInt8Quantize")
-        extra = 4
-    else:
-        return None
-    if first is None:
-        return None
-    return first, replace(node, op=f"{node.op}Dt", inputs=(*node.inputs, *first.inputs[:extra]))
-
-
-def _rotate(graph: _Graph, node: Node) -> tuple[Node, Node] | None:
-    if node.op != "HadamardQuantize":
-        return None
-    first = graph.maker(node.inputs[0], "GatedRMSNormInt8")
-    if first is None:
-        return None
-    return first, replace(
-        node,
-        op="GatedRMSNormInt8HadamardQuantize",
-        inputs=(*first.inputs, *node.inputs[1:]),
-        attributes=first.attributes,
-    )
-
-
-_ALWAYS: tuple[Rule, ...] = (_requantize,)
-_FEW: tuple[Rule, ...] = (_convolve, _step_size, _rotate)

@@ -6,18 +6,20 @@ which hands their results to the kernels as inputs: they are left out, as is wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper, numpy_helper
 
 from edge.errors import ExportError
 from edge.launch import DType
-from edge.ops import DOMAIN, OPS
+from edge.ops import DOMAIN
+from edge.plugins.catalogue import OPS
 from edge.plugins.lowering.context import Array, Constant, Node
-from edge.plugins.onnx.library import op_of
+from edge.plugins.onnx.library import OPSETS, op_of
 from edge.rope import powers
 
 WEIGHT_FILE = "weights.bin"
@@ -83,10 +85,10 @@ def live(nodes: Iterable[Node], outputs: frozenset[str]) -> tuple[Node, ...]:
     """The nodes that `outputs` depend on; of theirs, outputs that nothing reads are named ""."""
     read, kept = set(outputs), []
     for node in reversed(list(nodes)):
-        names = tuple(name if name in read else "" for name in node.outputs)
-        if any(names):
-            read |= set(node.inputs)
-            kept.append(replace(node, outputs=names))
+        made = {name: v if v in read else "" for name, v in node.outputs.items()}
+        if any(made.values()):
+            read |= set(node.inputs.values())
+            kept.append(replace(node, outputs=made))
     return tuple(reversed(kept))
 
 
@@ -99,13 +101,40 @@ def _node(proto: NodeProto) -> Node:
             op = op_of(op).name
         except KeyError:
             raise ExportError(f"the op {op!r} is not stated", field=proto.name) from None
-    return Node(
-        op=op,
-        name=proto.name or proto.output[0],
-        inputs=tuple(proto.input),
-        outputs=tuple(proto.output),
-        attributes={a.name: helper.get_attribute_value(a) for a in proto.attribute},
+    attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
+    return bound(op, proto.name or proto.output[0], proto.input, proto.output, attributes)
+
+
+def bound(
+    op: str,
+    name: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    attributes: Mapping[str, Any],
+) -> Node:
+    """A node with the names that the statement, or ONNX's schema, has for its values.
+
+    What an op ends in, and does not look at in this form, may be left out.
+    """
+    if op in OPS:
+        stated = [[v.name for v in values] for values in (OPS[op].inputs, OPS[op].outputs)]
+    else:
+        schema = defs.get_schema(op, OPSETS[""])
+        stated = [_names(schema.inputs, len(inputs)), _names(schema.outputs, len(outputs))]
+    into, out = (
+        dict(zip(names, values, strict=False))
+        for names, values in zip(stated, (inputs, outputs), strict=True)
     )
+    return Node(op, name, into, out, attributes)
+
+
+def _names(formal: Sequence[defs.OpSchema.FormalParameter], count: int) -> list[str]:
+    """`split`; `inputs0`, `inputs1`, … of as many as there are."""
+    names = [each.name for each in formal]
+    if formal[-1].option == defs.OpSchema.FormalParameterOption.Variadic:
+        last = names.pop()
+        names += [f"{last}{number}" for number in range(count - len(names))]
+    return names
 
 
 def _inputs(values: Iterable[ValueInfoProto]) -> dict[str, tuple[DType, tuple[int | str, ...]]]:
@@ -123,8 +152,8 @@ def _flowing(nodes: Iterable[Node]) -> list[Node]:
     made: set[str] = set()
     flowing = []
     for node in nodes:
-        if node.op in OPS or made & set(node.inputs):
-            made |= set(node.outputs)
+        if node.op in OPS or made & set(node.inputs.values()):
+            made |= set(node.outputs.values())
             flowing.append(node)
     return flowing
 

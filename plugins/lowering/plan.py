@@ -10,11 +10,10 @@ from onnx import ModelProto
 
 from edge.errors import ExportError
 from edge.launch import Launch, LaunchPlan, Pointer, Program, Weight
-from edge.plugins.lowering import registry
 from edge.plugins.lowering.context import Lower, Lowering, Node, Regime, Tables
 from edge.plugins.lowering.fuse import fuse, wanted_rows
 from edge.plugins.lowering.graph import Graph, live, read_graph
-from edge.plugins.lowering.pick import lower_pick
+from edge.plugins.lowering.lowerings import LOWER
 
 # Most rows of a run that the kernels for a step take; a decoded token, its drafts, a small batch.
 FEW_ROWS = 16
@@ -53,7 +52,7 @@ class Lowered(NamedTuple):
 
 
 def lower(
-    model: bytes | ModelProto, folder: str | Path, *, ops: Mapping[str, Lower] = registry.LOWER
+    model: bytes | ModelProto, folder: str | Path, *, ops: Mapping[str, Lower] = LOWER
 ) -> LaunchPlan:
     """The plan of the graph `model`, whose weights.bin lies in `folder`.
 
@@ -65,7 +64,7 @@ def lower(
 
 
 def walked(
-    model: bytes | ModelProto, folder: str | Path, *, ops: Mapping[str, Lower] = registry.LOWER
+    model: bytes | ModelProto, folder: str | Path, *, ops: Mapping[str, Lower] = LOWER
 ) -> Lowered:
     """What `lower` makes the plan of. Raises as it does."""
     try:
@@ -143,8 +142,8 @@ def _walk(graph: Graph, ops: Mapping[str, Lower], regime: Regime, tables: Tables
     if (logits.buffer, logits.dtype, logits.rows, logits.offset) != (LOGITS, "f32", "LB", 0):
         raise LoweringError("are not fp32 of the wanted rows", field=LOGITS)
     before = len(at.order)
-    pick = Node("Greedy", PICKED, (LOGITS,), (PICKED,), {})
-    lower_pick(at, pick)
+    pick = Node("Greedy", PICKED, {"logits": LOGITS}, {"picked": PICKED}, {})
+    LOWER[pick.op](at, pick)
     done.append((pick, tuple(at.order[before:])))
     return Walk(regime, at, tuple(done))
 
@@ -161,13 +160,9 @@ def _pointed_at(weights: Mapping[str, Weight], launches: tuple[Launch, ...]) -> 
 
 def _taps(graph: Graph) -> tuple[int, ...]:
     """Widths K of the convolutions, whose weights are [K, 1, C]."""
-    position = {"CausalConv1d": 4, "CausalConv1dInt8": 5}
-    return tuple(
-        sorted(
-            {
-                graph.constants[node.inputs[position[node.op]]].shape[0]
-                for node in graph.nodes
-                if node.op in position
-            }
-        )
-    )
+    widths = {
+        graph.constants[node.inputs["weight"]].shape[0]
+        for node in graph.nodes
+        if "conv_state" in node.inputs
+    }
+    return tuple(sorted(widths))

@@ -1,6 +1,14 @@
-"""ONNX function bodies of the ops in `edge.ops`, so that any ONNX runtime can run the graph."""
+"""ONNX function bodies of the ops, so that any ONNX runtime can run the graph."""
 
-from edge.ops.variants import variants
-from edge.plugins.onnx.library import FLAVOURS, OPSETS, Flavour, function, model_of, names, op_of
+from edge.plugins.onnx.library import (
+    FLAVOURS,
+    OPSETS,
+    Flavour,
+    function,
+    inputs_of,
+    model_of,
+    names,
+    op_of,
+)
 
-__all__ = ["FLAVOURS", "OPSETS", "Flavour", "function", "model_of", "names", "op_of", "variants"]
+__all__ = ["FLAVOURS", "OPSETS", "Flavour", "function", "inputs_of", "model_of", "names", "op_of"]

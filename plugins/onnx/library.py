@@ -1,16 +1,18 @@
-"""From op statement and body text to `FunctionProto`: the signature is the statement's own."""
+"""From an op's statement and its body's text to a `FunctionProto`."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Literal
+from types import ModuleType
+from typing import Any, Literal
 
-from onnx import FunctionProto, GraphProto, ModelProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 from onnx.parser import parse_function
 
-from edge.ops import DOMAIN, OPS, Op
-from edge.plugins.onnx import attention, dense, quantized, quantized_recurrent, recurrent
+from edge.ops import DOMAIN, Form, Op
+from edge.plugins.catalogue import OPS, home, parts, snake
 
 Flavour = Literal["standard", "ort"]
 FLAVOURS: tuple[Flavour, ...] = ("standard", "ort")
@@ -19,49 +21,15 @@ OPSETS = {"": 21, "com.microsoft": 1}
 # IR 10 is the newest that ONNX Runtime 1.23 reads.
 IR_VERSION = 10
 
-# Function name → body. A function is an op, or an op's variant for some attribute values
-# (`edge.ops.variants`): ONNX Runtime 1.23 does not tell FunctionProto.overload apart.
-_STANDARD = {
-    "Embed": dense.EMBED,
-    "EmbedBits_8": dense.EMBED_BITS_8,
-    "EmbedBits_4": dense.EMBED_BITS_4,
-    "Linear": dense.LINEAR,
-    "LinearBits_8": dense.LINEAR_BITS_8,
-    "LinearBits_4": dense.LINEAR_BITS_4,
-    "RMSNorm": dense.RMS_NORM,
-    "AddRMSNorm": dense.ADD_RMS_NORM,
-    "LayerNorm": dense.LAYER_NORM,
-    "AddLayerNorm": dense.ADD_LAYER_NORM,
-    "GatedRMSNorm": dense.GATED_RMS_NORM,
-    "GatedRMSNorm_1": dense.GATED_RMS_NORM_1,
-    "SiluGate": dense.SILU_GATE,
-    "Gelu": dense.GELU,
-    "GeluTanh": dense.GELU_TANH,
-    "CausalConv1d": recurrent.CAUSAL_CONV1D,
-    "SelectiveScan": recurrent.SELECTIVE_SCAN,
-    "SelectiveScanHeads": recurrent.SELECTIVE_SCAN_HEADS,
-    "SelectiveScanHeads_1": recurrent.SELECTIVE_SCAN_HEADS_1,
-    "Rope": attention.ROPE,
-    "Attention": attention.ATTENTION,
-    **quantized.BODIES,
-    **quantized_recurrent.BODIES,
-}
-_ORT = _STANDARD | {
-    "LinearBits_8": dense.ORT_LINEAR_BITS,
-    "LinearBits_4": dense.ORT_LINEAR_BITS,
-    "AddRMSNorm": dense.ORT_ADD_RMS_NORM,
-    "AddLayerNorm": dense.ORT_ADD_LAYER_NORM,
-    "Rope": attention.ORT_ROPE,
-    "Attention": attention.ORT_ATTENTION,
-    **quantized.ORT_BODIES,
-    **quantized_recurrent.ORT_BODIES,
-}
-_BODIES: dict[Flavour, dict[str, str]] = {"standard": _STANDARD, "ort": _ORT}
 
-
-def names() -> tuple[str, ...]:
-    """Every function there is."""
-    return tuple(_STANDARD)
+def names(flavour: Flavour = "ort") -> tuple[str, ...]:
+    """Every function that has a body of this flavour."""
+    return tuple(
+        name
+        for op in OPS.values()
+        for name, form in op.forms().items()
+        if _body(op, name, form, flavour) is not None
+    )
 
 
 def op_of(name: str) -> Op:
@@ -69,28 +37,67 @@ def op_of(name: str) -> Op:
     return OPS[name.partition("_")[0]]
 
 
+def inputs_of(node: NodeProto) -> dict[str, str]:
+    """The values that an `edge` node reads, by the statement's names."""
+    found = zip(op_of(node.op_type).inputs, node.input, strict=False)
+    return {v.name: read for v, read in found}
+
+
 @cache
 def function(name: str, flavour: Flavour = "standard") -> FunctionProto:
-    """The function `edge::name`. `standard` is made of ONNX's own ops; `ort` may use com.microsoft.
+    """The function `edge::name`: as ONNX Runtime runs it fastest, or of ONNX's own ops alone.
 
-    The flavours agree on everything the statement says; `ort` is what ONNX Runtime does fastest.
+    The flavours agree on everything the statement says. `standard` is what the device graph calls,
+    and only ops that it calls have it: KeyError for others.
     """
     op = op_of(name)
-    body = _BODIES[flavour][name]
+    body = _body(op, name, op.forms()[name], flavour)
+    if body is None:
+        raise KeyError(f"{name} has no {flavour} body")
     domains = OPSETS if "com.microsoft." in body else {"": OPSETS[""]}
-    imports = ", ".join(f'"{domain}" : {version}' for domain, version in domains.items())
+    return parsed(op, name, body, DOMAIN, domains)
+
+
+def _body(op: Op, name: str, form: Form, flavour: Flavour) -> str | None:
+    """The text, or what the function that is called as the op makes for the form."""
+    module = parts("body")[home(op.name)]
+    for prefix in ("ort_", "") if flavour == "ort" else ("",):
+        found = body_in(module, prefix, name, op.name, {**form, "ort": flavour == "ort"})
+        if found is not None:
+            return found
+    return None
+
+
+def body_in(
+    module: ModuleType, prefix: str, name: str, op: str, given: Mapping[str, Any]
+) -> str | None:
+    """A constant called as the function or the op; or a function called so, of `given`."""
+    for called in (name, op):
+        text = getattr(module, f"{prefix}{snake(called)}".upper(), None)
+        if isinstance(text, str):
+            return text
+    made = getattr(module, f"{prefix}{snake(op)}", None)
+    if made is None:
+        return None
+    asked = inspect.signature(made).parameters
+    return str(made(**{each: value for each, value in given.items() if each in asked}))
+
+
+def parsed(op: Op, name: str, body: str, domain: str, domains: Mapping[str, int]) -> FunctionProto:
+    """The function `domain::name` with the signature of `op`, which uses ops of `domains`."""
+    imports = ", ".join(f'"{each}" : {version}' for each, version in domains.items())
     attributes = ", ".join(f"{a.name}: {a.kind}" for a in op.attributes)
     signature = (
         f"{name} {f'<{attributes}>' if attributes else ''} "
         f"({', '.join(v.name for v in op.inputs)}) => ({', '.join(v.name for v in op.outputs)})"
     )
-    header = f'<domain: "{DOMAIN}", opset_import: [{imports}]>'
-    parsed = parse_function(f"{header}\n{signature} {{{body}}}")
+    header = f'<domain: "{domain}", opset_import: [{imports}]>'
+    made = parse_function(f"{header}\n{signature} {{{body}}}")
     # The parser files attributes without a default under attribute_proto; IR wants names.
-    del parsed.attribute_proto[:]
-    parsed.attribute.extend(a.name for a in op.attributes)
-    parsed.doc_string = f"{op.maths}\n\nSource: {op.source}"
-    return parsed
+    del made.attribute_proto[:]
+    made.attribute.extend(a.name for a in op.attributes)
+    made.doc_string = f"{op.maths}\n\nSource: {op.source}"
+    return made
 
 
 def model_of(

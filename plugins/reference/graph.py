@@ -6,6 +6,7 @@ bodies were written for.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,8 @@ from torch import Tensor
 
 from edge.errors import ExportError
 from edge.ops import DOMAIN
+from edge.plugins.catalogue import OPS, home, parts, snake
 from edge.plugins.onnx.library import op_of
-from edge.plugins.reference.nodes import FLOATING
-from edge.plugins.reference.nodes_int8 import INT8
-from edge.plugins.reference.nodes_standard import STANDARD, Adapter
 
 Array = NDArray[Any]
 # Called with the name and tensor of every value a node yields; a tensor it returns replaces it.
@@ -53,8 +52,7 @@ class _Step:
     """One node: what runs it, and which values nobody needs after it."""
 
     node: NodeProto
-    adapter: Adapter
-    attributes: dict[str, Any]
+    run: Callable[..., tuple[Tensor, ...]]
     dead: tuple[str, ...]
 
 
@@ -67,7 +65,7 @@ class ReferenceGraph:
 
     Attributes:
         hook: see `Hook`; None for none. It must not write into what it is given.
-        ops: adapters by `edge` op that take the place of the references, where something faster
+        ops: functions by `edge` op that take the place of the references, where something faster
             and not quite equal will do: calibration, never verification.
     """
 
@@ -76,12 +74,12 @@ class ReferenceGraph:
         model: bytes | ModelProto,
         folder: str | Path,
         *,
-        ops: Mapping[str, Adapter] | None = None,
+        ops: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.hook: Hook | None = None
         proto = ModelProto.FromString(model) if isinstance(model, bytes) else model
         self._graph = proto.graph
-        self._ops = FLOATING | INT8 | dict(ops or {})
+        self._ops = dict(ops or {})
         self._constants = _Constants(proto.graph.initializer, Path(folder))
         self._plans: dict[tuple[tuple[str, ...], frozenset[str]], list[_Step]] = {}
 
@@ -128,7 +126,7 @@ class ReferenceGraph:
         values = dict(feeds)
         for step in self._plan(names, watched):
             inputs = [self._value(name, values, step.node) for name in step.node.input]
-            outputs = step.adapter(step.attributes, *inputs)
+            outputs = step.run(*inputs)
             for name, tensor in zip(step.node.output, outputs, strict=True):
                 changed = None if hook is None else hook(name, tensor)
                 values[name] = tensor if changed is None else changed
@@ -167,17 +165,51 @@ class ReferenceGraph:
         return self._plans[key]
 
     def _step(self, node: NodeProto, dead: tuple[str, ...]) -> _Step:
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         try:
-            adapter = (
-                self._ops[op_of(node.op_type).name]
-                if node.domain == DOMAIN
-                else {"": STANDARD}[node.domain][node.op_type]
-            )
+            if node.domain == DOMAIN:
+                op = op_of(node.op_type).name
+                run = by_name(op, attributes, self._ops.get(op))
+            else:
+                run = _standard({"": node.op_type}[node.domain], attributes)
         except KeyError:
             label = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
             raise ExportError(f"no reference runs {label}", field=node.name) from None
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        return _Step(node, adapter, attributes, dead)
+        return _Step(node, run, dead)
+
+
+def by_name(
+    op: str, attributes: Mapping[str, Any], function: Callable[..., Any] | None = None
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The reference of an op, or `function`, from the op's inputs in order to its outputs.
+
+    It is given those inputs and attributes, by the statement's names, that its parameters ask for.
+    """
+    if function is None:
+        module = parts("reference")[home(op)]
+        function = getattr(module, f"{snake(op)}_node", None) or getattr(module, snake(op))
+    asked = inspect.signature(function).parameters
+    every = any(one.kind is one.VAR_KEYWORD for one in asked.values())
+    names = [v.name for v in OPS[op].inputs]
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        given = {**dict(zip(names, inputs, strict=False)), **attributes}
+        return _tuple(function(**{n: one for n, one in given.items() if every or n in asked}))
+
+    return run
+
+
+def _standard(op: str, attributes: Mapping[str, Any]) -> Callable[..., tuple[Tensor, ...]]:
+    """One of ONNX's own. Python's words have a `_` behind them."""
+    module = parts("reference")["standard"]
+    function = getattr(module, snake(op), None) or getattr(module, f"{snake(op)}_", None)
+    if function is None:
+        raise KeyError(op)
+    return lambda *inputs: _tuple(function(*inputs, **attributes))
+
+
+def _tuple(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
 
 
 class _Constants:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.ops.device import DEVICE_OPS
+from edge.plugins.device.statements import DEVICE_OPS
 
 OPS_INC = Path(__file__).with_name("src") / "ops.inc"
 
 
 def ops_inc() -> str:
     """What `src/ops.inc` has to be."""
-    head = "// Written by `python -m edge.plugins.tensorrt.creators` from edge/ops/device.py.\n"
+    head = "// Written by `python -m edge.plugins.tensorrt.creators` from the ops' statements.\n"
     return head + "".join(f"EDGE_OP({name})\n" for name in sorted(DEVICE_OPS))
 
 

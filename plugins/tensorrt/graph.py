@@ -1,7 +1,7 @@
 """The device graph, `graphs/tensorrt.onnx`: a model's plan as an ONNX graph that plugins run.
 
-A node's op is one of `edge.ops.device`. It carries what its plugin launches, and the graph has the
-ops' function bodies, so that there are three ways to read it: TensorRT 10.7 and later with the
+A node's op is one of `edge.plugins.device`. It carries what its plugin launches, and the graph has
+the ops' function bodies, so that there are three ways to read it: TensorRT 10.7 and later with the
 plugin library as it is; TensorRT 10.3, whose parser would take the functions, `bare`; everything
 else, with the bodies or `inlined`.
 
@@ -34,10 +34,11 @@ from onnx import (
 )
 
 from edge.launch import DType
-from edge.ops.device import DEVICE_DOMAIN, DEVICE_OPS, DEVICE_VERSION
+from edge.ops import DEVICE_DOMAIN, DEVICE_VERSION
+from edge.plugins.device.library import device_functions
+from edge.plugins.device.statements import DEVICE_OPS
 from edge.plugins.lowering.plan import LOGITS, PICKED, Lowered, walked
 from edge.plugins.onnx import model_of
-from edge.plugins.onnx.device import device_functions
 from edge.plugins.tensorrt.nodes import DeviceNode, StandardNode, device_nodes
 from edge.plugins.tensorrt.tensors import OUT, Tensors
 

@@ -21,8 +21,8 @@ from edge.plugins.tensorrt.launches import NodeLaunches
 from edge.plugins.tensorrt.operands import Operands, operands
 from edge.plugins.tensorrt.tensors import Tensors
 
-# nodes that are only other names of values, or part of the node that reads them
-_NO_NODES = ("Split", "Transpose", "Rope")
+# nodes that are only other names of values
+_NO_NODES = ("Split", "Transpose")
 _STANDARD = ("Add", "Gather", "Concat")
 
 
@@ -92,12 +92,14 @@ def node_runs(lowered: Lowered) -> list[tuple[Node, list[Runs]]]:
 
 def _standard(at: Lowering, node: Node) -> StandardNode:
     inputs, columns = [], []
-    for name in node.inputs:
+    for name in node.inputs.values():
         view = at.views.get(name)
         inputs.append(name if view is None else view.buffer)
         columns.append(None if view is None else _part(view))
     attributes = {name: int(value) for name, value in node.attributes.items()}
-    return StandardNode(node.name, node.op, tuple(inputs), node.outputs, tuple(columns), attributes)
+    return StandardNode(
+        node.name, node.op, tuple(inputs), tuple(node.outputs.values()), tuple(columns), attributes
+    )
 
 
 def _part(view: View) -> tuple[int, int] | None:

@@ -1,7 +1,7 @@
 """From a planned node to a node of the device graph: its op, and what it reads and yields.
 
-Inputs and outputs are in the order of the op's statement (`edge.ops.device`). A value that is some
-columns of another is read as the whole, and attributes say which columns.
+Inputs and outputs are in the order of the op's statement (`edge.plugins.device`). A value that is
+some columns of another is read as the whole, and attributes say which columns.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge.errors import ExportError
-from edge.ops import OPS, Op
-from edge.ops.device import DEVICE_OPS, device_name, in_place, viewable
+from edge.ops import Op
+from edge.plugins.device.statements import DEVICE_OPS, device_name, in_place, viewable
 from edge.plugins.lowering.context import Lowering, Node, View
-from edge.plugins.lowering.rope import heads_of
 from edge.plugins.tensorrt.tensors import OUT
 
 _LOGS = ("conv_in", "scan_x", "scan_dt", "scan_B")
-_LOW = {"x": "low_dt", "x_scale": "low_dt_scale"}
-_LOW |= {"weight": "dt_weight", "weight_scale": "dt_weight_scale"}
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class Operands:
     """A device node but for what it launches.
 
     Attributes:
-        op: its name in `edge.ops.device.DEVICE_OPS`.
+        op: its name in `edge.plugins.device.statements.DEVICE_OPS`.
         aliases: of each output, the index of the input whose memory it is, or -1.
     """
 
@@ -38,17 +35,13 @@ class Operands:
 
 def operands(at: Lowering, node: Node) -> Operands:
     """Raises ExportError: the node reads or yields other than its statement says."""
-    given = _given(node)
+    given = dict(node.inputs)
     attributes: dict[str, int | float] = dict(node.attributes)
-    kind, views = node.op, {n: at.views[v] for n, v in given.items() if v in at.views}
-    if node.op == "Attention":
-        heads = {name: heads_of(at, given[name]) for name in ("q", "k", "v")}
-        views |= {name: found.view for name, found in heads.items()}
-        if heads["q"].tables:
-            kind = "RotaryAttention"
-            attributes["dim"] = heads["q"].dim
-            given |= dict(zip(("cos", "sin"), heads["q"].tables, strict=True))
-    name = device_name(kind, attributes)
+    views = {n: at.views[v] for n, v in given.items() if v in at.views}
+    try:
+        name = device_name(node.op, attributes)
+    except KeyError:
+        raise ExportError(f"{node.op} is no device op", field=node.name) from None
     op = DEVICE_OPS[name]
     given |= _steering(at, given)
     given |= {n: _whole(op, n, view, node) for n, view in views.items()}
@@ -68,34 +61,6 @@ def operands(at: Lowering, node: Node) -> Operands:
         aliases=tuple(places.index(kept[o]) if o in kept else -1 for o in outputs),
         attributes={a.name: attributes[a.name] for a in op.attributes},
     )
-
-
-def _given(node: Node) -> dict[str, str]:
-    """The node's inputs by their names in the device statement, where it has them."""
-    names: list[str]
-    if node.op in OPS:
-        names = _names(node.op)
-    elif node.op.endswith("Conv"):
-        product = node.op.removesuffix("Conv")
-        conv = OPS["CausalConv1d" if product == "Linear" else "CausalConv1dInt8"]
-        own = (f"conv_{v.name}" if v.role == "weight" else v.name for v in conv.inputs[1:])
-        names = [*_names(product), *own]
-    elif node.op.endswith("Dt"):
-        scan = node.op.removesuffix("Dt")
-        product = "Linear" if scan == "SelectiveScan" else "LinearInt8"
-        names = [*_names(scan), *(_LOW[name] for name in _names(product))]
-    elif node.op == "GatedRMSNormInt8HadamardQuantize":
-        names = [*_names("GatedRMSNormInt8"), *_names("HadamardQuantize")[1:]]
-    elif node.op in DEVICE_OPS:
-        names = [v.name for v in DEVICE_OPS[node.op].inputs]
-    else:
-        raise ExportError(f"{node.op} is no device op", field=node.name)
-    # what an op ends in, and does not look at in this form, may be left out
-    return dict(zip(names, node.inputs, strict=False))
-
-
-def _names(op: str) -> list[str]:
-    return [v.name for v in OPS[op].inputs]
 
 
 def _steering(at: Lowering, given: dict[str, str]) -> dict[str, str]:
@@ -130,7 +95,7 @@ def _columns(op: Op, views: dict[str, View]) -> dict[str, int | float]:
 def _outputs(op: Op, node: Node, given: dict[str, str]) -> dict[str, str]:
     """Name in the statement → tensor; the last ones that nothing reads are left out."""
     kept = in_place(op)
-    values = iter(node.outputs)
+    values = iter(node.outputs.values())
     found = {
         v.name: f"{given[kept[v.name]]}{OUT}" if v.name in kept else next(values)
         for v in op.outputs

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from edge.bundle.kernels import WEIGHT_FILE
 from edge.errors import BundleError, EngineError, InputError
-from edge.ops.device import DEVICE_DOMAIN
+from edge.ops import DEVICE_DOMAIN
 from edge.runtime import memory
 from edge.runtime.tensorrt import watch
 from edge.runtime.tensorrt.bindings import TensorRT

@@ -67,12 +67,13 @@ def _lower(regime: Regime, tables: Tables) -> list[int]:
         "run": at.run(), "taps": at.input(f"taps{K}", "i32", Size(times=K, of="T")),
         "state_taps": at.input(f"state_taps{K}", "i32", Size(times=K - 1)),
         "slots": at.slots(), "x": p(x), "state": at.state("layers.0.conv_state", "f32"),
-        "log": at.log("layers.0.conv_in", "f32", C), "y": p(y), "T": T, "B": B, "S": at.size("S"),
+        "log": at.log("layers.0.conv_state", "conv_in", "f32", C),
+        "y": p(y), "T": T, "B": B, "S": at.size("S"),
     }, {"C": C, "K": K}, (Size(),), settles=True)  # fmt: skip
     at.launch("toy_kernels.scan", {
         "run": at.run(), "replay": at.replay(), "slots": at.slots(), "ancestors": at.ancestors(),
         "x": p(y), "state": at.state("layers.0.ssm_state", "f32"),
-        "log": at.log("layers.0.scan_x", "f32", C), "y": p(s), "T": T, "B": B,
+        "log": at.log("layers.0.ssm_state", "scan_x", "f32", C), "y": p(s), "T": T, "B": B,
     }, {"C": C, **tree}, (Size(),), settles=True)  # fmt: skip
     at.launch("toy_kernels.attend", {
         "run": at.run(), "ancestors": at.ancestors(), "x": p(s),

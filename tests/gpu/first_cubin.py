@@ -65,13 +65,13 @@ def _present(name: str) -> bool:
 def lowered() -> tuple[Variant, tuple[int, int, int]]:
     """`Quantize` of a row, as the exporter lowers it, and its grid."""
     from edge.plugins.lowering.context import Constant, Lowering, Node, Regime, Tables
-    from edge.plugins.lowering.rounding import LOWER
+    from edge.plugins.lowering.lowerings import LOWER
 
     tables = Tables()
     scale = Constant("scale", "inline", "f32", (1,), lambda: np.ones(1, np.float32))
     lowering = Lowering(Regime("chain", 1), tables, {"scale": scale})
     lowering.new("x", "f32", "TB", COUNT)
-    LOWER["Quantize"](lowering, Node("Quantize", "q", ("x", "scale"), ("q",), {}))
+    LOWER["Quantize"](lowering, Node("Quantize", "q", {"x": "x", "scale": "scale"}, {"y": "q"}, {}))
     ((_, variant),) = tables.variants.values()
     ((_, launch),) = tables.launches.values()
     x, y, z = (max(1, size.value({"T": 1, "B": 1})) for size in launch.grid)

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from edge.launch import ADVANCE, PENDING, SOURCE, STORE, TARGET
 from edge.plugins.lowering.context import Regime
-from edge.plugins.lowering.scan_heads import LOWER
-from edge.plugins.reference.quantized_recurrent import selective_scan_heads_int8
-from edge.plugins.reference.scan import selective_scan_heads
+from edge.plugins.lowering.lowerings import LOWER
+from edge.plugins.selective_scan_heads.reference import (
+    selective_scan_heads,
+    selective_scan_heads_int8,
+)
 from tests.kernels.rowwise import CHAIN, Workbench, poisoned
 
 _STATES = {32: torch.float32, 16: torch.float16, 8: torch.int8}
@@ -103,16 +105,9 @@ class Layer:
                 x, dt, torch.log(-w["A"]), b, c, w["D"], w["dt_bias"], state, self.dt_limit
             )
             return y.flatten(-2).swapaxes(0, 1), h
-        scaled = [
-            part
-            for name, value in {
-                "x": x, "dt": dt, "A": w["A"], "B": b, "C": c, "D": w["D"], "dt_bias": w["dt_bias"],
-            }.items()
-            for part in (value, w[f"{name}_scale"])
-        ]  # fmt: skip
-        y, h = selective_scan_heads_int8(
-            *scaled, state, w["state_scale"], self.groups, self.dt_limit
-        )
+        given = {"x": x, "dt": dt, "B": b, "C": c, "ssm_state": state}
+        given |= {name.replace("A", "A_log"): value for name, value in w.items()}
+        y, h = selective_scan_heads_int8(groups=self.groups, dt_limit=self.dt_limit, **given)
         return y.swapaxes(0, 1), h
 
 

@@ -20,6 +20,7 @@ from edge.plugins.lowering.context import (
     Tables,
     View,
 )
+from edge.plugins.lowering.graph import bound
 from edge.runtime.cuda.device import Device
 from tests.on_device import device_with
 
@@ -84,11 +85,18 @@ class Workbench:
         self,
         table: Mapping[str, Lower],
         op: str,
-        inputs: tuple[str, ...],
-        outputs: tuple[str, ...],
+        inputs: tuple[str, ...] | Mapping[str, str],
+        outputs: tuple[str, ...] | Mapping[str, str],
         **attributes: Any,
     ) -> None:
-        table[op](self.lowering, Node(op, outputs[0], inputs, outputs, attributes))
+        """Values by the statement's names, or in its order."""
+        if isinstance(inputs, tuple) and isinstance(outputs, tuple):
+            node = bound(op, outputs[0], inputs, outputs, attributes)
+        else:
+            into = inputs if isinstance(inputs, Mapping) else {name: name for name in inputs}
+            out = outputs if isinstance(outputs, Mapping) else {name: name for name in outputs}
+            node = Node(op, next(iter(out.values())), into, out, attributes)
+        table[op](self.lowering, node)
 
     def run(self) -> None:
         launches = {number: launch for number, launch in self.tables.launches.values()}

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from edge import launch
 from edge.errors import ExportError
-from edge.plugins.lowering import rope
-from edge.plugins.lowering.attention import LOWER
+from edge.plugins.attention.reference import attention, rope_tables
 from edge.plugins.lowering.context import Regime
-from edge.plugins.reference.attention import attention, rope_tables
+from edge.plugins.lowering.lowerings import LOWER
 from tests.kernels.rowwise import CHAIN, MANY, TREE, Workbench, poisoned
 from tests.on_device import same_sums
 
@@ -51,18 +50,16 @@ class Case:
         """Lower and run; y [B, heads, T, P]. The caches must then hold k and v, and no more."""
         if ancestors is not None:
             self.bench.given("input", "ancestors", ancestors.to(torch.int32))
-        names = ["q", "k", "v"]
+        inputs = {name: name for name in ("q", "k", "v")}
+        inputs |= {"key_cache": "keys", "value_cache": "values"}
+        rotation = {"dim": self.dim} if self.dim else {}
         if self.dim:
             self.bench.given("input", "cos", self.angles.cos())
             self.bench.given("input", "sin", self.angles.sin())
-            for name in ("q", "k"):
-                self.bench.lower(
-                    rope.LOWER, "Rope", (name, "cos", "sin"), (f"{name}.turned",), dim=self.dim
-                )
-            names[:2] = ["q.turned", "k.turned"]
+            inputs |= {"cos": "cos", "sin": "sin"}
         self.bench.lower(
-            LOWER, "Attention", (*names, "keys", "values"), ("y", "", ""),
-            heads=self.heads, kv_heads=self.kv, head_dim=self.p, scale=self.scale,
+            LOWER, "RotaryAttention" if self.dim else "Attention", inputs, {"y": "y"},
+            heads=self.heads, kv_heads=self.kv, head_dim=self.p, scale=self.scale, **rotation,
         )  # fmt: skip
         self.bench.run()
         for name, cache in self._written().items():

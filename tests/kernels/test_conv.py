@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge.plugins import reference
-from edge.plugins.lowering.conv import LOWER
+from edge.plugins.causal_conv1d import reference as causal_conv1d
+from edge.plugins.lowering.lowerings import LOWER
 from tests.int8_recurrent import Compared, conv_expected, conv_feeds, scale
 from tests.kernels.recurrent_inputs import (
     ADVANCED,
@@ -87,7 +87,7 @@ def expected(feeds: Feeds, path: list[int]) -> tuple[Tensor, Tensor]:
         torch.from_numpy(v).transpose(0, 1) for v in (feeds["x"][path], feeds["conv_state"])
     )
     weight, bias = torch.from_numpy(feeds["weight"][:, 0].T), torch.from_numpy(feeds["bias"])
-    found, after = reference.causal_conv1d(x, state, weight, bias)
+    found, after = causal_conv1d.causal_conv1d(x, state, weight, bias)
     return found[:, -1], after.transpose(0, 1).contiguous()
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge.plugins.lowering.embed import LOWER
-from edge.plugins.reference.bits import dequantize_bits
-from edge.plugins.reference.quantize import embed_int8
+from edge.plugins.embedding.reference import embed_int8
+from edge.plugins.linear.reference import dequantize_bits
+from edge.plugins.lowering.lowerings import LOWER
 from tests.kernels.rowwise import CHAIN, MANY, Workbench
 
 VOCABULARY = 37

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edge.errors import ExportError
-from edge.plugins.lowering.gated_norm import LOWER
-from edge.plugins.reference.hadamard import factors, hadamard
-from edge.plugins.reference.norm import gated_rms_norm
-from edge.plugins.reference.quantize import gated_rms_norm_int8, quantize
+from edge.plugins.gated_norm.reference import gated_rms_norm, gated_rms_norm_int8
+from edge.plugins.hadamard.matrices import factors
+from edge.plugins.hadamard.reference import hadamard
+from edge.plugins.lowering.lowerings import LOWER
+from edge.plugins.quantize.reference import quantize
 from tests.kernels.rowwise import CHAIN, MANY, Workbench, assert_steps
 
 EPS = 1e-5
@@ -109,7 +110,7 @@ def _rotated(
         bench.constant(name, array)
     names = ("x", "z", "z_scale", "weight", "slow", "fast", "scale")
     op = "GatedRMSNormInt8HadamardQuantize"
-    bench.lower(LOWER, op, names, ("y",), eps=EPS, groups=groups)
+    bench.lower(LOWER, op, names, {"y": "y"}, eps=EPS, groups=groups)
     normed = gated_rms_norm_int8(x, z, z_scale, weight, EPS, groups)
     return bench, quantize(hadamard(normed, slow, fast), scale)
 
@@ -136,4 +137,5 @@ def test_factors_of_another_width_are_refused() -> None:
     bench.constant("fast", torch.eye(32))
     names = ("x", "z", "z_scale", "weight", "slow", "fast", "scale")
     with pytest.raises(ExportError, match="rotates 512 values by 8 x 32"):
-        bench.lower(LOWER, "GatedRMSNormInt8HadamardQuantize", names, ("w",), eps=EPS, groups=1)
+        op = "GatedRMSNormInt8HadamardQuantize"
+        bench.lower(LOWER, op, names, {"y": "w"}, eps=EPS, groups=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edge.plugins.lowering.gelu import LOWER
+from edge.plugins.lowering.lowerings import LOWER
 from tests.kernels.rowwise import MANY, Workbench
 
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from edge.errors import ExportError
-from edge.plugins.lowering.hadamard import LOWER
-from edge.plugins.reference.hadamard import factors, hadamard
-from edge.plugins.reference.quantize import quantize
+from edge.plugins.hadamard.matrices import factors
+from edge.plugins.hadamard.reference import hadamard
+from edge.plugins.lowering.lowerings import LOWER
+from edge.plugins.quantize.reference import quantize
 from tests.kernels.rowwise import CHAIN, MANY, Workbench, assert_steps
 
 # (n, T, B): p = 24, 80, 28, 8, 40; blocks of a power of two (n = 100, 2304); no rotation (15); two

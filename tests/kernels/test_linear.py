@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edge.plugins.lowering.context import Regime
-from edge.plugins.lowering.linear import LOWER
+from edge.plugins.lowering.lowerings import LOWER
 from tests.kernels.rowwise import CHAIN, MANY, Workbench
 
 ONE = Regime("chain", 1)

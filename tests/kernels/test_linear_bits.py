@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from edge.plugins.linear.reference import dequantize_bits
 from edge.plugins.lowering.context import Regime
-from edge.plugins.lowering.linear_bits import LOWER
-from edge.plugins.reference.bits import dequantize_bits
+from edge.plugins.lowering.lowerings import LOWER
 from tests.kernels.rowwise import CHAIN, MANY, Workbench
 
 ONE = Regime("chain", 1)

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge.plugins.lowering.context import Lower, Regime
-from edge.plugins.lowering.conv import LOWER as CONV
-from edge.plugins.lowering.linear import LOWER as LINEAR
-from edge.plugins.lowering.linear_conv import LOWER as BOTH
-from edge.plugins.lowering.linear_int8 import LOWER as INT8
+from edge.plugins.catalogue import OPS
+from edge.plugins.causal_conv1d.device import behind_product
+from edge.plugins.lowering.context import Regime
+from edge.plugins.lowering.lowerings import LOWER
 from tests.int8_recurrent import conv_feeds
 from tests.kernels.recurrent_inputs import ADVANCED, LAST, Logs, Run, same_bits, two_slots
 from tests.kernels.rowwise import Workbench
@@ -74,6 +73,24 @@ def _bench(kind: str, run: Run, batch: int) -> tuple[Workbench, Logs]:
     return bench, logs
 
 
+MADE = {"y": "made", "conv_y": "y", "conv_states": "states"}
+
+
+def ops_of(kind: str) -> tuple[str, str]:
+    """The product and the convolution."""
+    if kind == "int8":
+        return "LinearInt8Quantize", "CausalConv1dInt8"
+    return "Linear", "CausalConv1d"
+
+
+def inputs_of(kind: str) -> dict[str, str]:
+    """Values by the names of the pair."""
+    product, convolution = (OPS[op] for op in ops_of(kind))
+    names = [v.name for v in product.inputs]
+    behind = [name for v, name in behind_product(convolution).items() if v != "x"]
+    return dict(zip((*names, *behind), ("x", *PRODUCT[kind], *CONVOLUTION[kind]), strict=True))
+
+
 def _state(bench: Workbench, batch: int) -> Tensor:
     return bench.whole("state", STATE, (2, WINDOW - 1, batch, CHANNELS))
 
@@ -86,17 +103,13 @@ def _log(bench: Workbench, run: Run, batch: int) -> Tensor:
 @pytest.mark.parametrize(("run", "batch"), RUNS)
 def test_one_launch_is_the_two(kind: str, run: Run, batch: int) -> None:
     apart, _ = _bench(kind, run, batch)
-    product: tuple[dict[str, Lower], str]
-    product = (INT8, "LinearInt8Quantize") if kind == "int8" else (LINEAR, "Linear")
-    convolution = "CausalConv1dInt8" if kind == "int8" else "CausalConv1d"
-    apart.lower(*product, ("x", *PRODUCT[kind]), ("made",))
+    product, convolution = ops_of(kind)
+    apart.lower(LOWER, product, ("x", *PRODUCT[kind]), ("made",))
     apart.lowering.views["part"] = apart.lowering.view("made").columns(START, CHANNELS)
-    apart.lower(CONV, convolution, ("part", *CONVOLUTION[kind]), ("y", "states"))
+    apart.lower(LOWER, convolution, ("part", *CONVOLUTION[kind]), ("y", "states"))
     apart.run()
     together, logs = _bench(kind, run, batch)
-    op = "LinearInt8QuantizeConv" if kind == "int8" else "LinearConv"
-    inputs = ("x", *PRODUCT[kind], *CONVOLUTION[kind])
-    together.lower(BOTH, op, inputs, ("made", "y", "states"), start=START)
+    together.lower(LOWER, f"{product}Conv", inputs_of(kind), MADE, start=START)
     together.run()
     assert len(together.lowering.order) == 1
     for name in ("made", "y"):
@@ -113,12 +126,11 @@ def test_one_launch_is_the_two(kind: str, run: Run, batch: int) -> None:
 def test_a_step_of_one_row_has_a_tile_of_eight() -> None:
     bench, _ = _bench("int8", RUNS[0][0], 1)
     bench.lowering.regime = Regime("chain", 1)
-    inputs = ("x", *PRODUCT["int8"], *CONVOLUTION["int8"])
-    bench.lower(BOTH, "LinearInt8QuantizeConv", inputs, ("made", "y", "states"), start=START)
+    bench.lower(LOWER, "LinearInt8QuantizeConv", inputs_of("int8"), MADE, start=START)
     (_, variant), *_ = bench.tables.variants.values()
     assert variant.constants["ROWS"] == 8
     wide, _ = _bench("int8", RUNS[0][0], 1)
-    wide.lower(BOTH, "LinearInt8QuantizeConv", inputs, ("made", "y", "states"), start=START)
+    wide.lower(LOWER, "LinearInt8QuantizeConv", inputs_of("int8"), MADE, start=START)
     for one in (bench, wide):
         one.run()
     assert same_bits(bench.read("y"), wide.read("y"))

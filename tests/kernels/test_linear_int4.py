@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from edge.plugins.linear.reference import linear_int4, linear_int4_quantize
 from edge.plugins.lowering.context import Regime
-from edge.plugins.lowering.linear_int4 import LOWER
-from edge.plugins.reference.linear_int8 import linear_int4, linear_int4_quantize
+from edge.plugins.lowering.lowerings import LOWER
 from tests.kernels.rowwise import CHAIN, MANY, Workbench, assert_steps
 
 ONE = Regime("chain", 1)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from edge.plugins.linear.reference import linear_int8, linear_int8_quantize
 from edge.plugins.lowering.context import Regime
-from edge.plugins.lowering.linear_int8 import LOWER
-from edge.plugins.reference.linear_int8 import linear_int8, linear_int8_quantize
+from edge.plugins.lowering.lowerings import LOWER
 from tests.kernels.rowwise import CHAIN, MANY, Workbench, assert_steps
 
 ONE = Regime("chain", 1)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from edge.launch import Size
-from edge.plugins.lowering.norm import LOWER
-from edge.plugins.reference.norm import layer_norm, rms_norm
-from edge.plugins.reference.quantize import quantize
+from edge.plugins.lowering.lowerings import LOWER
+from edge.plugins.norm.reference import layer_norm, rms_norm
+from edge.plugins.quantize.reference import quantize
 from tests.kernels.rowwise import CHAIN, MANY, Workbench, assert_steps
 
 EPS = 1e-5

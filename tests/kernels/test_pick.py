@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from edge.errors import ExportError
-from edge.plugins.lowering.pick import LOWER
+from edge.plugins.lowering.lowerings import LOWER
 from tests.kernels.rowwise import CHAIN, Workbench
 
 
@@ -19,14 +19,14 @@ def _bench(logits: Tensor) -> Workbench:
 
 def _greedy(logits: Tensor) -> list[int]:
     bench = _bench(logits)
-    bench.lower(LOWER, "Greedy", ("logits",), ("ids",))
+    bench.lower(LOWER, "Greedy", ("logits",), {"picked": "ids"})
     bench.run()
     return [int(token) for token in bench.read("ids")[:, 0]]
 
 
 def _best(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     bench = _bench(logits)
-    bench.lower(LOWER, "Best", ("logits",), ("values", "ids"), k=k)
+    bench.lower(LOWER, "Best", ("logits",), {"values": "values", "picked": "ids"}, k=k)
     bench.run()
     return bench.read("values"), bench.read("ids").long()
 

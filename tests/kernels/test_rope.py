@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from edge import launch
-from edge.errors import ExportError
+from edge.plugins.attention.lowering import append
+from edge.plugins.attention.reference import rope_tables
 from edge.plugins.lowering.context import Node
-from edge.plugins.lowering.rope import LOWER, append
-from edge.plugins.reference.attention import rope_tables
+from edge.plugins.lowering.fuse import fuse
+from edge.plugins.lowering.graph import bound
+from edge.plugins.lowering.lowerings import LOWER
 from tests.kernels.rowwise import CHAIN, MANY, Workbench, poisoned
 
 # (T, B, heads, kv heads, head_dim, rotated values)
@@ -46,9 +48,12 @@ def _appended(caches: Tensor, new: Tensor) -> Tensor:
     return caches
 
 
-def _node(heads: int, kv: int, p: int, q: str, k: str) -> Node:
-    attributes = {"heads": heads, "kv_heads": kv, "head_dim": p, "scale": 1.0}
-    return Node("Attention", "a", (q, k, "v", "kc", "vc"), ("y", "", ""), attributes)
+def _node(heads: int, kv: int, p: int, **rotation: int) -> Node:
+    inputs = {name: name for name in ("q", "k", "v")} | {"key_cache": "kc", "value_cache": "vc"}
+    if rotation:
+        inputs |= {"cos": "rope0.cos", "sin": "rope0.sin"}
+    attributes = {"heads": heads, "kv_heads": kv, "head_dim": p, "scale": 1.0, **rotation}
+    return Node("RotaryAttention" if rotation else "Attention", "a", inputs, {"y": "y"}, attributes)
 
 
 @pytest.mark.parametrize("rotated", [True, False])
@@ -66,12 +71,8 @@ def test_rotate_and_append(
     if rotated:
         bench.given("input", "rope0.cos", cos)
         bench.given("input", "rope0.sin", sin)
-        for name in ("q", "k"):
-            inputs = (name, "rope0.cos", "rope0.sin")
-            bench.lower(LOWER, "Rope", inputs, (f"{name}.turned",), head_dim=p, dim=dim)
-        assert not bench.lowering.order
-    end = ".turned" if rotated else ""
-    q = append(bench.lowering, _node(heads, kv, p, f"q{end}", f"k{end}"))
+    node = _node(heads, kv, p, **({"dim": dim} if rotated else {}))
+    q = append(bench.lowering, node)
     assert len(bench.lowering.order) == 1
     bench.run()
     split = {name: _heads(x, steps, batch, p) for name, x in parts.items()}
@@ -85,8 +86,20 @@ def test_rotate_and_append(
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_keys_that_are_not_rotated_as_queries_are_refused() -> None:
-    bench, _ = _bench(1, 1, {"q": 8, "k": 8, "v": 8})
-    bench.lower(LOWER, "Rope", ("q", "cos", "sin"), ("q.turned",), head_dim=8, dim=8)
-    with pytest.raises(ExportError, match="not rotated alike"):
-        append(bench.lowering, _node(1, 1, 8, "q.turned", "k"))
+def test_queries_and_keys_are_rotated_alike_or_not_at_all() -> None:
+    """Else the rotation stays a node of its own, which no kernel runs."""
+
+    def nodes(tables: str) -> list[Node]:
+        attributes = {"heads": 1, "head_dim": 8, "dim": 8}
+        ropes = [
+            bound("Rope", name, (name, f"{of}.cos", f"{of}.sin"), (f"{name}.turned",), attributes)
+            for name, of in (("q", "rope0"), ("k", tables))
+        ]
+        inputs = ("q.turned", "k.turned", "v", "kc", "vc")
+        shape = {"heads": 1, "kv_heads": 1, "head_dim": 8, "scale": 1.0}
+        return [*ropes, bound("Attention", "a", inputs, ("y",), shape)]
+
+    (joined,) = fuse(nodes("rope0"), (), {}, known=LOWER, few=False)
+    assert joined.op == "RotaryAttention" and joined.attributes["dim"] == 8
+    assert joined.inputs["q"] == "q" and joined.inputs["cos"] == "rope0.cos"
+    assert len(fuse(nodes("rope1"), (), {}, known=LOWER, few=False)) == 3

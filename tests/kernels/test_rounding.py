@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge.plugins.lowering.rounding import LOWER
-from edge.plugins.reference.quantize import (
+from edge.plugins.lowering.lowerings import LOWER
+from edge.plugins.quantize.reference import (
     dequantize,
     fake_quantize,
     fake_quantize_rows,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from edge.errors import ExportError
 from edge.plugins.lowering.context import Constant
-from edge.plugins.lowering.rows import LOWER
+from edge.plugins.lowering.lowerings import LOWER
 from tests.kernels.rowwise import CHAIN, MANY, Workbench
 
 SHAPES = [(1, 1, 1), (3, 2, 40), (17, 1, 1025), (1, 1, 2560)]

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge.ops.quantized_recurrent import SELECTIVE_SCAN_INT8
-from edge.ops.recurrent import SELECTIVE_SCAN
-from edge.plugins import reference
-from edge.plugins.lowering.scan import LOWER
-from edge.plugins.reference.linear_int8 import linear_int8_quantize
+from edge.plugins.linear.reference import linear_int8_quantize
+from edge.plugins.lowering.lowerings import LOWER
+from edge.plugins.selective_scan import reference as selective_scan
+from edge.plugins.selective_scan.statement import SELECTIVE_SCAN, SELECTIVE_SCAN_INT8
 from tests.int8_recurrent import TOLERANCE, Compared, batch_first, int8, scale, scan_feeds, torched
 from tests.kernels.recurrent_inputs import (
     ADVANCED,
@@ -113,9 +112,10 @@ def run_scan(feeds: Feeds, run: Run) -> Result:
     for name in LOGGED:
         logs.fill(bench, f"layers.3.scan_{name}", torch.from_numpy(feeds[name]))
     attributes = {"state_bits": 8 * feeds["ssm_state"].itemsize} if rounded else {}
-    inputs = tuple(STATE if v.name == "ssm_state" else v.name for v in op.inputs)
+    names = [v.name for v in op.inputs if v.name != "dt" or not product]
+    inputs = {name: name for name in (*names, *product)} | {"ssm_state": STATE}
     name = f"{op.name}Dt" if product else op.name
-    bench.lower(LOWER, name, (*inputs, *product), ("y", "states"), **attributes)
+    bench.lower(LOWER, name, inputs, {"y": "y", "ssm_states": "states"}, **attributes)
     bench.run()
     for name in LOGGED:
         close = 2e-5 if name == "dt" and product and not rounded else 0.0
@@ -134,16 +134,11 @@ def expected(feeds: Feeds, path: list[int]) -> tuple[Tensor, Tensor]:
     if "x_scale" not in feeds:
         A_log = torch.from_numpy(np.log(-feeds["A"])).T
         D, dt_bias, state = torched(feeds["D"], feeds["dt_bias"], feeds["ssm_state"])
-        y, after = reference.selective_scan(x, dt, A_log, B, C, D, dt_bias, z, state)
+        y, after = selective_scan.selective_scan(x, dt, A_log, B, C, D, dt_bias, z, state)
         return y[:, -1], after
-    given = {"x": x, "dt": dt, "B": B, "C": C, "z": z}
-    values = []
-    for name in ("x", "dt", "A_log", "B", "C", "D", "dt_bias", "z"):
-        value = given.get(name, torch.from_numpy(feeds[name]))
-        values += [value.T if name == "A_log" else value, torch.from_numpy(feeds[f"{name}_scale"])]
-    y, after = reference.selective_scan_int8(
-        *values, *torched(feeds["ssm_state"], feeds["state_scale"])
-    )
+    given = dict(zip(feeds, torched(*feeds.values()), strict=True))
+    given |= {"x": x, "dt": dt, "B": B, "C": C, "z": z, "A_log": given["A_log"].T}
+    y, after = selective_scan.selective_scan_int8(**given)
     return y[:, -1], after
 
 

@@ -11,9 +11,8 @@ import triton.language as tl
 
 from edge.export.quantize.plan import StateType
 from edge.launch import Pointer, Size, Variant
-from edge.ops import OPS
-from edge.plugins.catalogue import kernel_module
-from edge.plugins.lowering import registry
+from edge.plugins.catalogue import OPS, kernel_module
+from edge.plugins.lowering.lowerings import LOWER
 from tests.lowered_models import CASES, lowered
 
 pytestmark = pytest.mark.without_gpu
@@ -67,7 +66,6 @@ def test_arguments_are_of_the_types_that_variants_name(
             assert isinstance(argument, wanted)
 
 
-def test_every_op_has_one_kernel() -> None:
-    assert OPS.keys() <= registry.LOWER.keys()
-    # a later module would hide an earlier one
-    assert sum(len(module.LOWER) for module in registry._MODULES) == len(registry.LOWER)
+def test_every_op_has_a_kernel() -> None:
+    # rotations are part of the launch that appends to the caches
+    assert OPS.keys() - LOWER.keys() == {"Rope"} and "RotaryAttention" in LOWER

@@ -14,7 +14,7 @@ from onnx.external_data_helper import load_external_data_for_model
 from onnx.reference import ReferenceEvaluator
 
 from edge.launch import DType
-from edge.ops.device import DEVICE_DOMAIN
+from edge.ops import DEVICE_DOMAIN
 from tests.tensorrt.plugin_host import Library, Tensor
 from tests.tensorrt.running import DTYPES, NUMPY, Placed, Running, put
 

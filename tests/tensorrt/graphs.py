@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, helper
 from edge.config import ModelConfig
 from edge.export.quantize.plan import StateType
 from edge.launch import LaunchPlan, Size
-from edge.ops.device import DEVICE_DOMAIN
+from edge.ops import DEVICE_DOMAIN
 from edge.plugins.lowering.plan import lower
 from edge.plugins.tensorrt.graph import device_graph
 from edge.plugins.tensorrt.launches import (

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto
 
-from edge.ops.device import DEVICE_OPS, viewable
-from edge.ops.spec import Value
+from edge.ops import Value
+from edge.plugins.device.statements import DEVICE_OPS, viewable
 from edge.runtime.cuda.inputs import fill_taps
 from edge.runtime.ledger import ReplayLedger, ReplayStep, Tree
 from tests.device_ops import CAPACITY, LOG_ROWS, WINDOW, Array, Case

@@ -9,8 +9,8 @@ from typing import cast
 import onnx
 
 from edge.launch import CompiledKernel, DType, Size
-from edge.ops.device import DEVICE_OPS, in_place
-from edge.ops.spec import Value
+from edge.ops import Value
+from edge.plugins.device.statements import DEVICE_OPS, in_place
 from edge.plugins.lowering.plan import walked
 from edge.plugins.tensorrt import blob
 from edge.plugins.tensorrt.launches import (

@@ -26,7 +26,7 @@ from edge.apps.build import describe
 from edge.apps.cli import app
 from edge.bundle import Bundle, open_bundle
 from edge.errors import BundleError, EdgeError, EngineError
-from edge.ops.device import DEVICE_DOMAIN
+from edge.ops import DEVICE_DOMAIN
 from edge.runtime import memory
 from edge.runtime.cuda import install
 from edge.runtime.model import EMBEDDED, resolve

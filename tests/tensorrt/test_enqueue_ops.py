@@ -11,7 +11,7 @@ import functools
 import numpy as np
 import pytest
 
-from edge.ops.device import DEVICE_OPS, in_place
+from edge.plugins.device.statements import DEVICE_OPS, in_place
 from edge.runtime.ledger import ADVANCED, KEEP, LAST
 from tests.device_ops import Array
 from tests.device_reference import Steps

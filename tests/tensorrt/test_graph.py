@@ -13,8 +13,8 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from edge.launch import Launch, LaunchPlan, Pointer, Program
-from edge.ops.device import DEVICE_OPS, in_place, viewable
-from edge.plugins.lowering import registry
+from edge.plugins.device.statements import DEVICE_OPS, in_place, viewable
+from edge.plugins.lowering.lowerings import LOWER
 from edge.plugins.lowering.plan import LoweringError, walked
 from edge.plugins.tensorrt.graph import bare, device_graph, graph_of, inlined
 from edge.plugins.tensorrt.launches import Call, NodeLaunches, Place
@@ -255,7 +255,7 @@ def test_columns_of_a_value_are_sliced_for_nodes_of_onnx() -> None:
 def test_an_op_without_a_kernel_is_named() -> None:
     found = made("mamba1", "fp16")
     model = onnx.load(found.graph, load_external_data=False)
-    without = {op: lower for op, lower in registry.LOWER.items() if op != "SelectiveScan"}
+    without = {op: lower for op, lower in LOWER.items() if op != "SelectiveScan"}
     with pytest.raises(LoweringError, match="no kernel runs SelectiveScan") as refused:
         graph_of(model, walked(model, found.folder, ops=without))
     assert refused.value.field == "layers.0.scan.SelectiveScan"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.ops.device import DEVICE_OPS, in_place
+from edge.plugins.device.statements import DEVICE_OPS, in_place
 from edge.plugins.tensorrt import blob
 from edge.plugins.tensorrt.launches import NodeLaunches
 from tests.tensorrt.plugin_host import BUILD, RUN, Field, Library, PluginError, Tensor, whole

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edge.ops.device import DEVICE_OPS
+from edge.plugins.device.statements import DEVICE_OPS
 from edge.plugins.tensorrt.launches import NodeLaunches
 from tests.tensorrt.plugin_host import VARIABLE, whole
 from tests.tensorrt.stated import demonstrated, packed, stated

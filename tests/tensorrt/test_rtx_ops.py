@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto
 
 from edge.errors import EngineError
-from edge.ops.device import DEVICE_OPS
+from edge.plugins.device.statements import DEVICE_OPS
 from edge.plugins.tensorrt.graph import inlined
 from edge.runtime.tensorrt import bindings
 from tests.device_ops import Case

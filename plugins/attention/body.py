@@ -1,0 +1,48 @@
+"""ONNX function bodies of the rotary embedding and of attention."""
+
+from __future__ import annotations
+
+ROPE = """
+    last = Constant<value = int64[1] {-1}>()
+    stay2 = Constant<value = int64[2] {0, 0}>()
+    heads_0 = Constant<value_int: int = @heads>()
+    heads_1 = Reshape(heads_0, last)
+    shape = Concat<axis=0>(stay2, heads_1, last)
+    x4 = Reshape(x, shape)
+    two = Constant<value = int64 {2}>()
+    dim_0 = Constant<value_int: int = @dim>()
+    half_0 = Div(dim_0, two)
+    half = Reshape(half_0, last)
+    dim_1 = Reshape(dim_0, last)
+    size_0 = Constant<value_int: int = @head_dim>()
+    rest_0 = Sub(size_0, dim_0)
+    rest_1 = Reshape(rest_0, last)
+    sizes = Concat<axis=0>(half, half, rest_1)
+    a, b, rest = Split<axis=-1>(x4, sizes)
+    axis1 = Constant<value = int64[1] {1}>()
+    cos_t = Unsqueeze(cos, axis1)
+    sin_t = Unsqueeze(sin, axis1)
+    a_cos = Mul(a, cos_t)
+    b_sin = Mul(b, sin_t)
+    b_cos = Mul(b, cos_t)
+    a_sin = Mul(a, sin_t)
+    first = Sub(a_cos, b_sin)
+    second = Add(b_cos, a_sin)
+    turned = Concat<axis=-1>(first, second, rest)
+    flat = Constant<value = int64[3] {0, 0, -1}>()
+    y = Reshape(turned, flat)
+"""
+
+# The op indexes its cos and sin tables by offset + t; ours already hold one row a token.
+ORT_ROPE = """
+    offset = Constant<value = int64[1] {0}>()
+    y = com.microsoft.RotaryEmbedding<interleaved: int = 0, num_heads: int = @heads,
+        rotary_embedding_dim: int = @dim>(x, offset, cos, sin)
+"""
+
+# Writes the caches in place when key_cache_out is bound to key_cache's buffer.
+ORT_ATTENTION = """
+    y, key_cache_out, value_cache_out = com.microsoft.GroupQueryAttention
+        <do_rotary: int = 0, num_heads: int = @heads, kv_num_heads: int = @kv_heads,
+         scale: float = @scale>(q, k, v, key_cache, value_cache, last, total, "", "", "", bias)
+"""

@@ -1,0 +1,163 @@
+"""Attention over caches that stay where they are, for chains and trees; with or without rotation.
+
+The body attends to all C slots of a cache, because how many are valid is known on the device alone;
+what lies in the others, even NaN, has no part in the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from edge.ops import DEVICE_DOMAIN, Op, state, value
+from edge.plugins.attention.statement import ATTENTION as STATED
+from edge.plugins.attention.statement import ROPE
+from edge.plugins.device.rules import ANCESTORS, RUN, after, device
+from edge.plugins.device.text import CONSTANTS, call, fields, views
+
+
+def statements() -> Iterator[Op]:
+    """A rotation alone is no device op."""
+    attention = _attention(STATED)
+    yield attention
+    yield replace(
+        attention,
+        name="RotaryAttention",
+        inputs=(*attention.inputs, *ROPE.inputs[1:]),
+        attributes=(*attention.attributes, *(a for a in ROPE.attributes if a.name == "dim")),
+        maths=f"q, k = {ROPE.name}(q), {ROPE.name}(k)\n{attention.maths}",
+        source=f"{ROPE.name}, then {attention.name}",
+    )
+
+
+def _attention(op: Op) -> Op:
+    """Keys and values go to slots run[PAST] … of the caches; those before are the past."""
+    caches = tuple(
+        state(v.name, "f32[B,KV,C,P]", "slots below run[PAST] are valid")
+        for v in op.inputs
+        if v.role == "state"
+    )
+    flowing = tuple(
+        value(v.name, f"f32[T,B,{v.shape[-1]}]", v.doc)
+        for v in op.inputs
+        if v.name in ("q", "k", "v")
+    )
+    y = value("y", "f32[T,B,H·P]", "")
+    return device(
+        op,
+        (*flowing, *caches, RUN, ANCESTORS),
+        (y, *map(after, caches)),
+        "slots run[PAST] … run[PAST]+T-1 of the caches get k and v\n"
+        "y = softmax(scale · q·Kᵀ) · V over the slots below run[PAST] and those of the run that "
+        "are t or, for a chain, before it, for a tree, on its path",
+    )
+
+
+# -- bodies ----------------------------------------------------------------------------------------
+
+_APPEND = """
+    heads_0 = Constant<value_int: int = @heads>()
+    heads_1 = Reshape(heads_0, end)
+    kv_0 = Constant<value_int: int = @kv_heads>()
+    kv_1 = Reshape(kv_0, end)
+    stay_2 = Constant<value = int64[2] {0, 0}>()
+    q_shape = Concat<axis=0>(stay_2, heads_1, end)
+    kv_shape = Concat<axis=0>(stay_2, kv_1, end)
+    q_tbhp = Reshape(q_own, q_shape)
+    k_tbhp = Reshape(k_own, kv_shape)
+    v_tbhp = Reshape(v_own, kv_shape)
+    q_bhtp = Transpose<perm=[1, 2, 0, 3]>(q_tbhp)
+    k_bhtp = Transpose<perm=[1, 2, 0, 3]>(k_tbhp)
+    v_bhtp = Transpose<perm=[1, 2, 0, 3]>(v_tbhp)
+    new_size = Shape<end=1>(q)
+    new_count = Squeeze(new_size)
+    slot_size = Shape<start=2, end=3>(key_cache)
+    slot_count = Squeeze(slot_size)
+    slot = Range(from_0, slot_count, by_1)
+    late = Sub(slot, past)
+    is_past = Less(late, from_0)
+    is_known = Less(late, new_count)
+    is_later = Not(is_past)
+    is_new = And(is_later, is_known)
+    new_place = Add(slot_count, late)
+    slot_from = Where(is_new, new_place, slot)
+    keys_grown = Concat<axis=2>(key_cache, k_bhtp)
+    values_grown = Concat<axis=2>(value_cache, v_bhtp)
+    key_cache_out = Gather<axis=2>(keys_grown, slot_from)
+    value_cache_out = Gather<axis=2>(values_grown, slot_from)
+"""
+
+# sees [T, C]: which slots a token looks at
+_SEES = """
+    token = Range(from_0, new_count, by_1)
+    token_column = Unsqueeze(token, axis_1)
+    is_before = LessOrEqual(late, token_column)
+    tree_size = Shape<end=1>(ancestors)
+    tree_count = Squeeze(tree_size)
+    tree_last = Sub(tree_count, by_1)
+    tree_token = Min(token, tree_last)
+    late_enough = Max(late, from_0)
+    tree_late = Min(late_enough, tree_last)
+    tree_rows = Gather<axis=0>(ancestors, tree_token)
+    leads = Gather<axis=1>(tree_rows, tree_late)
+    leads_not = Constant<value = int32 {0}>()
+    is_on_path = Greater(leads, leads_not)
+    is_tree = Greater(tree_count, by_1)
+    is_chain = Not(is_tree)
+    by_path = And(is_tree, is_on_path)
+    by_order = And(is_chain, is_before)
+    is_seen = Or(by_path, by_order)
+    is_seen_new = And(is_new, is_seen)
+    sees = Or(is_past, is_seen_new)
+"""
+
+_ATTEND = """
+    known_4 = Constant<value = int64[2] {-1, 1}>()
+    known_column = Reshape(is_known, known_4)
+    nothing = Constant<value = float {0.0}>()
+    values = Where(known_column, value_cache_out, nothing)
+    head = Range(from_0, heads_0, by_1)
+    share = Div(heads_0, kv_0)
+    group = Div(head, share)
+    K_heads = Gather<axis=1>(key_cache_out, group)
+    V_heads = Gather<axis=1>(values, group)
+    K_t = Transpose<perm=[0, 1, 3, 2]>(K_heads)
+    raw = MatMul(q_bhtp, K_t)
+    factor = Constant<value_float: float = @scale>()
+    scaled = Mul(raw, factor)
+    never = Constant<value = float {-3e38}>()
+    scores = Where(sees, scaled, never)
+    shares = Softmax<axis=-1>(scores)
+    y_bhtp = MatMul(shares, V_heads)
+    y_tbhp = Transpose<perm=[2, 0, 1, 3]>(y_bhtp)
+    flat = Constant<value = int64[3] {0, 0, -1}>()
+    y = Reshape(y_tbhp, flat)
+"""
+
+ATTENTION = CONSTANTS + views(["q", "k", "v"]) + fields("past") + _APPEND + _SEES + _ATTEND
+
+# q and k are rotated as the functional op has them, batch first.
+_ROTATED = """
+    {x}_b = Transpose<perm=[1, 0, 2]>({x}_own)
+    {x}_turned = edge.Rope<heads: int = @{heads}, head_dim: int = @head_dim, dim: int = @dim>
+        ({x}_b, cos, sin)
+    {x}_t = Transpose<perm=[1, 0, 2]>({x}_turned)
+"""
+
+
+def rotary_attention() -> str:
+    return (
+        CONSTANTS
+        + views(["q", "k"])
+        + _ROTATED.format(x="q", heads="heads")
+        + _ROTATED.format(x="k", heads="kv_heads")
+        + call(
+            STATED.name,
+            _attention(STATED),
+            {"q": "q_t", "k": "k_t"},
+            {},
+            DEVICE_DOMAIN,
+            q_start="0",
+            k_start="0",
+        )
+    )

@@ -1,0 +1,143 @@
+"""How `rope` and `attention` are called: append, attend and, in a step, join.
+
+A rotation is no launch of its own: the first launch rotates q and k and puts k and v into the
+caches. A step and a chunk, or a step after another number of slots, add up in another order: their
+results agree to about 10⁻⁶ of the values, not to the bit. A tree of one branch has the bits of the
+chain.
+"""
+
+from __future__ import annotations
+
+from edge.errors import ExportError
+from edge.launch import Size
+from edge.plugins.lowering.context import Lowering, Node, View, cdiv, next_power_of_2, warps_for
+from edge.plugins.lowering.fuse import Pair
+
+PAIRS = (Pair("RotaryAttention", "Rope", "Attention", through=("q", "k")),)
+
+# Programs that the slots of one sequence should keep busy: an H200 has 132 SMs.
+_PROGRAMS = 128
+_HEADS = 8
+
+
+def lower_attention(at: Lowering, node: Node) -> None:
+    """y = softmax(scale · q·Kᵀ)·V over all slots a token may see."""
+    q = append(at, node)
+    heads, kv, p = (int(node.attributes[name]) for name in ("heads", "kv_heads", "head_dim"))
+    if heads % kv or q.width != heads * p:
+        raise ExportError(f"{heads} heads of {p} over {kv} of keys", field=node.name)
+    y = at.new(node.outputs["y"], "f32", q.rows, q.width)
+    _attend(at, node, q, y, heads // kv)
+
+
+lower_rotary_attention = lower_attention
+
+
+def append(at: Lowering, node: Node) -> View:
+    """Put k and v of the Attention `node` into its caches, slots PAST…; returns q, rotated.
+
+    One launch: a program takes up to 8 heads of q, k or v of one row, 32 values a head and lane.
+    """
+    q, k, v = (at.view(node.inputs[name]) for name in ("q", "k", "v"))
+    dim = int(node.attributes.get("dim", 0))
+    kv, p = (int(node.attributes[name]) for name in ("kv_heads", "head_dim"))
+    heads = int(node.attributes["heads"]) if dim else 0
+    turned = at.new(f"{node.outputs['y']}.q", "f32", k.rows, heads * p) if dim else None
+    table = Size(times=dim // 2, of="T")
+    tables = [at.input(node.inputs[name], "f32", table) for name in ("cos", "sin") if dim]
+    block = min(_HEADS, next_power_of_2(max(heads, kv)))
+    wide = next_power_of_2(p)
+    at.launch(
+        "rope.append",
+        {
+            "q": at.pointer(q) if dim else None,
+            "k": at.pointer(k),
+            "v": at.pointer(v),
+            "cos": tables[0] if dim else None,
+            "sin": tables[1] if dim else None,
+            "run": at.run(),
+            "turned": at.pointer(turned),
+            "keys": at.cache(node.inputs["key_cache"]),
+            "values": at.cache(node.inputs["value_cache"]),
+            "B": at.size("B"),
+            "C": at.size("C"),
+        },
+        {
+            "HEADS": heads,
+            "KV": kv,
+            "P": p,
+            "DIM": dim,
+            "Q_STRIDE": q.stride,
+            "K_STRIDE": k.stride,
+            "V_STRIDE": v.stride,
+            "BLOCK_H": block,
+            "BLOCK_P": wide,
+        },
+        (Size(of=k.rows), Size(times=cdiv(heads, block) + 2 * cdiv(kv, block))),
+        warps=warps_for(block * wide),
+    )
+    return q if turned is None else turned
+
+
+def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
+    """The queries of one KV head share what is read of the caches.
+
+    A step splits the slots: reading them is its cost, and one token of 8 KV heads would keep 8 SMs
+    busy. Parts are joined by a second launch. A tile of keys and one of values are 16 KB each; a
+    step has two of both in flight beside the one in use, 90 KB of shared memory at most, which
+    every architecture from sm_86 has. Queries are held as the two tf32 parts of each value: 16 rows
+    of 128 are 128 registers a thread, and more of them would not fit.
+    """
+    kv, p = int(node.attributes["kv_heads"]), int(node.attributes["head_dim"])
+    many, wide = at.regime.many, max(16, next_power_of_2(p))
+    alone = at.regime.max_rows == 1 and group == 1
+    splits = 1 if many else min(max(next_power_of_2(cdiv(_PROGRAMS, kv)), 4), 16)
+    rows = min(max(2048 // wide, 16), 64) if many else 1 if alone else 16
+    slots = min(max(4096 // wide, 16), 32 if many else 64)
+    stages = 2 if many or wide > 128 else 3
+    mixes = peaks = None
+    if splits > 1:
+        parts = y.width // p * splits
+        mixes = at.new(f"{y.buffer}.mixes", "f32", y.rows, parts * p)
+        peaks = at.new(f"{y.buffer}.peaks", "f32", y.rows, parts * 2)
+    at.launch(
+        "attention.attend",
+        {
+            "q": at.pointer(q),
+            "keys": at.cache(node.inputs["key_cache"]),
+            "values": at.cache(node.inputs["value_cache"]),
+            "ancestors": at.ancestors() if at.regime.kind == "tree" else None,
+            "run": at.run(),
+            "y": at.pointer(y) if mixes is None else None,
+            "mixes": at.pointer(mixes),
+            "peaks": at.pointer(peaks),
+            "T": at.size("T"),
+            "B": at.size("B"),
+            "C": at.size("C"),
+        },
+        {
+            "KV": kv,
+            "GROUP": group,
+            "P": p,
+            "Q_STRIDE": q.stride,
+            "SCALE": float(node.attributes["scale"]),
+            "SPLITS": splits,
+            "BLOCK_R": rows,
+            "BLOCK_N": slots,
+            "BLOCK_P": wide,
+            "STAGES": stages,
+        },
+        (Size(times=group, of="T", per=rows), Size(times=kv, of="B"), Size(times=splits)),
+        warps=4 if wide <= 128 else 8,
+        stages=stages,
+    )
+    if mixes is None or peaks is None:
+        return
+    arguments = {"mixes": at.pointer(mixes), "peaks": at.pointer(peaks), "run": at.run()}
+    at.launch(
+        "attention.join",
+        {**arguments, "y": at.pointer(y), "T": at.size("T")},
+        {"HEADS": y.width // p, "P": p, "SPLITS": splits, "BLOCK_N": slots, "BLOCK_P": wide},
+        (Size(of=y.rows), Size(times=y.width // p)),
+        warps=4,
+    )

@@ -1,0 +1,54 @@
+"""Rotary embedding, and attention over a KV cache that is written in place."""
+
+from __future__ import annotations
+
+from edge.ops import Attribute, Op, index, state, value
+
+_SCALE = Attribute("scale", "float", "of q·k; 1/sqrt of the head_dim before any padding")
+
+ROPE = Op(
+    "Rope",
+    (
+        value("x", "f32[B,T,H·P]", "queries or keys"),
+        value("cos", "f32[T,dim/2]", "cos(position[t] · theta^(-2i/dim))"),
+        value("sin", "f32[T,dim/2]", "sin of the same"),
+    ),
+    (value("y", "f32[B,T,H·P]", "rotated"),),
+    (
+        Attribute("heads", "int", "H"),
+        Attribute("head_dim", "int", "P"),
+        Attribute("dim", "int", "values of each head that are rotated: the first ones; even"),
+    ),
+    "per head: a = x[:dim/2], b = x[dim/2:dim]\ny = concat(a·cos - b·sin, b·cos + a·sin, x[dim:])",
+    "RoFormer, arXiv 2104.09864, equation 34, halves rotated as in GPT-NeoX",
+)
+
+ATTENTION = Op(
+    "Attention",
+    (
+        value("q", "f32[B,T,H·P]", "queries, rotated"),
+        value("k", "f32[B,T,KV·P]", "keys, rotated"),
+        value("v", "f32[B,T,KV·P]", "values"),
+        state("key_cache", "f32[B,KV,capacity,P]", "slots below past are valid"),
+        state("value_cache", "f32[B,KV,capacity,P]", "likewise"),
+        index("last", "i32[B]", "past + T - 1, the last slot that is valid after this run"),
+        index("total", "i32[]", "past + T"),
+        value("bias", "f32[1,1,T,past+T]", "0 where a query may look, very negative elsewhere"),
+    ),
+    (
+        value("y", "f32[B,T,H·P]", ""),
+        state("key_cache_out", "f32[B,KV,capacity,P]", "slots past … past+T-1 hold k; an engine "
+              "binds it to the buffer of key_cache"),
+        state("value_cache_out", "f32[B,KV,capacity,P]", "likewise"),
+    ),
+    (
+        Attribute("heads", "int", "H"),
+        Attribute("kv_heads", "int", "KV; divides H"),
+        Attribute("head_dim", "int", "P, a multiple of 8"),
+        _SCALE,
+    ),
+    "K, V = the caches' first past+T slots, the last T being k and v\n"
+    "y = softmax(scale · q·Kᵀ + bias) · V; slots beyond past+T are never read. B must be 1 when "
+    "T > 1 and past > 0",
+    "Attention is all you need, arXiv 1706.03762, equation 1; GQA, arXiv 2305.13245",
+)  # fmt: skip

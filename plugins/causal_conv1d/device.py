@@ -1,0 +1,116 @@
+"""The convolution whose state stays where it is, alone or after a product.
+
+The functional op does the work: what a token reads lies in [state slot | log | new tokens], which
+is its state and its x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from edge.ops import DEVICE_DOMAIN, Attribute, Op, index
+from edge.plugins.causal_conv1d.statement import CAUSAL_CONV1D, CAUSAL_CONV1D_INT8
+from edge.plugins.device.rules import RUN, SLOTS, columns, recurrent, renamed, stateless
+from edge.plugins.device.text import CONSTANTS, call, fields, logs, stored, views
+from edge.plugins.linear.statement import LINEAR, LINEAR_INT8_QUANTIZE
+
+_TAPS = (
+    index("taps", "i32[T,K]", "rows of [state slot: K-1 | log: S | x: T] that each token reads, "
+          "oldest first, itself last"),
+    index("state_taps", "i32[K-1]", "rows that are the stored state; looked at when one is"),
+)  # fmt: skip
+
+
+def behind_product(op: Op) -> dict[str, str]:
+    """What inputs of the convolution are called behind a product, where constants have a prefix."""
+    return {v.name: f"conv_{v.name}" if v.role == "weight" else v.name for v in op.inputs}
+
+
+def statements() -> Iterator[Op]:
+    for product, op in ((LINEAR, CAUSAL_CONV1D), (LINEAR_INT8_QUANTIZE, CAUSAL_CONV1D_INT8)):
+        conv = recurrent(
+            op,
+            {"conv_in": "x"},
+            (RUN, *_TAPS, SLOTS),
+            f"{op.maths}\nwhere i = concat(conv_state[run[SOURCE]], conv_in, x). "
+            "conv_state_out[run[TARGET]] = i[state_taps] where run[STORE] is not 0; "
+            "conv_in_out[slots[t]] = x[t] where slots[t] ≥ 0",
+        )
+        yield conv
+        yield _after_product(product, conv)
+
+
+def _after_product(product: Op, conv: Op) -> Op:
+    """A product, some columns of which a device convolution reads."""
+    # K is the convolution's
+    symbols = {"K": "I", "N": "O"}
+    names = behind_product(conv)
+    y = replace(renamed(product.outputs[0], {}, symbols), doc="the product")
+    convolved = replace(conv.outputs[0], name="conv_y", doc="the convolution of C columns of it")
+    return replace(
+        product,
+        name=f"{product.name}Conv",
+        inputs=(
+            *(renamed(v, {}, symbols) for v in product.inputs),
+            *(renamed(v, names, {}) for v in conv.inputs if v.name != "x"),
+        ),
+        outputs=(y, convolved, *conv.outputs[1:]),
+        attributes=(
+            *columns("x"),
+            Attribute("conv_start", "int", "first column of y that the convolution reads"),
+        ),
+        maths=f"y = {product.name}(…)\n"
+        f"conv_y and states: {conv.name} of y[conv_start : conv_start + C] by conv_…",
+        source=f"{product.name}, then {conv.name}",
+    )
+
+
+# -- bodies ----------------------------------------------------------------------------------------
+
+
+def _conv(op: Op, x: str, prefix: str = "") -> str:
+    """`{prefix}y` and the states after it; constants have the prefix too."""
+    names = {v.name: f"{prefix}{v.name}" for v in op.inputs if v.role == "weight"}
+    names |= {"x": x, "conv_state": "conv_before", "kept_taps": "kept_taps"}
+    return (
+        fields("source", "target", "store")
+        + """
+    conv_slot = Gather<axis=0>(conv_state, source)
+    conv_before = Concat<axis=0>(conv_slot, conv_in)
+    any_row = Constant<value = int32 {0}>()
+    keeps = Greater(store, from_0)
+    safe_taps = Where(keeps, state_taps, any_row)
+    kept_taps = Unsqueeze(safe_taps, axis_0)
+"""
+        + call(op.name, op, names, {"y": f"{prefix}y"})
+        + stored("conv_state", "conv_states")
+        + logs({"conv_in": x})
+    )
+
+
+# The convolution has as many channels as its weight.
+_CONVOLVED = """
+    first_0 = Constant<value_int: int = @conv_start>()
+    first = Reshape(first_0, end)
+    channels = Shape<start=-1>(conv_weight)
+    behind = Add(first, channels)
+    convolved = Slice(y, first, behind, end)
+"""
+
+
+def causal_conv1d(op: Op = CAUSAL_CONV1D) -> str:
+    return CONSTANTS + views(["x"]) + _conv(op, "x_own")
+
+
+def causal_conv1d_int8() -> str:
+    return causal_conv1d(CAUSAL_CONV1D_INT8)
+
+
+def linear_conv(product: Op = LINEAR, op: Op = CAUSAL_CONV1D) -> str:
+    made = call(product.name, stateless(product), {}, {}, DEVICE_DOMAIN)
+    return CONSTANTS + made + _CONVOLVED + _conv(op, "convolved", prefix="conv_")
+
+
+def linear_int8_quantize_conv() -> str:
+    return linear_conv(LINEAR_INT8_QUANTIZE, CAUSAL_CONV1D_INT8)

@@ -1,0 +1,71 @@
+"""Causal depthwise convolution with state, followed by SiLU, on floats and on int8 values."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edge.plugins.quantize.reference import quantize
+
+
+def causal_conv1d(
+    x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """silu(Σ_k weight[:, k] · x[t-K+1+k] + bias), reading tokens before x from conv_state.
+
+    x [B, T, C]; conv_state [B, K-1, C], oldest token first; weight [C, K]; bias [C] or None.
+    Returns y [B, T, C] and the last K-1 inputs.
+    """
+    width, steps = weight.shape[1], x.shape[1]
+    padded = torch.cat([conv_state.to(x.dtype), x], dim=1)
+    y = sum(padded[:, k : k + steps] * weight[:, k] for k in range(width))
+    assert isinstance(y, Tensor)
+    if bias is not None:
+        y = y + bias
+    return F.silu(y), padded[:, steps:]
+
+
+def causal_conv1d_int8(
+    x: Tensor,
+    x_scale: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor,
+    bias_scale: Tensor,
+    y_scale: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """quantize(silu(Σ_k weight[:, k] · x[t-K+1+k] + bias) / y_scale), before x from conv_state.
+
+    All values int8: x [B, T, C]; conv_state [B, K-1, C], oldest token first, with x's scale;
+    weight [C, K], weight_scale [1] or [C]; bias [C]. Returns y [B, T, C] and the last K-1 inputs.
+    """
+    width, steps = weight.shape[1], x.shape[1]
+    inputs = torch.cat([conv_state, x], dim=1)
+    taps = weight.T.float() * weight_scale
+    ys = []
+    for t in range(steps):
+        total = bias.float() * bias_scale
+        for k in range(width):
+            total = total + inputs[:, t + k].float() * x_scale * taps[k]
+        ys.append(quantize(F.silu(total), y_scale))
+    return torch.stack(ys, 1), inputs[:, steps:]
+
+
+def causal_conv1d_node(
+    x: Tensor, conv_state: Tensor, kept_taps: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The op as stated, over a chain."""
+    y, _ = causal_conv1d(x.transpose(0, 1), conv_state.transpose(0, 1), weight[:, 0].T, bias)
+    return y.transpose(0, 1), torch.cat([conv_state, x])[kept_taps]
+
+
+def causal_conv1d_int8_node(
+    x: Tensor, conv_state: Tensor, kept_taps: Tensor, weight: Tensor, bias: Tensor, **others: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The op as stated, over a chain."""
+    rows = {"x": x.transpose(0, 1), "conv_state": conv_state.transpose(0, 1)}
+    scales = {name: value for name, value in others.items() if name.endswith("_scale")}
+    y, _ = causal_conv1d_int8(**rows, weight=weight[:, 0].T, bias=bias, **scales)
+    return y.transpose(0, 1), torch.cat([conv_state, x])[kept_taps]

@@ -1,0 +1,108 @@
+"""How the statement of a device op is derived from that of an op.
+
+A device op is an op but for this:
+
+- A state stays where it is: all of its memory goes in, an output `…_out` is the same memory after
+  the run. The memory is that of the CUDA engine: two slots of the state, a log of what the tokens
+  since then put in, or a KV cache; `run` (`edge.launch.RUN_FIELDS`) and lists of rows steer.
+- An activation may be some columns of a wider tensor: attributes `x_start`, `x_width`.
+- Activations are [T,B,C] everywhere, indices i32. int8 is signed; packed bytes are i8, the same
+  bits.
+- Two ops that are one launch in a step are one op (`edge.plugins.lowering.fuse.Pair`), and a norm
+  may pick the wanted rows itself (`…Rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from edge.ops import Attribute, Op, Value, index, state
+
+RUN = index("run", "i32[8]", "edge.launch.RUN_FIELDS")
+SLOTS = index("slots", "i32[T]", "log row of each new token, -1 for none")
+ANCESTORS = index(
+    "ancestors",
+    "i32[A,A]",
+    "A is 1: a chain. A is T: a tree, [t,j] is 1 when j is t or on t's path",
+)
+
+
+def columns(name: str) -> tuple[Attribute, Attribute]:
+    """Attributes that say which columns of an input are read."""
+    return (
+        Attribute(f"{name}_start", "int", f"first column of {name} that is read"),
+        Attribute(f"{name}_width", "int", "how many are"),
+    )
+
+
+def narrow(v: Value) -> Value:
+    """i32 tokens, and bytes as signed ones."""
+    if v.name == "tokens":
+        return replace(v, dtypes=("i32",))
+    dtypes = tuple(dict.fromkeys("i8" if dtype == "u8" else dtype for dtype in v.dtypes))
+    return replace(v, dtypes=dtypes)
+
+
+def renamed(v: Value, names: Mapping[str, str], symbols: Mapping[str, str]) -> Value:
+    """Another name, and other symbols in its shape: `1|N` has the symbol N."""
+    shape = tuple("|".join(symbols.get(one, one) for one in dim.split("|")) for dim in v.shape)
+    return replace(narrow(v), name=names.get(v.name, v.name), shape=shape)
+
+
+def device(
+    op: Op, inputs: tuple[Value, ...], outputs: tuple[Value, ...], maths: str, *, views: bool = True
+) -> Op:
+    """`op` with other inputs and outputs. `views`: values may be columns of wider tensors."""
+    inputs, outputs = tuple(map(narrow, inputs)), tuple(map(narrow, outputs))
+    names = (v.name for v in inputs if views and v.role == "value" and v.shape[-1] != "1")
+    attributes = (*op.attributes, *(one for name in names for one in columns(name)))
+    return replace(op, inputs=inputs, outputs=outputs, attributes=attributes, maths=maths)
+
+
+def stateless(op: Op, *, views: bool = True) -> Op:
+    return device(op, op.inputs, op.outputs, op.maths, views=views)
+
+
+def of_rows(op: Op) -> Op:
+    """A norm of the wanted rows alone. The sum that it norms is wanted by nobody."""
+    whole = ("T", "B", "D")
+    inputs = tuple(replace(v, shape=whole) if v.role == "value" else v for v in op.inputs)
+    found = device(
+        op,
+        (*inputs, index("rows", "i32[L]", "the wanted tokens")),
+        (replace(op.outputs[0], shape=("L", "B", "D")),),
+        f"{op.maths}\nand of it y[rows] alone",
+        views=False,
+    )
+    return replace(found, name=f"{op.name}Rows")
+
+
+def after(v: Value) -> Value:
+    """The memory of a state after the run."""
+    return replace(v, name=f"{v.name}_out", doc=f"{v.name} after the run, in place")
+
+
+def recurrent(op: Op, logs: Mapping[str, str], steering: tuple[Value, ...], maths: str) -> Op:
+    """An op with a state of fixed size.
+
+    `logs`: name of a log → the input that it keeps. `steering` replaces what steers `op`. Logs are
+    memory here, not inputs.
+    """
+    own = tuple(
+        replace(v, shape=("2", *v.shape), doc="two slots of it, in place")
+        if v.role == "state"
+        else v
+        for v in op.inputs
+        if v.role != "index" and not (v.role == "value" and v.name.endswith("_log"))
+    )
+    named = {v.name: v for v in own}
+    kept = tuple(_log(log, named[name]) for log, name in logs.items())
+    states = tuple(v for v in own if v.role == "state") + kept
+    outputs = (op.outputs[0], *map(after, states))
+    return device(op, (*own, *kept, *steering), outputs, maths)
+
+
+def _log(name: str, of: Value) -> Value:
+    typed = f"{'|'.join(narrow(of).dtypes)}[S,B,{of.shape[-1]}]"
+    return state(name, typed, f"log: {of.name} of the tokens since the state")

@@ -1,0 +1,49 @@
+"""The statement of every device op, by function name: one for each form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from edge.ops import Form, Op
+from edge.plugins.catalogue import ops_in, parts
+from edge.plugins.device.rules import stateless
+
+
+def _statements() -> Iterator[tuple[str, Op]]:
+    """With the folder of each."""
+    devices = parts("device")
+    for folder in sorted({*parts("statement"), *devices}):
+        stated = getattr(devices.get(folder), "statements", None)
+        found = stated() if stated else map(stateless, ops_in(folder))
+        yield from ((folder, op) for op in found)
+
+
+_STATED = {op.name: (folder, op) for folder, op in _statements()}
+_FORMS = {
+    name: (folder, op, form) for folder, op in _STATED.values() for name, form in op.forms().items()
+}
+DEVICE_OPS: dict[str, Op] = {name: replace(op, name=name) for name, (_, op, _) in _FORMS.items()}
+
+
+def device_name(op: str, attributes: Mapping[str, float]) -> str:
+    """The device op of a planned node. A norm with the attribute `rows` set picks rows."""
+    return f"{op}Rows" if attributes.get("rows") else _STATED[op][1].function(attributes)
+
+
+def form_of(name: str) -> tuple[str, Op, Form]:
+    """Of a device op: its folder, the statement it is a form of, and which."""
+    return _FORMS[name]
+
+
+def in_place(op: Op) -> dict[str, str]:
+    """Outputs that are an input's memory: output → input."""
+    inputs = {v.name for v in op.inputs}
+    outputs = (v.name for v in op.outputs if v.name.endswith("_out"))
+    return {name: name.removesuffix("_out") for name in outputs if name[:-4] in inputs}
+
+
+def viewable(op: Op) -> tuple[str, ...]:
+    """Inputs that may be columns of a wider tensor."""
+    attributes = {a.name for a in op.attributes}
+    return tuple(v.name for v in op.inputs if f"{v.name}_start" in attributes)

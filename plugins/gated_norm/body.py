@@ -1,0 +1,48 @@
+"""ONNX function bodies of the gated norm and of the SiLU gate."""
+
+from __future__ import annotations
+
+from edge.plugins.norm.body import LAST, RMS
+
+_GATED = """
+    open = Sigmoid(%(z)s)
+    gate = Mul(%(z)s, open)
+    gated = Mul(x, gate)
+"""
+_WIDE_GATE = "    gate_in = DequantizeLinear<axis=-1>(z, z_scale)\n"
+_ORT_WIDE_GATE = """
+    quants = Cast<to=1>(z)
+    gate_in = Mul(quants, z_scale)
+"""
+_NORM_OF_GROUPS = (
+    """
+    groups_column = Constant<value_int: int = @groups>()
+    axes = Constant<value = int64[1] {-1}>()
+    group_count = Reshape(groups_column, axes)
+    stay = Constant<value = int64[2] {0, 0}>()
+    split_shape = Concat<axis=0>(stay, group_count, axes)
+    grouped = Reshape(gated, split_shape)
+"""
+    + RMS % {"x": "grouped"}
+    + """
+    joined_shape = Constant<value = int64[3] {0, 0, -1}>()
+    joined = Reshape(unit, joined_shape)
+    y = Mul(joined, weight)
+"""
+)
+# One group needs no reshaping, and is then a norm ONNX Runtime fuses.
+_NORM_OF_ONE_GROUP = LAST + RMS % {"x": "gated"} + "    y = Mul(unit, weight)\n"
+
+SILU_GATE = """
+    open = Sigmoid(z)
+    gate = Mul(z, open)
+    y = Mul(x, gate)
+"""
+
+
+def gated_rms_norm(groups: int | None, gate: str = "z") -> str:
+    return _GATED % {"z": gate} + (_NORM_OF_ONE_GROUP if groups == 1 else _NORM_OF_GROUPS)
+
+
+def gated_rms_norm_int8(groups: int | None, ort: bool) -> str:
+    return (_ORT_WIDE_GATE if ort else _WIDE_GATE) + gated_rms_norm(groups, "gate_in")

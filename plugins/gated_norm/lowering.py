@@ -1,0 +1,108 @@
+"""How `gated_norm` is called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge.errors import ExportError
+from edge.launch import Size
+from edge.plugins.hadamard.lowering import lower as lower_rotation
+from edge.plugins.hadamard.lowering import parts_of
+from edge.plugins.lowering.context import Lowering, Node, cdiv, next_power_of_2, warps_for
+from edge.plugins.lowering.fuse import Pair
+
+PAIRS = (
+    Pair(
+        "GatedRMSNormInt8HadamardQuantize",
+        "GatedRMSNormInt8",
+        "HadamardQuantize",
+        through=("x",),
+        few=True,
+    ),
+)
+_GATE_BLOCK = 512
+_TILE = 16  # the smallest of `tl.dot`: most programs for a row, and least padding
+
+
+def lower(at: Lowering, node: Node) -> None:
+    """One program a row and group: 5120 channels are 512 threads of 8 or 16 values.
+
+    What one row takes is the wait for memory and the barriers of the sum, as in `norm`.
+    """
+    x, z = at.view(node.inputs["x"]), at.view(node.inputs["z"])
+    groups = node.attributes["groups"]
+    if x.width % groups:
+        raise ExportError(f"{x.width} channels are not {groups} groups", field=node.name)
+    width = x.width // groups
+    block = next_power_of_2(width)
+    y = at.new(node.outputs["y"], "f32", x.rows, x.width)
+    at.launch(
+        "gated_norm.gated_norm",
+        {**at.given(node, "x", "z", "z_scale", "weight"), "y": at.pointer(y)},
+        {
+            "GROUPS": groups,
+            "WIDTH": width,
+            "BLOCK": block,
+            "X_STRIDE": x.stride,
+            "Z_STRIDE": z.stride,
+            "Z_SCALES": at.count(node, "z_scale"),
+            "EPS": float(node.attributes["eps"]),
+        },
+        (Size(of=x.rows), Size(times=groups)),
+        warps=warps_for(block),
+        stages=1,
+    )
+
+
+def lower_silu_gate(at: Lowering, node: Node) -> None:
+    """Every row in pieces of 512 channels, 4 a thread."""
+    x, z = at.view(node.inputs["x"]), at.view(node.inputs["z"])
+    y = at.new(node.outputs["y"], "f32", x.rows, x.width)
+    at.launch(
+        "gated_norm.silu_gate",
+        {**at.given(node, "x", "z"), "y": at.pointer(y)},
+        {"WIDTH": x.width, "BLOCK": _GATE_BLOCK, "X_STRIDE": x.stride, "Z_STRIDE": z.stride},
+        (Size(of=x.rows), Size(times=cdiv(x.width, _GATE_BLOCK))),
+        warps=4,
+        stages=1,
+    )
+
+
+def lower_gated_rms_norm_int8_hadamard_quantize(at: Lowering, node: Node) -> None:
+    """The norm inside the rotation: every program gates the whole row, which it reads anyway.
+
+    That is 5120 channels, 40 a thread, in each of the 5 programs of a row of Mamba-2 2.7B (80 x 64,
+    16 rows of 80 each); the launch that it spares costs more. Rows of several groups, which have
+    several mean squares, are normed by a launch before the rotation's.
+    """
+    x, z = at.view(node.inputs["x"]), at.view(node.inputs["z"])
+    p, q = parts_of(at, node, x.width)
+    if node.attributes["groups"] > 1:
+        normed = f"{node.outputs['y']}.normed"
+        lower(at, replace(node, op="GatedRMSNormInt8", outputs={"y": normed}))
+        rotated = {**node.inputs, "x": normed}
+        lower_rotation(at, replace(node, op="HadamardQuantize", inputs=rotated))
+        return
+    y = at.new(node.outputs["y"], "i8", x.rows, x.width)
+    at.launch(
+        "gated_norm.gated_norm_hadamard",
+        {
+            **at.given(node, "x", "z", "z_scale", "weight", "slow", "fast", "scale"),
+            "y": at.pointer(y),
+        },
+        {
+            "P": p,
+            "Q": q,
+            "X_STRIDE": x.stride,
+            "Z_STRIDE": z.stride,
+            "Z_SCALES": at.count(node, "z_scale"),
+            "SCALES": at.count(node, "scale"),
+            "EPS": float(node.attributes["eps"]),
+            "BLOCK_P": _TILE,
+            "BLOCK_K": _TILE,
+            "BLOCK_Q": max(16, next_power_of_2(q)),
+        },
+        (Size(of=x.rows), Size(times=cdiv(p, _TILE))),
+        warps=4,
+        stages=3,
+    )

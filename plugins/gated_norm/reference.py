@@ -1,0 +1,32 @@
+"""The gated, grouped RMSNorm of Mamba-2 and the SiLU gate, in fp32 whatever the input."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edge.plugins.quantize.reference import dequantize
+
+
+def gated_rms_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int) -> Tensor:
+    """norm(x · silu(z)) over groups of D/groups (Mamba-2, `norm_before_gate=False`).
+
+    x, z [..., D]; weight [D].
+    """
+    h = x.float() * F.silu(z.float())
+    grouped = h.unflatten(-1, (groups, -1))
+    grouped = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)
+    return weight * grouped.flatten(-2).to(x.dtype)
+
+
+def gated_rms_norm_int8(
+    x: Tensor, z: Tensor, z_scale: Tensor, weight: Tensor, eps: float, groups: int
+) -> Tensor:
+    """gated_rms_norm with a gate in int8. x f32, z i8 [..., D]; z_scale [1|D] → f32 [..., D]."""
+    return gated_rms_norm(x, dequantize(z, z_scale), weight, eps, groups)
+
+
+def silu_gate(x: Tensor, z: Tensor) -> Tensor:
+    """x · z · sigmoid(z)."""
+    return x * F.silu(z)

@@ -1,0 +1,16 @@
+"""GELU in fp32."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x/2 · (1 + erf(x/√2))."""
+    return F.gelu(x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The same with tanh's approximation of erf."""
+    return F.gelu(x, approximate="tanh")

@@ -1,0 +1,114 @@
+"""ONNX function bodies of the products.
+
+For ONNX Runtime the integer products are written out, with u8 activations of zero point 128,
+instead of hoping that a fusion finds them.
+"""
+
+from __future__ import annotations
+
+from edge.plugins.quantize.body import ONE, ZERO
+
+LINEAR = """
+    wide = Cast<to=1>(weight)
+    columns = Transpose<perm=[1, 0]>(wide)
+    y = MatMul(x, columns)
+"""
+
+# Bytes as the two 4-bit columns that each holds, low one first.
+NIBBLES = """
+    low_mask = Constant<value = uint8 {15}>()
+    four = Constant<value = uint8 {4}>()
+    low = BitwiseAnd(bytes, low_mask)
+    high = BitShift<direction="RIGHT">(bytes, four)
+    tail = Constant<value = int64[1] {-1}>()
+    low_column = Unsqueeze(low, tail)
+    high_column = Unsqueeze(high, tail)
+    pairs = Concat<axis=-1>(low_column, high_column)
+    block_column = Constant<value_int: int = @block_size>()
+    block = Reshape(block_column, tail)
+"""
+
+ORT_LINEAR_BITS = """
+    y = com.microsoft.MatMulNBits<K: int = @K, N: int = @N, bits: int = @bits,
+        block_size: int = @block_size, accuracy_level: int = 4>(x, packed, scales)
+"""
+
+_FLOATING_X = "    floating = DequantizeLinear<axis=-1>(x, x_scale)\n"
+
+_COLUMNS = "    columns = Transpose<perm=[1, 0]>(weight)\n"
+
+_WIDE_COLUMNS = """
+    wide_rows = DequantizeLinear<axis=0>(weight, weight_scale)
+    wide = Transpose<perm=[1, 0]>(wide_rows)
+"""
+
+_FLOAT_PRODUCT = _FLOATING_X + _WIDE_COLUMNS + "    %(y)s = MatMul(floating, wide)\n"
+
+LINEAR_INT8 = _FLOAT_PRODUCT % {"y": "y"}
+
+LINEAR_INT8_QUANTIZE = (
+    _FLOAT_PRODUCT % {"y": "product"}
+    + "    y = QuantizeLinear<axis=-1, output_dtype: int=3>(product, y_scale)\n"
+)
+
+LINEAR_INT8_ROWS = (
+    _WIDE_COLUMNS
+    + ONE
+    + """
+    quants = DequantizeLinear(x, one)
+    product = MatMul(quants, wide)
+    y = Mul(product, x_scale)
+"""
+)
+
+# The weight's zero point is written out: on processors whose u8·s8 products saturate, ONNX Runtime
+# turns weights to u8 and writes the new zero point where the old one stands.
+_INTEGER_PRODUCT = (
+    _COLUMNS
+    + ZERO
+    + """
+    weight_zero = Constant<value = int8 {0}>()
+    %(y)s = com.microsoft.MatMulIntegerToFloat
+        (x, columns, %(x_scale)s, %(weight_scale)s, zero, weight_zero)
+"""
+)
+
+ORT_LINEAR_INT8 = _INTEGER_PRODUCT % {
+    "x_scale": "x_scale", "weight_scale": "weight_scale", "y": "y"
+}  # fmt: skip
+
+# As fast as QLinearMatMul, whose output would have to be u8.
+ORT_LINEAR_INT8_QUANTIZE = (
+    ONE
+    + "    steps = Div(weight_scale, y_scale)\n"
+    + _INTEGER_PRODUCT % {"x_scale": "x_scale", "weight_scale": "steps", "y": "scaled"}
+    + "    y = QuantizeLinear(scaled, one, weight_zero)\n"
+)
+
+ORT_LINEAR_INT8_ROWS = (
+    ONE
+    + _INTEGER_PRODUCT % {"x_scale": "one", "weight_scale": "weight_scale", "y": "product"}
+    + "    y = Mul(product, x_scale)\n"
+)
+
+# In fp32 (accuracy_level 1): level 4 is 4 times as fast for one token, but rounds the activations a
+# second time, block by block, which puts the product off by 0.4 %.
+ORT_LINEAR_INT4 = (
+    ZERO
+    + """
+    floating = DequantizeLinear(x, x_scale, zero)
+    y = com.microsoft.MatMulNBits<K: int = @K, N: int = @N, bits: int = @bits,
+        block_size: int = @block_size, accuracy_level: int = 1>(floating, packed, scales)
+"""
+)
+
+# By channel QuantizeLinear is slow (see `TO_U8`); dividing first is not.
+ORT_LINEAR_INT4_QUANTIZE = (
+    ORT_LINEAR_INT4.replace("    y = com", "    product = com")
+    + ONE
+    + """
+    s8_zero = Constant<value = int8 {0}>()
+    steps = Div(product, y_scale)
+    y = QuantizeLinear(steps, one, s8_zero)
+"""
+)

@@ -1,0 +1,252 @@
+"""How products are called, and what one program of them computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edge.launch import Size
+from edge.plugins.lowering.context import (
+    ONE,
+    Arguments,
+    Lowering,
+    Node,
+    Rows,
+    View,
+    Warps,
+    cdiv,
+    next_power_of_2,
+)
+from edge.plugins.lowering.fuse import Pair
+
+PAIRS = tuple(
+    Pair(f"{first}Quantize", first, "Quantize", through=("x",), second_names={"scale": "y_scale"})
+    for first in ("LinearInt8", "LinearInt4")
+)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One program's share of x [rows, K] · weight [N, K]ᵀ.
+
+    Attributes:
+        m: its rows; of `few` kernels all there can be, 8 or 16.
+        n, k: its outputs, and the columns of a step.
+        warps, stages: `num_warps`, `num_stages`; stages - 1 steps are on their way from memory.
+        split: parts of the columns that warps sum side by side, for kernels that can.
+    """
+
+    m: int
+    n: int
+    k: int
+    warps: Warps
+    stages: int
+    split: int = 1
+
+    @property
+    def many(self) -> bool:
+        return self.m > 16
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """The kernel's constants."""
+        rows = "BLOCK_M" if self.many else "ROWS"
+        return {rows: self.m, "BLOCK_N": self.n, "BLOCK_K": self.k}
+
+
+def few_rows(at: Lowering) -> int:
+    """Rows of a `few` kernel's tile."""
+    return 8 if at.regime.max_rows == 1 else 16
+
+
+def launch_product(
+    at: Lowering,
+    file: str,
+    pointers: Arguments,
+    constants: Mapping[str, int],
+    tile: Tile,
+    rows: Rows,
+    *,
+    settles: bool = False,
+) -> None:
+    """`few` or `many` of a kernel file, as the tile is. `constants` has N, the outputs."""
+    outputs = Size(times=cdiv(constants["N"], tile.n))
+    at.launch(
+        f"{file}.{'many' if tile.many else 'few'}",
+        pointers,
+        {**constants, **tile.blocks},
+        # neighbours share their weights
+        (Size(of=rows, per=tile.m) if tile.many else ONE, outputs),
+        warps=tile.warps,
+        stages=tile.stages,
+        settles=settles,
+    )
+
+
+def _product(
+    at: Lowering,
+    node: Node,
+    kernel: str,
+    names: tuple[str, ...],
+    shape: tuple[int, int],
+    tile: Tile,
+    constants: Mapping[str, int],
+) -> None:
+    """x [rows, K] by a weight of `shape` [N, K]; `names`: the inputs in the kernel's order."""
+    x = at.view(node.inputs["x"])
+    y = at.new(node.outputs["y"], "i8" if "y_scale" in node.inputs else "f32", x.rows, shape[0])
+    pointers = {**at.given(node, *names), "y": at.pointer(y), "M": at.size(x.rows)}
+    sizes = {"N": shape[0], "K": shape[1], "X_STRIDE": x.stride}
+    launch_product(at, kernel, pointers, {**sizes, **constants}, tile, x.rows)
+
+
+# -- fp32 and fp16 weights -------------------------------------------------------------------------
+
+
+def float_tile(at: Lowering, dtype: str, outputs: int, columns: int) -> Tile:
+    """As `int8_tile`, with weights of 2 or 4 bytes and x of 4.
+
+    x takes as much shared memory as 16 outputs of fp16 weights when it has 8 rows, so that steps
+    are half as long. fp32 weights are split into two tf32 parts in registers, which 64 columns
+    fill: more, shorter steps. Large products of 64 and of 128 rows take 126 registers a thread.
+    """
+    if dtype == "f32":
+        if at.regime.many:
+            return Tile(64, 64, 32, 4, 3)
+        return Tile(few_rows(at), *((32, 64, 2, 5) if outputs >= 8192 else (16, 64, 1, 6)))
+    if at.regime.many:
+        return Tile(128, 128, 32, 8, 4) if outputs >= 4096 else Tile(64, 128, 32, 4, 4)
+    if outputs >= 8192 or columns <= 512:
+        k = min(256, max(32, next_power_of_2(columns)))
+        return Tile(few_rows(at), 32, k, 2, 3)
+    return Tile(few_rows(at), 16, 512, 1, 3)
+
+
+def lower_linear(at: Lowering, node: Node) -> None:
+    weight = at.constant(node.inputs["weight"])
+    outputs, columns = weight.shape
+    tile = float_tile(at, weight.dtype, outputs, columns)
+    _product(at, node, "linear", ("x", "weight"), (outputs, columns), tile, {})
+
+
+# -- int8 weights ----------------------------------------------------------------------------------
+
+
+def int8_tile(at: Lowering, outputs: int, columns: int) -> Tile:
+    """For x i8 [rows, columns] · weight i8 [outputs, columns]ᵀ.
+
+    At most 16 rows: reading the weights is all the time there is. A memory of 4.8 TB/s answers
+    after about 0.7 µs, so 132 SMs must have 25 KB each on their way (an Orin's 8, of 102 GB/s,
+    10 KB). A program has (stages - 1)·n·k bytes, an SM as many programs as fit its shared memory,
+    which holds those and the like of 8 or 16 rows of x. 16 outputs are a warp's product. in_proj's
+    10240 outputs by 32 are 320 programs, 2.4 an SM of 48 KB each (with a stage less an H100 took
+    6 % longer, and 14 % for the head); fewer outputs a program would read x from L2 too often.
+    Where there are few (out_proj, 2560 outputs, 160 programs by 16) each has 48 KB on its way, in
+    72 or 96 KB, the most that sm_86, sm_89 and sm_120 give.
+
+    More rows: products that follow one another are shared by warps along the longer side, so 64 x
+    128 on 4 warps reads shared memory as seldom as can be. 128 registers a thread: 4 programs an
+    SM by registers, 2 or 3 by their shared memory of 48 to 72 KB.
+    """
+    if at.regime.many:
+        return Tile(64, 128, 128, 4, 3)
+    rows = few_rows(at)
+    if columns <= 512:
+        return Tile(rows, 32, max(64, next_power_of_2(columns)), 2, 2)
+    if outputs >= 8192:
+        return Tile(rows, 32, 512, 2, 4)
+    # few outputs, few programs: four parts of the columns side by side, each of whole loads of 16
+    if outputs <= 512 and columns % 64 == 0:
+        return Tile(rows, 16, 1024, 2, 4, split=4)
+    return Tile(rows, 16, 1024, 1, 4)
+
+
+def lower_linear_int8(at: Lowering, node: Node) -> None:
+    """x_scale is a value for Rows, one a row."""
+    outputs, columns = at.constant(node.inputs["weight"]).shape
+    tile = int8_tile(at, outputs, columns)
+    x_scale = at.views.get(node.inputs["x_scale"])
+    constants = {
+        "X_SCALE_STEP": 0 if x_scale is None else x_scale.stride,
+        "WEIGHT_SCALE_STEP": int(at.count(node, "weight_scale") > 1),
+        "Y_SCALE_STEP": int(at.count(node, "y_scale") > 1),
+        **({"SPLIT": tile.split} if tile.split > 1 else {}),
+    }
+    names = ("x", "x_scale", "weight", "weight_scale", "y_scale")
+    _product(at, node, "linear_int8", names, (outputs, columns), tile, constants)
+
+
+lower_linear_int8_quantize = lower_linear_int8_rows = lower_linear_int8
+
+
+# -- weights in blocks of 4 or 8 bits --------------------------------------------------------------
+
+# An fp32 tile of this width and 64 rows is 16 KB: three of them, and weights, are in shared memory.
+_WIDEST = 64
+
+
+def _blocks_tile(
+    at: Lowering, outputs: int, columns: int, shared: int, *, least: int, step: int
+) -> tuple[Tile, dict[str, int]]:
+    """For weights in blocks of `shared` columns, a product of which takes `least` at once.
+
+    At most 16 rows: as in `int8_tile`, but a block is all that a product can sum exactly, so a step
+    is several blocks, `step` columns. Taking the nibbles apart costs some 200 instructions a KB of
+    weights, an SM's issue slots for 50 cycles: an Orin's SM is given one KB in 80, an H200's in 49.
+
+    More rows: the fp32 sums stand beside the block's, 32 registers a thread each for 64 x 64.
+    """
+    k = max(least, next_power_of_2(shared))
+    if at.regime.many:
+        return Tile(64, 64, k, 4, 3), {"STAGES": 3}
+    rows = few_rows(at)
+    tile = Tile(rows, 32, k, 2, 4)
+    if outputs < 8192:
+        tile = Tile(rows, 16, k, 1, 6 if rows == 8 else 4)
+    blocks = columns // shared
+    most = max(1, min(8, step // k))
+    unroll = max(count for count in range(1, most + 1) if blocks % count == 0)
+    return tile, {"UNROLL": unroll, "STAGES": tile.stages}
+
+
+def _paired(x: View) -> bool:
+    """Whether rows start on multiples of two elements."""
+    return x.offset % 2 == 0 and x.stride % 2 == 0
+
+
+def lower_linear_int4(at: Lowering, node: Node) -> None:
+    outputs, columns, shared = (node.attributes[name] for name in ("N", "K", "block_size"))
+    tile, steps = _blocks_tile(at, outputs, columns, shared, least=64, step=512)
+    constants = {
+        "Y_SCALE_STEP": int(at.count(node, "y_scale") > 1),
+        "SHARED": shared,
+        "PAIRED": _paired(at.view(node.inputs["x"])),
+        **steps,
+    }
+    names = ("x", "x_scale", "packed", "scales", "y_scale")
+    _product(at, node, "linear_int4", names, (outputs, columns), tile, constants)
+
+
+lower_linear_int4_quantize = lower_linear_int4
+
+
+def lower_linear_bits(at: Lowering, node: Node) -> None:
+    """A step is 256 columns, because x takes 4 bytes each."""
+    outputs, columns, shared = (node.attributes[name] for name in ("N", "K", "block_size"))
+    bits = node.attributes["bits"]
+    least = 16 * 8 // bits
+    tile, steps = _blocks_tile(at, outputs, columns, shared, least=least, step=256)
+    if tile.many:
+        piece = shared
+        while piece > _WIDEST and piece % 4 == 0:
+            piece //= 2
+        steps |= {"PIECE": piece}
+        tile = Tile(tile.m, tile.n, max(least, next_power_of_2(piece)), tile.warps, tile.stages)
+    constants = {
+        "BITS": bits,
+        "SHARED": shared,
+        "PAIRED": _paired(at.view(node.inputs["x"])),
+        **steps,
+    }
+    names = ("x", "packed", "scales")
+    _product(at, node, "linear_bits", names, (outputs, columns), tile, constants)

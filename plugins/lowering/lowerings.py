@@ -1,0 +1,34 @@
+"""Every op that has a kernel, and how it is called: found in the ops' folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+
+from edge.plugins.catalogue import ops_in, parts, snake
+from edge.plugins.lowering.context import Lower
+
+_OWN = "lower_"
+
+
+def _found(folder: str, module: ModuleType) -> Iterator[tuple[str, Lower]]:
+    """Ops of the folder, of its pairs, and those that functions are called as."""
+    own = {
+        name: each
+        for name, each in vars(module).items()
+        if name.startswith(_OWN) and each.__module__ == module.__name__
+    }
+    names = [op.name for op in ops_in(folder)] + [pair.op for pair in getattr(module, "PAIRS", ())]
+    for op in names:
+        lower = own.pop(f"{_OWN}{snake(op)}", None) or getattr(module, "lower", None)
+        if lower is not None:
+            yield op, lower
+    for name, lower in own.items():
+        yield name.removeprefix(_OWN).title().replace("_", ""), lower
+
+
+LOWER: Mapping[str, Lower] = {
+    op: lower
+    for folder, module in parts("lowering").items()
+    for op, lower in _found(folder, module)
+}

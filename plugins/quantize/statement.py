@@ -1,0 +1,87 @@
+"""Rounding to int8 and back.
+
+All rounding is q = clip(round_half_even(x / scale), -128, 127), symmetric, with fp32 scales; what a
+number then stands for is q · scale. A scale of [1|C] is one for all values, or one a channel of the
+last axis.
+
+i8|u8: an int8 value that only products and scans read may travel as u8 with 128 added, which is
+what the `ort` flavour of the ONNX functions does (products of u8 by s8 are the fast ones on x86).
+The numbers are the same. A value written i8 alone is signed in every flavour.
+"""
+
+from __future__ import annotations
+
+from edge.ops import Op, Value, value, weight
+
+_X = value("x", "f32[...,C]", "activations")
+
+_SCALE = weight("scale", "f32[1|C]", "positive")
+
+_Q = value("y", "i8|u8[...,C]", "rounded")
+
+_FLOAT = value("y", "f32[...,C]", "x on the grid of int8")
+
+ROUND = "clip(round_half_even({}), -128, 127)"
+
+_ROW_SCALE = "scale = absmax(x) / 127 over the last axis, 1 where that is 0"
+
+QUANTIZE = Op(
+    "Quantize",
+    (_X, _SCALE),
+    (_Q,),
+    (),
+    f"y = {ROUND.format('x / scale')}",
+    "ONNX QuantizeLinear; Quamba, arXiv 2410.13229, equation 3, rounding instead of truncating",
+)
+
+QUANTIZE_ROWS = Op(
+    "QuantizeRows",
+    (_X,),
+    (_Q, value("scale", "f32[...,1]", "one a row, found now")),
+    (),
+    f"{_ROW_SCALE}\ny = {ROUND.format('x / scale')}",
+    "dynamic quantization, one scale a token: LLM.int8(), arXiv 2208.07339, section 3.1",
+)
+
+DEQUANTIZE = Op(
+    "Dequantize",
+    (value("x", "i8[...,C]", "made by LinearInt8Quantize"), _SCALE),
+    (_FLOAT,),
+    (),
+    "y = scale · x",
+    "ONNX DequantizeLinear",
+)
+
+FAKE_QUANTIZE = Op(
+    "FakeQuantize",
+    (_X, _SCALE),
+    (_FLOAT,),
+    (),
+    f"y = scale · {ROUND.format('x / scale')}",
+    "Quantize, then Dequantize",
+)
+
+FAKE_QUANTIZE_ROWS = Op(
+    "FakeQuantizeRows",
+    (_X,),
+    (_FLOAT,),
+    (),
+    f"{_ROW_SCALE}\ny = scale · {ROUND.format('x / scale')}",
+    "QuantizeRows, then scale · y",
+)
+
+
+def scaled(name: str, channels: str, doc: str) -> tuple[Value, Value]:
+    """An activation [T,B,channels] in int8, and its scale."""
+    return (
+        value(name, f"i8[T,B,{channels}]", doc),
+        weight(f"{name}_scale", f"f32[1|{channels}]", f"one {name} is q·{name}_scale"),
+    )
+
+
+def constant(name: str, shape: str, scale: str, doc: str) -> tuple[Value, Value]:
+    """A weight in int8, and its scale."""
+    return (
+        weight(name, f"i8[{shape}]", doc),
+        weight(f"{name}_scale", f"f32[{scale}]", ""),
+    )

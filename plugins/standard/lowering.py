@@ -1,0 +1,127 @@
+"""How ONNX's own ops run where a graph has them on rows: by `rows`, or as views of a value."""
+
+from __future__ import annotations
+
+from edge.errors import ExportError
+from edge.launch import Size
+from edge.plugins.lowering.context import (
+    Lowering,
+    Node,
+    View,
+    Warps,
+    cdiv,
+    next_power_of_2,
+    warps_for,
+)
+
+_BLOCK = 1024
+
+
+def lower_add(at: Lowering, node: Node) -> None:
+    """x + y, or x + a constant [D] (a bias), in either order."""
+    names = sorted(node.inputs.values(), key=lambda name: name in at.constants)
+    a = at.view(names[0])
+    b = at.constants.get(names[1]) or at.view(names[1])
+    if (b.width if isinstance(b, View) else b.size) != a.width:
+        raise ExportError(f"adds {names[1]!r} of another width", field=node.name)
+    y = at.new(_output(node), "f32", a.rows, a.width)
+    grid, block, warps = _blocks(y)
+    at.launch(
+        "rows.add",
+        {"a": at.pointer(a), "b": at.pointer(b), "y": at.pointer(y)},
+        {
+            "WIDTH": a.width,
+            "A_STRIDE": a.stride,
+            "B_STRIDE": b.stride if isinstance(b, View) else 0,
+            "BLOCK": block,
+        },
+        grid,
+        warps=warps,
+    )
+
+
+def lower_gather(at: Lowering, node: Node) -> None:
+    """Columns by a constant list, or the wanted rows by the input `rows`."""
+    x, index = at.view(node.inputs["data"]), node.inputs["indices"]
+    if node.attributes.get("axis", 0) == 0 and index == "rows":
+        return gather_rows(at, x, _output(node))
+    columns = at.constant(index)
+    y = at.new(_output(node), x.dtype, x.rows, columns.size)
+    grid, block, warps = _blocks(y)
+    at.launch(
+        "rows.gather_columns",
+        {"x": at.pointer(x), "columns": at.pointer(columns), "y": at.pointer(y)},
+        {"WIDTH": columns.size, "X_STRIDE": x.stride, "BLOCK": block},
+        grid,
+        warps=warps,
+    )
+    return None
+
+
+def gather_rows(at: Lowering, x: View, name: str) -> None:
+    """Row l·B+b of `name` is row rows[l]·B+b of x."""
+    y = at.new(name, x.dtype, "LB", x.width)
+    grid, block, warps = _blocks(y)
+    at.launch(
+        "rows.gather_rows",
+        {
+            "x": at.pointer(x),
+            "rows": at.input("rows", "i32", Size(of="L")),
+            "y": at.pointer(y),
+            "B": at.size("B"),
+        },
+        {"WIDTH": x.width, "X_STRIDE": x.stride, "BLOCK": block},
+        grid,
+        warps=warps,
+    )
+
+
+def lower_concat(at: Lowering, node: Node) -> None:
+    """Two values side by side."""
+    if len(node.inputs) != 2:
+        raise ExportError("joins other than two values", field=node.name)
+    a, b = (at.view(name) for name in node.inputs.values())
+    y = at.new(_output(node), a.dtype, a.rows, a.width + b.width)
+    grid, block, warps = _blocks(y)
+    at.launch(
+        "rows.concat",
+        {"a": at.pointer(a), "b": at.pointer(b), "y": at.pointer(y)},
+        {
+            "A_WIDTH": a.width,
+            "B_WIDTH": b.width,
+            "A_STRIDE": a.stride,
+            "B_STRIDE": b.stride,
+            "BLOCK": block,
+        },
+        grid,
+        warps=warps,
+    )
+
+
+def _blocks(y: View) -> tuple[tuple[Size, Size], int, Warps]:
+    """Grid, channels and warps of a program."""
+    block = min(next_power_of_2(y.width), _BLOCK)
+    return (Size(of=y.rows), Size(times=cdiv(y.width, block))), block, warps_for(block)
+
+
+def lower_split(at: Lowering, node: Node) -> None:
+    """Neighbouring channels of one value: no launch, no copy."""
+    whole = at.view(node.inputs["input"])
+    widths = [int(width) for width in at.constant(node.inputs["split"]).array()]
+    if node.attributes.get("axis") != -1 or sum(widths) != whole.width:
+        raise ExportError("does not split channels", field=node.name)
+    start = 0
+    for name, width in zip(node.outputs.values(), widths, strict=True):
+        at.views[name] = whole.columns(start, width)
+        start += width
+
+
+def lower_transpose(at: Lowering, node: Node) -> None:
+    """[T, B, …] ↔ [B, T, …]: kernels read row t·B+b either way."""
+    if list(node.attributes.get("perm", ())) != [1, 0, 2]:
+        raise ExportError("swaps other axes than time and batch", field=node.name)
+    at.views[_output(node)] = at.view(node.inputs["data"])
+
+
+def _output(node: Node) -> str:
+    return next(iter(node.outputs.values()))
