@@ -103,7 +103,7 @@ def read_drafting(
     `others`: further options, with their values, that mean nothing without a drafter.
     Raises InputError.
     """
-    from edge.runtime.speculate.rule import rule_of
+    from edge.runtime.speculate.accept import rule_of
 
     shape, rule = read_shape(tokens, tree, auto), rule_of(accept, "--accept").name
     if draft == "":

@@ -9,7 +9,7 @@ import numpy as np
 
 from edge.runtime.sampling import Distribution, Sampler
 from edge.runtime.speculate.draft import Draft, Drafter
-from edge.runtime.speculate.growth import Growth
+from edge.runtime.speculate.model_drafter import Growth
 from edge.runtime.speculate.shape import Shape
 
 VOCAB = 6

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from edge.runtime.sampling import Distribution, Sampler, SamplingParams
-from edge.runtime.speculate.accept import Uniform, accept
+from edge.runtime.speculate.accept import EXACT, Row, Uniform, accept
 from edge.runtime.speculate.draft import Draft
-from edge.runtime.speculate.rule import EXACT, Row
 from tests.markov_models import VOCAB, dense, deviation
 
 ROUNDS = 20_000

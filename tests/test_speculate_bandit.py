@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from edge.runtime.speculate.bandit import Bandit
 from edge.runtime.speculate.estimates import Acceptance, Shift
-from edge.runtime.speculate.policy import NO_OUTLOOK, Round
+from edge.runtime.speculate.policy import NO_OUTLOOK, Bandit, Round
 from edge.runtime.speculate.shape import NO_DRAFT, Shape
 
 CHAINS = tuple(Shape.of_chain(length) for length in (1, 2, 3, 4, 6))
@@ -182,13 +181,17 @@ def test_it_changes_its_mind_when_the_text_does() -> None:
     assert bandit.pulls[NO_DRAFT] - before > 90
 
 
+def _learn(acceptance: Acceptance, done: Round) -> None:
+    acceptance.learn(done.asked, done.offered, done.ranks, Shift())
+
+
 def test_one_shape_tells_of_the_others() -> None:
     """Rounds of one chain let shorter and longer ones be predicted, and trees' first children."""
     acceptance = Acceptance()
     rng = np.random.default_rng(2)
     world = World(0.8, run=0.1, token=0.05, deeper=0.9)
     for _ in range(300):
-        acceptance.learn(world.play(Shape.of_chain(4), rng), Shift())
+        _learn(acceptance, world.play(Shape.of_chain(4), rng))
     for length in (1, 2, 3, 4):
         chain = Shape.of_chain(length)
         [tokens] = acceptance.tokens([chain], Shift())
@@ -198,7 +201,7 @@ def test_one_shape_tells_of_the_others() -> None:
     tree, chain = acceptance.tokens([Shape((2, 1)), Shape.of_chain(2)], Shift())
     assert tree > chain
     for _ in range(300):
-        acceptance.learn(world.play(Shape((3, 1)), rng), Shift())
+        _learn(acceptance, world.play(Shape((3, 1)), rng))
     assert acceptance.rate(0, 1) == pytest.approx(0.4, abs=0.2)
     assert acceptance.rate(0, 2) == pytest.approx(0.2, abs=0.2)
 
@@ -206,7 +209,7 @@ def test_one_shape_tells_of_the_others() -> None:
 def test_a_draft_that_came_out_short_counts_against_longer_ones() -> None:
     acceptance = Acceptance()
     for _ in range(50):  # one token, which stood, of the four that were asked for
-        acceptance.learn(Round(Shape.of_chain(4), 1, (1, 0), (0,), 0.1, 1.0), Shift())
+        _learn(acceptance, Round(Shape.of_chain(4), 1, (1, 0), (0,), 0.1, 1.0))
     assert acceptance.rate(0, 0) > 0.9 and acceptance.rate(1, 0) < 0.1
 
 

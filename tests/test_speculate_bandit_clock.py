@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge.runtime.speculate.bandit import Bandit
-from edge.runtime.speculate.policy import NO_OUTLOOK
+from edge.runtime.speculate.policy import NO_OUTLOOK, Bandit
 from edge.runtime.speculate.shape import NO_DRAFT
 from tests.test_speculate_bandit import ARMS, DEAR_AND_POOR, PAYS, SELDOM_RIGHT, World, _best, _play
 
@@ -37,9 +36,9 @@ def test_drafts_that_were_slow_are_tried_again_when_steps_have_become_quick() ->
 def test_what_rounds_cost_goes_with_the_machine() -> None:
     bandit, rng = Bandit(ARMS), np.random.default_rng(1)
     _play(bandit, DEAR_AND_POOR, 60, 1)
-    costs = bandit._experience.costs
+    costs = bandit.experience.costs
     chain, before = ARMS[1], costs.step.value
-    ratios = [(costs.draft(chain) + costs.verify(True, 2)) / before]
+    ratios = [sum(costs.drafting(chain.chain)) + sum(costs.verifying(chain.chain))]
     for _ in range(60):
         if bandit.rests(NO_OUTLOOK):
             bandit.rested(DEAR_AND_POOR.play(NO_DRAFT, rng).verify_s / BUSY)
@@ -47,7 +46,7 @@ def test_what_rounds_cost_goes_with_the_machine() -> None:
             done = DEAR_AND_POOR.play(bandit.choose(NO_OUTLOOK), rng)
             bandit.learn(done._replace(draft_s=done.draft_s / BUSY, verify_s=done.verify_s / BUSY))
     assert costs.step.value == pytest.approx(before / BUSY, rel=0.2)
-    ratios.append((costs.draft(chain) + costs.verify(True, 2)) / costs.step.value)
+    ratios.append(sum(costs.drafting(chain.chain)) + sum(costs.verifying(chain.chain)))
     assert ratios[1] == pytest.approx(ratios[0], rel=0.25)
 
 

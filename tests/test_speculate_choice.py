@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from edge.runtime.speculate.bandit import Bandit, Experience
-from edge.runtime.speculate.policy import Outlook, Round
+from edge.runtime.speculate.policy import Bandit, Experience, Outlook, Round
 from edge.runtime.speculate.shape import LOOK_UP, NO_DRAFT, Shape
 
 CHAINS = [Shape.of_chain(length) for length in (1, 2, 3, 4, 6)]

@@ -15,12 +15,10 @@ from edge.runtime.generate import Stepper
 from edge.runtime.model import Model
 from edge.runtime.sampling import Distribution, Sampler, SamplingParams
 from edge.runtime.session import Session
-from edge.runtime.speculate.bandit import Bandit
-from edge.runtime.speculate.combined import CombinedDrafter
 from edge.runtime.speculate.decode import Speculative
 from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
-from edge.runtime.speculate.ngram import NgramDrafter
-from edge.runtime.speculate.policy import Outlook, Policy, Round
+from edge.runtime.speculate.ngram import CombinedDrafter, NgramDrafter
+from edge.runtime.speculate.policy import Bandit, Outlook, Policy, Round
 from edge.runtime.speculate.shape import LOOK_UP, MODEL, NO_DRAFT, Shape
 from tests.markov_models import SPECIAL, VOCAB, TableContext, TableDrafter, dense, deviation, table
 from tests.session_models import bundle, model

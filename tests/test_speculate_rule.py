@@ -13,8 +13,8 @@ from edge.errors import InputError
 from edge.runtime.model import Model
 from edge.runtime.sampling import Sampler, SamplingParams
 from edge.runtime.session import Session
+from edge.runtime.speculate.accept import EXACT, Row, Rule, Top, rule_of
 from edge.runtime.speculate.draft import Draft
-from edge.runtime.speculate.rule import EXACT, Row, Rule, Top, rule_of
 from tests.session_models import bundle, model
 
 VOCAB = 7

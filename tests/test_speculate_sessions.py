@@ -14,9 +14,9 @@ from edge.runtime.model import Model
 from edge.runtime.sampling import Sampler, SamplingParams
 from edge.runtime.session import Session
 from edge.runtime.speculate.draft import Draft
+from edge.runtime.speculate.model_drafter import Vocabulary
 from edge.runtime.speculate.ngram import NgramDrafter
 from edge.runtime.speculate.shape import Shape
-from edge.runtime.speculate.vocabulary import Vocabulary
 from tests.session_models import bundle, model
 from tests.speculate_samples import third_tokens_are_alike
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from edge.apps.chat import app as chat
 from edge.runtime.sampling import Sampler, SamplingParams
 from edge.runtime.session import Session
-from edge.runtime.speculate.vocabulary import Vocabulary, shared_ids
+from edge.runtime.speculate.model_drafter import Vocabulary, shared_ids
 from tests import session_models
 from tests.markov_models import shares
 from tests.speculate_samples import third_tokens_are_alike

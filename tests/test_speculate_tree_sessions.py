@@ -12,7 +12,7 @@ import edge
 from edge.errors import EngineError, InputError
 from edge.runtime.model import Model
 from edge.runtime.session import Session
-from edge.runtime.speculate.bandit import Bandit
+from edge.runtime.speculate.policy import Bandit
 from edge.runtime.speculate.shape import NO_DRAFT
 from tests import session_models, speculation_models
 from tests.speculate_samples import third_tokens_are_alike
@@ -229,7 +229,7 @@ def test_a_failure_in_the_middle_of_a_tree_leaves_no_trace(monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("edge.runtime.speculate.rule.agree", interrupted)
+        patch.setattr("edge.runtime.speculate.accept.agree", interrupted)
         with pytest.raises(KeyboardInterrupt):
             drafting.generate(" more", temperature=0, max_tokens=9).finish()
     _same(plain, drafting)
@@ -307,7 +307,7 @@ def test_what_the_bandit_has_learned_stays_with_the_session() -> None:
         drafting.undo()
     assert pulls == sorted(set(pulls))
     # the first answer steps once, to know what a step costs; later ones know
-    assert policy._experience.costs.step.count > 0
+    assert policy.experience.costs.step.count > 0
     attention = model("gpt_neox").session(draft=model("llama"))._drafting.policy
     assert all(arm.chain for arm in attention.arms)
 

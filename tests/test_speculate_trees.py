@@ -9,7 +9,7 @@ import pytest
 
 from edge.runtime.generate import Stepper
 from edge.runtime.sampling import Distribution, Logits, Sampler, SamplingParams
-from edge.runtime.speculate import accept, growth
+from edge.runtime.speculate import accept, model_drafter
 from edge.runtime.speculate.decode import Speculative
 from edge.runtime.speculate.draft import Draft
 from edge.runtime.speculate.policy import Fixed
@@ -88,7 +88,7 @@ def test_whatever_the_drafter_says(drafter: np.ndarray) -> None:
 def test_without_filters_nothing_is_left_for_a_sixth_child() -> None:
     """All there is was offered: one of them stands, or each was refused in favour of another."""
     sampler = Sampler(SamplingParams(temperature=1.0, seed=1))
-    drawn = growth.children(sampler, DRAFTER[0], [], 9)
+    drawn = model_drafter.children(sampler, DRAFTER[0], [], 9)
     assert sorted(token for token, _ in drawn) == [*range(VOCAB)]
     for at, (token, q) in enumerate(drawn):
         assert q is not None and q.of(token) > 0 and len(shares(q)) == VOCAB - at
@@ -100,7 +100,7 @@ def test_without_filters_nothing_is_left_for_a_sixth_child() -> None:
 
 def test_q_before_the_filters_turns_it_red(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn from what is left of q, judged by all of it."""
-    real = growth.children
+    real = model_drafter.children
 
     def planted(
         sampler: Sampler, logits: Logits, history: Sequence[int], count: int
@@ -114,14 +114,14 @@ def test_q_before_the_filters_turns_it_red(monkeypatch: pytest.MonkeyPatch) -> N
             drawn.append((token, q))
         return drawn
 
-    monkeypatch.setattr(growth, "children", planted)
+    monkeypatch.setattr(model_drafter, "children", planted)
     assert _pairs(FILTERED, (3, 2), rounds=2 * ROUNDS) > 10
 
 
 def test_q_that_still_has_the_earlier_siblings_turns_it_red(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = growth.children
+    real = model_drafter.children
 
     def planted(
         sampler: Sampler, logits: Logits, history: Sequence[int], count: int
@@ -129,7 +129,7 @@ def test_q_that_still_has_the_earlier_siblings_turns_it_red(
         drawn = real(sampler, logits, history, count)
         return [(token, drawn[0][1]) for token, _ in drawn]
 
-    monkeypatch.setattr(growth, "children", planted)
+    monkeypatch.setattr(model_drafter, "children", planted)
     assert _pairs(PLAIN, (3,), SURE) > 10
 
 
@@ -146,7 +146,7 @@ def test_p_that_forgets_refused_siblings_turns_it_red(monkeypatch: pytest.Monkey
             rest = p.without(token) if q is None else p.minus(q)
         return None, rest
 
-    monkeypatch.setattr(accept, "_stands", planted)
+    monkeypatch.setattr(accept, "tried", planted)
     assert _pairs(PLAIN, (3, 2)) > 10
 
 

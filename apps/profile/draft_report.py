@@ -13,7 +13,7 @@ from edge.apps.measure.statistics import spread
 from edge.apps.measure.table import ABSENT, FigureTable, two
 from edge.apps.profile.draft_costs import acceptance_rate
 from edge.apps.profile.drafts import Drafted, DraftRun, DraftSide, total
-from edge.runtime.speculate.rule import EXACT
+from edge.runtime.speculate.accept import EXACT
 from edge.runtime.speculate.shape import LOOK_UP, Shape
 
 Facts = dict[str, Any]

@@ -15,8 +15,8 @@ from edge.apps.profile.draft_costs import measure as measure_costs
 from edge.errors import EdgeError, InputError
 from edge.runtime.model import Model
 from edge.runtime.speculate.decode import Share, Speculation
+from edge.runtime.speculate.model_drafter import shared_ids
 from edge.runtime.speculate.shape import LOOK_UP, Shape
-from edge.runtime.speculate.vocabulary import shared_ids
 
 
 @dataclass(frozen=True)

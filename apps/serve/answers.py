@@ -8,7 +8,7 @@ from typing import Any
 
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.worker import Ended
-from edge.runtime.speculate.rule import EXACT
+from edge.runtime.speculate.accept import EXACT
 from edge.runtime.speculate.shape import LOOK_UP
 
 # the API knows two of our reasons; the others are told beside it

@@ -10,18 +10,15 @@ from edge.errors import InputError
 from edge.runtime.engine import MAX_WINDOW
 from edge.runtime.generate import Context
 from edge.runtime.sampling import collecting, refuse
-from edge.runtime.speculate.bandit import Bandit, Experience
-from edge.runtime.speculate.combined import CombinedDrafter
+from edge.runtime.speculate.accept import EXACT, Rule, rule_of
 from edge.runtime.speculate.decode import Drafting
 from edge.runtime.speculate.draft import Drafter
-from edge.runtime.speculate.model_drafter import ModelDrafter, batch_sizes
-from edge.runtime.speculate.ngram import NgramDrafter
-from edge.runtime.speculate.policy import Fixed, Policy
-from edge.runtime.speculate.rule import EXACT, Rule, rule_of
+from edge.runtime.speculate.model_drafter import ModelDrafter, Vocabulary, batch_sizes, shared_ids
+from edge.runtime.speculate.ngram import CombinedDrafter, NgramDrafter
+from edge.runtime.speculate.policy import Bandit, Experience, Fixed, Policy
 from edge.runtime.speculate.shape import LOOK_UP, Shape
 from edge.runtime.speculate.text import writes_text
 from edge.runtime.speculate.text_drafter import BACK, TextDrafter
-from edge.runtime.speculate.vocabulary import Vocabulary, shared_ids
 from edge.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from edge.errors import EdgeError
 from edge.runtime.generate import Answer, Logits, Stepper
+from edge.runtime.speculate.accept import EXACT, Row, Rule
 from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
 from edge.runtime.speculate.policy import Outlook, Policy, Round
-from edge.runtime.speculate.rule import EXACT, Row, Rule
 from edge.runtime.speculate.shape import NO_DRAFT, DraftSource, Shape
 
 
