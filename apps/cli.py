@@ -17,7 +17,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "export": ("edge.apps.export", "export"),
     "info": ("edge.apps.info", "info"),
     "serve": ("edge.apps.serve", "serve"),
-    "eval": ("edge.apps.eval_command", "evaluate"),
+    "eval": ("edge.apps.evaluate", "evaluate"),
     "build": ("edge.apps.build", "build"),
     "profile": ("edge.apps.profile", "profile"),
     "doctor": ("edge.apps.doctor", "doctor"),

@@ -18,16 +18,17 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from edge.apps.bench import check, gguf_file, model, peers, runner
+from edge.apps.bench import models, peers, run
 from edge.apps.bench.__main__ import app
-from edge.apps.bench.measure import Timing
-from edge.apps.bench.peer_transformers import TransformersPeer
-from edge.apps.bench.peers import Logits, Rounding, Tokens, Workspace
-from edge.apps.bench.report import Report
-from edge.apps.bench.shapes import SHAPES
+from edge.apps.bench.models import SHAPES
+from edge.apps.bench.peers import Rounding, Tokens, TransformersPeer, Workspace
+from edge.apps.measure.agreement import Agreement, Logits, agreement
+from edge.apps.measure.table import show
 from edge.errors import InputError
+from edge.tensors import parameters
 
 TINY = SHAPES["tiny"]
+Facts = dict[str, Any]
 HAS_LLAMA = all(importlib.util.find_spec(name) for name in ("llama_cpp", "gguf"))
 needs_llama = pytest.mark.skipif(not HAS_LLAMA, reason=peers.INSTALL_LLAMA)
 NAMES = ["edge-w8", "edge-fp32", "transformers"]
@@ -40,25 +41,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(folder: Path) -> Report:
+def measured(folder: Path) -> Facts:
     names = NAMES + (LLAMA if HAS_LLAMA else [])
-    return runner.run(TINY, names, folder, threads=1, rounds=1, profiled=True)
+    return run.run("tiny", names, folder, threads=1, rounds=1, profiled=True)
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> check.Reference:
-    return runner.make_reference(Workspace(TINY, folder), 1, lambda text: None)
+def reference(folder: Path) -> run.Reference:
+    return run.make_reference(Workspace("tiny", folder), 1, lambda text: None)
 
 
-def test_every_peer_is_right_and_timed(measured: Report) -> None:
-    parts = {result.name: result.verdict for result in measured.results}
-    assert all(verdict.right for verdict in parts.values()), parts
-    assert measured.right
-    assert measured.timings.keys() == parts.keys() >= set(NAMES)
+def test_every_peer_is_right_and_timed(measured: Facts) -> None:
+    found = measured["peers"]
+    assert all(peer["right"] for peer in found.values()), found
+    assert run.right(measured)
+    assert found.keys() >= set(NAMES) and all("decode" in peer for peer in found.values())
 
 
-def test_report_says_what_was_measured_where(measured: Report) -> None:
-    found: dict[str, Any] = json.loads(json.dumps(measured.to_dict()))
+def test_report_says_what_was_measured_where(measured: Facts) -> None:
+    found: Facts = json.loads(json.dumps(measured))
     assert found["machine"]["cpu"] and found["versions"]["onnxruntime"] and found["date"]
     ours = found["peers"]["edge-w8"]
     assert ours["right"] and ours["agreement"].keys() == {"prompt", "run", "steps", "prefill"}
@@ -66,7 +67,7 @@ def test_report_says_what_was_measured_where(measured: Report) -> None:
     assert found["costs"].keys() == {f"edge-w8 {figure}" for figure in ("decode", "prefill", "run")}
     assert all("MatMulNBits" in cost["ops"] for cost in found["costs"].values())
     console = Console(file=io.StringIO(), width=80)
-    measured.show(console)
+    show(run.parts(found), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "run ≤ 1.5 × a step" in text
     assert "…" not in text  # nothing is cut off in 80 columns
@@ -97,24 +98,23 @@ class Forgetful:
         self._inner.close()
 
 
-def test_stale_state_is_wrong(folder: Path, reference: check.Reference) -> None:
-    verdict = check.verdict(Forgetful(Workspace(TINY, folder)), reference)
-    assert not verdict.right
-    assert verdict.parts["prompt"].kl <= verdict.limit < verdict.parts["run"].kl
+def test_stale_state_is_wrong(folder: Path, reference: run.Reference) -> None:
+    parts = run.compare(Forgetful(Workspace("tiny", folder)), reference)
+    assert parts["prompt"].kl_nats <= run.KL_LIMITS["w8"] < parts["run"].kl_nats
 
 
 def test_logits_that_are_not_numbers_never_agree() -> None:
     logits = np.zeros((2, 3), np.float32)
     broken = logits.copy()
     broken[1, 1] = np.nan
-    assert check.compare(logits, broken).kl == np.inf
-    assert check.compare(logits, logits) == check.Agreement(1.0, 0.0, 0.0)
+    assert agreement(logits, broken).kl_nats == np.inf
+    assert agreement(logits, logits) == Agreement(1.0, 0.0, 0.0)
 
 
 def test_wrong_result_of_ours_gets_no_figures_and_exit_code_1(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(check.KL_LIMITS, "w8", 0.0)  # nothing quantized is that close
+    monkeypatch.setitem(run.KL_LIMITS, "w8", 0.0)  # nothing quantized is that close
     arguments = ["--shape", "tiny", "--rounds", "1", "--peers", "edge-w8", "--json"]
     result = CliRunner().invoke(app, [*arguments, "--keep", str(folder)])
     assert result.exit_code == 1
@@ -127,21 +127,22 @@ def test_absent_peer_is_named_with_how_to_install_it(
 ) -> None:
     present = peers.installed
     monkeypatch.setattr(peers, "installed", lambda name: "llama" not in name and present(name))
-    report = runner.run(TINY, ["llama-q8_0"], folder, threads=1, rounds=1)
-    assert "needs llama-cpp-python" in report.absent["llama-q8_0"]
-    assert ".venv/bin/pip install llama-cpp-python gguf" in report.absent["llama-q8_0"]
-    assert report.right and not report.timings
+    found = run.run("tiny", ["llama-q8_0"], folder, threads=1, rounds=1)
+    assert "needs llama-cpp-python" in found["absent"]["llama-q8_0"]
+    assert ".venv/bin/pip install llama-cpp-python gguf" in found["absent"]["llama-q8_0"]
+    assert run.right(found) and not found["peers"]
 
 
 def test_unknown_peer_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"no peer 'vllm'.*edge-w8"):
+    with pytest.raises(InputError, match=r"unknown peer 'vllm'.*edge-w8"):
         peers.missing("vllm")
 
 
 def test_weights_are_the_same_every_time() -> None:
-    first, second = model.random_weights(TINY), model.random_weights(TINY)
+    first, second = models.mamba_tensors(TINY), models.mamba_tensors(TINY)
     assert all(np.array_equal(first[name], second[name]) for name in first)
-    assert sum(tensor.size for tensor in first.values()) == TINY.parameters
+    assert sum(tensor.size for tensor in first.values()) == parameters(TINY)
+    assert not np.array_equal(first["layers.0.D"], first["layers.1.D"])
 
 
 @needs_llama
@@ -149,11 +150,11 @@ def test_gguf_holds_the_same_weights(folder: Path) -> None:
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
-    workspace = Workspace(TINY, folder)
-    weights = model.read_weights(workspace.checkpoint)
+    workspace = Workspace("tiny", folder)
+    weights = models.mamba_tensors(TINY)
     stored = {tensor.name: tensor for tensor in GGUFReader(workspace.gguf("q8_0")).tensors}
-    assert stored.keys() == {gguf_file.gguf_name(name) for name in weights}
-    mixer = "backbone.layers.1.mixer."
+    assert stored.keys() == {models.gguf_name(name) for name in weights}
+    mixer = "layers.1."
     decay = stored["blk.1.ssm_a"].data
     assert np.array_equal(decay, -np.exp(weights[f"{mixer}A_log"]))
     matrix = weights[f"{mixer}in_proj.weight"]
@@ -163,7 +164,8 @@ def test_gguf_holds_the_same_weights(folder: Path) -> None:
 
 
 def test_ratio_is_taken_within_rounds() -> None:
-    assert Timing((10.0, 200.0, 30.0)).over(Timing((5.0, 100.0, 10.0))) == 2.0
+    ours, theirs = {"rounds_ms": (10.0, 200.0, 30.0)}, {"rounds_ms": (5.0, 100.0, 10.0)}
+    assert run.over(ours, theirs) == 2.0
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import edge
-from edge.apps.bench import draft_prompts, simulated
-from edge.apps.bench.draft_table import Report, Row
-from edge.apps.bench.drafts import app
+from edge.apps.bench import drafts, simulated
+from edge.apps.bench.drafts import DraftRow, app
+from edge.apps.measure.table import show
 from edge.apps.profile.draft_costs import leviathan_speedup
 from edge.errors import EdgeError
 from edge.runtime.speculate.shape import Shape
@@ -33,14 +34,14 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_sets_of_prompts_and_reasons_for_the_absent(data: Path) -> None:
-    sets, absent = draft_prompts.prompt_sets(data, 3)
+    sets, absent = drafts.prompt_sets(data, 3)
     assert sets.keys() == {"GSM8K", "WikiText", "repeats"}
     assert sets["GSM8K"] == tuple(f"How many are {n} and {n}?" for n in (0, 2, 4))
     (continued,) = sets["WikiText"]
     assert continued.split() == [f"word{n}" for n in range(48)]
     assert absent.keys() == {"MT-bench", "Vicuna", "HumanEval"}
     assert all("cannot be read" in reason for reason in absent.values())
-    sets, absent = draft_prompts.prompt_sets(None, 1)
+    sets, absent = drafts.prompt_sets(None, 1)
     assert sets.keys() == {"repeats"} and len(absent) == 5
     assert "EDGE_EVAL_DATA" in absent["MT-bench"]
 
@@ -76,15 +77,19 @@ def test_table_of_one_prompt(data: Path) -> None:
 
 
 def test_shown_in_80_columns() -> None:
-    report = Report("demo", "demo-draft", 2, 3, 48)
-    report.rows = [
-        Row("HumanEval", 10, 1.0, "none", 1234.5),
-        Row("HumanEval", 10, 1.0, "bandit", 1234.5, 3.25, 1.5, 1.4, 1.25, 1.75, 0.05),
+    rows = [
+        DraftRow("HumanEval", 10, 1.0, "none", 1234.5),
+        DraftRow("HumanEval", 10, 1.0, "bandit", 1234.5, 3.25, 1.5, 1.4, 1.25, 1.75, 0.05),
     ]
-    report.simulated = [simulated.Simulated("w8a8", 4, 0.7, 2.8, 0.71, 1.4, 1.9, 2.0, 1.98, 96, 96)]
-    report.shape, report.absent = "130m", {"MT-bench": "is not here"}
+    chain = simulated.Simulated("w8a8", 4, 0.7, 2.8, 0.71, 1.4, 1.9, 2.0, 1.98, 96, 96)
+    facts = {
+        "target": "demo", "draft": "demo-draft", "threads": 2, "rounds": 3, "tokens": 48,
+        "machine": {"cpu": "x"}, "used_by_others": 0.0, "trustworthy": True,
+        "rows": [asdict(row) for row in rows], "absent": {"MT-bench": "is not here"},
+        "simulated": [chain.to_dict()], "simulated_shape": "130m",
+    }  # fmt: skip
     console = Console(file=io.StringIO(), width=80)
-    report.show(console)
+    show(drafts.parts(facts), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "1.50 | 1.40 | 1.25 | 1.75 |  5%" in text and "95%" in text
     assert "but the slowest tenth" in text and "| w8a8   | 4 |" in text and "|   96 |" in text
@@ -107,11 +112,11 @@ def test_replay_is_right_as_often_as_it_is_told() -> None:
 
 def test_simulation_says_what_the_target_says() -> None:
     engine = edge.load(bundle("base"), threads=1).engine
-    (always,) = simulated.simulate(engine, [3], acceptance=1.0, tokens=17, rounds=1)
+    (always,) = simulated.simulate_drafts(engine, [3], acceptance=1.0, tokens=17, rounds=1)
     assert always.same == always.tokens == 17
     assert always.acceptance_length == 4 and always.found == pytest.approx(1)
     assert always.expected == pytest.approx(leviathan_speedup(1.0, 3, 0.0, always.verify), rel=1e-6)
-    (never,) = simulated.simulate(engine, [3], acceptance=0.0, tokens=9, rounds=1)
+    (never,) = simulated.simulate_drafts(engine, [3], acceptance=0.0, tokens=9, rounds=1)
     assert never.same == 9 and never.acceptance_length == 1
     assert never.expected == pytest.approx(1 / never.verify)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from edge.apps.evaluate.against import Comparison
+from edge.apps.evaluate.score import Comparison
 from edge.export.exporter import export_checkpoint
 from tests.session_models import bundle
 

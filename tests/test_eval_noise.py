@@ -15,14 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.apps import eval_command
+from edge.apps import evaluate
 from edge.apps.evaluate import noise
-from edge.apps.evaluate.noise import KINDS, Noise, chosen, noisy_parts
+from edge.apps.evaluate.noise import KINDS, TextNoise, chosen, noisy_parts
 from edge.apps.evaluate.parts import Encoder
 from edge.apps.evaluate.score import Reader, measure
-from edge.apps.evaluate.source import Source
 from edge.apps.evaluate.texts import Conversation, Stretch
-from edge.apps.evaluate.windows import Windows
+from edge.apps.evaluate.windows import TextSource, Windows
 from edge.errors import InputError
 from edge.text.template import Message
 from tests.session_models import bundle, model
@@ -89,9 +88,9 @@ def test_swap_moves_nothing_further_than_its_neighbour(p: float) -> None:
 @given(text=TEXT, kind=st.sampled_from(sorted(KINDS)), p=st.floats(0, 1), seed=st.integers(0, 9))
 @settings(deadline=None)
 def test_any_text_stays_text_and_a_seed_repeats(text: str, kind: str, p: float, seed: int) -> None:
-    found = Noise(kind, p, seed).spoil(text, "0/1")
+    found = TextNoise(kind, p, seed).spoil(text, "0/1")
     found.encode()
-    assert found == Noise(kind, p, seed).spoil(text, "0/1")
+    assert found == TextNoise(kind, p, seed).spoil(text, "0/1")
     if p == 0 and kind not in noise.WHOLE:
         assert found == text
     if kind == "swap":
@@ -101,7 +100,9 @@ def test_any_text_stays_text_and_a_seed_repeats(text: str, kind: str, p: float, 
 def test_places_and_seeds_have_numbers_of_their_own() -> None:
     text = "the quick brown fox jumps over the lazy dog " * 5
     found = {
-        Noise("drop", 0.3, seed).spoil(text, place) for seed in (0, 1) for place in ("0/1", "0/3")
+        TextNoise("drop", 0.3, seed).spoil(text, place)
+        for seed in (0, 1)
+        for place in ("0/1", "0/3")
     }
     assert len(found) == 4
 
@@ -119,7 +120,7 @@ def test_odd_chunks_are_spoilt_and_even_ones_are_measured() -> None:
         stretches = [text[i : i + cut] for i in range(0, len(text), cut)]
         blocks = [Stretch(piece, i == 0) for i, piece in enumerate(stretches)]
         blocks.append(Stretch(second, True))
-        for kind in (None, Noise("uppercase", 1.0)):
+        for kind in (None, TextNoise("uppercase", 1.0)):
             parts = list(noisy_parts(kind, Encoder(tokenizer, None), blocks))
             read = ["".join(map(chr, part.ids)) for part in parts]
             assert [part.first for part in parts] == [True, False, False, False, True]
@@ -153,7 +154,7 @@ def test_texts_without_a_chunk_to_spoil_are_refused() -> None:
 
 
 def test_choices_are_those_of_the_table() -> None:
-    assert tuple(KINDS) == eval_command.KINDS
+    assert tuple(KINDS) == evaluate.KINDS
     rows = [(n.kind, n.probability) for n in chosen("all", None, 3)]
     assert rows == [
         ("drop", 0.05), ("drop", 0.3), ("repeat", 0.05), ("repeat", 0.3), ("antspeak", None),
@@ -187,8 +188,8 @@ def test_the_command_measures_each_kind(tmp_path: Path) -> None:
     assert {row["tokens"] for row in facts["noise"]} == {facts["tokens"]} == {1499}
     one = model("bytes")
     how = Windows(400, 200)
-    parts: Callable[..., object] = partial(noisy_parts, Noise("swap", 0.3))
-    tally = measure(Reader(one.engine, how), Source([text], how).runs(one, parts))  # type: ignore[arg-type]
+    parts: Callable[..., object] = partial(noisy_parts, TextNoise("swap", 0.3))
+    tally = measure(Reader(one.engine, how), TextSource([text], how).runs(one, parts))  # type: ignore[arg-type]
     assert rows[-1]["word_perplexity"] == pytest.approx(tally.word_perplexity, rel=1e-4)
     code, out, _ = run(bundle("bytes"), text, "--noise", "drop", "--probability", "0.5")
     assert code == 0 and "degradation" in out and re.search(r"drop +0\.5", out)

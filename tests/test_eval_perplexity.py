@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 
 import edge
 from edge.apps.evaluate import texts
-from edge.apps.evaluate.figures import Tally
 from edge.apps.evaluate.parts import Encoder, Part, first_wanted
-from edge.apps.evaluate.score import Reader, measure, nats
-from edge.apps.evaluate.source import Source, reading
+from edge.apps.evaluate.score import Reader, Tally, measure, nats
 from edge.apps.evaluate.texts import Conversation, Stretch, read_texts
-from edge.apps.evaluate.windows import Run, Windows, plan
+from edge.apps.evaluate.windows import Run, TextSource, Windows, plan, reading
 from edge.errors import InputError
 from edge.export.graph.run import GraphRunner, open_reference
 from edge.runtime.model import EMBEDDED, Model
@@ -49,7 +47,7 @@ def head_of(path: Path, characters: int, folder: Path) -> Path:
 
 
 def found(model: Model, path: Path, how: Windows | None) -> Tally:
-    return measure(Reader(model.engine, how), Source([path], how).runs(model))
+    return measure(Reader(model.engine, how), TextSource([path], how).runs(model))
 
 
 def test_windows_are_those_of_the_usual_recipe(tmp_path: Path) -> None:

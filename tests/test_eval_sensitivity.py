@@ -14,11 +14,10 @@ import pytest
 import torch
 
 import edge
-from edge.apps.evaluate.against import Comparison
-from edge.apps.evaluate.layers import measure_layers
 from edge.apps.evaluate.parts import Encoder
-from edge.apps.evaluate.picture import draw
+from edge.apps.evaluate.report import draw
 from edge.apps.evaluate.roundings import Initializers, Rounding, find
+from edge.apps.evaluate.score import Comparison
 from edge.apps.evaluate.sensitivity import (
     ACTIVATIONS,
     ALL,
@@ -27,6 +26,7 @@ from edge.apps.evaluate.sensitivity import (
     Site,
     _logits,
     graph_of,
+    measure_layers,
     measure_sites,
     reference,
     sites,
@@ -225,14 +225,23 @@ def test_the_picture_has_a_bar_a_row() -> None:
     root = ET.fromstring(drawn)
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert all(row["name"] in texts for row in rows)
-    bars = [
-        float(element.get("width") or 0)
-        for element in root.iter("{http://www.w3.org/2000/svg}rect")
-        if element.get("x") == "290"
+    # a decade is as wide everywhere: the ends of the bars, by where their figures stand
+    figures = [f"{max(row['kl_nats_per_token'], 1e-9):.1e}" for row in rows]  # type: ignore[type-var]
+    ends = [
+        float(element.get("x") or 0)
+        for figure in figures
+        for element in root.iter("{http://www.w3.org/2000/svg}text")
+        if element.text == figure
     ]
-    assert len(bars) == 4 and sorted(bars, reverse=True) == bars
-    # a decade is as wide everywhere
-    assert (bars[0] - bars[1]) / math.log10(500) == pytest.approx((bars[1] - bars[2]) / 2, rel=0.01)
+    assert len(ends) == 4 and sorted(ends, reverse=True) == ends
+    assert (ends[0] - ends[1]) / math.log10(500) == pytest.approx((ends[1] - ends[2]) / 2, rel=0.01)
+
+
+def test_a_picture_needs_matplotlib_and_says_so_at_once(tmp_path: Path) -> None:
+    text, wanted = write(tmp_path, "word " * 50), tmp_path / "x.svg"
+    code, _, err = run(bundle("base"), text, "--against", bundle("base"), "--sensitivity",
+                       "--svg", wanted)  # fmt: skip
+    assert code == 1 and "pip install 'mamba-edge[plots]'" in err and not wanted.exists()
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

@@ -20,8 +20,6 @@ TELLING = {
     "apps/serve/app.py": {"time.time"},
     "edge/text/sandbox.py": {"datetime.now"},
     "apps/measure/machine.py": {"datetime.now"},
-    "apps/bench/draft_table.py": {"datetime.now"},
-    "apps/bench/report.py": {"datetime.now"},
     "apps/chat/files.py": {"time.localtime"},
 }
 WALL = {"time", "time_ns", "localtime", "gmtime", "ctime", "now", "utcnow", "today"}

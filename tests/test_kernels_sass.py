@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from edge.apps.bench.gpu.random_model import write_bundle
-from edge.apps.bench.gpu.shapes import MODELS
+from edge.apps.bench.models import MODELS, write_bundle
 from edge.bundle import open_bundle
 from edge.bundle.kernels import open_plan
 from edge.launch import LaunchPlan, Variant

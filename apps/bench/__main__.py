@@ -6,18 +6,16 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from edge.apps.bench.models import SHAPES
 from edge.apps.bench.peers import DEFAULT, PEERS
-from edge.apps.bench.runner import run
-from edge.apps.bench.shapes import SHAPES, shape_named
+from edge.apps.bench.run import parts, right, run
 from edge.apps.exits import REFUSED, exit_code_of
+from edge.apps.measure.table import show
 from edge.cpu import usable_cores
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
@@ -41,11 +39,11 @@ def bench(
 
     Exit code 1: a result of ours is wrong.
     """
-    with _folder(keep) as folder:
-        report = run(
-            shape_named(shape),
+    with tempfile.TemporaryDirectory(prefix="edge-bench-") as temporary:
+        facts = run(
+            shape,
             [name for name in (part.strip() for part in peers.split(",")) if name],
-            folder,
+            keep or Path(temporary),
             threads=threads or usable_cores(),
             rounds=rounds,
             profiled=profile,
@@ -53,20 +51,11 @@ def bench(
             say=lambda text: print(text, file=sys.stderr),
         )
     if as_json:
-        print(json.dumps(report.to_dict(), indent=1))
+        print(json.dumps(facts, indent=1))
     else:
-        report.show(Console())
-    if not report.right:
+        show(parts(facts))
+    if not right(facts):
         raise typer.Exit(REFUSED)
-
-
-@contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        yield keep
-        return
-    with tempfile.TemporaryDirectory(prefix="edge-bench-") as folder:
-        yield Path(folder)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,29 @@
-"""`python -m edge.apps.bench.drafts`: what every way of drafting gains, on which texts."""
+"""`python -m edge.apps.bench.drafts`: what every way of drafting gains, on which texts.
+
+No data set is in the repository. A folder has public test sets under their usual names; what is
+absent is said. Texts that repeat themselves are made up.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from statistics import median
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
-from edge.apps.bench import simulated
-from edge.apps.bench.draft_prompts import FILES, FOLDER_VARIABLE, PUBLIC, REPEATS, prompt_sets
-from edge.apps.bench.draft_table import Report, rows_of
-from edge.apps.bench.shapes import SHAPES, shape_named
+from edge.apps.bench.models import SHAPES, model_named, write_bundle
+from edge.apps.bench.simulated import Simulated, simulate_drafts
 from edge.apps.exits import exit_code_of
-from edge.apps.measure.machine import OtherLoad
+from edge.apps.measure.machine import BUSY, OtherLoad, machine, stamp
 from edge.apps.measure.stopwatch import Say, without_collections
+from edge.apps.measure.table import FigureTable, show, two
 from edge.apps.options import read_shape
-from edge.apps.profile.draft_costs import DraftCosts
 from edge.apps.profile.draft_costs import measure as measure_costs
 from edge.apps.profile.drafts import (
     NONE,
@@ -30,15 +33,17 @@ from edge.apps.profile.drafts import (
     DraftSide,
     steps_ahead,
 )
+from edge.apps.prompts import read_prompts
 from edge.errors import InputError
 from edge.runtime.model import Model, load
 
-if TYPE_CHECKING:
-    from edge.apps.bench.peers import Workspace
-
+# way of drafting → who drafts, tokens of a chain, children of a tree
+Ways = Mapping[str, tuple[str, int | None, tuple[int, ...] | None]]
+Facts = Mapping[str, Any]
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 ACCEPTANCE = 0.7
 SIMULATED_DEPTHS = (2, 4)
+CHUNK = 256  # of the simulated bundles
 
 
 @app.command()
@@ -77,70 +82,131 @@ def bench(
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
-    report = Report(target, draft, threads, rounds, tokens)
     others = OtherLoad()
-    _real(report, data, prompts, chain, shape or (), heats, say)
+    sets, absent = prompt_sets(data, prompts)
+    model, drafter = (load(bundle, threads=threads or None) for bundle in (target, draft))
+    ways: Ways = {
+        "chain": (draft, chain, None), "tree": (draft, None, shape or ()),
+        "bandit": (draft, None, None), "n-gram": ("ngram", None, None),
+    }  # fmt: skip
+    rows = [*_real(model, drafter, sets, ways, heats, tokens, rounds, say)]
+    chains: list[Simulated] = []
     if simulate != NONE:
-        report.simulated = _simulated(simulate, recipes, threads, tokens, rounds, say)
-        report.shape = simulate
-    report.others = others.share()
+        chains = _simulated(simulate, recipes, threads, tokens, rounds, say)
+    share = others.share()
+    facts = {
+        "date": stamp(),
+        "machine": machine(),
+        "used_by_others": share,
+        "trustworthy": share <= BUSY,
+        "target": target,
+        "draft": draft,
+        "threads": threads,
+        "rounds": rounds,
+        "tokens": tokens,
+        "rows": [asdict(row) for row in rows],
+        "absent": absent,
+        "simulated_shape": simulate if chains else "",
+        "simulated": [found.to_dict() for found in chains],
+    }
     if as_json:
-        print(json.dumps(report.to_dict(), indent=1, allow_nan=False))
+        print(json.dumps(facts, indent=1, allow_nan=False))
     else:
-        report.show(Console())
+        show(parts(facts))
 
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"{text!r:.40} is no list of numbers", field="--temperatures") from None
+        message = f"{text!r:.40} is not a list of numbers"
+        raise InputError(message, field="--temperatures", remedy="such as 0,1") from None
+
+
+# -- real drafts ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DraftRow:
+    """One way of drafting on one set of prompts.
+
+    Attributes:
+        tokens_per_s: the median over rounds.
+        speedup: tokens/s against no drafting, of all prompts together within each round, then the
+            median over rounds.
+        median_prompt, slowest_tenth: quantiles over prompts of the same, each prompt's a median
+            over rounds: what half of them reach, and nine of ten.
+        theoretical: by the papers' formula, from acceptance and costs.
+        overhead_share: of the time, in no model's run.
+    """
+
+    prompts: str
+    count: int
+    temperature: float
+    way: str
+    tokens_per_s: float
+    acceptance_length: float | None = None
+    speedup: float | None = None
+    median_prompt: float | None = None
+    slowest_tenth: float | None = None
+    theoretical: float | None = None
+    overhead_share: float | None = None
 
 
 def _real(
-    report: Report, data: Path | None, prompts: int, chain: int, tree: tuple[int, ...],
-    temperatures: tuple[float, ...], say: Say,
-) -> None:  # fmt: skip
-    """Fill in the rows of all sets and temperatures."""
-    model = load(report.target, threads=report.threads or None)
-    drafter = load(report.draft, threads=report.threads or None)
-    sets, report.absent = prompt_sets(data, prompts)
+    model: Model,
+    drafter: Model,
+    sets: Mapping[str, tuple[str, ...]],
+    ways: Ways,
+    temperatures: Sequence[float],
+    tokens: int,
+    rounds: int,
+    say: Say,
+) -> Iterator[DraftRow]:
+    """Every way on every set at every temperature, then on all public sets together."""
     found: dict[tuple[str, float], dict[str, DraftSide]] = {}
-    ways: dict[tuple[str, float], dict[str, tuple[DraftRequest, Model | Literal["ngram"]]]] = {}
     with without_collections():
-        for temperature in temperatures:
+        for heat in temperatures:
             for name, texts in sets.items():
-                say(f"{name} at temperature {temperature:g}")
-                this = ways[name, temperature] = {
-                    "chain": (DraftRequest(report.draft, chain, None, texts, name), drafter),
-                    "tree": (DraftRequest(report.draft, None, tree, texts, name), drafter),
-                    "bandit": (DraftRequest(report.draft, None, None, texts, name), drafter),
-                    "n-gram": (DraftRequest("ngram", None, None, texts, name), "ngram"),
+                say(f"{name} at temperature {heat:g}")
+                sampling = {"temperature": heat, "max_tokens": tokens, "seed": 0}
+                requests = {
+                    way: (DraftRequest(who, chain, tree, texts, name), _who(who, drafter))
+                    for way, (who, chain, tree) in ways.items()
                 }
-                sampling = {
-                    "temperature": temperature, "max_tokens": report.tokens, "seed": 0,
-                }  # fmt: skip
-                contest = Contest(model, this, sampling)
-                found[name, temperature] = contest.answers(report.rounds, 1)
+                found[name, heat] = Contest(model, requests, sampling).answers(rounds, 1)
         say("runs of both models, one by one")
-        sides = [side for ways in found.values() for side in ways.values()]
-        shapes = {shape for side in sides for shape in side.speculation.shapes}
-        costs = measure_costs(model.engine, drafter.engine, shapes, 5 * report.rounds + 10)
-    for temperature in temperatures:
-        public = [name for name in sets if name != REPEATS]
+        shapes = {
+            shape
+            for sides in found.values()
+            for side in sides.values()
+            for shape in side.speculation.shapes
+        }
+        costs = measure_costs(model.engine, drafter.engine, shapes, 5 * rounds + 10)
+    public = [name for name in sets if name != REPEATS]
+    for heat in temperatures:
         if len(public) > 1:
-            found[PUBLIC, temperature] = _together([found[name, temperature] for name in public])
-            ways[PUBLIC, temperature] = ways[public[0], temperature]
+            found[PUBLIC, heat] = _together([found[name, heat] for name in public])
         for name in (*sets, PUBLIC):
-            if (side := found.get((name, temperature))) is None:
+            if (sides := found.get((name, heat))) is None:
                 continue
-            drafted = {
-                way: Drafted(
-                    request, side[NONE], side[way], _of(costs, who), steps_ahead(model, who)
-                )
-                for way, (request, who) in ways[name, temperature].items()
-            }
-            report.rows += rows_of(name, temperature, side[NONE], drafted)
+            plain = sides[NONE]
+            count = len(plain.rounds[0])
+            yield DraftRow(name, count, heat, NONE, median(plain.rates()))
+            for way, (who, chain, tree) in ways.items():
+                request = DraftRequest(who, chain, tree, sets.get(name, ()), name)
+                own = costs.without_drafter() if who == "ngram" else costs
+                ahead = steps_ahead(model, _who(who, drafter))
+                drafted = Drafted(request, plain, sides[way], own, ahead)
+                yield DraftRow(
+                    name, count, heat, way, median(drafted.drafted.rates()),
+                    drafted.speculation.acceptance_length, drafted.speedup, drafted.median_prompt,
+                    drafted.slowest_tenth, drafted.theoretical, drafted.drafted.overhead_share,
+                )  # fmt: skip
+
+
+def _who(name: str, drafter: Model) -> Model | Literal["ngram"]:
+    return "ngram" if name == "ngram" else drafter
 
 
 def _together(sets: Sequence[dict[str, DraftSide]]) -> dict[str, DraftSide]:
@@ -154,50 +220,149 @@ def _together(sets: Sequence[dict[str, DraftSide]]) -> dict[str, DraftSide]:
     }  # fmt: skip
 
 
-def _of(costs: DraftCosts, who: Model | Literal["ngram"]) -> DraftCosts:
-    return costs.without_drafter() if who == "ngram" else costs
+# -- drafts of known acceptance --------------------------------------------------------------------
 
 
 def _check_simulation(shape: str, recipes: Sequence[str]) -> None:
-    """Refuse what there is not before anything is measured."""
+    """Refuse what is unknown before anything is measured."""
     from edge.export.recipes import recipe
 
-    shape_named(shape)
+    model_named(shape, SHAPES, "shape")
     for name in recipes:
         recipe(name, "--recipe")
 
 
 def _simulated(
     shape: str, recipes: Sequence[str], threads: int, tokens: int, rounds: int, say: Say
-) -> list[simulated.Simulated]:
-    from edge.apps.bench.peers import Workspace
-
-    found: list[simulated.Simulated] = []
+) -> list[Simulated]:
+    found: list[Simulated] = []
     with tempfile.TemporaryDirectory(prefix="edge-bench-") as folder:
-        workspace = Workspace(shape_named(shape), Path(folder))
         for recipe in recipes:
             say(f"making {shape} with random weights in {recipe}")
-            model = load(_random_bundle(workspace, recipe), threads=threads or None)
-            found += simulated.simulate(
-                model.engine, SIMULATED_DEPTHS, acceptance=ACCEPTANCE, tokens=tokens,
-                rounds=rounds, recipe=recipe, say=say,
+            path = write_bundle(SHAPES[shape], recipe, Path(folder) / recipe, chunk=CHUNK)
+            found += simulate_drafts(
+                load(str(path), threads=threads or None).engine, SIMULATED_DEPTHS,
+                acceptance=ACCEPTANCE, tokens=tokens, rounds=rounds, recipe=recipe, say=say,
             )  # fmt: skip
     return found
 
 
-def _random_bundle(workspace: Workspace, recipe: str) -> Path:
-    """Scales of activations are found on a little text: they make no run quicker or slower."""
-    from edge.export.checkpoint import open_checkpoint
-    from edge.export.exporter import export_checkpoint
-    from edge.export.recipes import mixture
+# -- prompts --------------------------------------------------------------------------------------
 
-    source, out = workspace.checkpoint, workspace.path / f"simulated-{recipe}"
-    needs_text = bool(mixture(open_checkpoint(source).config, recipe).observations())
-    export_checkpoint(
-        source, out, quant=recipe, verify=False,
-        calibrate_sequences=2 if needs_text else None, calibrate_length=64 if needs_text else None,
-    )  # fmt: skip
-    return out
+FOLDER_VARIABLE = "EDGE_EVAL_DATA"
+FILES = {
+    "MT-bench": "mt_bench.jsonl",
+    "Vicuna": "vicuna_bench.jsonl",
+    "GSM8K": "gsm8k.test.jsonl",
+    "HumanEval": "humaneval.jsonl.gz",
+    "WikiText": "wikitext2.test.txt",
+}
+REPEATS = "repeats"
+PUBLIC = "public"  # all of the files' prompts together
+_WORDS = 48  # of an article that are given, to be continued
+
+# made up: what look-up drafting is for is text that says again what the prompt says
+REPEATING = (
+    "Repeat after me, word for word: The red ball is in the green box. The green box is on the big "
+    "table. The big table is in the little house.",
+    "Change the name count to total and write the code again:\n"
+    "def add(values):\n    count = 0\n    for value in values:\n        count = count + value\n"
+    "    return count\n",
+    "Say this three times: Once upon a time there was a little cat who liked to sit in the sun.",
+    "Correct the spelling and write it again: The dog ran to the parc. The dog saw a bird in the "
+    "parc. The bird flew away from the parc.",
+)
+
+
+def prompt_sets(
+    folder: Path | None, count: int
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """At most `count` prompts of every set, from all over it; and why others are absent."""
+    sets, absent = {}, {}
+    for name, file in FILES.items():
+        read: Callable[[Path], tuple[str, ...]] = _articles if name == "WikiText" else read_prompts
+        if folder is None:
+            absent[name] = f"no folder of test sets was named: --data, or {FOLDER_VARIABLE}"
+            continue
+        try:
+            sets[name] = spread(read(folder / file), count)
+        except InputError as problem:
+            absent[name] = str(problem)
+    sets[REPEATS] = spread(REPEATING, count)
+    return sets, absent
+
+
+def spread(prompts: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """`count` of them, evenly: test sets are sorted by kind."""
+    if len(prompts) <= count:
+        return prompts
+    return tuple(prompts[index * len(prompts) // count] for index in range(count))
+
+
+def _articles(path: Path) -> tuple[str, ...]:
+    """The beginnings of paragraphs that are long enough to be cut."""
+    lines = [line.split(" ") for line in read_prompts(path) if not line.startswith("=")]
+    found = tuple(" ".join(words[:_WORDS]) for words in lines if len(words) > 2 * _WORDS)
+    if not found:
+        raise InputError("holds no long paragraph", file=path)
+    return found
+
+
+# -- for people -----------------------------------------------------------------------------------
+
+_LEGEND = (
+    "length  tokens that a verifying run yields",
+    "×  tokens/s against none, all prompts together; calc: by the papers' formula",
+    "p50, p10  × of prompts: what half of them reach, and what all but the slowest tenth",
+    "own  of the time, what passes in no model's run",
+)
+_SIMULATED = (
+    "verify  a verifying run in steps; calc: by the formula at the α found, at α: the one wanted",
+    "same  tokens that are plain decoding's; fewer than there are: runs have other bits than steps",
+)
+
+
+def parts(facts: Facts) -> Iterator[FigureTable | str]:
+    """Tables, then what they lack."""
+    others = facts["used_by_others"]
+    yield (
+        f"{facts['target']} with {facts['draft']}: answers of at most {facts['tokens']} tokens, "
+        f"{facts['rounds']} rounds; {facts['threads'] or 'default'} threads on "
+        f"{facts['machine']['cpu']}, {others:.0%} of it in use by others"
+    )
+    if not facts["trustworthy"]:
+        yield "the machine was busy with something else: do not trust the times"
+    yield _table(facts["rows"])
+    yield from _LEGEND
+    yield from (f"absent  {name}: {reason}" for name, reason in facts["absent"].items())
+    if facts["simulated"]:
+        yield _simulation(facts["simulated_shape"], facts["simulated"])
+        yield from _SIMULATED
+
+
+def _table(rows: Sequence[Facts]) -> FigureTable:
+    cells = [
+        (f"{row['count']} {row['prompts']}", f"{row['temperature']:g}", row["way"],
+         two(row["acceptance_length"]), f"{row['tokens_per_s']:.0f}", two(row["speedup"]),
+         two(row["median_prompt"]), two(row["slowest_tenth"]), two(row["theoretical"]),
+         "" if row["overhead_share"] is None else f"{row['overhead_share']:.0%}")
+        for row in rows
+    ]  # fmt: skip
+    head = ("prompts", "T", "drafts", "length", "t/s", "×", "p50", "p10", "calc", "own")
+    return FigureTable(head, cells)
+
+
+def _simulation(shape: str, rows: Sequence[Facts]) -> FigureTable:
+    cells = [
+        (row["recipe"], str(row["depth"]), two(row["acceptance_length"]), two(row["found"]),
+         two(row["verify"]), two(row["speedup"]), two(row["expected"]), f"{row['reached']:.0%}",
+         two(row["promised"]), str(row["same"]))
+        for row in rows
+    ]  # fmt: skip
+    head = ("recipe", "K", "length", "α", "verify", "×", "calc", "reached", "at α", "same")
+    first = rows[0]
+    title = f"{shape}, {first['tokens']} tokens, simulated drafts of α {first['acceptance']}"
+    return FigureTable(head, cells, title=title)
 
 
 if __name__ == "__main__":

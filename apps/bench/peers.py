@@ -1,24 +1,30 @@
-"""Who is measured, and what each has to be able to do."""
+"""Who is measured: this runtime, llama.cpp and transformers, each with the model loaded."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
-import importlib.metadata
+import importlib
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.apps.bench import gguf_file, model
-from edge.apps.bench.shapes import Shape
-from edge.errors import InputError
-from edge.runtime import ort_providers
+from edge.apps.bench import models
+from edge.apps.measure.agreement import Logits
+from edge.apps.measure.machine import installed
+from edge.bundle import open_bundle
+from edge.config import ModelConfig
+from edge.errors import EngineError, InputError
+from edge.runtime.engine import Rows
+from edge.runtime.engines import open_engine
 
 Tokens = NDArray[np.int64]
-Logits = NDArray[np.float32]
 Rounding = Literal["fp32", "fp16", "w8", "w4", "w8a8"]  # w8a8: activations by scales found before
 
 RUN = 4  # tokens of the short run
@@ -63,32 +69,237 @@ class Peer(Protocol):
 class Workspace:
     """The folder with the random model in every format that was asked for."""
 
-    shape: Shape
+    name: str
     path: Path
+
+    @property
+    def config(self) -> ModelConfig:
+        return models.model_named(self.name, models.SHAPES, "shape")
 
     @property
     def checkpoint(self) -> Path:
         """transformers' format; written when first asked for."""
-        return self._once("checkpoint", lambda path: model.write_checkpoint(self.shape, path))
+        return self._once("checkpoint", partial(models.write_checkpoint, self.config))
 
     def gguf(self, kind: str) -> Path:
-        """llama.cpp's format, `kind` as in `gguf_file.KINDS`."""
-        checkpoint = self.checkpoint
-        return self._once(
-            f"{kind}.gguf", lambda path: gguf_file.write_gguf(self.shape, checkpoint, path, kind)
-        )
+        """llama.cpp's format: f16, q8_0 or q4_0."""
+        return self._once(f"{kind}.gguf", lambda p: models.write_gguf(self.config, p, kind))
+
+    def bundle(self, peer: str) -> Path:
+        """Where the bundle of a peer of ours lies."""
+        return self.path / f"{self.name}-{peer}"
 
     def _once(self, name: str, write: Callable[[Path], object]) -> Path:
         """A kept folder serves again, as long as what makes its files has not changed."""
-        makers = (model.__file__, gguf_file.__file__)
-        made_by = hashlib.sha256(b"".join(Path(file).read_bytes() for file in makers)).hexdigest()
-        final = self.path / f"{self.shape.name}-{made_by[:8]}-{name}"
+        made_by = hashlib.sha256(Path(models.__file__).read_bytes()).hexdigest()
+        final = self.path / f"{self.name}-{made_by[:8]}-{name}"
         if not final.exists():
             final.parent.mkdir(parents=True, exist_ok=True)
-            partial = final.with_name(f".{final.name}.partial")
-            write(partial)
-            partial.rename(final)
+            partial_path = final.with_name(f".{final.name}.partial")
+            write(partial_path)
+            partial_path.rename(final)
         return final
+
+
+class EdgePeer:
+    """This runtime: the checkpoint exported to a bundle, run by the engine a session would use.
+
+    One state; prompts are committed in chunks, everything else can be rewound."""
+
+    note: str = ""
+
+    def __init__(
+        self, workspace: Workspace, recipe: Rounding, threads: int, *, spin: bool = False
+    ) -> None:
+        self.name = f"edge-{recipe}-spin" if spin else f"edge-{recipe}"
+        self.rounding = recipe
+        if spin:
+            self.note = "threads wait awake (edge.load(…, spin=True)), as llama.cpp's do"
+        with open_bundle(_exported(workspace, recipe)) as bundle:
+            self.weight_bytes = sum(entry.size for entry in bundle.manifest.files)
+            self._engine = open_engine(bundle, "ort", threads=threads, spin=spin, provider="cpu")
+        self.version = f"{installed('mamba-edge')}, onnxruntime {installed('onnxruntime')}"
+        self._state = self._engine.new_state()
+        self._token = np.zeros((1, 1), np.int64)
+
+    def prefill(self, tokens: Tokens, *, every_row: bool = False) -> Logits:
+        self._state.clear()
+        chunk, found = self._engine.chunk, []
+        for start in range(0, len(tokens), chunk):
+            piece = tokens[None, start : start + chunk]
+            rows: Rows = "all" if every_row else "last"
+            logits: Logits = self._engine.run(piece, self._state, rows=rows, commit=True)[0]
+            found.append(logits.copy() if every_row else logits)
+        return np.concatenate(found) if every_row else found[-1]
+
+    def run(self, tokens: Tokens) -> Logits:
+        logits: Logits = self._engine.run(tokens[None], self._state, rows="all")[0]
+        return logits
+
+    def step(self, token: int) -> Logits:
+        self._token[0, 0] = token
+        logits: Logits = self._engine.run(self._token, self._state)[0]
+        return logits
+
+    def close(self) -> None:
+        del self._state, self._engine
+
+
+def _exported(workspace: Workspace, recipe: str) -> Path:
+    """Always exported anew: a kept bundle may come from an older exporter."""
+    from edge.export.exporter import export_checkpoint
+
+    path = workspace.bundle(f"edge-{recipe}")
+    shutil.rmtree(path, ignore_errors=True)
+    export_checkpoint(workspace.checkpoint, path, quant=recipe, verify=False)
+    return path
+
+
+BATCH = 512  # a prompt of 256 is then one physical batch
+_ROUNDING: dict[str, Rounding] = {"f16": "fp16", "q8_0": "w8", "q4_0": "w4"}
+
+
+class LlamaPeer:
+    """llama.cpp through llama-cpp-python's low-level interface: decoding only, no sampling.
+
+    One sequence. Batches are filled before they are needed, so only decoding is timed."""
+
+    note = ""
+
+    def __init__(self, workspace: Workspace, kind: str, threads: int) -> None:
+        self.name = f"llama-{kind}"
+        self.rounding = _ROUNDING[kind]
+        self.version = f"llama-cpp-python {installed('llama-cpp-python')}"
+        self._vocab_size = workspace.config.vocab_size
+        path = workspace.gguf(kind)
+        self.weight_bytes = path.stat().st_size
+        self._llama = llama = importlib.import_module("llama_cpp")
+        self._quiet = llama.llama_log_callback(_ignore)
+        llama.llama_log_set(self._quiet, ctypes.c_void_p(0))
+        llama.llama_backend_init()
+        self._model = llama.llama_model_load_from_file(
+            str(path).encode(), llama.llama_model_default_params()
+        )
+        if not self._model:
+            raise EngineError("llama.cpp refuses the file", file=path)
+        self._context = llama.llama_init_from_model(self._model, self._parameters(threads))
+        if not self._context:
+            raise EngineError("llama.cpp makes no context for the model", file=path)
+        self._batch = llama.llama_batch_init(BATCH, 0, 1)
+        self._position = 0
+
+    def _parameters(self, threads: int) -> Any:
+        parameters = self._llama.llama_context_default_params()
+        parameters.n_ctx = 4 * BATCH
+        parameters.n_batch = parameters.n_ubatch = BATCH
+        parameters.n_threads = parameters.n_threads_batch = threads
+        parameters.no_perf = True
+        return parameters
+
+    def prefill(self, tokens: Tokens, *, every_row: bool = False) -> Logits:
+        self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)
+        self._position = 0
+        return self._decode(tokens, every_row)
+
+    def run(self, tokens: Tokens) -> Logits:
+        return self._decode(tokens, True)
+
+    def step(self, token: int) -> Logits:
+        return self._decode(np.array([token], np.int64), True)
+
+    def close(self) -> None:
+        self._llama.llama_batch_free(self._batch)
+        self._llama.llama_free(self._context)
+        self._llama.llama_model_free(self._model)
+
+    def _decode(self, tokens: Tokens, every_row: bool) -> Logits:
+        count = len(tokens)
+        self._fill(tokens, every_row)
+        status = self._llama.llama_decode(self._context, self._batch)
+        if status:
+            raise EngineError(f"llama_decode returned {status}")
+        self._position += count
+        rows = count if every_row else 1
+        # reading the logits waits for the computation
+        pointer = self._llama.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(pointer, shape=(rows, self._vocab_size))
+
+    def _fill(self, tokens: Tokens, every_row: bool) -> None:
+        batch, count = self._batch, len(tokens)
+        batch.n_tokens = count
+        for index in range(count):
+            batch.token[index] = int(tokens[index])
+            batch.pos[index] = self._position + index
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = 0
+            batch.logits[index] = every_row or index == count - 1
+
+
+def _ignore(level: int, text: bytes, data: object) -> None:
+    """llama.cpp's log goes nowhere."""
+
+
+class TransformersPeer:
+    """transformers, eager fp32: the reference that results are judged by, and a peer.
+
+    Steps through its cache. Its Mamba starts from zeros when given several tokens, cache or
+    not (5.23), so a run goes token by token.
+    """
+
+    name = "transformers"
+    rounding: Rounding = "fp32"
+    note = "eager fp32; continues by single tokens only, so its 4-token run is 4 steps"
+
+    def __init__(self, workspace: Workspace, threads: int) -> None:
+        import torch
+        from transformers import MambaForCausalLM
+        from transformers.utils import logging
+
+        self._torch = torch
+        torch.set_num_threads(threads)
+        log: Any = logging
+        log.set_verbosity_error()
+        log.disable_progress_bar()
+        checkpoint = workspace.checkpoint
+        self.version = f"{installed('transformers')}, torch {torch.__version__}"
+        self.weight_bytes = (checkpoint / "model.safetensors").stat().st_size
+        model: Any = MambaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        self._model = model.eval()
+        self._cache: Any = None
+
+    def prefill(self, tokens: Tokens, *, every_row: bool = False) -> Logits:
+        return self._forward(tokens, None, keep=0 if every_row else 1)
+
+    def run(self, tokens: Tokens) -> Logits:
+        return np.concatenate([self.step(int(token)) for token in tokens])
+
+    def step(self, token: int) -> Logits:
+        return self._forward(np.array([token], np.int64), self._cache, keep=1)
+
+    def whole(self, tokens: Tokens) -> Logits:
+        """Logits of each token of one pass without a cache: the reference."""
+        with self._torch.inference_mode():
+            out = self._model(self._torch.from_numpy(tokens)[None], use_cache=False)
+        logits: Logits = out.logits[0].float().numpy()
+        return logits
+
+    def close(self) -> None:
+        self._model = self._cache = None
+
+    def _forward(self, tokens: Tokens, cache: Any, keep: int) -> Logits:
+        with self._torch.inference_mode():
+            out = self._model(
+                self._torch.from_numpy(tokens)[None],
+                cache_params=cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        self._cache = out.cache_params
+        logits: Logits = out.logits[0].numpy()
+        return logits
+
+
+# -- the registry ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -100,28 +311,17 @@ class Entry:
     make: Callable[[Workspace, int], Peer]
 
 
-def _edge(recipe: Rounding, *, spin: bool = False) -> Entry:
-    def make(workspace: Workspace, threads: int) -> Peer:
-        from edge.apps.bench.peer_edge import EdgePeer
+_NEEDS_EXPORT = ("onnxruntime", "onnx", "torch"), ".venv/bin/pip install '.[export,ort]'"
+_NEEDS_LLAMA = ("llama-cpp-python", "gguf"), INSTALL_LLAMA
+_NEEDS_TORCH = ("torch", "transformers"), ".venv/bin/pip install torch transformers"
 
-        return EdgePeer(workspace, recipe, threads, spin=spin)
 
-    return Entry(("onnxruntime", "onnx", "torch"), ".venv/bin/pip install '.[export,ort]'", make)
+def _edge(recipe: Rounding, spin: bool = False) -> Entry:
+    return Entry(*_NEEDS_EXPORT, lambda where, threads: EdgePeer(where, recipe, threads, spin=spin))
 
 
 def _llama(kind: str) -> Entry:
-    def make(workspace: Workspace, threads: int) -> Peer:
-        from edge.apps.bench.peer_llama import LlamaPeer
-
-        return LlamaPeer(workspace, kind, threads)
-
-    return Entry(("llama-cpp-python", "gguf"), INSTALL_LLAMA, make)
-
-
-def _transformers(workspace: Workspace, threads: int) -> Peer:
-    from edge.apps.bench.peer_transformers import TransformersPeer
-
-    return TransformersPeer(workspace, threads)
+    return Entry(*_NEEDS_LLAMA, lambda where, threads: LlamaPeer(where, kind, threads))
 
 
 PEERS = {
@@ -135,9 +335,7 @@ PEERS = {
     "llama-q8_0": _llama("q8_0"),
     "llama-q4_0": _llama("q4_0"),
     "llama-f16": _llama("f16"),
-    "transformers": Entry(
-        ("torch", "transformers"), ".venv/bin/pip install torch transformers", _transformers
-    ),
+    "transformers": Entry(*_NEEDS_TORCH, TransformersPeer),
 }
 DEFAULT = (
     "edge-w8", "edge-w8-spin", "edge-w8a8", "edge-w8a8-spin", "edge-w4", "edge-fp32",
@@ -148,14 +346,6 @@ DEFAULT = (
 def missing(name: str) -> tuple[str, ...]:
     """Packages a peer needs that are not installed. Raises InputError for an unknown peer."""
     if name not in PEERS:
-        raise InputError(f"there is no peer {name!r}", field="peers", remedy=", ".join(PEERS))
+        remedy = f"choose {', '.join(PEERS)}"
+        raise InputError(f"unknown peer {name!r}", field="peers", remedy=remedy)
     return tuple(package for package in PEERS[name].packages if not installed(package))
-
-
-def installed(package: str) -> str | None:
-    """Version of a distribution, or None; of ONNX Runtime that of the build that is there."""
-    builds = ort_providers.packages() if package == "onnxruntime" else []
-    try:
-        return importlib.metadata.version(builds[0] if builds else package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.apps.measure.stopwatch import Say, in_turn, without_collections
+from edge.apps.measure.stopwatch import Say, in_turn, silent, without_collections
 from edge.apps.profile.draft_costs import acceptance_rate, leviathan_speedup
 from edge.apps.profile.draft_costs import measure as measure_costs
 from edge.runtime.engine import Engine
@@ -94,9 +94,9 @@ class Simulated:
         return {**self.__dict__, "reached": self.reached}
 
 
-def simulate(
+def simulate_drafts(
     engine: Engine, depths: Sequence[int], *, acceptance: float, tokens: int, rounds: int,
-    recipe: str = "fp32", say: Say = lambda text: None,
+    recipe: str = "fp32", say: Say = silent,
 ) -> list[Simulated]:  # fmt: skip
     """Decode plainly and with drafts of each of `depths` tokens, in turn, after one round that
     warms up. `recipe`: what the engine runs, for people.

@@ -1,1 +1,135 @@
-"""`edge eval`: perplexity, bits per byte, divergence, noise and tasks, over the runtime alone."""
+"""`edge eval BUNDLE TEXT…`: how good a model is, and how far one bundle is from another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge.errors import InputError
+from edge.runtime import ort_providers
+
+KINDS = ("drop", "repeat", "antspeak", "uppercase", "random-case", "swap")
+_reading = partial(typer.Option, rich_help_panel="How text is read")
+_comparing = partial(typer.Option, rich_help_panel="Comparing")
+_noise = partial(typer.Option, rich_help_panel="Noise")
+_tasks = partial(typer.Option, rich_help_panel="Tasks")
+
+
+def evaluate(
+    bundle: Annotated[str, typer.Argument(help="Bundle folder, or the name of a demonstration.")],
+    texts: Annotated[list[Path] | None, typer.Argument(
+        metavar="TEXT…", help="Text files, or .jsonl with messages or text.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    threads: Annotated[int | None, typer.Option(
+        min=1, help="CPU threads; else one per core, small models one.")] = None,
+    engine: Annotated[str, typer.Option(
+        help="auto, ort, cuda or tensorrt; what it is compared with is on auto.")] = "auto",
+    provider: Annotated[str | None, typer.Option(help=ort_providers.HELP)] = None,
+    window: Annotated[int | None, _reading(
+        help="Tokens of a window; the context attention was trained for, else 2048.")] = None,
+    stride: Annotated[int | None, _reading(
+        help="By how many tokens a window moves on; half a window.")] = None,
+    stream: Annotated[bool, _reading("--stream",
+        help="No windows: a document in one go, the state carried through.")] = False,
+    max_tokens: Annotated[int | None, _reading(
+        min=2, help="Stop after this many tokens.")] = None,
+    against: Annotated[str | None, _comparing(metavar="BUNDLE",
+        help="Also this bundle, as the truth: KL divergence, agreement.")] = None,
+    layers: Annotated[bool, _comparing("--layers",
+        help="With --against: signal to noise of every layer.")] = False,
+    sensitivity: Annotated[bool, _comparing("--sensitivity",
+        help="With --against a floating bundle: what each rounding costs alone.")] = False,
+    each_layer: Annotated[bool, _comparing("--each-layer",
+        help="With --sensitivity: not all layers of a kind together.")] = False,
+    svg: Annotated[Path | None, _comparing(metavar="FILE",
+        help="With --sensitivity: also draw it, which needs matplotlib.")] = None,
+    noise: Annotated[str | None, _noise(metavar="KIND",
+        help=f"Spoil every other 100 words: {', '.join(KINDS)}, or all.")] = None,
+    probability: Annotated[float | None, _noise(min=0, max=1,
+        help="Of a character to be spoilt; 0.05 and 0.3.")] = None,
+    seed: Annotated[int | None, _noise(help="Of the random numbers of the noise; 0.")] = None,
+    tasks: Annotated[str | None, _tasks(metavar="TASK,…",
+        help="Tasks of lm-evaluation-harness, instead of a text.")] = None,
+    task_path: Annotated[Path | None, _tasks(
+        help="Folder of task files of your own.")] = None,
+    limit: Annotated[int | None, _tasks(min=1, help="Questions of each task; all.")] = None,
+    fewshot: Annotated[int | None, _tasks(min=0, help="Examples before a question.")] = None,
+    chat: Annotated[bool, _tasks("--chat", help="Ask through the chat template.")] = False,
+) -> None:  # fmt: skip
+    """Measure perplexity and bits per byte on any text.
+
+    A text file holds one document, or several that end with a line
+    <|endoftext|>; a .jsonl file holds a conversation a line, of which the
+    messages are predicted. Every document begins with an empty state.
+
+    Text that is longer than a window is read in overlapping windows, the usual
+    recipe; --stream reads it as a recurrent model does in use.
+
+    docs/use/evaluate.md defines every figure.
+    """
+    from edge.apps.evaluate import modes, report
+    from edge.apps.measure import plots
+    from edge.apps.measure.table import show
+    from edge.runtime.engines import check_provider
+
+    check_provider(engine, provider)
+    request = modes.EvalRequest(
+        bundle, texts or (), threads, window, stride, stream, max_tokens, engine, provider
+    )
+    _one_of({"--against": against, "--noise": noise, "--tasks": tasks})
+    _one_of({"--layers": layers, "--sensitivity": sensitivity})
+    asked = {"--task-path": task_path, "--limit": limit, "--fewshot": fewshot}
+    _needs("--tasks", tasks, asked | {"--chat": chat or None})
+    _needs("--noise", noise, {"--probability": probability, "--seed": seed})
+    _needs("--against", against, {"--layers": layers or None, "--sensitivity": sensitivity or None})
+    _needs("--sensitivity", sensitivity, {"--each-layer": each_layer or None, "--svg": svg})
+    if svg is not None and not plots.available():
+        raise InputError("needs the package matplotlib", field="--svg", remedy=plots.REMEDY)
+    if noise is not None:
+        facts = modes.robustness(request, noise, probability, seed or 0)
+    elif tasks is not None:
+        facts = modes.tasks(
+            request, tasks, folder=task_path, limit=limit, fewshot=fewshot, chat=chat
+        )
+    elif against is None:
+        facts = modes.perplexity(request)
+    elif layers:
+        facts = modes.divergence_of_layers(request, against)
+    elif sensitivity:
+        facts = modes.sensitivity(request, against, each_layer)
+        if svg is not None:
+            _write(svg, report.draw(facts))
+    else:
+        facts = modes.divergence(request, against)
+    if as_json:
+        print(json.dumps(facts, indent=1, allow_nan=False))
+    else:
+        show(report.parts(facts))
+
+
+def _one_of(options: Mapping[str, object]) -> None:
+    """Refuse two ways to evaluate at once."""
+    given = [name for name, value in options.items() if value]
+    if len(given) > 1:
+        raise InputError(f"goes without {given[1]}", field=given[0], remedy="one at a time")
+
+
+def _needs(option: str, value: object, others: Mapping[str, object]) -> None:
+    """Refuse options that mean something only beside another."""
+    given = [name for name, other in others.items() if other is not None]
+    if given and not value:
+        raise InputError(f"goes with {option} only", field=given[0])
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as problem:
+        raise InputError(
+            f"cannot be written: {problem.strerror}", file=path, field="--svg"
+        ) from None

@@ -19,8 +19,9 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from edge.apps.evaluate.score import F32, nats
-from edge.apps.evaluate.source import DEFAULT_WINDOW
+from edge.apps.evaluate.score import nats
+from edge.apps.evaluate.windows import DEFAULT_WINDOW
+from edge.apps.measure.agreement import Logits
 from edge.errors import InputError
 from edge.runtime.model import Model, load
 from edge.text.template import Message
@@ -226,7 +227,7 @@ class _Contexts:
             at += len(logits)
         return total, greedy
 
-    def _choice(self, logits: F32) -> NDArray[np.intp]:
+    def _choice(self, logits: Logits) -> NDArray[np.intp]:
         """What greedy choice takes: ids that mean nothing are never chosen."""
         logits = logits[:, : self._size]
         if self._unassigned:
@@ -235,7 +236,7 @@ class _Contexts:
         chosen: NDArray[np.intp] = logits.argmax(-1)
         return chosen
 
-    def _feed(self, ids: Sequence[int], rows: Any) -> Iterator[F32]:
+    def _feed(self, ids: Sequence[int], rows: Any) -> Iterator[Logits]:
         chunk = self._engine.chunk
         for start in range(0, len(ids), chunk):
             tokens = np.array([ids[start : start + chunk]], np.int64)

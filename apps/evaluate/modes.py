@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,14 +10,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from edge.apps.evaluate.against import check_same_ids, compare
-from edge.apps.evaluate.figures import finite
 from edge.apps.evaluate.noise import chosen, noisy_parts
-from edge.apps.evaluate.progress import shown
-from edge.apps.evaluate.score import Reader, check_context, measure
-from edge.apps.evaluate.source import Source, reading
+from edge.apps.evaluate.score import (
+    Reader,
+    check_context,
+    check_same_ids,
+    compare,
+    finite,
+    measure,
+)
 from edge.apps.evaluate.tasks import run_tasks
 from edge.apps.evaluate.texts import total_bytes
+from edge.apps.evaluate.windows import TextSource, reading
 from edge.errors import InputError
 from edge.runtime.engines import provider_of
 from edge.runtime.model import Model, load
@@ -27,7 +31,7 @@ SHORT_WINDOW = 512
 
 
 @dataclass(frozen=True)
-class Request:
+class EvalRequest:
     """What is evaluated on which text, as it was typed; `edge eval --help` has the meanings."""
 
     bundle: str
@@ -47,7 +51,7 @@ class Request:
         return load(self.bundle, engine=self.engine, threads=self.threads, provider=self.provider)
 
     @contextmanager
-    def source(self, *models: Model, passes: int = 1) -> Iterator[Source]:
+    def source(self, *models: Model, passes: int = 1) -> Iterator[TextSource]:
         """The text as these models are to read it, with a bar while it is read `passes` times.
 
         Raises InputError: no text, or a way to read that a model cannot.
@@ -57,8 +61,8 @@ class Request:
         how = reading([m.config for m in models], self.window, self.stride, self.stream)
         for model in models:
             check_context(model.engine, how)
-        with shown("reading", passes * total_bytes(self.texts)) as progress:
-            yield Source(self.texts, how, self.max_tokens, progress)
+        with _shown("reading", passes * total_bytes(self.texts)) as progress:
+            yield TextSource(self.texts, how, self.max_tokens, progress)
 
 
 def identity(model: Model) -> dict[str, Any]:
@@ -72,15 +76,15 @@ def identity(model: Model) -> dict[str, Any]:
     }
 
 
-def perplexity(request: Request) -> dict[str, Any]:
+def perplexity(request: EvalRequest) -> dict[str, Any]:
     """`edge eval BUNDLE TEXT…`."""
     model = request.load()
     with request.source(model) as source:
-        tally = measure(Reader(model.engine, source.how), source.runs(model))
-    return identity(model) | source.describe() | tally.to_dict()
+        found = measure(Reader(model.engine, source.how), source.runs(model))
+    return identity(model) | source.describe() | found.to_dict()
 
 
-def divergence(request: Request, against: str) -> dict[str, Any]:
+def divergence(request: EvalRequest, against: str) -> dict[str, Any]:
     """`--against OTHER`."""
     model, other = request.load(), request.load(against)
     check_same_ids(model, other)
@@ -92,7 +96,9 @@ def divergence(request: Request, against: str) -> dict[str, Any]:
     return facts | {"against": identity(other) | found.other.to_dict()} | found.to_dict()
 
 
-def robustness(request: Request, kind: str, probability: float | None, seed: int) -> dict[str, Any]:
+def robustness(
+    request: EvalRequest, kind: str, probability: float | None, seed: int
+) -> dict[str, Any]:
     """`--noise KIND`: word-level perplexity of clean chunks that follow spoilt ones."""
     kinds = chosen(kind, probability, seed)
     model = request.load()
@@ -104,15 +110,15 @@ def robustness(request: Request, kind: str, probability: float | None, seed: int
         )
     rows = [
         {"kind": noise.kind, "probability": noise.probability}
-        | tally.to_dict()
-        | {"degradation": finite(tally.word_perplexity - clean.word_perplexity)}
-        for noise, tally in zip(kinds, spoilt, strict=True)
+        | found.to_dict()
+        | {"degradation": finite(found.word_perplexity - clean.word_perplexity)}
+        for noise, found in zip(kinds, spoilt, strict=True)
     ]
     return identity(model) | source.describe() | clean.to_dict() | {"seed": seed, "noise": rows}
 
 
 def tasks(
-    request: Request,
+    request: EvalRequest,
     names: str,
     *,
     folder: Path | None,
@@ -131,12 +137,12 @@ def tasks(
     return identity(model) | {"limit": limit, "fewshot": fewshot, "chat": chat, "tasks": found}
 
 
-def divergence_of_layers(request: Request, against: str) -> dict[str, Any]:
+def divergence_of_layers(request: EvalRequest, against: str) -> dict[str, Any]:
     """`--against OTHER --layers`: signal to noise of every layer."""
-    layers = _reference("--layers", "layers")
-    model, other, shortened = _pair(request, against, layers.DEFAULT_TOKENS)
+    module = _reference("--layers")
+    model, other, shortened = _pair(request, against, module.LAYER_TOKENS)
     with shortened.source(model, other) as source:
-        found = layers.measure_layers(model, other, source.runs(model))
+        found = module.measure_layers(model, other, source.runs(model))
     rows = [
         {
             "index": layer.index,
@@ -150,9 +156,9 @@ def divergence_of_layers(request: Request, against: str) -> dict[str, Any]:
     return facts | {"against": identity(other), "layers": rows}
 
 
-def sensitivity(request: Request, against: str, each_layer: bool) -> dict[str, Any]:
+def sensitivity(request: EvalRequest, against: str, each_layer: bool) -> dict[str, Any]:
     """`--against FLOATING --sensitivity`: every rounding of BUNDLE alone, worst first."""
-    module = _reference("--sensitivity", "sensitivity")
+    module = _reference("--sensitivity")
     this, floating, shortened = _pair(request, against, module.DEFAULT_TOKENS)
     chosen = module.sites(this, floating, each_layer)
     with shortened.source(this, floating) as source:
@@ -169,7 +175,7 @@ def sensitivity(request: Request, against: str, each_layer: bool) -> dict[str, A
     return facts | {"against": plain, "sensitivity": rows}
 
 
-def _pair(request: Request, against: str, tokens: int) -> tuple[Model, Model, Request]:
+def _pair(request: EvalRequest, against: str, tokens: int) -> tuple[Model, Model, EvalRequest]:
     """Both models, and the request for as much text as the slow reference ops can read."""
     this, other = request.load(), request.load(against)
     check_same_ids(this, other)
@@ -183,12 +189,34 @@ def _pair(request: Request, against: str, tokens: int) -> tuple[Model, Model, Re
     )  # fmt: skip
 
 
-def _reference(option: str, name: str) -> Any:
-    """A module that needs the reference ops. Raises InputError without torch or onnx."""
+def _reference(option: str) -> Any:
+    """The module that needs the reference ops. Raises InputError without torch or onnx."""
     try:
-        return import_module(f"edge.apps.evaluate.{name}")
+        return import_module("edge.apps.evaluate.sensitivity")
     except ModuleNotFoundError as missing:
         raise InputError(
             f"needs the package {missing.name}", field=option,
             remedy="pip install 'mamba-edge[export]'",
         ) from None  # fmt: skip
+
+
+@contextmanager
+def _shown(task: str, total: float) -> Iterator[Callable[[float], None]]:
+    """A bar on standard error, where somebody can see it; told how much more is done of `total`."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), "{task.percentage:>3.0f}%",
+        TimeElapsedColumn(), TimeRemainingColumn(),
+        console=console, transient=True, disable=not console.is_terminal,
+    ) as bar:  # fmt: skip
+        row = bar.add_task(task, total=total)
+        yield lambda amount: bar.advance(row, amount)

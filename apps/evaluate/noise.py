@@ -74,7 +74,7 @@ WHOLE = ("antspeak", "random-case")
 
 
 @dataclass(frozen=True)
-class Noise:
+class TextNoise:
     """One kind of noise; `probability` None where every character is meant. The same seed spoils a
     text in the same way every time.
     """
@@ -89,24 +89,26 @@ class Noise:
         return KINDS[self.kind](text, self.probability or 0.0, rng)
 
 
-def chosen(kind: str, probability: float | None, seed: int) -> list[Noise]:
+def chosen(kind: str, probability: float | None, seed: int) -> list[TextNoise]:
     """The noise that `--noise KIND` means: each kind at both of the paper's probabilities, where it
     has one. Raises InputError: an unknown kind, a probability that means nothing to it.
     """
     if kind != "all" and kind not in KINDS:
         raise InputError(
-            f"{kind!r} is no noise", field="--noise", remedy=f"{', '.join(KINDS)}, or all"
+            f"unknown noise {kind!r}", field="--noise", remedy=f"choose {', '.join(KINDS)} or all"
         )
     if probability is not None and kind in WHOLE:
         raise InputError(f"{kind} spoils every character", field="--probability")
     found = []
     for name in KINDS if kind == "all" else (kind,):
         each = PROBABILITIES if probability is None else (probability,)
-        found += [Noise(name, p, seed) for p in ((None,) if name in WHOLE else each)]
+        found += [TextNoise(name, p, seed) for p in ((None,) if name in WHOLE else each)]
     return found
 
 
-def noisy_parts(noise: Noise | None, encoder: Encoder, blocks: Iterable[Block]) -> Iterator[Part]:
+def noisy_parts(
+    noise: TextNoise | None, encoder: Encoder, blocks: Iterable[Block]
+) -> Iterator[Part]:
     """Parts of texts, chunk by chunk: even-indexed ones are predicted, odd-indexed ones spoilt and
     only read; None spoils nothing.
 

@@ -1,22 +1,110 @@
-"""A model reads runs, and says how likely it thought each id that came."""
+"""A model reads runs, and says how likely it thought each id that came; the figures of that."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.apps.evaluate.figures import F64, Tally
 from edge.apps.evaluate.parts import Ints
 from edge.apps.evaluate.windows import Run, Windows
+from edge.apps.measure.agreement import Logits, log_softmax
 from edge.errors import InputError
 from edge.runtime.engine import Engine, Rows
+from edge.runtime.model import Model
 
-F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+_VALUES = 1 << 20  # logits handled at once in double precision
 
-# logits handled at once in double precision
-_VALUES = 1 << 20
+
+@dataclass
+class Tally:
+    """Sums over predicted tokens; every figure is a quotient of two of them.
+
+    With I(D) = -ln p(D) nats of information in a text D, however it is cut into units,
+
+        bits per byte = I / (ln 2 · bytes)      perplexity per unit = exp(I / units)
+
+    (MambaByte, arXiv 2401.13660, appendix E), so that exp(ln 2 · bits per byte · bytes / words) is
+    the word-level perplexity of a byte model and of a subword model alike.
+
+    Attributes:
+        nats: Σ -ln p. squares: Σ (ln p)², for the error of the mean.
+        tokens, bytes, words: predicted, and the text they stand for.
+        documents: texts that begin with an empty state.
+    """
+
+    nats: float = 0.0
+    squares: float = 0.0
+    tokens: int = 0
+    bytes: int = 0
+    words: int = 0
+    documents: int = 0
+
+    def add(self, nats: F64) -> None:
+        """Count predictions, by -ln p of each."""
+        self.nats += float(nats.sum())
+        self.squares += float(np.square(nats).sum())
+        self.tokens += len(nats)
+
+    @property
+    def perplexity(self) -> float:
+        """Per token."""
+        return _exp(self.nats / self.tokens)
+
+    @property
+    def perplexity_error(self) -> float:
+        """One standard error of the perplexity, tokens taken as independent."""
+        mean = self.nats / self.tokens
+        variance = max(0.0, self.squares / self.tokens - mean * mean)
+        return self.perplexity * math.sqrt(variance / self.tokens)
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / math.log(2) / self.bytes if self.bytes else math.inf
+
+    @property
+    def byte_perplexity(self) -> float:
+        return _exp(self.nats / self.bytes) if self.bytes else math.inf
+
+    @property
+    def word_perplexity(self) -> float:
+        return _exp(self.nats / self.words) if self.words else math.inf
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """For `--json`; what has no finite value is None. `perplexity`, `bits_per_byte` and
+        `tokens` are an interface.
+        """
+        return {
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+            "words": self.words,
+            "nats": self.nats,
+            "perplexity": finite(self.perplexity),
+            "perplexity_error": finite(self.perplexity_error),
+            "bits_per_byte": finite(self.bits_per_byte),
+            "byte_perplexity": finite(self.byte_perplexity),
+            "word_perplexity": finite(self.word_perplexity),
+        }
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where JSON could not say it."""
+    return value if math.isfinite(value) else None
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
+
+
+# -- reading --------------------------------------------------------------------------------------
 
 
 class Reader:
@@ -33,7 +121,7 @@ class Reader:
         self._chunk = chunk or engine.chunk
         self._state = engine.new_state(window=1, capacity=None if how is None else how.window)
 
-    def read(self, run: Run) -> Iterator[tuple[Ints, F32]]:
+    def read(self, run: Run) -> Iterator[tuple[Ints, Logits]]:
         """Feeds the run; yields predicted ids [k] and the logits [k, V] that were to predict them,
         which are valid until the next are asked for.
         """
@@ -85,21 +173,13 @@ def check_context(engine: Engine, how: Windows | None) -> None:
         )
 
 
-def slices(logits: F32) -> Iterator[slice]:
+def slices(logits: Logits) -> Iterator[slice]:
     """Rows to handle at once, so that double precision takes little memory."""
     step = max(1, _VALUES // logits.shape[1])
     return (slice(start, start + step) for start in range(0, len(logits), step))
 
 
-def log_softmax(logits: F32) -> F64:
-    """ln p over all V ids, padding rows included, in double precision: [k, V]."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(-1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return shifted
-
-
-def nats(logits: F32, ids: Ints) -> F64:
+def nats(logits: Logits, ids: Ints) -> F64:
     """-ln p of ids [k] by logits [k, V]."""
     out = np.empty(len(ids))
     for part in slices(logits):
@@ -113,12 +193,12 @@ def nats(logits: F32, ids: Ints) -> F64:
 
 def measure(reader: Reader, runs: Iterable[Run]) -> Tally:
     """Read all runs. Raises InputError when there is nothing to predict."""
-    tally = Tally()
+    found = Tally()
     for run in runs:
-        count_text(tally, run)
+        count_text(found, run)
         for ids, logits in reader.read(run):
-            tally.add(nats(logits, ids))
-    return checked(tally)
+            found.add(nats(logits, ids))
+    return checked(found)
 
 
 def count_text(tally: Tally, run: Run) -> None:
@@ -137,3 +217,102 @@ def checked(tally: Tally) -> Tally:
             remedy="give a longer text",
         )
     return tally
+
+
+# -- two models -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Comparison:
+    """This model beside another one, which is the truth.
+
+    Attributes:
+        this, other: each model's own sums.
+        agreed: predictions at which both think the same id likeliest.
+        divergences: KL(other‖this) of every prediction, nats; 4 bytes each.
+        excess, squares: Σ and Σ² of ln p(other) - ln p(this) of the ids that came.
+    """
+
+    this: Tally = field(default_factory=Tally)
+    other: Tally = field(default_factory=Tally)
+    agreed: int = 0
+    divergences: list[Logits] = field(default_factory=list)
+    excess: float = 0.0
+    squares: float = 0.0
+
+    def add(self, ids: Ints, this: Logits, other: Logits) -> None:
+        """Count predictions of ids [k] by logits [k, V] of both."""
+        for part in slices(this):
+            p, q = log_softmax(other[part]), log_softmax(this[part])
+            divergence = (np.exp(p) * (p - q)).sum(-1)
+            # exact arithmetic has no negative ones
+            self.divergences.append(np.maximum(divergence, 0).astype(np.float32))
+            self.agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
+            at = (np.arange(len(p)), ids[part])
+            self._add_nats(-q[at], -p[at])
+
+    def _add_nats(self, this: F64, other: F64) -> None:
+        self.this.add(this)
+        self.other.add(other)
+        difference = this - other
+        self.excess += float(difference.sum())
+        self.squares += float(np.square(difference).sum())
+
+    @property
+    def ratio(self) -> float:
+        """Perplexity of this model over the other's."""
+        return self.this.perplexity / self.other.perplexity
+
+    @property
+    def ratio_error(self) -> float:
+        """One standard error of the ratio, from the differences token by token: far smaller than
+        either perplexity's own, because both read the same text. Tokens taken as independent.
+        """
+        count = self.this.tokens
+        mean = self.excess / count
+        variance = max(0.0, self.squares / count - mean * mean)
+        return self.ratio * math.sqrt(variance / count)
+
+    def to_dict(self) -> dict[str, float | None]:
+        """For `--json`."""
+        kl = np.concatenate(self.divergences)
+        return {
+            "kl_nats_per_token": float(kl.mean(dtype=np.float64)),
+            "kl_p99": float(np.quantile(kl, 0.99)),
+            "kl_max": float(kl.max()),
+            "top1_agreement": self.agreed / self.this.tokens,
+            "perplexity_ratio": finite(self.ratio),
+            "perplexity_ratio_error": finite(self.ratio_error),
+        }
+
+
+def check_same_ids(this: Model, other: Model) -> None:
+    """Raise InputError unless the same text has the same ids in both models."""
+    ours, theirs = this.tokenizer, other.tokenizer
+    if (ours.fingerprint, ours.bos, ours.add_bos) != (
+        theirs.fingerprint, theirs.bos, theirs.add_bos,
+    ):  # fmt: skip
+        raise InputError(
+            f"{other.path} has another tokenizer than {this.path}",
+            field="--against",
+            remedy="compare bundles of one model; across tokenizers compare bits per byte",
+        )
+    if this.config.vocab_size != other.config.vocab_size:
+        raise InputError(
+            f"{other.path} has {other.config.vocab_size} rows of logits, {this.path} has "
+            f"{this.config.vocab_size}",
+            field="--against",
+            remedy="export both from one checkpoint",
+        )
+
+
+def compare(this: Reader, other: Reader, runs: Iterable[Run]) -> Comparison:
+    """Read all runs with both, a chunk each in turn. Both readers use the same chunk."""
+    found = Comparison()
+    for run in runs:
+        count_text(found.this, run)
+        count_text(found.other, run)
+        for (ids, mine), (_, theirs) in zip(this.read(run), other.read(run), strict=True):
+            found.add(ids, mine, theirs)
+    checked(found.this)
+    return found

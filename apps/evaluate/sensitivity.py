@@ -1,4 +1,4 @@
-"""Which rounding hurts: each one alone, in a model that is floating everywhere else.
+"""Which rounding hurts: each one alone in a floating model, and how noisy each layer gets.
 
 After Quamba's figures 9 to 11 (arXiv 2410.13229, appendix). The floating bundle's graph is run by
 the reference ops; what the quantized bundle's graph rounds is rounded in it, a kind of value or
@@ -7,6 +7,7 @@ weight at a time, with the very scales and weights of that bundle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,12 +18,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from torch import Tensor
 
-from edge.apps.evaluate.against import Comparison
-from edge.apps.evaluate.kinds import name_of
 from edge.apps.evaluate.parts import Ints
 from edge.apps.evaluate.roundings import Found, Initializers, StateRounding, find, with_weights
-from edge.apps.evaluate.score import F32, count_text
+from edge.apps.evaluate.score import Comparison, count_text
 from edge.apps.evaluate.windows import Run
+from edge.apps.measure.agreement import Logits
 from edge.config import ModelConfig
 from edge.errors import InputError
 from edge.export.graph.model import GRAPH_FILE
@@ -34,7 +34,7 @@ from edge.runtime.model import Model
 
 ALL, WEIGHTS, ACTIVATIONS = "everything", "all weights", "all activations"
 _CHUNK = 32
-DEFAULT_TOKENS = 2048
+DEFAULT_TOKENS, LAYER_TOKENS = 2048, 1024
 Rounder = Callable[[Tensor], Tensor]
 
 
@@ -53,7 +53,7 @@ class Site:
     name: str
     kind: str
     values: Mapping[str, Rounder] = field(default_factory=dict)
-    weights: Mapping[str, F32] = field(default_factory=dict)
+    weights: Mapping[str, Logits] = field(default_factory=dict)
     states: Mapping[str, StateRounding] = field(default_factory=dict)
 
     @property
@@ -114,7 +114,7 @@ def _grouped(config: ModelConfig, found: Found, each_layer: bool) -> list[Site]:
     def groups(names: Iterable[str], weight: bool) -> dict[str, list[str]]:
         out: dict[str, list[str]] = {}
         for name in names:
-            out.setdefault(name if each_layer else name_of(config, name, weight), []).append(name)
+            out.setdefault(name if each_layer else site_name(config, name, weight), []).append(name)
         return out
 
     weights = groups(found.weights, True).items()
@@ -152,7 +152,7 @@ def measure_sites(
     return [(site, comparison) for (site, _), comparison in zip(graphs, found, strict=True)]
 
 
-def _logits(graph: ReferenceGraph, runner: GraphRunner, ids: Ints, site: Site) -> F32:
+def _logits(graph: ReferenceGraph, runner: GraphRunner, ids: Ints, site: Site) -> Logits:
     """Logits [T - 1, V] that predict ids[1:], from an empty state, with a site rounded."""
 
     def hook(name: str, x: Tensor) -> Tensor | None:
@@ -180,3 +180,115 @@ def _after(out: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     states = {n[:-1]: array[0] for n, array in out.items() if n.endswith("_states")}
     caches = {n.removesuffix("_out"): a for n, a in out.items() if n.endswith("_cache_out")}
     return states | caches
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+# Quamba, arXiv 2410.13229, figures 9 to 11; a value's name in the floating graph → what it is
+_VALUES = {
+    "normed": "input of {in_proj}",
+    "xz": "x and z",
+    "z": "gate z",
+    "xBC": "x, B, C before the convolution",
+    "conv": "x of the scan",
+    "dbc": "Δ of low rank, B, C",
+    "low_rank_dt": "Δ of low rank",
+    "dt": "Δ",
+    "B": "B",
+    "C": "C",
+    "scan": "y",
+    "joined": "y",
+    "activated": "input of down_proj",
+    "attended_time": "input of o_proj",
+    "ssm_states": "state h",
+}
+
+
+def site_name(config: ModelConfig, name: str, weight: bool) -> str:
+    """`layers.3.x` → "mamba2: x of the scan"; the same for every layer of a kind."""
+    if not name.startswith("layers."):
+        if weight:
+            return "embedding and head weights" if config.tie_embeddings else f"{name}s"
+        return "input of the head"
+    _, index, own = name.split(".", 2)
+    kind = config.layers[int(index)].kind
+    if weight:
+        what = {"dt_proj.bias": "dt_bias", "dt_bias": "dt_bias"}.get(own, own.replace(".", " "))
+        return f"{kind}: {what}"
+    if own == "x":
+        what = "x before the convolution" if kind == "mamba1" else "x of the scan"
+    elif own == "gated":
+        what = "input of down_proj" if kind == "mlp" else "y"
+    else:
+        what = _VALUES.get(own, own).format(in_proj=config.layers[int(index)].first_matrix)
+    return f"{kind}: {what}"
+
+
+# -- layers ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class SignalToNoise:
+    """Signal to noise of one value, over every token and channel.
+
+    Attributes:
+        signal: Σ s². noise: Σ (s - x)².
+    """
+
+    signal: float = 0.0
+    noise: float = 0.0
+
+    @property
+    def decibels(self) -> float:
+        """10·log10(signal / noise); infinite without noise."""
+        if not self.noise:
+            return math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+
+
+@dataclass(frozen=True)
+class LayerNoise:
+    """`output`: of what a layer adds. `residual`: of the stream after it was added."""
+
+    index: int
+    kind: str
+    output: SignalToNoise
+    residual: SignalToNoise
+
+
+def measure_layers(this: Model, other: Model, runs: Iterable[Run]) -> list[LayerNoise]:
+    """Every layer of `this`, with `other` as the signal, both run by the reference ops on the same
+    windows. Each reads what its own layers before have made: noise adds up.
+
+    Raises InputError for bundles of different models.
+    """
+    if this.config != other.config:
+        raise InputError(
+            f"{other.path} is another model than {this.path}", field="--layers",
+            remedy="compare bundles of one model",
+        )  # fmt: skip
+    kinds = [layer.kind for layer in this.config.layers]
+    found = [LayerNoise(i, kind, SignalToNoise(), SignalToNoise()) for i, kind in enumerate(kinds)]
+    names = {f"layers.{i}.out": layer.output for i, layer in enumerate(found)}
+    # the stream after a layer is what the next one's norm adds up
+    names |= {f"layers.{i + 1}.residual": layer.residual for i, layer in enumerate(found[:-1])}
+    names["final.residual"] = found[-1].residual
+    graphs = [reference(model, graph_of(model)) for model in (this, other)]
+    runner = GraphRunner(graphs[0], this.config)
+    theirs = GraphRunner(graphs[1], other.config)
+    for run in runs:
+        if run.wanted.any():
+            mine = _values(graphs[0], runner, run.ids, list(names))
+            signal = _values(graphs[1], theirs, run.ids, list(names))
+            for name, noise in names.items():
+                s, x = (values[name].astype(np.float64) for values in (signal, mine))
+                noise.signal += float(np.square(s).sum())
+                noise.noise += float(np.square(s - x).sum())
+    return found
+
+
+def _values(
+    graph: ReferenceGraph, runner: GraphRunner, ids: Ints, names: list[str]
+) -> dict[str, np.ndarray]:
+    feeds = runner.feeds(ids[None], runner.initial(1, len(ids)))
+    return graph.watch(None, (), feeds, names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,16 @@ class FigureTable:
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def show(parts: Iterable[FigureTable | str], console: Console) -> None:
-    """Print tables and lines; a line is never folded, nor a number coloured."""
+def show(parts: Iterable[FigureTable | str], console: Console | None = None) -> None:
+    """Print tables and lines, on standard output unless told otherwise; a line is never folded, nor
+    a number coloured.
+    """
     from rich import box
+    from rich.console import Console
     from rich.table import Table
+
+    if console is None:  # a table that is piped somewhere is not to be folded
+        console = Console() if sys.stdout.isatty() else Console(width=160)
 
     for part in parts:
         if isinstance(part, str):

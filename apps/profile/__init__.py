@@ -115,13 +115,10 @@ def profile(
         for line in report.lines(result):
             print(json.dumps(line, allow_nan=False))
     else:
-        from rich.console import Console
-
         from edge.apps.measure.table import show
         from edge.apps.profile.words import parts
 
-        # a table that is piped somewhere is not to be folded
-        show(parts(facts), Console() if sys.stdout.isatty() else Console(width=160))
+        show(parts(facts))
 
 
 def _drafting(

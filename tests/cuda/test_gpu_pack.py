@@ -106,8 +106,7 @@ def take_whatever_triton_is_there(
 
 
 def test_a_models_kernels_are_those_of_one_period_of_its_layers(tmp_path: Path) -> None:
-    from edge.apps.bench.gpu.random_model import write_bundle
-    from edge.apps.bench.gpu.shapes import MODELS
+    from edge.apps.bench.models import MODELS, write_bundle
 
     config = MODELS["tiny-hybrid"]
     deep = config.model_copy(update={"layers": config.layers * 2})

@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.apps.bench.gpu.check import agreement
-from edge.apps.bench.gpu.measure import kernel_times, step_launches, times
-from edge.apps.bench.gpu.random_model import write_bundle
-from edge.apps.bench.gpu.report import Case, Report
-from edge.apps.bench.gpu.shapes import MODELS, period
+from edge.apps.bench.gpu.measure import check, kernel_times, step_launches, times
+from edge.apps.bench.gpu.report import GpuCase, GpuReport
+from edge.apps.bench.models import MODELS, period, write_bundle
 from edge.apps.measure.roofline import device_roof
 from edge.bundle import open_bundle
 from edge.bundle.kernels import open_plan
@@ -51,7 +49,7 @@ def test_models_are_checked_and_then_measured(
 ) -> None:
     device = Wide()
     bundle = write_bundle(MODELS[model], quant, tmp_path / "short", chunk=72)
-    found = agreement(bundle, quant, device, prompt)
+    found = check(bundle, quant, device, prompt)
     assert found.right, found.line()
     with open_bundle(bundle) as opened:
         engine = from_bundle(opened, device)
@@ -59,12 +57,12 @@ def test_models_are_checked_and_then_measured(
     step = engine.new_state(window=1).ledger.run(1)
     engine.sources.fill({"run": fields}, DeviceRun(np.zeros((1, 1), np.int64), step, (0,)))
     assert fields[PROGRAMS] >= 132, "kernels are not told how much room there is"
-    case = Case(model, quant, found, engine.weights.nbytes)
+    case = GpuCase(model, quant, found, engine.weights.nbytes)
     case.times = times(engine, (2,), (1,), repeats=1, warm=0)
     case.kernels = kernel_times(engine, repeats=1, warm=0)
     assert sum(kernel.launches for kernel in case.kernels) == case.times.launches
     assert any(kernel.weight_bytes for kernel in case.kernels)
-    report = Report({"device": "interpreter"}, device_roof(device, 1 << 12).copy, [case])
+    report = GpuReport({"device": "interpreter"}, device_roof(device, 1 << 12).copy, [case])
     text = report.to_markdown()
     assert f"| {model} | {quant} | right: KL" in text
     assert text.count("\n| ") >= 2 + len(case.kernels)

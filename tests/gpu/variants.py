@@ -43,10 +43,9 @@ def of_bundle(path: Path) -> tuple[Variant, ...]:
 
 def of_model(name: str, quant: str) -> tuple[Variant, ...]:
     """The kernels of a measured model: one period of its layers has them all."""
-    from edge.apps.bench.gpu.random_model import write_bundle
-    from edge.apps.bench.gpu.shapes import model_named, period
+    from edge.apps.bench.models import MODELS, model_named, period, write_bundle
 
-    config = model_named(name)
+    config = model_named(name, MODELS, "models")
     short = config.model_copy(update={"layers": config.layers[: period(config)]})
     with tempfile.TemporaryDirectory(prefix="edge-variants-") as folder:
         return of_bundle(write_bundle(short, quant, Path(folder) / "bundle", chunk=32))
@@ -54,7 +53,7 @@ def of_model(name: str, quant: str) -> tuple[Variant, ...]:
 
 def main() -> None:
     from edge.apps.bench.gpu.__main__ import RECIPES
-    from edge.apps.bench.gpu.shapes import DEFAULT
+    from edge.apps.bench.models import DEFAULT
     from edge.runtime.model import EMBEDDED, resolve
     from tests.gpu.first_cubin import lowered
 

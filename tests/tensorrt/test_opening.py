@@ -117,7 +117,7 @@ def test_perplexity_is_that_of_onnx_runtime(device: ort_tensorrt.Stream, tmp_pat
     store(bundle("chat"), device, SIZES)
     text = tmp_path / "text.txt"
     text.write_text("one two three and so on " * 8)
-    asked = modes.Request(str(bundle("chat")), [text], window=30, engine="tensorrt")
+    asked = modes.EvalRequest(str(bundle("chat")), [text], window=30, engine="tensorrt")
     facts = modes.divergence(asked, str(bundle("chat")))
     assert facts["engine"] == "tensorrt" and facts["top1_agreement"] == 1
     assert abs(facts["perplexity_ratio"] - 1) < 1e-5 and facts["kl_max"] < 1e-6

@@ -14,13 +14,13 @@ from typing import Annotated
 import typer
 
 import edge
-from edge.apps.bench.gpu.check import agreement
-from edge.apps.bench.gpu.measure import kernel_times, times
-from edge.apps.bench.gpu.random_model import write_bundle
-from edge.apps.bench.gpu.report import Case, Report
-from edge.apps.bench.gpu.shapes import DEFAULT, MODELS, model_named, period
+from edge.apps.bench.gpu.measure import check, kernel_times, times
+from edge.apps.bench.gpu.report import GpuCase, GpuReport
+from edge.apps.bench.models import DEFAULT, MODELS, model_named, period, write_bundle
 from edge.apps.exits import REFUSED, exit_code_of
+from edge.apps.measure.machine import installed
 from edge.apps.measure.roofline import device_roof
+from edge.apps.measure.table import ABSENT
 from edge.bundle import open_bundle
 from edge.config import ModelConfig
 from edge.runtime.cuda.core import CoreDevice
@@ -63,7 +63,7 @@ def gpu(
                 _bundles(name, quant, folder, max(lengths))
             return
         device = _device(multiprocessors)
-        report = Report(_machine(device, multiprocessors), device_roof(device).copy)
+        report = GpuReport(_machine(device, multiprocessors), device_roof(device).copy)
         for name, quant in cases:
             _say(f"{name} {quant}")
             case = _case(name, quant, folder, device, lengths, repeats)
@@ -71,14 +71,14 @@ def gpu(
             _say(f"  {case.agreement.line()}")
             _save(report, out)
         for name in dict.fromkeys(name for name, _ in cases) if peers else ():
-            report.peers[name] = _peers(model_named(name), repeats)
+            report.peers[name] = _peers(model_named(name, MODELS, "models"), repeats)
             _save(report, out)
     print(report.to_markdown())
     if not report.right:
         raise typer.Exit(REFUSED)
 
 
-def _save(report: Report, out: Path | None) -> None:
+def _save(report: GpuReport, out: Path | None) -> None:
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.with_suffix(".json").write_text(json.dumps(report.to_dict(), indent=1) + "\n")
@@ -87,7 +87,7 @@ def _save(report: Report, out: Path | None) -> None:
 
 def _bundles(name: str, quant: str, folder: Path, chunk: int) -> tuple[Path, Path]:
     """One period of the model's layers, and the model; written where they are not there yet."""
-    config = model_named(name)
+    config = model_named(name, MODELS, "models")
     short = config.model_copy(update={"layers": config.layers[: period(config)]})
     checked, whole = folder / f"{name}-{quant}-short", folder / f"{name}-{quant}"
     if not checked.exists():
@@ -99,10 +99,10 @@ def _bundles(name: str, quant: str, folder: Path, chunk: int) -> tuple[Path, Pat
 
 def _case(
     name: str, quant: str, folder: Path, device: Device, prompts: tuple[int, ...], repeats: int
-) -> Case:
+) -> GpuCase:
     """Check one period of the layers against the reference, then time the whole model."""
     checked, whole = _bundles(name, quant, folder, max(prompts))
-    case = Case(name, quant, agreement(checked, quant, device))
+    case = GpuCase(name, quant, check(checked, quant, device))
     if not case.agreement.right:
         return case
     with open_bundle(whole) as bundle:
@@ -148,20 +148,14 @@ def _peers(config: ModelConfig, repeats: int) -> dict[str, float | str]:
 
 
 def _machine(device: Device, multiprocessors: int) -> dict[str, str]:
-    from importlib import metadata
-
     facts = {"device": device.name, "sm": str(device.sm), "edge": edge.__version__}
     if multiprocessors:
         facts["stand-in"] = f"{multiprocessors} multiprocessors of it, memory and caches whole"
     facts["host"] = (
         f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
     )
-    for package in ("cuda-core", "triton", "torch", "transformers"):
-        try:
-            facts[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            facts[package] = "absent"
-    return facts
+    packages = ("cuda-core", "triton", "torch", "transformers")
+    return facts | {package: installed(package) or ABSENT for package in packages}
 
 
 def _say(text: str) -> None:

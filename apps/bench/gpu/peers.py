@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from edge.apps.bench.gpu.measure import median_ms
-from edge.apps.bench.gpu.random_model import RandomTensors
+from edge.apps.bench.models import RandomTensors, period
+from edge.apps.measure.stopwatch import median_ms
 from edge.config import ModelConfig
 from edge.export.network import Network
 from edge.tensors import recurrent_state_shapes, tensor_shapes
@@ -32,7 +32,8 @@ def _timed(work: Any, repeats: int) -> float:
 def network_step_ms(config: ModelConfig, repeats: int) -> float:
     """A step of the exporter's own network in fp16, recorded as one CUDA graph."""
     network = Network(config)
-    network.load_canonical({n: torch.from_numpy(t) for n, t in RandomTensors(config).items()})
+    tensors = RandomTensors(config, period(config))
+    network.load_canonical({name: torch.from_numpy(tensor) for name, tensor in tensors.items()})
     network = network.half().cuda().eval()
     tokens = torch.zeros((1, 1), dtype=torch.long, device="cuda")
     _, state = network(tokens, network.initial_state(1))

@@ -5,27 +5,27 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edge.apps.bench.gpu.check import Agreement
-from edge.apps.bench.gpu.measure import KernelTime, Times
+from edge.apps.bench.gpu.measure import GpuTimes, KernelTime, ModelAgreement
+from edge.apps.measure.table import FigureTable
 
 SHOWN_MS = 0.1  # of a prompt's kernels those that take as long
 
 
 @dataclass
-class Case:
+class GpuCase:
     """One model in one recipe. `times` is None where the result was wrong: no speed is given."""
 
     model: str
     quant: str
-    agreement: Agreement
+    agreement: ModelAgreement
     weight_bytes: int = 0
-    times: Times | None = None
+    times: GpuTimes | None = None
     kernels: list[KernelTime] = field(default_factory=list)
     prompt_kernels: list[KernelTime] = field(default_factory=list)
 
 
 @dataclass
-class Report:
+class GpuReport:
     """Attributes:
     machine: names and versions.
     copy: bytes a second of a copy, read and written.
@@ -34,7 +34,7 @@ class Report:
 
     machine: dict[str, str]
     copy: float
-    cases: list[Case] = field(default_factory=list)
+    cases: list[GpuCase] = field(default_factory=list)
     peers: dict[str, dict[str, float | str]] = field(default_factory=dict)
 
     @property
@@ -49,18 +49,13 @@ class Report:
         return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _facts(report: Report) -> str:
+def _facts(report: GpuReport) -> str:
     lines = [f"- {name}: {value}" for name, value in report.machine.items()]
     lines.append(f"- copy inside the device: {report.copy / 1e9:.0f} GB/s, read and written")
     return "\n".join(lines)
 
 
-def _steps(report: Report) -> str:
+def _steps(report: GpuReport) -> str:
     timed = [case for case in report.cases if case.times is not None]
     lengths = sorted({n for case in timed if case.times for n in case.times.ttft})
     drafts = sorted({k for case in timed if case.times for k in case.times.verify})
@@ -80,10 +75,10 @@ def _steps(report: Report) -> str:
     note = (
         "verify K: a run of K + 1 tokens, in steps; roofline: weights ÷ the copy's bytes a second"
     )
-    return _table(head, rows) + "\n\n" + note
+    return FigureTable(head, rows).markdown() + "\n\n" + note
 
 
-def _kernels(report: Report) -> str:
+def _kernels(report: GpuReport) -> str:
     rows = [
         [case.model, case.quant, one.kernel, str(one.launches), f"{one.ms:.3f}",
          f"{one.bytes_per_s / 1e9:.0f}", f"{one.bytes_per_s / report.copy:.2f}"]
@@ -91,10 +86,10 @@ def _kernels(report: Report) -> str:
         for one in case.kernels
     ]  # fmt: skip
     head = ["model", "recipe", "kernel", "launches a step", "ms", "weights GB/s", "of the copy"]
-    return _table(head, rows) if rows else ""
+    return FigureTable(head, rows).markdown() if rows else ""
 
 
-def _prompts(report: Report) -> str:
+def _prompts(report: GpuReport) -> str:
     rows = [
         [case.model, case.quant, one.kernel, str(one.launches), f"{one.ms:.2f}"]
         for case in report.cases
@@ -102,13 +97,13 @@ def _prompts(report: Report) -> str:
         if one.ms >= SHOWN_MS
     ]
     head = ["model", "recipe", "kernel", "launches a prompt of 1024", "ms"]
-    return _table(head, rows) if rows else ""
+    return FigureTable(head, rows).markdown() if rows else ""
 
 
-def _peers(report: Report) -> str:
+def _peers(report: GpuReport) -> str:
     rows = [
         [model, peer, f"{value:.3f} ms" if isinstance(value, float) else value]
         for model, peers in report.peers.items()
         for peer, value in peers.items()
     ]
-    return _table(["model", "peer", "result"], rows) if rows else ""
+    return FigureTable(["model", "peer", "result"], rows).markdown() if rows else ""

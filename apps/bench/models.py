@@ -1,0 +1,335 @@
+"""Models with random weights: as a checkpoint, a GGUF file, or a bundle made in seconds."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import tempfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+import edge
+from edge.bundle import BundleWriter, Limits, Provenance, Quantization
+from edge.bundle.manifest import TokenizerInfo
+from edge.config import (
+    AttentionConfig,
+    Mamba1Config,
+    Mamba2Config,
+    Mixer,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+)
+from edge.errors import InputError
+from edge.tensors import tensor_shapes
+
+Array = NDArray[np.float32]
+SEED = 20261121
+EMBEDDING_STD = 0.02  # small, or every token would predict itself through the tied head
+DT_RANGE = (1e-3, 0.1)  # what Δ is initialised to when Mamba is trained
+# gain of x_proj's B and C in `make bench`: what the state adds to an output is then as large as
+# D·x, so that a lost state changes the logits far beyond what rounding does
+STATE_GAIN = 4.0
+CALIBRATION = (4, 48)  # sequences and tokens: random models have no text to learn scales from
+GGUF_BLOCK = 32
+
+
+def _model(family: str, d_model: int, layers: tuple[Mixer, ...], vocab: int) -> ModelConfig:
+    return ModelConfig(
+        family=family,
+        d_model=d_model,
+        vocab_size=vocab,
+        layers=layers,
+        norm=NormConfig(),
+        tie_embeddings=True,
+    )
+
+
+def _mamba(d_model: int, layers: int, vocab: int = 50280) -> ModelConfig:
+    mixer = Mamba1Config(d_inner=2 * d_model, dt_rank=-(-d_model // 16))
+    return _model("mamba", d_model, (mixer,) * layers, vocab)
+
+
+def _mamba2(d_model: int, layers: int, d_state: int = 128, vocab: int = 50288) -> ModelConfig:
+    inner = 2 * d_model
+    mixer = Mamba2Config(d_inner=inner, d_ssm=inner, head_dim=min(64, inner), d_state=d_state)
+    return _model("mamba2", d_model, (mixer,) * layers, vocab)
+
+
+def _hybrid(d_model: int, blocks: int, vocab: int = 50288) -> ModelConfig:
+    """Mamba-2 and attention in turn, a gated MLP after each."""
+    mixer = _mamba2(d_model, 1).layers[0]
+    heads = max(1, d_model // 64)
+    attention = AttentionConfig(
+        n_heads=heads,
+        n_kv_heads=max(1, heads // 4),
+        head_dim=64,
+        rope=RopeConfig(theta=10_000.0, dim=64),
+    )
+    mlp = MlpConfig(d_intermediate=2 * d_model)
+    return _model("bamba", d_model, (mixer, mlp, attention, mlp) * blocks, vocab)
+
+
+# what `make bench` makes: the published Mamba checkpoints' sizes, and one for tests
+SHAPES: Mapping[str, ModelConfig] = {
+    "tiny": _mamba(64, 2, vocab=512),
+    "130m": _mamba(768, 24),
+    "370m": _mamba(1024, 48),
+    "790m": _mamba(1536, 48),
+    "1.4b": _mamba(2048, 48),
+}
+# what the report of a GPU measures
+MODELS: Mapping[str, ModelConfig] = {
+    "mamba-130m": _mamba(768, 24),
+    "mamba-1.4b": _mamba(2048, 48),
+    "mamba-2.8b": _mamba(2560, 64),
+    "mamba2-2.7b": _mamba2(2560, 64),
+    "hybrid-1b": _hybrid(2048, 8),
+    # for tests of this report, through the interpreter
+    "tiny-mamba": _mamba(64, 2, vocab=320),
+    "tiny-mamba2": _mamba2(64, 2, d_state=16, vocab=320),
+    "tiny-hybrid": _hybrid(64, 1, vocab=320),
+}
+DEFAULT = tuple(name for name in MODELS if not name.startswith("tiny"))
+
+
+def model_named(name: str, known: Mapping[str, ModelConfig], field: str) -> ModelConfig:
+    """Raises InputError for a name that is not known."""
+    if name not in known:
+        raise InputError(
+            f"unknown model {name!r}", field=field, remedy=f"choose {', '.join(known)}"
+        )
+    return known[name]
+
+
+def period(config: ModelConfig) -> int:
+    """How many different layers are made: two of one kind, or the hybrid's whole pattern."""
+    kinds = [layer.kind for layer in config.layers]
+    size = 4 if "attention" in kinds else 2
+    assert kinds == kinds[:size] * (len(kinds) // size)
+    return size
+
+
+class RandomTensors(Mapping[str, Array]):
+    """Canonical tensors by name: `different` layers, drawn once and repeated."""
+
+    def __init__(self, config: ModelConfig, different: int, state_gain: float = 1.0) -> None:
+        self._config = config
+        self._shapes = tensor_shapes(config)
+        self._period, self._gain = different, state_gain
+        self._drawn: dict[str, Array] = {}
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def __getitem__(self, name: str) -> Array:
+        shape = self._shapes[name]
+        parts = name.split(".")
+        if parts[0] == "layers":
+            parts[1] = str(int(parts[1]) % self._period)
+        drawn = ".".join(parts)
+        if drawn not in self._drawn:
+            rng = np.random.default_rng([SEED, zlib.crc32(drawn.encode())])
+            self._drawn[drawn] = _draw(name, shape, rng, self._config, self._gain)
+            self._drawn[drawn].flags.writeable = False
+        return self._drawn[drawn]
+
+
+def _draw(
+    name: str, shape: tuple[int, ...], rng: np.random.Generator, config: ModelConfig, gain: float
+) -> Array:
+    """As Mamba initialises: states neither die out nor grow, logits differ by about one."""
+    last = name.rpartition(".")[2]
+    if name.startswith("norm_f"):
+        gain = 1 / EMBEDDING_STD / math.sqrt(config.d_model)
+        return np.full(shape, gain, np.float32)
+    if last == "A_log":
+        return np.log(rng.uniform(1, 16, shape)).astype(np.float32)
+    if last == "D" or "norm" in name:
+        return rng.uniform(0.8, 1.2, shape).astype(np.float32)
+    if name.endswith(("dt_bias", "dt_proj.bias")):
+        low, high = np.log(DT_RANGE)
+        dt = np.exp(rng.uniform(low, high, shape))
+        return (dt + np.log(-np.expm1(-dt))).astype(np.float32)
+    if last == "bias":
+        return np.zeros(shape, np.float32)
+    std = EMBEDDING_STD if name.startswith("embedding") else 1 / math.sqrt(shape[-1])
+    drawn = (std * rng.standard_normal(shape, np.float32)).astype(np.float32)
+    if gain != 1.0 and name.endswith("x_proj.weight"):
+        drawn[_mamba1(config).dt_rank :] *= np.float32(gain)
+    return drawn
+
+
+# -- a checkpoint, and what llama.cpp reads -------------------------------------------------------
+
+
+def _mamba1(config: ModelConfig) -> Mamba1Config:
+    layer = config.layers[0]
+    assert isinstance(layer, Mamba1Config)
+    return layer
+
+
+def mamba_tensors(config: ModelConfig) -> RandomTensors:
+    """What every peer of `make bench` gets: no two layers are the same."""
+    return RandomTensors(config, len(config.layers), STATE_GAIN)
+
+
+def write_checkpoint(config: ModelConfig, path: Path) -> Path:
+    """A folder of transformers' `MambaForCausalLM`, with bytes for tokens; the same bytes every
+    time.
+    """
+    from transformers import MambaConfig
+
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for name, tensor in mamba_tensors(config).items():
+        stored = tensor[:, None] if name.endswith("conv1d.weight") else tensor
+        tensors[_transformers_name(name)] = np.ascontiguousarray(stored)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    MambaConfig(
+        architectures=["MambaForCausalLM"], vocab_size=config.vocab_size,
+        hidden_size=config.d_model, num_hidden_layers=len(config.layers),
+        time_step_rank=_mamba1(config).dt_rank, tie_word_embeddings=True,
+    ).save_pretrained(path)  # fmt: skip
+    (path / "tokenizer.json").write_text(json.dumps(_tokenizer()))
+    return path
+
+
+def _transformers_name(name: str) -> str:
+    if name.startswith("embedding."):
+        return "backbone.embeddings.weight"
+    if not name.startswith("layers.") or name.endswith(".norm.weight"):
+        return f"backbone.{name}"
+    _, index, rest = name.split(".", 2)
+    return f"backbone.layers.{index}.mixer.{rest}"
+
+
+def _tokenizer() -> object:
+    """Bytes as tokens: the exporter wants a tokenizer, the measurement uses token ids only."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: token for token, piece in enumerate(["<|endoftext|>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return json.loads(tokenizer.to_str())
+
+
+def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:
+    """The same weights stored as llama.cpp's own converter stores Mamba; `kind` f16, q8_0 or q4_0.
+
+    Matrices are quantized; norms, biases, D, the convolution and A are fp32, A as -exp(A_log). A
+    matrix whose rows do not divide into blocks of 32 (dt_proj: 48) stays fp16. The file has no
+    vocabulary: only token ids are run. Needs the gguf package.
+    """
+    gguf = importlib.import_module("gguf")
+    writer, layer = gguf.GGUFWriter(path, "mamba"), _mamba1(config)
+    for field, value in {
+        "name": "random mamba", "context_length": 1 << 20, "embedding_length": config.d_model,
+        "feed_forward_length": 0, "head_count": 0, "block_count": len(config.layers),
+        "ssm_conv_kernel": layer.d_conv, "ssm_inner_size": layer.d_inner,
+        "ssm_state_size": layer.d_state, "ssm_time_step_rank": layer.dt_rank,
+        "layer_norm_rms_eps": config.norm.eps, "vocab_size": config.vocab_size,
+        "tokenizer_model": "no_vocab", "file_type": gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"],
+        "quantization_version": gguf.GGML_QUANT_VERSION,
+    }.items():  # fmt: skip
+        getattr(writer, f"add_{field}")(value)
+    for name, tensor in mamba_tensors(config).items():
+        stored = -np.exp(tensor) if name.endswith("A_log") else tensor
+        matrix = name.endswith(".weight") and tensor.ndim == 2 and "conv1d" not in name
+        how = "f32" if not matrix else "f16" if tensor.shape[-1] % GGUF_BLOCK else kind
+        qtype = gguf.GGMLQuantizationType[how.upper()]
+        packed = gguf.quants.quantize(np.ascontiguousarray(stored), qtype)
+        writer.add_tensor(gguf_name(name), packed, raw_dtype=qtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_name(name: str) -> str:
+    """llama.cpp's name of a canonical tensor."""
+    ends = {"embedding.weight": "token_embd.weight", "norm_f.weight": "output_norm.weight"}
+    if name in ends:
+        return ends[name]
+    _, index, rest = name.split(".", 2)
+    names = {"norm.weight": "attn_norm.weight", "A_log": "ssm_a", "D": "ssm_d"}
+    own = names.get(rest) or "ssm_" + rest.replace("_proj", "")
+    return f"blk.{index}.{own}"
+
+
+# -- a bundle -------------------------------------------------------------------------------------
+
+
+def write_bundle(
+    config: ModelConfig, quant: str, out: Path, *, chunk: int, architectures: tuple[int, ...] = ()
+) -> Path:
+    """A bundle of `config` in the recipe `quant`, its scales found on one period of its layers.
+
+    Raises ExportError as exporting does.
+    """
+    from edge.export.exporter import check_graph
+    from edge.export.graph import GRAPH_FILE, build_graph
+    from edge.export.kernels import add_kernels, add_plan
+    from edge.export.recipes import recipe
+
+    tensors = RandomTensors(config, period(config))
+    plan = _plan(config, tensors, quant, out.parent)
+    with BundleWriter(out) as writer:
+        built = build_graph(config, tensors, writer.folder, plan)
+        check_graph(writer.folder)
+        planned = add_plan(writer, GRAPH_FILE, architectures)
+        added = add_kernels(writer, planned, architectures, lambda *_: None, (0.0, 1.0))
+        how = recipe(quant)
+        writer.finish(
+            created_by=f"edge {edge.__version__}",
+            model=config,
+            quantization=Quantization(recipe=how.name, bits=how.bits),
+            state_dtypes=built.state_dtypes,
+            opset=built.opsets,
+            graphs={"ort": GRAPH_FILE, **added.graphs},
+            kernels=added.kernels,
+            limits=Limits(chunk=chunk),
+            tokenizer=TokenizerInfo(kind="bytes", vocab_size=256),
+            provenance=Provenance(source="random", family=config.family, fingerprint="0" * 64),
+        )
+    return out
+
+
+def _plan(config: ModelConfig, tensors: RandomTensors, quant: str, beside: Path) -> Any:
+    """How each tensor is stored, as `edge.export.quantize.ModelPlan`."""
+    from edge.export.calibration.calibrate import calibrate, calibration_graph
+    from edge.export.calibration.texts import CalibrationText
+    from edge.export.graph import build_graph
+    from edge.export.recipes import Choices, mixture, plan_model
+
+    size = period(config)
+    short = config.model_copy(update={"layers": config.layers[:size]})
+    mixed = mixture(short, quant, Choices({}, None, None, None, None, False))
+    seen = mixed.observations()
+    if not seen:
+        plan = plan_model(short, mixed, fetch=tensors.__getitem__)
+    else:
+        rng = np.random.default_rng(SEED)
+        sequences = rng.integers(0, config.vocab_size, CALIBRATION)
+        text = CalibrationText(sequences, len(sequences), "random", "0" * 64)
+        with tempfile.TemporaryDirectory(dir=beside) as name:
+            build_graph(short, tensors, name)
+            found = calibrate(calibration_graph(name), short, text, seen.values, seen.rotated)
+        plan = plan_model(short, mixed, calibration=found, fetch=tensors.__getitem__)
+    return replace(plan, layers=plan.layers * (len(config.layers) // size))

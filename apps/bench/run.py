@@ -1,0 +1,355 @@
+"""Check every peer, then time those whose results are right, in turn, and say what came of it.
+
+What one round gives is a median over a few calls; what is reported is the median over rounds. A
+ratio is taken within each round first: what slows a round down slows both of its sides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+
+from edge.apps.bench.models import SHAPES, model_named
+from edge.apps.bench.peers import PEERS, RUN, Peer, Tokens, TransformersPeer, Workspace, missing
+from edge.apps.measure.agreement import Agreement, Logits, agreement
+from edge.apps.measure.machine import BUSY, installed, machine, stamp
+from edge.apps.measure.ort_profile import DECODE, PREFILL, RunKind, breakdown, ranked
+from edge.apps.measure.stopwatch import PAUSE, Say, in_turn, seconds, silent, without_collections
+from edge.apps.measure.table import FigureTable, shares
+from edge.apps.units import megabytes
+from edge.errors import EngineError, InputError
+from edge.tensors import parameters
+
+Facts = dict[str, Any]
+FIGURES = ("decode", "prefill", "run")
+PROMPT, PREFILL_TOKENS, STEPS = 32, 256, 4
+OBSERVED = 0.5  # seconds in which to see what others are doing
+BUDGET = 1.0  # seconds after which a turn neither warms up nor samples further
+WARM = {"decode": 3, "prefill": 1, "run": 2}
+CALLS = {"decode": 24, "prefill": 3, "run": 8}
+SHOWN = 8  # operators
+
+# Most KL divergence from fp32, nats a token, that rounding the weights (and, below 16 bits, the
+# activations to 8) explains. Random layers amplify rounding far more than trained ones do, so these
+# are wide: unrelated logits are 1 nat apart.
+KL_LIMITS = {"fp32": 1e-5, "fp16": 1e-3, "w8": 0.06, "w4": 0.8, "w8a8": 0.12}
+
+OURS = "edge-w8"  # what ratios are given to
+THEIRS = "llama-q8_0"
+# what is expected of our recipes: decode and prefill against THEIRS, a short run in steps
+GOALS = {
+    OURS: {"decode": 1.5, "prefill": 2.0, "run": 1.5},
+    "edge-w8a8": {"decode": 1.8, "prefill": 3.0, "run": 1.3},
+}
+PACKAGES = ("mamba-edge", "onnxruntime", "numpy", "torch", "transformers", "llama-cpp-python")
+
+
+def run(
+    shape: str,
+    names: Sequence[str],
+    folder: Path,
+    *,
+    threads: int,
+    rounds: int,
+    profiled: bool = False,
+    command: str = "",
+    say: Say = silent,
+) -> Facts:
+    """The object `--json` prints: every installed peer of `names` checked, and timed if right.
+
+    `folder` takes the models; `profiled` looks for our costs even when no figure is missed. Raises
+    InputError for an unknown peer or shape, EngineError where ours does not run.
+    """
+    config = model_named(shape, SHAPES, "shape")
+    workspace = Workspace(shape, folder)
+    absent = {name: _install(name) for name in names if missing(name)}
+    reference = make_reference(workspace, threads, say)
+    peers: list[Peer] = []
+    results: dict[str, Facts] = {}
+    for name in dict.fromkeys(names):
+        if name in absent:
+            continue
+        say(f"checking {name}")
+        try:
+            peer = PEERS[name].make(workspace, threads)
+        except EngineError as problem:
+            if name.startswith("edge-"):
+                raise
+            absent[name] = str(problem)
+            continue
+        results[name] = _checked(peer, reference)
+        if results[name]["right"]:
+            peers.append(peer)
+        else:
+            peer.close()
+    others = _used_by_others()
+    for name, times in _timed(peers, reference.long[:PREFILL_TOKENS], rounds, say).items():
+        results[name] |= times
+    others = max(others, _used_by_others())
+    expected = [*_expected(results)]
+    return {
+        "date": stamp(),
+        "command": command,
+        "machine": machine(),
+        "used_by_others": others,
+        "trustworthy": others <= BUSY,
+        "versions": {name: installed(name) for name in PACKAGES},
+        "shape": {"name": shape, "parameters": parameters(config)},
+        "threads": threads,
+        "rounds": rounds,
+        "prefill_tokens": PREFILL_TOKENS,
+        "run_tokens": RUN,
+        "peers": results,
+        "absent": absent,
+        "expected": expected,
+        "costs": _costs(workspace, threads, results, expected, profiled, say),
+    }
+
+
+def right(facts: Facts) -> bool:
+    """No wrong result of ours."""
+    return all(peer["right"] for name, peer in facts["peers"].items() if name.startswith("edge-"))
+
+
+# -- right? ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Token ids and the fp32 logits of each, for both sequences."""
+
+    short: Tokens
+    short_logits: Logits
+    long: Tokens
+    long_logits: Logits
+
+
+def make_reference(workspace: Workspace, threads: int, say: Say) -> Reference:
+    """fp32 logits of both token sequences, by transformers in one pass."""
+    if lacking := missing("transformers"):
+        raise InputError(
+            f"the reference needs {', '.join(lacking)}", remedy=PEERS["transformers"].install
+        )
+    say(f"making {workspace.name} and its fp32 reference")
+    model = TransformersPeer(workspace, threads)
+    count, vocab = PREFILL_TOKENS + RUN + STEPS, workspace.config.vocab_size
+    tokens = np.random.default_rng(0).integers(0, vocab, count, dtype=np.int64)
+    short, long = tokens[: PROMPT + RUN + STEPS], tokens[: PREFILL_TOKENS + 1]
+    return Reference(short, model.whole(short), long, model.whole(long))
+
+
+def compare(peer: Peer, reference: Reference) -> dict[str, Agreement]:
+    """Run the peer over the reference's tokens, the way it will be timed: the prompt, the run after
+    it, the steps after that, and the long prompt.
+    """
+    cut, end = PROMPT, PROMPT + RUN
+    short, wanted = reference.short, reference.short_logits
+    found = {
+        "prompt": agreement(wanted[:cut], peer.prefill(short[:cut], every_row=True).copy()),
+        "run": agreement(wanted[cut:end], peer.run(short[cut:end]).copy()),
+    }
+    steps = [peer.step(int(token)).copy() for token in short[end:]]
+    found["steps"] = agreement(wanted[end:], np.concatenate(steps))
+    last = peer.prefill(reference.long[:-1]).copy()
+    after = peer.step(int(reference.long[-1])).copy()
+    found["prefill"] = agreement(reference.long_logits[-2:], np.concatenate([last, after]))
+    return found
+
+
+def _checked(peer: Peer, reference: Reference) -> Facts:
+    parts, limit = compare(peer, reference), KL_LIMITS[peer.rounding]
+    return {
+        "version": peer.version,
+        "weight_bytes": peer.weight_bytes,
+        "note": peer.note,
+        "right": all(part.kl_nats <= limit for part in parts.values()),
+        "kl_limit": limit,
+        "agreement": {name: asdict(part) for name, part in parts.items()},
+    }
+
+
+# -- how quick? -----------------------------------------------------------------------------------
+
+
+def _timed(peers: Sequence[Peer], tokens: Tokens, rounds: int, say: Say) -> dict[str, Facts]:
+    """Every figure of every peer, milliseconds of one call in each round; prefill takes all of
+    `tokens`.
+    """
+    taken: dict[str, dict[str, list[float]]] = {
+        peer.name: {figure: [] for figure in FIGURES} for peer in peers
+    }
+    with without_collections():
+        for number in range(rounds if peers else 0):
+            say(f"round {number + 1} of {rounds}")
+            for figure in FIGURES:
+                for peer in in_turn(peers, number):
+                    time.sleep(PAUSE)
+                    taken[peer.name][figure].append(1e3 * median(_turn(peer, figure, tokens)))
+    for peer in peers:
+        peer.close()
+    return {
+        name: {
+            figure: {"median_ms": median(each), "min_ms": min(each), "max_ms": max(each),
+                     "rounds_ms": each}
+            for figure, each in figures.items()
+        }
+        for name, figures in taken.items()
+    }  # fmt: skip
+
+
+def _turn(peer: Peer, figure: str, tokens: Tokens) -> list[float]:
+    """Seconds of each call of one turn, after some that warm up."""
+    call = _caller(peer, figure, tokens)
+    _repeat(call, WARM[figure])
+    return _repeat(call, CALLS[figure])
+
+
+def _repeat(call: Callable[[], object], most: int) -> list[float]:
+    """Seconds of each of at least one and at most `most` calls; none begins after the budget."""
+    taken: list[float] = []
+    while len(taken) < most and sum(taken) < BUDGET:
+        taken.append(seconds(call))
+    return taken
+
+
+def _caller(peer: Peer, figure: str, tokens: Tokens) -> Callable[[], object]:
+    """What is timed: one call of the figure, from a state that has seen some tokens."""
+    if figure == "prefill":
+        return lambda: peer.prefill(tokens)
+    few, token = tokens[:RUN], int(tokens[0])
+    peer.prefill(few)
+    return (lambda: peer.step(token)) if figure == "decode" else (lambda: peer.run(few))
+
+
+def over(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """How many times as long: the median over rounds of their ratio."""
+    pairs = zip(one["rounds_ms"], other["rounds_ms"], strict=True)
+    return float(median(a / b for a, b in pairs))
+
+
+def _expected(results: Mapping[str, Facts]) -> Iterator[Facts]:
+    """What is expected of our recipes, as far as it was measured."""
+    for name, goal in GOALS.items():
+        ours, theirs = results.get(name, {}), results.get(THEIRS, {})
+        if "decode" not in ours:
+            continue
+        for figure in ("decode", "prefill") if "decode" in theirs else ():
+            value, text = over(theirs[figure], ours[figure]), f"≥ {goal[figure]:g} × {THEIRS}"
+            yield {"peer": name, "figure": figure, "expected": f"{name} {figure} {text}",
+                   "value": value, "met": value >= goal[figure]}  # fmt: skip
+        value = over(ours["run"], ours["decode"])
+        yield {"peer": name, "figure": "run",
+               "expected": f"{name} {RUN}-token run ≤ {goal['run']:g} × a step",
+               "value": value, "met": value <= goal["run"]}  # fmt: skip
+
+
+def _used_by_others() -> float:
+    """Share of the processor in use while we do nothing."""
+    time.sleep(PAUSE)
+    return float(psutil.cpu_percent(OBSERVED)) / 100
+
+
+def _costs(
+    workspace: Workspace,
+    threads: int,
+    results: Mapping[str, Facts],
+    expected: Sequence[Facts],
+    profiled: bool,
+    say: Say,
+) -> Facts:
+    """Where the time of our figures goes: of those that are missed, or of all."""
+    kinds = {"decode": DECODE, "prefill": PREFILL, "run": RunKind(RUN, 10)}
+    found: Facts = {}
+    for name in GOALS:
+        missed = {row["figure"] for row in expected if row["peer"] == name and not row["met"]}
+        if "decode" not in results.get(name, {}) or not (profiled or missed):
+            continue
+        # what a short run costs is seen beside a step
+        wanted = {*FIGURES} if profiled else missed | ({"decode"} if "run" in missed else set())
+        say(f"profiling {name}")
+        chosen = {figure: kinds[figure] for figure in FIGURES if figure in wanted}
+        for figure, cost in breakdown(workspace.bundle(name), threads, chosen).items():
+            found[f"{name} {figure}"] = cost.to_dict() | {"title": cost.title}
+    return found
+
+
+def _install(name: str) -> str:
+    return f"needs {', '.join(missing(name))}: {PEERS[name].install}"
+
+
+# -- for people -----------------------------------------------------------------------------------
+
+
+def parts(facts: Facts) -> Iterator[FigureTable | str]:
+    """Tables of results and ratios, then what was expected and where the time goes."""
+    shape, others = facts["shape"], facts["used_by_others"]
+    yield (
+        f"Mamba {shape['name']}, {shape['parameters'] / 1e6:.3g} M random weights; "
+        f"{facts['rounds']} rounds in turn"
+    )
+    cpu = facts["machine"]["cpu"]
+    yield f"{facts['threads']} threads on {cpu}, {others:.0%} of it in use by others"
+    if not facts["trustworthy"]:
+        yield "the machine was busy with something else: do not trust the times and ratios"
+    yield _agreements(facts["peers"])
+    timed = {name: peer for name, peer in facts["peers"].items() if "decode" in peer}
+    if timed:
+        yield _times(timed)
+    if OURS in timed:
+        yield _ratios(timed)
+    for row in facts["expected"]:
+        mark = "unsure" if not facts["trustworthy"] else "met" if row["met"] else "MISSED"
+        yield f"{mark:<7} {row['expected']}: {row['value']:.2f}"
+    for name, reason in facts["absent"].items():
+        yield f"absent  {name}: {reason}"
+    for name, peer in facts["peers"].items():
+        if peer["note"]:
+            yield f"note    {name}: {peer['note']}"
+    for cost in facts["costs"].values():
+        yield f"{cost['title']}: {cost['total_ms']:.2f} ms while profiled"
+        spent = {f"{op} ({found['count']}×)": found["ms"] for op, found in cost["ops"].items()}
+        rows = [*ranked(spent, SHOWN), ("between operators", cost["between_ms"])]
+        yield from shares(rows, cost["total_ms"])
+
+
+def _agreements(peers: Mapping[str, Facts]) -> FigureTable:
+    rows = []
+    for name, peer in peers.items():
+        each = peer["agreement"].values()
+        rows.append((
+            name, megabytes(peer["weight_bytes"]), f"{max(a['kl_nats'] for a in each):.2g}",
+            f"{peer['kl_limit']:g}", f"{min(a['top1'] for a in each):.0%}",
+            f"{max(a['max_difference'] for a in each):.2g}", "right" if peer["right"] else "WRONG",
+        ))  # fmt: skip
+    head = ("peer", "weights", "KL nats/token", "at most", "top-1", "max |Δ|", "")
+    return FigureTable(head, rows, title="against transformers fp32, the worst of four parts")
+
+
+def _times(peers: Mapping[str, Facts]) -> FigureTable:
+    rows = [
+        (name, f"{peer['decode']['median_ms']:.2f}",
+         f"{peer['decode']['min_ms']:.2f}–{peer['decode']['max_ms']:.2f}",
+         f"{1e3 * PREFILL_TOKENS / peer['prefill']['median_ms']:.0f}",
+         f"{peer['run']['median_ms']:.2f}")
+        for name, peer in peers.items()
+    ]  # fmt: skip
+    head = ("peer", "step, ms", "min–max", f"prefill {PREFILL_TOKENS}, t/s", f"run of {RUN}, ms")
+    return FigureTable(head, rows, title="medians")
+
+
+def _ratios(peers: Mapping[str, Facts]) -> FigureTable:
+    """Above 1: slower than OURS. Ratios are of one round each, so not those of the medians."""
+    ours = peers[OURS]
+    rows = []
+    for name, peer in peers.items():
+        ratios = [over(peer[figure], ours[figure]) for figure in FIGURES]
+        ratios.append(over(peer["run"], peer["decode"]))
+        rows.append((name, *(f"{ratio:.2f}" for ratio in ratios)))
+    return FigureTable(("peer", *FIGURES, "run ÷ its step"), rows, title=f"time ÷ that of {OURS}")

@@ -1,0 +1,43 @@
+"""How far logits are from those of a reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How some rows of logits compare with the reference's.
+
+    Attributes:
+        top1: share of rows whose largest logit is the same token.
+        kl_nats: mean of KL(reference ‖ these), nats a token.
+        max_difference: largest difference of two logits.
+    """
+
+    top1: float
+    kl_nats: float
+    max_difference: float
+
+
+def agreement(wanted: Logits, got: Logits) -> Agreement:
+    """Rows of logits against the reference's rows; NaN never agrees."""
+    if wanted.shape != got.shape or not np.isfinite(got).all():
+        return Agreement(0.0, float("inf"), float("inf"))
+    p, q = log_softmax(wanted), log_softmax(got)
+    kl = (np.exp(p) * (p - q)).sum(axis=-1).mean()
+    top1 = (wanted.argmax(axis=-1) == got.argmax(axis=-1)).mean()
+    return Agreement(float(top1), max(0.0, float(kl)), float(np.abs(wanted - got).max()))
+
+
+def log_softmax(logits: Logits) -> NDArray[np.float64]:
+    """ln p over all ids of each row, padding rows included, in double precision: [k, V]."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
