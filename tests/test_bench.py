@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from edge.apps.bench import models, peers, run
 from edge.apps.bench.__main__ import app
 from edge.apps.bench.models import SHAPES
-from edge.apps.bench.peers import Rounding, Tokens, TransformersPeer, Workspace
+from edge.apps.bench.peers import ModelFolder, Rounding, Tokens, TransformersPeer
 from edge.apps.measure.agreement import Agreement, Logits, agreement
 from edge.apps.measure.table import show
 from edge.errors import InputError
@@ -48,7 +48,7 @@ def measured(folder: Path) -> Facts:
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> run.Reference:
-    return run.make_reference(Workspace("tiny", folder), 1, lambda text: None)
+    return run.make_reference(ModelFolder("tiny", folder), 1, lambda text: None)
 
 
 def test_every_peer_is_right_and_timed(measured: Facts) -> None:
@@ -79,7 +79,7 @@ class Forgetful:
     name, version, note, weight_bytes = "forgetful", "", "", 0
     rounding: Rounding = "w8"
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: ModelFolder) -> None:
         self._inner = TransformersPeer(workspace, 1)
         self._prompt: Tokens = np.zeros(0, np.int64)
 
@@ -99,7 +99,7 @@ class Forgetful:
 
 
 def test_stale_state_is_wrong(folder: Path, reference: run.Reference) -> None:
-    parts = run.compare(Forgetful(Workspace("tiny", folder)), reference)
+    parts = run.compare(Forgetful(ModelFolder("tiny", folder)), reference)
     assert parts["prompt"].kl_nats <= run.KL_LIMITS["w8"] < parts["run"].kl_nats
 
 
@@ -150,7 +150,7 @@ def test_gguf_holds_the_same_weights(folder: Path) -> None:
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
-    workspace = Workspace("tiny", folder)
+    workspace = ModelFolder("tiny", folder)
     weights = models.mamba_tensors(TINY)
     stored = {tensor.name: tensor for tensor in GGUFReader(workspace.gguf("q8_0")).tensors}
     assert stored.keys() == {models.gguf_name(name) for name in weights}

@@ -19,8 +19,8 @@ from edge.apps import evaluate
 from edge.apps.evaluate import noise
 from edge.apps.evaluate.noise import KINDS, TextNoise, chosen, noisy_parts
 from edge.apps.evaluate.parts import Encoder
-from edge.apps.evaluate.score import Reader, measure
-from edge.apps.evaluate.texts import Conversation, Stretch
+from edge.apps.evaluate.score import RunReader, measure
+from edge.apps.evaluate.texts import Dialogue, Stretch
 from edge.apps.evaluate.windows import TextSource, Windows
 from edge.errors import InputError
 from edge.text.template import Message
@@ -150,7 +150,7 @@ def test_texts_without_a_chunk_to_spoil_are_refused() -> None:
     with pytest.raises(InputError, match="200 words"):
         list(noisy_parts(None, encoder, short))
     with pytest.raises(InputError, match="conversations"):
-        list(noisy_parts(None, encoder, [Conversation((Message("user", "hi"),))]))
+        list(noisy_parts(None, encoder, [Dialogue((Message("user", "hi"),))]))
 
 
 def test_choices_are_those_of_the_table() -> None:
@@ -189,7 +189,7 @@ def test_the_command_measures_each_kind(tmp_path: Path) -> None:
     one = model("bytes")
     how = Windows(400, 200)
     parts: Callable[..., object] = partial(noisy_parts, TextNoise("swap", 0.3))
-    tally = measure(Reader(one.engine, how), TextSource([text], how).runs(one, parts))  # type: ignore[arg-type]
+    tally = measure(RunReader(one.engine, how), TextSource([text], how).runs(one, parts))  # type: ignore[arg-type]
     assert rows[-1]["word_perplexity"] == pytest.approx(tally.word_perplexity, rel=1e-4)
     code, out, _ = run(bundle("bytes"), text, "--noise", "drop", "--probability", "0.5")
     assert code == 0 and "degradation" in out and re.search(r"drop +0\.5", out)

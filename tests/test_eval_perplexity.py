@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import edge
 from edge.apps.evaluate import texts
 from edge.apps.evaluate.parts import Encoder, Part, first_wanted
-from edge.apps.evaluate.score import Reader, Tally, measure, nats
-from edge.apps.evaluate.texts import Conversation, Stretch, read_texts
-from edge.apps.evaluate.windows import Run, TextSource, Windows, plan, reading
+from edge.apps.evaluate.score import RunReader, Tally, measure, nats
+from edge.apps.evaluate.texts import Dialogue, Stretch, read_texts
+from edge.apps.evaluate.windows import TextRun, TextSource, Windows, plan, reading
 from edge.errors import InputError
 from edge.export.graph.run import GraphRunner, open_reference
 from edge.runtime.model import EMBEDDED, Model
@@ -47,7 +47,7 @@ def head_of(path: Path, characters: int, folder: Path) -> Path:
 
 
 def found(model: Model, path: Path, how: Windows | None) -> Tally:
-    return measure(Reader(model.engine, how), TextSource([path], how).runs(model))
+    return measure(RunReader(model.engine, how), TextSource([path], how).runs(model))
 
 
 def test_windows_are_those_of_the_usual_recipe(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_of_a_conversation_what_is_said_is_predicted(tmp_path: Path) -> None:
     record = {"messages": [{"role": r, "content": c} for r, c in messages], "source": "x"}
     path.write_text(json.dumps(record) + "\n\n" + json.dumps({"text": "plain"}) + "\n")
     blocks = list(read_texts([path]))
-    talk = Conversation(tuple(Message(r, c) for r, c in messages))
+    talk = Dialogue(tuple(Message(r, c) for r, c in messages))
     assert blocks == [talk, Stretch("plain", True)]
     for kind in ("chat", "bytes"):
         model = tiny(kind)
@@ -264,10 +264,10 @@ def test_logits_of_rows_that_nobody_wants_are_not_computed() -> None:
     every[0] = False
 
     def read(wanted: np.ndarray) -> dict[int, float]:
-        run = Run(ids, wanted, True, False, True, 0, 0)
+        run = TextRun(ids, wanted, True, False, True, 0, 0)
         out: dict[int, float] = {}
         places = iter(np.flatnonzero(wanted))
-        for came, logits in Reader(model.engine, None).read(run):
+        for came, logits in RunReader(model.engine, None).read(run):
             values = nats(logits, came)
             out |= {int(next(places)): float(value) for value in values}
         return out
@@ -301,6 +301,6 @@ def test_windows_fit_the_models(tmp_path: Path) -> None:
         with pytest.raises(InputError):
             reading([free.config], *arguments)
     with pytest.raises(InputError, match="trained for 64"):
-        Reader(hybrid.engine, Windows(65, 5))
+        RunReader(hybrid.engine, Windows(65, 5))
     with pytest.raises(InputError, match="attention"):
-        Reader(hybrid.engine, None)
+        RunReader(hybrid.engine, None)

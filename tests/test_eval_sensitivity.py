@@ -16,7 +16,7 @@ import torch
 import edge
 from edge.apps.evaluate.parts import Encoder
 from edge.apps.evaluate.report import draw
-from edge.apps.evaluate.roundings import Initializers, Rounding, find
+from edge.apps.evaluate.roundings import Initializers, ValueRounding, find
 from edge.apps.evaluate.score import Comparison
 from edge.apps.evaluate.sensitivity import (
     ACTIVATIONS,
@@ -31,7 +31,7 @@ from edge.apps.evaluate.sensitivity import (
     reference,
     sites,
 )
-from edge.apps.evaluate.windows import Run, Windows, plan
+from edge.apps.evaluate.windows import TextRun, Windows, plan
 from edge.errors import InputError
 from edge.export.exporter import export_checkpoint
 from edge.export.graph.run import GraphRunner
@@ -67,7 +67,7 @@ def floating_of(kind: str) -> Model:
     return edge.load("demo-fp16", threads=1) if kind == "demo" else model(kind)
 
 
-def runs(of: Model, count: int = 120, window: int = 40) -> list[Run]:
+def runs(of: Model, count: int = 120, window: int = 40) -> list[TextRun]:
     part = Encoder(of.tokenizer, None).text(PROSE.read_text("utf-8")[: 3 * count], first=True)
     return list(plan([part], Windows(window, window)))
 
@@ -162,11 +162,11 @@ def test_rounding_leaves_floating_columns_and_undoes_its_rotation() -> None:
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     scale = torch.full((8,), 0.1)
     scale[3] = 1e30
-    found = Rounding(scale)(x)
+    found = ValueRounding(scale)(x)
     assert torch.equal(found[:, 3], x[:, 3])
     assert torch.equal(found[:, :3], fake_quantize(x[:, :3], scale[:3]))
     slow, fast = (torch.from_numpy(part.copy()) for part in factors(8))
-    turned = Rounding(torch.tensor([0.05]), (slow, fast))(x)
+    turned = ValueRounding(torch.tensor([0.05]), (slow, fast))(x)
     grid = hadamard(turned, slow, fast) / 0.05
     torch.testing.assert_close(grid, grid.round(), rtol=0, atol=1e-4)
     torch.testing.assert_close(turned, x, rtol=0, atol=0.025 * 8**0.5)

@@ -223,7 +223,7 @@ def test_tasks_on_disk_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     done = subprocess.run([*command, "tiny_choice", "--limit", "2"], capture_output=True, text=True)
     assert done.returncode == 0 and "acc" in done.stdout and "first 2" in done.stdout
     done = subprocess.run([*command, "nosuch"], capture_output=True, text=True)
-    assert done.returncode == 1 and "there is no task 'nosuch'" in done.stderr
+    assert done.returncode == 1 and "unknown task 'nosuch'" in done.stderr
 
 
 def test_the_harness_finds_the_model_by_name() -> None:

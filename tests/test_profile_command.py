@@ -247,10 +247,10 @@ def test_page_without_matplotlib_has_no_pictures_and_says_why(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("-p", "twelve"), "no list of whole numbers"),
+        (("-p", "twelve"), "not a list of whole numbers"),
         (("-p", "0"), "lengths are 1 to"),
         (("-p", "9999999"), "lengths are 1 to"),
-        (("--context", "1,,2"), "no list of whole numbers"),
+        (("--context", "1,,2"), "not a list of whole numbers"),
         (("--json", "--jsonl"), "goes without --jsonl"),
         (("--html", "/nowhere/page.html"), "cannot be written"),
         (("--engine", "tensorrt"), "TensorRT"),

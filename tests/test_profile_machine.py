@@ -11,7 +11,7 @@ import pytest
 
 from edge.apps.measure import memory, roofline
 from edge.apps.measure.machine import conditions, governor, machine, power_mode, throttled
-from edge.apps.measure.power import Gpu, Meter, PowerLog, Rails, Rapl, why_none
+from edge.apps.measure.power import Meter, NvmlGpu, PowerLog, Rails, Rapl, why_none
 from edge.apps.profile import run
 from tests.engine_models import CONFIGS
 
@@ -211,7 +211,7 @@ class Library:
 
 
 def test_gpu_through_nvml() -> None:
-    gpu = Gpu.of(Library())
+    gpu = NvmlGpu.of(Library())
     assert gpu is not None and gpu.read() == {"board": 31.5}
     assert gpu.facts() == {
         "name": "NVIDIA Example", "sm_clock_mhz": None, "memory_clock_mhz": None,
@@ -223,7 +223,7 @@ def test_gpu_through_nvml() -> None:
 def test_no_gpu_is_no_source() -> None:
     library = Library()
     library.nvmlInit_v2 = lambda: 9  # type: ignore[method-assign]
-    assert Gpu.of(library) is None
+    assert NvmlGpu.of(library) is None
 
 
 # -- memory and the roof --------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Peer(Protocol):
 
 
 @dataclass
-class Workspace:
+class ModelFolder:
     """The folder with the random model in every format that was asked for."""
 
     name: str
@@ -109,7 +109,7 @@ class EdgePeer:
     note: str = ""
 
     def __init__(
-        self, workspace: Workspace, recipe: Rounding, threads: int, *, spin: bool = False
+        self, workspace: ModelFolder, recipe: Rounding, threads: int, *, spin: bool = False
     ) -> None:
         self.name = f"edge-{recipe}-spin" if spin else f"edge-{recipe}"
         self.rounding = recipe
@@ -145,7 +145,7 @@ class EdgePeer:
         del self._state, self._engine
 
 
-def _exported(workspace: Workspace, recipe: str) -> Path:
+def _exported(workspace: ModelFolder, recipe: str) -> Path:
     """Always exported anew: a kept bundle may come from an older exporter."""
     from edge.export.exporter import export_checkpoint
 
@@ -166,7 +166,7 @@ class LlamaPeer:
 
     note = ""
 
-    def __init__(self, workspace: Workspace, kind: str, threads: int) -> None:
+    def __init__(self, workspace: ModelFolder, kind: str, threads: int) -> None:
         self.name = f"llama-{kind}"
         self.rounding = _ROUNDING[kind]
         self.version = f"llama-cpp-python {installed('llama-cpp-python')}"
@@ -250,7 +250,7 @@ class TransformersPeer:
     rounding: Rounding = "fp32"
     note = "eager fp32; continues by single tokens only, so its 4-token run is 4 steps"
 
-    def __init__(self, workspace: Workspace, threads: int) -> None:
+    def __init__(self, workspace: ModelFolder, threads: int) -> None:
         import torch
         from transformers import MambaForCausalLM
         from transformers.utils import logging
@@ -303,12 +303,12 @@ class TransformersPeer:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PeerEntry:
     """One line of the registry: what must be importable, and what makes the peer."""
 
     packages: tuple[str, ...]
     install: str
-    make: Callable[[Workspace, int], Peer]
+    make: Callable[[ModelFolder, int], Peer]
 
 
 _NEEDS_EXPORT = ("onnxruntime", "onnx", "torch"), ".venv/bin/pip install '.[export,ort]'"
@@ -316,12 +316,15 @@ _NEEDS_LLAMA = ("llama-cpp-python", "gguf"), INSTALL_LLAMA
 _NEEDS_TORCH = ("torch", "transformers"), ".venv/bin/pip install torch transformers"
 
 
-def _edge(recipe: Rounding, spin: bool = False) -> Entry:
-    return Entry(*_NEEDS_EXPORT, lambda where, threads: EdgePeer(where, recipe, threads, spin=spin))
+def _edge(recipe: Rounding, spin: bool = False) -> PeerEntry:
+    def make(where: ModelFolder, threads: int) -> Peer:
+        return EdgePeer(where, recipe, threads, spin=spin)
+
+    return PeerEntry(*_NEEDS_EXPORT, make)
 
 
-def _llama(kind: str) -> Entry:
-    return Entry(*_NEEDS_LLAMA, lambda where, threads: LlamaPeer(where, kind, threads))
+def _llama(kind: str) -> PeerEntry:
+    return PeerEntry(*_NEEDS_LLAMA, lambda where, threads: LlamaPeer(where, kind, threads))
 
 
 PEERS = {
@@ -335,7 +338,7 @@ PEERS = {
     "llama-q8_0": _llama("q8_0"),
     "llama-q4_0": _llama("q4_0"),
     "llama-f16": _llama("f16"),
-    "transformers": Entry(*_NEEDS_TORCH, TransformersPeer),
+    "transformers": PeerEntry(*_NEEDS_TORCH, TransformersPeer),
 }
 DEFAULT = (
     "edge-w8", "edge-w8-spin", "edge-w8a8", "edge-w8a8-spin", "edge-w4", "edge-fp32",

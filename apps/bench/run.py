@@ -17,7 +17,7 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]
 
 from edge.apps.bench.models import SHAPES, model_named
-from edge.apps.bench.peers import PEERS, RUN, Peer, Tokens, TransformersPeer, Workspace, missing
+from edge.apps.bench.peers import PEERS, RUN, ModelFolder, Peer, Tokens, TransformersPeer, missing
 from edge.apps.measure.agreement import Agreement, Logits, agreement
 from edge.apps.measure.machine import BUSY, installed, machine, stamp
 from edge.apps.measure.ort_profile import DECODE, PREFILL, RunKind, breakdown, ranked
@@ -68,7 +68,7 @@ def run(
     InputError for an unknown peer or shape, EngineError where ours does not run.
     """
     config = model_named(shape, SHAPES, "shape")
-    workspace = Workspace(shape, folder)
+    workspace = ModelFolder(shape, folder)
     absent = {name: _install(name) for name in names if missing(name)}
     reference = make_reference(workspace, threads, say)
     peers: list[Peer] = []
@@ -131,7 +131,7 @@ class Reference:
     long_logits: Logits
 
 
-def make_reference(workspace: Workspace, threads: int, say: Say) -> Reference:
+def make_reference(workspace: ModelFolder, threads: int, say: Say) -> Reference:
     """fp32 logits of both token sequences, by transformers in one pass."""
     if lacking := missing("transformers"):
         raise InputError(
@@ -257,7 +257,7 @@ def _used_by_others() -> float:
 
 
 def _costs(
-    workspace: Workspace,
+    workspace: ModelFolder,
     threads: int,
     results: Mapping[str, Facts],
     expected: Sequence[Facts],

@@ -6,7 +6,7 @@ and what is left between formula and measurement is the runtime: accepting, goin
 
 This needs an engine whose runs of several tokens give the bits of steps, as products in fp32 and of
 8-bit integers do. With others random weights soon choose another token than the one known, and
-nothing stands after that: `Simulated.same` says where.
+nothing is accepted after that: `Simulated.same` says where.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Simulated:
 
     @property
     def reached(self) -> float:
-        """Of what the formula expects."""
+        """Share of what the formula expects."""
         return self.speedup / self.expected
 
     def to_dict(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from edge.apps.evaluate.noise import chosen, noisy_parts
 from edge.apps.evaluate.score import (
-    Reader,
+    RunReader,
     check_context,
     check_same_ids,
     compare,
@@ -80,7 +80,7 @@ def perplexity(request: EvalRequest) -> dict[str, Any]:
     """`edge eval BUNDLE TEXT…`."""
     model = request.load()
     with request.source(model) as source:
-        found = measure(Reader(model.engine, source.how), source.runs(model))
+        found = measure(RunReader(model.engine, source.how), source.runs(model))
     return identity(model) | source.describe() | found.to_dict()
 
 
@@ -90,7 +90,7 @@ def divergence(request: EvalRequest, against: str) -> dict[str, Any]:
     check_same_ids(model, other)
     chunk = min(model.engine.chunk, other.engine.chunk)
     with request.source(model, other) as source:
-        mine, theirs = (Reader(m.engine, source.how, chunk) for m in (model, other))
+        mine, theirs = (RunReader(m.engine, source.how, chunk) for m in (model, other))
         found = compare(mine, theirs, source.runs(model))
     facts = identity(model) | source.describe() | found.this.to_dict()
     return facts | {"against": identity(other) | found.other.to_dict()} | found.to_dict()
@@ -103,7 +103,7 @@ def robustness(
     kinds = chosen(kind, probability, seed)
     model = request.load()
     with request.source(model, passes=1 + len(kinds)) as source:
-        reader = Reader(model.engine, source.how)
+        reader = RunReader(model.engine, source.how)
         clean, *spoilt = (
             measure(reader, source.runs(model, partial(noisy_parts, noise)))
             for noise in (None, *kinds)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from edge.apps.evaluate.parts import Encoder, Part
-from edge.apps.evaluate.texts import Block, Conversation
+from edge.apps.evaluate.texts import Block, Dialogue
 from edge.errors import InputError
 
 CHUNK_WORDS = 100
@@ -141,7 +141,7 @@ def _chunks(blocks: Iterable[Block]) -> Iterator[tuple[str, int]]:
     """
     held, index = "", 0
     for block in blocks:
-        if isinstance(block, Conversation):
+        if isinstance(block, Dialogue):
             raise InputError(
                 "is for plain text, not for conversations", field="--noise",
                 remedy="give a text file",

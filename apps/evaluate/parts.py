@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.apps.evaluate.texts import Block, Conversation
+from edge.apps.evaluate.texts import Block, Dialogue
 from edge.errors import InputError
 from edge.text.template import ChatTemplate, Message
 from edge.text.tokenizer import Segment, Tokenizer
@@ -54,7 +54,7 @@ class Encoder:
     def parts(self, blocks: Iterable[Block]) -> Iterator[Part]:
         """A part for every block. Raises InputError: messages without a chat template."""
         for block in blocks:
-            if isinstance(block, Conversation):
+            if isinstance(block, Dialogue):
                 yield self.conversation(block.messages)
             else:
                 yield self.text(block.text, first=block.first)

@@ -54,7 +54,7 @@ def _rounds_its_output(op: Op) -> bool:
 
 
 @dataclass(frozen=True)
-class Rounding:
+class ValueRounding:
     """How a value is rounded to int8.
 
     Attributes:
@@ -101,7 +101,7 @@ class Found:
     states: `layers.N.ssm_states` → how it is kept.
     """
 
-    values: dict[str, Rounding] = field(default_factory=dict)
+    values: dict[str, ValueRounding] = field(default_factory=dict)
     weights: dict[str, F32] = field(default_factory=dict)
     states: dict[str, StateRounding] = field(default_factory=dict)
 
@@ -146,7 +146,7 @@ class _Finder:
         self._constants = constants
         self._floating = floating
         self._turns: dict[str, tuple[Tensor, Tensor]] = {}
-        self._parts: dict[str, Rounding] = {}  # of values that were rounded as a whole
+        self._parts: dict[str, ValueRounding] = {}  # of values that were rounded as a whole
 
     def activations(self, node: NodeProto, op: Op) -> None:
         """Note the values that one node rounds, or reads rounded."""
@@ -178,7 +178,7 @@ class _Finder:
         sizes = [int(size) for size in self._constants[node.input[1]]]
         parts = torch.split(whole.scale.expand(sum(sizes)), sizes)
         for name, scale in zip(node.output, parts, strict=True):
-            self._parts[_without(name, _ENDINGS)] = Rounding(scale)
+            self._parts[_without(name, _ENDINGS)] = ValueRounding(scale)
 
     def products(self, node: NodeProto, op: Op) -> None:
         """Note the matrix that one node reads."""
@@ -193,7 +193,7 @@ class _Finder:
     def _value(self, name: str, scale: str | None) -> None:
         turn = self._turns.get(name)
         vector = None if scale is None else torch.from_numpy(self._constants[scale].copy())
-        self.found.values.setdefault(_without(name, _ENDINGS), Rounding(vector, turn))
+        self.found.values.setdefault(_without(name, _ENDINGS), ValueRounding(vector, turn))
 
     def _state(self, node: NodeProto, name: str) -> None:
         bits = _attributes(node)["state_bits"]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.apps.evaluate.parts import Ints
-from edge.apps.evaluate.windows import Run, Windows
+from edge.apps.evaluate.windows import TextRun, Windows
 from edge.apps.measure.agreement import Logits, log_softmax
 from edge.errors import InputError
 from edge.runtime.engine import Engine, Rows
@@ -107,7 +107,7 @@ def _exp(value: float) -> float:
 # -- reading --------------------------------------------------------------------------------------
 
 
-class Reader:
+class RunReader:
     """One state of an engine that runs are read with."""
 
     def __init__(self, engine: Engine, how: Windows | None, chunk: int | None = None) -> None:
@@ -121,7 +121,7 @@ class Reader:
         self._chunk = chunk or engine.chunk
         self._state = engine.new_state(window=1, capacity=None if how is None else how.window)
 
-    def read(self, run: Run) -> Iterator[tuple[Ints, Logits]]:
+    def read(self, run: TextRun) -> Iterator[tuple[Ints, Logits]]:
         """Feeds the run; yields predicted ids [k] and the logits [k, V] that were to predict them,
         which are valid until the next are asked for.
         """
@@ -191,7 +191,7 @@ def nats(logits: Logits, ids: Ints) -> F64:
     return out
 
 
-def measure(reader: Reader, runs: Iterable[Run]) -> Tally:
+def measure(reader: RunReader, runs: Iterable[TextRun]) -> Tally:
     """Read all runs. Raises InputError when there is nothing to predict."""
     found = Tally()
     for run in runs:
@@ -201,7 +201,7 @@ def measure(reader: Reader, runs: Iterable[Run]) -> Tally:
     return checked(found)
 
 
-def count_text(tally: Tally, run: Run) -> None:
+def count_text(tally: Tally, run: TextRun) -> None:
     """Count what a run's text is."""
     tally.bytes += run.bytes
     tally.words += run.words
@@ -306,7 +306,7 @@ def check_same_ids(this: Model, other: Model) -> None:
         )
 
 
-def compare(this: Reader, other: Reader, runs: Iterable[Run]) -> Comparison:
+def compare(this: RunReader, other: RunReader, runs: Iterable[TextRun]) -> Comparison:
     """Read all runs with both, a chunk each in turn. Both readers use the same chunk."""
     found = Comparison()
     for run in runs:

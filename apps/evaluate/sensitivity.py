@@ -21,7 +21,7 @@ from torch import Tensor
 from edge.apps.evaluate.parts import Ints
 from edge.apps.evaluate.roundings import Found, Initializers, StateRounding, find, with_weights
 from edge.apps.evaluate.score import Comparison, count_text
-from edge.apps.evaluate.windows import Run
+from edge.apps.evaluate.windows import TextRun
 from edge.apps.measure.agreement import Logits
 from edge.config import ModelConfig
 from edge.errors import InputError
@@ -128,7 +128,7 @@ def _grouped(config: ModelConfig, found: Found, each_layer: bool) -> list[Site]:
 
 
 def measure_sites(
-    floating: Model, chosen: Iterable[Site], runs: Iterable[Run]
+    floating: Model, chosen: Iterable[Site], runs: Iterable[TextRun]
 ) -> list[tuple[Site, Comparison]]:
     """Every site alone, on the same windows, beside the floating model."""
     proto = graph_of(floating)
@@ -256,7 +256,7 @@ class LayerNoise:
     residual: SignalToNoise
 
 
-def measure_layers(this: Model, other: Model, runs: Iterable[Run]) -> list[LayerNoise]:
+def measure_layers(this: Model, other: Model, runs: Iterable[TextRun]) -> list[LayerNoise]:
     """Every layer of `this`, with `other` as the signal, both run by the reference ops on the same
     windows. Each reads what its own layers before have made: noise adds up.
 

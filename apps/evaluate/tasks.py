@@ -71,7 +71,7 @@ def _loaded(manager: Any, names: Sequence[str]) -> list[Any]:
     for name in names:
         if name not in known:
             raise InputError(
-                f"there is no task {name!r}",
+                f"unknown task {name!r}",
                 field="--tasks",
                 remedy="name one of lm-eval's, or one of a folder given by --task-path",
             )

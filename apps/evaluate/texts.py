@@ -31,13 +31,13 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class Dialogue:
     """A document that is a conversation."""
 
     messages: tuple[Message, ...]
 
 
-Block = Stretch | Conversation
+Block = Stretch | Dialogue
 
 
 def read_texts(paths: Sequence[Path], progress: Progress = lambda size: None) -> Iterator[Block]:
@@ -46,7 +46,7 @@ def read_texts(paths: Sequence[Path], progress: Progress = lambda size: None) ->
     `.jsonl` holds a JSON object a line, with `messages` or with `text`; any other file is plain
     text whose documents end with a line `<|endoftext|>`. `progress` is told how many bytes have
     been read. Raises InputError: a file that cannot be read, is empty or is not UTF-8, a line that
-    is no such object.
+    is not such an object.
     """
     for path in paths:
         found = False
@@ -108,7 +108,7 @@ def _block(record: Any, path: Path, number: int) -> Block:
     if isinstance(text, str) and messages is None:
         return Stretch(text, True)
     if isinstance(messages, list) and messages and all(map(_is_message, messages)):
-        return Conversation(tuple(Message(m["role"], m["content"]) for m in messages))
+        return Dialogue(tuple(Message(m["role"], m["content"]) for m in messages))
     raise InputError(
         "has neither a text nor messages with role and content",
         file=path, field=f"line {number}",

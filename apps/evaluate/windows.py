@@ -47,7 +47,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Run:
+class TextRun:
     """Ids to feed in order, after what the state holds.
 
     Attributes:
@@ -68,7 +68,7 @@ class Run:
     words: int
 
 
-def plan(parts: Iterable[Part], how: Windows | None) -> Iterator[Run]:
+def plan(parts: Iterable[Part], how: Windows | None) -> Iterator[TextRun]:
     """The runs that predict every wanted id once; `how` None is one stream a document.
 
     Holds a window and one part at a time.
@@ -102,14 +102,14 @@ class _Buffer:
         self._bytes += part.bytes
         self._words += part.words
 
-    def run(self, begin: int, end: int, done: int, *, carried: bool) -> Run:
+    def run(self, begin: int, end: int, done: int, *, carried: bool) -> TextRun:
         """Predict what is wanted of [done, end), given the ids from `begin` on."""
         wanted = self.wanted[begin:end].copy()
         wanted[: max(0, done - begin)] = False
         if wanted[0]:  # nothing comes before it
             wanted[0] = False
             self._bytes -= int(self.sizes[begin])
-        run = Run(
+        run = TextRun(
             self.ids[begin:end],
             wanted,
             fresh=not (carried and self.begun),
@@ -126,7 +126,7 @@ class _Stream:
     def __init__(self) -> None:
         self._buffer = _Buffer()
 
-    def read(self, part: Part) -> Iterator[Run]:
+    def read(self, part: Part) -> Iterator[TextRun]:
         # of an earlier run its last id is left, which is yet to be fed
         buffer = self._buffer
         buffer.take(part, max(0, len(buffer.ids) - 1))
@@ -134,7 +134,7 @@ class _Stream:
             done = 1 if buffer.begun else 0
             yield buffer.run(0, len(buffer.ids), done, carried=True)
 
-    def finish(self) -> Iterator[Run]:
+    def finish(self) -> Iterator[TextRun]:
         return iter(())
 
 
@@ -146,7 +146,7 @@ class _Sliding:
         self._buffer = _Buffer()
         self._at = self._done = 0
 
-    def read(self, part: Part) -> Iterator[Run]:
+    def read(self, part: Part) -> Iterator[TextRun]:
         buffer, window, stride = self._buffer, self._how.window, self._how.stride
         buffer.take(part, self._at)
         self._at, self._done = 0, self._done - self._at
@@ -155,7 +155,7 @@ class _Sliding:
             yield buffer.run(self._at, end, self._done, carried=False)
             self._at, self._done = self._at + stride, end
 
-    def finish(self) -> Iterator[Run]:
+    def finish(self) -> Iterator[TextRun]:
         buffer, count = self._buffer, len(self._buffer.ids)
         if self._done < count and (buffer.begun or count > 1):
             yield buffer.run(self._at, count, self._done, carried=False)
@@ -180,7 +180,7 @@ class TextSource:
     limit: int | None = None
     progress: Callable[[int], None] = lambda size: None
 
-    def runs(self, model: Model, change: Change = Encoder.parts) -> Iterator[Run]:
+    def runs(self, model: Model, change: Change = Encoder.parts) -> Iterator[TextRun]:
         """The runs for a model's tokenizer and template; `change` makes parts of the text."""
         encoder = Encoder(model.tokenizer, model.template)
         parts = change(encoder, read_texts(self.paths, self.progress))

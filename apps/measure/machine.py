@@ -192,7 +192,7 @@ def _throttles(root: Path) -> dict[str, int]:
             _put(found, f"over-current {file.name.removesuffix('_event_cnt')}", number(file))
     for device in folders(root / "sys/class/thermal", "cooling_device*"):
         kind = text(device / "type") or device.name
-        # a fan that turns is no throttling, and TCC Offset is a setting
+        # a fan that turns does not throttle, and TCC Offset is a setting
         if "fan" not in kind.lower() and kind != "TCC Offset":
             _put(found, f"{_COOLING} {kind} ({device.name})", number(device / "cur_state"))
     return found
@@ -213,7 +213,7 @@ class OtherLoad:
         self._system, self._own = _busy_and_all(), _own_seconds()
 
     def share(self) -> float:
-        """Of all CPUs, since this was made: 0 to 1."""
+        """Share of all CPUs since this was made: 0 to 1."""
         (busy, everything), own = _busy_and_all(), _own_seconds()
         total = everything - self._system[1]
         if total <= 0:

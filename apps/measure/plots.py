@@ -24,7 +24,7 @@ REMEDY = "pip install 'mamba-edge[plots]'"
 SERIES = ("#2563c9", "#d1730a")
 _SOFT, _LINE = "#5c6470", "#d9dde3"
 _VARIABLES = {SERIES[0]: "--s0", SERIES[1]: "--s1", _SOFT: "--soft", _LINE: "--line"}
-_WIDTH, _HEIGHT, _ROW = 6.4, 3.0, 0.22  # inches; of a bar
+_WIDTH, _WIDE, _HEIGHT, _ROW = 6.4, 8.6, 3.0, 0.22  # inches; _ROW of a bar
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "edge", "text.parse_math": False,
     "font.family": "sans-serif", "font.size": 9, "text.color": _SOFT, "axes.labelcolor": _SOFT,
@@ -74,7 +74,7 @@ def picture(height: float = _HEIGHT, *, inline: bool = True) -> Iterator[Picture
     except ImportError:
         raise InputError("pictures need the package matplotlib", remedy=REMEDY) from None
     with rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(_WIDTH if inline else _WIDE, height), layout="constrained")
         made = Picture(figure.subplots())
         yield made
         out = io.StringIO()

@@ -122,7 +122,7 @@ class Rapl:
         return found
 
 
-class Gpu:
+class NvmlGpu:
     """The first GPU through NVML's C library (nvml.h), which comes with the driver: the power of
     its board, and what else it says.
     """
@@ -138,7 +138,7 @@ class Gpu:
         self._throttles = 0
 
     @classmethod
-    def find(cls) -> Gpu | None:
+    def find(cls) -> NvmlGpu | None:
         """None without a driver or a GPU."""
         try:
             library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -147,7 +147,7 @@ class Gpu:
         return cls.of(library)
 
     @classmethod
-    def of(cls, library: Any) -> Gpu | None:
+    def of(cls, library: Any) -> NvmlGpu | None:
         found = cls(library)
         handle = ctypes.byref(found._device)
         ready = library.nvmlInit_v2() == 0 == library.nvmlDeviceGetHandleByIndex_v2(0, handle)

@@ -85,8 +85,9 @@ def measure_roof(
 def device_roof(device: Device, size: int | None = None, *, rounds: int = 5) -> Roof:
     """Copy a buffer inside the device's memory; best of `rounds`.
 
-    Of 4 GiB, or on a small board of what is free an eighth: a copy should take milliseconds, since
-    issuing it and waiting for it are microseconds. Reading alone and arithmetic are not measured.
+    It has 4 GiB, or on a small board an eighth of what is free: a copy should take milliseconds,
+    since issuing it and waiting for it are microseconds. Neither reading alone nor arithmetic is
+    measured.
     """
     if size is None:
         free = device.memory()[0] if isinstance(device, CoreDevice) else _SMALLEST
@@ -125,7 +126,7 @@ def _bytes(size: str | None) -> int:
 
 
 @dataclass(frozen=True)
-class Work:
+class Demand:
     """What a run of `tokens` has to do.
 
     Attributes:
@@ -143,7 +144,7 @@ class Work:
         return self.flops / self.bytes
 
 
-def work(config: ModelConfig, weight_bytes: int, state_bytes: int, tokens: int) -> Work:
+def work(config: ModelConfig, weight_bytes: int, state_bytes: int, tokens: int) -> Demand:
     """What a run of `tokens` reads and computes.
 
     An embedding that is not the head's matrix too is looked up, not read: a row a token, which is
@@ -154,10 +155,10 @@ def work(config: ModelConfig, weight_bytes: int, state_bytes: int, tokens: int) 
     read = weight_bytes * (numbers - looked_up) // numbers
     # of the head only the last token's row of logits is computed
     products = tokens * (numbers - table - looked_up) + table
-    return Work(tokens, read + 2 * state_bytes, 2.0 * products)
+    return Demand(tokens, read + 2 * state_bytes, 2.0 * products)
 
 
-def bound_s(demand: Work, roof: Roof) -> float:
+def bound_s(demand: Demand, roof: Roof) -> float:
     """Seconds that such a run takes at least: reading its bytes, or computing, whichever is longer.
 
     Arithmetic of 8-bit products can be faster than the fp32 that was measured; so for a bound only

@@ -147,7 +147,7 @@ def _lengths(text: str, option: str) -> tuple[int, ...]:
         found = list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise InputError(
-            f"{text!r:.60} is no list of whole numbers", field=option, remedy=f"{option} 128,512"
+            f"{text!r:.60} is not a list of whole numbers", field=option, remedy=f"{option} 128,512"
         ) from None
     if min(found) < 1 or max(found) > MOST:
         raise InputError(f"lengths are 1 to {MOST}, not {text:.60}", field=option)

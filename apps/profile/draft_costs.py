@@ -251,7 +251,7 @@ def _ids(engine: Engine, batch: int, count: int) -> np.ndarray[tuple[int, int], 
 
 
 def _parents(shape: Shape) -> tuple[int, ...]:
-    """Of the token before a tree, then of its nodes, depth by depth."""
+    """Parents of the token before a tree, then of its nodes, depth by depth."""
     parents, level = [-1], [0]
     for count in shape.branches:
         below = [parent for parent in level for _ in range(count)]

@@ -156,8 +156,8 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     )
     if facts["lossy"]:
         yield (
-            f"drafting  lossy: tokens stand by {facts['accept']}, so the answers with drafts are "
-            "not those without"
+            f"drafting  lossy: tokens are accepted by {facts['accept']}, so answers with drafts "
+            "are not those without"
         )
     if facts["problem"]:
         yield f"drafting  {facts['draft']} was given up: {facts['problem']}"

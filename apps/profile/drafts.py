@@ -28,7 +28,7 @@ class DraftRequest:
         tokens, tree: of a fixed shape; neither leaves it to the bandit.
         prompts: answered in every round.
         source: where they are from, for people.
-        accept: by which rule drafted tokens stand.
+        accept: by which rule drafted tokens are accepted.
     """
 
     draft: str
@@ -79,7 +79,7 @@ class DraftSide:
 
     @property
     def overhead_share(self) -> float:
-        """Of the time, what passes in no model's run: the median over rounds."""
+        """Share of the time that passes in no model's run: the median over rounds."""
         return median(run.overhead / run.seconds for run in map(total, self.rounds))
 
     def rates(self) -> list[float]:
@@ -165,7 +165,7 @@ class Drafted:
         }
 
     def price(self, shape: Shape) -> Prices:
-        """Of a round with it; a look-up costs nothing but the verification."""
+        """Price of a round with it; a look-up costs nothing but the verification."""
         price = self.costs.prices[shape.branches]
         return Prices(0.0, price.verify) if shape.source == LOOK_UP else price
 
@@ -246,7 +246,7 @@ class Contest:
             seconds=stamps[-1] - stamps[0] if stamps else 0.0,
             target=sum(run.seconds for run in self._timer.runs[chunks:]),
             drafter=sum(run.seconds for run in drafts),
-            # what was drafted and stood leaves two tokens to read at most
+            # what was drafted and accepted leaves two tokens to read at most
             reading=sum(run.seconds for run in drafts if run.reading or run.tokens > 2),
             speculation=result.speculation,
         )
@@ -285,7 +285,7 @@ def steps_ahead(model: Model, draft: Drafter) -> bool:
 
 
 def total(runs: Sequence[DraftRun]) -> DraftRun:
-    """Of a round: the sums over its prompts."""
+    """Sums over the prompts of a round."""
     return DraftRun(
         tokens=sum(run.tokens for run in runs),
         seconds=sum(run.seconds for run in runs),

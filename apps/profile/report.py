@@ -304,7 +304,7 @@ def _machine(result: ProfileResult, absent: dict[str, str]) -> Facts:
 
 
 def _ratios(result: ProfileResult, absent: dict[str, str]) -> list[Facts]:
-    """Of each prompt length: this ÷ the other."""
+    """This ÷ the other, for each prompt length."""
     found = []
     pairs = zip(result.sides[THIS].samples, result.sides[OTHER].samples, strict=True)
     for ours, theirs in pairs:

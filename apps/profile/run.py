@@ -14,7 +14,7 @@ from edge.apps import options
 from edge.apps.measure.machine import Conditions, OtherLoad, conditions
 from edge.apps.measure.memory import Usage, release
 from edge.apps.measure.ort_profile import DECODE, PREFILL, RunCost, breakdown
-from edge.apps.measure.power import Gpu, Meter, PowerLog, PowerSource, Rails, Rapl
+from edge.apps.measure.power import Meter, NvmlGpu, PowerLog, PowerSource, Rails, Rapl
 from edge.apps.measure.roofline import Roof, device_roof, measure_roof
 from edge.apps.measure.stopwatch import Say, silent, without_collections
 from edge.apps.profile import drafts
@@ -184,7 +184,7 @@ class ProfileResult:
     after: Conditions
     others: float
     logs: list[tuple[PowerSource, PowerLog]]
-    gpu: Gpu | None
+    gpu: NvmlGpu | None
     roofs: Mapping[str, Roof]
     notes: list[str]
     drafted: drafts.Drafted | None = None
@@ -202,7 +202,7 @@ def profile(request: ProfileRequest, say: Say = silent) -> ProfileResult:
     runners = {name: side.subject for name, side in sides.items() if side.subject}
     drafting = _drafting(request, sides[THIS], notes)
     others, before = OtherLoad(), conditions()
-    gpu = Gpu.find()
+    gpu = NvmlGpu.find()
     with ExitStack() as stack:
         meters = [stack.enter_context(Meter(source)) for source in _sources(sides, gpu)]
         stack.enter_context(without_collections())
@@ -234,7 +234,7 @@ def memory_of(facts: Mapping[str, Any]) -> str | None:
 
 
 def _roofs(request: ProfileRequest, memories: Sequence[str | None]) -> dict[str, Roof]:
-    """Of each memory that is read from."""
+    """The roof of each memory that is read from."""
     found = {}
     if "gpu" in memories:
         found["gpu"] = device_roof(open_device())
@@ -329,7 +329,7 @@ def _drafting(
         return drafts.compare(model, drafter, request.draft, sampling)
 
 
-def _sources(sides: Mapping[str, ProfileSide], gpu: Gpu | None) -> list[PowerSource]:
+def _sources(sides: Mapping[str, ProfileSide], gpu: NvmlGpu | None) -> list[PowerSource]:
     """What knows of watts here. A GPU only counts when something runs on it."""
     found: list[PowerSource | None] = [Rails.find(), Rapl.find()]
     if any(side.facts["provider"] != ort_providers.CPU for side in sides.values()):

@@ -26,7 +26,7 @@ WARM, REPEATS = 5, 40
 SEED = 5
 PROMPT, RUN, STEPS = 99, 4, 3  # a prompt that is long enough to be run in parts
 # nats a token and share of tokens: int8 rounding differs where sums are taken in another order, and
-# one flipped value is carried on (docs/use/quantize.md); fp16 products round their input
+# one flipped value is carried on (docs/inside/quantization.md); fp16 products round their input
 LIMITS = {"w8a8": (5e-3, 0.9), "fp16": (1e-4, 0.99)}
 
 
@@ -138,7 +138,7 @@ def times(
     repeats: int = REPEATS,
     warm: int = WARM,
 ) -> GpuTimes:
-    """Of one sequence, with room for the longest draft to be taken back."""
+    """Times of one sequence, with room for the longest draft to be taken back."""
     state = engine.new_state(window=max(drafts) + 1, capacity=max(prompts) + 64)
     vocab = engine.config.vocab_size
     tokens = np.random.default_rng(3).integers(0, vocab, (1, max(*prompts, max(drafts) + 1)))
