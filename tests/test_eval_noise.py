@@ -192,7 +192,7 @@ def test_the_command_measures_each_kind(tmp_path: Path) -> None:
     tally = measure(RunReader(one.engine, how), TextSource([text], how).runs(one, parts))  # type: ignore[arg-type]
     assert rows[-1]["word_perplexity"] == pytest.approx(tally.word_perplexity, rel=1e-4)
     code, out, _ = run(bundle("bytes"), text, "--noise", "drop", "--probability", "0.5")
-    assert code == 0 and "degradation" in out and re.search(r"drop +0\.5", out)
+    assert code == 0 and "degradation" in out and re.search(r"\| drop +\| +0\.5 \|", out)
 
 
 @pytest.mark.parametrize(
