@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from edge.config import ModelConfig, NormConfig
 from edge.export.mixers import mixer_of
+from edge.export.mixers.base import State
 from edge.export.training_ops import rms_norm_training
 from edge.mixers.base import MixerConfig, Shapes
 from edge.plugins.norm.reference import layer_norm, rms_norm
 from edge.tensors import tensor_shapes
-
-State = dict[str, Tensor]
 
 
 @dataclass

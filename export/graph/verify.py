@@ -15,7 +15,8 @@ from torch import Tensor
 from edge.config import ModelConfig
 from edge.errors import ExportError
 from edge.export.graph.run import GraphRunner, open_session, session_options
-from edge.export.network import Layer, Norm, State, empty_state, through
+from edge.export.mixers.base import State
+from edge.export.network import Layer, Norm, empty_state, through
 from edge.export.nodes.builder import TensorSource
 
 F32 = NDArray[np.float32]

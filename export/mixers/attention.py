@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edge.export.mixers.base import Array, Fetch, MixerExport, Stored
+from edge.export.mixers.base import Array, Fetch, MixerExport, State, Stored
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph
 from edge.export.nodes.products import ProductInput
@@ -18,8 +18,6 @@ from edge.mixers.attention import AttentionConfig
 from edge.plugins.attention.reference import attention, rope
 from edge.rope import inverse_frequencies
 from edge.tensors import padded_head_dim
-
-State = dict[str, Tensor]
 
 
 class Attention(nn.Module):

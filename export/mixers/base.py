@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph
@@ -20,6 +20,7 @@ from edge.mixers.base import MixerConfig
 C = TypeVar("C", bound=MixerConfig)
 Fetch = Callable[[str], F32]
 Array = NDArray[Any]
+State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)

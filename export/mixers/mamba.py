@@ -33,7 +33,6 @@ from edge.mixers.mamba2 import Mamba2Config
 from edge.plugins.causal_conv1d.reference import causal_conv1d
 
 M = TypeVar("M", Mamba1Config, Mamba2Config)
-State = dict[str, Tensor]
 Change = Callable[[F32], F32]
 Sites = dict[str, Rounding | None]
 

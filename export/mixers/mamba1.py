@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edge.export.mixers.base import State
 from edge.export.mixers.mamba import (
     Conv1d,
     MambaExport,
     Sites,
-    State,
     constant,
     constant_int8,
     initial_dt_bias,

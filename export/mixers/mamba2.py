@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from edge.export.mixers.base import State
 from edge.export.mixers.mamba import (
     Conv1d,
     MambaExport,
     Sites,
-    State,
     constant,
     constant_int8,
     initial_dt_bias,

@@ -6,14 +6,13 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edge.export.mixers.base import Fetch, MixerExport, Stored
+from edge.export.mixers.base import Fetch, MixerExport, State, Stored
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph
 from edge.export.nodes.products import ProductInput
 from edge.export.quantize.layer_plan import Matrix
 from edge.mixers.mlp import MlpConfig
 
-State = dict[str, Tensor]
 _JOINED = ("gate_proj", "up_proj")
 
 
