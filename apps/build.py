@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edge.apps import options, progress
 from edge.apps.units import megabytes
 from edge.errors import EngineError, InputError
 
@@ -28,7 +29,7 @@ _PATIENCE_S = 60.0
 
 
 def build(
-    bundle: Annotated[str, typer.Argument(help="Bundle folder, or the name of a demonstration.")],
+    bundle: options.BundleName,
     window: Annotated[
         int | None, typer.Option(help="Most tokens of a run that can be undone. [default: 8]")
     ] = None,
@@ -57,7 +58,7 @@ def build(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Also write the bare engine to a file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Build the engine that `--engine tensorrt` runs, on the GPU it is for.
 
@@ -110,9 +111,6 @@ def _words(bundle: str, flags: Mapping[str, object], switches: Mapping[str, bool
 
 def _build(bundle: Bundle, order: Any, rtx: bool) -> Built:
     """Build with what is on this machine; with a progress bar at a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from edge.runtime.cuda import install
     from edge.runtime.tensorrt import bindings, library, machine
     from edge.runtime.tensorrt.build import build
@@ -126,17 +124,7 @@ def _build(bundle: Bundle, order: Any, rtx: bool) -> Built:
     gpu = None if order.architectures else machine.open_gpu()
     if plugins is not None:
         library.register(trt, plugins)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), "{task.percentage:>3.0f}%")
-    with Progress(
-        *columns, TimeElapsedColumn(),
-        console=console, transient=True, disable=not console.is_terminal,
-    ) as bar:  # fmt: skip
-        task = bar.add_task("building", total=1.0)
-
-        def report(what: str, done: float) -> None:
-            bar.update(task, description=f"{what[:30]:<30}", completed=done)
-
+    with progress.stages("building", 30) as report:
         return build(bundle, order, trt, plugins, gpu, report)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edge.apps import options, progress
 from edge.apps.units import kernel_line, megabytes, tensorrt_line
 from edge.bundle.kernels import DEVICE_GRAPH_FILE, sizes
 from edge.errors import ExportError, InputError
@@ -89,18 +90,18 @@ def export(
     verify: Annotated[
         bool, typer.Option(help="Run the bundle against the reference network afterwards.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Convert a checkpoint directory into a bundle the runtime can run."""
     from edge.runtime.model import resolve
 
     architectures = _architectures(target or [])
     source = resolve(checkpoint)
-    options = (
+    of_weights = (
         quant, layers, calibrate, calibrate_sequences, calibrate_length, percentile, ssm_state,
         embedding, head, tokenizer, groups or None,
     )  # fmt: skip
-    same_weights = bool(target) and all(option is None for option in options)
+    same_weights = bool(target) and all(option is None for option in of_weights)
     try:
         from edge.export.checkpoint.bundle import is_bundle
         from edge.export.exporter import export_checkpoint
@@ -110,22 +111,9 @@ def export(
             f"exporting needs the package {missing.name}",
             remedy="pip install 'mamba-edge[export]' (in a checkout: make test installs it)",
         ) from None
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), "{task.percentage:>3.0f}%")
-    console = Console(stderr=True)
-    with Progress(
-        *columns, TimeElapsedColumn(),
-        console=console, transient=True, disable=not console.is_terminal,
-    ) as bar:  # fmt: skip
-        task = bar.add_task("reading", total=1.0)
-
-        def progress(stage: str, done: float) -> None:
-            bar.update(task, description=f"{stage:<10}", completed=done)
-
+    with progress.stages("reading", 10) as show:
         if same_weights and is_bundle(source):
-            summary = add_targets(source, output, architectures, progress=progress)
+            summary = add_targets(source, output, architectures, progress=show)
         else:
             summary = export_checkpoint(
                 source, output,
@@ -136,7 +124,7 @@ def export(
                 embedding=None if embedding is None else embedding.value,
                 head=None if head is None else head.value,
                 groups=groups, tokenizer=tokenizer, verify=verify,
-                architectures=architectures, progress=progress,
+                architectures=architectures, progress=show,
             )  # fmt: skip
     if summary.notice:
         print(f"note: {summary.notice}", file=sys.stderr)
@@ -162,7 +150,7 @@ def by_kind(text: str) -> dict[str, str]:
         kind, equals, name = part.partition("=")
         if not equals or not name or kind in found:
             raise ExportError(
-                f"{part!r:.80} is not a kind of layer, named once, and a recipe",
+                f"{part!r:.80} does not name a kind of layer and its recipe",
                 field="layers",
                 remedy="write it as --layers attention=fp16,mlp=w8",
             )

@@ -11,60 +11,33 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from edge.config import ModelConfig
-    from edge.errors import (
-        BundleError,
-        CheckpointError,
-        ContextFullError,
-        EdgeError,
-        EngineError,
-        ExportError,
-        InputError,
-        StateError,
-        TokenizerError,
-    )
-    from edge.runtime.model import Model, load
-    from edge.runtime.sampling import SamplingParams
-    from edge.runtime.session import Session
+    from edge.config import ModelConfig as ModelConfig
+    from edge.errors import BundleError as BundleError
+    from edge.errors import CheckpointError as CheckpointError
+    from edge.errors import ContextFullError as ContextFullError
+    from edge.errors import EdgeError as EdgeError
+    from edge.errors import EngineError as EngineError
+    from edge.errors import ExportError as ExportError
+    from edge.errors import InputError as InputError
+    from edge.errors import StateError as StateError
+    from edge.errors import TokenizerError as TokenizerError
+    from edge.runtime.model import Model as Model
+    from edge.runtime.model import load as load
+    from edge.runtime.sampling import SamplingParams as SamplingParams
+    from edge.runtime.session import Session as Session
 
-_HOMES = {
-    "ModelConfig": "edge.config",
-    "Model": "edge.runtime.model",
-    "SamplingParams": "edge.runtime.sampling",
-    "Session": "edge.runtime.session",
-    "load": "edge.runtime.model",
-} | dict.fromkeys(
-    (
-        "BundleError",
-        "CheckpointError",
-        "ContextFullError",
-        "EdgeError",
-        "EngineError",
-        "ExportError",
-        "InputError",
-        "StateError",
-        "TokenizerError",
-    ),
-    "edge.errors",
-)
+# public names by the module that they are fetched from
+_PUBLIC = {
+    "edge.config": "ModelConfig",
+    "edge.errors": "BundleError CheckpointError ContextFullError EdgeError EngineError ExportError "
+    "InputError StateError TokenizerError",
+    "edge.runtime.model": "Model load",
+    "edge.runtime.sampling": "SamplingParams",
+    "edge.runtime.session": "Session",
+}
+_HOMES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
-__all__ = [
-    "BundleError",
-    "CheckpointError",
-    "ContextFullError",
-    "EdgeError",
-    "EngineError",
-    "ExportError",
-    "InputError",
-    "Model",
-    "ModelConfig",
-    "SamplingParams",
-    "Session",
-    "StateError",
-    "TokenizerError",
-    "__version__",
-    "load",
-]
+__all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:

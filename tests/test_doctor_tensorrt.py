@@ -97,7 +97,7 @@ def test_the_engine(device: ort_tensorrt.Stream, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def findings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
     """What every check found, by its name: all is well."""
-    found = {name: Finding(name, "ok", "well") for name in doctor_checks.ORDER}
+    found = {name: Finding(name, "ok", "well") for name in doctor_checks.CHECKS}
     monkeypatch.setattr(doctor_checks, "examine", lambda name, _: found[name])
     return found
 
@@ -107,13 +107,13 @@ def test_an_engine_that_cannot_run_is_an_error(
     engine: str, findings: dict[str, Finding], capsys: pytest.CaptureFixture[str]
 ) -> None:
     doctor_command.doctor("demo", engine)
-    name = doctor_checks.ENGINES[engine]
+    name, _ = doctor_checks.ENGINES[engine]
     findings[name] = Finding(name, "absent", "is not there", "put it there")
     with pytest.raises(EngineError, match="cannot run here: is not there") as caught:
         doctor_command.doctor("demo", engine, True)
     assert (caught.value.field, caught.value.remedy) == (f"engine {engine}", "put it there")
     out = capsys.readouterr().out
-    assert len(json.loads(out[out.index("{") :])["checks"]) == len(doctor_checks.ORDER)
+    assert len(json.loads(out[out.index("{") :])["checks"]) == len(doctor_checks.CHECKS)
     doctor_command.doctor("demo")
 
 

@@ -411,7 +411,7 @@ def test_one_that_does_not_load_says_why(tmp_path: Path) -> None:
 DOCTOR = """
 from edge.apps.doctor import checks as doctor_checks
 for name in ("onnxruntime", "ort cuda"):
-    found = doctor_checks.judged(name, doctor_checks.APART[name], "demo-draft")
+    found = doctor_checks.judged(name, doctor_checks.CHECKS[name], "demo-draft")
     print(found.status, found.detail, found.remedy)
 """
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import edge
+from edge.apps import options
 from edge.errors import EngineError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def doctor(
         str | None,
         typer.Option(help="Exit with 1 unless this engine runs here: auto, ort, cuda or tensorrt."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Say what works here, what is absent, and what is broken and how to fix it.
 
@@ -40,7 +41,7 @@ def doctor(
     if engine is not None:
         choose_engine(engine)
     findings = []
-    for name in checks.ORDER:
+    for name in checks.CHECKS:
         finding = checks.examine(name, bundle)
         findings.append(finding)
         if not as_json:
@@ -54,12 +55,13 @@ def doctor(
 
 def _refuse_unless_it_runs(engine: str, findings: list[Finding]) -> None:
     """Raises EngineError with the first missing thing that can be fixed, and how."""
-    from edge.apps.doctor.checks import ENGINES, NEEDS
+    from edge.apps.doctor.checks import ENGINES
 
-    (found,) = (each for each in findings if each.name == ENGINES[engine])
+    check, needs = ENGINES[engine]
+    (found,) = (each for each in findings if each.name == check)
     if found.status == "ok":
         return
-    needed = {each.name: each for each in findings if each.name in NEEDS[engine]}
+    needed = {each.name: each for each in findings if each.name in needs}
     missing = [each for each in needed.values() if each.status != "ok"]
     # what is missing and what brings it belong together
     first = next((each for each in (*missing, found) if each.remedy), found)

@@ -203,15 +203,13 @@ def exporting(_: str) -> tuple[str, str, str | None]:
 
 # -- running them ---------------------------------------------------------------------------------
 
-HERE: Mapping[str, Check] = {
+# in the order that they are run and shown
+CHECKS: Mapping[str, Check] = {
     "machine": about_machine,
     "memory": about_memory,
     "jetson": about_jetson,
-    "driver": driver,
-    "export": exporting,
-}
-APART: Mapping[str, Check] = {
     "onnxruntime": onnx_runtime,
+    "driver": driver,
     "cuda-core": cuda_core,
     "gpu": gpu,
     "kernels": kernels,
@@ -222,26 +220,17 @@ APART: Mapping[str, Check] = {
     "tensorrt engine": tensorrt_engine,
     "ort cuda": on_cuda,
     "ort tensorrt": on_tensorrt,
+    "export": exporting,
 }
-# the check that says whether an engine runs here
-ENGINES: Mapping[str, str] = {
-    "auto": "onnxruntime",
-    "ort": "onnxruntime",
-    "cuda": "cuda engine",
-    "tensorrt": "tensorrt engine",
+# those that load nobody else's libraries; the others run in processes of their own
+HERE = {"machine", "memory", "jetson", "driver", "export"}
+# engine: the check that says whether it runs here, and what that needs, in the order to fix it
+ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "auto": ("onnxruntime", ()),
+    "ort": ("onnxruntime", ()),
+    "cuda": ("cuda engine", ("driver", "cuda-core", "gpu", "kernels")),
+    "tensorrt": ("tensorrt engine", ("driver", "cuda-core", "gpu", "tensorrt")),
 }
-# what that needs, in the order to fix it
-NEEDS: Mapping[str, tuple[str, ...]] = {
-    "auto": (),
-    "ort": (),
-    "cuda": ("driver", "cuda-core", "gpu", "kernels"),
-    "tensorrt": ("driver", "cuda-core", "gpu", "tensorrt"),
-}
-ORDER = (
-    "machine", "memory", "jetson", "onnxruntime", "driver", "cuda-core", "gpu", "kernels",
-    "cuda engine", "triton", "tensorrt", "plugins", "tensorrt engine", "ort cuda", "ort tensorrt",
-    "export",
-)  # fmt: skip
 
 
 def _ran(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -261,7 +250,7 @@ def _ran(command: list[str]) -> subprocess.CompletedProcess[str]:
 def examine(name: str, bundle: str) -> Finding:
     """Run a check; whatever goes wrong in it is the finding."""
     if name in HERE:
-        return judged(name, HERE[name], bundle)
+        return judged(name, CHECKS[name], bundle)
     command = [sys.executable, "-m", "edge.apps.doctor.checks", name, bundle]
     try:
         done = _ran(command)
@@ -296,7 +285,7 @@ def _ended(code: int) -> str:
 
 
 def _main(name: str, bundle: str) -> None:
-    print(json.dumps(asdict(judged(name, APART[name], bundle))))
+    print(json.dumps(asdict(judged(name, CHECKS[name], bundle))))
 
 
 if __name__ == "__main__":

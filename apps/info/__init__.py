@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from edge.apps import options
 from edge.apps.exits import REFUSED
 from edge.apps.info import launches as launch_table
 from edge.apps.info import memory as memory_plan
@@ -21,7 +22,7 @@ from edge.tensors import parameters
 
 
 def info(
-    bundle: Annotated[str, typer.Argument(help="Bundle folder, or the name of a demonstration.")],
+    bundle: options.BundleName,
     context: Annotated[
         int, typer.Option(min=1, max=1 << 24, help="Tokens of context to size the KV cache for.")
     ] = 2048,
@@ -38,7 +39,7 @@ def info(
     launches: Annotated[
         bool, typer.Option(help="Show what each kind of run launches on a GPU.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show sizes, quantization, provenance and the memory plan; checks every file.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 from edge.apps.doctor import line
-from edge.apps.doctor.checks import ORDER, examine
+from edge.apps.doctor.checks import CHECKS, examine
 
 
 def main(bundle: str) -> int:
     broken = 0
-    for name in ORDER:
+    for name in CHECKS:
         finding = examine(name, bundle)
         print(line(finding), flush=True)
         broken += finding.status == "broken"
