@@ -51,7 +51,7 @@ def plan(
     `kv_cache`,
     `logits` (of a run of `window` tokens), `workspace` (estimated, of a run of `chunk` tokens),
     `total` of these, and, not in the total, `state` (one recurrent state) and `snapshot` (one,
-    with full KV caches).
+    with full KV caches and no token pending).
     """
     state, cache = layout.slot_bytes, layout.cache_bytes
     # several sequences are read token by token where there is attention

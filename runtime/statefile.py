@@ -33,7 +33,7 @@ from safetensors.numpy import load as parse_tensors
 from safetensors.numpy import save as format_tensors
 
 from edge.bundle import strict_json
-from edge.errors import StateError
+from edge.errors import Faults, StateError
 from edge.runtime.layout import Identity, Shape, StateLayout
 from edge.runtime.replace import replace
 
@@ -191,15 +191,14 @@ def _check_header(file: Path, data: bytes, identity: Identity, layout: StateLayo
         raise StateError(f"is not JSON: {problem}", file=file, field="header") from None
     if not isinstance(header, dict) or not isinstance(header.get("identity"), dict):
         raise StateError("is not understood", file=file, field="header")
+    faults = Faults()
     for field, ours in asdict(identity).items():
         theirs = header["identity"].get(field)
         if theirs != ours:
-            raise StateError(
-                f"was saved with another {field}: {theirs!r:.80}, this is {ours!r:.80}",
-                file=file,
-                field=field,
-                remedy="open it with the bundle it was saved with",
+            faults.add(
+                field, f"was saved with another {field}: {theirs!r:.80}, this is {ours!r:.80}"
             )
+    faults.refuse(StateError, file=file, remedy="open it with the bundle it was saved with")
     batch, position = header.get("batch"), header.get("position")
     if batch != layout.batch:
         raise StateError(f"holds {batch} sequences, this state {layout.batch}", file=file)

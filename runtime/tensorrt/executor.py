@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from edge.errors import EngineError
+from edge.errors import EngineError, Faults
 from edge.launch import ITEM_SIZE, LOGITS, PICKED, Buffer
 from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.device import ALIGNMENT, Device, Memory
@@ -154,14 +154,13 @@ class GraphExecutor:
         )
         if self.sizes.covers(wanted):
             return
-        asked, built = wanted.model_dump(), self.sizes.model_dump()
-        field = next(name for name, value in asked.items() if value > built[name])
-        enough = EngineSizes(**{name: max(value, built[name]) for name, value in asked.items()})
-        raise EngineError(
-            f"is {asked[field]}, the engine was built for at most {built[field]}",
-            field=field,
-            remedy=f"build it for more: {self._rebuild(enough)}",
-        )
+        faults, enough, built = Faults(), {}, self.sizes.model_dump()
+        for name, value in wanted.model_dump().items():
+            enough[name] = max(value, built[name])
+            if value > built[name]:
+                faults.add(name, f"is {value}, the engine was built for at most {built[name]}")
+        larger = self._rebuild(EngineSizes(**enough))
+        faults.refuse(EngineError, remedy=f"build it for more: {larger}")
 
     def issuer(self, runs: StateRuns, state: DeviceState) -> GraphIssuer:
         """See `Executor.issuer`."""
