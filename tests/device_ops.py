@@ -70,7 +70,9 @@ class Case:
             self.sizes |= {"K": _ATTRIBUTES["K"], "N": _ATTRIBUTES["N"]}
         if name.endswith("Attention"):
             self.sizes |= {"C": CAPACITY}
-        known = {**_ATTRIBUTES, **choice}
+        # bounds and the like of ops that nothing here knows: numbers in order
+        others = (a.name for a in self.op.attributes if a.kind == "float")
+        known = {name: (at + 1) / 2 for at, name in enumerate(others)} | _ATTRIBUTES | choice
         self.attributes: dict[str, float] = {n: known[n] for n in known if n in stated}
         for v in self.op.inputs:
             if v.name in viewable(self.op):

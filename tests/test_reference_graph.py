@@ -18,8 +18,8 @@ from edge.export.checkpoint import open_checkpoint
 from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, build_graph
 from edge.export.graph.run import (
     GraphRunner,
+    GraphSession,
     GraphState,
-    Session,
     open_reference,
     open_session,
     session_options,
@@ -40,7 +40,7 @@ def build(name: str, folder: Path, quant: str = "fp32") -> Network:
 
 
 def in_runs(
-    session: Session, net: Network, tokens: Any, runs: Sequence[int]
+    session: GraphSession, net: Network, tokens: Any, runs: Sequence[int]
 ) -> tuple[Any, list[GraphState]]:
     """Logits of tokens [B, T] and the state after every token, by runs of such lengths."""
     runner = GraphRunner(session, net.config)

@@ -6,7 +6,9 @@ The results are compared as each kernel's own tests do.
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,7 +146,14 @@ def exact() -> Cases:
     )
 
 
-GROUPS = (scans, scans_of_heads, convolutions, attentions, products, of_rows, exact)
+def of_other_files() -> Cases:
+    """`RACES` of the files beside this one."""
+    names = sorted(file.stem for file in Path(__file__).parent.glob("test_*.py"))
+    modules = [importlib.import_module(f"tests.kernels.{name}") for name in names]
+    return tuple(case for module in modules for case in getattr(module, "RACES", ()))
+
+
+GROUPS = (scans, scans_of_heads, convolutions, attentions, products, of_rows, exact, of_other_files)
 
 
 def every_kernel() -> set[str]:
