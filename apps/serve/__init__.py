@@ -28,7 +28,7 @@ MIB = 1 << 20
 KEY_VARIABLE = "EDGE_API_KEY"
 
 _callers = partial(typer.Option, rich_help_panel="Who may call")
-_limits = partial(typer.Option, rich_help_panel="ServerLimits")
+_limits = partial(typer.Option, rich_help_panel="Limits")
 _seconds = partial(_limits, max=1e6, metavar="S")
 
 
