@@ -1,4 +1,4 @@
-"""One node of the device graph as a graph of its own, without the onnx package.
+"""One node of the device graph as a graph of its own.
 
 The whole graph is run by ONNX Runtime on the CPU, through the ops' function bodies, with every
 value as an output. So a node's inputs are those of a real run, and its outputs are known before.
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import helper
 
-from edge import protobuf
 from edge.errors import BundleError
 from edge.launch import LaunchPlan
 from edge.onnx_runtime import onnxruntime
 from edge.ops import DEVICE_DOMAIN
-from edge.protobuf import message, put
 from edge.runtime.cuda.inputs import DeviceRun, Sources
 from edge.runtime.ledger import ReplayLedger, ReplayStep, log_slots
 from edge.runtime.ort_session import session_options
@@ -27,167 +27,108 @@ from edge.runtime.tensorrt import tensors
 
 Array = NDArray[Any]
 
-# fields of ModelProto, GraphProto, NodeProto, AttributeProto, ValueInfoProto and below
-_GRAPH = 7
-_NODES, _INITIALIZERS, _INPUTS, _OUTPUTS = 1, 5, 11, 12
-_NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _OP_TYPE, _ATTRIBUTE, _DOMAIN = 1, 2, 3, 4, 5, 7
-_ATTRIBUTE_NAME, _ATTRIBUTE_INT, _ATTRIBUTE_TYPE, _IS_INT = 1, 3, 20, 2
-_TENSOR_NAME, _NAME = 8, 1
-_BYTES, _NUMBER = 2, protobuf.VARINT
-
-# ONNX Runtime's names of types, and TensorProto.DataType of each
+# by ONNX Runtime's names of types
 _NUMPY: Mapping[str, type[np.generic]] = {
     "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8,
     "tensor(int32)": np.int32, "tensor(int64)": np.int64,
 }  # fmt: skip
-_ELEMENTS = {
-    np.dtype(np.float32): 1, np.dtype(np.float16): 10, np.dtype(np.int8): 3,
-    np.dtype(np.int32): 6, np.dtype(np.int64): 7,
-}  # fmt: skip
 FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-@dataclass(frozen=True)
-class Node:
-    """A node of the device graph; `data` is its NodeProto."""
-
-    name: str
-    op: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    data: bytes
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A device graph taken apart.
-
-    Attributes:
-        model: all of it.
-        nodes: those that plugins run, in order.
-        initializers: TensorProto by name.
-        inputs: names of the graph's.
-    """
-
-    model: bytes
-    nodes: tuple[Node, ...]
-    initializers: Mapping[str, bytes]
-    inputs: frozenset[str]
-
-
-def read(model: bytes, file: str = "graph") -> Graph:
-    """Take a device graph apart. Raises BundleError for what is no ONNX model."""
+def read(model: bytes, file: str = "graph") -> onnx.ModelProto:
+    """The device graph. Raises BundleError for what is not an ONNX model."""
     try:
-        (graph,) = _all(model, _GRAPH)
-    except ValueError as problem:
+        found: onnx.ModelProto = onnx.ModelProto.FromString(model)
+    except Exception as problem:  # protobuf's own kinds differ from version to version
         raise BundleError(f"is not an ONNX model: {problem}", file=file) from None
-    nodes = [_node(data) for data in _all(graph, _NODES) if _text(data, _DOMAIN) == DEVICE_DOMAIN]
-    initializers = {_text(data, _TENSOR_NAME): data for data in _all(graph, _INITIALIZERS)}
-    inputs = frozenset(_text(data, _NAME) for data in _all(graph, _INPUTS))
-    return Graph(model, tuple(nodes), initializers, inputs)
-
-
-def first_of_each_op(graph: Graph) -> dict[str, Node]:
-    """The first node of every op, in the graph's order."""
-    found: dict[str, Node] = {}
-    for node in graph.nodes:
-        found.setdefault(node.op, node)
     return found
 
 
-def alone(graph: Graph, node: Node, values: Mapping[str, Array]) -> bytes:
-    """A model of this node. `values` are what it reads and yields: shapes and types are theirs."""
-    needed = [name for name in dict.fromkeys(node.inputs) if name in graph.initializers]
-    read_ = [name for name in dict.fromkeys(node.inputs) if name not in graph.initializers]
-    parts = [
-        put(_NODES, _BYTES, _carrying(node.data)),
-        put(2, _BYTES, b"one"),
-        *(put(_INITIALIZERS, _BYTES, graph.initializers[name]) for name in needed),
-        *(put(_INPUTS, _BYTES, _described(name, values[name])) for name in read_),
-        *(put(_OUTPUTS, _BYTES, _described(name, values[name])) for name in node.outputs),
-    ]
-    return _with_graph(graph.model, b"".join(parts))
+def device_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The nodes that plugins run, in order."""
+    return [node for node in model.graph.node if node.domain == DEVICE_DOMAIN]
 
 
-def _carrying(node: bytes) -> bytes:
-    """The node as the one that has the engine's kernels."""
-    kept = [
-        put(*field)
-        for field in protobuf.fields(node)
-        if not (field[0] == _ATTRIBUTE and _text(message(field[2]), _ATTRIBUTE_NAME) == "carries")
-    ]
-    attribute = (
-        put(_ATTRIBUTE_NAME, _BYTES, b"carries")
-        + put(_ATTRIBUTE_INT, _NUMBER, 1)
-        + put(_ATTRIBUTE_TYPE, _NUMBER, _IS_INT)
+def first_of_each_op(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
+    """The first node of every op, in the graph's order."""
+    found: dict[str, onnx.NodeProto] = {}
+    for node in device_nodes(model):
+        found.setdefault(node.op_type, node)
+    return found
+
+
+def inputs_of(model: onnx.ModelProto, node: onnx.NodeProto) -> Sequence[str]:
+    """The node's inputs that are no initializers."""
+    constant = {tensor.name for tensor in model.graph.initializer}
+    return [name for name in dict.fromkeys(node.input) if name not in constant]
+
+
+def alone(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]) -> bytes:
+    """A model of this node. `values` are its inputs and outputs, which give shapes and types.
+
+    The node becomes the one that carries the engine's kernels.
+    """
+    only = onnx.NodeProto()
+    only.CopyFrom(node)
+    del only.attribute[:]
+    only.attribute.extend(each for each in node.attribute if each.name != "carries")
+    only.attribute.append(helper.make_attribute("carries", 1))
+    cut = onnx.ModelProto()
+    cut.CopyFrom(model)
+    cut.graph.CopyFrom(
+        helper.make_graph(
+            [only],
+            "one",
+            [_described(name, values[name]) for name in inputs_of(model, node)],
+            [_described(name, values[name]) for name in node.output],
+            [tensor for tensor in model.graph.initializer if tensor.name in node.input],
+        )
     )
-    return b"".join(kept) + put(_ATTRIBUTE, _BYTES, attribute)
+    data: bytes = cut.SerializeToString()
+    return data
 
 
-def _described(name: str, array: Array) -> bytes:
-    """A ValueInfoProto."""
-    dims = b"".join(put(1, _BYTES, put(1, _NUMBER, size)) for size in array.shape)
-    tensor = put(1, _NUMBER, _ELEMENTS[array.dtype]) + put(2, _BYTES, dims)
-    return put(1, _BYTES, name.encode()) + put(2, _BYTES, put(1, _BYTES, tensor))
-
-
-def _with_graph(model: bytes, graph: bytes) -> bytes:
-    kept = [put(*field) for field in protobuf.fields(model) if field[0] != _GRAPH]
-    return b"".join(kept) + put(_GRAPH, _BYTES, graph)
-
-
-def _node(data: bytes) -> Node:
-    inputs, outputs = (
-        tuple(part.decode() for part in _all(data, number))
-        for number in (_NODE_INPUT, _NODE_OUTPUT)
-    )
-    return Node(_text(data, _NODE_NAME), _text(data, _OP_TYPE), inputs, outputs, data)
-
-
-def _all(data: bytes, number: int) -> list[bytes]:
-    return [message(value) for found, _, value in protobuf.fields(data) if found == number]
-
-
-def _text(data: bytes, number: int) -> str:
-    return next(iter(_all(data, number)), b"").decode()
+def _described(name: str, array: Array) -> onnx.ValueInfoProto:
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor_value_info(name, kind, array.shape)
 
 
 # -- values of a real run -------------------------------------------------------------------------
 
 WINDOW = 4
 CAPACITY = 16
-# a prompt, two tokens that could be taken back, and the three that are looked at
+# a prompt, two tokens that could be undone, and the three that are looked at
 COUNTS = (5, 2, 3)
 
 
 class Values:
     """Runs of the whole graph on the CPU, one after the other as a session's are."""
 
-    def __init__(self, graph: Graph, plan: LaunchPlan, folder: Path, vocab_size: int) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, plan: LaunchPlan, folder: Path, vocab_size: int
+    ) -> None:
         """`folder` has the graph's weights.bin."""
-        self._graph = graph
         self._sources, self._lists = Sources(plan), tensors.lists(plan)
         self._vocab_size = vocab_size
-        self._session = self._opened(folder)
+        self._session = self._opened(model, folder)
         self._outputs = [output.name for output in self._session.get_outputs()]
 
-    def _opened(self, folder: Path) -> Any:
+    def _opened(self, model: onnx.ModelProto, folder: Path) -> Any:
         """With all that device nodes yield as outputs, and all that they read."""
-        graph = self._graph
-        own = [_text(data, 1) for data in _all(_all(graph.model, _GRAPH)[0], _OUTPUTS)]
-        known = {*own, *graph.inputs, *graph.initializers}
+        whole, graph = onnx.ModelProto(), model.graph
+        whole.CopyFrom(model)
+        known = {each.name for each in (*graph.input, *graph.output, *graph.initializer)}
         wanted = dict.fromkeys(
-            name for n in graph.nodes for name in (*n.outputs, *n.inputs) if name
+            name for node in device_nodes(model) for name in (*node.output, *node.input) if name
         )
-        extra = b"".join(
-            put(_OUTPUTS, _BYTES, put(1, _BYTES, name.encode()))
-            for name in wanted
-            if name not in known
+        whole.graph.output.extend(
+            onnx.ValueInfoProto(name=name) for name in wanted if name not in known
         )
         options = session_options(1)
         options.add_session_config_entry(FOLDER, str(folder))
-        whole = _with_graph(graph.model, _all(graph.model, _GRAPH)[0] + extra)
-        return onnxruntime.InferenceSession(whole, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            whole.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
 
     def last(self) -> dict[str, Array]:
         """Everything of the last of the runs COUNTS, its graph inputs included."""
@@ -231,7 +172,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one output.
+    """How far one output is from the wanted one.
 
     Attributes:
         worst: in steps of an integer, or of the largest value.
@@ -262,8 +203,3 @@ def _difference(name: str, found: Array, wanted: Array) -> Difference:
     worst, others = float(apart.max()), int(np.count_nonzero(apart))
     allowed = found.dtype == np.int8 and others <= max(1, _SHARE * apart.size) and worst <= 1
     return Difference(name, worst, others / apart.size, allowed or others == 0)
-
-
-def inputs_of(graph: Graph, node: Node) -> Sequence[str]:
-    """What the node reads at run time."""
-    return [name for name in dict.fromkeys(node.inputs) if name not in graph.initializers]

@@ -21,6 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from edge.bundle import Bundle, open_bundle
 from edge.bundle.kernels import WEIGHT_FILE, open_plan
 from edge.errors import EdgeError, EngineError
@@ -44,7 +46,7 @@ _FILE = "one.onnx"
 _PROFILE = Profile("one", {})
 
 
-def opened(bundle: Bundle) -> tuple[cut.Graph, dict[str, Array]]:
+def opened(bundle: Bundle) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """The bundle's device graph, and everything of a run of it on the CPU."""
     file = machine.graph_file(bundle)
     graph = cut.read(bundle.read(file), f"{bundle.path}/{file}")
@@ -78,7 +80,9 @@ class Builder:
         finally:
             self._library.prepare(b"", aliased=False)
 
-    def run(self, engine: bytes, node: cut.Node, values: Mapping[str, Array]) -> dict[str, Array]:
+    def run(
+        self, engine: bytes, node: onnx.NodeProto, values: Mapping[str, Array]
+    ) -> dict[str, Array]:
         """What the engine yields for the node's inputs in `values`."""
         contexts = EngineContexts(self._trt, engine, self._gpu, [_PROFILE])
         placed = {name: self._put(values[name]) for name in contexts.inputs}

@@ -89,6 +89,10 @@ def _exporter(_: str) -> str | None:
     return _lacking("torch", "triton", "onnx")
 
 
+def _onnx(_: str) -> str | None:
+    return _lacking("onnx")
+
+
 def _tests(_: str) -> str | None:
     return _lacking("pytest", "hypothesis", "transformers")
 
@@ -111,6 +115,7 @@ NEEDS: Mapping[str, Need] = {
     "tensorrt": _tensorrt,
     "kernels": _kernels,
     "exporter": _exporter,
+    "onnx": _onnx,
     "tests": _tests,
 }
 _CUDA = ("gpu", "bindings", "kernels")
@@ -135,7 +140,7 @@ STEPS: tuple[VerifyStep, ...] = (
         "single-plugins",
         "TensorRT builds an engine of each plugin alone, and it is right",
         ("-m", "jetson.verify.single_plugin", "{bundle}"),
-        _TRT,
+        (*_TRT, "onnx"),
         1800,
     ),
     VerifyStep(

@@ -42,7 +42,7 @@ def test_every_op_of_the_demonstration_has_a_node_and_values() -> None:
     nodes = cut.first_of_each_op(graph)
     assert len(nodes) > 10 and next(iter(nodes)).startswith("Embed")
     for node in nodes.values():
-        assert {*cut.inputs_of(graph, node), *node.outputs} <= set(values)
+        assert {*cut.inputs_of(graph, node), *node.output} <= set(values)
         assert cut.alone(graph, node, values)
 
 
