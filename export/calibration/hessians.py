@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,56 +19,37 @@ F64 = NDArray[np.float64]
 LIMIT = 2 << 30
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    weight: str
-    value: str
-    rotated: bool
-    nbytes: int
-
-
-@dataclass
 class HessianSource:
     """Hessians by the weight that reads the value, asked for in the graph's order.
 
-    Attributes:
-        folder: where the fp32 graph is.
+    `folder` is where the fp32 graph is.
     """
 
-    folder: Path
-    config: ModelConfig
-    text: CalibrationText
-    plan: ModelPlan
-    _batches: list[list[_Wanted]] = field(default_factory=list)
-    _held: dict[str, Hessian] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        size = 0
-        for wanted in self._every():
-            if not self._batches or size + wanted.nbytes > LIMIT:
-                self._batches.append([])
-                size = 0
-            self._batches[-1].append(wanted)
-            size += wanted.nbytes
-
-    def _every(self) -> list[_Wanted]:
-        found = []
-        for index, (layer, how) in enumerate(
-            zip(self.config.layers, self.plan.layers, strict=True)
-        ):
-            for name, matrix in mixer_of(layer).matrices(self.config.d_model).items():
+    def __init__(
+        self, folder: Path, config: ModelConfig, text: CalibrationText, plan: ModelPlan
+    ) -> None:
+        self.folder, self.config, self.text = folder, config, text
+        # weight → the value that it multiplies, and whether that is rotated
+        self._batches: list[dict[str, tuple[str, bool]]] = []
+        self._held: dict[str, Hessian] = {}
+        size = LIMIT
+        for index, (layer, how) in enumerate(zip(config.layers, plan.layers, strict=True)):
+            for name, matrix in mixer_of(layer).matrices(config.d_model).items():
                 product = how.products[name]
-                if product.weight.bits == 4:
-                    rotated = product.input is not None and product.input.rotate
-                    value = f"layers.{index}.{matrix.reads}"
-                    weight = f"layers.{index}.{name}.weight"
-                    found.append(_Wanted(weight, value, rotated, 8 * matrix.columns**2))
-        return found
+                if product.weight.bits != 4:
+                    continue
+                size += 8 * matrix.columns**2
+                if not self._batches or size > LIMIT:
+                    self._batches.append({})
+                    size = 8 * matrix.columns**2
+                rotated = product.input is not None and product.input.rotate
+                value = f"layers.{index}.{matrix.reads}"
+                self._batches[-1][f"layers.{index}.{name}.weight"] = (value, rotated)
 
     def __call__(self, weight: str) -> F64 | None:
         """XᵀX of a matrix's input, as the product rounds it: rotated, where it is. None for a
         matrix that is not kept in 4 bits."""
-        if weight not in self._held and any(w.weight == weight for b in self._batches for w in b):
+        if weight not in self._held and any(weight in batch for batch in self._batches):
             self._next()
         found = self._held.pop(weight, None)
         return None if found is None else found.total
@@ -83,13 +62,15 @@ class HessianSource:
     def _next(self, progress: Progress | None = None) -> None:
         batch = self._batches.pop(0)
         self._held.clear()
-        values: Any
-        values, turned = hessians(
+        plain, turned = hessians(
             calibration_graph(self.folder),
             self.config,
             self.text,
-            [w.value for w in batch if not w.rotated],
-            [w.value for w in batch if w.rotated],
+            [value for value, rotated in batch.values() if not rotated],
+            [value for value, rotated in batch.values() if rotated],
             progress=progress,
         )
-        self._held = {w.weight: (turned if w.rotated else values)[w.value] for w in batch}
+        self._held = {
+            weight: (turned if rotated else plain)[value]
+            for weight, (value, rotated) in batch.items()
+        }
