@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,8 @@ from edge.config import ModelConfig
 from edge.errors import EngineError, InputError
 from edge.launch import Log
 from edge.runtime.layout import StateLayout
+from edge.runtime.state import Rows as Rows
 from edge.runtime.state import State
-
-Rows = Literal["last", "all"] | Sequence[int]
 
 DEFAULT_WINDOW = 8
 MAX_WINDOW = 256

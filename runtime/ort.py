@@ -21,9 +21,8 @@ from edge.runtime.buffers import StateBuffers
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, forked, layout_of
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.ledger import Slots
-from edge.runtime.request import Request, check
 from edge.runtime.ring import RingRun
-from edge.runtime.state import State
+from edge.runtime.state import Request, State, check_run
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -183,7 +182,7 @@ class OrtEngine:
         if not isinstance(state, StateBuffers) or getattr(workspace, "engine", None) is not self:
             raise StateError("the state belongs to another engine")
         with state.held():
-            request = check(
+            request = check_run(
                 tokens, state, parents, rows, commit,
                 vocab_size=self.config.vocab_size, chunk=self.chunk,
             )  # fmt: skip

@@ -50,7 +50,7 @@ def test_a_steady_token_crosses_few_files(demo: Model) -> None:
     for _ in range(6):
         next(answer)
     files = crossed(lambda: next(answer))
-    assert len(files) <= 11, sorted(files)
+    assert len(files) <= 8, sorted(files)
     answer.close()
 
 

@@ -141,7 +141,8 @@ class HfTokenizer(Tokenizer):
         return _build(json.dumps(data, ensure_ascii=False), self._file)
 
     def token_bytes(self, token: int) -> bytes:
-        return self._bytes[self.check_id(token)]
+        # asked for every token of an answer: one in range is not checked by a call of its own
+        return self._bytes[token if 0 <= token < self.vocab_size else self.check_id(token)]
 
     def id_to_piece(self, token: int) -> str:
         piece = self._pieces[self.check_id(token)]

@@ -111,7 +111,8 @@ class SentencePieceTokenizer(Tokenizer):
         return ids
 
     def token_bytes(self, token: int) -> bytes:
-        return self._bytes[self.check_id(token)]
+        # asked for every token of an answer: one in range is not checked by a call of its own
+        return self._bytes[token if 0 <= token < self.vocab_size else self.check_id(token)]
 
     def id_to_piece(self, token: int) -> str:
         return self._pieces[self.check_id(token)].text

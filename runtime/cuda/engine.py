@@ -22,8 +22,7 @@ from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.cuda.workspace import DeviceWorkspace, Floats
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, layout_of
 from edge.runtime.layout import Identity, StateLayout
-from edge.runtime.request import check
-from edge.runtime.state import State
+from edge.runtime.state import State, check_run
 
 DEFAULT_CHUNK = 256
 
@@ -195,7 +194,7 @@ class CudaEngine:
         if not isinstance(state, DeviceState) or getattr(workspace, "engine", None) is not self:
             raise StateError("the state belongs to another engine")
         with state.held():
-            request = check(
+            request = check_run(
                 tokens, state, parents, rows, commit,
                 vocab_size=self.config.vocab_size, chunk=self.chunk,
             )  # fmt: skip
