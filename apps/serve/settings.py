@@ -1,4 +1,4 @@
-"""ServerSettings of a server: who may call, and how much one client may take."""
+"""Settings of a server: who may call, and how much one client may take."""
 
 from __future__ import annotations
 
