@@ -61,6 +61,7 @@ def anchors(text: str) -> set[str]:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links(name: str) -> None:
     absent = []
+    assert "<<<<<<<" not in text_of(name), "an unresolved merge"
     for target in re.findall(r"\]\(([^)\s]+)\)", text_of(name)):
         path, _, heading = target.partition("#")
         if "://" in path or path.startswith("mailto:"):
