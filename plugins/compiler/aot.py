@@ -95,7 +95,7 @@ def _collected(sm: int, version: str, made: dict[str, pool.Compiled]) -> Kernels
 
 
 def triton_version() -> str:
-    """Of the Triton that is installed. Raises ExportError when there is none."""
+    """The version of the installed Triton. Raises ExportError when none is installed."""
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)

@@ -32,7 +32,7 @@ def device_name(op: str, attributes: Mapping[str, float]) -> str:
 
 
 def form_of(name: str) -> tuple[str, Op, Form]:
-    """Of a device op: its folder, the statement it is a form of, and which."""
+    """The folder of a device op, the statement it is a form of, and the form."""
     return _FORMS[name]
 
 

@@ -54,7 +54,7 @@ _TYPES: Mapping[DType, int] = {
 
 
 def device_graph(model: bytes | ModelProto, folder: str | Path) -> ModelProto:
-    """Of the graph `model`, whose weights.bin lies in `folder` and is that of this graph too.
+    """The device graph of `model`, whose weights.bin lies in `folder` and serves both.
 
     The same graph gives the same bytes, serialized deterministically.
 
