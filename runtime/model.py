@@ -71,7 +71,7 @@ class Model:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Nothing to close: memory goes with the last reference."""
+        """Close nothing: memory goes with the last reference."""
 
 
 def load(
@@ -109,7 +109,7 @@ def _enough_memory(path: Path) -> Iterator[None]:
         yield
     except MemoryError:
         raise EngineError(
-            "there is not enough memory to load it",
+            "not enough memory to load it",
             file=path,
             remedy="use a bundle of fewer bits (edge export --quant w4), or stop other programs",
         ) from None

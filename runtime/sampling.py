@@ -132,7 +132,7 @@ def collecting(faults: list[InputError]) -> Iterator[None]:
 
 
 def unknown_names(given: Iterable[str], known: Collection[str]) -> list[InputError]:
-    """A fault for each name that is no parameter."""
+    """A fault for each unknown name."""
     faults = []
     for name in sorted(set(given) - set(known)):
         alike = difflib.get_close_matches(name, known, 1)
@@ -391,7 +391,7 @@ def _heaviest(weights: Logits, needed: float, floor: float) -> tuple[NDArray[np.
 
 
 def new_rng(seed: int | None) -> np.random.Generator:
-    """Random numbers from a seed, or from the system when there is none."""
+    """Random numbers from a seed, or from the system without one."""
     return np.random.Generator(np.random.PCG64(seed))
 
 
@@ -445,9 +445,9 @@ def _check_bias(bias: Any) -> dict[int, float]:
     out: dict[int, float] = {}
     for token, value in bias.items():
         if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or token < 0:
-            raise InputError(f"{token!r:.40} is no token id", field="logit_bias")
+            raise InputError(f"{token!r:.40} is not a token id", field="logit_bias")
         number = isinstance(value, (int, float, np.integer, np.floating))
         if not number or not math.isfinite(value):
-            raise InputError(f"{value!r:.40} is no finite number", field=f"logit_bias.{token}")
+            raise InputError(f"{value!r:.40} is not a finite number", field=f"logit_bias.{token}")
         out[int(token)] = float(value)
     return out

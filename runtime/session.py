@@ -273,7 +273,7 @@ class Session:
         with self._idle():
             last = self._last
             if last is None:
-                raise StateError("there is no answer to make again", remedy="say something first")
+                raise StateError("no answer to make again", remedy="say something first")
             return self._begin(last, sampling)
 
     def cancel(self) -> None:
@@ -374,13 +374,11 @@ class Session:
     def undo(self) -> None:
         """Take the last turn back, by copying the state from before it: nothing is run again.
 
-        Raises StateError when there is no turn to take back.
+        Raises StateError when no turn can be taken back.
         """
         with self._idle():
             if not self._undo:
-                raise StateError(
-                    "there is nothing to undo", remedy=f"{self._undo.maxlen} turns are kept"
-                )
+                raise StateError("nothing to undo", remedy=f"{self._undo.maxlen} turns are kept")
             self._restore(self._undo.pop())
 
     def snapshot(self) -> SessionSnapshot:

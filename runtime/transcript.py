@@ -39,7 +39,7 @@ class PromptReader:
         self.check_length(len(prompt))
         for token in prompt:
             if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
-                raise InputError(f"{token!r:.40} is no token id", field="prompt")
+                raise InputError(f"{token!r:.40} is not a token id", field="prompt")
             tokenizer.check_id(int(token))
         return [int(token) for token in prompt]
 

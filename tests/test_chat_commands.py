@@ -46,7 +46,7 @@ def test_regen_fork_and_undo_copy_states_and_say_so(home: dict[str, str]) -> Non
     terminal.ask("/undo")
     terminal.wait_for("undone; a conversation of 4 messages")
     terminal.ask("/regen")
-    terminal.wait_for("error: there is no answer to make again")
+    terminal.wait_for("error: no answer to make again")
     terminal.ask("/bye")
     assert terminal.leave() == 0
 

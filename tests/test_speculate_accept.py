@@ -148,7 +148,7 @@ def test_a_chain_is_the_tree_of_its_parents(stood: int) -> None:
     tokens, q = (4, 2, 2), (None,) * 3
     chain, tree = Draft(tokens, q), Draft(tokens, q, (-1, 0, 1))
     path = [*range(stood)]
-    assert chain.standing(path) == tree.standing(path) == (
+    assert chain.outcome(path) == tree.outcome(path) == (
         (1,) * min(stood + 1, 3) + (0,) * (stood == 3), (0,) * stood
     )  # fmt: skip
     assert list(chain.children(stood - 1)) == tree.children(stood - 1)

@@ -265,7 +265,7 @@ def test_bytes_that_are_no_text_end_drafting_and_not_the_answer() -> None:
     results = [s.generate(prompt, temperature=0, max_tokens=9).finish() for s in (plain, drafting)]
     assert results[0].tokens == results[1].tokens
     figures = results[1].speculation
-    assert figures is not None and "no UTF-8" in figures.problem
+    assert figures is not None and "not UTF-8" in figures.problem
 
 
 def test_a_full_drafter_is_silent() -> None:

@@ -55,9 +55,9 @@ def drafting(
 
     `tokens`: of every draft; `tree`: children at each depth of it. Neither leaves the shape to a
     bandit, which may choose not to draft, or to look up what a model would draft. `accept`: by
-    which rule drafted tokens stand. Raises InputError: out of range, or both; no rule there is; a
-    tree from a drafter that says one thing only; a drafting model of another tokenizer that there
-    is no way to by text.
+    which rule drafted tokens are accepted. Raises InputError: out of range, or both; an unknown
+    rule; a tree from a drafter of chains; a drafting model of another tokenizer that cannot be
+    reached by text.
     """
     faults: list[InputError] = []
     with collecting(faults):

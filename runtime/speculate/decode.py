@@ -38,7 +38,7 @@ class Speculation:
         shapes: branches of the draft asked for → how many rounds.
         sources: the same of each source that drafted.
         problem: why the drafter, or the model of it, was given up, "" while it works.
-        accept: by which rule drafted tokens stood: `exact`, or the likes of `top-3`, which lose.
+        accept: by which rule drafted tokens were accepted: `exact`, or a lossy one such as `top-3`.
     """
 
     drafter: str
@@ -111,7 +111,7 @@ class Speculative:
             done = Round(
                 shape,
                 len(draft.tokens),
-                *draft.standing(path),
+                *draft.outcome(path),
                 drafted - began,
                 time.perf_counter() - drafted,
                 outlook,
@@ -160,7 +160,7 @@ class Speculative:
             return NOTHING
 
     def _verify(self, pending: int, draft: Draft) -> tuple[list[int], int]:
-        """Run the draft through the target, keep what stands: its nodes, and the next token."""
+        """Run the draft through the target, keep what is accepted: (nodes, next token)."""
         steps, context = self._steps, self._steps.context
         if not draft.tokens:
             return [], steps.step(pending)

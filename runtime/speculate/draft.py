@@ -41,8 +41,8 @@ class Draft(NamedTuple):
             node = self.parents[node]
         return said[::-1]
 
-    def standing(self, path: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """See `Round`: (how many children there were, which of them stood), along a path."""
+    def outcome(self, path: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See `Round`: (how many children there were, which were accepted), along a path."""
         if self.parents is None:
             more = len(path) < len(self.tokens)
             return (1,) * len(path) + (int(more),), (0,) * len(path)

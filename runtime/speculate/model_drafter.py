@@ -156,7 +156,7 @@ class ModelDrafter(Drafter):
         self._vocabulary = vocabulary
         self._special = special
         self._batches = batches
-        self._known = 0  # of the talk's first tokens: the state has consumed just these
+        self._known = 0  # of the conversation's first tokens: the state has consumed just these
 
     @property
     def name(self) -> str:

@@ -123,7 +123,7 @@ class TextDrafter(Drafter):
         try:
             rest = heard[start:end].decode()
         except UnicodeDecodeError:
-            raise EngineError(f"{self._name} cannot read the text: it is no UTF-8") from None
+            raise EngineError(f"{self._name} cannot read the text: it is not UTF-8") from None
         found = spelled(self._own, rest, said.tokens[kept - 1] if start else None)
         if found is None:
             raise EngineError(
