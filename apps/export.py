@@ -132,7 +132,7 @@ def export(
 
 
 def _architectures(targets: list[str]) -> tuple[int, ...]:
-    """What --target names; a name that is not known is a mistake in usage."""
+    """The architectures that --target names; an unknown name is a usage error."""
     from edge.export.targets import architectures
 
     try:

@@ -52,7 +52,7 @@ def check_plan(
     weight_bytes: int,
     state_dtypes: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse a plan that is not one of this model. Raises BundleError with every fault; `field` is
+    """Refuse a plan that does not fit the model. Raises BundleError with every fault; `field` is
     where the first one is.
 
     `weight_bytes`: size of weights.bin. `state_dtypes`: of the manifest.
@@ -92,7 +92,7 @@ def check_sizes(plan: LaunchPlan, program: Program, sizes: Sizes) -> None:
         for name, argument in zip(names, launch.arguments, strict=True):
             where = f"launches.{number}.{name}"
             if isinstance(argument, Size) and argument.value(sizes) > _INT32:
-                faults.add(where, f"is {argument.value(sizes)}, no 32-bit integer")
+                faults.add(where, f"is {argument.value(sizes)}, beyond 32 bits")
             if isinstance(argument, Pointer) and argument.space in ("value", "input"):
                 buffers = plan.values if argument.space == "value" else plan.inputs
                 elements = buffers[argument.name].elements.value(sizes)
@@ -146,7 +146,7 @@ def _check_inputs(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None
     forms = _input_forms(plan)
     for name, buffer in plan.inputs.items():
         if buffer not in forms.get(name, ()):
-            faults.add(f"inputs.{name}", "is no input, or not of the form that this version makes")
+            faults.add(f"inputs.{name}", "is not an input that this version makes")
 
 
 def _check_rotations(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None:
@@ -164,7 +164,7 @@ def _check_rotations(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> N
             plain = [rope for rope in same if rope.scaling is None]
             fits = any(dim == 2 or _near(rope.theta, theta) for rope in plain)
         if not fits:
-            faults.add("rotations", f"the model has none of theta {theta} and {dim} values")
+            faults.add("rotations", f"the model has no rotation of theta {theta} and {dim} values")
 
 
 def _all_near(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -224,7 +224,9 @@ def _check_programs(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> No
         )
     kinds = {(program.kind, program.max_rows) for program in plan.programs}
     if not kinds.issuperset({("chain", None), ("settle", None)}):
-        faults.add("programs", "has none for runs of any length, or none that only settles a state")
+        faults.add(
+            "programs", "lack one for runs of any length, or one that advances the state alone"
+        )
     for number, program in enumerate(plan.programs):
         if len(program.order) > _MOST_STEPS:
             faults.add(f"programs.{number}", f"has more than {_MOST_STEPS} launches")
@@ -269,10 +271,10 @@ class _Memory:
         if not base.startswith("*"):
             wanted = {"fp32": float, "i32": Size}.get(base)
             if wanted is None or multiple or not isinstance(argument, wanted):
-                self._faults.add(where, f"is no {kind}")
+                self._faults.add(where, f"is not of type {kind}")
             return
         if not isinstance(argument, Pointer):
-            self._faults.add(where, f"is no {kind}")
+            self._faults.add(where, f"is not of type {kind}")
             return
         found = self._find(argument)
         if found is None:
@@ -285,7 +287,7 @@ class _Memory:
             _check_start(where, argument, elements, self._faults)
         if multiple and (offset + argument.at * ITEM_SIZE[dtype]) % int(multiple):
             self._faults.add(
-                where, f"reads {argument.name!r} where it is no multiple of {multiple} bytes"
+                where, f"reads {argument.name!r} where it is not a multiple of {multiple} bytes"
             )
 
     def _find(self, pointer: Pointer) -> tuple[DType, int | None, int] | None:

@@ -142,7 +142,7 @@ def test_without_kernels_a_manifest_is_what_it_was(tmp_path: Path) -> None:
 def test_an_architecture_that_is_not_there(bundle: Path) -> None:
     problem = refused(bundle, sm=86)
     assert problem.field == "kernels.sm_86"
-    assert "there are: sm_120, sm_87" in problem.message
+    assert "only: sm_120, sm_87" in problem.message
     assert "--target sm_86" in str(problem) and "install Triton" in str(problem)
 
 
@@ -213,7 +213,7 @@ def test_a_cubin_that_the_manifest_does_not_list(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("kernels", "said"),
     [
-        ({"sm_88": "kernels/sm_88/kernels.json"}, "sm_88: this runtime knows sm_75"),
+        ({"sm_88": "kernels/sm_88/kernels.json"}, "unknown sm_88; this runtime knows sm_75"),
         ({"87": "kernels/sm_87/kernels.json"}, "this runtime knows"),
         ({"sm_87": "kernels/sm_120/kernels.json"}, "the index of sm_87 is at"),
         ({"sm_75": "kernels/sm_75/kernels.json"}, "kernels.sm_75 'kernels/sm_75/kernels.json'"),
@@ -227,7 +227,7 @@ def test_what_a_manifest_may_say_of_kernels(
     assert problem.file == f"{bundle}/manifest.json" and said in str(problem)
     edit_manifest(bundle, lambda m: m["graphs"].pop("cuda"))
     edit_manifest(bundle, lambda m: m.update(kernels={"sm_87": index_file(87)}))
-    assert "graphs.cuda names none" in str(refused(bundle))
+    assert "graphs.cuda names no launch plan" in str(refused(bundle))
 
 
 def test_targets_are_architectures_and_boards() -> None:

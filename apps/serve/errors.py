@@ -30,7 +30,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message[:MAX_MESSAGE]
+        self.message = message
+        if len(message) > MAX_MESSAGE:
+            self.message = message[:MAX_MESSAGE].rpartition(" ")[0] + " …"
         self.code = code
         self.param = param
         self.headers = dict(headers or {})

@@ -2,7 +2,7 @@
 
 uvicorn speaks HTTP through h11 but waits for ever: for a request whose head or body trickles in,
 and for a client that does not read. Here every request must arrive, and everything sent must be
-read, in time; and what is no HTTP at all is refused in the API's own shape.
+read, in time; and what is not HTTP at all is refused in the API's own shape.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class BoundedProtocol(H11Protocol):
             self._sending.cancel()
             self._sending = None
 
-    # -- what is no HTTP -------------------------------------------------------------------------
+    # -- what is not HTTP ------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn while it handles the error."""

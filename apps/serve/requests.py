@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -246,7 +246,6 @@ class CompletionBody(GenerationBody):
     logprobs: None = None  # type: ignore[assignment]  # in the older API a number: 0 asks for the chosen token's
 
 
-Body = TypeVar("Body", ChatBody, CompletionBody)
 UNSUPPORTED = {*Unsupported.model_fields, *UnsupportedInMessage.model_fields}
 
 # -- reading -------------------------------------------------------------------------------------
@@ -272,13 +271,13 @@ def read(data: bytes, *, chat: bool, model: Model, name: str, max_tokens: int) -
             code="model_not_found", param="model",
         )  # fmt: skip
     encoder = _Encoder(model, max_tokens)
-    if chat:
-        body, params = _checked(given, ChatBody, model)
+    body, params = _checked(given, ChatBody if chat else CompletionBody, model)
+    gap = ""
+    if isinstance(body, ChatBody):
         tokens = encoder.chat(body.messages)
         gap = model.template.gap if model.template is not None else ""
     else:
-        text, params = _checked(given, CompletionBody, model)
-        body, tokens, gap = text, encoder.text(text.prompt), ""  # type: ignore[assignment]
+        tokens = encoder.text(body.prompt)
     usage = body.stream_options.include_usage
     return ParsedRequest(chat, tuple(tokens), params, body.stream, usage, gap)
 
@@ -299,8 +298,8 @@ def parse(data: bytes) -> Mapping[str, Any]:
 
 
 def _checked(
-    given: Mapping[str, Any], kind: type[Body], model: Model
-) -> tuple[Body, SamplingParams]:
+    given: Mapping[str, Any], kind: type[ChatBody] | type[CompletionBody], model: Model
+) -> tuple[ChatBody | CompletionBody, SamplingParams]:
     """The body and its sampling parameters. Raises ApiError with all faults."""
     faults: list[_Fault] = []
     body, sampling = None, {name: given.get(name) for name in SAMPLING}

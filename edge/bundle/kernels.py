@@ -73,7 +73,7 @@ class BundledKernels:
 def open_plan(bundle: Bundle) -> LaunchPlan:
     """The bundle's launch plan.
 
-    Raises BundleError: it has none, it is of another version, or is none of this model.
+    Raises BundleError: it has none, or one of another version or another model.
     """
     file = bundle.manifest.graphs.get(PLAN)
     if file is None:

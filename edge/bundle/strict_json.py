@@ -89,6 +89,7 @@ def read_document(
     except ValidationError as problem:
         faults = Faults()
         for error in problem.errors(include_url=False):
-            faults.add(".".join(map(str, error["loc"])) or file.stem, error["msg"])
+            field = ".".join(map(str, error["loc"])) or file.stem
+            faults.add(field, error["msg"].removeprefix("Value error, "))
     faults.refuse(BundleError, file=file, remedy=REMEDY)
     raise AssertionError("a refusal without faults")
