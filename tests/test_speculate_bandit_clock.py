@@ -59,3 +59,16 @@ def test_steps_that_were_slow_are_looked_at_again() -> None:
             _play(bandit, world, 150, seed + 50)
             regrets.append(_play(bandit, world, 150, seed + 99) / price - 1)
         assert np.mean(regrets) < 0.04, (world, regrets)
+
+
+def test_a_clock_that_stands_still_stops_nothing() -> None:
+    bandit = Bandit(ARMS)
+    for _ in range(100):
+        if bandit.rests(NO_OUTLOOK):
+            bandit.rested(0.0)
+            continue
+        shape = bandit.choose(NO_OUTLOOK)
+        offered, ranks = (1,) * shape.depth + (0,), (0,) * shape.depth
+        bandit.learn(Round(shape, shape.nodes, offered, ranks, 0.0, 0.0))
+    bandit.begin(True)  # counts those that rested
+    assert sum(bandit.pulls.values()) == 100

@@ -122,6 +122,7 @@ class Costs:
         came between, which were compared with what was known wrongly.
         """
         step, known = self.step, self.step.value
+        seconds = max(seconds, 1e-9)  # a clock may stand still, and all is divided by steps
         self._last = (self._last + [seconds] * min(times, self.FEW))[-self.FEW :]
         usual = sorted(self._last)[(len(self._last) - 1) // 2]
         if step.count < self.FEW or abs(usual - known) > self.ABOUT * known:

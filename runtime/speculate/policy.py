@@ -113,7 +113,8 @@ class Lessons:
         """Let pulls before the rounds that have passed count less: what becomes of each."""
         kept, self.passed = self.MEMORY**self.passed, 0
         self._assumed *= kept
-        self.pulls = {arm: kept * pulls for arm, pulls in self.pulls.items()}
+        # a copy: another thread may pull an arm for the first time meanwhile
+        self.pulls = {arm: kept * pulls for arm, pulls in self.pulls.copy().items()}
         return kept
 
     def known(self, arm: Shape, others: float) -> float:
