@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge.runtime.speculate.policy import NO_OUTLOOK, Bandit
+from edge.runtime.speculate.policy import NO_OUTLOOK, Bandit, Round
 from edge.runtime.speculate.shape import NO_DRAFT
 from tests.test_speculate_bandit import ARMS, DEAR_AND_POOR, PAYS, SELDOM_RIGHT, World, _best, _play
 
