@@ -82,6 +82,14 @@ class Op:
             tuple(v.name for v in self.outputs if v.role == "state"),
         )
 
+    def only(self, *names: str) -> tuple[Value, ...]:
+        """The inputs of these names, in their order here."""
+        return tuple(v for v in self.inputs if v.name in names)
+
+    def without(self, *names: str) -> tuple[Value, ...]:
+        """All other inputs."""
+        return tuple(v for v in self.inputs if v.name not in names)
+
     def forms(self) -> dict[str, Form]:
         """The functions that implement the op: name → the attribute values it is made for.
 

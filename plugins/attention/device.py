@@ -23,7 +23,7 @@ def statements() -> Iterator[Op]:
     yield replace(
         attention,
         name="RotaryAttention",
-        inputs=(*attention.inputs, *ROPE.inputs[1:]),
+        inputs=(*attention.inputs, *ROPE.without("x")),
         attributes=(*attention.attributes, *(a for a in ROPE.attributes if a.name == "dim")),
         maths=f"q, k = {ROPE.name}(q), {ROPE.name}(k)\n{attention.maths}",
         source=f"{ROPE.name}, then {attention.name}",

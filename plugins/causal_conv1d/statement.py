@@ -36,8 +36,7 @@ CAUSAL_CONV1D_INT8 = Op(
     (
         *scaled("x", "C", "inputs"),
         state("conv_state", "i8[K-1,B,C]", "the K-1 inputs before this run, oldest first"),
-        CAUSAL_CONV1D.inputs[2],
-        CAUSAL_CONV1D.inputs[3],
+        *CAUSAL_CONV1D.only("taps", "kept_taps"),
         *constant("weight", "K,1,C", "1|C", "tap k meets the k-th oldest input"),
         *constant("bias", "C", "1|C", "zeros when the model has none"),
         weight("y_scale", "f32[1|C]", ""),

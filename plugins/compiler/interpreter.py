@@ -1,8 +1,8 @@
 """A device without a GPU: kernels run in Triton's interpreter, one program after the other.
 
 It is `edge.runtime.cuda.device.Device` by its shape. Slow by a factor of thousands, it shows that
-launches, memory and the ledger are right, and finds what a GPU would let pass: pointers that are not
-aligned as promised, copies beyond a buffer, writes next to one.
+launches, memory and the ledger are right, and finds what a GPU would let pass: pointers that are
+not aligned as promised, copies beyond a buffer, writes next to one.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def statements() -> Iterator[Op]:
         norm,
         name=f"{norm.name}{rotation.name}",
         tail=rotation.name,
-        inputs=(*norm.inputs, *rotation.inputs[1:]),
+        inputs=(*norm.inputs, *rotation.without("x")),
         outputs=tuple(map(narrow, rotation.outputs)),
         maths=f"x' = {norm.name}(…)\ny = {rotation.name}(x', slow, fast, scale)",
         source=f"{norm.name}, then {rotation.name}",

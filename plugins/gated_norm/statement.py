@@ -23,10 +23,10 @@ GATED_RMS_NORM = Op(
 GATED_RMS_NORM_INT8 = Op(
     "GatedRMSNormInt8",
     (
-        GATED_RMS_NORM.inputs[0],
+        *GATED_RMS_NORM.only("x"),
         value("z", "i8[T,B,D]", "gate"),
         weight("z_scale", "f32[1|D]", "of z"),
-        GATED_RMS_NORM.inputs[2],
+        *GATED_RMS_NORM.only("weight"),
     ),
     GATED_RMS_NORM.outputs,
     GATED_RMS_NORM.attributes,

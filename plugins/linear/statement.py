@@ -88,7 +88,7 @@ LINEAR_INT8_ROWS = Op(
 
 LINEAR_INT4 = Op(
     "LinearInt4",
-    (_INT8_X, _X_SCALE, *LINEAR_BITS.inputs[1:]),
+    (_INT8_X, _X_SCALE, *LINEAR_BITS.without("x")),
     (_PRODUCT,),
     tuple(replace(attribute, forms=()) for attribute in BITS),
     "w[n,k] = unpack(packed)[n,k] - 2^(bits-1)\n"

@@ -14,8 +14,6 @@ from edge.plugins.device.statements import DEVICE_OPS, device_name, in_place, vi
 from edge.plugins.lowering.context import Lowering, Node, View
 from edge.plugins.tensorrt.tensors import OUT
 
-_LOGS = ("conv_in", "scan_x", "scan_dt", "scan_B")
-
 
 @dataclass(frozen=True)
 class Operands:
@@ -43,7 +41,7 @@ def operands(at: Lowering, node: Node) -> Operands:
     except KeyError:
         raise ExportError(f"{node.op} is no device op", field=node.name) from None
     op = DEVICE_OPS[name]
-    given |= _steering(at, given)
+    given |= _steering(at, op, given)
     given |= {n: _whole(op, n, view, node) for n, view in views.items()}
     attributes |= _columns(op, views)
     if "start" in attributes:
@@ -63,17 +61,17 @@ def operands(at: Lowering, node: Node) -> Operands:
     )
 
 
-def _steering(at: Lowering, given: dict[str, str]) -> dict[str, str]:
-    """What the host writes before a run, and the logs of a node with a state.
+def _steering(at: Lowering, op: Op, given: dict[str, str]) -> dict[str, str]:
+    """What the host writes before a run, and the logs beside a state.
 
     Indices of the functional ops that have the same names steer in another way: these replace them.
     """
-    found = {name: name for name in ("run", "replay", "slots", "ancestors", "rows")}
-    state = given.get("ssm_state") or given.get("conv_state")
-    if state is not None:
-        prefix = state.removesuffix("ssm_state").removesuffix("conv_state")
-        found |= {log: f"{prefix}{log}" for log in _LOGS}
-    if "conv_state" in given:
+    found = {v.name: v.name for v in op.inputs if v.role == "index"}
+    own = {v.name for v in op.inputs if v.role == "state"}
+    for name in own & given.keys():
+        layer, dot, _ = given[name].rpartition(".")
+        found |= {log: f"{layer}{dot}{log}" for log in own - given.keys()}
+    if "taps" in found:
         width = at.constant(given.get("conv_weight") or given["weight"]).shape[0]
         found |= {"taps": f"taps{width}", "state_taps": f"state_taps{width}"}
     return found
