@@ -251,7 +251,7 @@ def test_page_without_matplotlib_has_no_pictures_and_says_why(tmp_path: Path) ->
         (("-p", "0"), "lengths are 1 to"),
         (("-p", "9999999"), "lengths are 1 to"),
         (("--context", "1,,2"), "not a list of whole numbers"),
-        (("--json", "--jsonl"), "goes without --jsonl"),
+        (("--json", "--jsonl"), "together with --jsonl"),
         (("--html", "/nowhere/page.html"), "cannot be written"),
         (("--engine", "tensorrt"), "TensorRT"),
         (("--against", "tensorrt"), "TensorRT"),

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from edge.errors import InputError
+from edge.errors import Faults, InputError
 from edge.runtime import ort_providers
 
 KINDS = ("drop", "repeat", "antspeak", "uppercase", "random-case", "swap")
@@ -81,15 +81,18 @@ def evaluate(
     request = modes.EvalRequest(
         bundle, texts or (), threads, window, stride, stream, max_tokens, engine, provider
     )
-    _one_of({"--against": against, "--noise": noise, "--tasks": tasks})
-    _one_of({"--layers": layers, "--sensitivity": sensitivity})
+    faults = Faults()
+    _one_of(faults, {"--against": against, "--noise": noise, "--tasks": tasks})
+    _one_of(faults, {"--layers": layers, "--sensitivity": sensitivity})
     asked = {"--task-path": task_path, "--limit": limit, "--fewshot": fewshot}
-    _needs("--tasks", tasks, asked | {"--chat": chat or None})
-    _needs("--noise", noise, {"--probability": probability, "--seed": seed})
-    _needs("--against", against, {"--layers": layers or None, "--sensitivity": sensitivity or None})
-    _needs("--sensitivity", sensitivity, {"--each-layer": each_layer or None, "--svg": svg})
+    compared = {"--layers": layers or None, "--sensitivity": sensitivity or None}
+    _needs(faults, "--tasks", tasks, asked | {"--chat": chat or None})
+    _needs(faults, "--noise", noise, {"--probability": probability, "--seed": seed})
+    _needs(faults, "--against", against, compared)
+    _needs(faults, "--sensitivity", sensitivity, {"--each-layer": each_layer or None, "--svg": svg})
     if svg is not None and not plots.available():
-        raise InputError("needs the package matplotlib", field="--svg", remedy=plots.REMEDY)
+        faults.add("--svg", "needs the package matplotlib", plots.REMEDY)
+    faults.refuse(InputError)
     if noise is not None:
         facts = modes.robustness(request, noise, probability, seed or 0)
     elif tasks is not None:
@@ -112,18 +115,18 @@ def evaluate(
         show(report.parts(facts))
 
 
-def _one_of(options: Mapping[str, object]) -> None:
-    """Refuse two ways to evaluate at once."""
-    given = [name for name, value in options.items() if value]
-    if len(given) > 1:
-        raise InputError(f"goes without {given[1]}", field=given[0], remedy="one at a time")
+def _one_of(faults: Faults, options: Mapping[str, object]) -> None:
+    """Note two ways to evaluate at once."""
+    first, *others = [name for name, value in options.items() if value] or [""]
+    for other in others:
+        faults.add(first, f"cannot be given together with {other}", "choose one")
 
 
-def _needs(option: str, value: object, others: Mapping[str, object]) -> None:
-    """Refuse options that mean something only beside another."""
-    given = [name for name, other in others.items() if other is not None]
-    if given and not value:
-        raise InputError(f"goes with {option} only", field=given[0])
+def _needs(faults: Faults, option: str, value: object, others: Mapping[str, object]) -> None:
+    """Note options that mean something only beside another."""
+    for name, other in others.items():
+        if other is not None and not value:
+            faults.add(name, f"needs {option}")
 
 
 def _write(path: Path, text: str) -> None:

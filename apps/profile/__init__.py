@@ -77,7 +77,9 @@ def profile(
     docs/use/profile.md defines every figure.
     """
     if as_json and as_lines:
-        raise InputError("goes without --jsonl", field="--json", remedy="one at a time")
+        raise InputError(
+            "cannot be given together with --jsonl", field="--json", remedy="choose one"
+        )
     if html is not None:
         _check_writable(html)
     options = shared.read_drafting(

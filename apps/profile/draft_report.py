@@ -210,13 +210,6 @@ def sections(facts: Mapping[str, Any], drawn: bool) -> Iterator[Section]:
     """What it gains, where a round's time goes, and in which shapes, as far as anything was
     drafted; `drawn`: with pictures.
     """
-    yield _gain(facts, drawn)
-    if facts["acceptance_length"] is not None:
-        yield _round(facts, drawn)
-        yield _shapes_drawn(facts["shapes"])
-
-
-def _gain(facts: Mapping[str, Any], drawn: bool) -> Section:
     rates, draft = facts["tokens_per_s"], facts["draft"]
     figures = {
         "times as quick": two(facts["speedup"], ABSENT),
@@ -226,21 +219,14 @@ def _gain(facts: Mapping[str, Any], drawn: bool) -> Section:
         "tokens/s": f"{rates['drafted']['p50']:.1f}",
         "tokens/s without": f"{rates['plain']['p50']:.1f}",
     }
-    notes = [
-        f"{facts['prompts']} prompts ({facts['prompts_from']}), each answered with drafts and "
-        f"without in turn: {facts['rounds']} verifying runs beside {facts['plain_steps']} plain "
-        "steps. The picture has every prompt, the slowest first; the line is plain speed."
-    ]
-    if facts["lossy"]:
-        notes.append(
-            f"Lossy: tokens were accepted by {facts['accept']}, so the answers are not the same."
-        )
-    if facts["problem"]:
-        notes.append(f"{draft} was given up: {facts['problem']}")
     labels = ("prompts, the slowest first", "times as quick as without drafts")
     speedups = facts["speedup_by_prompt"] if drawn else ()
     pictures = [("", plots.by_prompt(speedups, labels))] if speedups else []
-    return Section(f"Drafting by {draft}, against none", notes, figures, pictures)
+    notes = [line.removeprefix("drafting  ") for line in lines(facts)]
+    yield Section(f"Drafting by {draft}, against none", notes, figures, pictures)
+    if facts["acceptance_length"] is not None:
+        yield _round(facts, drawn)
+        yield _shapes_drawn(facts["shapes"])
 
 
 def _round(facts: Mapping[str, Any], drawn: bool) -> Section:
@@ -252,18 +238,13 @@ def _round(facts: Mapping[str, Any], drawn: bool) -> Section:
     ]
     if facts["draft_step_ms"] is not None:
         rows.append(("a step of the drafter", facts["draft_step_ms"]))
-    note = (
-        f"{facts['overhead_share']:.1%} of all time passed in no model's run, without drafts "
-        f"{facts['plain_overhead_share']:.1%}. Going back took {facts['rewind_share']:+.1%} of a "
-        f"step; reading a prompt takes {facts['reading_ms']:.2f} ms more."
-    )
     title = "Where the time of a draft and its verification goes"
     if not drawn:
         cells = [(name, f"{value:.3f}") for name, value in rows]
-        return Section(title, [note], table=FigureTable(("", "ms"), cells))
+        return Section(title, table=FigureTable(("", "ms"), cells))
     # noise can make the runtime's own time negative, which no bar can show
     shown = [(name, max(0.0, value)) for name, value in rows]
-    return Section(title, [note], pictures=[("", plots.bars(shown, "{:.3f} ms".format))])
+    return Section(title, pictures=[("", plots.bars(shown, "{:.3f} ms".format))])
 
 
 def _shapes_drawn(rows: Sequence[Mapping[str, Any]]) -> Section:
