@@ -13,12 +13,18 @@ def stages(first: str, width: int) -> Iterator[Callable[[str, float], None]]:
     `width`: characters that the names of stages take.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), "{task.percentage:>3.0f}%")
     with Progress(
-        *columns, TimeElapsedColumn(),
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(),
         console=console, transient=True, disable=not console.is_terminal,
     ) as bar:  # fmt: skip
         task = bar.add_task(f"{first:<{width}}", total=1.0)

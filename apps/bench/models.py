@@ -36,8 +36,7 @@ Array = NDArray[np.float32]
 SEED = 20261121
 EMBEDDING_STD = 0.02  # small, or every token would predict itself through the tied head
 DT_RANGE = (1e-3, 0.1)  # what Δ is initialised to when Mamba is trained
-# gain of x_proj's B and C in `make bench`: what the state adds to an output is then as large as
-# D·x, so that a lost state changes the logits far beyond what rounding does
+# gain of B and C in `make bench`: what the state adds to an output is then as large as D·x
 STATE_GAIN = 4.0
 CALIBRATION = (4, 48)  # sequences and tokens: random models have no text to learn scales from
 GGUF_BLOCK = 32
@@ -120,12 +119,12 @@ def period(config: ModelConfig) -> int:
 
 
 class RandomTensors(Mapping[str, Array]):
-    """Canonical tensors by name: `different` layers, drawn once and repeated."""
+    """Canonical tensors by name: one period of layers, drawn once and repeated."""
 
-    def __init__(self, config: ModelConfig, different: int, state_gain: float = 1.0) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         self._config = config
         self._shapes = tensor_shapes(config)
-        self._period, self._gain = different, state_gain
+        self._period = period(config)
         self._drawn: dict[str, Array] = {}
 
     def __iter__(self):  # type: ignore[no-untyped-def]
@@ -142,13 +141,13 @@ class RandomTensors(Mapping[str, Array]):
         drawn = ".".join(parts)
         if drawn not in self._drawn:
             rng = np.random.default_rng([SEED, zlib.crc32(drawn.encode())])
-            self._drawn[drawn] = _draw(name, shape, rng, self._config, self._gain)
+            self._drawn[drawn] = _draw(name, shape, rng, self._config)
             self._drawn[drawn].flags.writeable = False
         return self._drawn[drawn]
 
 
 def _draw(
-    name: str, shape: tuple[int, ...], rng: np.random.Generator, config: ModelConfig, gain: float
+    name: str, shape: tuple[int, ...], rng: np.random.Generator, config: ModelConfig
 ) -> Array:
     """As Mamba initialises: states neither die out nor grow, logits differ by about one."""
     last = name.rpartition(".")[2]
@@ -166,10 +165,7 @@ def _draw(
     if last == "bias":
         return np.zeros(shape, np.float32)
     std = EMBEDDING_STD if name.startswith("embedding") else 1 / math.sqrt(shape[-1])
-    drawn = (std * rng.standard_normal(shape, np.float32)).astype(np.float32)
-    if gain != 1.0 and name.endswith("x_proj.weight"):
-        drawn[_mamba1(config).dt_rank :] *= np.float32(gain)
-    return drawn
+    return (std * rng.standard_normal(shape, np.float32)).astype(np.float32)
 
 
 # -- a checkpoint, and what llama.cpp reads -------------------------------------------------------
@@ -181,9 +177,49 @@ def _mamba1(config: ModelConfig) -> Mamba1Config:
     return layer
 
 
-def mamba_tensors(config: ModelConfig) -> RandomTensors:
-    """What every peer of `make bench` gets: no two layers are the same."""
-    return RandomTensors(config, len(config.layers), STATE_GAIN)
+def mamba_tensors(config: ModelConfig) -> dict[str, Array]:
+    """What every peer of `make bench` gets: canonical tensors, the same every time.
+
+    Drawn as Mamba initialises them, so that states neither die out nor grow, with every part loud
+    enough to be missed: a lost state changes the logits far beyond what rounding does.
+    """
+    rng, shapes = np.random.default_rng(20260101), tensor_shapes(config)
+    ends = [name for name in shapes if not name.startswith("layers.")]
+    names = [*ends, *(name for name in shapes if name.startswith("layers."))]
+    return {name: _loud(rng, name, shapes[name], config) for name in names}
+
+
+def _loud(
+    rng: np.random.Generator, name: str, shape: tuple[int, ...], config: ModelConfig
+) -> Array:
+    def normal(std: float) -> Array:
+        return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
+
+    def uniform(low: float, high: float) -> Array:
+        return rng.random(shape, dtype=np.float32) * np.float32(high - low) + np.float32(low)
+
+    if name == "embedding.weight":
+        return normal(EMBEDDING_STD)
+    if name == "norm_f.weight":  # logits then differ by about one
+        return np.float32(1 / EMBEDDING_STD / math.sqrt(config.d_model)) * uniform(0.8, 1.2)
+    own = name.split(".", 2)[2]
+    if own == "norm.weight":
+        return uniform(0.8, 1.2)
+    if own == "A_log":
+        rates = np.arange(1, shape[1] + 1, dtype=np.float32)
+        return np.log(np.tile(rates, (shape[0], 1))) + normal(0.05)
+    if own == "D":
+        return uniform(0.5, 1.5)
+    if own == "dt_proj.bias":
+        delta = np.exp(uniform(*(math.log(bound) for bound in DT_RANGE)))
+        return np.log(np.expm1(delta))  # softplus of it is delta
+    if own.startswith("conv1d"):
+        bound = 1 / math.sqrt(_mamba1(config).d_conv)
+        return uniform(-bound, bound)
+    matrix = normal(1 / math.sqrt(shape[-1]))
+    if own == "x_proj.weight":
+        matrix[_mamba1(config).dt_rank :] *= np.float32(STATE_GAIN)
+    return matrix
 
 
 def write_checkpoint(config: ModelConfig, path: Path) -> Path:
@@ -288,7 +324,7 @@ def write_bundle(
     from edge.export.kernels import add_kernels, add_plan
     from edge.export.recipes import recipe
 
-    tensors = RandomTensors(config, period(config))
+    tensors = RandomTensors(config)
     plan = _plan(config, tensors, quant, out.parent)
     with BundleWriter(out) as writer:
         built = build_graph(config, tensors, writer.folder, plan)

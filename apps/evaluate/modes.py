@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +22,7 @@ from edge.apps.evaluate.score import (
 from edge.apps.evaluate.tasks import run_tasks
 from edge.apps.evaluate.texts import total_bytes
 from edge.apps.evaluate.windows import TextSource, reading
+from edge.apps.progress import stages
 from edge.errors import InputError
 from edge.runtime.engines import provider_of
 from edge.runtime.model import Model, load
@@ -61,8 +62,15 @@ class EvalRequest:
         how = reading([m.config for m in models], self.window, self.stride, self.stream)
         for model in models:
             check_context(model.engine, how)
-        with _shown("reading", passes * total_bytes(self.texts)) as progress:
-            yield TextSource(self.texts, how, self.max_tokens, progress)
+        total, read = passes * total_bytes(self.texts), 0
+        with stages("reading", 7) as show:
+
+            def more(size: int) -> None:
+                nonlocal read
+                read += size
+                show("reading", read / total)
+
+            yield TextSource(self.texts, how, self.max_tokens, more)
 
 
 def identity(model: Model) -> dict[str, Any]:
@@ -198,25 +206,3 @@ def _reference(option: str) -> Any:
             f"needs the package {missing.name}", field=option,
             remedy="pip install 'mamba-edge[export]'",
         ) from None  # fmt: skip
-
-
-@contextmanager
-def _shown(task: str, total: float) -> Iterator[Callable[[float], None]]:
-    """A bar on standard error, where somebody can see it; told how much more is done of `total`."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), "{task.percentage:>3.0f}%",
-        TimeElapsedColumn(), TimeRemainingColumn(),
-        console=console, transient=True, disable=not console.is_terminal,
-    ) as bar:  # fmt: skip
-        row = bar.add_task(task, total=total)
-        yield lambda amount: bar.advance(row, amount)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from edge.apps.bench.models import RandomTensors, period
+from edge.apps.bench.models import RandomTensors
 from edge.apps.measure.stopwatch import median_ms
 from edge.config import ModelConfig
 from edge.export.network import Network
@@ -32,7 +32,7 @@ def _timed(work: Any, repeats: int) -> float:
 def network_step_ms(config: ModelConfig, repeats: int) -> float:
     """A step of the exporter's own network in fp16, recorded as one CUDA graph."""
     network = Network(config)
-    tensors = RandomTensors(config, period(config))
+    tensors = RandomTensors(config)
     network.load_canonical({name: torch.from_numpy(tensor) for name, tensor in tensors.items()})
     network = network.half().cuda().eval()
     tokens = torch.zeros((1, 1), dtype=torch.long, device="cuda")
