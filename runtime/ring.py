@@ -173,7 +173,7 @@ class RingLedger(NamedTuple):
         first = pending > 0 and not commit and (parents is not None or count > 1)
         written = 1 if commit else count
         target = self.next_slots(written)
-        bases = [base.slot for base in self.bases]
+        bases = [base.slot for base in self.bases] if self.bases else []
         if origin is not None:
             if commit:
                 used = {self.live, *self.pending, origin.live, *origin.pending}
@@ -200,7 +200,7 @@ class RingLedger(NamedTuple):
             tree = Tree(parents, range(target, target + count))
             return RingStep(run, during, after._replace(tree=tree))
         after = after.advanced(target, count)
-        return RingStep(run, during, after if first else after.with_base(base))
+        return RingStep(run, during, after if first or not bases else after.with_base(base))
 
     def next_slots(self, count: int) -> int:
         """The first of `count` ≤ window neighbouring slots to write next, the live one excluded."""
