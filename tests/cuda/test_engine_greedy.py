@@ -55,5 +55,5 @@ def test_padding_ids_are_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(found, logits)
     assert limited.tokens == plain.tokens
     assert limited.state.position == plain.state.position
-    monkeypatch.setattr(CudaEngine, "picks", False)
+    monkeypatch.setattr(CudaEngine, "finds_argmax", False)
     np.testing.assert_array_equal(old.step_greedily(7, 1 << 30), logits)
