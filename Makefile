@@ -71,16 +71,19 @@ plugins-aarch64:
 clean:
 	rm -rf $(VENV) .venv310 build dist *.egg-info
 
+# what the install compiles
+NATIVE := $(wildcard plugins/cpu/src/* plugins/*/cpu*.h)
+
 $(VENV)/bin/python:
 	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.runtime: $(VENV)/bin/python pyproject.toml
+$(VENV)/.runtime: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	@echo "installing the runtime (about a minute)"
 	@ort=$(ORT); $(PIP) -e ".$${ort:+[$$ort]}"
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
 	@echo "installing what the exporter and the tests need (a few minutes)"
 	@ort=$(ORT); $(PIP) -c constraints.txt -e ".[dev$${ort:+,$$ort}]"
 	@touch $@ $(VENV)/.runtime

@@ -1,0 +1,170 @@
+// Attention over KV caches, and the rotary embedding of what goes into them: the C++ face of
+// triton_attention.py and triton_rope.py.
+
+struct RopeAppend : Kernel {
+  Argument q, k, v, cos, sin, run_fields, turned, keys, values, B, C;
+  int64_t heads, kv, P, dim, q_stride, k_stride, v_stride;
+  RopeAppend(const Variant& v_)
+      : q(v_, "q"), k(v_, "k"), v(v_, "v"), cos(v_, "cos"), sin(v_, "sin"), run_fields(v_, "run"),
+        turned(v_, "turned"), keys(v_, "keys"), values(v_, "values"), B(v_, "B"), C(v_, "C"),
+        heads(v_.integer("HEADS")), kv(v_.integer("KV")), P(v_.integer("P")),
+        dim(v_.integer("DIM")), q_stride(v_.integer("Q_STRIDE")),
+        k_stride(v_.integer("K_STRIDE")), v_stride(v_.integer("V_STRIDE")) {}
+
+  // A head, its first `dim` values turned by the token's angles; products are rounded before sums,
+  // as in the reference.
+  __attribute__((optimize("fp-contract=off"))) void turn(const float* in, const float* c, const float* s, float* out) const {
+    int64_t half = dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+      out[i] = in[i] * c[i] - in[half + i] * s[i];
+      out[half + i] = in[half + i] * c[i] + in[i] * s[i];
+    }
+    std::memcpy(out + dim, in + dim, size_t(P - dim) * sizeof(float));
+  }
+
+  void run(const Value* a, const int64_t* grid, Pool& pool) const override {
+    int64_t batch = B.integer(a), capacity = C.integer(a);
+    int64_t past = run_fields.in<const int32_t>(a)[PAST];
+    pool.each(grid[0], items_a_piece(4 * (heads + 2 * kv) * P), [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; row++) {
+        int64_t t = row / batch, b = row % batch;
+        const float* c = cos ? cos.in<const float>(a) + t * (dim / 2) : nullptr;
+        const float* s = sin ? sin.in<const float>(a) + t * (dim / 2) : nullptr;
+        if (q)
+          for (int64_t h = 0; h < heads; h++)
+            turn(q.in<const float>(a) + row * q_stride + h * P, c, s,
+                 turned.in<float>(a) + (row * heads + h) * P);
+        for (int64_t h = 0; h < kv; h++) {
+          int64_t to = ((b * kv + h) * capacity + past + t) * P;
+          turn(k.in<const float>(a) + row * k_stride + h * P, c, s, keys.in<float>(a) + to);
+          std::memcpy(values.in<float>(a) + to, v.in<const float>(a) + row * v_stride + h * P,
+                      size_t(P) * sizeof(float));
+        }
+      }
+    });
+  }
+};
+
+// One query over the slots it sees, the softmax kept running (FlashAttention, arXiv 2205.14135,
+// algorithm 1), a tile of slots at a time.
+struct Attend : Kernel {
+  Argument q, keys, values, ancestors, run_fields, y, mixes, peaks, T, B, C;
+  int64_t kv, group, P, q_stride, splits, block_n;
+  float scale;
+  static constexpr int TILE = 32;
+  Attend(const Variant& v)
+      : q(v, "q"), keys(v, "keys"), values(v, "values"), ancestors(v, "ancestors"),
+        run_fields(v, "run"), y(v, "y"), mixes(v, "mixes"), peaks(v, "peaks"), T(v, "T"),
+        B(v, "B"), C(v, "C"), kv(v.integer("KV")), group(v.integer("GROUP")), P(v.integer("P")),
+        q_stride(v.integer("Q_STRIDE")), splits(v.integer("SPLITS")),
+        block_n(v.integer("BLOCK_N")), scale((float)v.number("SCALE")) {}
+
+  static int64_t part_size(int64_t slots, int64_t splits, int64_t block) {
+    int64_t tiles = (slots + block - 1) / block;
+    return (tiles + splits - 1) / splits * block;
+  }
+
+  void run(const Value* a, const int64_t*, Pool& pool) const override {
+    int64_t tokens = T.integer(a), batch = B.integer(a), past = run_fields.in<const int32_t>(a)[PAST];
+    int64_t chunk = part_size(past + tokens, splits, block_n);
+    int64_t parts = (past + tokens + chunk - 1) / chunk, heads = kv * group;
+    int64_t work = (past + tokens) * P;
+    pool.each(tokens * batch * heads * parts, items_a_piece(4 * work),
+              [&](int64_t first, int64_t last) {
+      float* room = local(2 * P + 2 * W);
+      for (int64_t each = first; each < last; each++) {
+        int64_t part = each % parts, head = each / parts % heads, row = each / parts / heads;
+        one_query(a, row, head, part, chunk, past, tokens, batch, room, room + P + W);
+      }
+    });
+  }
+
+  void one_query(const Value* a, int64_t row, int64_t head, int64_t part, int64_t chunk,
+                 int64_t past, int64_t tokens, int64_t batch, float* query, float* mix) const {
+    int64_t t = row / batch, b = row % batch, capacity = C.integer(a);
+    int64_t start = part * chunk, end = std::min(start + chunk, past + tokens);
+    const int32_t* leads = ancestors ? ancestors.in<const int32_t>(a) + t * tokens : nullptr;
+    if (!leads) end = std::min(end, past + t + 1);
+    const float* in = q.in<const float>(a) + row * q_stride + head * P;
+    const float* k = keys.in<const float>(a) + (b * kv + head / group) * capacity * P;
+    const float* v = values.in<const float>(a) + (b * kv + head / group) * capacity * P;
+    blocks(P, [&](int64_t i, int n) {
+      store(query + i, load_some(in + i, n) * scale);
+      store(mix + i, vf{});
+    });
+    float peak = -INFINITY, total = 0;
+    for (int64_t first = start; first < end; first += TILE) {
+      int count = (int)std::min<int64_t>(TILE, end - first);
+      float score[TILE], top = peak;
+      for (int i = 0; i < count; i++) {
+        int64_t slot = first + i;
+        bool sees = !leads || slot < past || leads[slot - past];
+        score[i] = sees ? product(query, k + slot * P) : -INFINITY;
+        if (!(score[i] <= top)) top = score[i];  // a NaN goes on
+      }
+      if (top == -INFINITY) continue;
+      float fade = peak == -INFINITY ? 0.f : std::exp(peak - top);
+      total *= fade;
+      for (int64_t p = 0; p < P; p += W) store(mix + p, load(mix + p) * fade);
+      for (int i = 0; i < count; i++) {
+        float share = score[i] == -INFINITY ? 0.f : std::exp(score[i] - top);
+        if (share == 0.f) continue;
+        total += share;
+        const float* from = v + (first + i) * P;
+        blocks(P, [&](int64_t p, int n) {
+          store(mix + p, load(mix + p) + share * load_some(from + p, n));
+        });
+      }
+      peak = top;
+    }
+    if (splits == 1) {
+      float* out = y.in<float>(a) + row * kv * group * P + head * P;
+      blocks(P, [&](int64_t p, int n) { store_some(out + p, load(mix + p) / splat(total), n); });
+    } else {
+      int64_t at = (row * kv * group + head) * splits + part;
+      std::memcpy(mixes.in<float>(a) + at * P, mix, size_t(P) * sizeof(float));
+      peaks.in<float>(a)[2 * at] = peak;
+      peaks.in<float>(a)[2 * at + 1] = total;
+    }
+  }
+
+  float product(const float* query, const float* key) const {
+    vf s{};
+    blocks(P, [&](int64_t i, int n) { s += load(query + i) * load_some(key + i, n); });
+    return sum(s);
+  }
+};
+
+// The softmax over all parts from those of each (FlashDecoding).
+struct Join : Kernel {
+  Argument mixes, peaks, run_fields, y, T;
+  int64_t heads, P, splits, block_n;
+  Join(const Variant& v)
+      : mixes(v, "mixes"), peaks(v, "peaks"), run_fields(v, "run"), y(v, "y"), T(v, "T"),
+        heads(v.integer("HEADS")), P(v.integer("P")), splits(v.integer("SPLITS")),
+        block_n(v.integer("BLOCK_N")) {}
+  void run(const Value* a, const int64_t* grid, Pool&) const override {
+    int64_t slots = run_fields.in<const int32_t>(a)[PAST] + T.integer(a);
+    int64_t chunk = Attend::part_size(slots, splits, block_n), parts = (slots + chunk - 1) / chunk;
+    for (int64_t each = 0; each < grid[0] * heads; each++) {
+      const float* of = peaks.in<const float>(a) + each * splits * 2;
+      const float* mix = mixes.in<const float>(a) + each * splits * P;
+      float top = -INFINITY, total = 0, weight[64];
+      for (int64_t i = 0; i < parts; i++)
+        if (!(of[2 * i] <= top)) top = of[2 * i];
+      for (int64_t i = 0; i < parts; i++) {
+        weight[i] = of[2 * i] == -INFINITY ? 0.f : std::exp(of[2 * i] - top);
+        total += of[2 * i + 1] * weight[i];
+      }
+      blocks(P, [&](int64_t p, int n) {
+        vf sums{};
+        for (int64_t i = 0; i < parts; i++) sums += weight[i] * load_some(mix + i * P + p, n);
+        store_some(y.in<float>(a) + each * P + p, sums / splat(total), n);
+      });
+    }
+  }
+};
+
+KERNEL("rope.append", RopeAppend)
+KERNEL("attention.attend", Attend)
+KERNEL("attention.join", Join)

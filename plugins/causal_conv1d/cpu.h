@@ -1,0 +1,107 @@
+// The causal convolution, alone or behind the product that makes its input: the C++ face of
+// triton_conv.py and triton_linear_conv.py.
+
+struct Conv : Kernel {
+  Argument x, weight, bias, state, log, y, run_fields, taps, state_taps, kept_slots;
+  Argument tokens, batch, slots;
+  Scale x_scale, weight_scale, bias_scale, y_scale;
+  int64_t C, K, x_stride, start;
+
+  // `fused`: the convolution behind a product, whose columns `start` on it takes
+  Conv(const Variant& v, bool fused)
+      : x(v, fused ? "y" : "x"), weight(v, fused ? "tap_weight" : "weight"), bias(v, "bias"),
+        state(v, "state"), log(v, "log"), y(v, fused ? "output" : "y"), run_fields(v, "run"),
+        taps(v, "taps"), state_taps(v, "state_taps"), kept_slots(v, "kept"), tokens(v, "tokens"),
+        batch(v, "batch"), slots(v, "slots"),
+        x_scale(v, fused ? "input_scale" : "x_scale", fused ? "INPUT_SCALES" : "X_SCALES"),
+        weight_scale(v, fused ? "tap_scale" : "weight_scale",
+                     fused ? "TAP_SCALES" : "WEIGHT_SCALES"),
+        bias_scale(v, "bias_scale", "BIAS_SCALES"),
+        y_scale(v, fused ? "output_scale" : "y_scale", fused ? "OUTPUT_SCALES" : "Y_SCALES"),
+        C(v.integer("C")), K(v.integer(fused ? "WINDOW" : "K")),
+        x_stride(v.integer(fused ? "N" : "X_STRIDE")), start(fused ? v.integer("START") : 0) {}
+  Conv(const Variant& v) : Conv(v, false) {}
+
+  void run(const Value* a, const int64_t*, Pool& pool) const override {
+    if (x.type == Type::i8) return work<int8_t>(a, pool);
+    work<float>(a, pool);
+  }
+
+  template <class T> struct Window {  // rows of [state: K-1 | log: slots | x], of a sequence
+    const T *state, *log, *x;
+    int64_t batch, slots, C, K, x_stride;
+    const T* row(int64_t index, int64_t sequence) const {
+      if (index < K - 1) return state + (index * batch + sequence) * C;
+      index -= K - 1;
+      if (index < slots) return log + (index * batch + sequence) * C;
+      return x + ((index - slots) * batch + sequence) * x_stride;
+    }
+  };
+
+  template <class T> void work(const Value* a, Pool& pool) const {
+    const int32_t* fields = run_fields.in<const int32_t>(a);
+    int64_t B = batch.integer(a), size = B * (K - 1) * C, rows = tokens.integer(a) * B;
+    T *states = state.in<T>(a), *logs = log.in<T>(a);
+    Window<T> window{states + fields[SOURCE] * size, logs, x.in<const T>(a) + start,
+                     B, slots.integer(a), C, K, x_stride};
+    const int32_t *tap = taps.in<const int32_t>(a), *keep = kept_slots.in<const int32_t>(a);
+    // The log is written last: its slots may be read as windows by other rows of this launch's
+    // sequence only when they are free, so the order does not matter; the state likewise.
+    pool.each(rows, items_a_piece((2 * K + 40) * C), [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; row++) {
+        int64_t token = row / B, sequence = row % B;
+        const T* from[16];
+        for (int64_t k = 0; k < K - 1; k++) from[k] = window.row(tap[token * K + k], sequence);
+        from[K - 1] = window.x + row * x_stride;
+        blocks(C, [&](int64_t c, int n) { one_block<T>(a, from, row, c, n); });
+        if (keep[token] >= 0)
+          std::memcpy(logs + (keep[token] * B + sequence) * C, from[K - 1], size_t(C) * sizeof(T));
+      }
+    });
+    if (fields[STORE] == 0) return;
+    T* target = states + fields[TARGET] * size;
+    const int32_t* wanted = state_taps.in<const int32_t>(a);
+    for (int64_t row = 0; row < (K - 1) * B; row++)
+      std::memcpy(target + row * C, window.row(wanted[row / B], row % B), size_t(C) * sizeof(T));
+  }
+
+  template <class T>
+  void one_block(const Value* a, const T* const* from, int64_t row, int64_t c, int n) const {
+    vf total{};  // sums of int8 products are exact in fp32, too: fewer than 2^9 of 2^14
+    const T* w = weight.in<const T>(a);
+    for (int64_t k = 0; k < K; k++)
+      total += load_some(from[k] + c, n) * load_some(w + k * C + c, n);
+    vf offset = load_some(bias.in<const T>(a) + c, n);
+    if (!y_scale.count)
+      return store_some(y.in<float>(a) + row * C + c, silu(total + offset), n);
+    vf unit = x_scale.at(a, c, n) * weight_scale.at(a, c, n);
+    vf steps = 1.f / y_scale.at(a, c, n);
+    vf out = silu(total * unit + offset * bias_scale.at(a, c, n)) * steps;
+    store_some(y.in<int8_t>(a) + row * C + c, round8(out), n);
+  }
+};
+
+// A product, and the convolution of some of its columns.
+struct LinearConv : Kernel {
+  LinearInt8* int8 = nullptr;
+  LinearFloat* floating = nullptr;
+  Conv conv;
+  LinearConv(const Variant& v) : conv(v, true) {
+    if (Argument(v, "weight").type == Type::i8)
+      int8 = new LinearInt8(v);
+    else
+      floating = new LinearFloat(v);
+  }
+  ~LinearConv() override {
+    delete int8;
+    delete floating;
+  }
+  void run(const Value* a, const int64_t* grid, Pool& pool) const override {
+    int64_t rows = conv.tokens.integer(a) * conv.batch.integer(a);
+    if (rows) int8 ? int8->multiply(a, rows, pool) : floating->multiply(a, rows, pool);
+    conv.run(a, grid, pool);
+  }
+};
+
+KERNEL("conv.conv", Conv)
+KERNEL("linear_conv.few", LinearConv)

@@ -1,0 +1,130 @@
+"""The compiled kernels for CPUs, through ctypes: variants in, calls out."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import os
+from pathlib import Path
+
+from edge.errors import EngineError
+from edge.launch import Variant
+
+SET_VARIABLE = "EDGE_CPU_SET"
+_MESSAGE = 512
+
+
+class Value(ctypes.Union):
+    """One argument of a call."""
+
+    _fields_ = (
+        ("address", ctypes.c_void_p),
+        ("integer", ctypes.c_int64),
+        ("number", ctypes.c_float),
+    )
+
+
+class Call(ctypes.Structure):
+    """One launch, or one copy: a kernel, its values and what a GPU's grid would be."""
+
+    _fields_ = (
+        ("kernel", ctypes.c_void_p),
+        ("values", ctypes.POINTER(Value)),
+        ("grid", ctypes.c_int64 * 3),
+    )
+
+
+@functools.cache
+def path() -> Path | None:
+    """Where the library is; None where the install could not compile it."""
+    here = Path(__file__).parent
+    names = ["_native" + suffix for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    return next((here / name for name in names if (here / name).exists()), None)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library. Raises EngineError where there is none."""
+    file = path()
+    if file is None:
+        raise EngineError(
+            "the kernels for CPUs are not compiled",
+            remedy="install a C++ compiler and run pip install again, or use --engine ort",
+        )
+    native = ctypes.CDLL(str(file))
+    pointer, text = ctypes.c_void_p, ctypes.c_char_p
+    native.edge_cpu_sets.argtypes = (text, ctypes.c_int)
+    native.edge_cpu_pool.restype = pointer
+    native.edge_cpu_pool.argtypes = (ctypes.c_int,)
+    native.edge_cpu_pool_free.argtypes = (pointer,)
+    native.edge_cpu_kernel.restype = pointer
+    native.edge_cpu_kernel.argtypes = (text, text, text, ctypes.c_int)
+    native.edge_cpu_kernel_free.argtypes = (pointer,)
+    native.edge_cpu_run.argtypes = (pointer, pointer, ctypes.c_int64)
+    return native
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Those that this machine has and kernels are compiled for, the best one last."""
+    buffer = ctypes.create_string_buffer(_MESSAGE)
+    library().edge_cpu_sets(buffer, _MESSAGE)
+    return tuple(buffer.value.decode().split())
+
+
+def instruction_set() -> str:
+    """The best one, or that which EDGE_CPU_SET names. Raises EngineError: this machine lacks it."""
+    here = instruction_sets()
+    wanted = os.environ.get(SET_VARIABLE, "")
+    if wanted and wanted not in here:
+        raise EngineError(
+            f"this machine has no {wanted!r}",
+            field=SET_VARIABLE,
+            remedy=f"choose {', '.join(here)}",
+        )
+    return wanted or here[-1]
+
+
+class Kernel:
+    """A variant's kernel. Raises EngineError: there is none for a CPU."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self._library = library()
+        problem = ctypes.create_string_buffer(_MESSAGE)
+        self.handle = self._library.edge_cpu_kernel(name.encode(), text.encode(), problem, _MESSAGE)
+        if not self.handle:
+            raise EngineError(problem.value.decode(errors="replace"))
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self._library.edge_cpu_kernel_free(self.handle)
+
+
+def text_of(variant: Variant) -> str:
+    """A variant as the library reads it."""
+    lines = [f"kernel {variant.kernel}"]
+    lines += [f"argument {n} {t}" for n, t in zip(variant.arguments, variant.types, strict=True)]
+    for name, value in variant.constants.items():
+        shown = "" if value is None else str(int(value) if isinstance(value, bool) else value)
+        lines.append(f"constant {name} {shown}".rstrip())
+    return "\n".join(lines)
+
+
+class Pool:
+    """Threads that share the kernels' work; the caller is one of them."""
+
+    def __init__(self, threads: int) -> None:
+        self._library = library()
+        self.threads = threads
+        self.handle = self._library.edge_cpu_pool(threads)
+        if not self.handle:
+            raise EngineError(f"no {threads} threads could be started", field="threads")
+
+    def run(self, calls: ctypes.Array[Call]) -> None:
+        """Run them in order. Raises EngineError: no memory."""
+        if self._library.edge_cpu_run(self.handle, calls, len(calls)):
+            raise EngineError("no memory for a kernel's intermediate values")
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self._library.edge_cpu_pool_free(self.handle)

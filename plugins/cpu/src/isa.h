@@ -1,0 +1,47 @@
+// All kernels for one instruction set: included by each isa_*.cpp behind its choice of target.
+namespace edge_cpu {
+namespace EDGE_ISA {
+
+// Files of kernels end with lines KERNEL(name, type): the name that launch plans have for it. They
+// become constants. Nothing of this file may run before it is known that the machine has the
+// instructions, so there must be no initialisers.
+constexpr int FIRST = __COUNTER__ + 1;
+template <int> struct Entry;
+#define KERNEL(NAME, TYPE)                       \
+  template <> struct Entry<__COUNTER__ - FIRST> { \
+    static constexpr const char* name = NAME;    \
+    static constexpr Maker maker = make<TYPE>;   \
+  };
+
+#include "simd.h"
+#include "rows.h"
+#include "state.h"
+
+#include "../../argmax/cpu.h"
+#include "../../attention/cpu.h"
+#include "../../embedding/cpu.h"
+#include "../../gelu/cpu.h"
+#include "../../hadamard/cpu.h"
+#include "../../linear/cpu.h"
+#include "../../norm/cpu.h"
+#include "../../quantize/cpu.h"
+#include "../../standard/cpu.h"
+// these are made of kernels above
+#include "../../causal_conv1d/cpu.h"
+#include "../../gated_norm/cpu.h"
+#include "../../linear/cpu_bits.h"
+#include "../../selective_scan/cpu.h"
+#include "../../selective_scan_heads/cpu.h"
+
+constexpr int KERNELS = __COUNTER__ - FIRST;
+
+template <int I> Maker find_from(const char* name) {
+  if constexpr (I < KERNELS)
+    return std::strcmp(name, Entry<I>::name) ? find_from<I + 1>(name) : Entry<I>::maker;
+  return nullptr;
+}
+// The kernel of that name, or null.
+Maker find(const char* name) { return find_from<0>(name); }
+
+}  // namespace EDGE_ISA
+}  // namespace edge_cpu

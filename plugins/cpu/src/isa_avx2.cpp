@@ -1,0 +1,9 @@
+// x86-64 since 2013 (Haswell, Zen).
+#include "std.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#pragma GCC target("avx2,fma,f16c,bmi2")
+#define EDGE_ISA avx2
+#define EDGE_ISA_AVX2 1
+#include "isa.h"
+#endif

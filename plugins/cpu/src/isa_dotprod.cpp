@@ -1,0 +1,10 @@
+// aarch64 with products of int8 (Cortex-A76 on, so the A78AE of an Orin).
+#include "std.h"
+#if defined(__aarch64__)
+#pragma GCC target("arch=armv8.2-a+dotprod+fp16")
+#include <arm_neon.h>
+#define EDGE_ISA dotprod
+#define EDGE_ISA_NEON 1
+#define EDGE_ISA_DOTPROD 1
+#include "isa.h"
+#endif

@@ -1,0 +1,250 @@
+// The library as Python sees it: kernels made from variants, and lists of launches to run.
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernel.h"
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
+namespace edge_cpu {
+
+namespace plain {
+Maker find(const char* name);
+}
+#if defined(__x86_64__)
+namespace avx2 {
+Maker find(const char* name);
+}
+namespace avxvnni {
+Maker find(const char* name);
+}
+namespace avx512 {
+Maker find(const char* name);
+}
+#elif defined(__aarch64__)
+namespace dotprod {
+Maker find(const char* name);
+}
+#endif
+
+float half_value(uint16_t bits) {
+  uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 31, rest = bits & 0x3ff;
+  float value;
+  if (exponent == 0) {
+    value = std::ldexp(float(rest), -24);
+    return sign ? -value : value;
+  }
+  uint32_t wide = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | rest << 13;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+
+uint16_t half_bits(float value) {
+  uint32_t wide;
+  std::memcpy(&wide, &value, 4);
+  uint16_t sign = uint16_t(wide >> 16 & 0x8000);
+  uint32_t size = wide & 0x7fffffff;
+  if (size > 0x7f800000) return uint16_t(sign | 0x7e00);
+  if (size >= 0x477ff000) return uint16_t(sign | 0x7c00);  // 65520 and above
+  if (size < 0x38800000) {                                 // below the smallest normal number
+    float small;
+    std::memcpy(&small, &size, 4);
+    return uint16_t(sign | uint16_t(std::nearbyintf(std::ldexp(small, 24))));
+  }
+  uint32_t even = size + 0xfff + (size >> 13 & 1);
+  return uint16_t(sign | uint16_t((even - 0x38000000) >> 13));
+}
+
+// -- variants ---------------------------------------------------------------------------------------
+
+struct Variant::Told {
+  std::string kernel;
+  std::map<std::string, std::pair<int, std::string>> arguments;
+  std::map<std::string, std::string> constants;
+
+  [[noreturn]] void missing(const char* name) const {
+    throw std::runtime_error(kernel + ": the variant does not say " + name);
+  }
+  const std::string& constant(const char* name) const {
+    auto found = constants.find(name);
+    if (found == constants.end()) missing(name);
+    return found->second;
+  }
+};
+
+Argument::Argument() : at_(-1), type(Type::none) {}
+Argument::Argument(const Variant& v, const char* name) : at_(v.at(name)), type(v.type(name)) {}
+Argument Argument::none() { return Argument(); }
+
+void refuse(const char* why) { throw std::runtime_error(why); }
+
+Variant::Variant(const char* text) : told_(new Told) {
+  std::istringstream lines(text);
+  std::string line, what, name, value;
+  int position = 0;
+  while (std::getline(lines, line)) {
+    std::istringstream words(line);
+    value.clear();
+    words >> what >> name >> value;
+    if (what == "kernel")
+      told_->kernel = name;
+    else if (what == "argument")
+      told_->arguments[name] = {position++, value};
+    else
+      told_->constants[name] = value;
+  }
+}
+Variant::~Variant() { delete told_; }
+
+const char* Variant::kernel() const { return told_->kernel.c_str(); }
+
+bool Variant::knows(const char* name) const {
+  return told_->arguments.count(name) || told_->constants.count(name);
+}
+
+int Variant::at(const char* name) const {
+  auto found = told_->arguments.find(name);
+  if (found != told_->arguments.end()) return found->second.first;
+  if (!told_->constant(name).empty()) told_->missing(name);
+  return -1;
+}
+
+Type Variant::type(const char* name) const {
+  auto found = told_->arguments.find(name);
+  if (found == told_->arguments.end()) return Type::none;
+  std::string kind = found->second.second.substr(0, found->second.second.find(':'));
+  static const std::map<std::string, Type> types = {
+      {"*fp32", Type::f32}, {"fp32", Type::f32}, {"*fp16", Type::f16}, {"*i8", Type::i8},
+      {"*u8", Type::u8},    {"*i32", Type::i32}, {"i32", Type::i32},   {"*i64", Type::i64},
+      {"i64", Type::i64},
+  };
+  auto known = types.find(kind);
+  if (known == types.end())
+    throw std::runtime_error(told_->kernel + ": " + name + " is of the unknown type " + kind);
+  return known->second;
+}
+
+int64_t Variant::integer(const char* name) const {
+  const std::string& value = told_->constant(name);
+  return value.empty() ? 0 : std::stoll(value);
+}
+
+int64_t Variant::integer(const char* name, int64_t otherwise) const {
+  return told_->constants.count(name) ? integer(name) : otherwise;
+}
+
+double Variant::number(const char* name) const { return std::stod(told_->constant(name)); }
+
+// -- instruction sets -------------------------------------------------------------------------------
+
+struct Isa {
+  const char* name;
+  bool here;
+  Maker (*find)(const char*);
+};
+
+// Best last.
+static std::vector<Isa> sets() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+              __builtin_cpu_supports("bmi2");
+  bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                __builtin_cpu_supports("avx512vnni");
+  uint32_t a = 7, b = 0, c = 1, d = 0;
+  if (avx2) asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  bool avxvnni = avx2 && (a >> 4 & 1);
+  return {{"plain", true, plain::find},
+          {"avx2", avx2, avx2::find},
+          {"avxvnni", avxvnni, avxvnni::find},
+          {"avx512", avx512, avx512::find}};
+#elif defined(__aarch64__)
+  bool products = getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
+  return {{"plain", true, plain::find}, {"dotprod", products, dotprod::find}};
+#else
+  return {{"plain", true, plain::find}};
+#endif
+}
+
+// -- what a run does besides launches ---------------------------------------------------------------
+
+struct Copy : Kernel {
+  void run(const Value* a, const int64_t* size, Pool&) const override {
+    std::memcpy(a[0].address, a[1].address, size_t(size[0]));
+  }
+};
+struct Fill : Kernel {
+  void run(const Value* a, const int64_t* size, Pool&) const override {
+    std::memset(a[0].address, int(size[1]), size_t(size[0]));
+  }
+};
+
+}  // namespace edge_cpu
+
+using namespace edge_cpu;
+
+extern "C" {
+
+struct EdgeCpuCall {
+  const void* kernel;
+  const Value* values;
+  int64_t grid[3];
+};
+
+// Names of the instruction sets that this machine has, best last, separated by spaces.
+int edge_cpu_sets(char* out, int size) {
+  std::string names;
+  for (const Isa& set : sets())
+    if (set.here) names += (names.empty() ? "" : " ") + std::string(set.name);
+  std::snprintf(out, size_t(size), "%s", names.c_str());
+  return int(names.size());
+}
+
+void* edge_cpu_pool(int threads) {
+  try {
+    return new Pool(std::max(1, threads));
+  } catch (...) {
+    return nullptr;
+  }
+}
+void edge_cpu_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
+
+// A kernel for a variant, or null and why in `problem`. "copy" and "fill" are kernels as well.
+void* edge_cpu_kernel(const char* set, const char* text, char* problem, int size) {
+  try {
+    Variant variant{text};
+    std::string kernel = variant.kernel();
+    if (kernel == "copy") return new Copy;
+    if (kernel == "fill") return new Fill;
+    for (const Isa& each : sets()) {
+      if (!each.here || std::string(each.name) != set) continue;
+      Maker maker = each.find(kernel.c_str());
+      if (!maker) throw std::runtime_error("there is no kernel " + kernel + " for a CPU");
+      return maker(variant);
+    }
+    throw std::runtime_error(std::string("this machine has no ") + set);
+  } catch (const std::exception& error) {
+    std::snprintf(problem, size_t(size), "%s", error.what());
+    return nullptr;
+  }
+}
+void edge_cpu_kernel_free(void* kernel) { delete static_cast<Kernel*>(kernel); }
+
+// Runs the calls in order. 0, or 1 where memory ran out.
+int edge_cpu_run(void* pool, const EdgeCpuCall* calls, int64_t count) {
+  try {
+    for (int64_t i = 0; i < count; i++)
+      static_cast<const Kernel*>(calls[i].kernel)
+          ->run(calls[i].values, calls[i].grid, *static_cast<Pool*>(pool));
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+}

@@ -1,0 +1,134 @@
+#include "pool.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace edge_cpu {
+
+namespace {
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+constexpr auto AWAKE = std::chrono::microseconds(200);
+constexpr int PIECES = 4;  // a thread's share is claimed in as many
+
+}  // namespace
+
+namespace {
+
+// Grows, never shrinks; starts on 64 bytes.
+struct Room {
+  struct alignas(64) Line {
+    char bytes[64];
+  };
+  std::vector<Line> lines;
+  void* of(int64_t count) {
+    size_t wanted = size_t(count) / 64 + 2;
+    if (lines.size() < wanted) lines.resize(wanted);
+    return lines.data();
+  }
+};
+
+}  // namespace
+
+struct Pool::Scratch {
+  Room rooms[4];
+};
+
+void* Pool::bytes(int slot, int64_t count) { return scratch_->rooms[slot].of(count); }
+
+void* thread_bytes(int slot, int64_t count) {
+  static thread_local Room rooms[2];
+  return rooms[slot].of(count);
+}
+
+Pool::Pool(int threads) : scratch_(new Scratch) {
+  for (int i = 1; i < threads; i++) workers_.emplace_back([this] { serve(); });
+}
+
+Pool::~Pool() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_.store(true);
+  }
+  wake_.notify_all();
+  for (auto& worker : workers_) worker.join();
+  delete scratch_;
+}
+
+// Takes one part of the job and does it. False when there is none left.
+bool Pool::claim(uint64_t job) {
+  uint64_t next = next_.load(std::memory_order_acquire);
+  for (;;) {
+    // what is read of the job is its own only if the claim that follows succeeds
+    if (next >> 32 != (job & 0xffffffff)) return false;
+    int64_t count = count_.load(std::memory_order_relaxed);
+    int64_t size = size_.load(std::memory_order_relaxed);
+    Work work = work_.load(std::memory_order_relaxed);
+    void* context = context_.load(std::memory_order_relaxed);
+    int64_t first = int64_t(next & 0xffffffff) * size;
+    if (first >= count) return false;
+    if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
+    work(context, first, std::min(first + size, count));
+    left_.fetch_sub(1, std::memory_order_acq_rel);
+    return true;
+  }
+}
+
+void Pool::share(int64_t count, int64_t grain, Work work, void* context) {
+  int64_t pieces = std::min<int64_t>(threads() * PIECES, (count + grain - 1) / grain);
+  int64_t size = (count + pieces - 1) / pieces;
+  size = (size + grain - 1) / grain * grain;
+  pieces = (count + size - 1) / size;
+  uint64_t job = job_.load(std::memory_order_relaxed) + 1;
+  // nothing can be claimed while the job is changed: this part is behind the end of every job
+  next_.store((((job - 1) & 0xffffffff) << 32) | 0xffffffff, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  work_.store(work, std::memory_order_relaxed);
+  context_.store(context, std::memory_order_relaxed);
+  count_.store(count, std::memory_order_relaxed);
+  size_.store(size, std::memory_order_relaxed);
+  left_.store(pieces, std::memory_order_relaxed);
+  next_.store((job & 0xffffffff) << 32, std::memory_order_release);
+  job_.store(job, std::memory_order_seq_cst);
+  if (asleep_.load(std::memory_order_seq_cst) > 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wake_.notify_all();
+  }
+  while (claim(job)) {
+  }
+  for (int spins = 0; left_.load(std::memory_order_acquire) > 0; spins++) {
+    if (spins < 2000)
+      pause();
+    else
+      std::this_thread::yield();
+  }
+}
+
+void Pool::serve() {
+  uint64_t seen = 0;
+  for (;;) {
+    auto until = std::chrono::steady_clock::now() + AWAKE;
+    for (int spins = 1; job_.load(std::memory_order_acquire) == seen; spins++) {
+      if (stop_.load(std::memory_order_relaxed)) return;
+      pause();
+      if (spins % 64 == 0 && std::chrono::steady_clock::now() > until) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        asleep_.fetch_add(1, std::memory_order_seq_cst);
+        wake_.wait(lock, [&] { return stop_.load() || job_.load() != seen; });
+        asleep_.fetch_sub(1, std::memory_order_seq_cst);
+      }
+    }
+    seen = job_.load(std::memory_order_acquire);
+    while (claim(seen)) {
+    }
+  }
+}
+
+}  // namespace edge_cpu

@@ -1,0 +1,44 @@
+// What kernels share that work on rows of channels.
+
+// f(i, count) for blocks of W channels of a row
+template <class F> inline void blocks(int64_t width, F f) {
+  for (int64_t i = 0; i < width; i += W) f(i, (int)std::min<int64_t>(W, width - i));
+}
+
+// How many items are worth a piece of their own, where one takes so many operations: a thread that
+// is not running when a piece is waited for costs far more than the piece.
+inline int64_t items_a_piece(int64_t operations) {
+  return std::max<int64_t>(1, (int64_t(1) << 19) / std::max<int64_t>(1, operations));
+}
+
+// This thread's memory for a row, with room for a whole vector at its end; zeros at first.
+inline float* local(int64_t count) {
+  void* room = thread_bytes(0, (count + W) * int64_t(sizeof(float)));
+  std::memset(room, 0, size_t(count + W) * sizeof(float));
+  return static_cast<float*>(room);
+}
+
+// What one step of int8 values is worth: one for all channels, one each, or 1 where there is none.
+struct Scale {
+  Argument scale;
+  int64_t count;
+  Scale(const Variant& v, const char* name, const char* counted)
+      : scale(v, name), count(scale ? v.integer(counted) : 0) {}
+  vf at(const Value* a, int64_t i, int some = W) const {
+    const float* p = scale.in<const float>(a);
+    return count == 0 ? splat(1.f) : count == 1 ? splat(*p) : load_some(p + i, some);
+  }
+  float one(const Value* a, int64_t i) const {
+    const float* p = scale.in<const float>(a);
+    return count == 0 ? 1.f : count == 1 ? *p : p[i];
+  }
+};
+
+// y as floats, or rounded to int8
+inline void store_rounded(const Argument& y, const Value* a, int64_t at, vf out, const Scale& scale,
+                          int64_t channel, int n) {
+  if (scale.count)
+    store_some(y.in<int8_t>(a) + at, round8(out / scale.at(a, channel, n)), n);
+  else
+    store_some(y.in<float>(a) + at, out, n);
+}

@@ -1,0 +1,410 @@
+// Vectors of one instruction set. Included inside namespace EDGE_ISA by each isa_*.cpp, after it has
+// chosen the target: the same source is compiled once for every instruction set.
+//
+// W is how many floats a vector has. Arithmetic is written with the compiler's vector extensions;
+// only conversions and products of int8 need instructions by name.
+
+#if EDGE_ISA_AVX512
+constexpr int W = 16;
+#elif EDGE_ISA_AVX2
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef int8_t vb __attribute__((vector_size(W)));
+typedef uint16_t vh __attribute__((vector_size(2 * W)));
+
+template <class V, class T> inline V load_as(const T* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class V, class T> inline void store_as(T* p, V v) { std::memcpy(p, &v, sizeof v); }
+
+inline vf splat(float x) { return vf{} + x; }
+// `where` is all ones or all zeros in a lane.
+inline vf choose(vi where, vf a, vf b) {
+  return vf((vi(a) & where) | (vi(b) & ~where));
+}
+// The smaller, the larger of a bound and x, lane by lane; a NaN in x stays.
+#if EDGE_ISA_AVX512
+inline vf least(float bound, vf x) { return vf(_mm512_min_ps(_mm512_set1_ps(bound), (__m512)x)); }
+inline vf most(float bound, vf x) { return vf(_mm512_max_ps(_mm512_set1_ps(bound), (__m512)x)); }
+inline vf larger(vf a, vf b) { return vf(_mm512_max_ps((__m512)a, (__m512)b)); }
+#elif EDGE_ISA_AVX2
+inline vf least(float bound, vf x) { return vf(_mm256_min_ps(_mm256_set1_ps(bound), (__m256)x)); }
+inline vf most(float bound, vf x) { return vf(_mm256_max_ps(_mm256_set1_ps(bound), (__m256)x)); }
+inline vf larger(vf a, vf b) { return vf(_mm256_max_ps((__m256)a, (__m256)b)); }
+#elif EDGE_ISA_NEON
+inline vf least(float bound, vf x) { return vf(vminq_f32(vdupq_n_f32(bound), (float32x4_t)x)); }
+inline vf most(float bound, vf x) { return vf(vmaxq_f32(vdupq_n_f32(bound), (float32x4_t)x)); }
+inline vf larger(vf a, vf b) { return vf(vmaxq_f32((float32x4_t)a, (float32x4_t)b)); }
+#else
+inline vf least(float bound, vf x) { return choose(x > bound, splat(bound), x); }
+inline vf most(float bound, vf x) { return choose(x < bound, splat(bound), x); }
+inline vf larger(vf a, vf b) { return choose(a > b, a, b); }
+#endif
+
+// -- conversions ------------------------------------------------------------------------------------
+
+inline vf half_to_float(vh h) {
+#if EDGE_ISA_AVX512
+  return vf(_mm512_cvtph_ps((__m256i)h));
+#elif EDGE_ISA_AVX2
+  return vf(_mm256_cvtph_ps((__m128i)h));
+#elif EDGE_ISA_NEON
+  return vf(vcvt_f32_f16((float16x4_t)h));
+#else
+  vf out;
+  for (int i = 0; i < W; i++) out[i] = half_value(h[i]);
+  return out;
+#endif
+}
+
+inline vh float_to_half(vf x) {  // nearest, ties to even
+#if EDGE_ISA_AVX512
+  return vh(_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif EDGE_ISA_AVX2
+  return vh(_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif EDGE_ISA_NEON
+  return vh(vcvt_f16_f32((float32x4_t)x));
+#else
+  vh out;
+  for (int i = 0; i < W; i++) out[i] = half_bits(x[i]);
+  return out;
+#endif
+}
+
+inline vf bytes_to_float(vb b) {
+#if EDGE_ISA_AVX512
+  return vf(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b)));
+#elif EDGE_ISA_AVX2
+  __m128i wide;
+  std::memcpy(&wide, &b, 8);
+  return vf(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(wide)));
+#else
+  return __builtin_convertvector(__builtin_convertvector(b, vi), vf);
+#endif
+}
+
+inline vf ubytes_to_float(const uint8_t* p) {
+#if EDGE_ISA_AVX512
+  return vf(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_as<__m128i>(p))));
+#elif EDGE_ISA_AVX2
+  return vf(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))));
+#else
+  vf out;
+  for (int i = 0; i < W; i++) out[i] = p[i];
+  return out;
+#endif
+}
+
+inline vb float_to_bytes(vf x) {  // whole numbers from -128 to 127
+#if EDGE_ISA_AVX512
+  return vb(_mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x)));
+#else
+  return __builtin_convertvector(__builtin_convertvector(x, vi), vb);
+#endif
+}
+
+// A value as the kernels see it, whatever it is kept as.
+inline vf load(const float* p) { return load_as<vf>(p); }
+inline vf load(const Half* p) { return half_to_float(load_as<vh>(p)); }
+inline vf load(const int8_t* p) { return bytes_to_float(load_as<vb>(p)); }
+inline void store(float* p, vf x) { store_as(p, x); }
+inline void store(Half* p, vf x) { store_as(p, float_to_half(x)); }
+inline void store(int8_t* p, vf x) { store_as(p, float_to_bytes(x)); }
+
+inline float one(const float* p) { return *p; }
+inline float one(const Half* p) { return half_value(p->bits); }
+inline float one(const int8_t* p) { return *p; }
+inline void put(float* p, float x) { *p = x; }
+inline void put(Half* p, float x) { p->bits = half_bits(x); }
+inline void put(int8_t* p, float x) { *p = (int8_t)x; }
+
+// The first `count` of W values; zeros behind them.
+template <class T> inline vf load_some(const T* p, int count) {
+  if (count >= W) return load(p);
+  vf v{};
+  for (int i = 0; i < count; i++) v[i] = one(p + i);
+  return v;
+}
+template <class T> inline void store_some(T* p, vf v, int count) {
+  if (count >= W) return store(p, v);
+  for (int i = 0; i < count; i++) put(p + i, v[i]);
+}
+
+// -- rounding ---------------------------------------------------------------------------------------
+
+// Nearest integer, ties to even, |x| < 2^22.
+inline vf round_even(vf x) {
+#if EDGE_ISA_AVX512
+  return vf(_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif EDGE_ISA_AVX2
+  return vf(_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif EDGE_ISA_NEON
+  return vf(vrndnq_f32((float32x4_t)x));
+#else
+  return (x + 12582912.0f) - 12582912.0f;  // fp32 has no fraction left above 2^23
+#endif
+}
+
+// clip(x, -128, 127) rounded, as a float; NaN becomes -128 or 127
+inline vf round8(vf x) { return round_even(least(127.f, most(-128.f, x))); }
+
+// -- sums -------------------------------------------------------------------------------------------
+
+inline float sum(vf v) {
+#if EDGE_ISA_AVX512
+  return _mm512_reduce_add_ps((__m512)v);
+#elif EDGE_ISA_AVX2
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+#else
+  return (v[0] + v[2]) + (v[1] + v[3]);
+#endif
+}
+
+inline float largest(vf v) {
+  float m = v[0];
+  for (int i = 1; i < W; i++) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+// -- exp and what is made of it ---------------------------------------------------------------------
+
+// p·2^n for whole n from -126 to 127 and p near 1.
+inline vf scaled_by(vf p, vf n) {
+#if EDGE_ISA_AVX512
+  return vf(_mm512_scalef_ps((__m512)p, (__m512)n));
+#else
+  return vf(vi(p) + (__builtin_convertvector(n, vi) << 23));
+#endif
+}
+
+// 2^x, relative error 2e-7; 2^-126 for what is smaller, inf or 2^127 for what is larger; NaN stays NaN.
+inline vf exp2v(vf x) {
+#if EDGE_ISA_AVX512
+  x = most(-126.f, x);  // scaled_by knows the way up
+#else
+  x = least(127.4f, most(-126.f, x));
+#endif
+  vf whole = round_even(x);
+  vf f = x - whole;  // -1/2 ... 1/2
+  vf p = splat(1.5403530e-4f);
+  p = p * f + 1.3333558e-3f;
+  p = p * f + 9.6181291e-3f;
+  p = p * f + 5.5504109e-2f;
+  p = p * f + 2.4022651e-1f;
+  p = p * f + 6.9314718e-1f;
+  p = p * f + 1.0f;
+  return scaled_by(p, whole);
+}
+// e^x likewise. The product with log2(e) is taken apart, or its rounding would be felt at e^-80.
+inline vf expv(vf x) {
+  x = least(88.f, most(-87.f, x));
+  vf whole = round_even(x * 1.44269504f);
+  vf f = (x - whole * 0.693145751953125f) - whole * 1.42860682030941723212e-6f;
+  vf p = splat(1.9875691500e-4f);
+  p = p * f + 1.3981999507e-3f;
+  p = p * f + 8.3334519073e-3f;
+  p = p * f + 4.1665795894e-2f;
+  p = p * f + 1.6666665459e-1f;
+  p = p * f + 5.0000001201e-1f;
+  p = p * (f * f) + f + 1.0f;
+  return scaled_by(p, whole);
+}
+inline float exp1(float x) { return expv(splat(x))[0]; }
+
+inline vf absolute(vf x) { return vf(vi(x) & 0x7fffffff); }
+
+// expv is bounded, so its sum with 1 is finite and the quotient right on both sides.
+inline vf sigmoid(vf x) { return 1.f / (1.f + expv(-x)); }
+inline vf silu(vf x) { return x * sigmoid(x); }
+
+// log(1 + exp(x)). log1p(u) = 2·atanh(u / (2 + u)): its series converges fast for u in 0 ... 1, and
+// keeps all digits of a small u.
+inline vf softplus(vf x) {
+  vf u = expv(-absolute(x));
+  vf s = u / (2.f + u);
+  vf q = s * s;
+  vf p = splat(0.0666666667f);
+  p = p * q + 0.0769230769f;
+  p = p * q + 0.0909090909f;
+  p = p * q + 0.111111111f;
+  p = p * q + 0.142857143f;
+  p = p * q + 0.2f;
+  p = p * q + 0.333333333f;
+  p = p * q + 1.f;
+  return most(0.f, x) + 2.f * s * p;
+}
+inline float softplus1(float x) { return softplus(splat(x))[0]; }
+
+// -- products of int8 -------------------------------------------------------------------------------
+
+// acc[l] += Σ of bytes w·x, BYTES of them at a time. Where BIASED, w counts from -128: the sums are
+// 128·Σx too large. Behind the last of `count` bytes are zeros.
+#if EDGE_ISA_AVX512
+constexpr int BYTES = 64;
+constexpr bool BIASED = true;
+typedef __m512i Packed;
+inline Packed load_weight(const int8_t* p) {
+  return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128));
+}
+inline Packed load_row(const int8_t* p) { return _mm512_loadu_si512(p); }
+inline vi dot(vi acc, Packed w, Packed x) { return vi(_mm512_dpbusd_epi32((__m512i)acc, w, x)); }
+#elif EDGE_ISA_AVXVNNI
+constexpr int BYTES = 32;
+constexpr bool BIASED = true;
+typedef __m256i Packed;
+inline Packed load_weight(const int8_t* p) {
+  return _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)p), _mm256_set1_epi8(-128));
+}
+inline Packed load_row(const int8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+inline vi dot(vi acc, Packed w, Packed x) {
+  return vi(_mm256_dpbusd_avx_epi32((__m256i)acc, w, x));
+}
+#elif EDGE_ISA_AVX2
+constexpr int BYTES = 16;
+constexpr bool BIASED = false;
+typedef __m256i Packed;  // widened to 16 bits: sums of u8·i8 pairs would saturate
+inline Packed load_weight(const int8_t* p) {
+  return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+}
+inline Packed load_row(const int8_t* p) { return load_weight(p); }
+inline vi dot(vi acc, Packed w, Packed x) {
+  return acc + vi(_mm256_madd_epi16(w, x));
+}
+#elif EDGE_ISA_DOTPROD
+constexpr int BYTES = 16;
+constexpr bool BIASED = false;
+typedef int8x16_t Packed;
+inline Packed load_weight(const int8_t* p) { return vld1q_s8(p); }
+inline Packed load_row(const int8_t* p) { return vld1q_s8(p); }
+inline vi dot(vi acc, Packed w, Packed x) { return vi(vdotq_s32((int32x4_t)acc, w, x)); }
+#elif EDGE_ISA_NEON
+constexpr int BYTES = 16;
+constexpr bool BIASED = false;
+typedef int8x16_t Packed;
+inline Packed load_weight(const int8_t* p) { return vld1q_s8(p); }
+inline Packed load_row(const int8_t* p) { return vld1q_s8(p); }
+inline vi dot(vi acc, Packed w, Packed x) {
+  int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x));
+  int16x8_t high = vmull_high_s8(w, x);
+  return vi(vpadalq_s16(vpadalq_s16((int32x4_t)acc, low), high));
+}
+#else
+constexpr int BYTES = 16;
+constexpr bool BIASED = false;
+struct Packed {
+  int8_t of[16];
+};
+inline Packed load_weight(const int8_t* p) { return load_as<Packed>(p); }
+inline Packed load_row(const int8_t* p) { return load_as<Packed>(p); }
+inline vi dot(vi acc, Packed w, Packed x) {
+  for (int i = 0; i < 16; i++) acc[i / 4] += w.of[i] * x.of[i];
+  return acc;
+}
+#endif
+
+// The last `count` bytes of a row.
+#if EDGE_ISA_AVX512
+inline Packed load_row_rest(const int8_t* p, int64_t count) {
+  return _mm512_maskz_loadu_epi8((1ull << count) - 1, p);
+}
+inline Packed load_weight_rest(const int8_t* p, int64_t count) {
+  return _mm512_xor_si512(load_row_rest(p, count), _mm512_set1_epi8(-128));
+}
+#else
+inline Packed load_row_rest(const int8_t* p, int64_t count) {
+  int8_t rest[BYTES] = {};
+  std::memcpy(rest, p, size_t(count));
+  return load_row(rest);
+}
+inline Packed load_weight_rest(const int8_t* p, int64_t count) {
+  int8_t rest[BYTES] = {};
+  std::memcpy(rest, p, size_t(count));
+  return load_weight(rest);
+}
+#endif
+
+// acc[l] += Σ of bytes w·x for w from 0 to 15, SMALL of them at a time: no sum of pairs saturates.
+#if EDGE_ISA_AVX512
+constexpr int SMALL = 64;
+typedef __m512i Small;
+inline Small load_small(const void* p) { return _mm512_loadu_si512(p); }
+inline Small low_nibbles(Small w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
+inline Small high_nibbles(Small w) {
+  return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15));
+}
+inline vi dot_small(vi acc, Small w, Small x) {
+  return vi(_mm512_dpbusd_epi32((__m512i)acc, w, x));
+}
+#elif EDGE_ISA_AVX2
+constexpr int SMALL = 32;
+typedef __m256i Small;
+inline Small load_small(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
+inline Small low_nibbles(Small w) { return _mm256_and_si256(w, _mm256_set1_epi8(15)); }
+inline Small high_nibbles(Small w) {
+  return _mm256_and_si256(_mm256_srli_epi16(w, 4), _mm256_set1_epi8(15));
+}
+inline vi dot_small(vi acc, Small w, Small x) {
+#if EDGE_ISA_AVXVNNI
+  return vi(_mm256_dpbusd_avx_epi32((__m256i)acc, w, x));
+#else
+  return acc + vi(_mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+#endif
+}
+#elif EDGE_ISA_NEON
+constexpr int SMALL = 16;
+typedef int8x16_t Small;
+inline Small load_small(const void* p) { return vld1q_s8((const int8_t*)p); }
+inline Small low_nibbles(Small w) { return vandq_s8(w, vdupq_n_s8(15)); }
+inline Small high_nibbles(Small w) {
+  return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w), 4));
+}
+inline vi dot_small(vi acc, Small w, Small x) { return dot(acc, w, x); }
+#else
+constexpr int SMALL = 16;
+typedef Packed Small;
+inline Small load_small(const void* p) { return load_as<Small>((const char*)p); }
+inline Small low_nibbles(Small w) {
+  for (int i = 0; i < 16; i++) w.of[i] &= 15;
+  return w;
+}
+inline Small high_nibbles(Small w) {
+  for (int i = 0; i < 16; i++) w.of[i] = int8_t(uint8_t(w.of[i]) >> 4);
+  return w;
+}
+inline vi dot_small(vi acc, Small w, Small x) { return dot(acc, w, x); }
+#endif
+
+// W bytes as two vectors of quants less 8: of the low nibbles and of the high ones.
+inline void nibbles_to_float(const uint8_t* p, vf& low, vf& high) {
+#if EDGE_ISA_AVX512
+  __m512i wide = _mm512_cvtepu8_epi32(load_as<__m128i>(p));
+  const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  low = vf(_mm512_permutexvar_ps(wide, table));  // looks at four bits alone
+  high = vf(_mm512_permutexvar_ps(_mm512_srli_epi32(wide, 4), table));
+#elif EDGE_ISA_AVX2
+  __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  low = vf(_mm256_cvtepi32_ps(_mm256_and_si256(wide, _mm256_set1_epi32(15)))) - 8.f;
+  high = vf(_mm256_cvtepi32_ps(_mm256_srli_epi32(wide, 4))) - 8.f;
+#else
+  for (int i = 0; i < W; i++) low[i] = float(p[i] & 15) - 8.f, high[i] = float(p[i] >> 4) - 8.f;
+#endif
+}
+
+inline int sum(vi v) {
+#if EDGE_ISA_AVX512
+  return _mm512_reduce_add_epi32((__m512i)v);
+#else
+  int s = 0;
+  for (int i = 0; i < W; i++) s += v[i];
+  return s;
+#endif
+}

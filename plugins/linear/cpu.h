@@ -1,0 +1,267 @@
+// Rows times weights, one weight row an output: y[m, n] = Σ_k x[m, k] · w[n, k].
+//
+// Both lie along k, so a tile of NR weight rows by MR rows of x is summed lane by lane and the lanes
+// are added at its end. A single row is bound by reading the weights; many rows reuse a tile's
+// weights from the nearest cache.
+//
+// The C++ face of triton_linear.py and triton_linear_int8.py.
+
+constexpr int NR = 4, MR = 4;  // of a tile: 16 sums, 8 loads a step
+
+// Sums of the lanes of four vectors.
+template <class V, class S> inline void sums4(const V* v, S* out) {
+#if EDGE_ISA_AVX512
+  if constexpr (std::is_same_v<V, vi>) {
+    __m512i t0 = _mm512_add_epi32(_mm512_unpacklo_epi32((__m512i)v[0], (__m512i)v[1]),
+                                  _mm512_unpackhi_epi32((__m512i)v[0], (__m512i)v[1]));
+    __m512i t1 = _mm512_add_epi32(_mm512_unpacklo_epi32((__m512i)v[2], (__m512i)v[3]),
+                                  _mm512_unpackhi_epi32((__m512i)v[2], (__m512i)v[3]));
+    __m512i t = _mm512_add_epi32(_mm512_unpacklo_epi64(t0, t1), _mm512_unpackhi_epi64(t0, t1));
+    __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(t), _mm512_extracti64x4_epi64(t, 1));
+    __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    std::memcpy(out, &q, 16);
+  } else {
+    __m512 t0 = _mm512_add_ps(_mm512_unpacklo_ps((__m512)v[0], (__m512)v[1]),
+                              _mm512_unpackhi_ps((__m512)v[0], (__m512)v[1]));
+    __m512 t1 = _mm512_add_ps(_mm512_unpacklo_ps((__m512)v[2], (__m512)v[3]),
+                              _mm512_unpackhi_ps((__m512)v[2], (__m512)v[3]));
+    __m512d a = _mm512_castps_pd(t0), b = _mm512_castps_pd(t1);
+    __m512 t = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(t),
+                             _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(t), 1)));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    std::memcpy(out, &q, 16);
+  }
+#else
+  for (int i = 0; i < 4; i++) out[i] = sum(v[i]);
+#endif
+}
+
+// -- int8 -------------------------------------------------------------------------------------------
+
+// sums[m][n] of M rows of x and NR weight rows; exact but for the bias. `ahead`: bytes from a weight
+// row to that of the tile that follows, which is fetched meanwhile.
+template <int M> inline void tile_int8(const int8_t* x, int64_t x_stride, const int8_t* const* w,
+                                       int64_t K, int64_t ahead, int32_t (*sums)[NR]) {
+  vi acc[M][NR] = {};
+  int64_t k = 0;
+  for (; k + BYTES <= K; k += BYTES) {
+    Packed of_w[NR];
+    for (int n = 0; n < NR; n++) {
+      of_w[n] = load_weight(w[n] + k);
+      __builtin_prefetch(w[n] + k + ahead);
+    }
+    for (int m = 0; m < M; m++) {
+      Packed of_x = load_row(x + m * x_stride + k);
+      for (int n = 0; n < NR; n++) acc[m][n] = dot(acc[m][n], of_w[n], of_x);
+    }
+  }
+  if (k < K) {
+    Packed of_w[NR];
+    for (int n = 0; n < NR; n++) of_w[n] = load_weight_rest(w[n] + k, K - k);
+    for (int m = 0; m < M; m++) {
+      Packed of_x = load_row_rest(x + m * x_stride + k, K - k);
+      for (int n = 0; n < NR; n++) acc[m][n] = dot(acc[m][n], of_w[n], of_x);
+    }
+  }
+  for (int m = 0; m < M; m++) sums4(acc[m], sums[m]);
+}
+
+// 128·Σx of each row: what a biased product counts too much.
+inline void biases(const int8_t* x, int64_t x_stride, int64_t rows, int64_t K, int32_t* out) {
+  for (int64_t m = 0; m < rows; m++) {
+    int32_t total = 0;
+    const int8_t* p = x + m * x_stride;
+    for (int64_t k = 0; k < K; k++) total += p[k];
+    out[m] = 128 * total;
+  }
+}
+
+// Sums of weight rows first ... last go through a strip of columns, [M, STRIP], so that what becomes
+// of them is done a vector of columns at a time: f(m, n, sums, count).
+constexpr int64_t STRIP = 64;
+
+template <class F> inline void product_int8(const int8_t* x, int64_t x_stride, int64_t M,
+                                            const int8_t* weight, int64_t K, const int32_t* bias,
+                                            int64_t first, int64_t last, F f) {
+  int32_t* totals = static_cast<int32_t*>(thread_bytes(1, M * STRIP * int64_t(sizeof(int32_t))));
+  for (int64_t start = first; start < last; start += STRIP) {
+    int64_t end = std::min(start + STRIP, last);
+    for (int64_t n = start; n < end; n += NR) {
+      const int8_t* w[NR];
+      for (int i = 0; i < NR; i++) w[i] = weight + std::min(n + i, last - 1) * K;
+      for (int64_t m = 0; m < M; m += MR) {
+        int rows = (int)std::min<int64_t>(MR, M - m);
+        int32_t sums[MR][NR];
+        const int8_t* from = x + m * x_stride;
+        int64_t ahead = m == 0 ? NR * K : 0;
+        switch (rows) {
+          case 1: tile_int8<1>(from, x_stride, w, K, ahead, sums); break;
+          case 2: tile_int8<2>(from, x_stride, w, K, ahead, sums); break;
+          case 3: tile_int8<3>(from, x_stride, w, K, ahead, sums); break;
+          default: tile_int8<4>(from, x_stride, w, K, ahead, sums);
+        }
+        for (int i = 0; i < rows; i++)
+          std::memcpy(totals + (m + i) * STRIP + (n - start), sums[i], sizeof sums[i]);
+      }
+    }
+    for (int64_t m = 0; m < M; m++) {
+      int32_t excess = BIASED ? bias[m] : 0;
+      blocks(end - start, [&](int64_t i, int n) {
+        vi exact = load_as<vi>(totals + m * STRIP + i) - excess;
+        f(m, start + i, __builtin_convertvector(exact, vf), n);
+      });
+    }
+  }
+}
+
+// Weight rows that are worth a piece of their own.
+inline int64_t columns_a_piece(int64_t bytes_a_row, int64_t M) {
+  int64_t columns = 32768 / std::max<int64_t>(1, bytes_a_row * std::max<int64_t>(1, M / 4));
+  return std::max<int64_t>(NR, columns / NR * NR);
+}
+
+// What int8 sums stand for: `scaled` of triton_linear_int8.py.
+struct Scaled {
+  Argument x_scale, weight_scale, y_scale, y;
+  int64_t x_step, weight_step, y_step, N;
+  Scaled(const Variant& v, int64_t x_step_, int64_t weight_step_, bool weighted)
+      : x_scale(v, "x_scale"), weight_scale(v, weighted ? "weight_scale" : "x_scale"),
+        y_scale(v, "y_scale"), y(v, "y"), x_step(x_step_), weight_step(weight_step_),
+        y_step(v.integer("Y_SCALE_STEP")), N(v.integer("N")), weighted_(weighted) {}
+  // `count` columns of row m from n on
+  void store(const Value* a, int64_t m, int64_t n, vf total, int count) const {
+    vf unit = splat(x_scale.in<const float>(a)[m * x_step]);
+    if (weighted_) unit *= stepped(weight_scale.in<const float>(a), n, weight_step, count);
+    vf out = total * unit;
+    if (y_scale)
+      store_some(y.in<int8_t>(a) + m * N + n,
+                 round8(out / stepped(y_scale.in<const float>(a), n, y_step, count)), count);
+    else
+      store_some(y.in<float>(a) + m * N + n, out, count);
+  }
+
+ private:
+  bool weighted_;
+  static vf stepped(const float* scale, int64_t n, int64_t step, int count) {
+    return step ? load_some(scale + n, count) : splat(*scale);
+  }
+};
+
+struct LinearInt8 : Kernel {
+  Argument x, weight, M;
+  int64_t N, K, x_stride;
+  Scaled scaled;
+  LinearInt8(const Variant& v)
+      : x(v, "x"), weight(v, "weight"), M(v, v.knows("M") ? "M" : "tokens"), N(v.integer("N")),
+        K(v.integer("K")), x_stride(v.integer("X_STRIDE")),
+        scaled(v, v.integer("X_SCALE_STEP", 0), v.integer("WEIGHT_SCALE_STEP"), true) {}
+  void run(const Value* a, const int64_t*, Pool& pool) const override {
+    multiply(a, M.integer(a), pool);
+  }
+  void multiply(const Value* a, int64_t rows, Pool& pool) const {
+    const int8_t* in = x.in<const int8_t>(a);
+    int32_t* bias = pool.scratch<int32_t>(0, rows);
+    if (BIASED) biases(in, x_stride, rows, K, bias);
+    pool.each(N, columns_a_piece(K, rows), [&](int64_t first, int64_t last) {
+      product_int8(in, x_stride, rows, weight.in<const int8_t>(a), K, bias, first, last,
+                   [&](int64_t m, int64_t n, vf sums, int count) {
+                     scaled.store(a, m, n, sums, count);
+                   });
+    });
+  }
+};
+
+// -- floats -----------------------------------------------------------------------------------------
+
+template <int M, class T> inline void tile_float(const float* x, int64_t x_stride,
+                                                 const T* const* w, int64_t K, int64_t ahead,
+                                                 float (*sums)[NR]) {
+  vf acc[M][NR] = {};
+  int64_t k = 0;
+  for (; k + W <= K; k += W) {
+    vf of_w[NR];
+    for (int n = 0; n < NR; n++) {
+      of_w[n] = load(w[n] + k);
+      __builtin_prefetch(w[n] + k + ahead);
+    }
+    for (int m = 0; m < M; m++) {
+      vf of_x = load(x + m * x_stride + k);
+      for (int n = 0; n < NR; n++) acc[m][n] += of_w[n] * of_x;
+    }
+  }
+  for (int m = 0; m < M; m++) {
+    sums4(acc[m], sums[m]);
+    for (int64_t rest = k; rest < K; rest++)
+      for (int n = 0; n < NR; n++) sums[m][n] += one(w[n] + rest) * x[m * x_stride + rest];
+  }
+}
+
+// f(m, n, sums, rows, columns) for tiles of the product with weight rows first ... last
+template <class T, class F> inline void product_float(const float* x, int64_t x_stride, int64_t M,
+                                                      const T* weight, int64_t K, int64_t first,
+                                                      int64_t last, F f) {
+  for (int64_t n = first; n < last; n += NR) {
+    int columns = (int)std::min<int64_t>(NR, last - n);
+    const T* w[NR];
+    for (int i = 0; i < NR; i++) w[i] = weight + (n + std::min(i, columns - 1)) * K;
+    for (int64_t m = 0; m < M; m += MR) {
+      int rows = (int)std::min<int64_t>(MR, M - m);
+      float sums[MR][NR];
+      const float* from = x + m * x_stride;
+      int64_t ahead = m == 0 ? NR * K : 0;
+      switch (rows) {
+        case 1: tile_float<1>(from, x_stride, w, K, ahead, sums); break;
+        case 2: tile_float<2>(from, x_stride, w, K, ahead, sums); break;
+        case 3: tile_float<3>(from, x_stride, w, K, ahead, sums); break;
+        default: tile_float<4>(from, x_stride, w, K, ahead, sums);
+      }
+      f(m, n, sums, rows, columns);
+    }
+  }
+}
+
+// Rows of x rounded to fp16, as engines do beside fp16 weights; what would overflow is 65504.
+inline const float* as_half(const float* x, int64_t stride, int64_t rows, int64_t K, Pool& pool) {
+  float* out = pool.scratch<float>(1, rows * K + W);
+  for (int64_t m = 0; m < rows; m++)
+    blocks(K, [&](int64_t k, int n) {
+      vf v = load_some(x + m * stride + k, n);
+      vf bounded = least(65504.f, most(-65504.f, v));
+      store_some(out + m * K + k, half_to_float(float_to_half(bounded)), n);
+    });
+  return out;
+}
+
+struct LinearFloat : Kernel {
+  Argument x, weight, y, M;
+  int64_t N, K, x_stride;
+  LinearFloat(const Variant& v)
+      : x(v, "x"), weight(v, "weight"), y(v, "y"), M(v, v.knows("M") ? "M" : "tokens"),
+        N(v.integer("N")), K(v.integer("K")), x_stride(v.integer("X_STRIDE")) {}
+  void run(const Value* a, const int64_t*, Pool& pool) const override {
+    multiply(a, M.integer(a), pool);
+  }
+  void multiply(const Value* a, int64_t rows, Pool& pool) const {
+    const float* in = x.in<const float>(a);
+    int64_t stride = x_stride;
+    if (weight.type == Type::f16) in = as_half(in, stride, rows, K, pool), stride = K;
+    with_type(weight.type, [&](auto* t) {
+      using T = std::remove_pointer_t<decltype(t)>;
+      pool.each(N, columns_a_piece(K * sizeof(T), rows), [&](int64_t first, int64_t last) {
+        product_float(in, stride, rows, weight.in<const T>(a), K, first, last,
+                      [&](int64_t m, int64_t n, const float(*sums)[NR], int r, int c) {
+                        for (int i = 0; i < r; i++)
+                          for (int j = 0; j < c; j++)
+                            y.in<float>(a)[(m + i) * N + n + j] = sums[i][j];
+                      });
+      });
+    });
+  }
+};
+
+KERNEL("linear.few", LinearFloat)
+KERNEL("linear.many", LinearFloat)
+KERNEL("linear_int8.few", LinearInt8)
+KERNEL("linear_int8.many", LinearInt8)

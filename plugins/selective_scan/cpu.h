@@ -1,0 +1,256 @@
+// Mamba-1's scan (arXiv 2312.00752, algorithm 2), token by token: the C++ face of triton_scan.py.
+
+struct Scan : Kernel {
+  Argument x, dt, B, C, z, low_dt, low_dt_scale, dt_weight, dt_weight_scale, A, D, dt_bias;
+  Argument A_scale, D_scale, dt_bias_scale;
+  Scale x_scale, dt_scale, B_scale, C_scale, z_scale, state_scale;
+  Argument state, log_x, log_dt, log_B, y, run_fields, replay, slots, ancestors, tokens, batch;
+  int64_t E, N, x_stride, dt_stride, B_stride, C_stride, z_stride;
+  int64_t dt_weight_scales, low_stride, rank;
+  bool ends;
+
+  Scan(const Variant& v)
+      : x(v, "x"), dt(v, "dt"), B(v, "B"), C(v, "C"), z(v, "z"), low_dt(v, "low_dt"),
+        low_dt_scale(v, "low_dt_scale"), dt_weight(v, "dt_weight"),
+        dt_weight_scale(v, "dt_weight_scale"), A(v, "A"), D(v, "D"), dt_bias(v, "dt_bias"),
+        A_scale(v, "A_scale"), D_scale(v, "D_scale"), dt_bias_scale(v, "dt_bias_scale"),
+        x_scale(v, "x_scale", "X_SCALES"), dt_scale(v, "dt_scale", "DT_SCALES"),
+        B_scale(v, "B_scale", "B_SCALES"), C_scale(v, "C_scale", "C_SCALES"),
+        z_scale(v, "z_scale", "Z_SCALES"), state_scale(v, "state_scale", "STATE_SCALES"),
+        state(v, "state"), log_x(v, "log_x"), log_dt(v, "log_dt"), log_B(v, "log_B"), y(v, "y"),
+        run_fields(v, "run"), replay(v, "replay"), slots(v, "slots"), ancestors(v, "ancestors"),
+        tokens(v, "tokens"), batch(v, "batch"), E(v.integer("E")), N(v.integer("N")),
+        x_stride(v.integer("X_STRIDE")), dt_stride(v.integer("DT_STRIDE")),
+        B_stride(v.integer("B_STRIDE")), C_stride(v.integer("C_STRIDE")),
+        z_stride(v.integer("Z_STRIDE")), dt_weight_scales(v.integer("DT_WEIGHT_SCALES")),
+        low_stride(v.integer("LOW_STRIDE")), rank(v.integer("RANK")),
+        ends(v.integer("ENDS", 0) != 0) {
+    if (N > LIMIT) refuse("scan.scan: N is above 256");
+  }
+  static constexpr int64_t LIMIT = 256;
+
+  // A token's inputs, as floats times their units, for one block of channels.
+  struct Token {
+    vf x, delta;
+    const float *B, *C;  // [N]
+  };
+
+  void run(const Value* a, const int64_t*, Pool& pool) const override {
+    if (ends) return;  // a prompt is not cut into parts here
+    Course course(run_fields.in<const int32_t>(a), tokens.integer(a), batch.integer(a),
+                  replay.in<const int32_t>(a), slots.in<const int32_t>(a),
+                  ancestors.in<const int32_t>(a));
+    int64_t rows = course.tokens * course.batch;
+    Rows steps = rows_of(dt, a, dt_stride);
+    if (!dt) steps = {project(a, rows, pool), Type::f32, E};
+    // B and C of the run's tokens, then B of those that are replayed, as floats
+    float* wide = pool.scratch<float>(2, (2 * rows + course.pending * course.batch) * N + W);
+    float *wide_C = wide + rows * N, *wide_replayed = wide_C + rows * N;
+    Rows of_B = rows_of(B, a, B_stride), of_C = rows_of(C, a, C_stride), logged = rows_of(log_B, a, N);
+    for (int64_t n = 0; n < N; n++) {
+      float unit = state_scale.count ? state_scale.one(a, n) : 1.f;
+      float of_b = B_scale.one(a, n) / unit, of_c = C_scale.one(a, n) * unit;
+      for (int64_t r = 0; r < rows; r++) {
+        wide[r * N + n] = of_B.one_at(r, n) * of_b;
+        wide_C[r * N + n] = of_C.one_at(r, n) * of_c;
+      }
+      for (int64_t j = 0; j < course.pending; j++)
+        for (int64_t b = 0; b < course.batch; b++)
+          wide_replayed[(j * course.batch + b) * N + n] =
+              logged.one_at(course.replay[j] * course.batch + b, n) * of_b;
+    }
+    for (int64_t t = 0; t < course.tokens; t++)  // B is kept as it came
+      if (course.slots[t] >= 0)
+        for (int64_t b = 0; b < course.batch; b++)
+          for (int64_t n = 0; n < N; n++)
+            put_log(a, (course.slots[t] * course.batch + b) * N + n,
+                    of_B.one_at(t * course.batch + b, n));
+    int64_t parts = (E + W - 1) / W;
+    pool.each(parts * course.batch, items_a_piece(20 * W * N * (1 + course.tokens + course.pending)),
+              [&](int64_t first, int64_t last) {
+      for (int64_t each = first; each < last; each++) {
+        Block block(*this, a, course, each / parts, each % parts * W, steps, wide, wide_C,
+                    wide_replayed);
+        if (N == 16)
+          block.template work<16>();
+        else
+          block.template work<0>();
+      }
+    });
+  }
+
+  void put_log(const Value* a, int64_t place, float v) const {
+    if (log_B.type == Type::i8)
+      log_B.in<int8_t>(a)[place] = (int8_t)v;
+    else if (log_B.type == Type::f16)
+      put(log_B.in<Half>(a) + place, v);
+    else
+      log_B.in<float>(a)[place] = v;
+  }
+
+  // dt = low_dt · dt_weight as it would be stored, [rows, E]
+  const float* project(const Value* a, int64_t rows, Pool& pool) const {
+    float* out = pool.scratch<float>(3, rows * E + W);
+    if (!dt_weight_scale) {
+      const float* in = low_dt.in<const float>(a);
+      int64_t stride = low_stride;
+      if (dt_weight.type == Type::f16) in = as_half(in, stride, rows, rank, pool), stride = rank;
+      with_type(dt_weight.type, [&](auto* t) {
+        using T = std::remove_pointer_t<decltype(t)>;
+        product_float(in, stride, rows, dt_weight.in<const T>(a), rank, 0, E,
+                      [&](int64_t m, int64_t n, const float(*sums)[NR], int r, int c) {
+                        for (int i = 0; i < r; i++)
+                          for (int j = 0; j < c; j++) out[(m + i) * E + n + j] = sums[i][j];
+                      });
+      });
+      return out;
+    }
+    const int8_t* in = low_dt.in<const int8_t>(a);
+    int32_t* bias = pool.scratch<int32_t>(0, rows);
+    if (BIASED) biases(in, low_stride, rows, rank, bias);
+    float x_unit = *low_dt_scale.in<const float>(a);
+    const float *units = dt_weight_scale.in<const float>(a);
+    product_int8(in, low_stride, rows, dt_weight.in<const int8_t>(a), rank, bias, 0, E,
+                 [&](int64_t m, int64_t n, vf sums, int count) {
+                   vf unit = x_unit * (dt_weight_scales > 1 ? load_some(units + n, count)
+                                                            : splat(*units));
+                   vf step = dt_scale.at(a, n, count);
+                   store_some(out + m * E + n, round8(sums * unit / step), count);
+                 });
+    return out;
+  }
+
+  // W channels of one sequence.
+  struct Block {
+    const Scan& s;
+    const Value* a;
+    const Course& course;
+    int64_t sequence, e;
+    int some;
+    Rows xs, steps, zs, log_xs, log_steps;
+    const float *wide, *wide_C, *wide_replayed;
+    vf x_unit, dt_unit, offset, skip, z_unit;
+    vf rate[LIMIT];
+    Type kind;
+    int64_t state_size;
+
+    Block(const Scan& s_, const Value* a_, const Course& course_, int64_t sequence_, int64_t e_,
+          const Rows& steps_, const float* wide_, const float* wide_C_, const float* replayed_)
+        : s(s_), a(a_), course(course_), sequence(sequence_), e(e_),
+          some((int)std::min<int64_t>(W, s_.E - e_)), xs(rows_of(s.x, a, s.x_stride)),
+          steps(steps_), zs(rows_of(s.z, a, s.z_stride)), log_xs(rows_of(s.log_x, a, s.E)),
+          log_steps(rows_of(s.log_dt, a, s.E)), wide(wide_), wide_C(wide_C_),
+          wide_replayed(replayed_), kind(s.state.type), state_size(course.batch * s.N * s.E) {
+      Rows of_A = rows_of(s.A, a, s.E), of_D = rows_of(s.D, a, 0), of_bias = rows_of(s.dt_bias, a, 0);
+      bool scaled = bool(s.A_scale);
+      float A_unit = scaled ? *s.A_scale.in<const float>(a) : 1.f;
+      for (int64_t n = 0; n < s.N; n++) {
+        vf A = of_A.at(n, e, some);
+        rate[n] = (scaled ? -expv(A * A_unit) : A) * 1.4426950408889634f;
+      }
+      x_unit = s.x_scale.at(a, e, some);
+      dt_unit = s.dt_scale.at(a, e, some);
+      z_unit = s.z_scale.at(a, e, some);
+      skip = of_D.at(0, e, some) * (scaled ? *s.D_scale.in<const float>(a) : 1.f) * x_unit;
+      offset = of_bias.at(0, e, some) * (scaled ? *s.dt_bias_scale.in<const float>(a) : 1.f);
+    }
+
+    vf step_size(vf dt) const { return softplus(dt * dt_unit + offset); }
+
+    // h after one more token, not yet rounded; and C·h where C is asked for
+    template <int COUNT> vf update(vf* h, vf x, vf delta, const float* B, const float* C) const {
+      const int64_t N = COUNT ? COUNT : s.N;
+      vf fed = delta * (x * x_unit), out{};
+      for (int64_t n = 0; n < N; n++) {
+        h[n] = exp2v(delta * rate[n]) * h[n] + fed * B[n];
+        if (C) out += h[n] * C[n];
+      }
+      return out;
+    }
+    template <int COUNT> void round(vf* h) const {
+      if (kind == Type::f32) return;
+      const int64_t N = COUNT ? COUNT : s.N;
+      for (int64_t n = 0; n < N; n++) h[n] = kept(h[n], kind, splat(1.f), splat(1.f));
+    }
+    int64_t state_at(int64_t slot, int64_t n) const {
+      return slot * state_size + (sequence * s.N + n) * s.E + e;
+    }
+    void store_all(const vf* h) const {
+      for (int64_t n = 0; n < s.N; n++)
+        store_state(s.state.in<void>(a), kind, state_at(course.target, n), h[n], splat(1.f), some);
+    }
+    void stash(int64_t t, vf x, vf dt) const {
+      if (course.slots[t] < 0) return;
+      int64_t row = (course.slots[t] * course.batch + sequence) * s.E + e;
+      store_as_type(s.log_x.in<void>(a), s.log_x.type, row, x, some);
+      store_as_type(s.log_dt.in<void>(a), s.log_dt.type, row, dt, some);
+    }
+    void store_out(int64_t row, vf y, vf x) const {
+      vf out = (y + x * skip) * silu(zs.at(row, e, some) * z_unit);
+      store_some(s.y.in<float>(a) + row * s.E + e, out, some);
+    }
+
+    template <int COUNT> void work() {
+      vf h[COUNT ? COUNT : LIMIT];
+      Rows states = rows_of(s.state, a, 0);
+      for (int64_t n = 0; n < s.N; n++) h[n] = states.at(0, state_at(course.source, n), some);
+      for (int64_t j = 0; j < course.pending; j++) {
+        int64_t row = course.replay[j] * course.batch + sequence;
+        update<COUNT>(h, log_xs.at(row, e, some), step_size(log_steps.at(row, e, some)),
+                      wide_replayed + (j * course.batch + sequence) * s.N, nullptr);
+        round<COUNT>(h);
+        if (j + 1 == course.advance) store_all(h);
+      }
+      if (course.ancestors) return branches<COUNT>(h);
+      for (int64_t t = 0; t < course.tokens; t++) {
+        token<COUNT>(h, t);
+        round<COUNT>(h);
+      }
+      if (course.store == 2) store_all(h);
+    }
+
+    // run token t from h on, with its output
+    template <int COUNT> void token(vf* h, int64_t t) const {
+      int64_t row = t * course.batch + sequence;
+      vf x = xs.at(row, e, some), dt = steps.at(row, e, some);
+      stash(t, x, dt);
+      vf y = update<COUNT>(h, x, step_size(dt), wide + row * s.N, wide_C + row * s.N);
+      store_out(row, y, x);
+    }
+
+    // each token on its own path from h
+    template <int COUNT> void branches(const vf* start) const {
+      vf h[COUNT ? COUNT : LIMIT];
+      for (int64_t t = 0; t < course.tokens; t++) {
+        for (int64_t n = 0; n < s.N; n++) h[n] = start[n];
+        for (int64_t j = 0; j < t; j++) {
+          if (!course.ancestors[t * course.tokens + j]) continue;
+          int64_t row = j * course.batch + sequence;
+          update<COUNT>(h, xs.at(row, e, some), step_size(steps.at(row, e, some)),
+                        wide + row * s.N, nullptr);
+          round<COUNT>(h);
+        }
+        token<COUNT>(h, t);
+      }
+    }
+  };
+};
+
+// scan.widen: int8 B and C side by side as floats
+struct Widen : Kernel {
+  Argument B, C, wide, rows;
+  int64_t N, B_stride, C_stride;
+  Widen(const Variant& v)
+      : B(v, "B"), C(v, "C"), wide(v, "wide"), rows(v, "rows"), N(v.integer("N")),
+        B_stride(v.integer("B_STRIDE")), C_stride(v.integer("C_STRIDE")) {}
+  void run(const Value* a, const int64_t*, Pool&) const override {
+    for (int64_t r = 0; r < rows.integer(a); r++)
+      for (int64_t n = 0; n < N; n++) {
+        wide.in<float>(a)[r * 2 * N + n] = B.in<const int8_t>(a)[r * B_stride + n];
+        wide.in<float>(a)[r * 2 * N + N + n] = C.in<const int8_t>(a)[r * C_stride + n];
+      }
+  }
+};
+
+KERNEL("scan.scan", Scan)
+KERNEL("scan.widen", Widen)
