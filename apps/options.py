@@ -16,7 +16,7 @@ from edge.runtime import ort_providers
 if TYPE_CHECKING:
     from edge.runtime.model import Model
 
-ENGINES = ("auto", "ort", "cuda", "tensorrt")
+ENGINES = ("auto", "ort", "cpu", "cuda", "tensorrt")
 _RUNNING = "Running the model"  # the panel of these options in help texts
 
 
@@ -28,14 +28,16 @@ def running(*names: str, **more: Any) -> Any:
 def check_engine(name: str) -> None:
     """A mistake in usage, unless there is such an engine."""
     if name not in ENGINES:
-        raise typer.BadParameter(f"unknown engine {name!r} (choose auto, ort, cuda or tensorrt)")
+        raise typer.BadParameter(
+            f"unknown engine {name!r} (choose auto, ort, cpu, cuda or tensorrt)"
+        )
 
 
 BundleName = Annotated[
     str, typer.Argument(help="Bundle folder, or demo, demo-fp16, demo-draft or demo-bytes.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Engine = Annotated[str, running(help="auto, ort, cuda or tensorrt.")]
+Engine = Annotated[str, running(help="auto, ort, cpu, cuda or tensorrt.")]
 Provider = Annotated[str | None, running(help=ort_providers.HELP)]
 THREADS_HELP = "CPU threads. [default: one per core; one for small models]"
 Threads = Annotated[int | None, running(min=1, metavar="N", help=THREADS_HELP)]

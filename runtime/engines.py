@@ -11,7 +11,7 @@ from edge.runtime.engine import Engine
 if TYPE_CHECKING:
     from edge.bundle import Bundle
 
-ENGINES = ("auto", "ort", "cuda", "tensorrt")
+ENGINES = ("auto", "ort", "cpu", "cuda", "tensorrt")
 
 
 def choose_engine(name: str) -> str:
@@ -23,7 +23,7 @@ def choose_engine(name: str) -> str:
         raise EngineError(
             f"unknown engine {name!r:.60}",
             field="engine",
-            remedy="choose auto, ort, cuda or tensorrt",
+            remedy="choose auto, ort, cpu, cuda or tensorrt",
         )
     return "ort" if name == "auto" else name
 
@@ -64,15 +64,19 @@ def open_engine(
 ) -> Engine:
     """Load a bundle's graph into the engine called `name`.
 
-    `threads`, `spin`, `provider` are for `ort`: `threads` None is one per physical core this
-    process may use, one for a small model; threads that spin wait for work awake, quicker on a
-    machine that does nothing else and far slower beside other work; `provider` is `cpu`, `cuda` or
-    `tensorrt`, None what EDGE_ORT_PROVIDERS lists (tried in turn), else the CPU. Raises
+    `threads` is for `ort` and `cpu`: None is one per physical core this process may use, one for a
+    small model. `spin` and `provider` are for `ort`: threads that spin wait for work awake, quicker
+    on a machine that does nothing else and far slower beside other work; `provider` is `cpu`,
+    `cuda` or `tensorrt`, None what EDGE_ORT_PROVIDERS lists (tried in turn), else the CPU. Raises
     BundleError, EngineError: also a provider that does not run here, or is named for another
-    engine.
+    engine, or kernels for CPUs that were not compiled.
     """
     check_provider(name, provider)
     chosen = choose_engine(name)
+    if chosen == "cpu":
+        from edge.runtime.cpu.engine import CpuEngine
+
+        return CpuEngine.from_bundle(bundle, threads=threads)
     if chosen == "cuda":
         from edge.runtime.cuda.opening import from_bundle
 

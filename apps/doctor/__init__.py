@@ -24,7 +24,9 @@ def doctor(
     ] = "demo-draft",
     engine: Annotated[
         str | None,
-        typer.Option(help="Exit with 1 unless this engine runs here: auto, ort, cuda or tensorrt."),
+        typer.Option(
+            help="Exit with 1 unless this engine runs here: auto, ort, cpu, cuda or tensorrt."
+        ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

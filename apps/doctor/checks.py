@@ -93,6 +93,17 @@ def about_jetson(_: str, root: Path = ROOT) -> tuple[str, str, str | None]:
 # -- engines --------------------------------------------------------------------------------------
 
 
+def cpu_engine(bundle: str) -> tuple[str, str, str | None]:
+    """A step by the kernels for CPUs, beside the same step by ONNX Runtime."""
+    from edge.plugins.cpu import library
+
+    if library.path() is None:
+        todo = "install a C++ compiler, then install edge again; --engine ort needs none"
+        return "absent", "the kernels for CPUs were not compiled", todo
+    status, detail, remedy = beside(bundle, "cpu")
+    return status, f"{detail}; {library.instruction_set()}", remedy
+
+
 def driver(_: str) -> tuple[str, str, str | None]:
     """The NVIDIA driver."""
     version = install.driver_version()
@@ -209,6 +220,7 @@ CHECKS: Mapping[str, Check] = {
     "memory": about_memory,
     "jetson": about_jetson,
     "onnxruntime": onnx_runtime,
+    "cpu engine": cpu_engine,
     "driver": driver,
     "cuda-core": cuda_core,
     "gpu": gpu,
@@ -228,6 +240,7 @@ HERE = {"machine", "memory", "jetson", "driver", "export"}
 ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "auto": ("onnxruntime", ()),
     "ort": ("onnxruntime", ()),
+    "cpu": ("cpu engine", ()),
     "cuda": ("cuda engine", ("driver", "cuda-core", "gpu", "kernels")),
     "tensorrt": ("tensorrt engine", ("driver", "cuda-core", "gpu", "tensorrt")),
 }

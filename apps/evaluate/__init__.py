@@ -28,7 +28,7 @@ def evaluate(
     threads: Annotated[int | None, typer.Option(
         min=1, help="CPU threads; else one per core, small models one.")] = None,
     engine: Annotated[str, typer.Option(
-        help="auto, ort, cuda or tensorrt; what it is compared with is on auto.")] = "auto",
+        help="auto, ort, cpu, cuda or tensorrt; what it is compared with is on auto.")] = "auto",
     provider: Annotated[str | None, typer.Option(help=ort_providers.HELP)] = None,
     window: Annotated[int | None, _reading(
         help="Tokens of a window; the context attention was trained for, else 2048.")] = None,

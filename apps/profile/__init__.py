@@ -55,7 +55,7 @@ def profile(
         metavar=shared.ACCEPT_METAVAR, help=shared.ACCEPT_HELP)] = "exact",
     draft_prompts: Annotated[Path | None, _drafting_option(
         metavar="FILE", help="Prompts, one a line, or JSON lines; four of our own.")] = None,
-    engine: Annotated[str, _running_option(help="auto, ort, cuda or tensorrt.")] = "auto",
+    engine: Annotated[str, _running_option(help="auto, ort, cpu, cuda or tensorrt.")] = "auto",
     provider: Annotated[str | None, _running_option(help=ort_providers.HELP)] = None,
     threads: Annotated[int | None, _running_option(
         min=1, help="CPU threads; else one per core, small models one.")] = None,

@@ -31,7 +31,7 @@ from edge.runtime.model import Model, load, resolve
 from edge.runtime.sampling import Sampler, SamplingParams
 from edge.tensors import parameters
 
-ENGINES = ("ort", "cuda", "tensorrt")
+ENGINES = ("ort", "cpu", "cuda", "tensorrt")
 DEFAULT_PROMPT = 512
 DEFAULT_DEPTHS = (128, 512, 1024, 2048, 4096)
 STEPS = 16

@@ -24,8 +24,10 @@ DEVICE_VARIABLE = "EDGE_DEVICE"
 INTERPRET = "interpret"
 
 
-def from_bundle(bundle: Bundle, device: Device | None = None) -> CudaEngine:
-    """The engine for a bundle; `device` None is the one EDGE_DEVICE means.
+def from_bundle(
+    bundle: Bundle, device: Device | None = None, kind: type[CudaEngine] = CudaEngine
+) -> CudaEngine:
+    """The engine for a bundle; `device` None is the one EDGE_DEVICE means. `kind`: its class.
 
     Raises BundleError: no plan, no kernels for this device, an altered file; EngineError: no
     device, no memory.
@@ -38,7 +40,7 @@ def from_bundle(bundle: Bundle, device: Device | None = None) -> CudaEngine:
     if plan.weights:
         upload(bundle, WEIGHT_FILE, weights)
     manifest = bundle.manifest
-    return CudaEngine(
+    return kind(
         plan,
         manifest.model,
         exclusive,

@@ -1,0 +1,1 @@
+"""The `cpu` engine: a bundle's launch plan over compiled kernels for CPUs."""

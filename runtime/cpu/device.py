@@ -1,0 +1,151 @@
+"""A CPU as the launch plan's device: memory of this process, compiled kernels, lists of calls."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError
+from edge.launch import CompiledKernel, Variant
+from edge.plugins.cpu.library import Call, Kernel, Pool, Value, instruction_set, text_of
+from edge.runtime.cuda.device import ALIGNMENT, RecordedGraph
+
+Bytes = NDArray[np.uint8]
+
+
+class HostMemory:
+    """Zeroed bytes that start on 256."""
+
+    def __init__(self, nbytes: int) -> None:
+        try:
+            block = np.zeros(nbytes + ALIGNMENT, np.uint8)
+        except MemoryError:
+            raise EngineError(f"no memory for {nbytes} bytes") from None
+        start = -block.ctypes.data % ALIGNMENT
+        self.nbytes = nbytes
+        self.data: Bytes = block[start : start + nbytes]
+        self.address = self.data.ctypes.data
+
+
+class CallList:
+    """Calls in order, made ready to be run any number of times."""
+
+    def __init__(self, pool: Pool, calls: Sequence[Call], kept: Sequence[Any]) -> None:
+        self._pool = pool
+        self._calls = (Call * len(calls))(*calls)
+        self._kept = list(kept)  # kernels, values and memory that the calls point to
+
+    def replay(self) -> None:
+        self._pool.run(self._calls)
+
+
+class CpuDevice:
+    """See `edge.runtime.cuda.device.Device`. Everything is done before a call returns.
+
+    Attributes:
+        name: with the instruction set.
+        sm: 0, for kernels are found by the variant alone.
+    """
+
+    sm = 0
+
+    def __init__(self, threads: int, isa: str | None = None) -> None:
+        """`isa`: the instruction set; None is the best one. Raises EngineError: no library."""
+        self.isa = instruction_set() if isa is None else isa
+        self.name = f"CPU, {self.isa}, {threads} thread{'s' if threads > 1 else ''}"
+        self._pool = Pool(threads)
+        self._copy = Kernel("kernel copy", self.isa)
+        self._fill = Kernel("kernel fill", self.isa)
+        self._recording: tuple[list[Call], list[Any]] | None = None
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> HostMemory:
+        return HostMemory(nbytes)
+
+    def host(self, nbytes: int) -> Bytes:
+        return HostMemory(nbytes).data
+
+    def write(self, target: Any, at: int, source: Bytes) -> None:
+        self._move(target.data[at : at + source.nbytes], source)
+
+    def read(self, target: Bytes, source: Any, at: int) -> None:
+        self._move(target, source.data[at : at + target.nbytes])
+
+    def copy(self, target: Any, at: int, source: Any, start: int, nbytes: int) -> None:
+        self._move(target.data[at : at + nbytes], source.data[start : start + nbytes])
+
+    def _move(self, target: Bytes, source: Bytes) -> None:
+        if target.nbytes != source.nbytes:
+            raise EngineError(f"{source.nbytes} bytes do not fit {target.nbytes}")
+        if self._recording is None:
+            np.copyto(target, source)
+            return
+        values = (Value * 2)(Value(address=target.ctypes.data), Value(address=source.ctypes.data))
+        self._add(self._copy, values, (target.nbytes, 0, 0), (target, source))
+
+    def fill(self, target: Any, at: int, nbytes: int, byte: int) -> None:
+        part = target.data[at : at + nbytes]
+        if self._recording is None:
+            part.fill(byte)
+            return
+        values = (Value * 1)(Value(address=part.ctypes.data))
+        self._add(self._fill, values, (nbytes, byte, 0), part)
+
+    # -- launches --------------------------------------------------------------------------------
+
+    def load(
+        self, variant: Variant, compiled: CompiledKernel | None, cubin: bytes
+    ) -> tuple[Kernel, tuple[str, ...]]:
+        """A kernel, and which member of `Value` each argument is. Raises EngineError: none."""
+        members = []
+        for kind in variant.types:
+            pointer, number = kind.startswith("*"), kind.startswith("fp")
+            members.append("address" if pointer else "number" if number else "integer")
+        return Kernel(text_of(variant), self.isa), tuple(members)
+
+    def launch(
+        self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[int | float]
+    ) -> None:
+        made, members = kernel
+        values = (Value * len(members))()
+        for value, member, argument in zip(values, members, arguments, strict=True):
+            setattr(value, member, argument)
+        if self._recording is None:
+            self._pool.run((Call * 1)(_call(made, values, grid)))
+        else:
+            self._add(made, values, grid, None)
+
+    def _add(self, kernel: Kernel, values: Any, grid: tuple[int, int, int], memory: Any) -> None:
+        assert self._recording is not None
+        calls, kept = self._recording
+        calls.append(_call(kernel, values, grid))
+        kept.append((kernel, values, memory))
+
+    @contextmanager
+    def record(self) -> Iterator[list[RecordedGraph]]:
+        """See `Device.record`. Raises EngineError inside another recording."""
+        if self._recording is not None:
+            raise EngineError("a recording is under way")
+        out: list[RecordedGraph] = []
+        recording: tuple[list[Call], list[Any]] = ([], [])
+        self._recording = recording
+        try:
+            yield out
+        finally:
+            self._recording = None
+        out.append(CallList(self._pool, *recording))
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+def _call(kernel: Kernel, values: Any, grid: tuple[int, int, int]) -> Call:
+    return Call(
+        kernel.handle, ctypes.cast(values, ctypes.POINTER(Value)), (ctypes.c_int64 * 3)(*grid)
+    )

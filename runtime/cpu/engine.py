@@ -1,0 +1,41 @@
+"""The `cpu` engine: a bundle's launch plan over compiled kernels, without ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge import cpu
+from edge.errors import InputError
+from edge.runtime.cpu.device import CpuDevice
+from edge.runtime.cuda.engine import CudaEngine
+from edge.runtime.cuda.opening import from_bundle
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+
+# Bytes of weights up to which one thread is the quicker: a second one's wake-up costs more than it
+# brings.
+_SMALL = 8_000_000
+
+
+class CpuEngine(CudaEngine):
+    """A launch plan on this machine's CPU: the states, files and ledger of the CUDA engine."""
+
+    name = "cpu"
+
+    @staticmethod
+    def from_bundle(bundle: Bundle, *, threads: int | None = None) -> CpuEngine:
+        """The engine for a bundle. `threads` None is one per physical core this process may use,
+        and one for a small model.
+
+        Raises BundleError: no launch plan; InputError: no threads; EngineError: the kernels are not
+        compiled, or there is no memory.
+        """
+        if threads is None:
+            weights = sum(e.size for e in bundle.manifest.files if e.path.endswith(".bin"))
+            threads = 1 if weights <= _SMALL else cpu.usable_cores()
+        if threads < 1:
+            raise InputError(f"threads must be positive, got {threads}", field="threads")
+        engine = from_bundle(bundle, CpuDevice(threads), CpuEngine)
+        assert isinstance(engine, CpuEngine)
+        return engine
