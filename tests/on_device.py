@@ -1,7 +1,9 @@
-"""Where tests run kernels: in Triton's interpreter or, with EDGE_TEST_DEVICE=cuda, on a GPU.
+"""Where tests run kernels: in Triton's interpreter and compiled for this CPU, or on a GPU.
 
-On a GPU they take the way that a bundle's kernels take: compiled ahead of time, loaded and launched
-by `CoreDevice`. EDGE_TEST_VARIANTS names a folder in which to note what would have to be compiled;
+Tests that ask for the fixture `where` run once in Triton's interpreter, and once with the kernels
+for CPUs of each instruction set that this machine has. With EDGE_TEST_DEVICE=cuda they run on a GPU
+alone, the way that a bundle's kernels take: compiled ahead of time, loaded and launched by
+`CoreDevice`. EDGE_TEST_VARIANTS names a folder in which to note what would have to be compiled;
 tests are then skipped where they would run a kernel (`tests/gpu/pack.sh`).
 """
 
@@ -9,7 +11,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +21,55 @@ import pytest
 import torch
 from torch import Tensor
 
+from edge.errors import EngineError
 from edge.launch import Variant
-from edge.plugins.compiler.interpreter import InterpretDevice
+from edge.plugins.compiler.interpreter import GuardedMemory, InterpretDevice
+from edge.plugins.cpu import library
+from edge.runtime.cpu.device import CpuDevice
 from edge.runtime.cuda.core import CoreDevice
 from edge.runtime.cuda.device import Device
 from tests.gpu.variants import write
 
 ON_GPU = os.environ.get("EDGE_TEST_DEVICE", "cpu") != "cpu"
 NOTES = os.environ.get("EDGE_TEST_VARIANTS", "")
+INTERPRETED = "interpreted"
+_chosen = INTERPRETED
+
+
+def places() -> list[Any]:
+    """What `where` may be."""
+    if ON_GPU or NOTES:
+        return [INTERPRETED]
+    if library.path() is None:
+        why = "needs the kernels for CPUs (run make test where there is a C++ compiler)"
+        return [INTERPRETED, pytest.param("cpu", marks=pytest.mark.skip(reason=why))]
+    return [INTERPRETED, *library.instruction_sets()]
+
+
+def parametrize(metafunc: pytest.Metafunc) -> None:
+    """Run a test that uses the fixture `where` in all places."""
+    metafunc.parametrize("where", places(), indirect=True)
+
+
+@contextmanager
+def running(where: str) -> Iterator[None]:
+    """Kernels run there inside."""
+    global _chosen
+    before, _chosen = _chosen, where
+    try:
+        yield
+    finally:
+        _chosen = before
+
+
+def chosen() -> str:
+    """Where kernels run now."""
+    return _chosen
+
+
+def native() -> bool:
+    """Whether they are those for CPUs."""
+    return _chosen != INTERPRETED
 
 
 @functools.cache
@@ -39,6 +84,9 @@ def device_with(variants: Iterable[Variant]) -> tuple[Device, list[Any]]:
     note(every)
     if ON_GPU:
         return gpu(), compiled_for(gpu(), every)
+    if native():
+        cpu = GuardedCpu(1, _chosen)
+        return cpu, [cpu.load(each, None, b"") for each in every]
     device = InterpretDevice() if not NOTES else _Noting()
     return device, [device.load(each, None, b"") for each in every]
 
@@ -63,10 +111,30 @@ def same_sums(found: Tensor, expected: Tensor) -> bool:
     Compiled, each kernel has its own order within a thread: at most 10⁻⁵ of the largest sum apart
     (measured on an H100: 2·10⁻⁶).
     """
-    if not ON_GPU:
+    if not ON_GPU and not native():
         return torch.equal(found, expected)
     apart = float((found - expected).abs().max())
     return found.shape == expected.shape and apart <= 1e-5 * float(expected.abs().max())
+
+
+class GuardedCpu(CpuDevice):
+    """A CPU whose memory lies between guard zones, which no kernel may have written to."""
+
+    def __init__(self, threads: int, isa: str) -> None:
+        super().__init__(threads, isa)
+        self._guarded: weakref.WeakSet[GuardedMemory] = weakref.WeakSet()
+
+    def allocate(self, nbytes: int) -> Any:
+        memory = GuardedMemory(nbytes)
+        self._guarded.add(memory)
+        return memory
+
+    def wait(self) -> None:
+        for memory in self._guarded:
+            for zone in memory.guards:
+                if (zone != 0xFF).any():
+                    memory.guard()
+                    raise EngineError(f"bytes beside a buffer of {memory.nbytes} were written")
 
 
 class _Noting(InterpretDevice):

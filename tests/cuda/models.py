@@ -18,7 +18,7 @@ from edge.runtime.cuda.state import DeviceState
 from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import Identity
 from edge.runtime.ort import OrtEngine
-from tests import quantized_models
+from tests import on_device, quantized_models
 from tests.on_device import device_with
 
 CHUNK = 48
@@ -36,17 +36,23 @@ class Engines:
 
 def engines(name: str, quant: str, state: str | None = None) -> Engines:
     """The model `name` of tests/test_graph_models.py, its scans' states of type `state`."""
-    return _engines(name, quant, state)
+    return _engines(name, quant, state, on_device.chosen())
 
 
 @functools.cache
-def _engines(name: str, quant: str, state: str | None) -> Engines:
+def _engines(name: str, quant: str, state: str | None, where: str) -> Engines:
+    graph, dtypes = _built(name, quant, state)
+    return both(graph, quantized_models.network(name).config, dtypes)
+
+
+@functools.cache
+def _built(name: str, quant: str, state: str | None) -> tuple[Path, Mapping[str, str]]:
     folder = Path(_ROOT.name) / f"{name}-{quant}-{state}"
     folder.mkdir(exist_ok=True)
     choices = {} if state is None else {"ssm_state": state}
     _, plan = quantized_models.plan_of(name, quant, **choices)
     built = quantized_models.built(name, plan, folder)
-    return both(built.graph, quantized_models.network(name).config, built.state_dtypes)
+    return built.graph, built.state_dtypes
 
 
 def both(

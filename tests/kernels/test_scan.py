@@ -23,7 +23,7 @@ from tests.kernels.recurrent_inputs import (
     same_bits,
     two_slots,
 )
-from tests.on_device import same_sums
+from tests.on_device import native, same_sums
 
 Feeds = dict[str, Any]
 STATE = "layers.3.ssm_state"
@@ -184,7 +184,8 @@ def test_parts_of_a_prompt(
     alone = run_scan(feeds, replace(run, programs=0))
     for mine, other in ((found.y, alone.y), (found.states, alone.states)):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4, equal_nan=True)
-    assert same_bits(found.y, alone.y) == (programs // batch < 2 or new < 64)
+    if not native():  # which cuts nothing into parts
+        assert same_bits(found.y, alone.y) == (programs // batch < 2 or new < 64)
     compared = Compared()
     for t in (0, 31, 32, 62, new - 1):
         y, _ = expected(feeds, run.before(t))

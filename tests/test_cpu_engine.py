@@ -1,0 +1,129 @@
+"""The `cpu` engine: the golden sentence, threads, older processors, and what it refuses.
+
+`tests/kernels` and `tests/cuda/test_engine_models.py` hold its kernels and whole models to the
+references, for every instruction set of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edge
+from edge.errors import EngineError, InputError
+from edge.launch import Variant
+from edge.plugins.cpu import library
+from edge.runtime.model import EMBEDDED
+from tests import golden
+
+ROOT = Path(__file__).parent.parent
+compiled = pytest.mark.skipif(
+    library.path() is None,
+    reason="needs the kernels for CPUs (run make test where there is a C++ compiler)",
+)
+ADD = Variant(
+    kernel="rows.add", arguments=("a", "b", "y"), types=("*fp32",) * 3,
+    constants={"WIDTH": 4, "A_STRIDE": 4, "B_STRIDE": 4, "BLOCK": 4},
+)  # fmt: skip
+
+
+@compiled
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_golden_sentence(name: str) -> None:
+    with edge.load(name, engine="cpu", threads=1) as model:
+        golden.check(name, model)
+
+
+@compiled
+@pytest.mark.parametrize("name", ["demo", "demo-bytes"])
+def test_threads_change_no_bit(name: str) -> None:
+    """A prompt, steps and a rewound run; two models share the machine with their threads."""
+    ids = np.random.default_rng(0).integers(0, 256, (1, 96))
+    found = []
+    for threads in (1, 2, 5):
+        engine = edge.load(name, engine="cpu", threads=threads).engine
+        state = engine.new_state(window=4)
+        rows = [engine.run(ids, state, rows="all", commit=True).copy()]
+        rows += [engine.run(ids[:, i : i + 1], state).copy() for i in range(8)]
+        rows.append(engine.run(ids[:, 8:12], state, rows="all").copy())
+        state.rewind(2)
+        rows.append(engine.run(ids[:, 12:13], state).copy())
+        found.append(np.concatenate(rows, axis=1))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+@compiled
+def test_engines_on_threads_of_their_own() -> None:
+    """Four callers, each with an engine of two threads, at once: each says what it says alone."""
+    failures: list[BaseException] = []
+
+    def say() -> None:
+        try:
+            with edge.load("demo-draft", engine="cpu", threads=2) as model:
+                for _ in range(3):
+                    golden.check("demo-draft", model)
+        except BaseException as problem:
+            failures.append(problem)
+
+    callers = [threading.Thread(target=say) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert not failures and not any(caller.is_alive() for caller in callers)
+
+
+@compiled
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other sets")
+def test_older_processors() -> None:
+    """What a processor lacks is neither offered nor run: Nehalem has SSE4 and no AVX."""
+    emulator = shutil.which("qemu-x86_64")
+    if emulator is None:
+        pytest.skip("qemu-x86_64 is needed: apt-get install -y qemu-user")
+    program = (
+        "import edge\nfrom edge.plugins.cpu import library\nfrom tests import golden\n"
+        "assert library.instruction_sets() == ('plain',), library.instruction_sets()\n"
+        "golden.check('demo-draft', edge.load('demo-draft', engine='cpu', threads=2))\n"
+    )
+    child = subprocess.run(
+        [emulator, "-cpu", "Nehalem", sys.executable, "-c", program],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "EDGE_MEMORY_CHECK": "off"},
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+
+
+@compiled
+def test_sets_and_kernels_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.SET_VARIABLE, "avx1024")
+    with pytest.raises(EngineError, match="avx1024") as caught:
+        library.instruction_set()
+    assert caught.value.field == library.SET_VARIABLE and "plain" in str(caught.value.remedy)
+    with pytest.raises(EngineError, match=r"rows\.subtract"):
+        wrong = ADD.model_copy(update={"kernel": "rows.subtract"})
+        library.Kernel(library.text_of(wrong), "plain")
+    with pytest.raises(EngineError, match=r"rows\.add.*WIDTH"):
+        constants = {"A_STRIDE": 4, "B_STRIDE": 4, "BLOCK": 4}
+        library.Kernel(library.text_of(ADD.model_copy(update={"constants": constants})), "plain")
+    with pytest.raises(InputError, match="threads"):
+        edge.load("demo-draft", engine="cpu", threads=0)
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    library.library.cache_clear()
+    monkeypatch.setattr(library, "path", lambda: None)
+    try:
+        with pytest.raises(EngineError, match="not compiled") as caught:
+            edge.load("demo-draft", engine="cpu")
+    finally:
+        library.library.cache_clear()
+    assert "compiler" in str(caught.value.remedy)
