@@ -109,16 +109,29 @@ class EdgePeer:
     note: str = ""
 
     def __init__(
-        self, workspace: ModelFolder, recipe: Rounding, threads: int, *, spin: bool = False
+        self,
+        workspace: ModelFolder,
+        recipe: Rounding,
+        threads: int,
+        *,
+        spin: bool = False,
+        engine: Literal["ort", "cpu"] = "ort",
     ) -> None:
-        self.name = f"edge-{recipe}-spin" if spin else f"edge-{recipe}"
+        ort = engine == "ort"
+        self.name = f"edge-{recipe}" + ("" if ort else f"-{engine}") + ("-spin" if spin else "")
         self.rounding = recipe
         if spin:
             self.note = "threads wait awake (edge.load(…, spin=True)), as llama.cpp's do"
+        if not ort:
+            self.note = f"engine {engine}: the launch plan over compiled kernels"
         with open_bundle(_exported(workspace, recipe)) as bundle:
             self.weight_bytes = sum(entry.size for entry in bundle.manifest.files)
-            self._engine = open_engine(bundle, "ort", threads=threads, spin=spin, provider="cpu")
-        self.version = f"{installed('mamba-edge')}, onnxruntime {installed('onnxruntime')}"
+            provider = "cpu" if ort else None
+            self._engine = open_engine(
+                bundle, engine, threads=threads, spin=spin, provider=provider
+            )
+        beside = f", onnxruntime {installed('onnxruntime')}" if ort else ""
+        self.version = f"{installed('mamba-edge')}{beside}"
         self._state = self._engine.new_state()
         self._token = np.zeros((1, 1), np.int64)
 
@@ -316,9 +329,9 @@ _NEEDS_LLAMA = ("llama-cpp-python", "gguf"), INSTALL_LLAMA
 _NEEDS_TORCH = ("torch", "transformers"), ".venv/bin/pip install torch transformers"
 
 
-def _edge(recipe: Rounding, spin: bool = False) -> PeerEntry:
+def _edge(recipe: Rounding, spin: bool = False, engine: Literal["ort", "cpu"] = "ort") -> PeerEntry:
     def make(where: ModelFolder, threads: int) -> Peer:
-        return EdgePeer(where, recipe, threads, spin=spin)
+        return EdgePeer(where, recipe, threads, spin=spin, engine=engine)
 
     return PeerEntry(*_NEEDS_EXPORT, make)
 
@@ -335,13 +348,17 @@ PEERS = {
     "edge-w4": _edge("w4"),
     "edge-fp16": _edge("fp16"),
     "edge-fp32": _edge("fp32"),
+    "edge-w8-cpu": _edge("w8", engine="cpu"),
+    "edge-w8a8-cpu": _edge("w8a8", engine="cpu"),
+    "edge-w4-cpu": _edge("w4", engine="cpu"),
     "llama-q8_0": _llama("q8_0"),
     "llama-q4_0": _llama("q4_0"),
     "llama-f16": _llama("f16"),
     "transformers": PeerEntry(*_NEEDS_TORCH, TransformersPeer),
 }
 DEFAULT = (
-    "edge-w8", "edge-w8-spin", "edge-w8a8", "edge-w8a8-spin", "edge-w4", "edge-fp32",
+    "edge-w8", "edge-w8-spin", "edge-w8a8", "edge-w8a8-spin", "edge-w8a8-cpu", "edge-w4",
+    "edge-w4-cpu", "edge-fp32",
     "llama-q8_0", "llama-q4_0", "transformers",
 )  # fmt: skip
 

@@ -30,6 +30,7 @@ from edge.tensors import parameters
 Facts = dict[str, Any]
 FIGURES = ("decode", "prefill", "run")
 PROMPT, PREFILL_TOKENS, STEPS = 32, 256, 4
+RUNS = 6  # that are compared: what four tokens alone say is chance
 OBSERVED = 0.5  # seconds in which to see what others are doing
 BUDGET = 1.0  # seconds after which a turn neither warms up nor samples further
 WARM = {"decode": 3, "prefill": 1, "run": 2}
@@ -141,20 +142,21 @@ def make_reference(workspace: ModelFolder, threads: int, say: Say) -> Reference:
     model = TransformersPeer(workspace, threads)
     count, vocab = PREFILL_TOKENS + RUN + STEPS, workspace.config.vocab_size
     tokens = np.random.default_rng(0).integers(0, vocab, count, dtype=np.int64)
-    short, long = tokens[: PROMPT + RUN + STEPS], tokens[: PREFILL_TOKENS + 1]
+    short, long = tokens[: PROMPT + RUNS * RUN + STEPS], tokens[: PREFILL_TOKENS + 1]
     return Reference(short, model.whole(short), long, model.whole(long))
 
 
 def compare(peer: Peer, reference: Reference) -> dict[str, Agreement]:
-    """Run the peer over the reference's tokens, the way it will be timed: the prompt, the run after
-    it, the steps after that, and the long prompt.
+    """Run the peer over the reference's tokens, the way it will be timed: the prompt, the runs
+    after it, the steps after those, and the long prompt.
     """
-    cut, end = PROMPT, PROMPT + RUN
+    cut, end = PROMPT, PROMPT + RUNS * RUN
     short, wanted = reference.short, reference.short_logits
     found = {
         "prompt": agreement(wanted[:cut], peer.prefill(short[:cut], every_row=True).copy()),
-        "run": agreement(wanted[cut:end], peer.run(short[cut:end]).copy()),
     }
+    runs = [peer.run(short[at : at + RUN]).copy() for at in range(cut, end, RUN)]
+    found["run"] = agreement(wanted[cut:end], np.concatenate(runs))
     steps = [peer.step(int(token)).copy() for token in short[end:]]
     found["steps"] = agreement(wanted[end:], np.concatenate(steps))
     last = peer.prefill(reference.long[:-1]).copy()
