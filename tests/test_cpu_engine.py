@@ -110,10 +110,10 @@ def test_sets_and_kernels_that_are_not_there(monkeypatch: pytest.MonkeyPatch) ->
     assert caught.value.field == library.SET_VARIABLE and "plain" in str(caught.value.remedy)
     with pytest.raises(EngineError, match=r"rows\.subtract"):
         wrong = ADD.model_copy(update={"kernel": "rows.subtract"})
-        library.Kernel(library.text_of(wrong), "plain")
+        library.CpuKernel(library.text_of(wrong), "plain")
     with pytest.raises(EngineError, match=r"rows\.add.*WIDTH"):
         constants = {"A_STRIDE": 4, "B_STRIDE": 4, "BLOCK": 4}
-        library.Kernel(library.text_of(ADD.model_copy(update={"constants": constants})), "plain")
+        library.CpuKernel(library.text_of(ADD.model_copy(update={"constants": constants})), "plain")
     with pytest.raises(InputError, match="threads"):
         edge.load("demo-draft", engine="cpu", threads=0)
 

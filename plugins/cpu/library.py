@@ -15,7 +15,7 @@ SET_VARIABLE = "EDGE_CPU_SET"
 _MESSAGE = 512
 
 
-class Value(ctypes.Union):
+class CallValue(ctypes.Union):
     """One argument of a call."""
 
     _fields_ = (
@@ -25,12 +25,12 @@ class Value(ctypes.Union):
     )
 
 
-class Call(ctypes.Structure):
+class CpuCall(ctypes.Structure):
     """One launch, or one copy: a kernel, its values and what a GPU's grid would be."""
 
     _fields_ = (
         ("kernel", ctypes.c_void_p),
-        ("values", ctypes.POINTER(Value)),
+        ("values", ctypes.POINTER(CallValue)),
         ("grid", ctypes.c_int64 * 3),
     )
 
@@ -85,7 +85,7 @@ def instruction_set() -> str:
     return wanted or here[-1]
 
 
-class Kernel:
+class CpuKernel:
     """A variant's kernel. Raises EngineError: there is none for a CPU."""
 
     def __init__(self, text: str, name: str) -> None:
@@ -120,7 +120,7 @@ class Pool:
         if not self.handle:
             raise EngineError(f"no {threads} threads could be started", field="threads")
 
-    def run(self, calls: ctypes.Array[Call]) -> None:
+    def run(self, calls: ctypes.Array[CpuCall]) -> None:
         """Run them in order. Raises EngineError: no memory."""
         if self._library.edge_cpu_run(self.handle, calls, len(calls)):
             raise EngineError("no memory for a kernel's intermediate values")

@@ -9,7 +9,6 @@ from edge.errors import ExportError
 from edge.launch import ITEM_SIZE, Argument, Launch, Pointer, Size, Variant
 from edge.plugins.lowering.context import Regime
 from edge.plugins.tensorrt.launches import (
-    Buffer,
     Call,
     Input,
     Kernel,
@@ -17,6 +16,7 @@ from edge.plugins.tensorrt.launches import (
     NodeProgram,
     Output,
     Place,
+    WorkBuffer,
 )
 from edge.plugins.tensorrt.operands import Operands
 from edge.plugins.tensorrt.tensors import OUT, Tensors
@@ -71,7 +71,7 @@ class _Calls:
             symbols=self._symbols(outputs, programs),
             rows=self._rows,
             workspace=tuple(
-                Buffer(size, None if None in rows else max(filter(None, rows)))
+                WorkBuffer(size, None if None in rows else max(filter(None, rows)))
                 for _, size, rows in self._workspace.values()
             ),
             kernels=tuple(self._kernels),

@@ -14,7 +14,7 @@ symbols as little-endian ASCII ("TB" is 0x4254), per. Lists are their length and
     outputs     of (dtype, alias + 1, dims: of (symbol, or 0; the number otherwise))
     symbols     of (symbol, input, axis): the length of that axis of that input
     rows        symbols whose product is the number of rows that programs are chosen by
-    workspace   of (bytes of a row, most rows: 0 is any): buffers; see `Buffer`
+    workspace   of (bytes of a row, most rows: 0 is any): buffers; see `WorkBuffer`
     kernels     of (string, threads of a block)
     launches    of (kernel, grid: 3 Size, arguments: of (tag, then by tag))
                     0 pointer   space (0 input, 1 output, 2 workspace), index, bytes from its start
@@ -71,7 +71,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Buffer:
+class WorkBuffer:
     """Part of the workspace: `rows` rows of `row_bytes`, on 256 bytes, behind the one before.
 
     Runs of more than `max_rows` rows (None: any number) have no use for it: there it takes nothing.
@@ -119,7 +119,7 @@ class NodeLaunches:
     outputs: tuple[Output, ...]
     symbols: dict[str, tuple[int, int]]
     rows: str
-    workspace: tuple[Buffer, ...]
+    workspace: tuple[WorkBuffer, ...]
     kernels: tuple[Kernel, ...]
     calls: tuple[Call, ...]
     programs: tuple[NodeProgram, ...]
@@ -178,7 +178,7 @@ class _Writer:
     def _size(self, size: Size) -> None:
         self.words(size.times, _ascii(size.of), size.per)
 
-    def buffer(self, buffer: Buffer) -> None:
+    def buffer(self, buffer: WorkBuffer) -> None:
         self.words(buffer.row_bytes, buffer.max_rows or 0)
 
     def kernel(self, kernel: Kernel) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge.errors import EngineError
 from edge.launch import CompiledKernel, Variant
-from edge.plugins.cpu.library import Call, Kernel, Pool, Value, instruction_set, text_of
+from edge.plugins.cpu.library import CallValue, CpuCall, CpuKernel, Pool, instruction_set, text_of
 from edge.runtime.cuda.device import ALIGNMENT, RecordedGraph
 
 Bytes = NDArray[np.uint8]
@@ -35,9 +35,9 @@ class HostMemory:
 class CallList:
     """Calls in order, made ready to be run any number of times."""
 
-    def __init__(self, pool: Pool, calls: Sequence[Call], kept: Sequence[Any]) -> None:
+    def __init__(self, pool: Pool, calls: Sequence[CpuCall], kept: Sequence[Any]) -> None:
         self._pool = pool
-        self._calls = (Call * len(calls))(*calls)
+        self._calls = (CpuCall * len(calls))(*calls)
         self._kept = list(kept)  # kernels, values and memory that the calls point to
 
     def replay(self) -> None:
@@ -59,9 +59,9 @@ class CpuDevice:
         self.isa = instruction_set() if isa is None else isa
         self.name = f"CPU, {self.isa}, {threads} thread{'s' if threads > 1 else ''}"
         self._pool = Pool(threads)
-        self._copy = Kernel("kernel copy", self.isa)
-        self._fill = Kernel("kernel fill", self.isa)
-        self._recording: tuple[list[Call], list[Any]] | None = None
+        self._copy = CpuKernel("kernel copy", self.isa)
+        self._fill = CpuKernel("kernel fill", self.isa)
+        self._recording: tuple[list[CpuCall], list[Any]] | None = None
 
     # -- memory ----------------------------------------------------------------------------------
 
@@ -86,7 +86,9 @@ class CpuDevice:
         if self._recording is None:
             np.copyto(target, source)
             return
-        values = (Value * 2)(Value(address=target.ctypes.data), Value(address=source.ctypes.data))
+        values = (CallValue * 2)(
+            CallValue(address=target.ctypes.data), CallValue(address=source.ctypes.data)
+        )
         self._add(self._copy, values, (target.nbytes, 0, 0), (target, source))
 
     def fill(self, target: Any, at: int, nbytes: int, byte: int) -> None:
@@ -94,34 +96,34 @@ class CpuDevice:
         if self._recording is None:
             part.fill(byte)
             return
-        values = (Value * 1)(Value(address=part.ctypes.data))
+        values = (CallValue * 1)(CallValue(address=part.ctypes.data))
         self._add(self._fill, values, (nbytes, byte, 0), part)
 
     # -- launches --------------------------------------------------------------------------------
 
     def load(
         self, variant: Variant, compiled: CompiledKernel | None, cubin: bytes
-    ) -> tuple[Kernel, tuple[str, ...]]:
-        """A kernel, and which member of `Value` each argument is. Raises EngineError: none."""
+    ) -> tuple[CpuKernel, tuple[str, ...]]:
+        """A kernel, and which member of `CallValue` each argument is. Raises EngineError: none."""
         members = []
         for kind in variant.types:
             pointer, number = kind.startswith("*"), kind.startswith("fp")
             members.append("address" if pointer else "number" if number else "integer")
-        return Kernel(text_of(variant), self.isa), tuple(members)
+        return CpuKernel(text_of(variant), self.isa), tuple(members)
 
     def launch(
         self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[int | float]
     ) -> None:
         made, members = kernel
-        values = (Value * len(members))()
+        values = (CallValue * len(members))()
         for value, member, argument in zip(values, members, arguments, strict=True):
             setattr(value, member, argument)
         if self._recording is None:
-            self._pool.run((Call * 1)(_call(made, values, grid)))
+            self._pool.run((CpuCall * 1)(_call(made, values, grid)))
         else:
             self._add(made, values, grid, None)
 
-    def _add(self, kernel: Kernel, values: Any, grid: tuple[int, int, int], memory: Any) -> None:
+    def _add(self, kernel: CpuKernel, values: Any, grid: tuple[int, int, int], memory: Any) -> None:
         assert self._recording is not None
         calls, kept = self._recording
         calls.append(_call(kernel, values, grid))
@@ -133,7 +135,7 @@ class CpuDevice:
         if self._recording is not None:
             raise EngineError("a recording is under way")
         out: list[RecordedGraph] = []
-        recording: tuple[list[Call], list[Any]] = ([], [])
+        recording: tuple[list[CpuCall], list[Any]] = ([], [])
         self._recording = recording
         try:
             yield out
@@ -145,7 +147,7 @@ class CpuDevice:
         """Nothing is under way."""
 
 
-def _call(kernel: Kernel, values: Any, grid: tuple[int, int, int]) -> Call:
-    return Call(
-        kernel.handle, ctypes.cast(values, ctypes.POINTER(Value)), (ctypes.c_int64 * 3)(*grid)
+def _call(kernel: CpuKernel, values: Any, grid: tuple[int, int, int]) -> CpuCall:
+    return CpuCall(
+        kernel.handle, ctypes.cast(values, ctypes.POINTER(CallValue)), (ctypes.c_int64 * 3)(*grid)
     )

@@ -19,7 +19,7 @@ def logger(module: ModuleType) -> Any:
     """
     base: Any = module.ILogger
 
-    class Log(base):  # type: ignore[misc, unused-ignore]
+    class MessageLog(base):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             base.__init__(self)
             self._errors: list[str] = []
@@ -44,7 +44,7 @@ def logger(module: ModuleType) -> Any:
             self._errors, self._warnings = [], []
             return "; ".join(found)
 
-    return Log()
+    return MessageLog()
 
 
 def recorder(module: ModuleType, log: Any) -> Any:

@@ -21,7 +21,6 @@ from edge.plugins.tensorrt.launches import (
     DTYPES,
     MAGIC,
     SPACES,
-    Buffer,
     Call,
     Input,
     Kernel,
@@ -29,6 +28,7 @@ from edge.plugins.tensorrt.launches import (
     NodeProgram,
     Output,
     Place,
+    WorkBuffer,
 )
 from tests.quantized_models import built, network, plan_of
 
@@ -120,7 +120,7 @@ class _Reader:
             outputs=self._list(self._output),
             symbols=dict(self._list(lambda: (self._ascii(), (self.number(), self.number())))),
             rows=self._ascii(),
-            workspace=self._list(lambda: Buffer(self.number(), self.number() or None)),
+            workspace=self._list(lambda: WorkBuffer(self.number(), self.number() or None)),
             kernels=self._list(lambda: Kernel(self._string(), self.number())),
             calls=self._list(self._call),
             programs=self._list(self._program),

@@ -14,7 +14,6 @@ from edge.plugins.device.statements import DEVICE_OPS, in_place
 from edge.plugins.lowering.plan import walked
 from edge.plugins.tensorrt import blob
 from edge.plugins.tensorrt.launches import (
-    Buffer,
     Call,
     Input,
     Kernel,
@@ -22,6 +21,7 @@ from edge.plugins.tensorrt.launches import (
     NodeProgram,
     Output,
     Place,
+    WorkBuffer,
 )
 from edge.plugins.tensorrt.nodes import DeviceNode, device_nodes
 from tests.tensorrt.plugin_host import Tensor
@@ -82,7 +82,7 @@ def stated(name: str) -> NodeLaunches:
         outputs=made,
         symbols=symbols,
         rows=rows,
-        workspace=(Buffer(12, 16),),
+        workspace=(WorkBuffer(12, 16),),
         kernels=(Kernel(f"{name}.stated-0", 128),),
         calls=(Call(0, (Size(of=rows), Size(), Size()), (*everything, Place("workspace", 0))),),
         programs=(NodeProgram(False, None, (0,)),),

@@ -15,7 +15,6 @@ from edge.plugins.lowering.plan import walked
 from edge.plugins.tensorrt import blob
 from edge.plugins.tensorrt.creators import OPS_INC, ops_inc
 from edge.plugins.tensorrt.launches import (
-    Buffer,
     Call,
     Input,
     Kernel,
@@ -23,6 +22,7 @@ from edge.plugins.tensorrt.launches import (
     NodeProgram,
     Output,
     Place,
+    WorkBuffer,
 )
 from edge.plugins.tensorrt.nodes import DeviceNode, device_nodes
 from tests.tensorrt.decoding import compiled, decoded, text_of
@@ -34,7 +34,7 @@ SMALL = NodeLaunches(
     outputs=(Output("f16", ("T", "B", 300)), Output("u8", (4, "S"), alias=1)),
     symbols={"T": (0, 0), "B": (0, 1), "S": (1, 1), "A": (2, 0)},
     rows="TB",
-    workspace=(Buffer(640, 16), Buffer(1 << 33, None)),
+    workspace=(WorkBuffer(640, 16), WorkBuffer(1 << 33, None)),
     kernels=(Kernel("linear.step-0123456789abcdef", 128), Kernel("é", 1024)),
     calls=(
         Call(0, (ROWS, Size(times=3, of="S", per=7), Size()), (Place("input", 1, 1 << 40), -0.5)),

@@ -9,7 +9,6 @@ import pytest
 
 from edge.launch import Size, Variant
 from edge.plugins.tensorrt.launches import (
-    Buffer,
     Call,
     Input,
     Kernel,
@@ -17,6 +16,7 @@ from edge.plugins.tensorrt.launches import (
     NodeProgram,
     Output,
     Place,
+    WorkBuffer,
 )
 from tests.on_device import ON_GPU
 from tests.tensorrt.machine import UNKNOWN, machine
@@ -97,7 +97,7 @@ def _two_stages(first_most: int | None, row_bytes: int = 4 * WIDTH) -> NodeLaunc
         outputs=(Output("f32", ("T", "B", WIDTH)),),
         symbols={"T": (0, 0), "B": (0, 1)},
         rows="TB",
-        workspace=(Buffer(row_bytes, first_most), Buffer(8 * WIDTH, None)),
+        workspace=(WorkBuffer(row_bytes, first_most), WorkBuffer(8 * WIDTH, None)),
         kernels=(_kernel(ADD), _kernel(JOIN)),
         calls=(
             Call(0, (rows, ONE, ONE), (a, b, total)),
