@@ -95,7 +95,7 @@ def load(
     chosen = choose_engine(engine)
     path = resolve(bundle)
     with _enough_memory(path), open_bundle(path) as opened:
-        if chosen == "ort":
+        if chosen in ("ort", "cpu"):
             memory.check_load(opened.manifest, path)
         tokenizer = load_tokenizer(opened)
         template = load_template(opened, tokenizer)

@@ -83,6 +83,23 @@ def test_engines_on_threads_of_their_own() -> None:
 
 
 @compiled
+def test_a_forked_child_ends() -> None:
+    """It has none of the threads: it is told so, and does not wait for them when it ends."""
+    program = (
+        "import os, edge\nfrom edge.errors import EngineError\n"
+        "model = edge.load('demo-draft', engine='cpu', threads=3)\n"
+        "state = model.engine.new_state()\nmodel.engine.run([[1]], state)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try:\n        model.engine.run([[1]], state)\n"
+        "    except EngineError:\n        del model, state\n        raise SystemExit(7)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
+    )
+    child = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60)
+    assert child.returncode == 0
+
+
+@compiled
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other sets")
 def test_older_processors() -> None:
     """What a processor lacks is neither offered nor run: Nehalem has SSE4 and no AVX."""

@@ -115,6 +115,7 @@ class Pool:
 
     def __init__(self, threads: int) -> None:
         self._library = library()
+        self._process = os.getpid()
         self.threads = threads
         self.handle = self._library.edge_cpu_pool(threads)
         if not self.handle:
@@ -126,5 +127,6 @@ class Pool:
             raise EngineError("no memory for a kernel's intermediate values")
 
     def __del__(self) -> None:
-        if getattr(self, "handle", None):
+        # a forked child has no such threads, and would wait for them
+        if getattr(self, "handle", None) and self._process == os.getpid():
             self._library.edge_cpu_pool_free(self.handle)

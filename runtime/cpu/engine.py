@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 from edge import cpu
 from edge.errors import InputError
+from edge.runtime import memory
 from edge.runtime.cpu.device import CpuDevice
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.opening import from_bundle
+from edge.runtime.cuda.state import DeviceState
+from edge.runtime.engine import DEFAULT_WINDOW
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -22,6 +25,13 @@ class CpuEngine(CudaEngine):
     """A launch plan on this machine's CPU: the states, files and ledger of the CUDA engine."""
 
     name = "cpu"
+
+    def new_state(
+        self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
+    ) -> DeviceState:
+        """See `Engine.new_state`."""
+        memory.check_state(self.memory_plan(batch=batch, window=window, capacity=capacity))
+        return super().new_state(batch=batch, window=window, capacity=capacity)
 
     @staticmethod
     def from_bundle(bundle: Bundle, *, threads: int | None = None) -> CpuEngine:
