@@ -88,6 +88,8 @@ def _create(parent: Path, prefix: str) -> tuple[Path, int]:
         folder.mkdir(mode=0o700)
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # a sweep took it for a leftover before it could be locked
+            continue
         except OSError:
             folder.rmdir()
             raise
