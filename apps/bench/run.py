@@ -142,13 +142,13 @@ def make_reference(workspace: ModelFolder, threads: int, say: Say) -> Reference:
     model = TransformersPeer(workspace, threads)
     count, vocab = PREFILL_TOKENS + RUN + STEPS, workspace.config.vocab_size
     tokens = np.random.default_rng(0).integers(0, vocab, count, dtype=np.int64)
-    short, long = tokens[: PROMPT + RUNS * RUN + STEPS], tokens[: PREFILL_TOKENS + 1]
+    short, long = tokens[: PROMPT + RUNS * RUN + STEPS], tokens
     return Reference(short, model.whole(short), long, model.whole(long))
 
 
 def compare(peer: Peer, reference: Reference) -> dict[str, Agreement]:
     """Run the peer over the reference's tokens, the way it will be timed: the prompt, the runs
-    after it, the steps after those, and the long prompt.
+    after it, the steps after those, and steps after the long prompt.
     """
     cut, end = PROMPT, PROMPT + RUNS * RUN
     short, wanted = reference.short, reference.short_logits
@@ -159,9 +159,9 @@ def compare(peer: Peer, reference: Reference) -> dict[str, Agreement]:
     found["run"] = agreement(wanted[cut:end], np.concatenate(runs))
     steps = [peer.step(int(token)).copy() for token in short[end:]]
     found["steps"] = agreement(wanted[end:], np.concatenate(steps))
-    last = peer.prefill(reference.long[:-1]).copy()
-    after = peer.step(int(reference.long[-1])).copy()
-    found["prefill"] = agreement(reference.long_logits[-2:], np.concatenate([last, after]))
+    after = [peer.prefill(reference.long[:PREFILL_TOKENS]).copy()]
+    after += [peer.step(int(token)).copy() for token in reference.long[PREFILL_TOKENS:]]
+    found["prefill"] = agreement(reference.long_logits[-len(after) :], np.concatenate(after))
     return found
 
 
