@@ -6,6 +6,7 @@ name in `edge.export.mixers`. Nothing else asks which kind a layer is.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -45,7 +46,7 @@ class Grown(Frozen):
         return {name: value for name, value in data.items() if name not in plain}
 
 
-class MixerConfig(Frozen):
+class MixerConfig(Frozen, ABC):
     """A layer's mixer: its sizes, and what follows from them.
 
     Attributes:
@@ -74,13 +75,13 @@ class MixerConfig(Frozen):
         return None
 
     @property
+    @abstractmethod
     def first_matrix(self) -> str:
         """The graph's matrix that reads the layer's normed input."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tensor_shapes(self, d_model: int) -> Shapes:
         """Canonical weight name → shape, in the order they are stored."""
-        raise NotImplementedError
 
     def recurrent_states(self, batch: int) -> Shapes:
         """`conv_state` and `ssm_state` → shape, batch first."""
@@ -94,9 +95,9 @@ class MixerConfig(Frozen):
         """What a replay of its recurrence reads of every token → how many values that is."""
         return {}
 
+    @abstractmethod
     def workspace(self, tokens: int, capacity: int) -> int:
         """About how many fp32 values a run of `tokens` holds at once, for each of them."""
-        raise NotImplementedError
 
 
 def linear_shapes(name: str, rows: int, columns: int, bias: bool) -> Shapes:
