@@ -142,14 +142,17 @@ struct Join : Kernel {
   Join(const Variant& v)
       : mixes(v, "mixes"), peaks(v, "peaks"), run_fields(v, "run"), y(v, "y"), T(v, "T"),
         heads(v.integer("HEADS")), P(v.integer("P")), splits(v.integer("SPLITS")),
-        block_n(v.integer("BLOCK_N")) {}
+        block_n(v.integer("BLOCK_N")) {
+    if (splits < 1 || splits > PARTS || block_n < 1) refuse("attention.join: 1 to 64 splits");
+  }
+  static constexpr int64_t PARTS = 64;
   void run(const Value* a, const int64_t* grid, Pool&) const override {
     int64_t slots = run_fields.in<const int32_t>(a)[PAST] + T.integer(a);
     int64_t chunk = Attend::part_size(slots, splits, block_n), parts = (slots + chunk - 1) / chunk;
     for (int64_t each = 0; each < grid[0] * heads; each++) {
       const float* of = peaks.in<const float>(a) + each * splits * 2;
       const float* mix = mixes.in<const float>(a) + each * splits * P;
-      float top = -INFINITY, total = 0, weight[64];
+      float top = -INFINITY, total = 0, weight[PARTS];
       for (int64_t i = 0; i < parts; i++)
         if (!(of[2 * i] <= top)) top = of[2 * i];
       for (int64_t i = 0; i < parts; i++) {

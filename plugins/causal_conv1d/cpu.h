@@ -19,7 +19,10 @@ struct Conv : Kernel {
         bias_scale(v, "bias_scale", "BIAS_SCALES"),
         y_scale(v, fused ? "output_scale" : "y_scale", fused ? "OUTPUT_SCALES" : "Y_SCALES"),
         C(v.integer("C")), K(v.integer(fused ? "WINDOW" : "K")),
-        x_stride(v.integer(fused ? "N" : "X_STRIDE")), start(fused ? v.integer("START") : 0) {}
+        x_stride(v.integer(fused ? "N" : "X_STRIDE")), start(fused ? v.integer("START") : 0) {
+    if (K < 1 || K > WIDEST) refuse("conv.conv: a window is 1 to 16 tokens");
+  }
+  static constexpr int64_t WIDEST = 16;
   Conv(const Variant& v) : Conv(v, false) {}
 
   void run(const Value* a, const int64_t*, Pool& pool) const override {
@@ -50,7 +53,7 @@ struct Conv : Kernel {
     pool.each(rows, items_a_piece((2 * K + 40) * C), [&](int64_t first, int64_t last) {
       for (int64_t row = first; row < last; row++) {
         int64_t token = row / B, sequence = row % B;
-        const T* from[16];
+        const T* from[WIDEST];
         for (int64_t k = 0; k < K - 1; k++) from[k] = window.row(tap[token * K + k], sequence);
         from[K - 1] = window.x + row * x_stride;
         blocks(C, [&](int64_t c, int n) { one_block<T>(a, from, row, c, n); });
