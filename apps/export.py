@@ -109,7 +109,7 @@ def export(
     except ModuleNotFoundError as missing:
         raise ExportError(
             f"exporting needs the package {missing.name}",
-            remedy="pip install 'mamba-edge[export]' (in a checkout: make test installs it)",
+            remedy="pip install 'mamba-edge[export]'; in a checkout, make test does",
         ) from None
     with progress.stages("reading", 10) as show:
         if same_weights and is_bundle(source):

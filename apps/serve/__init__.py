@@ -115,7 +115,7 @@ def serve(
     except ModuleNotFoundError as missing:
         raise EdgeError(
             f"serving needs the package {missing.name}",
-            remedy="pip install 'mamba-edge[server]' (in a checkout: make test installs it)",
+            remedy="pip install 'mamba-edge[server]'; in a checkout, make test does",
         ) from None
     limits = ServerLimits(
         body_bytes=max_body_kib << 10,

@@ -14,7 +14,7 @@ from edge.plugins.compiler import cache, pool
 Progress = Callable[[int, int], None]
 # torch's own builds bring Triton under another name
 DISTRIBUTIONS = ("triton", "pytorch-triton")
-INSTALL = "pip install 'mamba-edge[kernels]' (Linux; in a checkout: make test installs it)"
+INSTALL = "pip install 'mamba-edge[kernels]' on Linux; in a checkout, make test does"
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class InterpretDevice:
         if missing:
             raise EngineError(
                 f"interpreting kernels needs {' and '.join(missing)}",
-                remedy="pip install 'mamba-edge[kernels]' (in a checkout: make test installs it)",
+                remedy="pip install 'mamba-edge[kernels]'; in a checkout, make test does",
             )
         self._package = package
         self._memories: weakref.WeakSet[GuardedMemory] = weakref.WeakSet()
