@@ -12,11 +12,11 @@ import typer
 
 from edge.errors import InputError
 from edge.runtime import ort_providers
+from edge.runtime.engines import CHOICES, ENGINES
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model
 
-ENGINES = ("auto", "ort", "cpu", "cuda", "tensorrt")
 _RUNNING = "Running the model"  # the panel of these options in help texts
 
 
@@ -28,16 +28,14 @@ def running(*names: str, **more: Any) -> Any:
 def check_engine(name: str) -> None:
     """A mistake in usage, unless there is such an engine."""
     if name not in ENGINES:
-        raise typer.BadParameter(
-            f"unknown engine {name!r} (choose auto, ort, cpu, cuda or tensorrt)"
-        )
+        raise typer.BadParameter(f"unknown engine {name!r} (choose {CHOICES})")
 
 
 BundleName = Annotated[
     str, typer.Argument(help="Bundle folder, or demo, demo-fp16, demo-draft or demo-bytes.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Engine = Annotated[str, running(help="auto, ort, cpu, cuda or tensorrt.")]
+Engine = Annotated[str, running(help=f"{CHOICES}.")]
 Provider = Annotated[str | None, running(help=ort_providers.HELP)]
 THREADS_HELP = "CPU threads. [default: one per core; one for small models]"
 Threads = Annotated[int | None, running(min=1, metavar="N", help=THREADS_HELP)]

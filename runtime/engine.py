@@ -25,7 +25,7 @@ class Engine(Protocol):
     """Runs a model's graph over states it has made.
 
     Attributes:
-        name: `ort`, `cuda` or `tensorrt`.
+        name: `ort`, `cpu`, `cuda` or `tensorrt`.
         chunk: most tokens of one committing run.
         trees: it runs drafted trees, of one sequence at least; else chains alone.
         longest_window: of any state.

@@ -6,24 +6,25 @@ from typing import TYPE_CHECKING
 
 from edge.errors import EngineError
 from edge.runtime import ort_providers
-from edge.runtime.engine import Engine
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
+    from edge.runtime.engine import Engine
 
 ENGINES = ("auto", "ort", "cpu", "cuda", "tensorrt")
+CHOICES = f"{', '.join(ENGINES[:-1])} or {ENGINES[-1]}"
 
 
 def choose_engine(name: str) -> str:
     """The engine that `name` means here. Raises EngineError: unknown.
 
-    "auto" is "ort": no other has been measured on a GPU.
+    "auto" is "ort": `cpu` is slower in some recipes, and no consumer GPU has run `cuda` yet.
     """
     if name not in ENGINES:
         raise EngineError(
             f"unknown engine {name!r:.60}",
             field="engine",
-            remedy="choose auto, ort, cpu, cuda or tensorrt",
+            remedy=f"choose {CHOICES}",
         )
     return "ort" if name == "auto" else name
 
@@ -41,6 +42,11 @@ def check_provider(engine: str, provider: str | None) -> None:
             field="provider",
             remedy="choose --engine ort, or leave the provider out",
         )
+
+
+def on_cpu(engine: str, provider: str | None) -> bool:
+    """Whether an engine, of ONNX Runtime one with this provider, runs on the CPU."""
+    return engine == "cpu" or (engine == "ort" and provider in (None, ort_providers.CPU))
 
 
 def provider_of(engine: Engine) -> str | None:

@@ -6,6 +6,7 @@ references, for every instruction set of this machine.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -133,6 +134,20 @@ def test_sets_and_kernels_that_are_not_there(monkeypatch: pytest.MonkeyPatch) ->
         library.CpuKernel(library.text_of(ADD.model_copy(update={"constants": constants})), "plain")
     with pytest.raises(InputError, match="threads"):
         edge.load("demo-draft", engine="cpu", threads=0)
+
+
+@compiled
+def test_profile() -> None:
+    """Its figures and its roof are those of a CPU, also where there is no GPU."""
+    command = [sys.executable, "-m", "edge.apps.cli", "profile", "demo-draft", "--engine", "cpu"]
+    done = subprocess.run(
+        [*command, "-p", "8", "-n", "4", "-r", "1", "--json"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["ttft_ms"] > 0 and facts["tpot_ms"] > 0
+    assert "cpu" in facts["absent"]["breakdown"] and "roofline" not in facts["absent"]
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,9 @@ import importlib.util
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pdoc
@@ -21,6 +19,7 @@ import typer.main
 import edge
 from edge.apps import chat, cli
 from edge.runtime.sampling import SamplingParams
+from tests.test_house import crossed
 
 ROOT = Path(__file__).parent.parent
 TRACKED = subprocess.run(
@@ -154,26 +153,12 @@ def test_the_api_reference_has_what_users_ask_for(tmp_path: Path) -> None:
 def test_a_token_crosses_the_files_that_its_page_names() -> None:
     table = text_of("docs/inside/token.md").partition("## A token")[2].partition("## After")[0]
     named = {path for line in code_of(table) for path in PATH.findall(line)}
-    crossed: set[str] = set()
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        path = Path(frame.f_code.co_filename).resolve()
-        if event == "call" and path.is_relative_to(ROOT):
-            name = path.relative_to(ROOT)
-            if name.parts[0] in ROOMS and name.parts[0] != "tests":
-                crossed.add(str(name))
-
     with edge.load("demo", threads=1) as model:
         pieces = model.session(seed=1).chat("Hello, how are you?", max_tokens=32)
         for _ in range(5):
             next(pieces)
-        sys.setprofile(note)
-        try:
-            next(pieces)
-        finally:
-            sys.setprofile(None)
+        assert crossed(lambda: next(pieces)) == named
         pieces.close()
-    assert crossed and crossed <= named
 
 
 def test_errors_in_troubleshooting_are_those_of_the_code() -> None:

@@ -50,14 +50,14 @@ def test_a_steady_token_crosses_few_files(demo: Model) -> None:
     for _ in range(6):
         next(answer)
     files = crossed(lambda: next(answer))
-    assert len(files) <= 8, sorted(files)
+    assert "runtime/generate.py" in files and len(files) <= 8, sorted(files)
     answer.close()
 
 
 def test_a_turn_of_a_chat_crosses_few_files(demo: Model) -> None:
     session = demo.session()
     files = crossed(lambda: session.chat("Hello!", max_tokens=16, seed=2).finish())
-    assert len(files) <= 25, sorted(files)
+    assert "runtime/session.py" in files and len(files) <= 25, sorted(files)
 
 
 def test_speculation_is_imported_with_a_drafter_only() -> None:

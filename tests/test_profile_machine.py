@@ -292,6 +292,7 @@ def test_each_side_is_held_against_its_own_memory(monkeypatch: pytest.MonkeyPatc
     assert roofs["gpu"].read == roofs["gpu"].copy > 0 and roofs["gpu"].flops is None
     assert roofs["gpu"].buffer_bytes == 8 << 20
     assert run.memory_of({"engine": "ort", "provider": "cuda"}) is None
+    assert run.memory_of({"engine": "cpu", "provider": None}) == "cpu"
 
 
 def test_buffer_is_larger_than_the_last_cache(

@@ -11,6 +11,7 @@ import typer
 import edge
 from edge.apps import options
 from edge.errors import EngineError
+from edge.runtime.engines import CHOICES
 
 if TYPE_CHECKING:
     from edge.apps.doctor.checks import Finding
@@ -24,9 +25,7 @@ def doctor(
     ] = "demo-draft",
     engine: Annotated[
         str | None,
-        typer.Option(
-            help="Exit with 1 unless this engine runs here: auto, ort, cpu, cuda or tensorrt."
-        ),
+        typer.Option(help=f"Exit with 1 unless this engine runs here: {CHOICES}."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from edge.errors import Faults, InputError
 from edge.runtime import ort_providers
+from edge.runtime.engines import CHOICES
 
 KINDS = ("drop", "repeat", "antspeak", "uppercase", "random-case", "swap")
 _reading = partial(typer.Option, rich_help_panel="How text is read")
@@ -28,7 +29,7 @@ def evaluate(
     threads: Annotated[int | None, typer.Option(
         min=1, help="CPU threads; else one per core, small models one.")] = None,
     engine: Annotated[str, typer.Option(
-        help="auto, ort, cpu, cuda or tensorrt; what it is compared with is on auto.")] = "auto",
+        help=f"{CHOICES}; what it is compared with is on auto.")] = "auto",
     provider: Annotated[str | None, typer.Option(help=ort_providers.HELP)] = None,
     window: Annotated[int | None, _reading(
         help="Tokens of a window; the context attention was trained for, else 2048.")] = None,

@@ -14,6 +14,7 @@ import typer
 from edge.apps import options as shared
 from edge.errors import InputError
 from edge.runtime import ort_providers
+from edge.runtime.engines import CHOICES
 
 if TYPE_CHECKING:
     from edge.apps.profile import drafts
@@ -55,7 +56,7 @@ def profile(
         metavar=shared.ACCEPT_METAVAR, help=shared.ACCEPT_HELP)] = "exact",
     draft_prompts: Annotated[Path | None, _drafting_option(
         metavar="FILE", help="Prompts, one a line, or JSON lines; four of our own.")] = None,
-    engine: Annotated[str, _running_option(help="auto, ort, cpu, cuda or tensorrt.")] = "auto",
+    engine: Annotated[str, _running_option(help=f"{CHOICES}.")] = "auto",
     provider: Annotated[str | None, _running_option(help=ort_providers.HELP)] = None,
     threads: Annotated[int | None, _running_option(
         min=1, help="CPU threads; else one per core, small models one.")] = None,

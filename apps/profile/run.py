@@ -25,13 +25,12 @@ from edge.cpu import usable_cores
 from edge.errors import InputError
 from edge.runtime import ort_providers
 from edge.runtime.cuda.opening import open_device
-from edge.runtime.engines import check_provider, choose_engine, provider_of
+from edge.runtime.engines import ENGINES, check_provider, choose_engine, on_cpu, provider_of
 from edge.runtime.generate import Context, ContextMark, Logits
 from edge.runtime.model import Model, load, resolve
 from edge.runtime.sampling import Sampler, SamplingParams
 from edge.tensors import parameters
 
-ENGINES = ("ort", "cpu", "cuda", "tensorrt")
 DEFAULT_PROMPT = 512
 DEFAULT_DEPTHS = (128, 512, 1024, 2048, 4096)
 STEPS = 16
@@ -62,7 +61,7 @@ class ProfileRequest:
         """Who is measured: bundle and engine; `--against` names another of either."""
         if self.against is None:
             return {THIS: (self.bundle, self.engine)}
-        if self.against in ENGINES:
+        if self.against in ENGINES[1:]:
             other = (self.bundle, self.against)
         else:
             other = (self.against, self.engine)
@@ -228,9 +227,9 @@ def profile(request: ProfileRequest, say: Say = silent) -> ProfileResult:
 
 def memory_of(facts: Mapping[str, Any]) -> str | None:
     """Whose memory a side reads its weights from: "cpu", "gpu"; None where it is not known."""
-    if facts["engine"] != "ort":
-        return "gpu"
-    return "cpu" if facts.get("provider") in (None, ort_providers.CPU) else None
+    if on_cpu(facts["engine"], facts.get("provider")):
+        return "cpu"
+    return None if facts["engine"] == "ort" else "gpu"
 
 
 def _roofs(request: ProfileRequest, memories: Sequence[str | None]) -> dict[str, Roof]:
@@ -332,7 +331,7 @@ def _drafting(
 def _sources(sides: Mapping[str, ProfileSide], gpu: NvmlGpu | None) -> list[PowerSource]:
     """What knows of watts here. A GPU only counts when something runs on it."""
     found: list[PowerSource | None] = [Rails.find(), Rapl.find()]
-    if any(side.facts["provider"] != ort_providers.CPU for side in sides.values()):
+    if any(memory_of(side.facts) != "cpu" for side in sides.values()):
         found.append(gpu)
     return [source for source in found if source is not None]
 

@@ -20,6 +20,7 @@ import typer
 
 from edge.apps import options
 from edge.errors import EdgeError, InputError
+from edge.runtime.engines import check_provider
 
 if TYPE_CHECKING:
     from edge.apps.serve.settings import ServerLimits, ServerSettings
@@ -127,6 +128,7 @@ def serve(
         grace_s=grace,
         cache_bytes=cache_mib * MIB,
     )
+    check_provider(engine, provider)  # before anybody is told where to connect
     listening = run.bind(host, port)
     if key is None and not run.is_loopback(listening):
         raise InputError(
