@@ -82,7 +82,7 @@ def load(
     spin: bool = False,
     provider: str | None = None,
 ) -> Model:
-    """Load a bundle by path, or by the name of an embedded one: demo, demo-draft, demo-bytes.
+    """Load a bundle by path, or by the name of an embedded one (EMBEDDED).
 
     A folder with one of these names is meant by `./demo`. `threads` None is one per core this
     process may use, and one alone for a small model; `spin` keeps them awake between products;

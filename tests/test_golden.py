@@ -1,6 +1,6 @@
 """The golden sentence through `ort`, and through `tensorrt` with ONNX Runtime in TensorRT's place.
 
-`tests/cuda/test_engine_demo.py` has the CUDA engine, `tests/oldest_runtime.py` the oldest ONNX
+`tests/test_cpu_engine.py` has the engine `cpu`, `tests/cuda/test_engine_demo.py` the CUDA engine, `tests/oldest_runtime.py` the oldest ONNX
 Runtime and, emulated, aarch64; `tests/gpu/run.sh` a GPU.
 """
 
