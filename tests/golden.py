@@ -1,6 +1,6 @@
 """The golden sentence: the first 32 greedy tokens of each embedded bundle, in `golden.json`.
 
-    python -m tests.golden [ENGINE]     checks all bundles through `ort`, `cpu`, `cuda` or `tensorrt`
+    python -m tests.golden [ENGINE]     checks all bundles through ort, cpu, cuda or tensorrt
 
 Every engine must produce these tokens. Engines add floating-point numbers in different orders, so
 the prompts were chosen to leave room: the two largest logits are at least 0.26 apart at every token

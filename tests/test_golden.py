@@ -1,7 +1,7 @@
 """The golden sentence through `ort`, and through `tensorrt` with ONNX Runtime in TensorRT's place.
 
-`tests/test_cpu_engine.py` has the engine `cpu`, `tests/cuda/test_engine_demo.py` the CUDA engine, `tests/oldest_runtime.py` the oldest ONNX
-Runtime and, emulated, aarch64; `tests/gpu/run.sh` a GPU.
+`tests/test_cpu_engine.py` has the engine `cpu`, `tests/cuda/test_engine_demo.py` the CUDA engine,
+`tests/oldest_runtime.py` the oldest ONNX Runtime and, emulated, aarch64; `tests/gpu/run.sh` a GPU.
 """
 
 from __future__ import annotations
