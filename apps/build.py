@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edge import child
 from edge.apps import options, progress
 from edge.apps.units import megabytes
 from edge.errors import EngineError, InputError
@@ -222,18 +223,18 @@ def _run_apart(arguments: Sequence[str], bundle: str) -> int:
     Raises EngineError: its process was ended, by a crash or for memory; whatever interrupts this
     one, after the child has ended.
     """
-    command = [sys.executable, "-m", "edge.apps.cli", "build", *arguments]
+    command = child.command("edge.apps.cli", "build", *arguments)
     with tempfile.TemporaryDirectory(prefix="mamba-edge-build-") as scratch:
         # a session of its own: Ctrl-C comes to this process, and once
-        child = subprocess.Popen(
+        process = subprocess.Popen(
             command,
             env=os.environ | {VARIABLE: "1", "TMPDIR": scratch},
             start_new_session=True,
         )
         try:
-            code = child.wait()
+            code = process.wait()
         except BaseException:
-            _end(child)
+            _end(process)
             raise
     if code >= 0:
         return code
@@ -247,11 +248,11 @@ def _run_apart(arguments: Sequence[str], bundle: str) -> int:
     )
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """In order, so that nothing half-made is left; at once when interrupted again."""
-    child.terminate()
+    process.terminate()
     try:
-        child.wait(_PATIENCE_S)
+        process.wait(_PATIENCE_S)
     except BaseException:
-        child.kill()
-        child.wait()
+        process.kill()
+        process.wait()

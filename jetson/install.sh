@@ -122,7 +122,7 @@ check_packages() {
   python=${PYTHON:-python$version}
   if ! command -v "$python" >/dev/null; then
     missing+=("python$version" "python$version-venv")
-  elif ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+  elif ! "$python" -I -c 'import ensurepip, venv' 2>/dev/null; then
     missing+=("python$version-venv")
   fi
   if [ "$plugins" = yes ]; then
@@ -151,7 +151,7 @@ pinned() {
 
 check_python() {
   local found
-  found=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  found=$("$python" -I -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   [ "$found" = "$version" ] || refuse \
     "$python is Python $found, JetPack $jetpack has its TensorRT for Python $version"
 }
@@ -165,7 +165,7 @@ make_environment() {
       "remove it, or name another: --venv DIR"
     return
   fi
-  run "$python" -m venv --system-site-packages "$venv"
+  run "$python" -I -m venv --system-site-packages "$venv"
 }
 
 # ONNX Runtime's builds for GPUs are packages of other names with the same module: pip would put the
@@ -173,7 +173,7 @@ make_environment() {
 ort_extra() {
   local interpreter=$venv/bin/python others
   [ -x "$interpreter" ] || interpreter=$python
-  others=$("$interpreter" -c 'from importlib.metadata import packages_distributions as p
+  others=$("$interpreter" -I -c 'from importlib.metadata import packages_distributions as p
 print(*{*p().get("onnxruntime", ())} - {"onnxruntime"})')
   if [ -n "$others" ]; then
     echo "note: $others is installed and stays" >&2
@@ -184,7 +184,7 @@ print(*{*p().get("onnxruntime", ())} - {"onnxruntime"})')
 
 install_runtime() {
   local what extras
-  local -a pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+  local -a pip=("$venv/bin/python" -I -m pip install --quiet --disable-pip-version-check)
   # setuptools would pack modules that an earlier build left in build/lib
   [ ! -d "$checkout/build/lib" ] || run rm -rf "$checkout/build/lib"
   what="file://$(realpath "${wheel:-$checkout}")"

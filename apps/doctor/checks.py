@@ -1,7 +1,7 @@
 """Checks of what this machine can run, by running it; each gives one finding.
 
-Checks that load libraries of others run in a process of their own (`python -m
-edge.apps.doctor.checks NAME BUNDLE`), so that a crash or a hang is a finding too.
+Checks that load libraries of others run in a process of their own (this module, with a name and a
+bundle), so that a crash or a hang is a finding too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from edge import child
 from edge.apps.doctor.ort import beside, on_cuda, on_tensorrt, onnx_runtime, version
 from edge.apps.doctor.tensorrt import plugins, tensorrt, tensorrt_engine
 from edge.apps.measure.machine import ROOT, machine, power_mode, text
@@ -264,7 +265,7 @@ def examine(name: str, bundle: str) -> Finding:
     """Run a check; whatever goes wrong in it is the finding."""
     if name in HERE:
         return judged(name, CHECKS[name], bundle)
-    command = [sys.executable, "-m", "edge.apps.doctor.checks", name, bundle]
+    command = child.command("edge.apps.doctor.checks", name, bundle)
     try:
         done = _ran(command)
     except subprocess.TimeoutExpired:

@@ -83,7 +83,11 @@ def tensorrt() -> tuple[str | None, str | None]:
     """TensorRT's version, or why it is not available. Asked in another process, which may crash."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", _ASK],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
     except subprocess.TimeoutExpired:
         return None, "importing TensorRT did not finish within 120 s"

@@ -23,6 +23,7 @@ from typing import Any
 
 import onnx
 
+from edge import child
 from edge.bundle import Bundle, open_bundle
 from edge.bundle.kernels import WEIGHT_FILE, open_plan
 from edge.errors import EdgeError, EngineError
@@ -150,7 +151,7 @@ def each(bundle: str) -> int:
         ops = list(cut.first_of_each_op(cut.read(found.read(file), file)))
     wrong = 0
     for op in ops:
-        command = [sys.executable, "-m", __spec__.name, bundle, "--op", op]
+        command = child.command(__spec__.name, bundle, "--op", op)
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         except subprocess.TimeoutExpired:

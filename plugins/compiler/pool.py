@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import edge
+from edge import child
 from edge.errors import ExportError
 from edge.launch import CompiledKernel, Variant
 
@@ -51,7 +50,7 @@ class Worker:
         self._log = folder / "log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "edge.plugins.compiler.worker"],
+                child.command("edge.plugins.compiler.worker"),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 cwd=folder, env=_environment(folder), start_new_session=True,
             )  # fmt: skip
@@ -151,8 +150,6 @@ def compile_each(
 
 def _environment(folder: Path) -> dict[str, str]:
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    root = str(Path(edge.__file__).parent.parent)
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH"))))
     return kept | {
         "TMPDIR": str(folder),
         "TRITON_HOME": str(folder),

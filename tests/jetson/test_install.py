@@ -40,7 +40,7 @@ def test_each_jetpack_gets_its_python_and_its_pins(
         boards.root(tmp_path, l4t), boards.programs(tmp_path, python=python), "--venv", str(venv)
     )
     made, installed, plugins, placed, doctor = steps(done)
-    assert made == f"python{python} -m venv --system-site-packages {venv}"
+    assert made == f"python{python} -I -m venv --system-site-packages {venv}"
     constraints = boards.JETSON / f"constraints-jp{jetpack}.txt"
     assert f"--constraint {constraints}" in installed and constraints.is_file()
     assert "mamba-edge" in installed and "cuda" in installed and "server" in installed
