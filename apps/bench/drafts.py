@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +16,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from edge.apps.bench.models import SHAPES, model_named, write_bundle
-from edge.apps.bench.simulated import Simulated, simulate_drafts
 from edge.apps.exits import exit_code_of
 from edge.apps.measure.machine import BUSY, OtherLoad, machine, stamp
 from edge.apps.measure.stopwatch import Say, without_collections
@@ -41,9 +38,6 @@ from edge.runtime.model import Model, load
 Ways = Mapping[str, tuple[str, int | None, tuple[int, ...] | None]]
 Facts = Mapping[str, Any]
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-ACCEPTANCE = 0.7
-SIMULATED_DEPTHS = (2, 4)
-CHUNK = 256  # of the simulated bundles
 
 
 @app.command()
@@ -62,22 +56,11 @@ def bench(
     tree: Annotated[str, typer.Option(help="Children at each depth of the tree.")] = "2,1,1",
     temperatures: Annotated[str, typer.Option(help="To sample with; 0 is greedy.")] = "0,1",
     threads: Annotated[int, typer.Option(min=0, help="0 is what the runtime takes.")] = 0,
-    simulate: Annotated[
-        str, typer.Option(help=f"Shape of the simulation: none, {', '.join(SHAPES)}.")
-    ] = "130m",
-    recipe: Annotated[
-        str, typer.Option(help="Its recipes. A run of several tokens gives the bits of steps in "
-                          "fp32 and w8a8; in others 'same' says how far.")
-    ] = "fp32,w8a8",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:  # fmt: skip
-    """Measure drafting by a chain, a tree, the bandit and look-up, in turn with none, and hold a
-    drafter of known acceptance against the papers' formula.
-    """
+    """Measure drafting by a chain, a tree, the bandit and look-up, in turn with none."""
     shape = read_shape(None, tree, False)
-    heats, recipes = _numbers(temperatures), tuple(dict.fromkeys(recipe.split(",")))
-    if simulate != NONE:
-        _check_simulation(simulate, recipes)
+    heats = _numbers(temperatures)
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)
@@ -90,9 +73,6 @@ def bench(
         "bandit": (draft, None, None), "n-gram": ("ngram", None, None),
     }  # fmt: skip
     rows = [*_real(model, drafter, sets, ways, heats, tokens, rounds, say)]
-    chains: list[Simulated] = []
-    if simulate != NONE:
-        chains = _simulated(simulate, recipes, threads, tokens, rounds, say)
     share = others.share()
     facts = {
         "date": stamp(),
@@ -106,8 +86,6 @@ def bench(
         "tokens": tokens,
         "rows": [asdict(row) for row in rows],
         "absent": absent,
-        "simulated_shape": simulate if chains else "",
-        "simulated": [found.to_dict() for found in chains],
     }
     if as_json:
         print(json.dumps(facts, indent=1, allow_nan=False))
@@ -220,33 +198,6 @@ def _together(sets: Sequence[dict[str, DraftSide]]) -> dict[str, DraftSide]:
     }  # fmt: skip
 
 
-# -- drafts of known acceptance --------------------------------------------------------------------
-
-
-def _check_simulation(shape: str, recipes: Sequence[str]) -> None:
-    """Refuse what is unknown before anything is measured."""
-    from edge.export.recipes import recipe
-
-    model_named(shape, SHAPES, "shape")
-    for name in recipes:
-        recipe(name, "--recipe")
-
-
-def _simulated(
-    shape: str, recipes: Sequence[str], threads: int, tokens: int, rounds: int, say: Say
-) -> list[Simulated]:
-    found: list[Simulated] = []
-    with tempfile.TemporaryDirectory(prefix="edge-bench-") as folder:
-        for recipe in recipes:
-            say(f"making {shape} with random weights in {recipe}")
-            path = write_bundle(SHAPES[shape], recipe, Path(folder) / recipe, chunk=CHUNK)
-            found += simulate_drafts(
-                load(str(path), threads=threads or None).engine, SIMULATED_DEPTHS,
-                acceptance=ACCEPTANCE, tokens=tokens, rounds=rounds, recipe=recipe, say=say,
-            )  # fmt: skip
-    return found
-
-
 # -- prompts --------------------------------------------------------------------------------------
 
 FOLDER_VARIABLE = "EDGE_EVAL_DATA"
@@ -316,10 +267,6 @@ _LEGEND = (
     "p50, p10  × of prompts: what half of them reach, and what all but the slowest tenth",
     "own  of the time, what passes in no model's run",
 )
-_SIMULATED = (
-    "verify  a verifying run in steps; calc: by the formula at the α found, at α: the one wanted",
-    "same  tokens that are plain decoding's; fewer than there are: runs have other bits than steps",
-)
 
 
 def parts(facts: Facts) -> Iterator[FigureTable | str]:
@@ -335,9 +282,6 @@ def parts(facts: Facts) -> Iterator[FigureTable | str]:
     yield _table(facts["rows"])
     yield from _LEGEND
     yield from (f"absent  {name}: {reason}" for name, reason in facts["absent"].items())
-    if facts["simulated"]:
-        yield _simulation(facts["simulated_shape"], facts["simulated"])
-        yield from _SIMULATED
 
 
 def _table(rows: Sequence[Facts]) -> FigureTable:
@@ -350,19 +294,6 @@ def _table(rows: Sequence[Facts]) -> FigureTable:
     ]  # fmt: skip
     head = ("prompts", "T", "drafts", "length", "t/s", "×", "p50", "p10", "calc", "own")
     return FigureTable(head, cells)
-
-
-def _simulation(shape: str, rows: Sequence[Facts]) -> FigureTable:
-    cells = [
-        (row["recipe"], str(row["depth"]), two(row["acceptance_length"]), two(row["found"]),
-         two(row["verify"]), two(row["speedup"]), two(row["expected"]), f"{row['reached']:.0%}",
-         two(row["promised"]), str(row["same"]))
-        for row in rows
-    ]  # fmt: skip
-    head = ("recipe", "K", "length", "α", "verify", "×", "calc", "reached", "at α", "same")
-    first = rows[0]
-    title = f"{shape}, {first['tokens']} tokens, simulated drafts of α {first['acceptance']}"
-    return FigureTable(head, cells, title=title)
 
 
 if __name__ == "__main__":
