@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from edge.apps.measure.agreement import Logits, agreement
 from edge.errors import EdgeError
 from edge.runtime import memory
 from edge.runtime.model import Model, load
@@ -36,28 +36,24 @@ def agree(bundle: str, engine: str, other: str) -> dict[str, Any]:
 
     Answers may part at a tie that rounding decides: they are shown, logits decide.
     """
-    found = [_said(bundle, name) for name in (engine, other)]
-    (here, mine), (there, theirs) = found
-    p, q = _log_softmax(there), _log_softmax(here)
-    kl = float((np.exp(p) * (p - q)).sum(-1).mean())
-    top1 = float((here.argmax(-1) == there.argmax(-1)).mean())
-    finite = bool(np.isfinite(here).all())
+    (here, mine), (there, theirs) = (_said(bundle, name) for name in (engine, other))
+    found = agreement(there, here)
     return {
-        "right": finite and kl <= KL and top1 >= TOP1,
-        "kl": kl,
-        "top1": top1,
+        "right": found.kl_nats <= KL and found.top1 >= TOP1,
+        "kl": found.kl_nats,
+        "top1": found.top1,
         "equal_answers": sum(a == b for a, b in zip(mine, theirs, strict=True)),
         "answers": {engine: mine, other: theirs},
     }
 
 
-def _said(bundle: str, engine: str) -> tuple[NDArray[np.float32], list[str]]:
+def _said(bundle: str, engine: str) -> tuple[Logits, list[str]]:
     """Logits [T, V] of a prompt, a run that is taken back, and steps; answers."""
     with load(bundle, engine=engine) as model:
         return _logits(model), [_answer(model, question) for question in QUESTIONS]
 
 
-def _logits(model: Model) -> NDArray[np.float32]:
+def _logits(model: Model) -> Logits:
     tokens = np.random.default_rng(3).integers(0, model.config.vocab_size, (1, PROMPT + STEPS))
     engine = model.engine
     state = engine.new_state(window=8, capacity=64)
@@ -73,12 +69,6 @@ def _answer(model: Model, question: str) -> str:
     session = model.session(seed=1)
     say = session.generate if model.template is None else session.chat
     return "".join(say(question, max_tokens=32, temperature=0))
-
-
-def _log_softmax(x: NDArray[np.float32]) -> NDArray[np.float64]:
-    shifted = x.astype(np.float64) - x.max(-1, keepdims=True)
-    out: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return out
 
 
 def grow(bundle: str, engine: str, tokens: int) -> dict[str, Any]:

@@ -10,9 +10,7 @@ from pathlib import Path
 
 from edge.bundle import open_bundle
 from edge.errors import EdgeError
-from edge.runtime.cuda import install
 from edge.runtime.model import resolve
-from edge.runtime.tensorrt import library
 from jetson.verify import board
 
 # a step's program says by this exit code that it could not be tried; its last line has the reason
@@ -49,21 +47,15 @@ class VerifyStep:
         ]
 
 
-def _gpu(_: str) -> str | None:
-    return None if install.driver_version() else "no NVIDIA driver (libcuda.so.1)"
+def _ok(check: str) -> Need:
+    """That `edge doctor` finds it in order."""
 
+    def need(_: str) -> str | None:
+        found = board.found(check)
+        said = found.detail if found.remedy is None else f"{found.detail}: {found.remedy}"
+        return None if found.status == "ok" else said
 
-def _bindings(_: str) -> str | None:
-    found = [name for name in ("cuda.core", "cuda.bindings") if not _importable(name)]
-    return f"{' and '.join(found)} not installed: {install.requirement(None)}" if found else None
-
-
-def _tensorrt(_: str) -> str | None:
-    try:
-        library.find()
-    except EdgeError as problem:
-        return str(problem)
-    return board.tensorrt()[1]
+    return need
 
 
 def _kernels(bundle: str) -> str | None:
@@ -110,9 +102,9 @@ def _importable(name: str) -> bool:
 
 
 NEEDS: Mapping[str, Need] = {
-    "gpu": _gpu,
-    "bindings": _bindings,
-    "tensorrt": _tensorrt,
+    "gpu": _ok("driver"),
+    "bindings": _ok("cuda-core"),
+    "tensorrt": _ok("plugins"),
     "kernels": _kernels,
     "exporter": _exporter,
     "onnx": _onnx,

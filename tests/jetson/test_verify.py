@@ -149,19 +149,19 @@ class TestReports:
         later = facts | {"now": {"mem_available_bytes": 1}}
         assert load(tmp_path, "demo", later) is not None, "only the moment differs"
         assert load(tmp_path, "demo-draft", facts) is None
-        assert load(tmp_path, "demo", facts | {"tensorrt": "99.0"}) is None
+        assert load(tmp_path, "demo", facts | {"found": {"tensorrt": "99.0"}}) is None
         (tmp_path / "report.json").write_text("{")
         assert load(tmp_path, "demo", facts) is None
 
     def test_the_page_shows_versions_results_and_output(self) -> None:
-        facts = board.facts() | {"l4t": "36.4.3", "power_mode": "MAXN_SUPER"}
+        facts = board.facts() | {"found": {"jetson": "L4T 36.4.3, power mode MAXN_SUPER"}}
         now = {"power_mode": "25W", "temperature_c": {"cpu": 51.5}, "mem_available_bytes": 5e9}
         results = [
             Result("a", "x | y", "wrong", "exit code 1", 3.2, tail="why", after=now),
             Result("b", "z", "not run", "no GPU"),
         ]
         page = markdown(BoardReport("demo", "2026-11-21", facts, results))
-        assert "| L4T | 36.4.3 |" in page and "| power mode | MAXN_SUPER |" in page
+        assert "| jetson | L4T 36.4.3, power mode MAXN_SUPER |" in page
         row = "| a | **WRONG**: exit code 1 | x \\| y |  | 3 | 25W | 51.5 | 5,000 MB |"
         assert row in page.splitlines()
         assert "| b | not run: no GPU |" in page
@@ -182,7 +182,6 @@ class TestReports:
         for index, (name, value) in enumerate((("cpu-thermal", "48500"), ("cv0", "-256000"))):
             boards.write(root / f"sys/class/thermal/thermal_zone{index}/type", name)
             boards.write(root / f"sys/class/thermal/thermal_zone{index}/temp", value)
-        assert board.l4t(root) == "36.4.7"
         found = board.now(root)
         assert found["power_mode"] == "MAXN_SUPER"
         assert found["temperature_c"] == {"cpu-thermal": 48.5}
