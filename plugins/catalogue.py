@@ -13,6 +13,7 @@ and a name in it, follows from the op's name (`GeluTanh` in snake case is `gelu_
     lowering.py         how kernels are called: `lower_gelu_tanh`, or `lower` for every op of the
                         folder without a function of its own; `PAIRS` that kernels run at once
     triton_{file}.py    Triton kernels, which launch plans call `{file}.{function}`
+    cpu*.h              the same kernels in C++ for CPUs, each under that name
 
 Statements need nothing but the standard library.
 """

@@ -34,6 +34,7 @@ ON_GPU = os.environ.get("EDGE_TEST_DEVICE", "cpu") != "cpu"
 NOTES = os.environ.get("EDGE_TEST_VARIANTS", "")
 INTERPRETED = "interpreted"
 _chosen = INTERPRETED
+_threads = 2
 
 
 def places() -> list[Any]:
@@ -52,14 +53,14 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 
 @contextmanager
-def running(where: str) -> Iterator[None]:
-    """Kernels run there inside."""
-    global _chosen
-    before, _chosen = _chosen, where
+def running(where: str, threads: int = 2) -> Iterator[None]:
+    """Kernels run there inside; those for CPUs on so many threads."""
+    global _chosen, _threads
+    before, _chosen, _threads = (_chosen, _threads), where, threads
     try:
         yield
     finally:
-        _chosen = before
+        _chosen, _threads = before
 
 
 def chosen() -> str:
@@ -85,7 +86,7 @@ def device_with(variants: Iterable[Variant]) -> tuple[Device, list[Any]]:
     if ON_GPU:
         return gpu(), compiled_for(gpu(), every)
     if native():
-        cpu = GuardedCpu(1, _chosen)
+        cpu = GuardedCpu(_threads, _chosen)
         return cpu, [cpu.load(each, None, b"") for each in every]
     device = InterpretDevice() if not NOTES else _Noting()
     return device, [device.load(each, None, b"") for each in every]
@@ -118,10 +119,12 @@ def same_sums(found: Tensor, expected: Tensor) -> bool:
 
 
 class GuardedCpu(CpuDevice):
-    """A CPU whose memory lies between guard zones, which no kernel may have written to."""
+    """A CPU whose memory lies between guard zones, which no kernel may have written to. Its
+    threads share the work in small pieces, so that their bounds are met.
+    """
 
     def __init__(self, threads: int, isa: str) -> None:
-        super().__init__(threads, isa)
+        super().__init__(threads, isa, finest=True)
         self._guarded: weakref.WeakSet[GuardedMemory] = weakref.WeakSet()
 
     def allocate(self, nbytes: int) -> Any:

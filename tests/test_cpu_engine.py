@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -22,8 +23,10 @@ import edge
 from edge.errors import EngineError, InputError
 from edge.launch import Variant
 from edge.plugins.cpu import library
+from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.model import EMBEDDED
-from tests import golden
+from tests import golden, on_device, quantized_models
+from tests.cuda.models import tiny_engine
 
 ROOT = Path(__file__).parent.parent
 compiled = pytest.mark.skipif(
@@ -43,21 +46,41 @@ def test_golden_sentence(name: str) -> None:
         golden.check(name, model)
 
 
+def prompt_steps_and_rewind(engine: CudaEngine, vocab: int) -> np.ndarray:
+    """The logits of all of them."""
+    ids = np.random.default_rng(0).integers(0, vocab, (1, 45))
+    state = engine.new_state(window=4)
+    rows = [engine.run(ids, state, rows="all", commit=True).copy()]
+    rows += [engine.run(ids[:, i : i + 1], state).copy() for i in range(8)]
+    rows.append(engine.run(ids[:, 8:12], state, rows="all").copy())
+    state.rewind(2)
+    rows.append(engine.run(ids[:, 12:13], state).copy())
+    return np.concatenate(rows, axis=1)
+
+
 @compiled
 @pytest.mark.parametrize("name", ["demo", "demo-bytes"])
 def test_threads_change_no_bit(name: str) -> None:
-    """A prompt, steps and a rewound run; two models share the machine with their threads."""
-    ids = np.random.default_rng(0).integers(0, 256, (1, 96))
+    """Two models share the machine with their threads."""
+    found = [
+        prompt_steps_and_rewind(edge.load(name, engine="cpu", threads=threads).engine, 256)
+        for threads in (1, 2, 5)
+    ]
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("name", "quant"), [("mamba1", "w4"), ("mamba1", "w8a8"), ("all", "w8"), ("all", "w4a8")]
+)
+def test_pieces_change_no_bit(name: str, quant: str) -> None:
+    """However many threads claim the smallest pieces that there are."""
     found = []
     for threads in (1, 2, 5):
-        engine = edge.load(name, engine="cpu", threads=threads).engine
-        state = engine.new_state(window=4)
-        rows = [engine.run(ids, state, rows="all", commit=True).copy()]
-        rows += [engine.run(ids[:, i : i + 1], state).copy() for i in range(8)]
-        rows.append(engine.run(ids[:, 8:12], state, rows="all").copy())
-        state.rewind(2)
-        rows.append(engine.run(ids[:, 12:13], state).copy())
-        found.append(np.concatenate(rows, axis=1))
+        with on_device.running(library.instruction_sets()[-1], threads):
+            found.append(prompt_steps_and_rewind(tiny_engine(name, quant), quantized_models.V))
+    assert np.isfinite(found[0]).all()
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
 
@@ -132,6 +155,26 @@ def test_sets_and_kernels_that_are_not_there(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(EngineError, match=r"rows\.add.*WIDTH"):
         constants = {"A_STRIDE": 4, "B_STRIDE": 4, "BLOCK": 4}
         library.CpuKernel(library.text_of(ADD.model_copy(update={"constants": constants})), "plain")
+    for change, said in (
+        ({"constants": {**ADD.constants, "WIDTH": "4\nargument y *fp32"}}, "one word"),
+        ({"arguments": ("a", "b"), "types": ADD.types[:2],
+          "constants": {**ADD.constants, "y": None}}, r"rows\.add: y is None"),
+        ({"types": ("*fp32", "*fp32", "*bf16")}, r"rows\.add: y is of the unknown type"),
+    ):  # fmt: skip
+        with pytest.raises(EngineError, match=said):
+            library.CpuKernel(library.text_of(ADD.model_copy(update=change)), "plain")
+    picked = Variant(
+        kernel="pick.blocks", arguments=("logits", "keys"), types=("*fp32", "*i64"),
+        constants={"V": 8, "STRIDE": 8, "COUNT": 1, "BLOCK": 0},
+    )  # fmt: skip
+    with pytest.raises(EngineError, match=r"pick\.blocks: BLOCK must be 1 to"):
+        library.CpuKernel(library.text_of(picked), "plain")
+    table = Variant(
+        kernel="embed.embed", arguments=("tokens", "table", "y"), types=("*i32", "*i64", "*fp32"),
+        constants={"scale": None, "D": 8, "SCALE_STEP": 0},
+    )  # fmt: skip
+    with pytest.raises(EngineError, match=r"embed\.embed: table is of a type"):
+        library.CpuKernel(library.text_of(table), "plain")
     with pytest.raises(InputError, match="threads"):
         edge.load("demo-draft", engine="cpu", threads=0)
 
@@ -148,6 +191,60 @@ def test_profile() -> None:
     facts = json.loads(done.stdout)
     assert facts["ttft_ms"] > 0 and facts["tpot_ms"] > 0
     assert "cpu" in facts["absent"]["breakdown"] and "roofline" not in facts["absent"]
+
+
+@compiled
+def test_no_memory_for_a_piece() -> None:
+    """A thread that finds none tells the caller, and the pool goes on."""
+    norm = Variant(
+        kernel="norm.norm", arguments=("x", "weight", "y"), types=("*fp32",) * 3,
+        constants={
+            **dict.fromkeys(("added", "bias", "rows", "total", "B", "scale")), "WIDTH": 1 << 58,
+            "X_STRIDE": 1, "ADDED_STRIDE": 1, "CENTERED": 0, "EPS": 1e-5,
+        },
+    )  # fmt: skip
+    made = [library.CpuKernel(library.text_of(each), "plain") for each in (norm, ADD)]
+    rows = np.ones((3, 64, 4), np.float32)
+    values = (library.CallValue * 3)(*(library.CallValue(address=x.ctypes.data) for x in rows))
+    no_memory, add = ((library.CpuCall * 1)((each.handle, values, (64, 1, 1))) for each in made)
+    pool = library.Pool(3, finest=True)
+    for _ in range(3):
+        with pytest.raises(EngineError, match="no memory"):
+            pool.run(no_memory)
+        rows[2] = 0
+        pool.run(add)
+        assert (rows[2] == 2).all()
+
+
+@compiled
+def test_more_threads_than_the_system_gives() -> None:
+    """It is told, and what was started ends."""
+    program = (
+        "import resource\nfrom edge.errors import EngineError\n"
+        "from edge.plugins.cpu.library import Pool\nPool(2)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
+        "try:\n    Pool(2000)\nexcept EngineError as problem:\n    print(problem)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "2000 threads" in done.stdout, done.stderr
+
+
+def test_every_launched_kernel_is_written_for_cpus() -> None:
+    plugins = ROOT / "plugins"
+    launched = {
+        name
+        for file in plugins.glob("*/lowering.py")
+        for name in re.findall(r'"([a-z][a-z0-9_]*\.[a-z][a-z0-9_]*)"', file.read_text("utf-8"))
+        if (file.parent / f"triton_{name.partition('.')[0]}.py").exists()
+    }
+    written = {
+        name
+        for file in plugins.glob("*/cpu*.h")
+        for name in re.findall(r'^KERNEL\("(.*)", ', file.read_text("utf-8"), re.M)
+    }
+    assert len(launched) > 20 and launched <= written
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ struct PickBlocks : Kernel {
   int64_t V, stride, count, block;
   PickBlocks(const Variant& v)
       : logits(v, "logits"), keys(v, "keys"), V(v.integer("V")), stride(v.integer("STRIDE")),
-        count(v.integer("COUNT")), block(v.integer("BLOCK")) {}
+        count(v.within("COUNT", 1)), block(v.within("BLOCK", 1)) {}
   void run(const Value* a, const int64_t* grid, Pool& pool) const override {
     int64_t parts = (V + block - 1) / block;
     pool.each(grid[0] * parts, items_a_piece(16 * block), [&](int64_t first, int64_t last) {
@@ -59,8 +59,8 @@ struct Pick : Kernel {
   Argument keys, values, ids;
   int64_t found, K, count;
   Pick(const Variant& v)
-      : keys(v, "keys"), values(v, "values"), ids(v, "ids"), found(v.integer("FOUND")),
-        K(v.integer("K")), count(v.integer("COUNT")) {}
+      : keys(v, "keys"), values(Argument::optional(v, "values")), ids(v, "ids"),
+        found(v.integer("FOUND")), K(v.integer("K")), count(v.within("COUNT", 1)) {}
   void run(const Value* a, const int64_t* grid, Pool&) const override {
     int64_t* best = static_cast<int64_t*>(thread_bytes(1, count * int64_t(sizeof(int64_t))));
     for (int64_t row = 0; row < grid[0]; row++) {

@@ -5,15 +5,21 @@ struct RopeAppend : Kernel {
   Argument q, k, v, cos, sin, run_fields, turned, keys, values, B, C;
   int64_t heads, kv, P, dim, q_stride, k_stride, v_stride;
   RopeAppend(const Variant& v_)
-      : q(v_, "q"), k(v_, "k"), v(v_, "v"), cos(v_, "cos"), sin(v_, "sin"), run_fields(v_, "run"),
-        turned(v_, "turned"), keys(v_, "keys"), values(v_, "values"), B(v_, "B"), C(v_, "C"),
+      : q(Argument::optional(v_, "q")), k(v_, "k"), v(v_, "v"),
+        cos(Argument::optional(v_, "cos")), sin(Argument::optional(v_, "sin")),
+        run_fields(v_, "run"), turned(Argument::optional(v_, "turned")), keys(v_, "keys"),
+        values(v_, "values"), B(v_, "B"), C(v_, "C"),
         heads(v_.integer("HEADS")), kv(v_.integer("KV")), P(v_.integer("P")),
         dim(v_.integer("DIM")), q_stride(v_.integer("Q_STRIDE")),
-        k_stride(v_.integer("K_STRIDE")), v_stride(v_.integer("V_STRIDE")) {}
+        k_stride(v_.integer("K_STRIDE")), v_stride(v_.integer("V_STRIDE")) {
+    if (dim && !(cos && sin)) refuse("angles are None");
+    if (q && !turned) refuse("turned is None");
+  }
 
   // A head, its first `dim` values turned by the token's angles; products are rounded before sums,
   // as in the reference.
-  __attribute__((optimize("fp-contract=off"))) void turn(const float* in, const float* c, const float* s, float* out) const {
+  __attribute__((optimize("fp-contract=off"))) void turn(const float* in, const float* c,
+                                                         const float* s, float* out) const {
     int64_t half = dim / 2;
     for (int64_t i = 0; i < half; i++) {
       out[i] = in[i] * c[i] - in[half + i] * s[i];
@@ -53,11 +59,15 @@ struct Attend : Kernel {
   float scale;
   static constexpr int TILE = 32;
   Attend(const Variant& v)
-      : q(v, "q"), keys(v, "keys"), values(v, "values"), ancestors(v, "ancestors"),
-        run_fields(v, "run"), y(v, "y"), mixes(v, "mixes"), peaks(v, "peaks"), T(v, "T"),
-        B(v, "B"), C(v, "C"), kv(v.integer("KV")), group(v.integer("GROUP")), P(v.integer("P")),
-        q_stride(v.integer("Q_STRIDE")), splits(v.integer("SPLITS")),
-        block_n(v.integer("BLOCK_N")), scale((float)v.number("SCALE")) {}
+      : q(v, "q"), keys(v, "keys"), values(v, "values"),
+        ancestors(Argument::optional(v, "ancestors")), run_fields(v, "run"),
+        y(Argument::optional(v, "y")), mixes(Argument::optional(v, "mixes")),
+        peaks(Argument::optional(v, "peaks")), T(v, "T"), B(v, "B"), C(v, "C"),
+        kv(v.integer("KV")), group(v.within("GROUP", 1)), P(v.integer("P")),
+        q_stride(v.integer("Q_STRIDE")), splits(v.within("SPLITS", 1)),
+        block_n(v.within("BLOCK_N", 1)), scale((float)v.number("SCALE")) {
+    if (splits == 1 ? !y : !(mixes && peaks)) refuse("nowhere to put what was attended to");
+  }
 
   static int64_t part_size(int64_t slots, int64_t splits, int64_t block) {
     int64_t tiles = (slots + block - 1) / block;
@@ -141,10 +151,8 @@ struct Join : Kernel {
   int64_t heads, P, splits, block_n;
   Join(const Variant& v)
       : mixes(v, "mixes"), peaks(v, "peaks"), run_fields(v, "run"), y(v, "y"), T(v, "T"),
-        heads(v.integer("HEADS")), P(v.integer("P")), splits(v.integer("SPLITS")),
-        block_n(v.integer("BLOCK_N")) {
-    if (splits < 1 || splits > PARTS || block_n < 1) refuse("attention.join: 1 to 64 splits");
-  }
+        heads(v.integer("HEADS")), P(v.integer("P")), splits(v.within("SPLITS", 1, PARTS)),
+        block_n(v.within("BLOCK_N", 1)) {}
   static constexpr int64_t PARTS = 64;
   void run(const Value* a, const int64_t* grid, Pool&) const override {
     int64_t slots = run_fields.in<const int32_t>(a)[PAST] + T.integer(a);

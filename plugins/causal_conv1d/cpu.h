@@ -18,10 +18,8 @@ struct Conv : Kernel {
                      fused ? "TAP_SCALES" : "WEIGHT_SCALES"),
         bias_scale(v, "bias_scale", "BIAS_SCALES"),
         y_scale(v, fused ? "output_scale" : "y_scale", fused ? "OUTPUT_SCALES" : "Y_SCALES"),
-        C(v.integer("C")), K(v.integer(fused ? "WINDOW" : "K")),
-        x_stride(v.integer(fused ? "N" : "X_STRIDE")), start(fused ? v.integer("START") : 0) {
-    if (K < 1 || K > WIDEST) refuse("conv.conv: a window is 1 to 16 tokens");
-  }
+        C(v.integer("C")), K(v.within(fused ? "WINDOW" : "K", 1, WIDEST)),
+        x_stride(v.integer(fused ? "N" : "X_STRIDE")), start(fused ? v.integer("START") : 0) {}
   static constexpr int64_t WIDEST = 16;
   Conv(const Variant& v) : Conv(v, false) {}
 

@@ -56,7 +56,7 @@ def library() -> ctypes.CDLL:
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     native.edge_cpu_sets.argtypes = (text, ctypes.c_int)
     native.edge_cpu_pool.restype = pointer
-    native.edge_cpu_pool.argtypes = (ctypes.c_int,)
+    native.edge_cpu_pool.argtypes = (ctypes.c_int, ctypes.c_int)
     native.edge_cpu_pool_free.argtypes = (pointer,)
     native.edge_cpu_kernel.restype = pointer
     native.edge_cpu_kernel.argtypes = (text, text, text, ctypes.c_int)
@@ -101,7 +101,11 @@ class CpuKernel:
 
 
 def text_of(variant: Variant) -> str:
-    """A variant as the library reads it."""
+    """A variant as the library reads it. Raises EngineError: a word that would be read as more."""
+    said = [variant.kernel, *variant.arguments, *variant.types, *variant.constants]
+    said += [value for value in variant.constants.values() if isinstance(value, str)]
+    if wrong := [word for word in said if len(word.split()) != 1 or word != word.strip()]:
+        raise EngineError(f"{variant.kernel!r:.60}: {wrong[0]!r:.60} is not one word")
     lines = [f"kernel {variant.kernel}"]
     lines += [f"argument {n} {t}" for n, t in zip(variant.arguments, variant.types, strict=True)]
     for name, value in variant.constants.items():
@@ -113,11 +117,15 @@ def text_of(variant: Variant) -> str:
 class Pool:
     """Threads that share the kernels' work; the caller is one of them."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, finest: bool = False) -> None:
+        """`finest`: share all work in small pieces, whatever it is worth: for tests.
+
+        Raises EngineError: the system does not give so many threads.
+        """
         self._library = library()
         self._process = os.getpid()
         self.threads = threads
-        self.handle = self._library.edge_cpu_pool(threads)
+        self.handle = self._library.edge_cpu_pool(threads, finest)
         if not self.handle:
             raise EngineError(f"no {threads} threads could be started", field="threads")
 

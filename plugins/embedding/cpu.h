@@ -5,7 +5,8 @@ struct Embed : Kernel {
   Argument scale;
   int64_t D, scale_step;
   Embed(const Variant& v)
-      : tokens(v, "tokens"), table(v, "table"), y(v, "y"), scale(v, "scale"), D(v.integer("D")),
+      : tokens(v, "tokens"), table(numbers(v, "table")), y(v, "y"),
+        scale(Argument::optional(v, "scale")), D(v.integer("D")),
         scale_step(v.integer("SCALE_STEP")) {}
   void run(const Value* a, const int64_t* grid, Pool&) const override {
     for (int64_t row = 0; row < grid[0]; row++) {
@@ -26,17 +27,13 @@ struct EmbedBits : Kernel {
   int64_t D, bits, shared;
   EmbedBits(const Variant& v)
       : tokens(v, "tokens"), packed(v, "packed"), scales(v, "scales"), y(v, "y"),
-        D(v.integer("D")), bits(v.integer("BITS")), shared(v.integer("SHARED")) {}
+        D(v.integer("D")), bits(bits_of(v)), shared(v.within("SHARED", 1)) {}
   void run(const Value* a, const int64_t* grid, Pool&) const override {
     for (int64_t row = 0; row < grid[0]; row++) {
       int64_t token = tokens.in<const int32_t>(a)[row];
       const uint8_t* in = packed.in<const uint8_t>(a) + token * (D * bits / 8);
       const float* unit = scales.in<const float>(a) + token * (D / shared);
-      float* out = y.in<float>(a) + row * D;
-      for (int64_t k = 0; k < D; k++) {
-        int q = bits == 4 ? int(in[k / 2] >> (k % 2 * 4) & 15) - 8 : int(in[k]) - 128;
-        out[k] = float(q) * unit[k / shared];
-      }
+      unpack(in, unit, D, bits, shared, y.in<float>(a) + row * D);
     }
   }
 };

@@ -6,11 +6,8 @@ struct Gate {
   Scale z_scale;
   int64_t x_stride, z_stride;
   Gate(const Variant& v)
-      : x(v, "x"), z(v, "z"),
-        z_scale(v, v.knows("z_scale") ? "z_scale" : "z", v.knows("z_scale") ? "Z_SCALES" : "WIDTH"),
-        x_stride(v.integer("X_STRIDE")), z_stride(v.integer("Z_STRIDE")) {
-    if (!v.knows("z_scale")) z_scale.count = 0;
-  }
+      : x(v, "x"), z(v, "z"), z_scale(v, "z_scale", "Z_SCALES"), x_stride(v.integer("X_STRIDE")),
+        z_stride(v.integer("Z_STRIDE")) {}
   vf at(const Value* a, int64_t row, int64_t i, int n) const {
     int64_t place = row * z_stride + i;
     vf gate = z.type == Type::i8 ? load_some(z.in<const int8_t>(a) + place, n)
@@ -42,7 +39,7 @@ struct GatedNorm : Kernel {
   int64_t groups, width;
   float eps;
   GatedNorm(const Variant& v)
-      : gate(v), weight(v, "weight"), y(v, "y"), groups(v.integer("GROUPS")),
+      : gate(v), weight(v, "weight"), y(v, "y"), groups(v.within("GROUPS", 1)),
         width(v.integer("WIDTH")), eps((float)v.number("EPS")) {}
   void run(const Value* a, const int64_t* grid, Pool& pool) const override {
     pool.each(grid[0] * groups, items_a_piece(40 * width), [&](int64_t first, int64_t last) {
@@ -81,7 +78,8 @@ struct GatedNormHadamard : Kernel {
   void run(const Value* a, const int64_t* grid, Pool& pool) const override {
     int64_t width = rotation.P * rotation.Q;
     const float* gain = weight.in<const float>(a);
-    pool.each(grid[0], items_a_piece(2 * width * (rotation.P + rotation.Q)), [&](int64_t first, int64_t last) {
+    int64_t operations = 2 * width * (rotation.P + rotation.Q);
+    pool.each(grid[0], items_a_piece(operations), [&](int64_t first, int64_t last) {
       float* g = local(3 * width + 2 * W);
       float *mixed = g + width + W, *out = mixed + width;
       for (int64_t row = first; row < last; row++) {

@@ -1,6 +1,7 @@
 // Rotation of rows by slow ⊗ fastᵀ: the C++ face of triton_hadamard.py.
 
-// out[r] = Σ_k left[r, k] · right[k, :], a few rows at a time so that a vector of `right` is used often
+// out[r] = Σ_k left[r, k] · right[k, :], a few rows at a time so that a vector of `right` is used
+// often
 inline void multiply(const float* left, int64_t rows, int64_t K, const float* right, int64_t width,
                      float* out) {
   constexpr int FEW = 4;
@@ -48,7 +49,8 @@ struct Hadamard : Kernel {
   Hadamard(const Variant& v) : rotation(v), x(v, "x"), x_stride(v.integer("X_STRIDE")) {}
   void run(const Value* a, const int64_t* grid, Pool& pool) const override {
     int64_t width = rotation.P * rotation.Q;
-    pool.each(grid[0], items_a_piece(2 * width * (rotation.P + rotation.Q)), [&](int64_t first, int64_t last) {
+    int64_t operations = 2 * width * (rotation.P + rotation.Q);
+    pool.each(grid[0], items_a_piece(operations), [&](int64_t first, int64_t last) {
       float* room = local(2 * width + W);
       for (int64_t row = first; row < last; row++)
         rotation.store_row(a, row, x.in<const float>(a) + row * x_stride, room, room + width);

@@ -69,13 +69,17 @@ template <int M> inline void tile_int8(const int8_t* x, int64_t x_stride, const 
 }
 
 // 128·Σx of each row: what a biased product counts too much.
-inline void biases(const int8_t* x, int64_t x_stride, int64_t rows, int64_t K, int32_t* out) {
-  for (int64_t m = 0; m < rows; m++) {
-    int32_t total = 0;
-    const int8_t* p = x + m * x_stride;
-    for (int64_t k = 0; k < K; k++) total += p[k];
-    out[m] = 128 * total;
-  }
+inline void biases(const int8_t* x, int64_t x_stride, int64_t rows, int64_t K, Pool& pool,
+                   int32_t* out) {
+  if (!BIASED) return;
+  pool.each(rows, items_a_piece(K), [&](int64_t first, int64_t last) {
+    for (int64_t m = first; m < last; m++) {
+      int32_t total = 0;
+      const int8_t* p = x + m * x_stride;
+      for (int64_t k = 0; k < K; k++) total += p[k];
+      out[m] = 128 * total;
+    }
+  });
 }
 
 // Sums of weight rows first ... last go through a strip of columns, [M, STRIP], so that what becomes
@@ -126,14 +130,14 @@ inline int64_t columns_a_piece(int64_t bytes_a_row, int64_t M) {
 struct Scaled {
   Argument x_scale, weight_scale, y_scale, y;
   int64_t x_step, weight_step, y_step, N;
-  Scaled(const Variant& v, int64_t x_step_, int64_t weight_step_, bool weighted)
-      : x_scale(v, "x_scale"), weight_scale(v, weighted ? "weight_scale" : "x_scale"),
-        y_scale(v, "y_scale"), y(v, "y"), x_step(x_step_), weight_step(weight_step_),
-        y_step(v.integer("Y_SCALE_STEP")), N(v.integer("N")), weighted_(weighted) {}
+  Scaled(const Variant& v, int64_t x_step_, int64_t weight_step_)
+      : x_scale(v, "x_scale"), weight_scale(Argument::optional(v, "weight_scale")),
+        y_scale(Argument::optional(v, "y_scale")), y(v, "y"), x_step(x_step_),
+        weight_step(weight_step_), y_step(v.integer("Y_SCALE_STEP")), N(v.integer("N")) {}
   // `count` columns of row m from n on
   void store(const Value* a, int64_t m, int64_t n, vf total, int count) const {
     vf unit = splat(x_scale.in<const float>(a)[m * x_step]);
-    if (weighted_) unit *= stepped(weight_scale.in<const float>(a), n, weight_step, count);
+    if (weight_scale) unit *= stepped(weight_scale.in<const float>(a), n, weight_step, count);
     vf out = total * unit;
     if (y_scale)
       store_some(y.in<int8_t>(a) + m * N + n,
@@ -143,7 +147,6 @@ struct Scaled {
   }
 
  private:
-  bool weighted_;
   static vf stepped(const float* scale, int64_t n, int64_t step, int count) {
     return step ? load_some(scale + n, count) : splat(*scale);
   }
@@ -156,14 +159,14 @@ struct LinearInt8 : Kernel {
   LinearInt8(const Variant& v)
       : x(v, "x"), weight(v, "weight"), M(v, v.knows("M") ? "M" : "tokens"), N(v.integer("N")),
         K(v.integer("K")), x_stride(v.integer("X_STRIDE")),
-        scaled(v, v.integer("X_SCALE_STEP", 0), v.integer("WEIGHT_SCALE_STEP"), true) {}
+        scaled(v, v.integer("X_SCALE_STEP", 0), v.integer("WEIGHT_SCALE_STEP")) {}
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     multiply(a, M.integer(a), pool);
   }
   void multiply(const Value* a, int64_t rows, Pool& pool) const {
     const int8_t* in = x.in<const int8_t>(a);
     int32_t* bias = pool.scratch<int32_t>(0, rows);
-    if (BIASED) biases(in, x_stride, rows, K, bias);
+    biases(in, x_stride, rows, K, pool, bias);
     pool.each(N, columns_a_piece(K, rows), [&](int64_t first, int64_t last) {
       product_int8(in, x_stride, rows, weight.in<const int8_t>(a), K, bias, first, last,
                    [&](int64_t m, int64_t n, vf sums, int count) {
@@ -225,12 +228,13 @@ template <class T, class F> inline void product_float(const float* x, int64_t x_
 // Rows of x rounded to fp16, as engines do beside fp16 weights; what would overflow is 65504.
 inline const float* as_half(const float* x, int64_t stride, int64_t rows, int64_t K, Pool& pool) {
   float* out = pool.scratch<float>(1, rows * K + W);
-  for (int64_t m = 0; m < rows; m++)
-    blocks(K, [&](int64_t k, int n) {
-      vf v = load_some(x + m * stride + k, n);
-      vf bounded = least(65504.f, most(-65504.f, v));
-      store_some(out + m * K + k, half_to_float(float_to_half(bounded)), n);
-    });
+  pool.each(rows, items_a_piece(4 * K), [&](int64_t first, int64_t last) {
+    for (int64_t m = first; m < last; m++)
+      blocks(K, [&](int64_t k, int n) {
+        vf bounded = least(65504.f, most(-65504.f, load_some(x + m * stride + k, n)));
+        store_some(out + m * K + k, half_to_float(float_to_half(bounded)), n);
+      });
+  });
   return out;
 }
 
@@ -238,7 +242,7 @@ struct LinearFloat : Kernel {
   Argument x, weight, y, M;
   int64_t N, K, x_stride;
   LinearFloat(const Variant& v)
-      : x(v, "x"), weight(v, "weight"), y(v, "y"), M(v, v.knows("M") ? "M" : "tokens"),
+      : x(v, "x"), weight(numbers(v, "weight")), y(v, "y"), M(v, v.knows("M") ? "M" : "tokens"),
         N(v.integer("N")), K(v.integer("K")), x_stride(v.integer("X_STRIDE")) {}
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     multiply(a, M.integer(a), pool);

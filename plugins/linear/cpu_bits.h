@@ -12,13 +12,34 @@ template <class T> inline const T* apart(const T* x, int64_t stride, int64_t row
   return out;
 }
 
+inline int64_t bits_of(const Variant& v) {
+  int64_t bits = v.integer("BITS");
+  if (bits != 4 && bits != 8) refuse("BITS must be 4 or 8");
+  return bits;
+}
+
+// A row of weights as floats less their zero point, times the scale of their block.
+inline void unpack(const uint8_t* packed, const float* units, int64_t K, int64_t bits,
+                   int64_t shared, float* out) {
+  for (int64_t b = 0; b < K / shared; b++) {
+    const uint8_t* in = packed + b * shared * bits / 8;
+    float *to = out + b * shared, unit = units[b];
+    if (bits == 4) {
+      for (int64_t k = 0; k < shared; k++)
+        to[k] = (float(in[k / 2] >> (k % 2 * 4) & 15) - 8.f) * unit;
+    } else {
+      for (int64_t k = 0; k < shared; k++) to[k] = (float(in[k]) - 128.f) * unit;
+    }
+  }
+}
+
 struct LinearBits : Kernel {
   Argument x, packed, scales, y, M;
   int64_t N, K, x_stride, bits, shared;
   LinearBits(const Variant& v)
       : x(v, "x"), packed(v, "packed"), scales(v, "scales"), y(v, "y"), M(v, "M"),
         N(v.integer("N")), K(v.integer("K")), x_stride(v.integer("X_STRIDE")),
-        bits(v.integer("BITS")), shared(v.integer("SHARED")) {}
+        bits(bits_of(v)), shared(v.within("SHARED", 2)) {}
 
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     int64_t rows = M.integer(a);
@@ -108,19 +129,13 @@ struct LinearBits : Kernel {
 
   void expanded(const Value* a, const float* in, int64_t rows, int64_t n, int columns,
                 float* room) const {
-    for (int j = 0; j < columns; j++) expand(row(a, n + j), units(a, n + j), room + j * K);
+    for (int j = 0; j < columns; j++)
+      unpack(row(a, n + j), units(a, n + j), K, bits, shared, room + j * K);
     product_float(in, K, rows, room, K, 0, columns,
                   [&](int64_t m, int64_t, const float(*sums)[NR], int r, int c) {
                     for (int i = 0; i < r; i++)
                       for (int j = 0; j < c; j++) y.in<float>(a)[(m + i) * N + n + j] = sums[i][j];
                   });
-  }
-  // A weight row as floats, times its scales.
-  void expand(const uint8_t* in, const float* unit, float* out) const {
-    for (int64_t k = 0; k < K; k++) {
-      int q = bits == 4 ? int(in[k / 2] >> (k % 2 * 4) & 15) - 8 : int(in[k]) - 128;
-      out[k] = float(q) * unit[k / shared];
-    }
   }
 };
 
@@ -131,20 +146,22 @@ struct LinearInt4 : Kernel {
   Scaled scaled;
   LinearInt4(const Variant& v)
       : x(v, "x"), packed(v, "packed"), scales(v, "scales"), M(v, "M"), N(v.integer("N")),
-        K(v.integer("K")), x_stride(v.integer("X_STRIDE")), shared(v.integer("SHARED")),
-        scaled(v, 0, 0, false) {}
+        K(v.integer("K")), x_stride(v.integer("X_STRIDE")), shared(v.within("SHARED", 2)),
+        scaled(v, 0, 0) {}
 
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     int64_t rows = M.integer(a), groups = K / shared;
     const int8_t* in = x.in<const int8_t>(a);
     // nibbles count from 0, weights from -8: each block's sum is 8·Σx too large
     int32_t* excess = pool.scratch<int32_t>(0, rows * groups);
-    for (int64_t m = 0; m < rows; m++)
-      for (int64_t b = 0; b < groups; b++) {
+    pool.each(rows * groups, items_a_piece(shared), [&](int64_t first, int64_t last) {
+      for (int64_t each = first; each < last; each++) {
+        const int8_t* block = in + each / groups * x_stride + each % groups * shared;
         int32_t total = 0;
-        for (int64_t k = 0; k < shared; k++) total += in[m * x_stride + b * shared + k];
-        excess[m * groups + b] = -8 * total;
+        for (int64_t k = 0; k < shared; k++) total += block[k];
+        excess[each] = -8 * total;
       }
+    });
     in = apart(in, x_stride, rows, K, pool.scratch<int8_t>(2, rows * K + 64));
     pool.each(N, columns_a_piece(K / 2, rows), [&](int64_t first, int64_t last) {
       for (int64_t n = first; n < last; n += NR) {

@@ -8,11 +8,15 @@ struct Norm : Kernel {
   bool centered;
   float eps;
   Norm(const Variant& v)
-      : x(v, "x"), added(v, "added"), weight(v, "weight"), bias(v, "bias"), rows(v, "rows"),
-        y(v, "y"), total(v, "total"), B(v, "B"), scale(v, "scale", "SCALES"),
+      : x(v, "x"), added(Argument::optional(v, "added")), weight(v, "weight"),
+        bias(Argument::optional(v, "bias")), rows(Argument::optional(v, "rows")), y(v, "y"),
+        total(Argument::optional(v, "total")), B(Argument::optional(v, "B")),
+        scale(v, "scale", "SCALES"),
         width(v.integer("WIDTH")), x_stride(v.integer("X_STRIDE")),
         added_stride(v.integer("ADDED_STRIDE")), centered(v.integer("CENTERED") != 0),
-        eps((float)v.number("EPS")) {}
+        eps((float)v.number("EPS")) {
+    if (rows && !B) refuse("B is None");
+  }
 
   void run(const Value* a, const int64_t* grid, Pool& pool) const override {
     const int32_t* which = rows.in<const int32_t>(a);

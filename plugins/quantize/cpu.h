@@ -47,8 +47,8 @@ struct QuantizeRows : Kernel {
   int64_t width, x_stride;
   bool back;
   QuantizeRows(const Variant& v)
-      : x(v, "x"), scale(v, "scale"), y(v, "y"), width(v.integer("WIDTH")),
-        x_stride(v.integer("X_STRIDE")), back(v.integer("BACK") != 0) {}
+      : x(v, "x"), scale(Argument::optional(v, "scale")), y(v, "y"),
+        width(v.integer("WIDTH")), x_stride(v.integer("X_STRIDE")), back(v.integer("BACK") != 0) {}
   void run(const Value* a, const int64_t* grid, Pool& pool) const override {
     pool.each(grid[0], items_a_piece(12 * width), [&](int64_t first, int64_t last) {
       for (int64_t row = first; row < last; row++) {

@@ -10,22 +10,30 @@ struct Scan : Kernel {
   bool ends;
 
   Scan(const Variant& v)
-      : x(v, "x"), dt(v, "dt"), B(v, "B"), C(v, "C"), z(v, "z"), low_dt(v, "low_dt"),
-        low_dt_scale(v, "low_dt_scale"), dt_weight(v, "dt_weight"),
-        dt_weight_scale(v, "dt_weight_scale"), A(v, "A"), D(v, "D"), dt_bias(v, "dt_bias"),
-        A_scale(v, "A_scale"), D_scale(v, "D_scale"), dt_bias_scale(v, "dt_bias_scale"),
+      : x(numbers(v, "x")), dt(optional_numbers(v, "dt")), B(numbers(v, "B")), C(numbers(v, "C")),
+        z(numbers(v, "z")), low_dt(Argument::optional(v, "low_dt")),
+        low_dt_scale(Argument::optional(v, "low_dt_scale")),
+        dt_weight(optional_numbers(v, "dt_weight")),
+        dt_weight_scale(Argument::optional(v, "dt_weight_scale")), A(numbers(v, "A")),
+        D(numbers(v, "D")), dt_bias(numbers(v, "dt_bias")),
+        A_scale(Argument::optional(v, "A_scale")), D_scale(Argument::optional(v, "D_scale")),
+        dt_bias_scale(Argument::optional(v, "dt_bias_scale")),
         x_scale(v, "x_scale", "X_SCALES"), dt_scale(v, "dt_scale", "DT_SCALES"),
         B_scale(v, "B_scale", "B_SCALES"), C_scale(v, "C_scale", "C_SCALES"),
         z_scale(v, "z_scale", "Z_SCALES"), state_scale(v, "state_scale", "STATE_SCALES"),
-        state(v, "state"), log_x(v, "log_x"), log_dt(v, "log_dt"), log_B(v, "log_B"), y(v, "y"),
-        run_fields(v, "run"), replay(v, "replay"), slots(v, "slots"), ancestors(v, "ancestors"),
-        tokens(v, "tokens"), batch(v, "batch"), E(v.integer("E")), N(v.integer("N")),
+        state(numbers(v, "state")), log_x(numbers(v, "log_x")), log_dt(numbers(v, "log_dt")),
+        log_B(numbers(v, "log_B")), y(Argument::optional(v, "y")), run_fields(v, "run"),
+        replay(v, "replay"), slots(v, "slots"), ancestors(Argument::optional(v, "ancestors")),
+        tokens(v, "tokens"), batch(v, "batch"), E(v.integer("E")), N(v.within("N", 1, LIMIT)),
         x_stride(v.integer("X_STRIDE")), dt_stride(v.integer("DT_STRIDE")),
         B_stride(v.integer("B_STRIDE")), C_stride(v.integer("C_STRIDE")),
         z_stride(v.integer("Z_STRIDE")), dt_weight_scales(v.integer("DT_WEIGHT_SCALES")),
         low_stride(v.integer("LOW_STRIDE")), rank(v.integer("RANK")),
         ends(v.integer("ENDS", 0) != 0) {
-    if (N > LIMIT) refuse("scan.scan: N is above 256");
+    if (!dt && !(low_dt && dt_weight)) refuse("neither dt nor what makes it");
+    if (bool(dt_weight_scale) != bool(low_dt_scale)) refuse("dt is made of one scale");
+    if (A_scale && !(D_scale && dt_bias_scale)) refuse("A_scale without the others");
+    if (!ends && !y) refuse("y is None");
   }
   static constexpr int64_t LIMIT = 256;
 
@@ -46,7 +54,8 @@ struct Scan : Kernel {
     // B and C of the run's tokens, then B of those that are replayed, as floats
     float* wide = pool.scratch<float>(2, (2 * rows + course.pending * course.batch) * N + W);
     float *wide_C = wide + rows * N, *wide_replayed = wide_C + rows * N;
-    Rows of_B = rows_of(B, a, B_stride), of_C = rows_of(C, a, C_stride), logged = rows_of(log_B, a, N);
+    Rows of_B = rows_of(B, a, B_stride), of_C = rows_of(C, a, C_stride);
+    Rows logged = rows_of(log_B, a, N);
     for (int64_t n = 0; n < N; n++) {
       float unit = state_scale.count ? state_scale.one(a, n) : 1.f;
       float of_b = B_scale.one(a, n) / unit, of_c = C_scale.one(a, n) * unit;
@@ -63,8 +72,9 @@ struct Scan : Kernel {
       if (course.slots[t] >= 0)
         for (int64_t b = 0; b < course.batch; b++)
           for (int64_t n = 0; n < N; n++)
-            put_log(a, (course.slots[t] * course.batch + b) * N + n,
-                    of_B.one_at(t * course.batch + b, n));
+            store_as_type(log_B.in<void>(a), log_B.type,
+                          (course.slots[t] * course.batch + b) * N + n,
+                          splat(of_B.one_at(t * course.batch + b, n)), 1);
     int64_t parts = (E + W - 1) / W;
     pool.each(parts * course.batch, items_a_piece(20 * W * N * (1 + course.tokens + course.pending)),
               [&](int64_t first, int64_t last) {
@@ -79,15 +89,6 @@ struct Scan : Kernel {
     });
   }
 
-  void put_log(const Value* a, int64_t place, float v) const {
-    if (log_B.type == Type::i8)
-      log_B.in<int8_t>(a)[place] = (int8_t)v;
-    else if (log_B.type == Type::f16)
-      put(log_B.in<Half>(a) + place, v);
-    else
-      log_B.in<float>(a)[place] = v;
-  }
-
   // dt = low_dt · dt_weight as it would be stored, [rows, E]
   const float* project(const Value* a, int64_t rows, Pool& pool) const {
     float* out = pool.scratch<float>(3, rows * E + W);
@@ -97,26 +98,30 @@ struct Scan : Kernel {
       if (dt_weight.type == Type::f16) in = as_half(in, stride, rows, rank, pool), stride = rank;
       with_type(dt_weight.type, [&](auto* t) {
         using T = std::remove_pointer_t<decltype(t)>;
-        product_float(in, stride, rows, dt_weight.in<const T>(a), rank, 0, E,
-                      [&](int64_t m, int64_t n, const float(*sums)[NR], int r, int c) {
-                        for (int i = 0; i < r; i++)
-                          for (int j = 0; j < c; j++) out[(m + i) * E + n + j] = sums[i][j];
-                      });
+        pool.each(E, columns_a_piece(rank * sizeof(T), rows), [&](int64_t first, int64_t last) {
+          product_float(in, stride, rows, dt_weight.in<const T>(a), rank, first, last,
+                        [&](int64_t m, int64_t n, const float(*sums)[NR], int r, int c) {
+                          for (int i = 0; i < r; i++)
+                            for (int j = 0; j < c; j++) out[(m + i) * E + n + j] = sums[i][j];
+                        });
+        });
       });
       return out;
     }
     const int8_t* in = low_dt.in<const int8_t>(a);
     int32_t* bias = pool.scratch<int32_t>(0, rows);
-    if (BIASED) biases(in, low_stride, rows, rank, bias);
+    biases(in, low_stride, rows, rank, pool, bias);
     float x_unit = *low_dt_scale.in<const float>(a);
     const float *units = dt_weight_scale.in<const float>(a);
-    product_int8(in, low_stride, rows, dt_weight.in<const int8_t>(a), rank, bias, 0, E,
-                 [&](int64_t m, int64_t n, vf sums, int count) {
-                   vf unit = x_unit * (dt_weight_scales > 1 ? load_some(units + n, count)
-                                                            : splat(*units));
-                   vf step = dt_scale.at(a, n, count);
-                   store_some(out + m * E + n, round8(sums * unit / step), count);
-                 });
+    pool.each(E, columns_a_piece(rank, rows), [&](int64_t first, int64_t last) {
+      product_int8(in, low_stride, rows, dt_weight.in<const int8_t>(a), rank, bias, first, last,
+                   [&](int64_t m, int64_t n, vf sums, int count) {
+                     vf unit = x_unit * (dt_weight_scales > 1 ? load_some(units + n, count)
+                                                              : splat(*units));
+                     vf step = dt_scale.at(a, n, count);
+                     store_some(out + m * E + n, round8(sums * unit / step), count);
+                   });
+    });
     return out;
   }
 

@@ -11,33 +11,26 @@ struct ScanHeads : Kernel {
   static constexpr int64_t LIMIT = 256;  // of N
   static constexpr int PAIR = 2;         // channels that share a token's B and C
 
-  static Argument maybe(const Variant& v, const char* name) {
-    return v.knows(name) ? Argument(v, name) : Argument::none();
-  }
   ScanHeads(const Variant& v)
-      : x(v, "x"), dt(v, "dt"), B(v, "B"), C(v, "C"), A(v, "A"), D(v, "D"), dt_bias(v, "dt_bias"),
-        A_scale(v, "A_scale"), D_scale(v, "D_scale"), dt_bias_scale(v, "dt_bias_scale"),
+      : x(numbers(v, "x")), dt(numbers(v, "dt")), B(numbers(v, "B")), C(numbers(v, "C")),
+        A(numbers(v, "A")), D(numbers(v, "D")), dt_bias(numbers(v, "dt_bias")),
+        A_scale(Argument::optional(v, "A_scale")), D_scale(Argument::optional(v, "D_scale")),
+        dt_bias_scale(Argument::optional(v, "dt_bias_scale")),
         x_scale(v, "x_scale", "X_SCALES"), dt_scale(v, "dt_scale", "DT_SCALES"),
         B_scale(v, "B_scale", "B_SCALES"), C_scale(v, "C_scale", "C_SCALES"),
-        state_scale(v, v.knows("state_scale") ? "state_scale" : "x_scale",
-                    v.knows("state_scale") ? "STATE_SCALES" : "X_SCALES"),
-        state(v, "state"), log_x(v, "log_x"), log_dt(v, "log_dt"), log_B(v, "log_B"), y(v, "y"),
-        run_fields(v, "run"), replay(v, "replay"), slots(v, "slots"),
-        ancestors(maybe(v, "ancestors")), tokens(v, "tokens"), batch(v, "batch"),
-        heads(v.integer("HEADS")), P(v.integer("P")), N(v.integer("N")),
-        groups(v.integer("GROUPS")), x_stride(v.integer("X_STRIDE")),
+        state_scale(v, "state_scale", "STATE_SCALES"),
+        state(numbers(v, "state")), log_x(numbers(v, "log_x")), log_dt(numbers(v, "log_dt")),
+        log_B(numbers(v, "log_B")), y(v, "y"), run_fields(v, "run"), replay(v, "replay"),
+        slots(v, "slots"), ancestors(Argument::optional(v, "ancestors")), tokens(v, "tokens"),
+        batch(v, "batch"), heads(v.within("HEADS", 1)), P(v.integer("P")),
+        N(v.within("N", 1, LIMIT)), groups(v.within("GROUPS", 1)), x_stride(v.integer("X_STRIDE")),
         dt_stride(v.integer("DT_STRIDE")), B_stride(v.integer("B_STRIDE")),
         C_stride(v.integer("C_STRIDE")), dt_min((float)v.number("DT_MIN")),
         dt_max((float)v.number("DT_MAX")), tree(v.integer("TREE", 0) != 0) {
-    if (!v.knows("state_scale")) state_scale.count = 0;
-    if (N > LIMIT) refuse("scan_heads.scan: N is above 256");
+    if (heads % groups) refuse("HEADS must be a multiple of GROUPS");
+    if (tree && !ancestors) refuse("ancestors is None");
+    if (A_scale && !(D_scale && dt_bias_scale)) refuse("A_scale without the others");
   }
-
-  // Step size and decay of every token of one head, and its rows of B and C as floats.
-  struct Inputs {
-    float *delta, *decay;  // [pending + tokens]
-    float *b, *c;          // [pending + tokens, padded N], c from the run's first token on
-  };
 
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     Course course(run_fields.in<const int32_t>(a), tokens.integer(a), batch.integer(a),
@@ -75,7 +68,7 @@ struct ScanHeads : Kernel {
       const Rows& from = t < 0 ? logged : of_B;
       int64_t row = (t < 0 ? course.replay[j] : t) * course.batch + sequence;
       for (int64_t n = 0; n < padded; n += W) {
-        int some = (int)std::max<int64_t>(0, std::min<int64_t>(W, N - n));
+        int some = (int)std::min<int64_t>(W, N - n);
         int64_t at = group * N + n;
         vf raw = from.at(row, at, some);
         store(out + j * padded + n, raw * B_scale.at(a, at, some));
@@ -127,12 +120,7 @@ struct ScanHeads : Kernel {
         delta[j] = raw * unit + bias;
         if (t >= 0 && course.slots[t] >= 0) {
           int64_t at = (course.slots[t] * course.batch + sequence) * s.heads + head;
-          if (s.log_dt.type == Type::i8)
-            s.log_dt.in<int8_t>(a)[at] = (int8_t)raw;
-          else if (s.log_dt.type == Type::f16)
-            put(s.log_dt.in<Half>(a) + at, raw);
-          else
-            s.log_dt.in<float>(a)[at] = raw;
+          store_as_type(s.log_dt.in<void>(a), s.log_dt.type, at, splat(raw), 1);
         }
       }
       blocks(all, [&](int64_t j, int n) {
@@ -157,7 +145,11 @@ struct ScanHeads : Kernel {
     int64_t state_at(int64_t slot, int64_t p) const {
       return slot * state_size + ((sequence * s.heads + head) * s.P + p) * s.N;
     }
-    vf unit_of(int64_t n, int some) const { return s.state_scale.at(a, head * s.N + n, some); }
+    // What one step of the kept states is worth; 1 in lanes behind the last.
+    vf unit_of(int64_t n, int some) const {
+      vf unit = s.state_scale.at(a, head * s.N + n, some);
+      return choose(unit > 0.f, unit, splat(1.f));
+    }
     int some_of(int64_t n) const { return (int)std::min<int64_t>(W, s.N - n); }
 
     template <int V> void channels(int64_t p, int some) const {
@@ -198,7 +190,6 @@ struct ScanHeads : Kernel {
       const int64_t vectors = V ? V : padded / W;
       for (int64_t v = 0; v < vectors; v++) {
         vf unit = kind == Type::i8 ? unit_of(v * W, some_of(v * W)) : splat(1.f);
-        if (kind == Type::i8) unit = choose(unit > 0.f, unit, splat(1.f));
         h[v] = kept(h[v], kind, unit, 1.f / unit);
       }
     }

@@ -49,6 +49,7 @@ struct GatherColumns : Kernel {
     switch (size_of(x.type)) {
       case 1: return by_index<uint8_t>(a, grid[0]);
       case 2: return by_index<uint16_t>(a, grid[0]);
+      case 8: return by_index<uint64_t>(a, grid[0]);
       default: return by_index<uint32_t>(a, grid[0]);
     }
   }

@@ -54,11 +54,14 @@ class CpuDevice:
 
     sm = 0
 
-    def __init__(self, threads: int, isa: str | None = None) -> None:
-        """`isa`: the instruction set; None is the best one. Raises EngineError: no library."""
+    def __init__(self, threads: int, isa: str | None = None, *, finest: bool = False) -> None:
+        """`isa`: the instruction set; None is the best one. `finest`: see `Pool`.
+
+        Raises EngineError: no library, or not so many threads.
+        """
         self.isa = instruction_set() if isa is None else isa
         self.name = f"CPU, {self.isa}, {threads} thread{'s' if threads > 1 else ''}"
-        self._pool = Pool(threads)
+        self._pool = Pool(threads, finest=finest)
         self._copy = CpuKernel("kernel copy", self.isa)
         self._fill = CpuKernel("kernel fill", self.isa)
         self._recording: tuple[list[CpuCall], list[Any]] | None = None

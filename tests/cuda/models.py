@@ -64,6 +64,13 @@ def both(
     return Engines(ort, cuda, graph.parent.parent)
 
 
+def tiny_engine(name: str, quant: str) -> CudaEngine:
+    """The `cuda` engine of the model `name` alone, made anew."""
+    graph, dtypes = _built(name, quant, None)
+    identity = Identity("tiny")
+    return cuda_engine(graph, quantized_models.network(name).config, dtypes, CHUNK, identity)
+
+
 def cuda_engine(
     graph: Path, config: ModelConfig, dtypes: Mapping[str, str], chunk: int, identity: Identity
 ) -> CudaEngine:

@@ -70,3 +70,14 @@ def test_scales_of_rows(steps: int, batch: int, width: int) -> None:
     assert torch.equal(bench.read("scale"), scale) and float(scale[-1]) == 1
     assert torch.equal(bench.read("y"), y)
     assert torch.equal(bench.read("back"), fake_quantize_rows(x))
+
+
+def test_a_nan_is_the_least_value() -> None:
+    bench, x = _bench(2, 1, 40)
+    x = x.clamp(-3, 3)
+    x[0, ::3], x[1, 39] = float("nan"), -float("nan")
+    bench.value("x", x, stride=43, start=1)
+    bench.constant("scale", torch.full((1,), 0.03))
+    bench.lower(LOWER, "Quantize", ("x", "scale"), ("y",))
+    bench.run()
+    assert torch.equal(bench.read("y") == -128, x.isnan())

@@ -19,7 +19,6 @@ template <int> struct Entry;
 
 #include "../../argmax/cpu.h"
 #include "../../attention/cpu.h"
-#include "../../embedding/cpu.h"
 #include "../../gelu/cpu.h"
 #include "../../hadamard/cpu.h"
 #include "../../linear/cpu.h"
@@ -30,6 +29,7 @@ template <int> struct Entry;
 #include "../../causal_conv1d/cpu.h"
 #include "../../gated_norm/cpu.h"
 #include "../../linear/cpu_bits.h"
+#include "../../embedding/cpu.h"
 #include "../../selective_scan/cpu.h"
 #include "../../selective_scan_heads/cpu.h"
 

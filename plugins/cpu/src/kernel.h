@@ -44,6 +44,8 @@ class Variant {
   Type type(const char* name) const;
   int64_t integer(const char* name) const;
   int64_t integer(const char* name, int64_t otherwise) const;
+  // A constant that something is divided by, or that an array is made for.
+  int64_t within(const char* name, int64_t least, int64_t most = int64_t(1) << 31) const;
   double number(const char* name) const;
 
  private:
@@ -51,9 +53,11 @@ class Variant {
   Told* told_;
 };
 
+// Ends the making of a kernel.
 [[noreturn]] void refuse(const char* why);
 
-// An argument by name: `x.in<float>(values)`.
+// An argument by name: `x.in<float>(values)`. Throws where it is None; an optional one may be, or may
+// be unknown to the variant.
 class Argument {
  public:
   Argument(const Variant& v, const char* name);
@@ -62,7 +66,7 @@ class Argument {
     return at_ < 0 ? nullptr : static_cast<T*>(values[at_].address);
   }
   EDGE_INLINE int64_t integer(const Value* values) const { return values[at_].integer; }
-  static Argument none();
+  static Argument optional(const Variant& v, const char* name);
 
  private:
   Argument();
@@ -75,16 +79,20 @@ class Argument {
 struct Kernel {
   virtual ~Kernel() = default;
   // `grid` is what a GPU would be launched with: a kernel reads from it what nothing else says.
+  // Throws where there is no memory and nowhere else: what it cannot do, it refuses when it is made.
   virtual void run(const Value* values, const int64_t* grid, Pool& pool) const = 0;
 };
 
-// Calls `f` with a null pointer of the element type that `type` names.
+// An argument that is a tensor of f32, f16 or int8. Throws where it is another.
+Argument numbers(const Variant& v, const char* name);
+Argument optional_numbers(const Variant& v, const char* name);
+
+// Calls `f` with a null pointer of the element type that `type` names, one of those of `numbers`.
 template <class F> void with_type(Type type, F f) {
   switch (type) {
-    case Type::f32: return f((float*)nullptr);
     case Type::f16: return f((Half*)nullptr);
     case Type::i8: return f((int8_t*)nullptr);
-    default: refuse("a tensor of a type that no kernel takes");
+    default: return f((float*)nullptr);
   }
 }
 

@@ -68,7 +68,7 @@ struct Variant::Told {
   std::map<std::string, std::string> constants;
 
   [[noreturn]] void missing(const char* name) const {
-    throw std::runtime_error(kernel + ": the variant does not say " + name);
+    throw std::runtime_error(std::string("the variant does not say ") + name);
   }
   const std::string& constant(const char* name) const {
     auto found = constants.find(name);
@@ -78,8 +78,23 @@ struct Variant::Told {
 };
 
 Argument::Argument() : at_(-1), type(Type::none) {}
-Argument::Argument(const Variant& v, const char* name) : at_(v.at(name)), type(v.type(name)) {}
-Argument Argument::none() { return Argument(); }
+Argument::Argument(const Variant& v, const char* name) : at_(v.at(name)), type(v.type(name)) {
+  if (at_ < 0) throw std::runtime_error(std::string(name) + " is None");
+}
+Argument Argument::optional(const Variant& v, const char* name) {
+  return !v.knows(name) || v.at(name) < 0 ? Argument() : Argument(v, name);
+}
+
+Argument optional_numbers(const Variant& v, const char* name) {
+  Argument x = Argument::optional(v, name);
+  if (x && x.type != Type::f32 && x.type != Type::f16 && x.type != Type::i8)
+    throw std::runtime_error(std::string(name) + " is of a type that no kernel takes");
+  return x;
+}
+Argument numbers(const Variant& v, const char* name) {
+  Argument(v, name);
+  return optional_numbers(v, name);
+}
 
 void refuse(const char* why) { throw std::runtime_error(why); }
 
@@ -125,7 +140,7 @@ Type Variant::type(const char* name) const {
   };
   auto known = types.find(kind);
   if (known == types.end())
-    throw std::runtime_error(told_->kernel + ": " + name + " is of the unknown type " + kind);
+    throw std::runtime_error(std::string(name) + " is of the unknown type " + kind);
   return known->second;
 }
 
@@ -136,6 +151,14 @@ int64_t Variant::integer(const char* name) const {
 
 int64_t Variant::integer(const char* name, int64_t otherwise) const {
   return told_->constants.count(name) ? integer(name) : otherwise;
+}
+
+int64_t Variant::within(const char* name, int64_t least, int64_t most) const {
+  int64_t value = integer(name);
+  if (value < least || value > most)
+    throw std::runtime_error(std::string(name) + " must be " + std::to_string(least) + " to " +
+                             std::to_string(most) + ", is " + std::to_string(value));
+  return value;
 }
 
 double Variant::number(const char* name) const { return std::stod(told_->constant(name)); }
@@ -153,7 +176,7 @@ static std::vector<Isa> sets() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-              __builtin_cpu_supports("bmi2");
+              __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                 __builtin_cpu_supports("avx512vnni");
@@ -206,9 +229,9 @@ int edge_cpu_sets(char* out, int size) {
   return int(names.size());
 }
 
-void* edge_cpu_pool(int threads) {
+void* edge_cpu_pool(int threads, int finest) {
   try {
-    return new Pool(std::max(1, threads));
+    return new Pool(std::max(1, threads), finest != 0);
   } catch (...) {
     return nullptr;
   }
@@ -217,26 +240,28 @@ void edge_cpu_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
 
 // A kernel for a variant, or null and why in `problem`. "copy" and "fill" are kernels as well.
 void* edge_cpu_kernel(const char* set, const char* text, char* problem, int size) {
+  std::string kernel;
   try {
     Variant variant{text};
-    std::string kernel = variant.kernel();
+    kernel = variant.kernel();
     if (kernel == "copy") return new Copy;
     if (kernel == "fill") return new Fill;
     for (const Isa& each : sets()) {
       if (!each.here || std::string(each.name) != set) continue;
       Maker maker = each.find(kernel.c_str());
-      if (!maker) throw std::runtime_error("there is no kernel " + kernel + " for a CPU");
+      if (!maker) throw std::runtime_error("there is no such kernel for a CPU");
       return maker(variant);
     }
     throw std::runtime_error(std::string("this machine has no ") + set);
   } catch (const std::exception& error) {
-    std::snprintf(problem, size_t(size), "%s", error.what());
+    std::snprintf(problem, size_t(size), "%s: %s", kernel.c_str(), error.what());
     return nullptr;
   }
 }
 void edge_cpu_kernel_free(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
-// Runs the calls in order. 0, or 1 where memory ran out.
+// Runs the calls in order. 0, or 1 where memory ran out. Nothing else is thrown: a kernel refuses
+// what it cannot do when it is made.
 int edge_cpu_run(void* pool, const EdgeCpuCall* calls, int64_t count) {
   try {
     for (int64_t i = 0; i < count; i++)

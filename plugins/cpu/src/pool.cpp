@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 
 namespace edge_cpu {
 
@@ -16,7 +17,8 @@ void pause() {
 }
 
 constexpr auto AWAKE = std::chrono::microseconds(200);
-constexpr int PIECES = 4;  // a thread's share is claimed in as many
+constexpr int PIECES = 4;   // a thread's share is claimed in as many
+constexpr int FINEST = 64;  // pieces of any job, where they are made for tests
 
 }  // namespace
 
@@ -48,11 +50,18 @@ void* thread_bytes(int slot, int64_t count) {
   return rooms[slot].of(count);
 }
 
-Pool::Pool(int threads) : scratch_(new Scratch) {
-  for (int i = 1; i < threads; i++) workers_.emplace_back([this] { serve(); });
+Pool::Pool(int threads, bool finest) : scratch_(new Scratch), finest_(finest) {
+  try {
+    for (int i = 1; i < threads; i++) workers_.emplace_back([this] { serve(); });
+  } catch (...) {  // the system gives no more threads
+    end();
+    throw;
+  }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { end(); }
+
+void Pool::end() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_.store(true);
@@ -75,14 +84,20 @@ bool Pool::claim(uint64_t job) {
     int64_t first = int64_t(next & 0xffffffff) * size;
     if (first >= count) return false;
     if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
-    work(context, first, std::min(first + size, count));
+    try {
+      work(context, first, std::min(first + size, count));
+    } catch (...) {  // no memory; told where the job was given
+      failed_.store(true, std::memory_order_relaxed);
+    }
     left_.fetch_sub(1, std::memory_order_acq_rel);
     return true;
   }
 }
 
 void Pool::share(int64_t count, int64_t grain, Work work, void* context) {
-  int64_t pieces = std::min<int64_t>(threads() * PIECES, (count + grain - 1) / grain);
+  if (finest_) grain = 1;
+  int64_t most = finest_ ? FINEST : threads() * PIECES;
+  int64_t pieces = std::min<int64_t>(most, (count + grain - 1) / grain);
   int64_t size = (count + pieces - 1) / pieces;
   size = (size + grain - 1) / grain * grain;
   pieces = (count + size - 1) / size;
@@ -109,6 +124,7 @@ void Pool::share(int64_t count, int64_t grain, Work work, void* context) {
     else
       std::this_thread::yield();
   }
+  if (failed_.exchange(false)) throw std::bad_alloc();
 }
 
 void Pool::serve() {

@@ -23,7 +23,7 @@ struct Scale {
   Argument scale;
   int64_t count;
   Scale(const Variant& v, const char* name, const char* counted)
-      : scale(v, name), count(scale ? v.integer(counted) : 0) {}
+      : scale(Argument::optional(v, name)), count(scale ? v.integer(counted) : 0) {}
   vf at(const Value* a, int64_t i, int some = W) const {
     const float* p = scale.in<const float>(a);
     return count == 0 ? splat(1.f) : count == 1 ? splat(*p) : load_some(p + i, some);

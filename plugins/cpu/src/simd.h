@@ -29,7 +29,8 @@ inline vf splat(float x) { return vf{} + x; }
 inline vf choose(vi where, vf a, vf b) {
   return vf((vi(a) & where) | (vi(b) & ~where));
 }
-// The smaller, the larger of a bound and x, lane by lane; a NaN in x stays.
+// The smaller, the larger of a bound and x, lane by lane; a NaN in x stays. `larger` returns b for a
+// NaN in a.
 #if EDGE_ISA_AVX512
 inline vf least(float bound, vf x) { return vf(_mm512_min_ps(_mm512_set1_ps(bound), (__m512)x)); }
 inline vf most(float bound, vf x) { return vf(_mm512_max_ps(_mm512_set1_ps(bound), (__m512)x)); }
@@ -41,7 +42,7 @@ inline vf larger(vf a, vf b) { return vf(_mm256_max_ps((__m256)a, (__m256)b)); }
 #elif EDGE_ISA_NEON
 inline vf least(float bound, vf x) { return vf(vminq_f32(vdupq_n_f32(bound), (float32x4_t)x)); }
 inline vf most(float bound, vf x) { return vf(vmaxq_f32(vdupq_n_f32(bound), (float32x4_t)x)); }
-inline vf larger(vf a, vf b) { return vf(vmaxq_f32((float32x4_t)a, (float32x4_t)b)); }
+inline vf larger(vf a, vf b) { return vf(vmaxnmq_f32((float32x4_t)a, (float32x4_t)b)); }
 #else
 inline vf least(float bound, vf x) { return choose(x > bound, splat(bound), x); }
 inline vf most(float bound, vf x) { return choose(x < bound, splat(bound), x); }
@@ -152,8 +153,9 @@ inline vf round_even(vf x) {
 #endif
 }
 
-// clip(x, -128, 127) rounded, as a float; NaN becomes -128 or 127
-inline vf round8(vf x) { return round_even(least(127.f, most(-128.f, x))); }
+// clip(x, -128, 127) rounded, as a float; NaN becomes -128, as in the
+// Triton kernels
+inline vf round8(vf x) { return round_even(least(127.f, larger(x, splat(-128.f)))); }
 
 // -- sums -------------------------------------------------------------------------------------------
 
@@ -186,13 +188,9 @@ inline vf scaled_by(vf p, vf n) {
 #endif
 }
 
-// 2^x, relative error 2e-7; 2^-126 for what is smaller, inf or 2^127 for what is larger; NaN stays NaN.
+// 2^x, relative error 2e-7; 2^-126 for what is smaller, 2^127.4 for what is larger; NaN stays NaN.
 inline vf exp2v(vf x) {
-#if EDGE_ISA_AVX512
-  x = most(-126.f, x);  // scaled_by knows the way up
-#else
   x = least(127.4f, most(-126.f, x));
-#endif
   vf whole = round_even(x);
   vf f = x - whole;  // -1/2 ... 1/2
   vf p = splat(1.5403530e-4f);
