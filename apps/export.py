@@ -34,8 +34,8 @@ def export(
     checkpoint: Annotated[
         str,
         typer.Argument(
-            help="Checkpoint directory, or bundle in fp32 or fp16 (demo-fp16, …), to read; with "
-            "--target and no --quant any bundle, which keeps its weights."
+            help="Checkpoint directory, .gguf file, or bundle in fp32 or fp16 (demo-fp16, …), to "
+            "read; with --target and no --quant any bundle, which keeps its weights."
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Bundle folder to write.")],

@@ -171,7 +171,7 @@ def export_checkpoint(
             path=writer.target,
             manifest=manifest,
             parameters=count,
-            checkpoint_bytes=sum(p.stat().st_size for p in source.path.iterdir() if p.is_file()),
+            checkpoint_bytes=source.nbytes,
             accuracy=accuracy_line(accuracy),
             verdict=f"{size_line(manifest, count)}; {perplexity_line(accuracy)}",
             notice=text_files.without_tokenizer(reads, source.config),
@@ -233,8 +233,8 @@ def _quantization(
 def _copy_text(
     source: Checkpoint, writer: BundleWriter, copies: list[tuple[Path, str]]
 ) -> str | None:
-    card = source.path / text_files.MODEL_CARD
-    for path, relative in [*copies, *([(card, card.name)] if card.is_file() else [])]:
+    card = source.card
+    for path, relative in [*copies, *([(card, card.name)] if card is not None else [])]:
         shutil.copyfile(path, writer.path(relative))
     template = text_files.chat_template(source)
     if template is None:

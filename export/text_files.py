@@ -14,7 +14,6 @@ from edge.export.checkpoint import Checkpoint
 
 BYTES = 256
 CHAT_TEMPLATE = "chat_template.jinja"
-MODEL_CARD = "README.md"
 # state-spaces' own checkpoints carry no tokenizer, whatever they were trained with
 _REMEDY = (
     "name the tokenizer it was trained with by --tokenizer; state-spaces' models use "
@@ -48,6 +47,8 @@ def tokenizer_info(
     settings = _settings(files.get("tokenizer_config.json"))
     special = _special(checkpoint.generation)
     if found is None:
+        if given is None and checkpoint.no_tokenizer is not None:
+            raise checkpoint.no_tokenizer
         if config.vocab_size < BYTES:
             raise ExportError("has no tokenizer", file=checkpoint.path, remedy=_REMEDY)
         return TokenizerInfo(kind="bytes", vocab_size=BYTES, **_below(BYTES, special)), []
@@ -170,10 +171,12 @@ def generation_defaults(checkpoint: Checkpoint) -> GenerationDefaults:
 
 
 def licence(checkpoint: Checkpoint) -> str | None:
-    """`license:` in the front matter of README.md, where model hubs keep it; None without."""
-    readme = checkpoint.path / MODEL_CARD
-    if not readme.is_file():
-        return None
+    """As the weights state it, or `license:` in the front matter of README.md, where model hubs
+    keep it; None without.
+    """
+    readme = checkpoint.card
+    if checkpoint.stated_licence is not None or readme is None:
+        return checkpoint.stated_licence
     lines = readme.read_text("utf-8", errors="replace").splitlines()
     if not lines or lines[0].strip() != "---":
         return None

@@ -4,7 +4,7 @@
     for name, tensor in checkpoint.tensors(): ...
 
 Nothing in a checkpoint is run, and nothing of it is read before it is asked for but the headers.
-A bundle with floating weights stands for the checkpoint it was made from.
+A bundle with floating weights stands for the checkpoint it was made from, and so does a GGUF file.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from edge.export.checkpoint.bundle import BundleCheckpoint, is_bundle
 from edge.export.checkpoint.checkpoint import Checkpoint
 from edge.export.checkpoint.family import Family
 from edge.export.checkpoint.fields import Fields, read_json
+from edge.export.checkpoint.gguf import GgufCheckpoint, GgufFile, GgufModel, find_gguf
 from edge.export.checkpoint.layout import Layout
 from edge.export.checkpoint.weights import open_weights
 
@@ -28,7 +29,7 @@ FAMILIES = families.every()
 
 
 def open_checkpoint(path: str | PathLike[str], families: Sequence[Family] = FAMILIES) -> Checkpoint:
-    """Open a checkpoint directory, or a bundle; its config and all tensor headers are checked.
+    """Open a checkpoint directory, GGUF file or bundle; config and all tensor headers are checked.
 
     Raises CheckpointError when the directory is not a checkpoint of a known family, when a file is
     damaged or would run code, and when tensors are missing, unused, of another shape or dtype:
@@ -36,10 +37,15 @@ def open_checkpoint(path: str | PathLike[str], families: Sequence[Family] = FAMI
     damaged.
     """
     directory = Path(path)
+    if (file := find_gguf(directory)) is not None:
+        model = GgufModel(GgufFile(file))
+        family, layout = find_layout(model.fields, families)
+        return GgufCheckpoint(model, family, layout)
     if not directory.is_dir():
         raise CheckpointError(
-            "is not a directory", file=directory, remedy="give the directory with config.json in it"
-        )
+            "is not a directory", file=directory,
+            remedy="give the directory with config.json in it, or a .gguf file",
+        )  # fmt: skip
     if is_bundle(directory):
         return BundleCheckpoint(directory)
     file = directory / "config.json"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edge.bundle import Manifest
 from edge.config import ModelConfig
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, EdgeError
 from edge.export.checkpoint.fields import Fields, read_json
 from edge.export.checkpoint.layout import Layout, elements
 from edge.export.checkpoint.weights import CheckpointWeights
@@ -20,6 +20,8 @@ from edge.tensors import tensor_shapes
 
 SCAN = 1 << 24  # numbers looked at together: bounds what the scan for NaN allocates
 READ = 1 << 22
+MODEL_CARD = "README.md"
+TOKENIZER_MODEL = "tokenizer.model"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -42,9 +44,13 @@ class Checkpoint:
         generation: `eos_token_ids` (a list), `bos_token_id`, `pad_token_id`, each only when the
             checkpoint states it; generation_config.json goes before config.json.
         manifest: of the bundle that stands for the checkpoint, None where there is a checkpoint.
+        stated_licence: where the weights' own file states it.
+        no_tokenizer: why what the checkpoint says of its tokenizer is of no use, or None.
     """
 
     manifest: Manifest | None = None
+    stated_licence: str | None = None
+    no_tokenizer: EdgeError | None = None
 
     def __init__(
         self,
@@ -104,6 +110,17 @@ class Checkpoint:
         dtype = self._weights.entries[self._stored[self._layout.pieces[name].source]].dtype
         assert dtype is not None, "refused when opened"
         return dtype
+
+    @property
+    def card(self) -> Path | None:
+        """The model card, if there is one."""
+        card = self.path / MODEL_CARD
+        return card if card.is_file() else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the checkpoint's files, without those in folders."""
+        return sum(file.stat().st_size for file in self.path.iterdir() if file.is_file())
 
     def fingerprint(self) -> str:
         """SHA-256, in hex, of config.json and every weight file: names, sizes and bytes."""

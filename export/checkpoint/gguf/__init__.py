@@ -1,0 +1,9 @@
+"""GGUF files as checkpoints: llama.cpp's format, with config, tokenizer and weights in one file."""
+
+from __future__ import annotations
+
+from edge.export.checkpoint.gguf.checkpoint import GgufCheckpoint, find_gguf
+from edge.export.checkpoint.gguf.model import GgufModel
+from edge.export.checkpoint.gguf.weights import GgufFile
+
+__all__ = ["GgufCheckpoint", "GgufFile", "GgufModel", "find_gguf"]

@@ -1,0 +1,164 @@
+"""A GGUF file's metadata as the fields of a config.json, and its tensors in their places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.errors import CheckpointError, Faults
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.gguf.architectures import (
+    ARCHITECTURES,
+    ROPE_FACTORS,
+    GgufArchitecture,
+)
+from edge.export.checkpoint.gguf.weights import GgufFile
+from edge.export.checkpoint.layout import Layout
+
+MAX_BLOCKS = 4096
+_HF = "export the original checkpoint instead"
+# the original context and the band of wavelengths that the published Llama 3 models scale in
+_LLAMA3 = {
+    "original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+}  # fmt: skip
+
+
+class GgufFields(Fields):
+    """Fields of a config.json that were GGUF metadata; faults are told by the file's own keys."""
+
+    def __init__(self, file: Path, values: dict[str, Any], keys: Mapping[str, str]) -> None:
+        super().__init__(file, values)
+        self._keys = keys
+
+    def refuse(self, name: str, message: str, remedy: str = _HF) -> None:
+        super().refuse(self._keys.get(name, name), message, remedy)
+
+
+class GgufModel:
+    """A file whose architecture is known.
+
+    Attributes:
+        file: the file.
+        architecture: what its conversion did.
+        fields: config.json as it might have been.
+    """
+
+    def __init__(self, file: GgufFile) -> None:
+        """Raises CheckpointError: of an unknown architecture, with keys missing, or with keys that
+        could change the model and are not known.
+        """
+        self.file = file
+        self.architecture = _architecture(file)
+        prefix = f"{self.architecture.name}."
+        own = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
+        _check_keys(file, self.architecture, own)
+        self.fields = _fields(file, self.architecture, own)
+        file.restore(lambda name: self.architecture.restoration(name, self.fields.values))
+
+    def place(self, layout: Layout) -> Layout:
+        """The layout by the names of this file's tensors."""
+        named = dict(self._names())
+        layout.pieces = {
+            name: replace(piece, source=named.get(piece.source, piece.source))
+            for name, piece in layout.pieces.items()
+        }
+        layout.tied_heads = tuple(named.get(head, head) for head in layout.tied_heads)
+        layout.ignored = lambda name: name == ROPE_FACTORS
+        layout.rename = lambda name: name
+        return layout
+
+    def _names(self) -> list[tuple[str, str]]:
+        """(name in the checkpoint, name in the file) of every tensor that there may be."""
+        known, count = self.architecture, self.fields.values.get("num_hidden_layers")
+        blocks = range(count if isinstance(count, int) and 0 < count <= MAX_BLOCKS else 0)
+        names = [(theirs, ours) for ours, theirs in known.ends.items()]
+        return names + [
+            (f"{known.layer}.{block}.{theirs}", f"blk.{block}.{ours}")
+            for block in blocks
+            for ours, theirs in known.block.items()
+        ]
+
+
+def _architecture(file: GgufFile) -> GgufArchitecture:
+    metadata = file.metadata
+    if metadata.get("split.count", 0) not in (0, 1):
+        raise CheckpointError(
+            f"is one of {metadata['split.count']!r:.20} parts", file=file.path,
+            field="split.count", remedy="join them: llama-gguf-split --merge",
+        )  # fmt: skip
+    name = metadata.get("general.architecture")
+    found = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise CheckpointError(
+            f"is {name!r:.60}; {', '.join(ARCHITECTURES)} are known",
+            file=file.path, field="general.architecture", remedy=_HF,
+        )  # fmt: skip
+    return found
+
+
+def _check_keys(file: GgufFile, known: GgufArchitecture, own: Mapping[str, Any]) -> None:
+    faults = Faults()
+    for key in known.required:
+        if key not in own:
+            faults.add(f"{known.name}.{key}", "is missing", "convert the model again")
+    for key in sorted(own.keys() - {*known.required, *known.optional, *known.inert}):
+        if own[key]:  # 0 and false switch it off
+            faults.add(f"{known.name}.{key}", "is not a known key", _HF)
+    faults.refuse(CheckpointError, file=file.path)
+
+
+def _fields(file: GgufFile, known: GgufArchitecture, own: Mapping[str, Any]) -> GgufFields:
+    named = {**known.required, **known.optional}
+    values: dict[str, Any] = dict(known.fixed)
+    values |= {field: own[key] for key, field in named.items() if key in own}
+    shapes = {name: place.shape for name, place in file.tensors.items()}
+    values["vocab_size"] = shapes.get("token_embd.weight", (None,))[0]
+    values["tie_word_embeddings"] = "output.weight" not in shapes
+    known.complete(shapes, own, values)
+    fields = GgufFields(file.path, values, {f: f"{known.name}.{key}" for key, f in named.items()})
+    _check_heads(fields, own)
+    if ROPE_FACTORS in shapes:
+        _read_rope_factors(file, fields)
+    return fields
+
+
+def _check_heads(fields: GgufFields, own: Mapping[str, Any]) -> None:
+    """Heads of one size, rotated whole."""
+    width, heads = fields.values.get("hidden_size"), fields.values.get("num_attention_heads")
+    if not (isinstance(width, int) and isinstance(heads, int) and heads > 0):
+        return
+    size = fields.values.get("head_dim", width // heads)
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if own.get(key, size) != size:
+            fields.refuse(key, f"is {own[key]!r:.20}; only heads of {size} values are known")
+
+
+def _read_rope_factors(file: GgufFile, fields: GgufFields) -> None:
+    """Llama 3's scaled RoPE, of which the file keeps a factor for each pair of values.
+
+    factor = 1 for short waves, `factor` for long ones, and between the two 1 / ((1 - s) / factor +
+    s), s = (original / wavelength - low) / (high - low): transformers, modeling_rope_utils.py.
+    """
+    size, width = fields.values.get("head_dim"), fields.values.get("hidden_size")
+    if size is None and isinstance(width, int):
+        size = width // fields.integer("num_attention_heads")
+    header = file.entries[ROPE_FACTORS]
+    if header.dtype is None or header.shape != (size and size // 2,):
+        fields.refuse(ROPE_FACTORS, f"has the shape {list(header.shape)} for heads of {size}")
+        return
+    theta = max(1.0, fields.number("rope_theta", 10000.0))
+    found = file.read(ROPE_FACTORS).double().numpy()
+    factor = float(found.max())
+    pairs = np.arange(len(found), dtype=np.float64)
+    waves = 2 * np.pi * theta ** (pairs / len(found))
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    smooth = (_LLAMA3["original_max_position_embeddings"] / waves - low) / (high - low)
+    smooth = np.clip(smooth, 0, 1)
+    expected = 1 / ((1 - smooth) / factor + smooth)
+    if not factor >= 1 or not np.allclose(found, expected, rtol=1e-4):
+        fields.refuse(ROPE_FACTORS, "scales RoPE in another way than Llama 3's")
+    fields.values["rope_scaling"] = {"rope_type": "llama3", "factor": factor, **_LLAMA3}

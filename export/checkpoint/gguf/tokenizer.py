@@ -1,0 +1,266 @@
+"""The tokenizer in a GGUF file, written as the files that a checkpoint has.
+
+Byte-level BPE becomes a tokenizer.json. GGUF keeps vocabulary and merges but only a name for how a
+text is cut into words before them (`tokenizer.ggml.pre`); llama.cpp, src/llama-vocab.cpp, has the
+patterns. A SentencePiece vocabulary becomes a `.model` again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from edge.errors import CheckpointError, EdgeError
+from edge.export.checkpoint.checkpoint import TOKENIZER_MODEL
+from edge.protobuf import VARINT, put
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+_BYTES, _FIXED32 = 2, 5  # of protocol buffers
+_OWN = "take the original checkpoint's tokenizer.json by --tokenizer"
+_PADDING = re.compile(r"\[PAD\d+\]")  # how conversions fill a vocabulary up to the embedding
+# how templates of the families spell the end of a message, which GGUF need not name
+_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>")
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"
+_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_TAIL = _TAIL.replace(r"[\r\n]*", r"[\r\n/]*")
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    rf"|\p{{N}}|{_CASED_TAIL}"
+)
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}|{_CASED_TAIL}"
+)
+
+Step = dict[str, Any]
+_WORDS: Step = {
+    "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True,
+}  # fmt: skip
+_BYTES_ONLY = _WORDS | {"use_regex": False}
+_DIGITS: Step = {"type": "Digits", "individual_digits": True}
+
+
+def _split(pattern: str) -> list[Step]:
+    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return [cut, _BYTES_ONLY]
+
+
+# the names of each way to cut a text into words
+_WAYS: tuple[tuple[list[Step], str], ...] = (
+    ([_WORDS], "gpt-2 phi-2 mpt olmo jais exaone4 trillion granite-docling"),
+    ([_DIGITS, _WORDS], "smollm starcoder refact command-r codeshell exaone minerva-7b"),
+    (
+        _split(_LLAMA3),
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral lfm2 dbrx smaug-bpe",
+    ),
+    (_split(_QWEN2), "qwen2 deepseek-r1-qwen stablelm2 megrez"),
+    (_split(_TEKKEN), "tekken"),
+    (_split(_GPT4O), "gpt-4o llama4"),
+)
+_CUTS = {name: steps for steps, names in _WAYS for name in names.split()}
+# a word of the vocabulary is taken before merges are asked, and texts begin with `bos`
+_WHOLE_WORDS = {
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "lfm2",
+    "tekken",
+}
+_NORMALIZED = {"mpt", "olmo", "qwen2", "deepseek-r1-qwen"}  # Unicode is composed (NFC)
+
+
+class GgufTokenizer:
+    """What a file's metadata say of text.
+
+    Attributes:
+        refused: why there is no tokenizer to be had from them, or None.
+    """
+
+    def __init__(self, file: Path, metadata: Mapping[str, Any], vocab_size: int) -> None:
+        self._file, self._metadata, self._vocab_size = file, metadata, vocab_size
+        self.refused: EdgeError | None = None
+        self._made: tuple[str, bytes] | None = None
+        try:
+            self._made = self._make()
+        except CheckpointError as problem:
+            self.refused = problem
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the tokenizer and its settings, with the chat template; the files."""
+        settings = folder / "tokenizer_config.json"
+        text = json.dumps(self._settings(), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+        settings.write_text(text, "utf-8", newline="\n")
+        if self._made is None:
+            return [settings]
+        name, data = self._made
+        (folder / name).write_bytes(data)
+        return [folder / name, settings]
+
+    def generation(self) -> dict[str, Any]:
+        """`bos_token_id`, `eos_token_ids`, `pad_token_id` where the file names them.
+
+        Raises CheckpointError for one that is no token.
+        """
+        found: dict[str, Any] = {}
+        if (bos := self._token("bos")) is not None:
+            found["bos_token_id"] = bos
+        if (pad := self._token("padding")) is not None:
+            found["pad_token_id"] = pad
+        ends = [self._token("eos"), self._token("eot"), self._token("eom"), *self._template_ends()]
+        if eos := list(dict.fromkeys(token for token in ends if token is not None)):
+            found["eos_token_ids"] = eos
+        return found
+
+    # -- metadata ------------------------------------------------------------------------------
+
+    def _get(self, name: str, default: Any = None) -> Any:
+        return self._metadata.get(f"tokenizer.ggml.{name}", default)
+
+    def _refusal(self, name: str, message: str, remedy: str = _OWN) -> CheckpointError:
+        field = f"tokenizer.ggml.{name}"
+        return CheckpointError(message, file=self._file, field=field, remedy=remedy)
+
+    def _token(self, which: str) -> int | None:
+        token = self._get(f"{which}_token_id")
+        if token is None:
+            return None
+        if not isinstance(token, int) or not 0 <= token < self._vocab_size:
+            raise self._refusal(
+                f"{which}_token_id", f"is {token!r:.20}, no token of {self._vocab_size}",
+                "correct it: gguf-set-metadata",
+            )  # fmt: skip
+        return token
+
+    def _template(self) -> str | None:
+        template = self._metadata.get("tokenizer.chat_template")
+        return template if isinstance(template, str) and template else None
+
+    def _template_ends(self) -> list[int]:
+        template, tokens, kinds = self._template(), self._get("tokens"), self._get("token_type")
+        if template is None or not isinstance(tokens, list) or not isinstance(kinds, list):
+            return []
+        ends = {text for text in _ENDS if text in template}
+        pairs = zip(tokens, kinds, strict=False)
+        return [i for i, (text, kind) in enumerate(pairs) if kind == CONTROL and text in ends]
+
+    def _settings(self) -> dict[str, Any]:
+        """tokenizer_config.json."""
+        tokens = self._get("tokens")
+        settings: dict[str, Any] = {"add_bos_token": self._adds_bos()}
+        for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"),
+                             ("pad", "padding")):  # fmt: skip
+            token = self._get(f"{theirs}_token_id")
+            if isinstance(token, int) and isinstance(tokens, list) and 0 <= token < len(tokens):
+                settings[f"{ours}_token"] = tokens[token]
+        if (template := self._template()) is not None:
+            settings["chat_template"] = template
+        return settings
+
+    def _adds_bos(self) -> bool:
+        implied = self._get("model") == "llama" or self._get("pre") in _WHOLE_WORDS
+        return bool(self._get("add_bos_token", implied))
+
+    def _list(self, name: str, kind: type | tuple[type, ...], count: int | None = None) -> Any:
+        values = self._get(name)
+        if not isinstance(values, list) or not all(isinstance(v, kind) for v in values):
+            raise self._refusal(name, "is missing" if values is None else "is no list of its kind")
+        if count is not None and len(values) != count:
+            raise self._refusal(name, f"has {len(values)} entries for {count} tokens")
+        return values
+
+    # -- the two kinds -------------------------------------------------------------------------
+
+    def _make(self) -> tuple[str, bytes]:
+        makers: dict[str, Callable[[list[str], list[int]], tuple[str, bytes]]] = {
+            "gpt2": self._make_bpe,
+            "llama": self._make_sentencepiece,
+        }
+        model = self._get("model")
+        if model not in makers:
+            raise self._refusal("model", f"is {model!r:.60}; {', '.join(makers)} are known")
+        tokens = self._list("tokens", str)
+        if len(tokens) > self._vocab_size:
+            raise self._refusal(
+                "tokens", f"has {len(tokens)} of them, the model {self._vocab_size}"
+            )
+        kinds = [NORMAL] * len(tokens)
+        if self._get("token_type") is not None:
+            kinds = self._list("token_type", int, len(tokens))
+        return makers[model](tokens, kinds)
+
+    def _make_bpe(self, tokens: list[str], kinds: list[int]) -> tuple[str, bytes]:
+        pre = self._get("pre")
+        if pre not in _CUTS:
+            raise self._refusal("pre", f"is {pre!r:.60}, a way to cut words that is not known")
+        kept = {
+            text: index
+            for index, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
+            if not (kind == UNUSED and _PADDING.fullmatch(text))
+        }
+        made: dict[str, Any] = {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [
+                {"id": index, "content": text, "single_word": False, "lstrip": False,
+                 "rstrip": False, "normalized": False, "special": kinds[index] != USER_DEFINED}
+                for text, index in kept.items()
+                if kinds[index] in (UNKNOWN, CONTROL, USER_DEFINED)
+            ],
+            "normalizer": {"type": "NFC"} if pre in _NORMALIZED else None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": _CUTS[pre]},
+            "post_processor": None,
+            "decoder": {**_WORDS, "type": "ByteLevel"},
+            "model": {
+                "type": "BPE", "dropout": None, "unk_token": None,
+                "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                "fuse_unk": False, "byte_fallback": False, "ignore_merges": pre in _WHOLE_WORDS,
+                "vocab": kept, "merges": self._merges(kept),
+            },
+        }  # fmt: skip
+        return "tokenizer.json", json.dumps(made, ensure_ascii=False).encode()
+
+    def _merges(self, vocabulary: dict[str, int]) -> list[list[str]]:
+        merges = []
+        for index, merge in enumerate(self._list("merges", str)):
+            # the first part has at least one character, which may itself be a space
+            cut = merge.find(" ", 1)
+            pair = [merge[:cut], merge[cut + 1 :]]
+            if cut < 0 or not {*pair, "".join(pair)} <= vocabulary.keys():
+                raise self._refusal("merges", f"entry {index} joins no tokens: {merge!r:.60}")
+            merges.append(pair)
+        return merges
+
+    def _make_sentencepiece(self, tokens: list[str], kinds: list[int]) -> tuple[str, bytes]:
+        scores = self._list("scores", (int, float), len(tokens))
+        data = bytearray()
+        for text, score, kind in zip(tokens, scores, kinds, strict=True):
+            # each piece is there once; conversions may leave nameless ones
+            piece = put(1, _BYTES, text.encode())
+            piece += put(2, _FIXED32, struct.pack("<f", score))
+            data += put(1, _BYTES, piece + put(3, VARINT, kind or NORMAL))
+        bpe, fallback = put(3, VARINT, 2), put(35, VARINT, int(BYTE in kinds))
+        named = [(40, "unknown"), (41, "bos"), (42, "eos"), (43, "padding")]
+        ids = b"".join(
+            put(number, VARINT, token)
+            for number, which in named
+            if (token := self._token(which)) is not None
+        )
+        data += put(2, _BYTES, bpe + put(4, VARINT, len(tokens)) + fallback + ids)
+        prefix = int(bool(self._get("add_space_prefix", True)))
+        trims = int(bool(self._get("remove_extra_whitespaces", False)))
+        normalizer = put(1, _BYTES, b"identity") + put(3, VARINT, prefix) + put(4, VARINT, trims)
+        data += put(3, _BYTES, normalizer + put(5, VARINT, 1))
+        return TOKENIZER_MODEL, bytes(data)

@@ -1,0 +1,194 @@
+"""GGUF files read as checkpoints, against the checkpoints they were made of and transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from transformers import AutoModelForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from typer.testing import CliRunner
+
+import edge
+from edge.apps import cli
+from edge.export.checkpoint import open_checkpoint
+from edge.export.exporter import export_checkpoint
+from edge.export.network import Network
+from tests.checkpoints import VOCABULARY, randomise, refusal, save_llama, save_mamba, save_mamba2
+from tests.gguf_files import write_gguf
+
+Save = Callable[[Path], Path]
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192, "rope_theta": 500000.0,
+}  # fmt: skip
+CASES: dict[str, Save] = {
+    "llama": save_llama,
+    "llama-biases-tied-wide-heads": partial(
+        save_llama, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, head_dim=12,
+        num_key_value_heads=1, rms_norm_eps=1e-2,
+    ),
+    "llama-3": partial(save_llama, head_dim=64, rope_parameters=LLAMA3),
+    "mamba": save_mamba,
+    "mamba-odd-untied": partial(
+        save_mamba, hidden_size=20, state_size=7, conv_kernel=2, time_step_rank=3, expand=3,
+        use_bias=True, tie_word_embeddings=False, layer_norm_epsilon=1e-2,
+    ),
+    "mamba2": save_mamba2,
+    "mamba2-one-group-tied": partial(save_mamba2, n_groups=1, tie_word_embeddings=True),
+}  # fmt: skip
+# transformers reads these from GGUF itself
+READ_BY_TRANSFORMERS = ("llama", "mamba")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint to convert."""
+    return save_llama(tmp_path_factory.mktemp("llama"))
+
+
+def logits_of(path: Path, tokens: torch.Tensor) -> torch.Tensor:
+    checkpoint = open_checkpoint(path)
+    network = Network(checkpoint.config).eval()
+    network.load_canonical({name: tensor.float() for name, tensor in checkpoint.tensors()})
+    with torch.no_grad():
+        logits, _ = network(tokens, network.initial_state(1))
+    return logits
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_conversion_is_undone(name: str, tmp_path: Path) -> None:
+    folder = CASES[name](tmp_path / "hf")
+    file = write_gguf(folder, tmp_path / "model.gguf")
+    whole, converted = open_checkpoint(folder), open_checkpoint(file)
+    ours, theirs = (c.config.model_dump() for c in (converted, whole))
+    assert ours.pop("norm") == pytest.approx(theirs.pop("norm"))
+    assert ours == theirs
+    for tensor, expected in whole.tensors():
+        torch.testing.assert_close(converted.tensor(tensor), expected, rtol=1e-5, atol=1e-6)
+    tokens = torch.randint(0, VOCABULARY, (1, 17), generator=torch.Generator().manual_seed(1))
+    judge = AutoModelForCausalLM.from_pretrained(folder)
+    if whole.family in READ_BY_TRANSFORMERS:
+        # from_pretrained(gguf_file=…) does this, and asks for the package accelerate
+        read = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=judge)
+        randomise(judge, seed=9)
+        absent = judge.load_state_dict(read["tensors"], strict=False)
+        assert not absent.unexpected_keys and set(absent.missing_keys) <= {"lm_head.weight"}
+        judge.tie_weights()
+    with torch.no_grad():
+        expected = judge.eval()(tokens).logits
+    torch.testing.assert_close(logits_of(file, tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_each_quantized_type_is_read_as_the_package_reads_it(tmp_path: Path) -> None:
+    folder = save_llama(tmp_path / "hf", hidden_size=256, intermediate_size=256, head_dim=64)
+    plain = open_checkpoint(folder)
+    for kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.BF16, Kind.F16):
+        found = open_checkpoint(write_gguf(folder, tmp_path / f"{kind.name}.gguf", kind=kind))
+        for name in ("layers.1.up_proj.weight", "embedding.weight"):
+            values = plain.tensor(name).numpy()
+            expected = gguf.dequantize(gguf.quantize(values, kind), kind)
+            np.testing.assert_array_equal(found.tensor(name).float().numpy(), expected)
+    assert found.dtype("embedding.weight") is torch.float16
+    assert found.dtype("norm_f.weight") is torch.float32
+
+
+def test_a_k_quant_of_random_bytes(tmp_path: Path) -> None:
+    """Types that only llama.cpp writes: any bytes are a tensor of them."""
+    folder = save_llama(tmp_path / "hf", hidden_size=256, intermediate_size=256, head_dim=64)
+    for kind in (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL):
+        file = write_gguf(folder, tmp_path / "k.gguf")
+        reader = gguf.GGUFReader(file)
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        bytes_ = np.random.default_rng(0).integers(0, 30, (256, 256 // block * size), np.uint8)
+        writer = gguf.GGUFWriter(tmp_path / "k2.gguf", "llama")
+        for field in reader.fields.values():
+            if not field.name.startswith(("GGUF.", "general.architecture")):
+                writer.add_key_value(
+                    field.name, field.contents(), field.types[0],
+                    field.types[-1] if len(field.types) > 1 else None,
+                )  # fmt: skip
+        for tensor in reader.tensors:
+            if tensor.name == "blk.0.ffn_up.weight":
+                writer.add_tensor(tensor.name, bytes_, raw_dtype=kind)
+            else:
+                writer.add_tensor(tensor.name, tensor.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        found = open_checkpoint(tmp_path / "k2.gguf").tensor("layers.1.up_proj.weight")
+        np.testing.assert_array_equal(found.numpy(), gguf.dequantize(bytes_, kind))
+
+
+def test_from_a_file_to_a_conversation(llama: Path, tmp_path: Path) -> None:
+    """The bundle of a GGUF says what the bundle of its checkpoint says."""
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    file = write_gguf(llama, tmp_path / "tiny.gguf", tokenizer__chat_template=template)
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")
+    for source, out in ((llama, "a"), (tmp_path, "b")):
+        export_checkpoint(source, tmp_path / out, quant="fp32")
+    one, two = (edge.load(tmp_path / out, threads=1) for out in "ab")
+    text = "the state of the robot"
+    said = [m.session().generate(text, max_tokens=12, temperature=0).finish() for m in (one, two)]
+    assert said[0].tokens == said[1].tokens and len(said[0].tokens) == 12
+    assert two.manifest.provenance.source == file.name
+    assert two.manifest.provenance.licence == "apache-2.0"
+    assert (two.path / "README.md").is_file() and two.template is not None
+    assert two.tokenizer.eos == (0,) and two.tokenizer.unassigned == ()
+    done = CliRunner().invoke(cli.app, ["export", str(file), "-o", str(tmp_path / "c"), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["checkpoint_bytes"] == file.stat().st_size
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+def test_a_folder_with_several_or_none(llama: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_gguf(llama, tmp_path / f"{name}.gguf")
+    assert "holds several: a.gguf, b.gguf" in refusal(tmp_path).message
+    (tmp_path / "notes.txt").write_text("GGUF")
+    assert ".gguf file" in str(refusal(tmp_path / "notes.txt").remedy)
+
+
+METADATA: dict[str, tuple[dict[str, Any], str, str]] = {
+    "another architecture": (
+        {"general__architecture": "gemma3"}, "general.architecture", "is 'gemma3'; llama"
+    ),
+    "a missing key": ({"llama__block_count": ...}, "llama.block_count", "is missing"),
+    "two missing": (
+        {"llama__block_count": ..., "llama__attention__head_count": ...},
+        "llama.block_count", "; llama.attention.head_count: is missing",
+    ),
+    "experts": ({"llama__expert_count": 8}, "llama.expert_count", "is not a known key"),
+    "a text for a number": (
+        {"llama__attention__head_count": "4"}, "llama.attention.head_count", "not a whole number"
+    ),
+    "too many blocks": ({"llama__block_count": 1 << 31}, "llama.block_count", "outside 1 to"),
+    "too few blocks": ({"llama__block_count": 1}, "", "unused (9):\n  blk.1.attn_"),
+    "more blocks": ({"llama__block_count": 3}, "", "missing (9):\n  blk.2.attn_norm.weight [32]"),
+    "heads of two sizes": (
+        {"llama__attention__value_length": 4}, "attention.value_length", "only heads of 8"
+    ),
+    "yarn": ({"llama__rope__scaling__type": "yarn"}, "rope_scaling.rope_type", "is 'yarn'"),
+    "a part": ({"split__count": 3}, "split.count", "is one of 3 parts"),
+    "an end that is no token": (
+        {"tokenizer__ggml__eos_token_id": 4000}, "tokenizer.ggml.eos_token_id", "no token of 272"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", METADATA)
+def test_metadata_that_are_refused(case: str, llama: Path, tmp_path: Path) -> None:
+    changes, field, message = METADATA[case]
+    found = refusal(write_gguf(llama, tmp_path / "x.gguf", **changes))
+    assert message in found.message and (found.field or "") == field

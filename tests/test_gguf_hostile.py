@@ -1,0 +1,122 @@
+"""GGUF files that were cut, damaged or made to harm: refused by name, within bounds."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from edge.errors import CheckpointError
+from edge.export.checkpoint import open_checkpoint
+from tests.checkpoints import refusal, save_mamba
+from tests.gguf_files import write_gguf
+from tests.mutations import mutated
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("gguf")
+    file = write_gguf(save_mamba(folder / "hf", num_hidden_layers=1), folder / "x.gguf")
+    return file.read_bytes()
+
+
+def try_reading(data: bytes, file: Path) -> CheckpointError | None:
+    file.write_bytes(data)
+    try:
+        list(open_checkpoint(file).tensors())
+    except CheckpointError as problem:
+        return problem
+    return None
+
+
+def test_cut_anywhere(good: bytes, tmp_path: Path) -> None:
+    """Of the last tensor everything is needed, of the padding behind it nothing."""
+    file = tmp_path / "x.gguf"
+    assert try_reading(good, file) is None
+    head = good.index(b"blk.0.")
+    for end in [*range(0, head, 311), *range(head, len(good) - 32, 997)]:
+        problem = try_reading(good[:end], file)
+        assert problem is not None and problem.file == str(file), end
+        said = ("cut short", "claims", "ends at byte", "cannot be read")
+        assert any(words in problem.message for words in said), problem
+
+
+def test_mutations_are_read_or_refused(good: bytes, tmp_path: Path) -> None:
+    rng, refused = random.Random(17), 0
+    head = good.index(b"blk.0.") + 2000
+    for _ in range(150):
+        data = mutated(good[:head], rng) + good[head:]
+        refused += try_reading(data, tmp_path / "x.gguf") is not None
+    assert 20 < refused < 150
+
+
+def spoilt(good: bytes, at: int, kind: str, value: int) -> bytes:
+    packed = struct.pack(f"<{kind}", value)
+    return good[:at] + packed + good[at + len(packed) :]
+
+
+def value_at(good: bytes, key: bytes) -> int:
+    """Where the type of a key's value stands."""
+    return good.index(struct.pack("<Q", len(key)) + key) + 8 + len(key)
+
+
+@pytest.mark.parametrize("count", [1 << 20, 1 << 40, (1 << 64) - 1])
+def test_counts_that_no_file_holds(count: int, good: bytes, tmp_path: Path) -> None:
+    """Nothing is allocated for what a file only claims to hold."""
+    tokens = value_at(good, b"tokenizer.ggml.tokens") + 8
+    kinds = value_at(good, b"tokenizer.ggml.token_type") + 8
+    text = value_at(good, b"tokenizer.ggml.pre") + 4
+    tracemalloc.start()
+    for at in (8, 16, tokens, kinds, text):  # tensors, keys, texts, numbers, a text's length
+        problem = try_reading(spoilt(good, at, "Q", count), tmp_path / "x.gguf")
+        assert problem is not None and problem.remedy == "download the file again", at
+    assert tracemalloc.get_traced_memory()[1] < 20 * len(good)
+    tracemalloc.stop()
+
+
+def test_tensors_out_of_place(good: bytes, tmp_path: Path) -> None:
+    info = good.index(b"blk.0.ssm_in.weight") + len(b"blk.0.ssm_in.weight")
+    dims, kind, offset = info + 4, info + 20, info + 24
+    cases = {
+        "ends at byte": (offset, "Q", 1 << 50),
+        "no multiple of 32": (offset, "Q", 33),
+        "unknown type 77": (kind, "I", 77),
+        "not whole blocks of 32": (kind, "I", 8),
+        "has the shape [96, 0]": (dims, "Q", 0),
+        f"has the shape [96, {1 << 62}]": (dims, "Q", 1 << 62),
+    }
+    for message, (at, form, value) in cases.items():
+        problem = try_reading(spoilt(good, at, form, value), tmp_path / "x.gguf")
+        assert problem is not None and problem.field == "blk.0.ssm_in.weight", message
+        assert message in problem.message
+    problem = try_reading(spoilt(good, info, "I", 9), tmp_path / "x.gguf")
+    assert problem is not None and "9 dimensions" in problem.message
+    # whole numbers are no weights
+    problem = try_reading(spoilt(good, kind, "I", 26), tmp_path / "x.gguf")
+    assert problem is not None and "not fp32, fp16 or bf16 (1)" in problem.message
+
+
+def test_what_is_no_gguf(good: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    cases = {
+        "does not begin with GGUF": b"PK\x03\x04" + good[4:],
+        "big-endian": good[:4] + struct.pack(">I", 3) + good[8:],
+        "is of version 1": spoilt(good, 4, "I", 1),
+        "cannot be read": b"",
+    }
+    for message, data in cases.items():
+        file.write_bytes(data)
+        with pytest.raises(CheckpointError, match=message):
+            open_checkpoint(file)
+    file.write_bytes(good)
+    twice = good.replace(b"mamba.ssm.inner_size", b"mamba.ssm.state_size")
+    assert "is there twice" in str(try_reading(twice, file))
+
+
+def test_nan_is_found(good: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(spoilt(good, len(good) - 64, "f", float("nan")))  # type: ignore[arg-type]
+    assert "NaN or infinite" in refusal(file, read=True).message
