@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+_MASK = (1 << 64) - 1
 VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
+    if at < len(data) and data[at] < 0x80:  # most are short
+        return data[at], at + 1
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
@@ -16,7 +19,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            return value & _MASK, at  # as libraries do with a tenth byte
         shift += 7
 
 
@@ -35,6 +38,8 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     while at < len(data):
         key, at = _varint(data, at)
         number, wire = key >> 3, key & 7
+        if not 0 < number < 1 << 29:
+            raise ValueError(f"field {number} before byte {at}")
         value: int | bytes
         if wire == VARINT:
             value, at = _varint(data, at)
@@ -45,7 +50,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
                 size = 8 if wire == _FIXED64 else 4
             else:
                 raise ValueError(f"wire type {wire} at byte {at}")
-            if number == 0 or size > len(data) - at:
+            if size > len(data) - at:
                 raise ValueError(f"field {number} of {size} bytes runs past the end")
             value, at = data[at : at + size], at + size
         yield number, wire, value

@@ -16,6 +16,7 @@ from edge.errors import BundleError, EngineError, Faults
 from edge.launch import DType, Log
 from edge.onnx_runtime import onnxruntime
 from edge.runtime import ort_providers
+from edge.runtime.graph import check
 from edge.runtime.layout import StateLayout, batch_axis
 
 if TYPE_CHECKING:
@@ -97,10 +98,13 @@ def load_on(
     choice: ort_providers.Choice, graph: bytes, path: Path, options: onnxruntime.SessionOptions
 ) -> tuple[onnxruntime.InferenceSession, str]:
     """A session for a graph read from `path`, and the name of the provider it runs on: the first of
-    `choice` that can. Raises EngineError.
+    `choice` that can. Raises BundleError: the graph is not one that the exporter writes, or its
+    weights lie elsewhere; EngineError.
     """
+    folder = path.parent.parent.absolute()
+    check(graph, weight_files(folder), path)
     # the graph names "weights.bin", which lies beside the folder of graphs
-    options.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent.parent.absolute()))
+    options.add_session_config_entry(_WEIGHTS_FOLDER, str(folder))
 
     def make(providers: ort_providers.Providers) -> onnxruntime.InferenceSession:
         # its own way to fall back prints on standard output, and tells no one else
@@ -114,6 +118,20 @@ def load_on(
         raise EngineError(f"ONNX Runtime cannot load it: {problem}", file=path) from problem
     _LIVE.add(session)
     return session, provider
+
+
+def weight_files(folder: Path) -> dict[str, int]:
+    """Sizes of the regular files in a bundle's folder that weights may lie in, by name."""
+    try:
+        with os.scandir(folder) as found:
+            files = [one for one in found if one.name.endswith(".bin")]
+            return {
+                one.name: one.stat(follow_symlinks=False).st_size
+                for one in files
+                if one.is_file(follow_symlinks=False)
+            }
+    except OSError as problem:
+        raise EngineError(f"cannot be read: {problem.strerror}", file=folder) from problem
 
 
 _LIVE: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()

@@ -247,12 +247,12 @@ def test_logits_that_are_not_finite(kind: str, batch: int, poison: float, tmp_pa
 def test_a_graph_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "graphs").mkdir()
     (tmp_path / "graphs/ort.onnx").write_bytes(b"no graph")
-    with pytest.raises(EngineError, match="cannot load"):
+    with pytest.raises(BundleError, match="not a graph that is run"):
         OrtEngine(tmp_path / "graphs/ort.onnx", CONFIGS["mamba1"])
     with pytest.raises(EngineError, match="cannot be read"):
         OrtEngine(tmp_path / "graphs/missing.onnx", CONFIGS["mamba1"])
     shutil.copytree(folder("mamba1") / "graphs", tmp_path / "graphs", dirs_exist_ok=True)
-    with pytest.raises(EngineError, match=r"weights\.bin"):
+    with pytest.raises(BundleError, match=r"weights\.bin"):
         OrtEngine(tmp_path / "graphs/ort.onnx", CONFIGS["mamba1"])
     for wrong in ("mamba2", "hybrid"):
         with pytest.raises(BundleError, match="graph"):

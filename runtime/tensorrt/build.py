@@ -19,7 +19,7 @@ from edge.bundle import Bundle
 from edge.bundle.kernels import WEIGHT_FILE, open_plan
 from edge.errors import EngineError
 from edge.plugins.tensorrt import blob
-from edge.runtime import memory
+from edge.runtime import graph, memory
 from edge.runtime.tensorrt import cache, machine, sealed, watch
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.compile import CompiledEngine, GraphSource, Order, compile_graph
@@ -136,10 +136,10 @@ class _Job:
     def _source(self) -> GraphSource:
         bundle, file = self._bundle, machine.graph_file(self._bundle)
         where = f"{bundle.path}/{file}"
-        model = form_for(self._trt, bundle.read(file), where)
-        has_weights = bundle.manifest.entry(WEIGHT_FILE) is not None
-        weights = bundle.fd(WEIGHT_FILE) if has_weights else None
-        return GraphSource(model, weights, where)
+        entry, data = bundle.manifest.entry(WEIGHT_FILE), bundle.read(file)
+        graph.check(data, {} if entry is None else {WEIGHT_FILE: entry.size}, where, plugins=True)
+        model = form_for(self._trt, data, where)
+        return GraphSource(model, None if entry is None else bundle.fd(WEIGHT_FILE), where)
 
 
 def _keep_timings(components: Mapping[str, str], timings: bytes) -> tuple[str, ...]:

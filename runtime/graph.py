@@ -1,0 +1,331 @@
+"""What a graph may be, checked before any library reads it.
+
+ONNX Runtime and TensorRT run whatever a graph says, and 1.23.2 of ONNX Runtime reads weights from
+any path, and from any address. So everything is refused that the exporter does not write: other
+fields of the format, other ops, weights outside of the bundle, functions that call themselves. Read
+by hand on `edge.protobuf`, because the runtime does without onnx. Field numbers are those of
+onnx.proto (github.com/onnx/onnx, onnx/onnx.proto).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from typing import Any, TypeAlias
+
+from edge.errors import BundleError
+from edge.ops import DEVICE_DOMAIN, DOMAIN
+from edge.protobuf import VARINT, fields, message
+
+MAX_GRAPH = 16 << 20  # bytes of a file; that of a model of 64 layers has half a million
+MAX_NODES = 500_000  # when every call is replaced by its function; a model of 64 layers has 20,000
+MAX_DEPTH = 8  # of graphs in nodes
+MAX_VALUES = 1 << 24  # of a constant that a node fills
+REMEDY = "export the model again, from a checkpoint that you trust"
+
+Message: TypeAlias = dict[str, Any]
+
+# kind → field number → its name. `*` repeats, `:Kind` is a message, `#` an integer, `~` numbers in
+# any form, the others bytes. What is not here is refused: a library might see in it what is not
+# seen here.
+_KINDS: Mapping[str, Mapping[int, str]] = {
+    "Model": {
+        1: "ir_version#", 2: "producer_name", 3: "producer_version", 4: "domain",
+        5: "model_version#", 6: "doc_string", 7: "graph:Graph", 8: "*opset_import:Opset",
+        14: "*metadata_props", 25: "*functions:Function",
+    },
+    "Opset": {1: "domain", 2: "version#"},
+    "Graph": {
+        1: "*node:Node", 2: "name", 5: "*initializer:Tensor", 10: "doc_string", 11: "*input",
+        12: "*output", 13: "*value_info", 16: "*metadata_props",
+    },
+    "Function": {
+        1: "name", 4: "*input", 5: "*output", 6: "*attribute_names", 7: "*node:Node",
+        8: "doc_string", 9: "*opset_import:Opset", 10: "domain", 12: "*value_info",
+        14: "*metadata_props",
+    },
+    "Node": {
+        1: "*input", 2: "*output", 3: "name", 4: "op_type", 5: "*attribute:Attribute",
+        6: "doc_string", 7: "domain", 9: "*metadata_props",
+    },
+    "Attribute": {
+        1: "name", 2: "f~", 3: "i#", 4: "s", 5: "t:Tensor", 6: "g:Graph", 7: "*floats~",
+        8: "*ints~", 9: "*strings", 13: "doc_string", 20: "type#", 21: "ref_attr_name",
+    },
+    "Tensor": {
+        1: "*dims~", 2: "data_type#", 4: "*float_data~", 5: "*int32_data~", 7: "*int64_data~",
+        8: "name", 9: "raw_data", 10: "*double_data~", 11: "*uint64_data~", 12: "doc_string",
+        13: "*external_data:Entry", 14: "data_location#",
+    },
+    "Entry": {1: "key", 2: "value"},
+}  # fmt: skip
+# the same, taken apart: name, whether it repeats, `#`, `~` or neither, and the kind of message
+_FIELDS = {
+    kind: {
+        number: (
+            text.partition(":")[0].strip("*#~"), text[0] == "*", text[-1], text.partition(":")[2],
+        )
+        for number, text in numbered.items()
+    }
+    for kind, numbered in _KINDS.items()
+}  # fmt: skip
+_TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+# TensorProto.DataType → bits
+_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64,
+         16: 16, 21: 4, 22: 4}  # fmt: skip
+_EXTERNAL = 1
+_NUMBER = re.compile(rb"[0-9]{1,18}")
+
+# what functions and graphs are made of; tests/test_graph_checks.py holds it against the exporter
+OPS = {
+    "": frozenset(
+        b"Abs Add And BitShift BitwiseAnd Cast Clip Concat ConcatFromSequence Constant "
+        b"ConstantOfShape Cos DequantizeLinear Div Equal Exp Expand Floor Gather Gelu Greater "
+        b"GreaterOrEqual Identity If IsNaN LayerNormalization Less LessOrEqual Log Loop MatMul Max "
+        b"Min Mul Neg Not Or Pow QuantizeLinear Range ReduceMax ReduceMean ReduceMin ReduceSum "
+        b"Relu Reshape Round Scan SequenceAt SequenceEmpty SequenceInsert Shape Sigmoid Sin Size "
+        b"Slice Softmax Softplus Split Sqrt Squeeze Sub Sum Transpose Unsqueeze Where".split()
+    ),
+    "com.microsoft": frozenset(
+        b"GroupQueryAttention MatMulIntegerToFloat MatMulNBits RotaryEmbedding "
+        b"SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
+    ),
+}
+_OWN = (DOMAIN.encode(), DEVICE_DOMAIN.encode())
+
+
+def check(
+    model: bytes, weights: Mapping[str, int], file: str | PathLike[str], *, plugins: bool = False
+) -> None:
+    """Refuse a graph that the exporter cannot have written.
+
+    `weights`: sizes of the files that its tensors may lie in, by name. `plugins`: ops of
+    `edge.device` need no function.
+
+    Raises BundleError naming the tensor, the op or the function at fault.
+    """
+    try:
+        if len(model) > MAX_GRAPH:
+            raise ValueError(f"it has {len(model)} bytes, at most {MAX_GRAPH} are allowed")
+        _Check(_read("Model", model), weights, plugins).all()
+    except ValueError as problem:
+        raise BundleError(
+            f"is not a graph that is run: {problem}", file=file, remedy=REMEDY
+        ) from None
+
+
+class _Check:
+    def __init__(self, model: Message, weights: Mapping[str, int], plugins: bool) -> None:
+        if "graph" not in model or not model.get("opset_import"):
+            raise ValueError("it has no graph, or names no version of its ops")
+        self._graph, self._weights, self._plugins = model["graph"], weights, plugins
+        self._functions: dict[tuple[bytes, bytes], Message] = {}
+        for function in model.get("functions", ()):
+            key = function.get("domain", b""), function.get("name", b"")
+            if key[0] not in _OWN or key in self._functions:
+                raise ValueError(f"function {_said(*key)} is there twice, or not this project's")
+            self._functions[key] = function
+        self._sizes: dict[tuple[bytes, bytes], int] = {}
+
+    def all(self) -> None:
+        self._sized_functions()
+        if self._graph_size(self._graph) > MAX_NODES:
+            raise ValueError(f"its calls come to more than {MAX_NODES} nodes")
+
+    def _sized_functions(self) -> None:
+        """Nodes of every function with what it calls, callees first, without recursion here."""
+        inside: list[tuple[bytes, bytes]] = []
+        for key in self._functions:
+            inside.append(key)
+            while inside:
+                key = inside[-1]
+                calls = (_op(node) for node, _ in _nodes(self._functions[key]))
+                waiting = next(
+                    (c for c in calls if c in self._functions and c not in self._sizes), None
+                )
+                if waiting is None:
+                    inside.pop()
+                    if key not in self._sizes:
+                        self._sizes[key] = self._graph_size(self._functions[key])
+                elif waiting in inside:
+                    raise ValueError(f"function {_said(*waiting)} calls itself")
+                else:
+                    inside.append(waiting)
+
+    def _graph_size(self, graph: Message) -> int:
+        """Nodes of a graph or a function, which are checked on the way."""
+        size, counts = 0, _counts(graph)
+        for node, depth in _nodes(graph):
+            domain, op = _op(node)
+            if (domain, op) in self._functions:
+                size += self._sizes[domain, op]
+            elif op not in OPS.get(domain.decode("latin-1"), ()) and not (
+                self._plugins and domain == _OWN[1]
+            ):
+                raise ValueError(f"op {_said(domain, op)} is not one that the exporter writes")
+            if not node.get("output") or depth > MAX_DEPTH:
+                raise ValueError(f"node {_said(domain, op)} has no output, or lies too deep")
+            if (domain, op) == (b"", b"Loop") and (node.get("input") or [b""])[0] not in counts:
+                raise ValueError("a Loop runs for another number of rounds than a tensor has rows")
+            size += 1
+            for attribute in node.get("attribute", ()):
+                if "t" in attribute:
+                    self._tensor(attribute["t"])
+                for tensor in attribute.get("g", {}).get("initializer", ()):
+                    self._tensor(tensor)
+        for tensor in graph.get("initializer", ()):
+            self._tensor(tensor)
+        self._filled(graph)
+        return min(size, MAX_NODES + 1)
+
+    def _tensor(self, tensor: Message) -> None:
+        name = tensor.get("name", b"")
+        dims, bits = _integers(tensor.get("dims", ())), _BITS.get(tensor.get("data_type", 0))
+        if bits is None or len(dims) > 16 or any(not 0 <= dim < 1 << 40 for dim in dims):
+            raise ValueError(f"tensor {_said(name)} has a type or a shape that is not known")
+        if 0 in dims and max(dims) > MAX_VALUES:
+            raise ValueError(f"tensor {_said(name)} is empty, with {max(dims)} rows of nothing")
+        size = -(-math.prod(dims) * bits // 8)
+        if tensor.get("data_location", 0) == _EXTERNAL:
+            self._external(tensor, name, size)
+            return
+        if tensor.get("data_location", 0) != 0 or tensor.get("external_data"):
+            raise ValueError(f"tensor {_said(name)} lies both in the graph and outside of it")
+        raw = tensor.get("raw_data")
+        if raw is not None:
+            whole = len(raw) == size
+        else:  # numbers one by one, each of which takes a byte or more
+            held = (part for kind in _TYPED for part in tensor.get(kind, ()))
+            bytes_held = sum(len(part) if isinstance(part, bytes) else 1 for part in held)
+            whole = bytes_held * (2 if bits < 8 else 1) >= math.prod(dims)
+        if not whole:
+            raise ValueError(f"tensor {_said(name)} does not hold the values that its shape says")
+
+    def _external(self, tensor: Message, name: bytes, size: int) -> None:
+        entries = [
+            (entry.get("key", b""), entry.get("value", b""))
+            for entry in tensor.get("external_data", ())
+        ]
+        found = dict(entries)
+        if len(found) != len(entries) or set(found) != {b"location", b"offset", b"length"}:
+            raise ValueError(f"tensor {_said(name)} does not say its location, offset and length")
+        location = found[b"location"].decode("latin-1")
+        if location not in self._weights:
+            raise ValueError(
+                f"tensor {_said(name)} lies in {location!r:.80}, which is no file of weights"
+            )
+        numbers = [_NUMBER.fullmatch(found[key]) for key in (b"offset", b"length")]
+        if None in numbers:
+            raise ValueError(f"tensor {_said(name)} has an offset or a length that is no number")
+        offset, length = (int(found[key]) for key in (b"offset", b"length"))
+        if length != size or offset + length > self._weights[location]:
+            raise ValueError(
+                f"tensor {_said(name)} takes {size} bytes: {length} at {offset} of {location}, "
+                f"which has {self._weights[location]}"
+            )
+
+    def _filled(self, graph: Message) -> None:
+        """Nodes that fill a tensor whose shape the graph states."""
+        stated = {tensor.get("name", b""): tensor for tensor in graph.get("initializer", ())}
+        for node, _ in _nodes(graph):
+            if _op(node) == (b"", b"Constant"):
+                for attribute in node.get("attribute", ()):
+                    stated[node["output"][0]] = attribute.get(
+                        "t", {"int64_data": attribute.get("ints", ())}
+                    )
+        for node, _ in _nodes(graph):
+            for name in node.get("input", ()):
+                if _op(node)[1] in (b"ConstantOfShape", b"Expand", b"Range") and name in stated:
+                    values = _values(stated[name])
+                    if math.prod(values) > MAX_VALUES or max(values, default=0) > MAX_VALUES:
+                        raise ValueError(f"{_said(*_op(node))} fills more than {MAX_VALUES} values")
+
+
+def _nodes(graph: Message) -> Iterator[tuple[Message, int]]:
+    """Nodes of a graph or a function, and of graphs in them, with how deep they lie."""
+    waiting = [(graph, 1)]
+    while waiting:
+        one, depth = waiting.pop()
+        for node in one.get("node", ()):
+            yield node, depth
+            waiting += [(a["g"], depth + 1) for a in node.get("attribute", ()) if "g" in a]
+
+
+def _counts(graph: Message) -> set[bytes]:
+    """Values that are the number of a tensor's rows: of Shape or Size, as they are or squeezed."""
+    found: set[bytes] = set()
+    for node, _ in _nodes(graph):
+        op, read = _op(node), (node.get("input") or [b""])[0]
+        if op in ((b"", b"Shape"), (b"", b"Size")) or (op == (b"", b"Squeeze") and read in found):
+            found.update(node.get("output", ()))
+    return found
+
+
+def _op(node: Message) -> tuple[bytes, bytes]:
+    domain = node.get("domain", b"")
+    return b"" if domain == b"ai.onnx" else domain, node.get("op_type", b"")
+
+
+def _said(*names: bytes) -> str:
+    return repr("::".join(name.decode("utf-8", "replace") for name in names if name))[:100]
+
+
+def _integers(values: Any) -> list[int]:
+    """Repeated int64, packed or not."""
+    found: list[int] = []
+    for value in values:
+        found += _unpacked(value) if isinstance(value, bytes) else [value]
+    return [value - (1 << 64) if value >> 63 else value for value in found]
+
+
+def _unpacked(data: bytes) -> list[int]:
+    values, value, shift = [], 0, 0
+    for byte in data:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            values.append(value & (1 << 64) - 1)
+            value = shift = 0
+        elif shift > 63:
+            raise ValueError("a number has more than 64 bits")
+    if shift:
+        raise ValueError("ends inside a number")
+    return values
+
+
+def _values(tensor: Message) -> list[int]:
+    """Numbers of a small integer tensor."""
+    raw = tensor.get("raw_data")
+    if raw is not None and len(raw) <= 1024:
+        size = _BITS.get(tensor.get("data_type", 0), 64) // 8 or 1
+        return [
+            int.from_bytes(raw[i : i + size], "little", signed=True)
+            for i in range(0, len(raw), size)
+        ]
+    return _integers(tensor.get("int64_data", ()))[:128]
+
+
+def _read(kind: str, data: bytes, depth: int = 0) -> Message:
+    """A message as a dict; ValueError: a field that is not known, or twice where it may be once."""
+    if depth > 3 * MAX_DEPTH:
+        raise ValueError("it nests too deep")
+    known, found = _FIELDS[kind], Message()
+    for number, wire, value in fields(data):
+        if number not in known:
+            raise ValueError(f"a {kind} has the field {number}")
+        name, repeats, form, below = known[number]
+        if form == "#":
+            if wire != VARINT:
+                raise ValueError(f"{name} of a {kind} is no integer")
+        elif form != "~" and not isinstance(value, bytes):
+            raise ValueError(f"{name} of a {kind} is a number")
+        read = _read(below, message(value), depth + 1) if below else value
+        if repeats:
+            found.setdefault(name, []).append(read)
+        elif name in found:
+            raise ValueError(f"a {kind} has {name} twice")
+        else:
+            found[name] = read
+    return found

@@ -1,0 +1,266 @@
+"""Graphs that the exporter cannot have written are refused before a library reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+from edge.errors import BundleError
+from edge.plugins.device.library import device_function
+from edge.plugins.device.statements import DEVICE_OPS
+from edge.plugins.onnx.library import FLAVOURS, function, names
+from edge.protobuf import put
+from edge.runtime import graph
+from edge.runtime.model import resolve
+
+BUNDLES = ("demo", "demo-draft", "demo-bytes", "demo-fp16")
+WEIGHTS = {"weights.bin": 1 << 30}
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    return (resolve("demo-fp16") / "graphs/ort.onnx").read_bytes()
+
+
+def refused(model: ModelProto | bytes, why: str) -> None:
+    data = model if isinstance(model, bytes) else model.SerializeToString()
+    with pytest.raises(BundleError, match=why):
+        graph.check(data, WEIGHTS, "graph")
+
+
+def test_every_op_that_bodies_use_is_known() -> None:
+    def used(nodes: list[NodeProto]) -> Iterator[tuple[str, str]]:
+        for node in nodes:
+            yield node.domain, node.op_type
+            for attribute in node.attribute:
+                yield from used(list(attribute.g.node))
+
+    bodies = [function(name, flavour) for flavour in FLAVOURS for name in names(flavour)]
+    bodies += [device_function(name) for name in DEVICE_OPS]
+    ops = {op for body in bodies for op in used(list(body.node))}
+    strange = {(d, o) for d, o in ops if not d.startswith("edge")} - {
+        (domain, op.decode()) for domain, known in graph.OPS.items() for op in known
+    }
+    assert strange == set()
+
+
+@pytest.mark.parametrize("name", BUNDLES)
+def test_graphs_that_ship_pass(name: str) -> None:
+    folder = Path(resolve(name))
+    sizes = {"weights.bin": (folder / "weights.bin").stat().st_size}
+    graph.check((folder / "graphs/ort.onnx").read_bytes(), sizes, name)
+    device = (folder / "graphs/tensorrt.onnx").read_bytes()
+    graph.check(device, sizes, name)
+    bare = ModelProto.FromString(device)
+    del bare.functions[:]
+    graph.check(bare.SerializeToString(), sizes, name, plugins=True)
+    refused(bare, "is not one that the exporter writes")
+
+
+# -- where tensors lie ----------------------------------------------------------------------------
+
+
+def _initializer(model: ModelProto, tensor: TensorProto) -> None:
+    model.graph.initializer.append(tensor)
+
+
+def _node(tensor: TensorProto, op: str = "Constant") -> NodeProto:
+    return helper.make_node(op, [], ["planted"], value=tensor)
+
+
+def _constant(model: ModelProto, tensor: TensorProto) -> None:
+    model.graph.node.append(_node(tensor))
+
+
+def _function(model: ModelProto, tensor: TensorProto) -> None:
+    model.functions[0].node.append(_node(tensor))
+
+
+def _branch(nodes: list[NodeProto], tensors: list[TensorProto]) -> NodeProto:
+    branch = helper.make_graph(nodes, "branch", [], [], tensors)
+    return helper.make_node("If", ["yes"], ["out"], then_branch=branch, else_branch=branch)
+
+
+def _nested(model: ModelProto, tensor: TensorProto) -> None:
+    model.graph.node.append(_branch([_branch([_node(tensor)], [])], []))
+
+
+def _nested_initializer(model: ModelProto, tensor: TensorProto) -> None:
+    model.functions[-1].node.append(_branch([], [tensor]))
+
+
+PLACES = (_initializer, _constant, _function, _nested, _nested_initializer)
+
+
+def external(location: str, offset: str = "0", length: str = "16") -> TensorProto:
+    tensor = TensorProto(name="planted", dims=[4], data_type=1, data_location=1)
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+OUTSIDE = (
+    "", ".", "/etc/passwd", "../weights.bin", "./weights.bin", "a/../weights.bin", "weights.bin/",
+    "*/_ORT_MEM_ADDR_/*", "/proc/self/fd/3", "README.md", "manifest.json", "weights.bin\0",
+    "WEIGHTS.BIN", "graphs/ort.onnx", "\u2025/weights.bin", "weights.bin\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_tensor_lies_in_the_weights(
+    place: Callable[[ModelProto, TensorProto], None], model: bytes
+) -> None:
+    """Every reason is one on its own: the tensor at its right place passes."""
+    whole = ModelProto.FromString(model)
+    place(whole, external("weights.bin"))
+    graph.check(whole.SerializeToString(), WEIGHTS, "graph")
+
+    def planted(tensor: TensorProto, why: str) -> None:
+        changed = ModelProto.FromString(model)
+        place(changed, tensor)
+        refused(changed, why)
+
+    for location in OUTSIDE:
+        planted(external(location), "no file of weights")
+    end = str((1 << 30) - 15)
+    for offset, length in ((end, "16"), ("0", "15"), ("0", "17"), (str(1 << 40), "16")):
+        planted(external("weights.bin", offset, length), "takes 16 bytes")
+    numbers = ("-1", "", " 0", "0x0", "1e3", "9" * 30, "٣", "+1", "0\0")
+    for offset, length in ((number, "16") for number in numbers):
+        planted(external("weights.bin", offset, length), "no number")
+    for keys in ((), ("location",), ("location", "offset"), ("location", "offset", "length") * 2,
+                 ("location", "offset", "length", "checksum")):  # fmt: skip
+        tensor = external("weights.bin")
+        del tensor.external_data[:]
+        for key in keys:
+            tensor.external_data.add(key=key, value={"location": "weights.bin"}.get(key, "0"))
+        planted(tensor, "does not say")
+    both = external("weights.bin")
+    both.data_location = TensorProto.DEFAULT
+    planted(both, "both in the graph and outside")
+    for dims in ([-1], [1 << 62, 4], [1 << 39, 1 << 39], [0, 1 << 30], [1] * 17):
+        wrong = external("weights.bin")
+        wrong.dims[:] = dims
+        planted(wrong, "shape|takes|rows of nothing")
+    for held in ({"raw_data": b"\0" * 15}, {"raw_data": b""}, {}, {"float_data": []}):
+        planted(TensorProto(name="t", dims=[4], data_type=1, **held), "does not hold")
+    planted(TensorProto(name="t", dims=[1], data_type=8, string_data=[b"x"]), "field 6")
+
+
+def test_what_libraries_would_read_otherwise(model: bytes) -> None:
+    """A field twice, which some merge and some do not; unknown ones; numbers that are cut."""
+    inner = onnx.ModelProto.FromString(model).graph.SerializeToString()
+    refused(model + put(7, 2, inner), "graph twice")
+    refused(model + put(20, 2, b""), "field 20")
+    refused(model + put(1, 2, b"x"), "no integer")
+    refused(model + put(7, 0, 1), "number")
+    # number 7 once the upper bits of the key are cut, as C++ does
+    refused(model + b"\xba\x80\x80\x80\x10" + b"\x00", "field")
+    for name, field in (("sparse_initializer", 15), ("quantization_annotation", 14)):
+        changed = ModelProto.FromString(model)
+        getattr(changed.graph, name).add()
+        refused(changed, f"field {field}")
+    for attribute in ({"sparse_tensor": onnx.SparseTensorProto()}, {"tp": onnx.TypeProto()},
+                      {"tensors": [TensorProto()]}, {"graphs": [onnx.GraphProto()]}):  # fmt: skip
+        changed = ModelProto.FromString(model)
+        changed.graph.node[0].attribute.append(onnx.AttributeProto(name="a", **attribute))
+        refused(changed, "field")
+
+
+# -- what is computed -----------------------------------------------------------------------------
+
+
+def called(name: str, *calls: str) -> onnx.FunctionProto:
+    nodes = [
+        helper.make_node(call, ["x"], [f"y{i}"], domain="edge") for i, call in enumerate(calls)
+    ]
+    opset = [helper.make_opsetid("", 21)]
+    return helper.make_function("edge", name, ["x"], ["y0"], nodes, opset)
+
+
+def with_functions(model: bytes, *functions: onnx.FunctionProto) -> ModelProto:
+    changed = ModelProto.FromString(model)
+    changed.functions.extend(functions)
+    changed.graph.node.add(op_type=functions[0].name, domain="edge", input=["x"], output=["z"])
+    return changed
+
+
+def test_functions_do_not_call_themselves_nor_explode(model: bytes) -> None:
+    refused(with_functions(model, called("A", "A")), "calls itself")
+    refused(with_functions(model, called("A", "B"), called("B", "C"), called("C", "A")), "itself")
+    doubling = [called(f"F{i}", f"F{i + 1}", f"F{i + 1}") for i in range(60)]
+    refused(with_functions(model, *doubling, called("F60")), "more than")
+    chain = [called(f"F{i}", f"F{i + 1}") for i in range(3000)]
+    graph.check(with_functions(model, *chain, called("F3000")).SerializeToString(), WEIGHTS, "g")
+    refused(with_functions(model, called("A"), called("A")), "twice")
+    shadow = helper.make_function("", "Add", ["x"], ["y"], [], [helper.make_opsetid("", 21)])
+    changed = ModelProto.FromString(model)
+    changed.functions.append(shadow)
+    refused(changed, "not this project's")
+
+
+@pytest.mark.parametrize(
+    ("domain", "op"),
+    [*product([""], ["Tile", "RandomNormal", "Resize", "StringConcat", "Optional", "PyOp"]),
+     ("com.microsoft", "Irfft"), ("ai.onnx.ml", "TreeEnsemble"), ("custom", "Add"), ("edge", "No"),
+     ("edge.device", "Embed")],
+)  # fmt: skip
+def test_only_ops_that_the_exporter_writes(domain: str, op: str, model: bytes) -> None:
+    node = helper.make_node(op, [], ["out"], domain=domain)
+    for place in (lambda m: m.graph.node, lambda m: m.functions[0].node):
+        changed = ModelProto.FromString(model)
+        place(changed).append(node)
+        refused(changed, "not one that the exporter writes")
+    changed = ModelProto.FromString(model)
+    changed.graph.node.append(_branch([node], []))
+    refused(changed, "not one that the exporter writes")
+
+
+def test_loops_have_as_many_rounds_as_a_tensor_has_rows(model: bytes) -> None:
+    body = helper.make_graph([], "body", [], [])
+    counts = ([], [""], ["tokens"], ["const.1"], ["logits"])
+    for inputs in counts:
+        changed = ModelProto.FromString(model)
+        changed.graph.node.append(helper.make_node("Loop", inputs, ["out"], body=body))
+        refused(changed, "rounds")
+
+
+def test_a_tensor_that_a_node_fills_is_bounded(model: bytes) -> None:
+    for op, shape in product(("ConstantOfShape", "Expand"), ([1 << 31], [40_000, 40_000])):
+        tensor = onnx.numpy_helper.from_array(np.array(shape, np.int64), "planted")
+        plain = helper.make_tensor("planted", TensorProto.INT64, [len(shape)], shape)
+        for each, how in product((tensor, plain), (_initializer, _constant, _function)):
+            changed = ModelProto.FromString(model)
+            how(changed, each)
+            place = changed.functions[0].node if how is _function else changed.graph.node
+            place.append(helper.make_node(op, ["planted", "planted"], ["filled"]))
+            refused(changed, "fills more")
+
+
+def test_nesting_is_bounded(model: bytes) -> None:
+    node = helper.make_node("Identity", ["x"], ["y"])
+    for _ in range(20):
+        inner = helper.make_graph([node], "inner", [], [])
+        node = helper.make_node("Scan", ["x"], ["y"], body=inner, num_scan_inputs=1)
+    changed = ModelProto.FromString(model)
+    changed.graph.node.append(node)
+    refused(changed, "deep")
+
+
+def test_damage_is_told_and_nothing_else(model: bytes) -> None:
+    """Cut, flipped and shuffled bytes end in BundleError or pass."""
+    chosen = random.Random(0)
+    for _ in range(300):
+        data = bytearray(model[: chosen.choice((len(model), chosen.randrange(len(model))))])
+        for _ in range(chosen.randrange(4)):
+            data[chosen.randrange(len(data))] = chosen.randrange(256)
+        with contextlib.suppress(BundleError):
+            graph.check(bytes(data), WEIGHTS, "graph")
