@@ -87,6 +87,10 @@ def export(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Tokenizer file or folder, when the checkpoint has none.")
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Refuse fields of config.json that edge does not know."),
+    ] = False,
     verify: Annotated[
         bool, typer.Option(help="Run the bundle against the reference network afterwards.")
     ] = True,
@@ -123,11 +127,11 @@ def export(
                 ssm_state=None if ssm_state is None else ssm_state.value,
                 embedding=None if embedding is None else embedding.value,
                 head=None if head is None else head.value,
-                groups=groups, tokenizer=tokenizer, verify=verify,
+                groups=groups, tokenizer=tokenizer, strict=strict, verify=verify,
                 architectures=architectures, progress=show,
             )  # fmt: skip
-    if summary.notice:
-        print(f"note: {summary.notice}", file=sys.stderr)
+    for line in (summary.notice or "").splitlines():
+        print(f"note: {line}", file=sys.stderr)
     print(json.dumps(summary.to_dict(), indent=1) if as_json else describe(summary))
 
 

@@ -41,7 +41,9 @@ class EdgeError(Exception):
     def __str__(self) -> str:
         where = ": ".join(part for part in (self.file, self.field) if part)
         text = f"{where}: {self.message}" if where else self.message
-        return f"{text} ({self.remedy})" if self.remedy else text
+        if not self.remedy:
+            return text
+        return f"{text}\n{self.remedy}" if "\n" in self.remedy else f"{text} ({self.remedy})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.file, self.field, self.remedy))

@@ -19,7 +19,7 @@ from edge.errors import ExportError
 from edge.export import text_files
 from edge.export.calibration.prepare import PreparedPlan, Progress, TextChoice, prepare
 from edge.export.calibration.texts import LENGTH, SEQUENCES
-from edge.export.checkpoint import Checkpoint, open_checkpoint
+from edge.export.checkpoint import Checkpoint, open_checkpoint, unknown_line
 from edge.export.graph import GRAPH_FILE, BuiltGraph, build_graph
 from edge.export.judging import accuracy_line, judge, perplexity_line
 from edge.export.kernels import add_kernels, add_plan, check_can_compile
@@ -92,6 +92,7 @@ def export_checkpoint(
     verify: bool = True,
     chunk: int = CHUNK,
     tokenizer: str | os.PathLike[str] | None = None,
+    strict: bool = False,
     architectures: Sequence[int] = (),
     progress: Progress | None = None,
 ) -> ExportSummary:
@@ -112,6 +113,8 @@ def export_checkpoint(
             model whose weights exceed VERIFY_LIMIT in memory is not run, and the manifest says so.
         tokenizer: a file or directory that goes before what the checkpoint has; a model without
             one reads bytes, and `notice` says so.
+        strict: refuse fields of config.json that edge has not heard of; otherwise `notice` lists
+            them.
         architectures: to compile the kernels of the CUDA engine for, as 87 for sm_87. Without any
             the bundle still has the plan to compile from, if there are kernels for its ops.
         progress: called with a stage and the share of the export that is done.
@@ -127,7 +130,11 @@ def export_checkpoint(
     recipe(quant)
     check_can_compile(architectures)
     report("reading", 0.0)
-    source = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
+    source = (
+        checkpoint
+        if isinstance(checkpoint, Checkpoint)
+        else open_checkpoint(checkpoint, strict=strict)
+    )
     mixed = mixture(source.config, quant, choices)
     given = None if tokenizer is None else Path(tokenizer)
     reads, copies = text_files.tokenizer_info(source, source.config, given)
@@ -174,10 +181,17 @@ def export_checkpoint(
             checkpoint_bytes=source.nbytes,
             accuracy=accuracy_line(accuracy),
             verdict=f"{size_line(manifest, count)}; {perplexity_line(accuracy)}",
-            notice=text_files.without_tokenizer(reads, source.config),
+            notice=_notice(source, text_files.without_tokenizer(reads, source.config)),
             unplanned=added.unplanned,
             unbuildable=added.unbuildable,
         )
+
+
+def _notice(source: Checkpoint, about_text: str | None) -> str | None:
+    """What the user should know, a line each."""
+    unknown = source.unknown_fields
+    lines = [f"{unknown_line(unknown)}; they were left out of account"] if unknown else []
+    return "\n".join([*lines, *([about_text] if about_text else [])]) or None
 
 
 def _text_choice(

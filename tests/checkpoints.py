@@ -176,6 +176,30 @@ def save_mistral(path: Path, *, dtype: torch.dtype = torch.float32, **overrides:
     return _save_transformers(path, config, MistralForCausalLM, dtype)
 
 
+def save_qwen2(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `Qwen2ForCausalLM`: as `save_llama`, with biases of q, k and v."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return _save_transformers(path, Qwen2Config(**(_LLAMA | overrides)), Qwen2ForCausalLM, dtype)
+
+
+def save_qwen3(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `Qwen3ForCausalLM`: as `save_llama`, with heads of 12 that are normed."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(**(_LLAMA | {"head_dim": 12} | overrides))
+    return _save_transformers(path, config, Qwen3ForCausalLM, dtype)
+
+
+def save_smollm3(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `SmolLM3ForCausalLM`: as `save_llama`, every second block without RoPE."""
+    from transformers import SmolLM3Config, SmolLM3ForCausalLM
+
+    values = _LLAMA | {"no_rope_layer_interval": 2, "pad_token_id": 0}
+    config = SmolLM3Config(**(values | overrides))
+    return _save_transformers(path, config, SmolLM3ForCausalLM, dtype)
+
+
 def save_state_spaces(
     path: Path,
     version: int = 1,

@@ -65,6 +65,12 @@ STRETCHED = AttentionConfig(
         dim=12, theta=100.0, scaling=RopeScaling(kind="llama3", factor=8.0, original_context=64)
     ),
 )  # fmt: skip
+# heads normed before they are turned; 12 values are filled up to 16
+NORMED = AttentionConfig(
+    n_heads=4, n_kv_heads=2, head_dim=12, rope=RopeConfig(dim=12), qk_norm=True, qkv_bias=True
+)
+# of Falcon-H1: attention beside a scan
+BESIDE = AttentionConfig(n_heads=2, n_kv_heads=1, head_dim=16, qk_norm=True, parallel=True)
 MODELS: dict[str, tuple[Any, ...]] = {
     "mamba1": (MAMBA1, MAMBA1),
     "mamba1 odd": (MAMBA1_ODD, MAMBA1),
@@ -75,6 +81,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "attention odd": (ATTENTION_ODD, NO_ROPE, ATTENTION),
     "mlp": (MLP, MlpConfig(d_intermediate=40)),
     "parallel": (ATTENTION_ODD, PARALLEL, GELU, STRETCHED, PARALLEL),
+    "normed": (MAMBA2, BESIDE, MLP, NORMED),
     "all": (MAMBA1, ATTENTION_ODD, MLP, MAMBA2_MLP, MAMBA1_ODD, MAMBA2_GROUPS),
 }
 LAYERNORM = {"mamba1", "all", "parallel"}

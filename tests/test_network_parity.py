@@ -29,6 +29,9 @@ from tests.checkpoints import (
     save_mamba,
     save_mamba2,
     save_mistral,
+    save_qwen2,
+    save_qwen3,
+    save_smollm3,
 )
 
 RUNS = (1, 7, 64, 65, 3)
@@ -79,6 +82,18 @@ CASES: dict[str, Save] = {
         },
     ),
     "mistral": partial(save_mistral, head_dim=16),
+    "qwen2": save_qwen2,
+    "qwen3": save_qwen3,
+    "qwen3-biases-tied-scaled": partial(
+        save_qwen3, attention_bias=True, tie_word_embeddings=True, head_dim=16, rms_norm_eps=1e-2,
+        num_key_value_heads=1,
+        rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+    ),
+    "smollm3": save_smollm3,
+    "smollm3-given-biases-untied": partial(
+        save_smollm3, no_rope_layers=[0, 1], attention_bias=True, mlp_bias=True,
+        tie_word_embeddings=False, rms_norm_eps=1e-2,
+    ),
 }  # fmt: skip
 
 

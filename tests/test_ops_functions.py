@@ -13,6 +13,7 @@ from edge.export.quantize.weights import dequantize_blocks, quantize_blocks
 from edge.plugins.attention import reference as attention
 from edge.plugins.causal_conv1d import reference as causal_conv1d
 from edge.plugins.gated_norm import reference as gated_norm
+from edge.plugins.group_norm import reference as group_norm
 from edge.plugins.norm import reference as norm
 from edge.plugins.onnx import FLAVOURS, Flavour
 from edge.plugins.selective_scan import reference as selective_scan
@@ -98,6 +99,13 @@ def test_gated_norm(flavour: Flavour, groups: int, rng: np.random.Generator) -> 
     name = "GatedRMSNorm_1" if groups == 1 else "GatedRMSNorm"
     out = run_op(name, flavour, {"x": x, "z": z, "weight": w}, eps=1e-5, groups=groups)["y"]
     close(out, gated_norm.gated_rms_norm(*torched(x, z, w), 1e-5, groups))
+
+
+@both
+def test_norm_of_groups(flavour: Flavour, rng: np.random.Generator) -> None:
+    x, w = normal(rng, 5, 3, 48), normal(rng, 48)
+    out = run_op("GroupRMSNorm", flavour, {"x": x, "weight": w}, eps=1e-5, groups=6)["y"]
+    close(out, group_norm.group_rms_norm(*torched(x, w), 1e-5, 6))
 
 
 @both

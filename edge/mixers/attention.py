@@ -57,10 +57,16 @@ class RopeConfig(Grown):
         return self
 
 
-class AttentionConfig(MixerConfig):
-    """kv_cache: key and value, each [B, n_kv_heads, capacity, P]."""
+class AttentionConfig(MixerConfig, Grown):
+    """kv_cache: key and value, each [B, n_kv_heads, capacity, P].
+
+    Attributes:
+        qk_norm: an RMSNorm of every head of q and k, with a weight [P] each, before the rotation.
+        parallel: it reads the stream as the layer before it did, not what that made of it.
+    """
 
     attends: ClassVar[bool] = True
+    later: ClassVar[frozenset[str]] = frozenset({"qk_norm", "parallel"})
 
     kind: Literal["attention"] = "attention"
     n_heads: Positive
@@ -69,6 +75,8 @@ class AttentionConfig(MixerConfig):
     rope: RopeConfig | None = None
     qkv_bias: bool = False
     out_bias: bool = False
+    qk_norm: bool = False
+    parallel: bool = False
 
     @model_validator(mode="after")
     def _divides(self) -> AttentionConfig:
@@ -85,6 +93,10 @@ class AttentionConfig(MixerConfig):
         return self
 
     @property
+    def is_parallel(self) -> bool:
+        return self.parallel
+
+    @property
     def rotation(self) -> RopeConfig | None:
         return self.rope
 
@@ -94,10 +106,12 @@ class AttentionConfig(MixerConfig):
 
     def tensor_shapes(self, d_model: int) -> Shapes:
         q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        norm = (self.head_dim,)
         return (
             linear_shapes("q_proj", q, d_model, self.qkv_bias)
             | linear_shapes("k_proj", kv, d_model, self.qkv_bias)
             | linear_shapes("v_proj", kv, d_model, self.qkv_bias)
+            | ({"q_norm.weight": norm, "k_norm.weight": norm} if self.qk_norm else {})
             | linear_shapes("o_proj", d_model, q, self.out_bias)
         )
 

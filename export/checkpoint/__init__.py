@@ -18,8 +18,9 @@ from edge.export.checkpoint import families
 from edge.export.checkpoint.bundle import BundleCheckpoint, is_bundle
 from edge.export.checkpoint.checkpoint import Checkpoint
 from edge.export.checkpoint.family import Family
-from edge.export.checkpoint.fields import Fields, read_json
+from edge.export.checkpoint.fields import Fields, read_json, show
 from edge.export.checkpoint.gguf import GgufCheckpoint, GgufFile, GgufModel, find_gguf
+from edge.export.checkpoint.known import UNREAD
 from edge.export.checkpoint.layout import Layout
 from edge.export.checkpoint.weights import open_weights
 
@@ -28,8 +29,13 @@ __all__ = ["FAMILIES", "Checkpoint", "Family", "find_layout", "open_checkpoint"]
 FAMILIES = families.every()
 
 
-def open_checkpoint(path: str | PathLike[str], families: Sequence[Family] = FAMILIES) -> Checkpoint:
+def open_checkpoint(
+    path: str | PathLike[str], families: Sequence[Family] = FAMILIES, *, strict: bool = False
+) -> Checkpoint:
     """Open a checkpoint directory, GGUF file or bundle; config and all tensor headers are checked.
+
+    Fields of config.json that nobody has heard of are listed in `unknown_fields`; `strict` refuses
+    them.
 
     Raises CheckpointError when the directory is not a checkpoint of a known family, when a file is
     damaged or would run code, and when tensors are missing, unused, of another shape or dtype:
@@ -51,7 +57,22 @@ def open_checkpoint(path: str | PathLike[str], families: Sequence[Family] = FAMI
     file = directory / "config.json"
     fields = Fields(file, read_json(file))
     family, layout = find_layout(fields, families)
-    return Checkpoint(directory, family, fields.values, layout, open_weights(directory))
+    unknown = tuple(fields.unknown)
+    if strict and unknown:
+        raise CheckpointError(
+            unknown_line(unknown), file=file, field=unknown[0],
+            remedy="remove those that do not change the model, or leave --strict out",
+        )  # fmt: skip
+    checkpoint = Checkpoint(directory, family, fields.values, layout, open_weights(directory))
+    checkpoint.unknown_fields = unknown
+    return checkpoint
+
+
+def unknown_line(names: Sequence[str]) -> str:
+    """Fields that nobody has heard of, in words."""
+    if len(names) == 1:
+        return f"config.json has a field that edge does not know: {names[0]}"
+    return f"config.json has {len(names)} fields that edge does not know: {', '.join(names)}"
 
 
 def find_layout(fields: Fields, families: Sequence[Family] = FAMILIES) -> tuple[str, Layout]:
@@ -61,9 +82,15 @@ def find_layout(fields: Fields, families: Sequence[Family] = FAMILIES) -> tuple[
     """
     family = next((f for f in families if f.claims(fields)), None)
     if family is None:
-        known = "; ".join(f"{f.name}: {f.accepts}" for f in families)
         named = fields.values.get("model_type") or fields.values.get("architectures")
-        fields.stop("model_type", f"names no known architecture: {str(named)[:80]!r}", known)
+        family_name = UNREAD.get(named) if isinstance(named, str) else None
+        message = (
+            f"is {family_name}, a family that edge does not read"
+            if family_name
+            else f"names no known architecture: {show(named)}"
+        )
+        known = "".join(f"\n  {f.name}: {f.accepts}" for f in families)
+        fields.stop("model_type", message, f"these are read:{known}")
     layout = family.read(fields)
     fields.check()
     return family.name, layout

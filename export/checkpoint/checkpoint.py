@@ -46,11 +46,13 @@ class Checkpoint:
         manifest: of the bundle that stands for the checkpoint, None where there is a checkpoint.
         stated_licence: where the weights' own file states it.
         no_tokenizer: why what the checkpoint says of its tokenizer is of no use, or None.
+        unknown_fields: of config.json, that no reader has heard of.
     """
 
     manifest: Manifest | None = None
     stated_licence: str | None = None
     no_tokenizer: EdgeError | None = None
+    unknown_fields: tuple[str, ...] = ()
 
     def __init__(
         self,

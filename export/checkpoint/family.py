@@ -4,33 +4,23 @@ transformers' Transformer models say of sizes and RoPE.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from edge.config import RopeConfig, RopeScaling
-from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.fields import Fields, show
+from edge.export.checkpoint.known import BOOKKEEPING, CHANGING
 from edge.export.checkpoint.layout import Layout
 
 UNSUPPORTED = "this variant cannot be exported"
 MAX_BLOCKS = 2048
 
-# Who made a config and how it is run or trained; the defaults of generation that older versions
-# kept here. Nothing of it changes the logits.
-INERT = frozenset(
-    {
-        "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout",
-        "bos_token_id", "chunk_size_feed_forward", "do_sample", "dtype", "eos_token_id", "id2label",
-        "initializer_range", "is_decoder", "is_encoder_decoder", "label2id", "max_length",
-        "max_new_tokens", "model_type", "output_attentions", "output_hidden_states",
-        "pad_token_id", "problem_type", "repetition_penalty", "return_dict", "temperature",
-        "tie_word_embeddings", "top_k", "top_p", "torch_dtype", "transformers_version", "use_cache",
-    }
-)  # fmt: skip
+# What every Transformer says of itself.
 _SIZES = frozenset(
     {
         "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings",
-        "num_attention_heads", "num_hidden_layers", "vocab_size",
-        "rope_parameters", "rope_scaling",
+        "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps",
+        "rope_parameters", "rope_scaling", "rope_theta", "vocab_size",
     }
 )  # fmt: skip
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor")
@@ -73,14 +63,29 @@ def is_state_spaces(fields: Fields) -> bool:
     return named and "d_model" in fields and "n_layer" in fields and "hidden_size" not in fields
 
 
-def known_only(fields: Fields, own: set[str]) -> None:
-    """Refuse a config with fields that neither every Transformer has nor `own` names."""
+def known_only(fields: Fields, own: Iterable[str]) -> None:
+    """Refuse the fields that change a model and are not among `own`; note those nobody knows."""
     if "quantization_config" in fields:
         fields.refuse(
             "quantization_config", "says that the weights are quantized already",
             "start from the checkpoint before it was quantized, and choose a recipe with --quant",
         )  # fmt: skip
-    fields.known_only(INERT | _SIZES | own | {"quantization_config"})
+    for name in sorted(set(fields.values) - BOOKKEEPING - _SIZES - {*own, "quantization_config"}):
+        value, harmless = fields.values[name], CHANGING.get(name)
+        if value is None or name.startswith("_"):
+            continue
+        if harmless is None:
+            fields.unknown.append(name)
+        elif value not in harmless:
+            only = " or ".join(["null", *(show(v) for v in harmless)])
+            fields.refuse(name, f"is {show(value)}; only {only} is supported", UNSUPPORTED)
+
+
+def context_of(fields: Fields, default: int) -> int:
+    """The positions that were trained, but no more than a window that slides where it is used."""
+    context = fields.integer("max_position_embeddings", default)
+    slides = fields.boolean("use_sliding_window", False) and "sliding_window" in fields
+    return min(context, fields.integer("sliding_window", context)) if slides else context
 
 
 def head_dim(fields: Fields, heads: int) -> int:
@@ -96,13 +101,15 @@ def rope(
     size: int,
     *,
     base: str = "rope_theta",
+    theta: float = 10000.0,
     share: float = 1.0,
     kinds: tuple[str, ...] = ("default", "linear", "llama3"),
 ) -> RopeConfig:
     """The rotation of heads of `size` values; `share` of each, where nothing else is said.
 
     As transformers 5 reads it: `rope_scaling` (before) goes before `rope_parameters`, what either
-    says before the config's own field `base`. `kinds` are those that the family has.
+    says before the config's own field `base`, and `theta` where neither says anything. `kinds` are
+    those that the family has.
     """
     name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
     given = fields.section(name)
@@ -113,7 +120,7 @@ def rope(
         field = "rope_type" if "rope_type" in given else "type"
         known = " and ".join([", ".join(kinds[:-1]), kinds[-1]]) if kinds[1:] else kinds[0]
         given.refuse(field, f"is {str(kind)[:40]!r}; {known} are known", UNSUPPORTED)
-    theta = given.number("rope_theta", fields.number(base, 10000.0))
+    theta = given.number("rope_theta", fields.number(base, theta))
     rotated = given.number("partial_rotary_factor", share)
     dim = int(size * rotated) if 0 < rotated <= 1 else 0
     if dim < 2 or dim % 2:

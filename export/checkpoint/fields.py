@@ -64,7 +64,7 @@ class Fields:
 
     A value that is absent without a default, of another type, or out of range is noted, and a
     plausible one takes its place, so that a config is refused with all of its faults at once:
-    `model` raises them.
+    `model` raises them. `unknown` are the fields that nobody here has heard of.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Fields:
         self.values = values
         self.prefix = prefix
         self.refused = Faults() if refused is None else refused  # shared by a file's sections
+        self.unknown: list[str] = []
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
@@ -121,7 +122,7 @@ class Fields:
         if value is not None:
             whole = isinstance(value, int) and not isinstance(value, bool)
             what = f"outside {low} to {high}" if whole else "not a whole number"
-            self.refuse(name, f"is {_show(value)}, {what}")
+            self.refuse(name, f"is {show(value)}, {what}")
         return low if default is None else default
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -136,7 +137,7 @@ class Fields:
                 return value
             self.refuse(name, f"is {value}, not a finite number")
         elif value is not None:
-            self.refuse(name, f"is {_show(value)}, not a number")
+            self.refuse(name, f"is {show(value)}, not a number")
         return 1.0 if default is None else default
 
     def epsilon(self, name: str, default: float = 1e-5) -> float:
@@ -155,14 +156,14 @@ class Fields:
         value = self._get(name, default)
         if isinstance(value, bool):
             return value
-        self.refuse(name, f"is {_show(value)}, not true or false")
+        self.refuse(name, f"is {show(value)}, not true or false")
         return default
 
     def section(self, name: str) -> Fields:
         """A nested object; absent means empty."""
         value = self._get(name, {})
         if not isinstance(value, dict):
-            self.refuse(name, f"is {_show(value)}, not an object")
+            self.refuse(name, f"is {show(value)}, not an object")
             value = {}
         return Fields(self.file, value, f"{self.prefix}{name}.", self.refused)
 
@@ -170,11 +171,11 @@ class Fields:
         """Distinct indices below `count`, sorted; absent means none."""
         value = self._get(name, ())
         if not isinstance(value, list | tuple):
-            self.refuse(name, f"is {_show(value)}, not a list of layer indices")
+            self.refuse(name, f"is {show(value)}, not a list of layer indices")
             return ()
         for index in value:
             if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
-                self.refuse(name, f"holds {_show(index)}, not a layer index below {count}")
+                self.refuse(name, f"holds {show(index)}, not a layer index below {count}")
                 return ()
         return tuple(sorted(set(value)))
 
@@ -185,7 +186,7 @@ class Fields:
             isinstance(v, int | float) and not isinstance(v, bool) for v in value
         )
         if not numbers or len(value) != 2 or not 0 <= value[0] <= value[1]:
-            self.refuse(name, f"is {_show(value)}, not a pair 0 <= low <= high")
+            self.refuse(name, f"is {show(value)}, not a pair 0 <= low <= high")
             return 0.0, math.inf
         return float(value[0]), float(value[1])
 
@@ -201,7 +202,7 @@ class Fields:
         """Refuse any value but `expected`; absent passes."""
         value = self.values.get(name)
         if value is not None and (type(value) is not type(expected) or value != expected):
-            self.refuse(name, f"is {_show(value)}; only {_show(expected)} is supported", remedy)
+            self.refuse(name, f"is {show(value)}; only {show(expected)} is supported", remedy)
 
     def known_only(self, known: Iterable[str]) -> None:
         """Refuse a field that could change the model in a way nobody here has heard of."""
@@ -226,7 +227,8 @@ class Fields:
         return made
 
 
-def _show(value: object) -> str:
+def show(value: object) -> str:
+    """A value of a config, for a message."""
     try:
         text = json.dumps(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, a deep list

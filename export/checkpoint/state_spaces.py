@@ -20,13 +20,17 @@ from edge.config import (
     NormConfig,
     RopeConfig,
 )
-from edge.export.checkpoint.family import MAX_BLOCKS, UNSUPPORTED
+from edge.export.checkpoint.family import MAX_BLOCKS, UNSUPPORTED, known_only
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
 MLP_MULTIPLE = 128  # GatedMLP(multiple_of=128)
 EPS = 1e-5  # no field of the config reaches norm_epsilon, and the gated norm's eps is a literal
 
+FIELDS = {
+    "attn_cfg", "attn_layer_idx", "d_inner", "d_intermediate", "d_model", "n_layer",
+    "pad_vocab_size_multiple", "rms_norm", "ssm_cfg", "tie_embeddings",
+}  # fmt: skip
 # How a model was initialised or run; nothing that its weights do not already say.
 _INERT = {"layer", "dt_min", "dt_max", "dt_init_floor"}
 _INERT_1 = {"dt_init", "dt_scale", "use_fast_path"}
@@ -42,6 +46,7 @@ def ssm_layer(fields: Fields) -> str:
 
 def read(fields: Fields, family: str) -> Layout:
     """Config and tensor places of a `MambaLMHeadModel`; absent fields take its defaults."""
+    known_only(fields, FIELDS)
     d_model = fields.integer("d_model")
     blocks = fields.integer("n_layer", high=MAX_BLOCKS)
     attention = set(fields.indices("attn_layer_idx", blocks))

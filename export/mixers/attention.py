@@ -9,27 +9,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edge.export.mixers.base import Array, Fetch, MixerExport, State, Stored
+from edge.export.mixers.base import Array, Fetch, MixerExport, Scale, State, Stored
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph
 from edge.export.nodes.products import ProductInput
 from edge.export.quantize.layer_plan import Matrix
+from edge.export.training_ops import rms_norm_training
 from edge.mixers.attention import AttentionConfig
 from edge.plugins.attention.reference import attention, rope
+from edge.plugins.norm.reference import rms_norm
 from edge.rope import inverse_frequencies
 from edge.tensors import padded_head_dim
+
+_NORMS = {"q_norm": "q_proj", "k_norm": "k_proj"}
 
 
 class Attention(nn.Module):
     """State: key_cache and value_cache [B, n_kv_heads, tokens so far, P], keys already rotated."""
 
-    def __init__(self, config: AttentionConfig, d_model: int) -> None:
+    def __init__(self, config: AttentionConfig, d_model: int, eps: float) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.eps = config, eps
         q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         self.q_proj = nn.Linear(d_model, q, bias=config.qkv_bias)
         self.k_proj = nn.Linear(d_model, kv, bias=config.qkv_bias)
         self.v_proj = nn.Linear(d_model, kv, bias=config.qkv_bias)
+        if config.qk_norm:
+            self.q_norm, self.k_norm = Scale(config.head_dim), Scale(config.head_dim)
         self.o_proj = nn.Linear(q, d_model, bias=config.out_bias)
         self._inverse: Tensor | None = None
 
@@ -49,6 +55,9 @@ class Attention(nn.Module):
             p(u).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
             for p in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if c.qk_norm:
+            norm = rms_norm_training if torch.is_grad_enabled() else rms_norm
+            q, k = norm(q, self.q_norm.weight, self.eps), norm(k, self.k_norm.weight, self.eps)
         if c.rope is not None:
             positions = torch.arange(position, position + u.shape[1], device=u.device)
             q, k = (rope(m, positions, self._frequencies(u.device)) for m in (q, k))
@@ -74,7 +83,7 @@ class AttentionExport(MixerExport[AttentionConfig]):
         }
 
     def module(self, d_model: int, eps: float) -> Attention:
-        return Attention(self.config, d_model)
+        return Attention(self.config, d_model, eps)
 
     def matrices(self, d_model: int) -> dict[str, Matrix]:
         out = self.config.n_heads * self.wide
@@ -119,7 +128,26 @@ class AttentionExport(MixerExport[AttentionConfig]):
             heads = self.config.n_heads
             whole = (shape[0], heads * self.wide)
             return Stored(name, whole, lambda w: self._unpadded(w.T, 0, heads).T)
+        if module in _NORMS:
+            tiled = (self.parts[_NORMS[module]] * self.wide,)
+            return Stored(name, tiled, lambda w: w[: shape[0]] / self._spread())
         return None
+
+    def _spread(self) -> np.float32:
+        """What the root of a head's mean square shrinks by when zeros fill it up."""
+        return np.float32(math.sqrt(self.config.head_dim / self.wide))
+
+    def _norm(self, at: LayerGraph, value: str, name: str, heads: int) -> str:
+        """Every head of `value` normed; the zeros beside it count for nothing."""
+        g, p = at.g, self.config.head_dim
+        weight = g.weight(
+            at.named(f"{name}.weight"),
+            lambda w: np.tile(np.pad(w * self._spread(), (0, self.wide - p)), heads),
+        )
+        eps = g.config.norm.eps * p / self.wide
+        return g.call("GroupRMSNorm", [value, weight], [f"{value}.normed"], eps=eps, groups=heads)[
+            0
+        ]
 
     def nodes(self, at: LayerGraph, u: ProductInput) -> str:
         g, c, wide = at.g, self.config, self.wide
@@ -127,6 +155,8 @@ class AttentionExport(MixerExport[AttentionConfig]):
         qkv = at.linear("qkv_proj", u, "qkv", c.qkv_bias)
         qkv = g.node("Transpose", [qkv], at.named("qkv_batch"), perm=[1, 0, 2])
         q, k, v = at.split(qkv, {"q": heads * wide, "k": kv * wide, "v": kv * wide})
+        if c.qk_norm:
+            q, k = self._norm(at, q, "q_norm", heads), self._norm(at, k, "k_norm", kv)
         if c.rope is not None:
             cos, sin = at.shared.rotations[c.rope]
             dims = {"head_dim": wide, "dim": c.rope.dim}

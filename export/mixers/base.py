@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -21,6 +22,14 @@ C = TypeVar("C", bound=MixerConfig)
 Fetch = Callable[[str], F32]
 Array = NDArray[Any]
 State = dict[str, Tensor]
+
+
+class Scale(nn.Module):
+    """The learned weight of a norm inside a mixer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
 
 
 @dataclass(frozen=True)

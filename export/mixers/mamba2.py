@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edge.export.mixers.base import State
+from edge.export.mixers.base import Scale, State
 from edge.export.mixers.mamba import (
     Conv1d,
     MambaExport,
@@ -31,14 +31,6 @@ from edge.plugins.gated_norm.reference import gated_rms_norm
 from edge.plugins.selective_scan_heads.reference import selective_scan_heads
 
 CHUNK = 32
-
-
-class Scale(nn.Module):
-    """The learned weight of the gated norm."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
 
 
 class Mamba2(nn.Module):

@@ -15,11 +15,23 @@ from edge.config import (
     NormConfig,
     RopeConfig,
 )
-from edge.export.checkpoint.family import MAX_BLOCKS, UNSUPPORTED, Family, is_transformers
+from edge.export.checkpoint.family import (
+    MAX_BLOCKS,
+    UNSUPPORTED,
+    Family,
+    is_transformers,
+    known_only,
+)
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
 NAME = "bamba"
+_OWN = {
+    "attention_bias", "attn_layer_indices", "attn_rotary_emb", "head_dim", "mamba_chunk_size",
+    "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand",
+    "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "mlp_bias", "partial_rotary_factor",
+    "time_step_limit", "z_loss_coefficient",
+}  # fmt: skip
 ROTATED = 0.5  # the class sets partial_rotary_factor whenever rope_parameters does not
 
 
@@ -29,6 +41,7 @@ def claims(fields: Fields) -> bool:
 
 def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
+    known_only(fields, _OWN)
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     attention = set(fields.indices("attn_layer_indices", blocks))
     fields.demand("hidden_act", "silu", UNSUPPORTED)

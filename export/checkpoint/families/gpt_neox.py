@@ -23,9 +23,8 @@ from edge.export.checkpoint.layout import Layout
 NAME = "gpt_neox"
 ROTATED = 0.25
 _OWN = {
-    "attention_bias", "attention_probs_dropout_prob", "classifier_dropout", "hidden_dropout",
-    "hidden_dropout_prob", "layer_norm_eps", "rotary_emb_base", "rotary_pct",
-    "use_parallel_residual",
+    "attention_bias", "attention_probs_dropout_prob", "classifier_dropout", "layer_norm_eps",
+    "rotary_emb_base", "rotary_pct", "use_parallel_residual",
 }  # fmt: skip
 _GELU = {
     "gelu": "gelu", "gelu_python": "gelu",

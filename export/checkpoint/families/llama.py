@@ -6,6 +6,8 @@ are summed again; `initializer_range` and dropouts are of training.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edge.config import AttentionConfig, MlpConfig, ModelConfig, NormConfig
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
@@ -20,13 +22,7 @@ from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
 NAME = "llama"
-OWN = {
-    "attention_bias", "head_dim", "mlp_bias", "num_key_value_heads", "pretraining_tp",
-    "rms_norm_eps", "rope_theta",
-}  # fmt: skip
-# Left behind by tools that wrote these checkpoints.
-_MARKS = {"is_llama_config", "rope_interleaved", "transformers.js_config", "unsloth_version",
-          "unsloth_fixed"}  # fmt: skip
+_OWN = {"attention_bias", "head_dim", "mlp_bias"}
 
 
 def claims(fields: Fields) -> bool:
@@ -35,8 +31,7 @@ def claims(fields: Fields) -> bool:
 
 def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
-    known_only(fields, OWN | _MARKS)
-    fields.demand("rope_interleaved", False, UNSUPPORTED)
+    known_only(fields, _OWN)
     return read_blocks(
         fields,
         NAME,
@@ -56,14 +51,29 @@ def read_blocks(
     eps: float,
     context: int,
     attention_bias: bool = False,
+    out_bias: bool | None = None,
     mlp_bias: bool = False,
+    qk_norm: bool = False,
+    size: int | None = None,
+    theta: float = 10000.0,
+    rotates: Sequence[bool] = (),
+    tied: bool = False,
 ) -> Layout:
-    """The model, for Llama and its kin; `kv_heads` None are as many as heads by default."""
+    """The model, for Llama and its kin.
+
+    Args:
+        kv_heads: by default; None are as many as heads.
+        out_bias: of `o_proj`; None is `attention_bias`, of q, k and v.
+        size: of a head where `head_dim` is absent; None is `hidden_size / num_attention_heads`.
+        theta: of RoPE, where the config does not say.
+        rotates: whether RoPE turns q and k of a block; none are all.
+        tied: the default of `tie_word_embeddings`.
+    """
     fields.demand("hidden_act", "silu", UNSUPPORTED)
     heads = fields.integer("num_attention_heads", 32)
-    own = "head_dim" in fields
-    size = fields.integer("head_dim") if own else head_dim(fields, heads)
-    rotation = rope(fields, size)
+    own = "head_dim" in fields or size is not None
+    size = fields.integer("head_dim", size) if own else head_dim(fields, heads)
+    rotation = rope(fields, size, theta=theta)
     if rotation.dim != size:
         name = "rope_parameters.partial_rotary_factor"
         fields.inconsistent(name, "is not 1", UNSUPPORTED)
@@ -74,7 +84,8 @@ def read_blocks(
         head_dim=size,
         rope=rotation,
         qkv_bias=attention_bias,
-        out_bias=attention_bias,
+        out_bias=attention_bias if out_bias is None else out_bias,
+        qk_norm=qk_norm,
     )
     mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size"), bias=mlp_bias)
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
@@ -82,9 +93,13 @@ def read_blocks(
         family=family,
         vocab_size=fields.integer("vocab_size"),
         d_model=fields.integer("hidden_size"),
-        layers=[attention, mlp] * blocks,
+        layers=[
+            layer
+            for turned in rotates or [True] * blocks
+            for layer in (attention if turned else attention.model_copy(update={"rope": None}), mlp)
+        ],
         norm=fields.build(NormConfig, eps=fields.epsilon("rms_norm_eps", eps)),
-        tie_embeddings=fields.boolean("tie_word_embeddings", False),
+        tie_embeddings=fields.boolean("tie_word_embeddings", tied),
         max_context=context,
     )
     return _place(config, blocks)

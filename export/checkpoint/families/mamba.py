@@ -1,7 +1,7 @@
 """Mamba-1: state-spaces' original checkpoints and transformers' `MambaForCausalLM`.
 
-Source: transformers 5.23 models/mamba. `rescale_prenorm_residual`, `initializer_range` and the
-`time_step_*` fields but the rank only say how the weights were initialised.
+Source: transformers 5.23 models/mamba. Of the `time_step_*` fields all but the rank say how
+weights were initialised.
 """
 
 from __future__ import annotations
@@ -10,11 +10,21 @@ import math
 
 from edge.config import Mamba1Config, NormConfig
 from edge.export.checkpoint import state_spaces
-from edge.export.checkpoint.family import UNSUPPORTED, Family, is_state_spaces, is_transformers
+from edge.export.checkpoint.family import (
+    UNSUPPORTED,
+    Family,
+    is_state_spaces,
+    is_transformers,
+    known_only,
+)
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
 NAME = "mamba"
+OWN = state_spaces.FIELDS | {
+    "conv_kernel", "expand", "layer_norm_epsilon", "state_size", "time_step_rank",
+    "use_associative_scan", "use_bias", "use_conv_bias",
+}  # fmt: skip
 
 
 def claims(fields: Fields) -> bool:
@@ -28,6 +38,7 @@ def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
     if is_state_spaces(fields):
         return state_spaces.read(fields, NAME)
+    known_only(fields, OWN)
     width = fields.integer("hidden_size")
     fields.demand("hidden_act", "silu", UNSUPPORTED)
     automatic = fields.values.get("time_step_rank") in (None, "auto")

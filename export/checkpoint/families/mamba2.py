@@ -1,18 +1,30 @@
 """Mamba-2: state-spaces' original checkpoints and transformers' `Mamba2ForCausalLM`.
 
 Source: transformers 5.23 models/mamba2. Its gated norm works per group of d_inner/n_groups, as
-here; versions before 4.57 normalised the whole width.
+here; versions before 4.57 normalised the whole width. `norm_before_gate`, which Codestral Mamba's
+config has, is not read there either: the norm is behind the gate.
 """
 
 from __future__ import annotations
 
 from edge.config import Mamba2Config, NormConfig
 from edge.export.checkpoint import state_spaces
-from edge.export.checkpoint.family import UNSUPPORTED, Family, is_state_spaces, is_transformers
+from edge.export.checkpoint.family import (
+    UNSUPPORTED,
+    Family,
+    is_state_spaces,
+    is_transformers,
+    known_only,
+)
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
 NAME = "mamba2"
+_OWN = state_spaces.FIELDS | {
+    "chunk_size", "conv_kernel", "expand", "head_dim", "layer_norm_epsilon", "n_groups",
+    "norm_before_gate", "num_heads", "state_size", "time_step_limit", "time_step_rank",
+    "use_bias", "use_conv_bias",
+}  # fmt: skip
 
 
 def claims(fields: Fields) -> bool:
@@ -25,6 +37,7 @@ def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
     if is_state_spaces(fields):
         return state_spaces.read(fields, NAME)
+    known_only(fields, _OWN)
     width = fields.integer("hidden_size")
     d_inner = fields.scaled("expand", width, 2)
     head_dim = fields.integer("head_dim", 64)

@@ -13,12 +13,14 @@ import re
 
 from edge.config import NormConfig
 from edge.export.checkpoint import state_spaces
-from edge.export.checkpoint.family import Family, is_state_spaces
+from edge.export.checkpoint.family import Family, is_state_spaces, known_only
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
 NAME = "mambabyte"
 BYTES = 256
+_OWN = {"d_conv", "d_model", "d_state", "expand", "norm_eps", "num_layers", "rms_norm",
+        "tie_embeddings"}  # fmt: skip
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 
@@ -48,6 +50,7 @@ def read(fields: Fields) -> Layout:
 
 
 def _read_own(fields: Fields) -> Layout:
+    known_only(fields, _OWN)
     width = fields.integer("d_model", 1792)
     mixer = {k: fields.values[k] for k in ("d_state", "d_conv", "expand") if k in fields}
     count = fields.integer("num_layers", 48, high=4096)

@@ -13,7 +13,7 @@ from edge.export.checkpoint.layout import Layout
 
 NAME = "mistral"
 WINDOW = 4096  # the class's default: only null is no window
-_OWN = {"head_dim", "num_key_value_heads", "rms_norm_eps", "rope_theta", "sliding_window"}
+_OWN = {"head_dim", "sliding_window"}
 
 
 def claims(fields: Fields) -> bool:

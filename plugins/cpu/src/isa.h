@@ -20,6 +20,7 @@ template <int> struct Entry;
 #include "../../argmax/cpu.h"
 #include "../../attention/cpu.h"
 #include "../../gelu/cpu.h"
+#include "../../group_norm/cpu.h"
 #include "../../hadamard/cpu.h"
 #include "../../linear/cpu.h"
 #include "../../norm/cpu.h"

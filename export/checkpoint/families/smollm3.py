@@ -1,0 +1,63 @@
+"""SmolLM3: Llama's blocks, of which some know no positions.
+
+Source: transformers 5.23 models/smollm3, `SmolLM3ForCausalLM`. `no_rope_layers` holds 1 for a block
+with RoPE and 0 for one without; absent, every `no_rope_layer_interval`-th block has none.
+"""
+
+from __future__ import annotations
+
+from edge.export.checkpoint.families import llama
+from edge.export.checkpoint.family import (
+    MAX_BLOCKS,
+    Family,
+    context_of,
+    is_transformers,
+    known_only,
+)
+from edge.export.checkpoint.fields import Fields, show
+from edge.export.checkpoint.layout import Layout
+
+NAME = "smollm3"
+THETA = 2e6
+_OWN = {
+    "attention_bias", "layer_types", "max_window_layers", "mlp_bias", "no_rope_layer_interval",
+    "no_rope_layers", "sliding_window", "use_sliding_window",
+}  # fmt: skip
+
+
+def claims(fields: Fields) -> bool:
+    return is_transformers(fields, NAME, "SmolLM3ForCausalLM")
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    known_only(fields, _OWN)
+    return llama.read_blocks(
+        fields,
+        NAME,
+        kv_heads=4,
+        eps=1e-6,
+        context=context_of(fields, 32768),
+        attention_bias=fields.boolean("attention_bias", False),
+        mlp_bias=fields.boolean("mlp_bias", False),
+        theta=THETA,
+        rotates=_rotates(fields),
+        tied=True,
+    )
+
+
+def _rotates(fields: Fields) -> list[bool]:
+    """Whether each block has RoPE."""
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    interval = fields.integer("no_rope_layer_interval", 4)
+    every = [(index + 1) % interval != 0 for index in range(blocks)]
+    given = fields.values.get("no_rope_layers")
+    if given is None:
+        return every
+    if not isinstance(given, list) or len(given) != blocks or any(v not in (0, 1) for v in given):
+        fields.refuse("no_rope_layers", f"is {show(given)}, not {blocks} times 0 or 1")
+        return every
+    return [bool(value) for value in given]
+
+
+FAMILY = Family(NAME, "model_type smollm3", claims, read)

@@ -1,0 +1,1 @@
+"""RMSNorm of neighbouring values, such as those of a head."""

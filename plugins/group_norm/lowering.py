@@ -1,0 +1,35 @@
+"""How `group_norm` is called."""
+
+from __future__ import annotations
+
+from edge.errors import ExportError
+from edge.launch import Size
+from edge.plugins.lowering.context import Lowering, Node, cdiv, next_power_of_2, warps_for
+
+_VALUES = 1024  # of a program
+
+
+def lower(at: Lowering, node: Node) -> None:
+    """Up to 1024 values a program: 8 heads of 128."""
+    x, groups = at.view(node.inputs["x"]), int(node.attributes["groups"])
+    if x.width % groups:
+        raise ExportError(f"{x.width} channels are not {groups} groups", field=node.name)
+    width = x.width // groups
+    wide = next_power_of_2(width)
+    block = min(max(1, _VALUES // wide), next_power_of_2(groups))
+    y = at.new(node.outputs["y"], "f32", x.rows, x.width)
+    at.launch(
+        "group_norm.group_norm",
+        {**at.given(node, "x", "weight"), "y": at.pointer(y)},
+        {
+            "GROUPS": groups,
+            "WIDTH": width,
+            "X_STRIDE": x.stride,
+            "EPS": float(node.attributes["eps"]),
+            "BLOCK_G": block,
+            "BLOCK_W": wide,
+        },
+        (Size(of=x.rows), Size(times=cdiv(groups, block))),
+        warps=warps_for(block * wide),
+        stages=1,
+    )

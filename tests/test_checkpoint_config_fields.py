@@ -1,0 +1,72 @@
+"""Fields of config.json: what is passed over, what is told, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from edge.apps.cli import app
+from edge.errors import CheckpointError
+from edge.export.checkpoint import FAMILIES, open_checkpoint
+from edge.export.checkpoint.known import BOOKKEEPING, CHANGING, UNREAD
+from edge.export.exporter import export_checkpoint
+from tests.checkpoints import edit_config, refusal, save_llama, save_mamba
+
+STRANGE = {"zeta_mode": 3, "aux_head": True, "colour": None}
+
+
+def test_what_others_wrote_down_is_no_news(tmp_path: Path) -> None:
+    """A real model that transformers 5 saved again was refused for the first two."""
+    edit_config(
+        save_llama(tmp_path), _model_name_or_path="x", unk_token_id=0, transformers_version="5.23",
+        _commit_hash="0f", torch_dtype="bfloat16", num_beams=1, auto_map={"AutoModel": "a.B"},
+    )  # fmt: skip
+    assert open_checkpoint(tmp_path, strict=True).unknown_fields == ()
+
+
+def test_unknown_fields_are_told_together(tmp_path: Path) -> None:
+    edit_config(save_mamba(tmp_path), **STRANGE)
+    assert open_checkpoint(tmp_path).unknown_fields == ("aux_head", "zeta_mode")
+    notice = export_checkpoint(tmp_path, tmp_path / "bundle", verify=False).notice
+    assert notice is not None
+    assert "2 fields that edge does not know: aux_head, zeta_mode" in notice
+
+
+def test_strict_refuses_them(tmp_path: Path) -> None:
+    source = save_mamba(tmp_path / "checkpoint")
+    edit_config(source, **STRANGE)
+    with pytest.raises(CheckpointError, match="aux_head, zeta_mode") as refused:
+        export_checkpoint(source, tmp_path / "bundle", strict=True)
+    assert refused.value.field == "aux_head" and refused.value.remedy
+    run = CliRunner().invoke
+    command = ["export", str(source), "-o", str(tmp_path / "bundle"), "--no-verify"]
+    assert isinstance(run(app, [*command, "--strict"]).exception, CheckpointError)
+    done = run(app, command)
+    assert done.exit_code == 0 and "note: config.json has 2 fields" in done.stderr
+
+
+def test_what_changes_a_model_is_refused_with_what_is_supported(tmp_path: Path) -> None:
+    edit_config(save_llama(tmp_path), logit_scale=2.0, num_experts=8, sliding_window=8, zeta=1)
+    message = str(refusal(tmp_path))
+    assert "logit_scale: is 2.0; only null or 1 is supported" in message
+    assert "num_experts: is 8; only null or 1 is supported" in message
+    assert "sliding_window: is 8; only null is supported" in message and "zeta" not in message
+    edit_config(tmp_path, logit_scale=1.0, num_experts=1, sliding_window=None)
+    assert open_checkpoint(tmp_path).unknown_fields == ("zeta",)
+
+
+def test_a_family_that_is_not_read_is_called_by_its_name(tmp_path: Path) -> None:
+    edit_config(save_llama(tmp_path), model_type="gemma2", architectures=["Gemma2ForCausalLM"])
+    error = refusal(tmp_path)
+    assert error.message == "is Gemma 2, a family that edge does not read"
+    lines = str(error).splitlines()
+    assert lines[0].endswith("does not read") and lines[1] == "these are read:"
+    assert [line.split(":")[0].strip() for line in lines[2:]] == [f.name for f in FAMILIES]
+    assert max(map(len, lines[2:])) < 100
+
+
+def test_a_name_says_one_thing() -> None:
+    assert not BOOKKEEPING & CHANGING.keys()
+    assert not UNREAD.keys() & {family.name for family in FAMILIES}

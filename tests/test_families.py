@@ -1,0 +1,108 @@
+"""Each family from checkpoint to engine: ONNX Runtime's and the CPU's logits are transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import edge
+from edge.export.exporter import export_checkpoint
+from edge.plugins.cpu import library
+from tests.checkpoints import CORPUS, save_qwen2, save_qwen3, save_smollm3
+
+Save = Callable[[Path], Path]
+SAVE: dict[str, Save] = {"qwen2": save_qwen2, "qwen3": save_qwen3, "smollm3": save_smollm3}
+# a family of every form of layer that a recipe treats
+ROUNDED = ("qwen3",)
+RECIPES = ("fp16", "w8", "w4", "w8a8", "w4a16", "w4a8")
+LENGTH = 45
+ENGINES = ("ort", *(["cpu"] if library.path() is not None else []))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {family: save(folder / family) for family, save in SAVE.items()}
+
+
+@pytest.mark.parametrize("family", SAVE)
+def test_the_engines_give_transformers_logits(
+    family: str, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    """In a chunk, in steps, and in runs of which a part is taken back."""
+    summary = export_checkpoint(sources[family], tmp_path / "bundle")
+    assert summary.manifest.accuracy["relative_difference"] < 1e-4
+    assert summary.manifest.model.family == family and summary.notice is None
+    assert summary.unplanned is None and summary.unbuildable is None
+    tokens = np.random.default_rng(0).integers(0, 270, (1, LENGTH))
+    theirs = AutoModelForCausalLM.from_pretrained(sources[family], dtype=torch.float32)
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(tokens)).logits.numpy()
+    for engine in ENGINES:
+        with edge.load(tmp_path / "bundle", engine=engine, threads=1) as model:
+            found = in_pieces(model.engine, tokens)
+        difference = np.abs(found - expected).max()
+        assert difference < 1e-4 * np.abs(expected).max(), engine
+
+
+def in_pieces(engine: edge.runtime.engine.Engine, tokens: np.ndarray) -> np.ndarray:
+    state = engine.new_state(window=5, capacity=64)
+    found = [engine.run(tokens[:, :23], state, rows="all", commit=True).copy()]
+    found += [engine.run(tokens[:, t : t + 1], state, rows="all").copy() for t in range(23, 27)]
+    while state.position < LENGTH:
+        past = state.position
+        drafted = tokens[:, past : past + 5].copy()
+        drafted[:, 3:] = (drafted[:, 3:] + 1) % 270
+        logits = engine.run(drafted, state, rows="all")
+        kept = min(3, LENGTH - past)
+        found.append(logits[:, :kept].copy())
+        state.rewind(drafted.shape[1] - kept)
+    return np.concatenate(found, 1)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = " ".join(CORPUS).split()
+    path = tmp_path_factory.mktemp("text") / "calibration.txt"
+    path.write_text(" ".join(np.random.default_rng(0).choice(words, 1000)))
+    return path
+
+
+@pytest.mark.parametrize("quant", RECIPES)
+@pytest.mark.parametrize("family", ROUNDED)
+def test_every_recipe_applies(
+    family: str, quant: str, sources: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    given = {"calibrate": text, "calibrate_sequences": 4, "calibrate_length": 32}
+    calibrated = "a8" in quant
+    summary = export_checkpoint(
+        sources[family], tmp_path / "bundle", quant=quant, **(given if calibrated else {})
+    )
+    accuracy = summary.manifest.accuracy
+    assert summary.unplanned is None and summary.unbuildable is None
+    if calibrated:
+        engine = accuracy["engine"]
+        assert isinstance(engine, dict)
+        assert engine["kl_nats_per_token"] <= 1e-4 and engine["top1_agreement"] >= 0.99
+    assert accuracy["perplexity"] < 1.3 * accuracy["perplexity_before"]  # type: ignore[operator]
+    if "cpu" in ENGINES:
+        tokens = np.random.default_rng(1).integers(0, 270, (1, LENGTH))
+        found = []
+        for engine_name in ENGINES:
+            with edge.load(tmp_path / "bundle", engine=engine_name, threads=1) as model:
+                found.append(in_pieces(model.engine, tokens))
+        spread = np.abs(found[0]).max()
+        assert np.abs(found[1] - found[0]).mean() < 0.01 * spread
