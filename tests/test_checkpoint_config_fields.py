@@ -31,7 +31,7 @@ def test_unknown_fields_are_told_together(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path).unknown_fields == ("aux_head", "zeta_mode")
     notice = export_checkpoint(tmp_path, tmp_path / "bundle", verify=False).notice
     assert notice is not None
-    assert "2 fields that edge does not know: aux_head, zeta_mode" in notice
+    assert "2 unknown fields: aux_head, zeta_mode" in notice
 
 
 def test_strict_refuses_them(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_strict_refuses_them(tmp_path: Path) -> None:
     command = ["export", str(source), "-o", str(tmp_path / "bundle"), "--no-verify"]
     assert isinstance(run(app, [*command, "--strict"]).exception, CheckpointError)
     done = run(app, command)
-    assert done.exit_code == 0 and "note: config.json has 2 fields" in done.stderr
+    assert done.exit_code == 0 and "note: config.json has 2 unknown fields" in done.stderr
 
 
 def test_what_changes_a_model_is_refused_with_what_is_supported(tmp_path: Path) -> None:

@@ -70,9 +70,8 @@ def open_checkpoint(
 
 def unknown_line(names: Sequence[str]) -> str:
     """Fields that nobody has heard of, in words."""
-    if len(names) == 1:
-        return f"config.json has a field that edge does not know: {names[0]}"
-    return f"config.json has {len(names)} fields that edge does not know: {', '.join(names)}"
+    many = f"{len(names)} unknown fields" if names[1:] else "an unknown field"
+    return f"config.json has {many}: {', '.join(names)}"
 
 
 def find_layout(fields: Fields, families: Sequence[Family] = FAMILIES) -> tuple[str, Layout]:
