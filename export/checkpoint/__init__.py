@@ -70,8 +70,8 @@ def open_checkpoint(
 
 def unknown_line(names: Sequence[str]) -> str:
     """Fields that nobody has heard of, in words."""
-    many = f"{len(names)} unknown fields" if names[1:] else "an unknown field"
-    return f"config.json has {many}: {', '.join(names)}"
+    plural = "s" if names[1:] else ""
+    return f"config.json has {len(names)} unknown field{plural}: {', '.join(names)}"
 
 
 def find_layout(fields: Fields, families: Sequence[Family] = FAMILIES) -> tuple[str, Layout]:
