@@ -122,19 +122,20 @@ def test_look_ups_beside_a_model_cost_nothing_to_draft() -> None:
     rows = [(row["source"], row["rounds"], row["draft_steps"]) for row in found["shapes"]]
     assert rows == [("look-up", 5, 0.0), ("model", 3, 0.4)]
     assert any("shapes look-up of 2 5×, 2 3×" in line for line in draft_report.lines(found))
-    *_, shapes = draft_report.sections(found, drawn=True)
-    assert shapes.table is not None
-    assert [row[0] for row in shapes.table.rows] == ["look-up of 2", "chain of 2"]
+    table = draft_report.shapes(found)
+    assert [row[0] for row in table.rows] == ["look-up of 2", "chain of 2"]
 
 
 def test_page_of_drafts_that_were_given_up_or_lose() -> None:
     sums = Speculation("small", steps=4, problem="<NaN>", accept="top-3")
     found = draft_report.to_dict(_drafted([[_run(4, 0.1, sums)]], [[_run(4, 0.2)]]), {})
-    (section,) = draft_report.sections(found | {"lossy": True, "accept": "top-3"}, drawn=True)
-    said = " ".join(section.notes)
-    assert "small was given up: <NaN>" in said and "accepted by top-3" in said
-    assert len(section.pictures) == 1 and section.cards["acceptance length"] == "absent"
-    html = page.render("x", "x", [], [], [], [section])
+    found |= {"lossy": True, "accept": "top-3"}
+    said = [*draft_report.lines(found)]
+    assert "small was given up: <NaN>" in " ".join(said) and "accepted by top-3" in " ".join(said)
+    assert len([*draft_report.drawings(found)]) == 1
+    cards = draft_report.cards(found)
+    assert cards[1]["acceptance length"] == "absent"
+    html = page.render("x", "x", [], [], [cards], [], said)
     assert "&lt;NaN&gt;" in html and "<NaN>" not in html
 
 

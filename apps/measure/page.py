@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from edge.apps.measure.table import FigureTable
 
 
-@dataclass(frozen=True)
-class Section:
-    """A titled box of the page.
-
-    Attributes:
-        cards: figures to see first, each with its name.
-        notes: a paragraph each.
-        pictures: caption, or "", and SVG.
-        terms: what stands for what.
-        text: lines as they are.
-    """
+class Drawing(NamedTuple):
+    """A picture in a box of the page: its title, a sentence below that or "", and its SVG."""
 
     title: str
-    notes: Sequence[str] = ()
-    cards: Mapping[str, str] = field(default_factory=dict)
-    pictures: Sequence[tuple[str, str]] = ()
-    table: FigureTable | None = None
-    terms: Mapping[str, str] = field(default_factory=dict)
-    text: str = ""
+    note: str
+    svg: str
 
 
 def render(
@@ -34,10 +21,15 @@ def render(
     title: str,
     notes: Sequence[str],
     warnings: Sequence[str],
-    cards: Sequence[tuple[str, Mapping[str, str]]],
-    sections: Sequence[Section],
+    cards: Iterable[tuple[str, Mapping[str, str]]],
+    drawings: Iterable[Drawing],
+    parts: Iterable[FigureTable | str],
 ) -> str:
-    """The page. `cards`: for each side what it is called, or "" where there is one, and figures."""
+    """The page: figures to see first, then the pictures, then what a terminal shows.
+
+    `cards`: what each group of figures is called, or "", and the figures. `parts`: tables and lines
+    as `table.show` takes them.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -45,6 +37,21 @@ def render(
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return environment.get_template("page.html").render(
-        program=program, title=title, notes=notes, warnings=warnings, cards=cards,
-        sections=sections,
+        program=program, title=title, notes=notes, warnings=warnings, cards=list(cards),
+        drawings=list(drawings), parts=list(_paragraphs(parts)),
     )  # fmt: skip
+
+
+def _paragraphs(parts: Iterable[FigureTable | str]) -> Iterator[FigureTable | str]:
+    """Lines that follow one another, together."""
+    said: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            said.append(part)
+            continue
+        if said:
+            yield "\n".join(said)
+        said = []
+        yield part
+    if said:
+        yield "\n".join(said)

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from edge.apps.measure import plots
-from edge.apps.measure.page import Section
+from edge.apps.measure.page import Drawing
 from edge.apps.measure.statistics import spread
 from edge.apps.measure.table import ABSENT, FigureTable, two
 from edge.apps.profile.draft_costs import acceptance_rate
@@ -203,15 +203,27 @@ def _average(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     return float(weighted / sum(row["rounds"] for row in rows))
 
 
+def shapes(facts: Mapping[str, Any]) -> FigureTable:
+    """In which shapes was drafted, and what each costs in steps."""
+    cells = []
+    for row in facts["shapes"]:
+        shape = Shape(tuple(row["branches"]))
+        chain = shape.chain and row["source"] != LOOK_UP
+        cells.append((
+            f"chain of {shape}" if chain else named(row), str(row["rounds"]), str(shape.nodes),
+            two(row["draft_steps"]), two(row["verify_steps"]), f"{row['rewind_share']:+.2f}",
+        ))  # fmt: skip
+    head = ("draft, in steps", "runs", "tokens", "to draft", "to verify", "going back")
+    return FigureTable(head, cells)
+
+
 # -- for the page ---------------------------------------------------------------------------------
 
 
-def sections(facts: Mapping[str, Any], drawn: bool) -> Iterator[Section]:
-    """What it gains, where a round's time goes, and in which shapes, as far as anything was
-    drafted; `drawn`: with pictures.
-    """
-    rates, draft = facts["tokens_per_s"], facts["draft"]
-    figures = {
+def cards(facts: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """What it gains."""
+    rates = facts["tokens_per_s"]
+    return f"Drafting by {facts['draft']}, against none", {
         "times as quick": two(facts["speedup"], ABSENT),
         "nine of ten prompts, at least": two(facts["slowest_tenth_speedup"], ABSENT),
         "acceptance length": two(facts["acceptance_length"], ABSENT),
@@ -219,43 +231,23 @@ def sections(facts: Mapping[str, Any], drawn: bool) -> Iterator[Section]:
         "tokens/s": f"{rates['drafted']['p50']:.1f}",
         "tokens/s without": f"{rates['plain']['p50']:.1f}",
     }
+
+
+def drawings(facts: Mapping[str, Any]) -> Iterator[Drawing]:
+    """The gain of every prompt, and where a round's time goes."""
     labels = ("prompts, the slowest first", "times as quick as without drafts")
-    speedups = facts["speedup_by_prompt"] if drawn else ()
-    pictures = [("", plots.by_prompt(speedups, labels))] if speedups else []
-    notes = [line.removeprefix("drafting  ") for line in lines(facts)]
-    yield Section(f"Drafting by {draft}, against none", notes, figures, pictures)
-    if facts["acceptance_length"] is not None:
-        yield _round(facts, drawn)
-        yield _shapes_drawn(facts["shapes"])
-
-
-def _round(facts: Mapping[str, Any], drawn: bool) -> Section:
-    rows = [
-        ("drafting", facts["draft_ms"]),
-        ("verifying and choosing", facts["verify_ms"]),
-        ("of these in no model's run", facts["overhead_ms"]),
-        ("a plain step of the model", facts["step_ms"]),
-    ]
-    if facts["draft_step_ms"] is not None:
-        rows.append(("a step of the drafter", facts["draft_step_ms"]))
-    title = "Where the time of a draft and its verification goes"
-    if not drawn:
-        cells = [(name, f"{value:.3f}") for name, value in rows]
-        return Section(title, table=FigureTable(("", "ms"), cells))
+    if speedups := facts["speedup_by_prompt"]:
+        yield Drawing("What drafting gains", "", plots.by_prompt(speedups, labels))
+    if facts["acceptance_length"] is None:
+        return
+    rows = {
+        "drafting": facts["draft_ms"],
+        "verifying and choosing": facts["verify_ms"],
+        "of these in no model's run": facts["overhead_ms"],
+        "a plain step of the model": facts["step_ms"],
+        "a step of the drafter": facts["draft_step_ms"],
+    }
     # noise can make the runtime's own time negative, which no bar can show
-    shown = [(name, max(0.0, value)) for name, value in rows]
-    return Section(title, pictures=[("", plots.bars(shown, "{:.3f} ms".format))])
-
-
-def _shapes_drawn(rows: Sequence[Mapping[str, Any]]) -> Section:
-    head = ("draft", "runs", "tokens", "to draft", "to verify", "going back")
-    cells = []
-    for row in rows:
-        shape = Shape(tuple(row["branches"]))
-        chain = shape.chain and row["source"] != LOOK_UP
-        cells.append((
-            f"chain of {shape}" if chain else named(row), str(row["rounds"]), str(shape.nodes),
-            two(row["draft_steps"]), two(row["verify_steps"]), f"{row['rewind_share']:+.2f}",
-        ))  # fmt: skip
-    note = "The children of a tree at each depth. The last three columns are costs in steps."
-    return Section("Shapes of drafts", [note], table=FigureTable(head, cells))
+    shown = [(name, max(0.0, value)) for name, value in rows.items() if value is not None]
+    title = "Where the time of a draft and its verification goes"
+    yield Drawing(title, "", plots.bars(shown, "{:.3f} ms".format))

@@ -6,47 +6,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edge.apps.measure import page, plots
-from edge.apps.measure.page import Section
+from edge.apps.measure.page import Drawing
 from edge.apps.measure.plots import Curve
 from edge.apps.measure.table import ABSENT, ms, plus_minus
 from edge.apps.profile import draft_report
 from edge.apps.profile.report import backend, inside
 from edge.apps.profile.run import ProfileResult
-from edge.apps.profile.words import (
-    contexts,
-    costs,
-    latencies,
-    lines,
-    name_of,
-    ratios,
-    side_by_side,
-)
+from edge.apps.profile.words import costs, name_of, parts, side_by_side
 from edge.apps.units import megabytes
 
 Facts = Mapping[str, Any]
 NO_PICTURES = f"The page has no pictures: they need matplotlib ({plots.REMEDY})."
 _BINS, _PARTS = 48, 12
 _NOUNS = {"decode": "step", "prefill": "chunk of prefill"}
-# the terminal's lines that stand nowhere else on the page
-_WORDS = ("memory", "state", "energy", "roofline", "machine", "conditions", "GPU", "measured",
-          "note")  # fmt: skip
 
 
 def render(facts: Facts, result: ProfileResult) -> str:
-    """The page. Everything a bundle says of itself is escaped."""
+    """The page: the pictures, and all that the terminal says. What a bundle says of itself is
+    escaped.
+    """
     sides, drawn = side_by_side(facts), plots.available()
-    machine = facts["machine"]
+    machine, drafting = facts["machine"], facts.get("speculation")
     where = f"{machine['board'] or machine['cpu']}, {facts['threads']} threads, {backend(facts)}"
     how = f"{facts['repetitions']} repetitions after {facts['warmup']} to warm up"
     turns = ", in turn" if len(sides) > 1 else ""
     notes = [f"{where}; {how}{turns}, {facts['date']}", inside(facts["temperature"])]
+    cards = [_cards(side, len(sides) > 1) for side in sides]
     return page.render(
         "edge profile",
         " against ".join(name_of(side) for side in sides),
         notes if drawn else [*notes, NO_PICTURES],
         facts["warnings"],
-        [_cards(side, len(sides) > 1) for side in sides],
-        [*_sections(facts, sides, result, drawn)],
+        [*cards, draft_report.cards(drafting)] if drafting else cards,
+        _drawings(facts, sides, result) if drawn else (),
+        parts(facts),
     )
 
 
@@ -64,29 +57,16 @@ def _cards(side: Facts, several: bool) -> tuple[str, dict[str, str]]:
     }
 
 
-def _sections(
-    facts: Facts, sides: Sequence[Facts], result: ProfileResult, drawn: bool
-) -> Iterator[Section]:
-    yield from _context(sides, drawn)
-    if drawn:
-        yield from _gaps(sides, result)
-        yield from _breakdowns(sides)
-        yield from _roofline(sides)
-    if "ratio" in facts:
-        yield Section("This ÷ the other", table=ratios(facts))
+def _drawings(facts: Facts, sides: Sequence[Facts], result: ProfileResult) -> Iterator[Drawing]:
+    yield from _context(sides)
+    yield from _gaps(sides, result)
+    yield from _breakdowns(sides)
+    yield from _roofline(sides)
     if "speculation" in facts:
-        yield from draft_report.sections(facts["speculation"], drawn)
-    yield Section("Every length", table=latencies(sides))
-    # without pictures the breakdown is said in words
-    kept = _WORDS if drawn else (*_WORDS, "breakdown", "")
-    wanted = tuple(f"{word}  " for word in kept)
-    said = (line for line in lines(facts) if line.startswith(wanted))
-    yield Section("In words", text="\n".join(said))
-    yield Section("Definitions", terms=facts["definitions"])
-    yield Section("Absent", [] if facts["absent"] else ["nothing"], terms=facts["absent"])
+        yield from draft_report.drawings(facts["speculation"])
 
 
-def _context(sides: Sequence[Facts], drawn: bool) -> Iterator[Section]:
+def _context(sides: Sequence[Facts]) -> Iterator[Drawing]:
     """The flat line."""
     curves = [
         Curve(
@@ -97,30 +77,26 @@ def _context(sides: Sequence[Facts], drawn: bool) -> Iterator[Section]:
         for side in sides
         if side["contexts"]
     ]
-    if not curves:
-        return
-    note = "median, and shaded up to the 90th percentile. Constant memory makes it a flat line."
-    labels = ("tokens read before", "ms a step")
-    pictures = [("", plots.lines(curves, labels, "{:g}".format))] if drawn else []
-    yield Section("Latency against context", [note], pictures=pictures, table=contexts(sides))
+    if curves:
+        labels = ("tokens read before", "ms a step")
+        yield Drawing(
+            "Latency against context",
+            "Median, and shaded up to the 90th percentile. Constant memory makes it a flat line.",
+            plots.lines(curves, labels, "{:g}".format),
+        )
 
 
-def _gaps(sides: Sequence[Facts], result: ProfileResult) -> Iterator[Section]:
+def _gaps(sides: Sequence[Facts], result: ProfileResult) -> Iterator[Drawing]:
     rows = []
     for side, measured in zip(sides, result.sides.values(), strict=True):
         if gaps := [1e3 * gap for sample in measured.samples[0] for gap in sample.gaps]:
             rows.append((name_of(side), gaps))
     if rows:
-        notes = ["The last bar takes all that took longer."]
-        for side in sides:
-            if found := side["itl_ms"]:
-                p50, p90, p99 = (ms(found[name]) for name in ("p50", "p90", "p99"))
-                notes.append(f"{name_of(side)}: p50 {p50}, p90 {p90}, p99 {p99} ms")
         drawn = plots.histogram(rows, _BINS, "ms between two tokens")
-        yield Section("Inter-token latency", notes, pictures=[("", drawn)])
+        yield Drawing("Inter-token latency", "The last bar takes all that took longer.", drawn)
 
 
-def _breakdowns(sides: Sequence[Facts]) -> Iterator[Section]:
+def _breakdowns(sides: Sequence[Facts]) -> Iterator[Drawing]:
     for number, side in enumerate(sides):
         for name, cost in side["breakdown"].items():
             total = cost["total_ms"]
@@ -128,15 +104,15 @@ def _breakdowns(sides: Sequence[Facts]) -> Iterator[Section]:
             def of_all(value: float, total: float = total) -> str:
                 return f"{ms(value)} ms, {value / total:.0%}"
 
-            pictures = [("", plots.bars(costs(cost, _PARTS), of_all, number))]
+            title = f"Where the time of a {_NOUNS[name]} goes: {name_of(side)}"
+            bars = plots.bars(costs(cost, _PARTS), of_all, number)
+            yield Drawing(title, f"{ms(total)} ms while profiled", bars)
             if layers := cost["layers_ms"]:
                 each = plots.bars(list(layers.items()), lambda v: f"{ms(v)} ms", number)
-                pictures.append(("by layer", each))
-            title = f"Where the time of a {_NOUNS[name]} goes: {name_of(side)}"
-            yield Section(title, [f"{ms(total)} ms while profiled"], pictures=pictures)
+                yield Drawing(f"{title}, by layer", "", each)
 
 
-def _roofline(sides: Sequence[Facts]) -> Iterator[Section]:
+def _roofline(sides: Sequence[Facts]) -> Iterator[Drawing]:
     """Operations a second against operations a byte, under the roof seen here."""
     found = [(side, side["roofline"]) for side in sides if side["roofline"]]
     curves = []
@@ -161,4 +137,4 @@ def _roofline(sides: Sequence[Facts]) -> Iterator[Section]:
         "Products of 8-bit integers may lie above the flat part."
     )
     labels = ("operations a byte", "billion operations a second")
-    yield Section("Roofline", [note], pictures=[("", plots.roofline(curves, corners, labels))])
+    yield Drawing("Roofline", note, plots.roofline(curves, corners, labels))

@@ -26,6 +26,8 @@ def parts(facts: Facts) -> Iterator[FigureTable | str]:
         yield contexts(sides)
     if "ratio" in facts:
         yield ratios(facts)
+    if facts.get("speculation", {}).get("shapes"):
+        yield draft_report.shapes(facts["speculation"])
     yield from lines(facts)
 
 
