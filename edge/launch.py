@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -230,6 +230,43 @@ class LaunchPlan(_Strict):
         """The one byte form."""
         data = self.model_dump(mode="json", exclude_defaults=True)
         return (json.dumps(data, sort_keys=True, separators=(",", ":")) + "\n").encode()
+
+
+Dims = tuple[int | str, ...]
+
+
+def host_inputs(
+    taps: Iterable[int], rotations: Sequence[tuple[float, int]]
+) -> dict[str, tuple[DType, Dims]]:
+    """What the host may write before a run of a plan: types and dimensions.
+
+    T tokens · B sequences · L wanted rows · P entries of `replay` · A T for a tree, 1 for a chain
+    """
+    found: dict[str, tuple[DType, Dims]] = {
+        "run": ("i32", (8,)),
+        "tokens": ("i32", ("T", "B")),
+        "rows": ("i32", ("L",)),
+        "replay": ("i32", ("P",)),
+        "slots": ("i32", ("T",)),
+        "positions": ("i32", ("T",)),
+        "ancestors": ("i32", ("A", "A")),
+    }
+    for width in taps:
+        found[f"taps{width}"] = ("i32", ("T", width))
+        found[f"state_taps{width}"] = ("i32", (width - 1,))
+    for index, (_, dim) in enumerate(rotations):
+        for part in ("cos", "sin"):
+            found[f"rope{index}.{part}"] = ("f32", ("T", dim // 2))
+    return found
+
+
+def elements(dims: Dims, *, tree: bool) -> Size:
+    """How many there are of these dimensions: `replay` has an entry for each of the log's slots."""
+    of = {"P": "S", "A": "T" if tree else ""}
+    return Size(
+        times=math.prod(dim for dim in dims if isinstance(dim, int)),
+        of="".join(of.get(dim, dim) for dim in dims if isinstance(dim, str)),
+    )
 
 
 class CompiledKernel(_Strict):

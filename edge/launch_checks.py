@@ -26,6 +26,8 @@ from edge.launch import (
     Program,
     Size,
     Sizes,
+    elements,
+    host_inputs,
 )
 from edge.rope import inverse_frequencies
 from edge.tensors import kv_cache_shapes, padded_head_dim, recurrent_state_shapes
@@ -176,28 +178,14 @@ def _near(a: float, b: float) -> bool:
 
 
 def _input_forms(plan: LaunchPlan) -> dict[str, tuple[Buffer, ...]]:
-    def integers(times: int, of: str) -> tuple[Buffer, ...]:
-        elements = Size(times=times, of=of)
-        return Buffer(dtype="i32", elements=elements), Buffer(dtype="i64", elements=elements)
-
-    forms = {
-        "run": integers(8, ""),
-        "tokens": integers(1, "TB"),
-        "rows": integers(1, "L"),
-        "replay": integers(1, "S"),
-        "slots": integers(1, "T"),
-        "positions": integers(1, "T"),
-        "ancestors": integers(1, "TT"),
+    """The host's whole numbers may be of 64 bits too."""
+    return {
+        name: tuple(
+            Buffer(dtype=each, elements=elements(dims, tree=True))
+            for each in ((dtype,) if dtype == "f32" else ("i32", "i64"))
+        )
+        for name, (dtype, dims) in host_inputs(plan.taps, plan.rotations).items()
     }
-    for width in plan.taps:
-        forms |= {
-            f"taps{width}": integers(width, "T"),
-            f"state_taps{width}": integers(width - 1, ""),
-        }
-    for index, (_, dim) in enumerate(plan.rotations):
-        table = (Buffer(dtype="f32", elements=Size(times=dim // 2, of="T")),)
-        forms |= {f"rope{index}.cos": table, f"rope{index}.sin": table}
-    return forms
 
 
 def _check_logs(plan: LaunchPlan, config: ModelConfig, faults: Faults) -> None:

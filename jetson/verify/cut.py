@@ -20,6 +20,7 @@ from edge.errors import BundleError
 from edge.launch import LaunchPlan
 from edge.onnx_runtime import onnxruntime
 from edge.ops import DEVICE_DOMAIN
+from edge.plugins.tensorrt import OUT
 from edge.runtime.cuda.inputs import DeviceRun, Sources
 from edge.runtime.ledger import ReplayLedger, ReplayStep, log_slots
 from edge.runtime.ort_session import session_options
@@ -142,11 +143,7 @@ class Values:
             tokens = rng.integers(0, self._vocab_size, (count, 1))
             feeds = self._feeds(step, tokens, states)
             found = dict(zip(self._outputs, self._session.run(None, feeds), strict=True))
-            states = {
-                n.removesuffix(tensors.OUT): found[n]
-                for n in found
-                if n.removesuffix(tensors.OUT) in feeds
-            }
+            states = {n.removesuffix(OUT): found[n] for n in found if n.removesuffix(OUT) in feeds}
             ledger = step.after
         return feeds | found
 

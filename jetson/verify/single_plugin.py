@@ -27,6 +27,7 @@ from edge import child
 from edge.bundle import Bundle, open_bundle
 from edge.bundle.kernels import WEIGHT_FILE, open_plan
 from edge.errors import EdgeError, EngineError
+from edge.plugins.tensorrt import OUT
 from edge.runtime.cuda.core import CoreDevice
 from edge.runtime.cuda.device import Memory
 from edge.runtime.model import resolve
@@ -36,7 +37,6 @@ from edge.runtime.tensorrt.compile import GraphSource, Order, compile_graph
 from edge.runtime.tensorrt.contexts import EngineContexts
 from edge.runtime.tensorrt.executor import GraphRun
 from edge.runtime.tensorrt.profiles import EngineSizes, Profile
-from edge.runtime.tensorrt.tensors import OUT
 from jetson.verify import cut
 from jetson.verify.cut import Array
 

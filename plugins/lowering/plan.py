@@ -102,7 +102,7 @@ def plan_of(lowered: Lowered) -> LaunchPlan:
         weights=_pointed_at(tables.weights, launches),
         inline=tables.inline,
         logs=tables.logs,
-        taps=_taps(graph),
+        taps=taps(graph),
         rotations=graph.rotations,
         inverses=dict(graph.inverses),
     )
@@ -158,7 +158,7 @@ def _pointed_at(weights: Mapping[str, Weight], launches: tuple[Launch, ...]) -> 
     return {name: weight for name, weight in weights.items() if name in used}
 
 
-def _taps(graph: Graph) -> tuple[int, ...]:
+def taps(graph: Graph) -> tuple[int, ...]:
     """Widths K of the convolutions, whose weights are [K, 1, C]."""
     widths = {
         graph.constants[node.inputs["weight"]].shape[0]

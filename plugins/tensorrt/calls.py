@@ -8,6 +8,7 @@ from typing import NamedTuple
 from edge.errors import ExportError
 from edge.launch import ITEM_SIZE, Argument, Launch, Pointer, Size, Variant
 from edge.plugins.lowering.context import Regime
+from edge.plugins.tensorrt import OUT
 from edge.plugins.tensorrt.launches import (
     Call,
     Input,
@@ -19,7 +20,7 @@ from edge.plugins.tensorrt.launches import (
     WorkBuffer,
 )
 from edge.plugins.tensorrt.operands import Operands
-from edge.plugins.tensorrt.tensors import OUT, Tensors
+from edge.plugins.tensorrt.tensors import Tensors
 
 _SYMBOLS = "TBLCSA"
 

@@ -12,7 +12,7 @@ from edge.errors import ExportError
 from edge.ops import Op
 from edge.plugins.device.statements import DEVICE_OPS, device_name, in_place, viewable
 from edge.plugins.lowering.context import Lowering, Node, View
-from edge.plugins.tensorrt.tensors import OUT
+from edge.plugins.tensorrt import OUT
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge.errors import ExportError
-from edge.launch import DType
-from edge.plugins.lowering.plan import PICKED, Lowered
-
-_LISTS: dict[str, tuple[int | str, ...]] = {
-    "run": (8,),
-    "tokens": ("T", "B"),
-    "rows": ("L",),
-    "replay": ("P",),
-    "slots": ("T",),
-    "ancestors": ("A", "A"),
-}
-OUT = ".out"
+from edge.launch import DType, host_inputs
+from edge.plugins.lowering.plan import PICKED, Lowered, taps
+from edge.plugins.tensorrt import OUT
 
 
 @dataclass(frozen=True)
@@ -40,10 +31,8 @@ class Tensors:
     def __init__(self, lowered: Lowered) -> None:
         graph, tables, _ = lowered
         self._found = {n: Tensor(c.dtype, c.shape) for n, c in graph.constants.items()}
-        self._found |= {name: Tensor("i32", dims) for name, dims in _LISTS.items()}
-        for index, (_, dim) in enumerate(graph.rotations):
-            table = Tensor("f32", ("T", dim // 2))
-            self._found |= {f"rope{index}.cos": table, f"rope{index}.sin": table}
+        lists = host_inputs(taps(graph), graph.rotations)
+        self._found |= {name: Tensor(dtype, dims) for name, (dtype, dims) in lists.items()}
         self._found |= {
             n: Tensor(log.dtype, ("S", "B", log.width)) for n, log in tables.logs.items()
         }
@@ -59,15 +48,7 @@ class Tensors:
 
     def __getitem__(self, name: str) -> Tensor:
         """Raises ExportError: there is none of that name."""
-        found = self._found.get(name) or self._found.get(name.removesuffix(OUT)) or _taps(name)
+        found = self._found.get(name) or self._found.get(name.removesuffix(OUT))
         if found is None:
             raise ExportError(f"the device graph has no tensor {name!r}", field=name)
         return found
-
-
-def _taps(name: str) -> Tensor | None:
-    """`taps{K}` i32 [T, K], `state_taps{K}` i32 [K-1]."""
-    width = name.rpartition("taps")[2]
-    if not width.isdecimal() or name not in (f"taps{width}", f"state_taps{width}"):
-        return None
-    return Tensor("i32", ("T", int(width)) if name.startswith("taps") else (int(width) - 1,))

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from edge.errors import EngineError, Faults
 from edge.launch import ITEM_SIZE, LOGITS, PICKED, Buffer
+from edge.plugins.tensorrt import OUT
 from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.device import ALIGNMENT, Device, Memory
 from edge.runtime.cuda.executor import Issuer, Places, PreparedWork
@@ -22,7 +23,7 @@ from edge.runtime.cuda.state import DeviceState
 from edge.runtime.layout import Shape, packed
 from edge.runtime.ledger import KEEP, ReplayStep
 from edge.runtime.tensorrt.profiles import EngineSizes
-from edge.runtime.tensorrt.tensors import OUT, buffers, lasting, shapes, symbols
+from edge.runtime.tensorrt.tensors import buffers, lasting, shapes, symbols
 
 
 class GraphRun(NamedTuple):

@@ -10,20 +10,20 @@ Symbols are those of `edge.runtime.tensorrt.profiles`; here P is always S.
 
 from __future__ import annotations
 
-from edge.launch import LOGITS, PICKED, Buffer, DType, LaunchPlan, Size
+from edge.launch import (
+    LOGITS,
+    PICKED,
+    Buffer,
+    Dims,
+    DType,
+    LaunchPlan,
+    elements,
+    host_inputs,
+)
+from edge.plugins.tensorrt import OUT
 from edge.runtime.cuda.runs import RunKey, StateRuns
 from edge.runtime.layout import NUMPY, Shape, StateLayout
 
-OUT = ".out"
-
-_LISTS: dict[str, tuple[int | str, ...]] = {
-    "tokens": ("T", "B"),
-    "rows": ("L",),
-    "run": (8,),
-    "replay": ("P",),
-    "slots": ("T",),
-    "ancestors": ("A", "A"),
-}
 _TYPES = {dtype.name: name for name, dtype in NUMPY.items()}
 
 
@@ -34,36 +34,17 @@ def symbols(runs: StateRuns, key: RunKey) -> dict[str, int]:
     return sizes | {"P": sizes["S"], "A": sizes["T"] if tree else 1}
 
 
-def lists(plan: LaunchPlan) -> dict[str, tuple[DType, tuple[int | str, ...]]]:
+def lists(plan: LaunchPlan) -> dict[str, tuple[DType, Dims]]:
     """What the host writes before a run: types and dimensions."""
-    found: dict[str, tuple[DType, tuple[int | str, ...]]] = {
-        name: ("i32", dims) for name, dims in _LISTS.items()
-    }
-    for width in plan.taps:
-        found |= {
-            f"taps{width}": ("i32", ("T", width)),
-            f"state_taps{width}": ("i32", (width - 1,)),
-        }
-    for index, (_, dim) in enumerate(plan.rotations):
-        for part in ("cos", "sin"):
-            found[f"rope{index}.{part}"] = ("f32", ("T", dim // 2))
-    return found
+    return host_inputs(plan.taps, plan.rotations)
 
 
 def buffers(plan: LaunchPlan, *, tree: bool) -> dict[str, Buffer]:
     """`lists` as `edge.runtime.cuda.inputs.InputBlock` takes them."""
-    return {name: Buffer(dtype=dtype, elements=_size(dims, tree))
-            for name, (dtype, dims) in lists(plan).items()}  # fmt: skip
-
-
-def _size(dims: tuple[int | str, ...], tree: bool) -> Size:
-    times, of = 1, ""
-    for dim in dims:
-        if isinstance(dim, int):
-            times *= dim
-        else:
-            of += {"P": "S", "A": "T" if tree else ""}.get(dim, dim)
-    return Size(times=times, of=of)
+    return {
+        name: Buffer(dtype=dtype, elements=elements(dims, tree=tree))
+        for name, (dtype, dims) in lists(plan).items()
+    }
 
 
 def names(plan: LaunchPlan, layout: StateLayout) -> tuple[set[str], set[str]]:
