@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
+from edge.apps import options
 from edge.errors import Faults, InputError
-from edge.runtime import ort_providers
-from edge.runtime.engines import CHOICES
 
+# as in `noise`, which is not imported for a help text
 KINDS = ("drop", "repeat", "antspeak", "uppercase", "random-case", "swap")
 _reading = partial(typer.Option, rich_help_panel="How text is read")
 _comparing = partial(typer.Option, rich_help_panel="Comparing")
@@ -22,15 +22,13 @@ _tasks = partial(typer.Option, rich_help_panel="Tasks")
 
 
 def evaluate(
-    bundle: Annotated[str, typer.Argument(help="Bundle folder, or the name of a demonstration.")],
+    bundle: options.BundleName,
     texts: Annotated[list[Path] | None, typer.Argument(
         metavar="TEXT…", help="Text files, or .jsonl with messages or text.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    threads: Annotated[int | None, typer.Option(
-        min=1, help="CPU threads; else one per core, small models one.")] = None,
-    engine: Annotated[str, typer.Option(
-        help=f"{CHOICES}; what it is compared with is on auto.")] = "auto",
-    provider: Annotated[str | None, typer.Option(help=ort_providers.HELP)] = None,
+    as_json: options.AsJson = False,
+    threads: options.Threads = None,
+    engine: options.Engine = "auto",
+    provider: options.Provider = None,
     window: Annotated[int | None, _reading(
         help="Tokens of a window; the context attention was trained for, else 2048.")] = None,
     stride: Annotated[int | None, _reading(

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge.apps import options as shared
+from edge.apps import options
 from edge.errors import InputError
-from edge.runtime import ort_providers
-from edge.runtime.engines import CHOICES
 
 if TYPE_CHECKING:
     from edge.apps.profile import drafts
@@ -22,13 +20,11 @@ if TYPE_CHECKING:
 
 MOST = 1 << 20  # tokens of a prompt or a context
 _lengths_option = partial(typer.Option, rich_help_panel="What is measured")
-_drafting_option = partial(typer.Option, rich_help_panel="Drafting, against none")
-_running_option = partial(typer.Option, rich_help_panel="How it runs")
 _output_option = partial(typer.Option, rich_help_panel="Output")
 
 
 def profile(
-    bundle: Annotated[str, typer.Argument(help="Bundle folder, or the name of a demonstration.")],
+    bundle: options.BundleName,
     prompt: Annotated[str | None, _lengths_option(
         "-p", "--prompt-tokens", metavar="N,…", help="Lengths of prompts; 512.")] = None,
     generated: Annotated[int, _lengths_option(
@@ -44,26 +40,20 @@ def profile(
         metavar="OTHER", help="Another bundle, or another engine for this one, in turn.")] = None,
     breakdown: Annotated[bool, _lengths_option(
         help="Where the time goes, and the bandwidth it is compared with.")] = True,
-    draft: Annotated[str | None, _drafting_option(
-        metavar="BUNDLE", help="Who drafts: another bundle, or ngram.")] = None,
-    draft_tokens: Annotated[int | None, _drafting_option(
-        metavar="N", help="Tokens of every draft, one after the other.")] = None,
-    draft_tree: Annotated[str | None, _drafting_option(
-        metavar="N,N,…", help="Children at each depth of every draft.")] = None,
-    draft_auto: Annotated[bool, _drafting_option(
-        "--draft-auto", help="Find the shape of drafts by trying; the default.")] = False,
-    accept: Annotated[str, _drafting_option(
-        metavar=shared.ACCEPT_METAVAR, help=shared.ACCEPT_HELP)] = "exact",
-    draft_prompts: Annotated[Path | None, _drafting_option(
-        metavar="FILE", help="Prompts, one a line, or JSON lines; four of our own.")] = None,
-    engine: Annotated[str, _running_option(help=f"{CHOICES}.")] = "auto",
-    provider: Annotated[str | None, _running_option(help=ort_providers.HELP)] = None,
-    threads: Annotated[int | None, _running_option(
-        min=1, help="CPU threads; else one per core, small models one.")] = None,
-    spin: Annotated[bool, _running_option(
-        "--spin", help="Threads wait awake, for a machine of its own.")] = False,
-    temperature: Annotated[float, _running_option(min=0, max=100, help="0 is greedy.")] = 0.0,
-    as_json: Annotated[bool, _output_option("--json", help="Print one JSON object.")] = False,
+    draft: options.Draft = "none",
+    draft_tokens: options.DraftTokens = None,
+    draft_tree: options.DraftTree = None,
+    draft_auto: options.DraftAuto = False,
+    accept: options.Accept = "exact",
+    draft_prompts: Annotated[Path | None, _lengths_option(
+        metavar="FILE", help="Prompts for --draft, one a line, or JSON lines; four of our own.")
+    ] = None,
+    engine: options.Engine = "auto",
+    provider: options.Provider = None,
+    threads: options.Threads = None,
+    spin: options.Spin = False,
+    temperature: Annotated[float, options.running(min=0, max=100, help="0 is greedy.")] = 0.0,
+    as_json: options.AsJson = False,
     as_lines: Annotated[bool, _output_option(
         "--jsonl", help="Print a JSON object for each repetition.")] = False,
     html: Annotated[Path | None, _output_option(
@@ -83,10 +73,10 @@ def profile(
         )
     if html is not None:
         _check_writable(html)
-    options = shared.read_drafting(
+    drafts = options.read_drafting(
         draft, draft_tokens, draft_tree, draft_auto, accept, {"--draft-prompts": draft_prompts}
     )
-    drafting = _drafting(options, draft_prompts, against)
+    drafting = _drafting(drafts, draft_prompts, against)
     if drafting and as_lines:
         raise InputError("has no line in --jsonl", field="--draft", remedy="--json")
     from edge.apps.profile import report, run
@@ -125,10 +115,10 @@ def profile(
 
 
 def _drafting(
-    options: shared.DraftOptions, prompts: Path | None, against: str | None
+    asked: options.DraftOptions, prompts: Path | None, against: str | None
 ) -> drafts.DraftRequest | None:
     """What `--draft…` ask for. Raises InputError: options that do not go together."""
-    if options.draft is None:
+    if asked.draft is None:
         return None
     if against is not None:
         raise InputError(
@@ -139,9 +129,7 @@ def _drafting(
 
     texts = DEFAULT if prompts is None else read_prompts(prompts)
     source = "of its own" if prompts is None else prompts.name
-    return drafts.DraftRequest(
-        options.draft, options.tokens, options.tree, texts, source, options.accept
-    )
+    return drafts.DraftRequest(asked.draft, asked.tokens, asked.tree, texts, source, asked.accept)
 
 
 def _lengths(text: str, option: str) -> tuple[int, ...]:
