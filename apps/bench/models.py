@@ -1,9 +1,8 @@
-"""Models with random weights: as a checkpoint, a GGUF file, or a bundle made in seconds."""
+"""Models with random weights: a bundle made in seconds, a GGUF file, or one of transformers'."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import tempfile
 import zlib
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 import edge
 from edge.bundle import BundleWriter, Limits, Provenance, Quantization
@@ -36,7 +34,7 @@ Array = NDArray[np.float32]
 SEED = 20261121
 EMBEDDING_STD = 0.02  # small, or every token would predict itself through the tied head
 DT_RANGE = (1e-3, 0.1)  # what Δ is initialised to when Mamba is trained
-# gain of B and C in `make bench`: what the state adds to an output is then as large as D·x
+# gain of Mamba's B and C: what the state adds to an output is then as large as D·x
 STATE_GAIN = 4.0
 CALIBRATION = (4, 48)  # sequences and tokens: random models have no text to learn scales from
 GGUF_BLOCK = 32
@@ -149,26 +147,33 @@ class RandomTensors(Mapping[str, Array]):
 def _draw(
     name: str, shape: tuple[int, ...], rng: np.random.Generator, config: ModelConfig
 ) -> Array:
-    """As Mamba initialises: states neither die out nor grow, logits differ by about one."""
-    last = name.rpartition(".")[2]
+    """As Mamba initialises: states neither die out nor grow, logits differ by about one. Every part
+    is loud enough to be missed: a lost state changes the logits far beyond what rounding does.
+    """
+    _, _, own = name.rpartition("layers.")[2].partition(".")
     if name.startswith("norm_f"):
         gain = 1 / EMBEDDING_STD / math.sqrt(config.d_model)
-        return np.full(shape, gain, np.float32)
-    if last == "A_log":
-        return np.log(rng.uniform(1, 16, shape)).astype(np.float32)
-    if last == "D" or "norm" in name:
-        return rng.uniform(0.8, 1.2, shape).astype(np.float32)
-    if name.endswith(("dt_bias", "dt_proj.bias")):
-        low, high = np.log(DT_RANGE)
-        dt = np.exp(rng.uniform(low, high, shape))
-        return (dt + np.log(-np.expm1(-dt))).astype(np.float32)
-    if last == "bias":
-        return np.zeros(shape, np.float32)
-    std = EMBEDDING_STD if name.startswith("embedding") else 1 / math.sqrt(shape[-1])
-    return (std * rng.standard_normal(shape, np.float32)).astype(np.float32)
+        drawn = gain * rng.uniform(0.8, 1.2, shape)
+    elif own == "A_log":
+        drawn = np.log(rng.uniform(1, 16, shape))
+    elif own == "D" or "norm" in name:
+        drawn = rng.uniform(0.8, 1.2, shape)
+    elif own in ("dt_bias", "dt_proj.bias"):
+        dt = np.exp(rng.uniform(*np.log(DT_RANGE), shape))
+        drawn = dt + np.log(-np.expm1(-dt))
+    elif own.startswith("conv1d"):
+        drawn = rng.uniform(-0.5, 0.5, shape)
+    elif own.endswith("bias"):
+        drawn = np.zeros(shape)
+    else:
+        std = EMBEDDING_STD if name.startswith("embedding") else 1 / math.sqrt(shape[-1])
+        drawn = std * rng.standard_normal(shape, np.float32)
+    if own == "x_proj.weight":
+        drawn[-2 * _mamba1(config).d_state :] *= STATE_GAIN
+    return np.asarray(drawn, np.float32)
 
 
-# -- a checkpoint, and what llama.cpp reads -------------------------------------------------------
+# -- what others read -----------------------------------------------------------------------------
 
 
 def _mamba1(config: ModelConfig) -> Mamba1Config:
@@ -177,70 +182,25 @@ def _mamba1(config: ModelConfig) -> Mamba1Config:
     return layer
 
 
-def mamba_tensors(config: ModelConfig) -> dict[str, Array]:
-    """What every peer of `make bench` gets: canonical tensors, the same every time.
+def transformers_model(config: ModelConfig) -> Any:
+    """transformers' `MambaForCausalLM` of these weights, fp32. Needs torch."""
+    import torch
+    from transformers import MambaConfig, MambaForCausalLM
 
-    Drawn as Mamba initialises them, so that states neither die out nor grow, with every part loud
-    enough to be missed: a lost state changes the logits far beyond what rounding does.
-    """
-    rng, shapes = np.random.default_rng(20260101), tensor_shapes(config)
-    ends = [name for name in shapes if not name.startswith("layers.")]
-    names = [*ends, *(name for name in shapes if name.startswith("layers."))]
-    return {name: _loud(rng, name, shapes[name], config) for name in names}
-
-
-def _loud(
-    rng: np.random.Generator, name: str, shape: tuple[int, ...], config: ModelConfig
-) -> Array:
-    def normal(std: float) -> Array:
-        return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
-
-    def uniform(low: float, high: float) -> Array:
-        return rng.random(shape, dtype=np.float32) * np.float32(high - low) + np.float32(low)
-
-    if name == "embedding.weight":
-        return normal(EMBEDDING_STD)
-    if name == "norm_f.weight":  # logits then differ by about one
-        return np.float32(1 / EMBEDDING_STD / math.sqrt(config.d_model)) * uniform(0.8, 1.2)
-    own = name.split(".", 2)[2]
-    if own == "norm.weight":
-        return uniform(0.8, 1.2)
-    if own == "A_log":
-        rates = np.arange(1, shape[1] + 1, dtype=np.float32)
-        return np.log(np.tile(rates, (shape[0], 1))) + normal(0.05)
-    if own == "D":
-        return uniform(0.5, 1.5)
-    if own == "dt_proj.bias":
-        delta = np.exp(uniform(*(math.log(bound) for bound in DT_RANGE)))
-        return np.log(np.expm1(delta))  # softplus of it is delta
-    if own.startswith("conv1d"):
-        bound = 1 / math.sqrt(_mamba1(config).d_conv)
-        return uniform(-bound, bound)
-    matrix = normal(1 / math.sqrt(shape[-1]))
-    if own == "x_proj.weight":
-        matrix[_mamba1(config).dt_rank :] *= np.float32(STATE_GAIN)
-    return matrix
-
-
-def write_checkpoint(config: ModelConfig, path: Path) -> Path:
-    """A folder of transformers' `MambaForCausalLM`, with bytes for tokens; the same bytes every
-    time.
-    """
-    from transformers import MambaConfig
-
-    path.mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    for name, tensor in mamba_tensors(config).items():
+    theirs = MambaConfig(
+        vocab_size=config.vocab_size, hidden_size=config.d_model,
+        num_hidden_layers=len(config.layers), time_step_rank=_mamba1(config).dt_rank,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    model: Any = MambaForCausalLM(theirs)
+    weights = {}
+    for name, tensor in RandomTensors(config).items():
         stored = tensor[:, None] if name.endswith("conv1d.weight") else tensor
-        tensors[_transformers_name(name)] = np.ascontiguousarray(stored)
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    MambaConfig(
-        architectures=["MambaForCausalLM"], vocab_size=config.vocab_size,
-        hidden_size=config.d_model, num_hidden_layers=len(config.layers),
-        time_step_rank=_mamba1(config).dt_rank, tie_word_embeddings=True,
-    ).save_pretrained(path)  # fmt: skip
-    (path / "tokenizer.json").write_text(json.dumps(_tokenizer()))
-    return path
+        weights[_transformers_name(name)] = torch.tensor(stored)
+    absent, unknown = model.load_state_dict(weights, strict=False)
+    assert absent == ["lm_head.weight"] and not unknown  # it is the embedding
+    model.tie_weights()
+    return model.eval()
 
 
 def _transformers_name(name: str) -> str:
@@ -250,19 +210,6 @@ def _transformers_name(name: str) -> str:
         return f"backbone.{name}"
     _, index, rest = name.split(".", 2)
     return f"backbone.layers.{index}.mixer.{rest}"
-
-
-def _tokenizer() -> object:
-    """Bytes as tokens: the exporter wants a tokenizer, the measurement uses token ids only."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {piece: token for token, piece in enumerate(["<|endoftext|>", *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.add_special_tokens(["<|endoftext|>"])
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return json.loads(tokenizer.to_str())
 
 
 def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:
@@ -284,7 +231,7 @@ def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:
         "quantization_version": gguf.GGML_QUANT_VERSION,
     }.items():  # fmt: skip
         getattr(writer, f"add_{field}")(value)
-    for name, tensor in mamba_tensors(config).items():
+    for name, tensor in RandomTensors(config).items():
         stored = -np.exp(tensor) if name.endswith("A_log") else tensor
         matrix = name.endswith(".weight") and tensor.ndim == 2 and "conv1d" not in name
         how = "f32" if not matrix else "f16" if tensor.shape[-1] % GGUF_BLOCK else kind
@@ -313,9 +260,16 @@ def gguf_name(name: str) -> str:
 
 
 def write_bundle(
-    config: ModelConfig, quant: str, out: Path, *, chunk: int, architectures: tuple[int, ...] = ()
+    config: ModelConfig,
+    quant: str,
+    out: Path,
+    *,
+    chunk: int,
+    architectures: tuple[int, ...] = (),
+    whole: bool = False,
 ) -> Path:
-    """A bundle of `config` in the recipe `quant`, its scales found on one period of its layers.
+    """A bundle of `config` in the recipe `quant`, its scales found on one period of its layers, or
+    on the `whole` model, which takes longer.
 
     Raises ExportError as exporting does.
     """
@@ -325,7 +279,8 @@ def write_bundle(
     from edge.export.recipes import recipe
 
     tensors = RandomTensors(config)
-    plan = _plan(config, tensors, quant, out.parent)
+    calibrated = len(config.layers) if whole else period(config)
+    plan = _plan(config, tensors, quant, calibrated, out.parent)
     with BundleWriter(out) as writer:
         built = build_graph(config, tensors, writer.folder, plan)
         check_graph(writer.folder)
@@ -347,14 +302,15 @@ def write_bundle(
     return out
 
 
-def _plan(config: ModelConfig, tensors: RandomTensors, quant: str, beside: Path) -> Any:
-    """How each tensor is stored, as `edge.export.quantize.ModelPlan`."""
+def _plan(config: ModelConfig, tensors: RandomTensors, quant: str, size: int, beside: Path) -> Any:
+    """How each tensor is stored, as `edge.export.quantize.ModelPlan`; calibrated on the first
+    `size` layers.
+    """
     from edge.export.calibration.calibrate import calibrate, calibration_graph
     from edge.export.calibration.texts import CalibrationText
     from edge.export.graph import build_graph
     from edge.export.recipes import Choices, mixture, plan_model
 
-    size = period(config)
     short = config.model_copy(update={"layers": config.layers[:size]})
     mixed = mixture(short, quant, Choices({}, None, None, None, None, False))
     seen = mixed.observations()

@@ -7,8 +7,7 @@ import hashlib
 import importlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -23,6 +22,7 @@ from edge.config import ModelConfig
 from edge.errors import EngineError, InputError
 from edge.runtime.engine import Rows
 from edge.runtime.engines import open_engine
+from edge.tensors import parameters
 
 Tokens = NDArray[np.int64]
 Rounding = Literal["fp32", "fp16", "w8", "w4", "w8a8"]  # w8a8: activations by scales found before
@@ -71,38 +71,41 @@ class ModelFolder:
 
     name: str
     path: Path
+    _bundles: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
 
     @property
     def config(self) -> ModelConfig:
         return models.model_named(self.name, models.SHAPES, "shape")
 
-    @property
-    def checkpoint(self) -> Path:
-        """transformers' format; written when first asked for."""
-        return self._once("checkpoint", partial(models.write_checkpoint, self.config))
-
     def gguf(self, kind: str) -> Path:
-        """llama.cpp's format: f16, q8_0 or q4_0."""
-        return self._once(f"{kind}.gguf", lambda p: models.write_gguf(self.config, p, kind))
-
-    def bundle(self, peer: str) -> Path:
-        """Where the bundle of a peer of ours lies."""
-        return self.path / f"{self.name}-{peer}"
-
-    def _once(self, name: str, write: Callable[[Path], object]) -> Path:
-        """A kept folder serves again, as long as what makes its files has not changed."""
+        """llama.cpp's format: f16, q8_0 or q4_0. A kept folder serves again, as long as what makes
+        its files has not changed.
+        """
         made_by = hashlib.sha256(Path(models.__file__).read_bytes()).hexdigest()
-        final = self.path / f"{self.name}-{made_by[:8]}-{name}"
+        final = self.path / f"{self.name}-{made_by[:8]}-{kind}.gguf"
         if not final.exists():
-            final.parent.mkdir(parents=True, exist_ok=True)
             partial_path = final.with_name(f".{final.name}.partial")
-            write(partial_path)
+            models.write_gguf(self.config, partial_path, kind)
             partial_path.rename(final)
         return final
 
+    def bundle(self, recipe: str) -> Path:
+        """Ours: made anew once a run, since a kept one may come from an older exporter."""
+        path = self.path / f"{self.name}-{recipe}"
+        if recipe not in self._bundles:
+            from edge.export.exporter import CHUNK
+
+            shutil.rmtree(path, ignore_errors=True)
+            models.write_bundle(self.config, recipe, path, chunk=CHUNK, whole=True)
+            self._bundles.add(recipe)
+        return path
+
 
 class EdgePeer:
-    """This runtime: the checkpoint exported to a bundle, run by the engine a session would use.
+    """This runtime: a bundle, run by the engine a session would use.
 
     One state; prompts are committed in chunks, everything else can be rewound."""
 
@@ -124,7 +127,7 @@ class EdgePeer:
             self.note = "threads wait awake (edge.load(…, spin=True)), as llama.cpp's do"
         if not ort:
             self.note = f"engine {engine}: the launch plan over compiled kernels"
-        with open_bundle(_exported(workspace, recipe)) as bundle:
+        with open_bundle(workspace.bundle(recipe)) as bundle:
             self.weight_bytes = sum(entry.size for entry in bundle.manifest.files)
             provider = "cpu" if ort else None
             self._engine = open_engine(
@@ -156,16 +159,6 @@ class EdgePeer:
 
     def close(self) -> None:
         del self._state, self._engine
-
-
-def _exported(workspace: ModelFolder, recipe: str) -> Path:
-    """Always exported anew: a kept bundle may come from an older exporter."""
-    from edge.export.exporter import export_checkpoint
-
-    path = workspace.bundle(f"edge-{recipe}")
-    shutil.rmtree(path, ignore_errors=True)
-    export_checkpoint(workspace.checkpoint, path, quant=recipe, verify=False)
-    return path
 
 
 BATCH = 512  # a prompt of 256 is then one physical batch
@@ -265,7 +258,6 @@ class TransformersPeer:
 
     def __init__(self, workspace: ModelFolder, threads: int) -> None:
         import torch
-        from transformers import MambaForCausalLM
         from transformers.utils import logging
 
         self._torch = torch
@@ -273,11 +265,9 @@ class TransformersPeer:
         log: Any = logging
         log.set_verbosity_error()
         log.disable_progress_bar()
-        checkpoint = workspace.checkpoint
         self.version = f"{installed('transformers')}, torch {torch.__version__}"
-        self.weight_bytes = (checkpoint / "model.safetensors").stat().st_size
-        model: Any = MambaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-        self._model = model.eval()
+        self.weight_bytes = 4 * parameters(workspace.config)
+        self._model = models.transformers_model(workspace.config)
         self._cache: Any = None
 
     def prefill(self, tokens: Tokens, *, every_row: bool = False) -> Logits:

@@ -14,12 +14,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
 
 from edge.apps.bench.models import SHAPES, model_named
 from edge.apps.bench.peers import PEERS, RUN, ModelFolder, Peer, Tokens, TransformersPeer, missing
 from edge.apps.measure.agreement import Agreement, Logits, agreement
-from edge.apps.measure.machine import BUSY, installed, machine, stamp
+from edge.apps.measure.machine import BUSY, OtherLoad, installed, machine, stamp
 from edge.apps.measure.ort_profile import DECODE, PREFILL, RunKind, breakdown, ranked
 from edge.apps.measure.stopwatch import PAUSE, Say, in_turn, seconds, silent, without_collections
 from edge.apps.measure.table import FigureTable, shares
@@ -31,7 +30,6 @@ Facts = dict[str, Any]
 FIGURES = ("decode", "prefill", "run")
 PROMPT, PREFILL_TOKENS, STEPS = 32, 256, 4
 RUNS = 6  # that are compared: what four tokens alone say is chance
-OBSERVED = 0.5  # seconds in which to see what others are doing
 BUDGET = 1.0  # seconds after which a turn neither warms up nor samples further
 WARM = {"decode": 3, "prefill": 1, "run": 2}
 CALLS = {"decode": 24, "prefill": 3, "run": 8}
@@ -90,17 +88,17 @@ def run(
             peers.append(peer)
         else:
             peer.close()
-    others = _used_by_others()
+    others = OtherLoad()
     for name, times in _timed(peers, reference.long[:PREFILL_TOKENS], rounds, say).items():
         results[name] |= times
-    others = max(others, _used_by_others())
+    share = others.share()
     expected = [*_expected(results)]
     return {
         "date": stamp(),
         "command": command,
         "machine": machine(),
-        "used_by_others": others,
-        "trustworthy": others <= BUSY,
+        "used_by_others": share,
+        "trustworthy": share <= BUSY,
         "versions": {name: installed(name) for name in PACKAGES},
         "shape": {"name": shape, "parameters": parameters(config)},
         "threads": threads,
@@ -252,12 +250,6 @@ def _expected(results: Mapping[str, Facts]) -> Iterator[Facts]:
                "value": value, "met": value <= goal["run"]}  # fmt: skip
 
 
-def _used_by_others() -> float:
-    """Share of the processor in use while we do nothing."""
-    time.sleep(PAUSE)
-    return float(psutil.cpu_percent(OBSERVED)) / 100
-
-
 def _costs(
     workspace: ModelFolder,
     threads: int,
@@ -277,7 +269,8 @@ def _costs(
         wanted = {*FIGURES} if profiled else missed | ({"decode"} if "run" in missed else set())
         say(f"profiling {name}")
         chosen = {figure: kinds[figure] for figure in FIGURES if figure in wanted}
-        for figure, cost in breakdown(workspace.bundle(name), threads, chosen).items():
+        bundle = workspace.bundle(name.removeprefix("edge-"))
+        for figure, cost in breakdown(bundle, threads, chosen).items():
             found[f"{name} {figure}"] = cost.to_dict() | {"title": cost.title}
     return found
 
