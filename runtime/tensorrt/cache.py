@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,53 +109,59 @@ def there(components: Components, sizes: EngineSizes) -> Path | None:
         return None
 
 
-def find(bundle: str | Path, here: Components, wanted: EngineSizes, *flags: str) -> Sealed:
-    """The engine of a bundle for states of the `wanted` sizes on this machine, checked.
+def find(bundle: str | Path, here: Components, otherwise: EngineSizes, *flags: str) -> Sealed:
+    """The engine of a bundle that was built last for this machine, checked. The caller closes it.
 
-    The smallest that is large enough, the newest of equal ones. `here` are the components known
-    here, `bundle` among them; others are not compared. The caller closes what is returned.
+    `here` are the components known here, `bundle` among them; others are not compared.
 
-    Raises EngineError with the command that builds one: there is none, none is large enough, it was
-    made with or for something else, it is altered.
+    Raises EngineError with the command that builds one, of the sizes `otherwise` where there is
+    none: there is none, it was made with or for something else, it is altered.
     """
-    remedy = command(bundle, wanted, *flags)
-    entries = list(_entries(here["bundle"]))
-    if not entries:
+    remedy = command(bundle, otherwise, *flags)
+    found = entries(here["bundle"])
+    if not found:
         raise EngineError(
             "no TensorRT engine of this bundle was built on this machine",
             file=bundle,
             remedy=f"build it: {remedy}",
         )
-    ours = [entry for entry in entries if not _differences(entry.components, here)]
-    if not ours:
-        raise _foreign(entries, here, remedy)
-    large = [entry for entry in ours if entry.sizes.covers(wanted)]
-    if not large:
-        raise _too_small(ours, wanted, remedy)
-    best = min(large, key=_order)
+    last = newest([entry for entry in found if not _differences(entry.components, here)])
+    if last is None:
+        raise _foreign(found, here, remedy)
+    remedy = command(bundle, last.sizes, *flags)
     try:
-        opened = sealed.read(best.path)
+        opened = sealed.read(last.path)
     except (Damaged, FileNotFoundError) as problem:
         message = problem.message if isinstance(problem, Damaged) else "was just removed"
-        file = problem.file if isinstance(problem, Damaged) else best.path
+        file = problem.file if isinstance(problem, Damaged) else last.path
         raise EngineError(message, file=file, remedy=f"build it again: {remedy}") from None
     # between the look and the reading it may have been replaced
     if difference := _differences(opened.header["components"], here):
         opened.close()
-        raise _foreign([best], here, remedy, difference)
+        raise _foreign([last], here, remedy, difference)
     return opened
+
+
+def newest(among: Sequence[EngineEntry]) -> EngineEntry | None:
+    """The one that was written last."""
+
+    def written(entry: EngineEntry) -> float:
+        try:
+            return entry.path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    return max(among, key=written, default=None)
 
 
 def entries(bundle: str | None = None) -> list[EngineEntry]:
     """Every engine file that can be read, of one bundle's fingerprint or all."""
-    return list(_entries(bundle))
-
-
-def _entries(bundle: str | None) -> Iterator[EngineEntry]:
+    found = []
     pattern = "*.engine" if bundle is None else f"{_stem(bundle)}*.engine"
     for path in sorted(sealed.folder().glob(pattern)):
         with contextlib.suppress(FileNotFoundError):
-            yield _entry(path)
+            found.append(_entry(path))
+    return found
 
 
 def _entry(path: Path) -> EngineEntry:
@@ -172,15 +178,6 @@ def _entry(path: Path) -> EngineEntry:
 
 def _differences(components: Components, here: Components) -> list[str]:
     return [each for each in COMPONENTS if each in here and components.get(each) != here[each]]
-
-
-def _order(entry: EngineEntry) -> tuple[int, int, int, int, float]:
-    sizes = entry.sizes
-    try:
-        written = entry.path.stat().st_mtime
-    except OSError:
-        written = 0.0
-    return sizes.window, sizes.batch, sizes.capacity, sizes.chunk, -written
 
 
 def _foreign(
@@ -211,21 +208,6 @@ def _short(value: object) -> str:
     """Hashes by their beginning."""
     text = str(value) if value else "none"
     return f"{text[:12]}…" if len(text) == 64 else text
-
-
-def _too_small(entries: list[EngineEntry], wanted: EngineSizes, remedy: str) -> EngineError:
-    built = ", ".join(_described(entry.sizes) for entry in entries[:5])
-    return EngineError(
-        f"no engine is large enough for {_described(wanted)}; there are: {built}",
-        file=entries[0].path,
-        field="sizes",
-        remedy=f"build one: {remedy}",
-    )
-
-
-def _described(sizes: EngineSizes) -> str:
-    capacity = f", capacity {sizes.capacity}" if sizes.capacity else ""
-    return f"window {sizes.window}, batch {sizes.batch}{capacity}, chunk {sizes.chunk}"
 
 
 # -- what the builder measured ---------------------------------------------------------------------

@@ -33,9 +33,10 @@ def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
     plan = open_plan(bundle)
     machine.graph_file(bundle)
     gpu = machine.open_gpu() if device is None else device
-    here, wanted = _engine_wanted(bundle, trt, plugins, gpu)
+    here, manifest = _here(bundle, trt, plugins, gpu), bundle.manifest
+    usual = profiles.sizes(manifest.model, manifest.limits.chunk)
     flags = ("--rtx",) if plugins is None else ()
-    with cache.find(bundle.path, here, wanted, *flags) as found:
+    with cache.find(bundle.path, here, usual, *flags) as found:
         sizes = EngineSizes.model_validate(found.header["sizes"])
         contexts = EngineContexts(
             trt,
@@ -51,7 +52,6 @@ def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
     weights = DeviceWeights(rest, exclusive)
     if rest.weights:
         upload(bundle, WEIGHT_FILE, weights)
-    manifest = bundle.manifest
     return TensorRTEngine(
         plan,
         manifest.model,
@@ -69,18 +69,8 @@ def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
 
 def built_kind(bundle: Bundle) -> Kind:
     """Which library the bundle's engine was built with last; TensorRT where none was."""
-    newest = _newest(cache.entries(bundle.fingerprint))
-    return "rtx" if newest and newest.components.get("kind") == "rtx" else "tensorrt"
-
-
-def _newest(entries: list[cache.EngineEntry]) -> cache.EngineEntry | None:
-    def written(entry: cache.EngineEntry) -> float:
-        try:
-            return entry.path.stat().st_mtime
-        except OSError:
-            return 0.0
-
-    return max(entries, key=written, default=None)
+    last = cache.newest(cache.entries(bundle.fingerprint))
+    return "rtx" if last and last.components.get("kind") == "rtx" else "tensorrt"
 
 
 def _libraries(kind: Kind) -> tuple[TensorRT, PluginLibrary | None]:
@@ -92,24 +82,15 @@ def _libraries(kind: Kind) -> tuple[TensorRT, PluginLibrary | None]:
     return trt, plugins
 
 
-def _engine_wanted(
-    bundle: Bundle, trt: TensorRT, plugins: PluginLibrary | None, gpu: Any
-) -> tuple[dict[str, str], EngineSizes]:
-    """What is known of this machine, and the sizes of the engine that was built for it last; else
-    those that `edge build` would take.
-    """
+def _here(bundle: Bundle, trt: TensorRT, plugins: PluginLibrary | None, gpu: Any) -> dict[str, str]:
+    """What is known of this machine, as far as an engine depends on it."""
     here = machine.components(bundle, trt, plugins, gpu)
-    entries = cache.entries(bundle.fingerprint)
     if plugins is None:
         # built ahead of time, for several GPUs by their architecture
         here = {name: here[name] for name in here if name not in ("gpu", "driver")}
-        lists = {entry.components.get("sm", "") for entry in entries}
+        lists = {e.components.get("sm", "") for e in cache.entries(bundle.fingerprint)}
         here["sm"] = next((each for each in lists if here["sm"] in each.split(",")), here["sm"])
-    ours = [e for e in entries if all(e.components.get(n) == v for n, v in here.items())]
-    newest = _newest(ours)
-    if newest is not None:
-        return here, newest.sizes
-    return here, profiles.sizes(bundle.manifest.model, bundle.manifest.limits.chunk)
+    return here
 
 
 def _check_names(contexts: EngineContexts, bundle: Bundle, plan: LaunchPlan, command: str) -> None:
