@@ -1,20 +1,23 @@
 """Compiled kernels of one architecture in one piece, which an engine carries once.
 
-The bytes: MAGIC; 32 bytes, SHA-256 of all that follows; an int64 n and n little-endian int64 words:
-the SM, the number of kernels, and of each: key (start, length), symbol (start, length), cubin
-(start, length), dynamic shared bytes, hidden trailing pointers; then what starts are counted in.
+The bytes: MAGIC; an int64, CRC-32 of all that follows, by which damage is found; 32 bytes, SHA-256
+of the rest, which names it; an int64 n and n little-endian int64 words: the SM, the number of
+kernels, and of each: key (start, length), symbol (start, length), cubin (start, length), dynamic
+shared bytes, hidden trailing pointers; then what starts are counted in.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
+import zlib
 from collections.abc import Mapping
 
 from edge.launch import CompiledKernel
 
-MAGIC = b"EDGEKRN1"
-HEADER = len(MAGIC) + 32
+MAGIC = b"EDGEKRN2"
+_NAME = len(MAGIC) + 8
+HEADER = _NAME + 32
 
 
 def pack(sm: int, kernels: Mapping[str, tuple[CompiledKernel, bytes]]) -> bytes:
@@ -38,9 +41,15 @@ def pack(sm: int, kernels: Mapping[str, tuple[CompiledKernel, bytes]]) -> bytes:
         words += [*place(key.encode()), *place(compiled.symbol.encode()), *place(cubin)]
         words += [compiled.shared_bytes, compiled.scratch]
     body = struct.pack(f"<{len(words) + 1}q", len(words), *words) + bytes(data)
-    return MAGIC + hashlib.sha256(body).digest() + body
+    return sealed(body)
+
+
+def sealed(body: bytes) -> bytes:
+    """With what goes before it."""
+    named = hashlib.sha256(body).digest() + body
+    return MAGIC + struct.pack("<q", zlib.crc32(named)) + named
 
 
 def identity(blob: bytes) -> str:
     """Names the kernels: equal blobs, and only those, have equal names."""
-    return blob[len(MAGIC) : HEADER].hex()
+    return blob[_NAME:HEADER].hex()

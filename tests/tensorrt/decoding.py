@@ -18,7 +18,7 @@ from edge.plugins.tensorrt.launches import NodeLaunches, Place
 
 _FOLDER = Path(__file__).parent
 _SOURCES = _FOLDER.parents[1] / "plugins" / "tensorrt" / "src"
-_PARTS = ("blob", "launches", "sha256", "sizes", "words")
+_PARTS = ("blob", "launches", "sizes", "words")
 _OPTIONS = ("-std=c++17", "-O0", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion")
 _SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 

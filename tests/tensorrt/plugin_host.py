@@ -25,7 +25,7 @@ VARIABLE = "EDGE_TENSORRT_PLUGINS"
 HOST = "libedge_tensorrt_host.so"
 _HOST = Path(__file__).with_name("host")
 _SOURCES = Path(__file__).parents[2] / "plugins" / "tensorrt" / "src"
-_CORE = ("blob", "driver", "kernels", "launches", "run", "sha256", "sizes", "words")
+_CORE = ("blob", "driver", "kernels", "launches", "run", "sizes", "words")
 NAMESPACE, VERSION = "edge.device", "1"
 BUILD, RUN = 0, 1
 # DataType of NvInferRuntimeBase.h; bytes without a sign are told as int8

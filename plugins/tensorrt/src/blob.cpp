@@ -10,10 +10,30 @@ namespace edge {
 
 namespace {
 
-constexpr std::string_view MAGIC = "EDGEKRN1";
+constexpr std::string_view MAGIC = "EDGEKRN2";
 constexpr std::int64_t KERNEL = 8;  // numbers of each
 constexpr std::int64_t MOST_SHARED = 1 << 20;
 constexpr std::int64_t MOST_HIDDEN = 8;
+
+// As zlib computes it.
+std::uint32_t crc32(std::string_view bytes) {
+    std::uint32_t crc = 0xffffffff;
+    for (const char byte : bytes) {
+        crc ^= static_cast<unsigned char>(byte);
+        for (int bit = 0; bit < 8; ++bit) {
+            crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0xedb88320 : 0);
+        }
+    }
+    return ~crc;
+}
+
+std::uint64_t number(std::string_view bytes) {
+    std::uint64_t found = 0;
+    for (std::size_t i = 8; i-- > 0;) {
+        found = found << 8 | static_cast<unsigned char>(bytes[i]);
+    }
+    return found;
+}
 
 Compiled compiled(Words& words) {
     Compiled found;
@@ -30,14 +50,14 @@ Compiled compiled(Words& words) {
 }  // namespace
 
 Blob decode_blob(std::string_view bytes) {
-    constexpr std::size_t header = MAGIC.size() + sizeof(Digest);
+    constexpr std::size_t name = MAGIC.size() + 8, header = name + sizeof(Digest);
     if (bytes.size() < header || bytes.substr(0, MAGIC.size()) != MAGIC) {
         refuse("kernels do not begin with ", MAGIC, ": they are of another version, or none");
     }
     Blob found;
-    std::memcpy(found.identity.data(), bytes.data() + MAGIC.size(), sizeof(Digest));
-    if (sha256(bytes.substr(header)) != found.identity) {
-        refuse("kernels are damaged: they are not what their hash is of");
+    std::memcpy(found.identity.data(), bytes.data() + name, sizeof(Digest));
+    if (crc32(bytes.substr(name)) != number(bytes.substr(MAGIC.size()))) {
+        refuse("kernels are damaged: they are not what their checksum is of");
     }
     found.size = bytes.size();
     found.memory = std::make_unique<char[]>(bytes.size());

@@ -1,14 +1,15 @@
 // Compiled kernels of one architecture in one piece. The bytes: `../blob.py`.
 #pragma once
 
-#include "sha256.h"
-
+#include <array>
 #include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 
 namespace edge {
+
+using Digest = std::array<unsigned char, 32>;
 
 // One compiled kernel. The views point into the blob's bytes.
 struct Compiled {
@@ -22,7 +23,7 @@ struct Blob {
     // Eight-byte aligned, as an ELF file that a driver maps has to be.
     std::unique_ptr<char[]> memory;
     std::size_t size;
-    Digest identity;
+    Digest identity;  // SHA-256, by Python
     int sm;
     std::map<std::string, Compiled, std::less<>> kernels;  // by key
 

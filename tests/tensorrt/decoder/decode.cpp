@@ -102,8 +102,9 @@ std::string text(const Blob &blob) {
     out << "sm " << blob.sm << " id " << hex(blob.identity);
     for (const auto &[key, one] : blob.kernels) {
         out << " kernel " << key << ' ' << one.symbol << ' ' << one.shared << ' ' << one.hidden
-            << ' ' << hex(sha256(one.cubin)) << (reinterpret_cast<std::uintptr_t>(one.cubin.data()) % 8
-                                                     ? " misaligned" : "");
+            << ' ' << one.cubin.size()
+            << (reinterpret_cast<std::uintptr_t>(one.cubin.data()) % 8 ? " misaligned " : " ");
+        for (const unsigned char byte : one.cubin) out << "0123456789abcdef"[byte >> 4] << "0123456789abcdef"[byte & 15];
     }
     return out.str();
 }
