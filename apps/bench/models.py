@@ -151,6 +151,7 @@ def _draw(
     is loud enough to be missed: a lost state changes the logits far beyond what rounding does.
     """
     _, _, own = name.rpartition("layers.")[2].partition(".")
+    drawn: NDArray[Any]
     if name.startswith("norm_f"):
         gain = 1 / EMBEDDING_STD / math.sqrt(config.d_model)
         drawn = gain * rng.uniform(0.8, 1.2, shape)
@@ -159,7 +160,8 @@ def _draw(
     elif own == "D" or "norm" in name:
         drawn = rng.uniform(0.8, 1.2, shape)
     elif own in ("dt_bias", "dt_proj.bias"):
-        dt = np.exp(rng.uniform(*np.log(DT_RANGE), shape))
+        low, high = np.log(DT_RANGE)
+        dt = np.exp(rng.uniform(low, high, shape))
         drawn = dt + np.log(-np.expm1(-dt))
     elif own.startswith("conv1d"):
         drawn = rng.uniform(-0.5, 0.5, shape)
