@@ -82,6 +82,8 @@ def of_edge_error(problem: EdgeError) -> ApiError:
         field = problem.field
         return invalid(f"{field}: {message}" if field else message, field)
     if isinstance(problem, TokenizerError):
+        if str(problem.file).endswith((".json", ".model")):
+            return ApiError(400, f"tokenizer: {message}", code="tokenizer", param="messages")
         # a template that cannot write this conversation can often write another
         return ApiError(400, f"chat template: {message}", code="chat_template", param="messages")
     return ApiError(500, message, code="engine_error")

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from edge.errors import TokenizerError
+from edge.errors import InputError, TokenizerError
+from edge.text.hf_checks import growth
 from edge.text.tokenizer import (
     MAX_FILE,
     MAX_HOLES,
@@ -33,6 +34,8 @@ from edge.text.tokenizer import (
 SPACE = "\u2581"
 BYTE_NAME = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 MARKED = re.compile(r"<.+>|\[.+\]", re.DOTALL)  # how models spell control tokens
+OTHER = "use a model with another tokenizer"
+MAX_GROWN = 1 << 28  # characters of one text after all steps
 REMEDY = "export the model again from an intact checkpoint"
 
 
@@ -60,6 +63,12 @@ class HfTokenizer(Tokenizer):
             raise TokenizerError(f"has {len(data)} bytes, at most {MAX_FILE} allowed", file=file)
         self._file = file
         self._json = _parse(data, file)
+        try:
+            self._growth = growth(self._json)
+        except ValueError as problem:
+            raise TokenizerError(
+                f"asks for what is not run: {problem}", file=file, remedy=OTHER
+            ) from None
         self._fast = _build(data.decode("utf-8"), file)
         self.bos, self.eos, self.pad, self.add_bos = bos, eos, pad, add_bos
         self.fingerprint = hashlib.sha256(b"tokenizer.json\0" + data).hexdigest()
@@ -126,9 +135,22 @@ class HfTokenizer(Tokenizer):
         return ids
 
     def _run(self, text: str, first: bool) -> list[int]:
-        ids: list[int] = (
-            (self._fast if first else self._inner).encode(text, add_special_tokens=False).ids
-        )
+        if len(text) * self._growth > MAX_GROWN:
+            raise InputError(
+                f"has {len(text)} characters, which the tokenizer can make {self._growth} times as "
+                f"many; at most {MAX_GROWN} are allowed",
+                field="prompt",
+                remedy="send a shorter text",
+            )
+        fast = self._fast if first else self._inner
+        try:
+            ids: list[int] = fast.encode(text, add_special_tokens=False).ids
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as problem:  # a panic in its Rust is not an Exception
+            raise TokenizerError(
+                f"cannot encode a text: {problem}"[:500], file=self._file, remedy=OTHER
+            ) from None
         return ids
 
     @cached_property
@@ -158,12 +180,19 @@ def _joined(merge: str | list[str]) -> str:
 
 def _parse(data: bytes, file: str) -> dict[str, Any]:
     try:
-        parsed = json.loads(data.decode("utf-8"))
+        parsed = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as problem:
         raise TokenizerError(f"is not valid JSON: {problem}", file=file, remedy=REMEDY) from None
     if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
         raise TokenizerError("has no model", file=file, field="model", remedy=REMEDY)
     return parsed
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):  # the library may take another one than is checked here
+        raise ValueError("a key appears twice")
+    return found
 
 
 def _build(text: str, file: str) -> Any:
@@ -224,7 +253,7 @@ def _decoder(config: Any, file: str) -> tuple[Callable[[str], bytes], bool]:
             f"unknown kind {'+'.join(kinds)}; byte-level and ▁-spaced decoders are supported",
             file=file,
             field="decoder",
-            remedy="use a model with one of these tokenizers",
+            remedy=OTHER,
         )
     fallback = "ByteFallback" in kinds
 
@@ -255,7 +284,7 @@ def _space_spelling(steps: list[Any]) -> str | None:
             if step.get("content") != " " or not isinstance(step.get("pattern"), dict):
                 return None
             found = step["pattern"].get("String")
-    return found
+    return found if isinstance(found, str) and 0 < len(found) <= MAX_PIECE else None
 
 
 def _byte_alphabet() -> dict[str, int]:

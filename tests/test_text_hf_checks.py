@@ -1,0 +1,151 @@
+"""Steps of a `tokenizer.json` that would run without end, or out of memory, are refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Fast
+
+from edge.errors import InputError, TokenizerError
+from edge.text.hf import MAX_GROWN, HfTokenizer
+from edge.text.hf_checks import check_pattern
+from tests.text_samples import byte_level, spaced_bpe, unigram
+
+# as the tokenizers of GPT-2, Llama 3, Qwen 2, GPT-4o, BLOOM, DeepSeek, Falcon and Tekken have them
+KNOWN = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+",
+    r" ?[^(\s|[.,!?…。，、।۔،])]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"[0-9][0-9][0-9]", r"\d", r"[一-龥぀-ゟ゠-ヿ]+", r"[[:alpha:]]+", r"\x{3000}+", r"\[\(\{",
+)  # fmt: skip
+ENDLESS = (
+    "(a+)+$", "(a|a)*b", "(a|aa)+$", "(?:a*)*", "((a+)b?)+", "(a+){2,}", "(a{1,9}){1,9}", "a+*",
+    r"(a)\1+", r"\k<x>", r"\g<0>", "(?R)", "(?<=a+)b", "(?<name>a)+", "(?>a+)+", "(?#x)", "(?x)a",
+    "a*a*a*a*a*a*b", "(a*|a*)a*a*a*b", "a{1,100000}", "a{99}", "[a", "a)", "(?~a)", "[[:nope",
+    "[[:" + "a" * 30 + ":](a+)+[]]", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", KNOWN)
+def test_patterns_of_known_tokenizers_pass(pattern: str) -> None:
+    check_pattern(pattern)
+    data = with_steps(pre_tokenizer=split(Regex=pattern))
+    library = Fast.from_str(data.decode())
+    assert HfTokenizer(data).encode("the state") == library.encode("the state").ids
+
+
+@pytest.mark.parametrize("pattern", ENDLESS)
+@pytest.mark.parametrize("where", ["normalizer", "pre_tokenizer"])
+def test_patterns_that_take_for_ever_are_refused(pattern: str, where: str) -> None:
+    step = split(Regex=pattern)
+    if where == "normalizer":
+        step = {"type": "Replace", "pattern": {"Regex": pattern}, "content": ""}
+    with pytest.raises(TokenizerError, match="pattern"):
+        HfTokenizer(with_steps(**{where: step}))
+
+
+def split(**pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+
+
+def with_steps(**steps: Any) -> bytes:
+    return json.dumps(json.loads(byte_level()) | steps).encode()
+
+
+def replace(old: str, new: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": old}, "content": new}
+
+
+def chain(*steps: Any, inner: str = "normalizers") -> dict[str, Any]:
+    return {"type": "Sequence", inner: list(steps)}
+
+
+def charsmap(size: int, rest: bytes) -> dict[str, Any]:
+    data = base64.b64encode(size.to_bytes(4, "little") + rest).decode()
+    return {"type": "Precompiled", "precompiled_charsmap": data}
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {"normalizer": chain(*[replace("a", "aa")] * 20)},
+        {"normalizer": replace("a", "a" * 4000)},
+        {"normalizer": chain(*[chain(*[replace("e", "ee")] * 8)] * 2)},
+        {"normalizer": chain(*[{"type": "Prepend", "prepend": "▁" * 200}] * 2)},
+        {"normalizer": chain(*[{"type": "NFKC"}] * 40)},
+        {"normalizer": replace("", "a")},
+        {"normalizer": {"type": "Unheard"}},
+        {"normalizer": charsmap(1 << 31, b"\0" * 2048)},
+        {"normalizer": charsmap(0xFFFFFFFC, b"\0" * 2048)},
+        {"normalizer": charsmap(1024, b"\0" * 1024 + b"x" * 5000)},
+        {"normalizer": charsmap(1023, b"\0" * 2048)},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}},
+        {"pre_tokenizer": chain(*[BYTES] * 6, inner="pretokenizers")},
+        {"pre_tokenizer": split(String="")},
+        {"pre_tokenizer": {"type": "Metaspace", "replacement": "", "prepend_scheme": "always"}},
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        {"pre_tokenizer": [1]},
+        {"pre_tokenizer": "ByteLevel"},
+        {"model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a",
+                   "continuing_subword_prefix": "", "max_input_chars_per_word": 1 << 60}},
+    ],
+    ids=lambda steps: json.dumps(steps)[:60],
+)  # fmt: skip
+def test_steps_that_cannot_be_run_are_refused(steps: dict[str, Any]) -> None:
+    with pytest.raises(TokenizerError, match=r"not run|not a tokenizer"):
+        HfTokenizer(with_steps(**steps))
+
+
+def test_a_key_twice_is_refused() -> None:
+    """The library takes one of the two; which is its own affair."""
+    plain = byte_level().decode()
+    for key in ("normalizer", "model", "pre_tokenizer"):
+        with pytest.raises(TokenizerError, match="twice"):
+            HfTokenizer((plain[:-1] + f', "{key}": null}}').encode())
+
+
+def test_text_that_would_grow_too_long_is_refused() -> None:
+    """By how long it can become; shorter ones pass."""
+    tok = HfTokenizer(with_steps(normalizer=chain(*[replace("zz", "z" * 16)] * 2)))
+    assert tok.encode("a state")
+    with pytest.raises(InputError, match="times as many"):
+        tok.encode("z" * (MAX_GROWN // 256 + 1))
+
+
+def unknown_less(data: bytes) -> bytes:
+    """A model that has nothing for a character that it does not know."""
+    changed = json.loads(data)
+    changed["model"] |= {"unk_token": None, "unk_id": None, "byte_fallback": False}
+    return json.dumps(changed).encode()
+
+
+@pytest.mark.parametrize("data", [spaced_bpe(), unigram()], ids=["bpe", "unigram"])
+def test_whatever_the_library_raises_is_typed(data: bytes) -> None:
+    tok = HfTokenizer(unknown_less(data))
+    for text in ("東京", "a\0b", "\U0010ffff", "▁"):
+        try:
+            tok.encode(text)
+        except (TokenizerError, InputError) as problem:
+            assert str(problem)
+
+
+def test_a_panic_is_typed() -> None:
+    """Of the library's Rust, which is no Exception: an expression that matches nothing at all."""
+    tok = HfTokenizer(with_steps(pre_tokenizer=split(Regex="x*")))
+    try:
+        tok.encode("a state")
+    except TokenizerError as problem:
+        assert "cannot encode" in str(problem)
