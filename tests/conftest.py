@@ -16,6 +16,11 @@ import psutil
 import pytest
 import torch
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from tests import quick_interpreter
+
+    quick_interpreter.install()
+
 # tiny tensors: a second thread only makes them wait, tenfold when other programs run
 torch.set_num_threads(1)
 

@@ -9,7 +9,7 @@ import pytest
 from tests import on_device
 
 # what these ask is not of a device
-_APART = ("test_races", "test_signatures")
+_APART = ("test_quick_interpreter", "test_races", "test_signatures")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

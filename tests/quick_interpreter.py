@@ -1,0 +1,143 @@
+"""Triton's interpreter at a fourth of its time: what it works out again for each operation is kept.
+
+As it comes it lists the members of `triton.language` at each call of a function, makes the same few
+types and shapes anew for each value, and finds out by six operations of its own whether integers
+overflow, which it then tells nobody. Here all of that is done once, or in numpy, and an overflow is
+an error. `tests/kernels/test_quick_interpreter.py` holds it to the interpreter as it comes. Written
+for the Triton of constraints.txt.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.language import core
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
+from triton.runtime.interpreter import GridExecutor
+
+# object, name, what comes with Triton, what is put there
+_CHANGES: list[tuple[Any, str, Any, Any]] = []
+
+
+def install() -> None:
+    """From now on kernels of this process are interpreted quicker."""
+    if not _CHANGES:
+        changes = [*_patched_once(), *_types_kept(), *_checks_in_numpy()]
+        _CHANGES.extend((place, name, getattr(place, name), new) for place, name, new in changes)
+    for place, name, _, new in _CHANGES:
+        setattr(place, name, new)
+
+
+@contextmanager
+def as_it_comes() -> Iterator[None]:
+    """Inside kernels are interpreted as Triton does it."""
+    for place, name, old, _ in _CHANGES:
+        setattr(place, name, old)
+    try:
+        yield
+    finally:
+        install()
+
+
+def _patched_once() -> list[tuple[Any, str, Any]]:
+    """`triton.language` is patched once a launch, and its members are listed once a process."""
+    patch, run = interpreter._patch_lang, GridExecutor.__call__
+    members: dict[Any, list[str]] = {}
+    languages: dict[Any, tuple[Any, ...]] = {}
+    patched: set[tuple[Any, ...]] = set()
+
+    def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+        if package not in members:
+            found = inspect.getmembers(package, core.is_builtin)
+            members[package] = [name for name, _ in found]
+        for name in members[package]:
+            member = getattr(package, name)
+            if core.is_builtin(member):
+                interpreter._patch_attr(package, name, member, builder, scope)
+
+    def patch_lang(function: Any) -> Any:
+        if function not in languages:
+            seen = [v for v in function.__globals__.values() if inspect.ismodule(v)]
+            languages[function] = tuple(v for v in seen if v in (tl, core))
+        if languages[function] in patched:
+            return interpreter._LangPatchScope()
+        patched.add(languages[function])
+        return patch(function)
+
+    def launch(self: Any, *arguments: Any, **named: Any) -> None:
+        patched.clear()
+        try:
+            run(self, *arguments, **named)
+        finally:
+            patched.clear()
+
+    return [
+        (interpreter, "_patch_builtin", patch_builtin),
+        (interpreter, "_patch_lang", patch_lang),
+        (GridExecutor, "__call__", launch),
+    ]
+
+
+def _types_kept() -> list[tuple[Any, str, Any]]:
+    """Shapes, block types and numpy's types are made once."""
+    shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
+    blocks: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    dtypes: dict[str, Any] = {}
+    new_block, numpy_of = core.block_type.__init__, interpreter._get_np_dtype
+    broadcast = TritonSemantic.broadcast_impl_value
+
+    def new_tensor(self: Any, handle: Any, kind: Any) -> None:
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        shape = tuple(kind.shape.values) if kind.is_block() else ()
+        if shape not in shapes:
+            sizes = core.tuple([core.constexpr(size) for size in shape])
+            shapes[shape] = core.constexpr(math.prod(shape)), sizes
+        self.numel, self.shape = shapes[shape]
+
+    def block_type(self: Any, element: Any, shape: Any) -> None:
+        sizes = (each.value if isinstance(each, core.constexpr) else each for each in shape)
+        key = (element.name, *sizes)
+        if key not in blocks:
+            new_block(self, element, shape)
+            blocks[key] = self.shape, self.numel, self.name
+        self.element_ty = element
+        self.shape, self.numel, self.name = blocks[key]
+
+    def np_dtype(kind: Any) -> Any:
+        name = kind.scalar.name
+        if name not in dtypes:
+            dtypes[name] = numpy_of(kind)
+        return dtypes[name]
+
+    def broadcast_values(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)
+
+    return [
+        (core.tensor, "__init__", new_tensor),
+        (core.block_type, "__init__", block_type),
+        (interpreter, "_get_np_dtype", np_dtype),
+        (TritonSemantic, "broadcast_impl_value", broadcast_values),
+    ]
+
+
+def _checks_in_numpy() -> list[tuple[Any, str, Any]]:
+    """Integer overflow is found in numpy's 64 bits, and is an error."""
+    exactly = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+
+    def check(self: Any, lhs: Any, rhs: Any, operation: Any) -> None:
+        kind, name = lhs.type.scalar, operation.__name__
+        if kind.int_bitwidth >= 64 or not self.builder.options.sanitize_overflow:
+            return
+        assert kind == rhs.type.scalar and kind.is_int(), f"{kind} and {rhs.type.scalar}"
+        found = exactly[name](*(each.handle.data.astype(np.int64) for each in (lhs, rhs)))
+        fits = kind.get_int_min_value() <= found.min() and found.max() <= kind.get_int_max_value()
+        assert fits, f"overflow in {name} of {kind}"
+
+    return [(TritonSemantic, "binary_op_sanitize_overflow_impl", check)]
