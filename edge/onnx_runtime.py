@@ -16,6 +16,8 @@ REMEDY = (
 try:
     import onnxruntime as onnxruntime  # type: ignore[import-untyped, unused-ignore]
 except ImportError as problem:
+    if problem.__cause__ is not None and not isinstance(problem.__cause__, Exception):
+        raise problem.__cause__ from None  # a signal came while it was loading
     absent = isinstance(problem, ModuleNotFoundError) and problem.name == "onnxruntime"
     raise EngineError(
         "ONNX Runtime is not installed" if absent else f"onnxruntime does not load: {problem}",

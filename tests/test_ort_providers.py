@@ -408,6 +408,15 @@ def test_one_that_does_not_load_says_why(tmp_path: Path) -> None:
     assert "onnxruntime does not load: No module named 'nothing_of" in without(LOAD, tmp_path)
 
 
+def test_a_signal_while_it_loads_is_no_fault_of_it(tmp_path: Path) -> None:
+    """Its compiled module tells an interrupt so."""
+    fake = "raise ImportError('initialization failed') from {}"
+    for cause in ("KeyboardInterrupt()", "SystemExit(143)"):
+        (tmp_path / "onnxruntime.py").write_text(fake.format(cause))
+        caught = f"except BaseException as found:\n    assert repr(found) == '{cause}', found\n"
+        without(f"import edge\ntry:\n    edge.load('demo-draft')\n{caught}", tmp_path)
+
+
 DOCTOR = """
 from edge.apps.doctor import checks as doctor_checks
 for name in ("onnxruntime", "ort cuda"):
