@@ -1,4 +1,4 @@
-"""`edge`: export, inspect, evaluate, profile and serve bundles."""
+"""`edge`: pull, export, run, inspect, evaluate, profile and serve models."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from edge.apps.exits import exit_code_of
 
 # command: the module and the function that it is loaded from when it is called
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "pull": ("edge.apps.models.pull", "pull"),
+    "list": ("edge.apps.models.listing", "list_models"),
+    "show": ("edge.apps.models.listing", "show"),
+    "rm": ("edge.apps.models.listing", "remove"),
+    "run": ("edge.apps.chat", "chat"),
+    "chat": ("edge.apps.chat", "chat"),
     "export": ("edge.apps.export", "export"),
     "info": ("edge.apps.info", "info"),
     "serve": ("edge.apps.serve", "serve"),

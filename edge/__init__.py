@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edge.errors import EngineError as EngineError
     from edge.errors import ExportError as ExportError
     from edge.errors import InputError as InputError
+    from edge.errors import PullError as PullError
     from edge.errors import StateError as StateError
     from edge.errors import TokenizerError as TokenizerError
     from edge.runtime.model import Model as Model

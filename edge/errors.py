@@ -63,6 +63,10 @@ class ExportError(EdgeError):
     """A readable checkpoint cannot be turned into the bundle that was asked for."""
 
 
+class PullError(EdgeError):
+    """A model cannot be fetched: its name, the network, the disk, or what is offered there."""
+
+
 class BundleError(EdgeError):
     """A bundle is missing something, altered, or of an unknown version."""
 

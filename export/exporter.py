@@ -36,6 +36,21 @@ CALIBRATION_FILE = "calibration.json"
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where a checkpoint was fetched from, for the manifest.
+
+    Attributes:
+        source: the repository or package.
+        revision: its commit or version.
+        licence: as stated there; goes before what the files say.
+    """
+
+    source: str
+    revision: str | None = None
+    licence: str | None = None
+
+
+@dataclass(frozen=True)
 class ExportSummary:
     """What `export_checkpoint` made.
 
@@ -94,6 +109,7 @@ def export_checkpoint(
     tokenizer: str | os.PathLike[str] | None = None,
     strict: bool = False,
     architectures: Sequence[int] = (),
+    origin: Origin | None = None,
     progress: Progress | None = None,
 ) -> ExportSummary:
     """Write the bundle of a checkpoint directory, or of a floating bundle, to `out`, whole or not
@@ -117,6 +133,7 @@ def export_checkpoint(
             them.
         architectures: to compile the kernels of the CUDA engine for, as 87 for sm_87. Without any
             the bundle still has the plan to compile from, if there are kernels for its ops.
+        origin: where the checkpoint is from; without it, the name of its directory or file.
         progress: called with a stage and the share of the export that is done.
 
     The same checkpoint, text and choices give the same bundle, byte for byte.
@@ -170,7 +187,7 @@ def export_checkpoint(
             chat_template=template,
             generation=text_files.generation_defaults(source),
             accuracy=accuracy,
-            provenance=_provenance(source),
+            provenance=_provenance(source, origin),
         )
         report("done", 1.0)
         count = parameters(source.config)
@@ -216,14 +233,16 @@ def size_line(manifest: Manifest, count: int) -> str:
     return f"{manifest.quantization.recipe}: {share}"
 
 
-def _provenance(source: Checkpoint) -> Provenance:
+def _provenance(source: Checkpoint, origin: Origin | None) -> Provenance:
     if source.manifest is not None:  # what the bundle was made from, and the bundle
         return source.manifest.provenance.model_copy(update={"bundle": source.fingerprint()})
+    origin = origin or Origin(source.path.resolve().name)
     return Provenance(
-        source=source.path.resolve().name,
+        source=origin.source,
         family=source.family,
         fingerprint=source.fingerprint(),
-        licence=text_files.licence(source),
+        licence=origin.licence or text_files.licence(source),
+        revision=origin.revision,
     )
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import edge
-from edge.bundle import Manifest, open_bundle
+from edge.bundle import Manifest, open_bundle, store
 from edge.config import ModelConfig
 from edge.errors import BundleError, EngineError
 from edge.runtime import memory
@@ -82,7 +82,7 @@ def load(
     spin: bool = False,
     provider: str | None = None,
 ) -> Model:
-    """Load a bundle by path, or by the name of an embedded one (EMBEDDED).
+    """Load a bundle by path, or by the name of an embedded (EMBEDDED) or pulled one.
 
     A folder with one of these names is meant by `./demo`. `threads` None is one per core this
     process may use, and one alone for a small model; `spin` keeps them awake between products;
@@ -100,6 +100,7 @@ def load(
         tokenizer = load_tokenizer(opened)
         template = load_template(opened, tokenizer)
         running = open_engine(opened, engine, threads=threads, spin=spin, provider=provider)
+        store.mark_used(path)
         return Model(path, opened.manifest, opened.fingerprint, running, tokenizer, template)
 
 
@@ -116,7 +117,11 @@ def _enough_memory(path: Path) -> Iterator[None]:
 
 
 def resolve(bundle: str | os.PathLike[str]) -> Path:
-    """The folder that a path or the name of an embedded bundle means."""
+    """The folder that a path, the name of an embedded bundle, or that of a pulled one means.
+
+    A path that exists goes before a pulled one. Raises BundleError for what is neither, where it
+    could be pulled.
+    """
     if isinstance(bundle, str) and bundle in EMBEDDED:
         path = Path(edge.__file__).parent / "apps" / "bundles" / bundle
         if not path.is_dir():
@@ -126,4 +131,24 @@ def resolve(bundle: str | os.PathLike[str]) -> Path:
                 remedy="give the folder of a bundle, or make one: edge export CHECKPOINT -o BUNDLE",
             )
         return path
-    return Path(bundle)
+    path = Path(bundle)
+    if isinstance(bundle, str) and not os.path.lexists(path):
+        if (pulled := store.find(bundle)) is not None:
+            return pulled
+        if store.is_repository(bundle):
+            name = store.name_for(bundle)
+            here = store.find(name) is not None
+            raise BundleError(
+                "is not a folder",
+                file=bundle,
+                remedy=f"the model {name} is here: use that name"
+                if here
+                else f"fetch it with: edge pull {bundle}",
+            )
+        if store.is_name(bundle):
+            raise BundleError(
+                "is neither a folder nor the name of a model that is here",
+                file=bundle,
+                remedy="edge list shows their names, edge pull fetches one",
+            )
+    return path

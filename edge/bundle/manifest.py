@@ -91,6 +91,7 @@ class Provenance(_ManifestModel):
     Attributes:
         fingerprint: the checkpoint's, over config and weights.
         bundle: fingerprint of the floating bundle that was quantized in the checkpoint's place.
+        revision: the commit or version of `source` that was pulled.
     """
 
     source: str
@@ -98,6 +99,7 @@ class Provenance(_ManifestModel):
     fingerprint: Sha256
     licence: str | None = None
     bundle: Sha256 | None = None
+    revision: Annotated[str, Field(min_length=1, max_length=200)] | None = None
 
 
 class Manifest(_ManifestModel):
@@ -169,6 +171,8 @@ class Manifest(_ManifestModel):
         for key in ("kernels", "scan_logs"):
             if not data[key]:  # a runtime from before there were any refuses the key
                 del data[key]
+        if data["provenance"]["revision"] is None:
+            del data["provenance"]["revision"]
         return (
             json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
         ).encode()

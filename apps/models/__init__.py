@@ -1,0 +1,1 @@
+"""Models by name: `edge pull`, `list`, `show` and `rm`."""

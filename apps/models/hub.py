@@ -1,0 +1,213 @@
+"""Model repositories of the Hugging Face hub, or of what `HF_ENDPOINT` names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from edge.apps.models.download import RemoteFile, fetch
+from edge.bundle import Manifest
+from edge.errors import PullError
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+_TEXT = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "chat_template.jinja", "tokenizer.model", "README.md",
+    "mamba_config.json",
+)  # fmt: skip
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+MANIFEST = "manifest.json"
+MAX_FILES = 10_000
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A repository at one commit.
+
+    Attributes:
+        repository: OWNER/NAME.
+        revision: the commit.
+        licence: as its card states it, or None.
+        files: what is to be fetched of it.
+        chosen: the GGUF file among them that is the checkpoint, or None.
+        is_bundle: of these files only those are fetched that the manifest lists.
+    """
+
+    repository: str
+    revision: str
+    licence: str | None
+    files: list[RemoteFile]
+    chosen: str | None = None
+    is_bundle: bool = False
+
+    def fetch(self, folder: Path) -> Path:
+        """Fetch it; the folder, or the GGUF file in it. Raises PullError."""
+        headers = _hub().utils.build_hf_headers(library_name="mamba-edge")
+        files = self.files
+        if self.is_bundle:
+            fetch([file for file in files if file.name == MANIFEST], folder, headers)
+            files = [file for file in files if file.name in self._listed(folder / MANIFEST)]
+        fetch(files, folder, headers)
+        return folder if self.chosen is None else folder / self.chosen
+
+    def _listed(self, manifest: Path) -> set[str]:
+        try:
+            listed = Manifest.model_validate_json(manifest.read_bytes()).files
+        except ValueError:
+            raise PullError(
+                "has a manifest.json that is no bundle's", file=self.repository,
+                remedy="is it made for a later version?",
+            ) from None  # fmt: skip
+        return {MANIFEST, *(entry.path for entry in listed)}
+
+
+def _hub() -> Any:
+    """The package. Raises PullError without it."""
+    try:
+        import huggingface_hub
+        import huggingface_hub.utils
+    except ModuleNotFoundError as missing:
+        raise PullError(
+            f"the hub needs the package {missing.name}", remedy="pip install 'mamba-edge[hub]'"
+        ) from None
+    return huggingface_hub
+
+
+def _endpoint() -> str | None:
+    """What `HF_ENDPOINT` names now; the package reads it once."""
+    return os.environ.get("HF_ENDPOINT") or None
+
+
+def look_up(repository: str, revision: str | None, file: str | None = None) -> HubModel:
+    """Ask the hub what a repository holds, and choose what is needed of it.
+
+    `file`: the GGUF file to take. Raises PullError: no such repository, revision or file, no
+    access, no connection, or nothing there that could be read.
+    """
+    return _choose(repository, _ask(repository, revision), file)
+
+
+def look_up_tokenizer(repository: str) -> HubModel:
+    """The tokenizer alone. Raises PullError."""
+    info = _ask(repository, None)
+    files = [each for each in _remote(repository, info) if each.name in _TOKENIZER]
+    if not any(file.name != "tokenizer_config.json" for file in files):
+        raise PullError("has no tokenizer.json and no tokenizer.model", file=repository)
+    return HubModel(repository, str(info.sha), None, files)
+
+
+def _ask(repository: str, revision: str | None) -> ModelInfo:
+    hub = _hub()
+    try:
+        info: ModelInfo = hub.HfApi(_endpoint(), library_name="mamba-edge").model_info(
+            repository, revision=revision, files_metadata=True, timeout=30
+        )
+    except Exception as problem:  # its HTTP library's kinds are not its own
+        _refuse(repository, revision, problem)
+    return info
+
+
+def _refuse(repository: str, revision: str | None, problem: Exception) -> NoReturn:
+    import huggingface_hub.errors as kinds
+
+    named = repository if revision is None else f"{repository}@{revision}"
+    if isinstance(problem, kinds.RevisionNotFoundError):
+        raise PullError("has no such revision", file=named, remedy="leave it out for the newest")
+    if isinstance(problem, kinds.GatedRepoError | kinds.RepositoryNotFoundError):
+        gated = isinstance(problem, kinds.GatedRepoError)
+        raise PullError(
+            "wants its terms to be accepted first" if gated else "is not on the hub, or private",
+            file=named,
+            remedy="accept them on its page, and name your token by HF_TOKEN"
+            if gated
+            else "check how it is spelled; for a private one name your token by HF_TOKEN",
+        )
+    answer = getattr(problem, "response", None)
+    if isinstance(problem, kinds.HfHubHTTPError) and answer is not None:
+        raise PullError(f"the hub answered {answer.status_code}", file=named,
+                        remedy="try again later")  # fmt: skip
+    first = (str(problem).splitlines() or [type(problem).__name__])[0]
+    raise PullError(
+        f"the hub cannot be reached: {first:.200}", file=named,
+        remedy="check the network; HF_ENDPOINT names another hub, and what was pulled runs "
+        "without one",
+    )  # fmt: skip
+
+
+def _choose(repository: str, info: ModelInfo, file: str | None) -> HubModel:
+    found = {each.name: each for each in _remote(repository, info)}
+    texts = [found[name] for name in _TEXT if name in found]
+    licence = _licence(info)
+    if file is None and MANIFEST in found and "config.json" not in found:
+        return HubModel(repository, str(info.sha), licence, list(found.values()), is_bundle=True)
+    if file is None and "config.json" in found and (weights := _weights(found)):
+        return HubModel(repository, str(info.sha), licence, [*texts, *weights])
+    offered = sorted(name for name in found if name.endswith(".gguf"))
+    if file is not None and file not in offered:
+        raise PullError(f"has no GGUF file {file!r:.100}", file=repository, remedy=_list(offered))
+    if file is None and len(offered) > 1:
+        raise PullError("has several GGUF files", file=repository, remedy=_list(offered))
+    if not offered:
+        raise PullError(
+            "has no config.json with weights beside it, and no GGUF file", file=repository,
+            remedy="safetensors, pytorch_model.bin and GGUF are read",
+        )  # fmt: skip
+    chosen = file or offered[0]
+    card = [found["README.md"]] if "README.md" in found else []
+    return HubModel(repository, str(info.sha), licence, [*card, found[chosen]], chosen)
+
+
+def _list(offered: list[str]) -> str:
+    shown = ", ".join(offered[:8]) + (f" and {len(offered) - 8} more" if offered[8:] else "")
+    return f"choose one by --file: {shown}" if offered else "it has none"
+
+
+def _weights(found: dict[str, RemoteFile]) -> list[RemoteFile]:
+    """The weights of a checkpoint, safetensors before pickles; with shards, all that are named
+    like them.
+    """
+    for name in _WEIGHTS:
+        if name in found:
+            return [found[name]]
+        index, (stem, suffix) = f"{name}.index.json", name.rsplit(".", 1)
+        if index in found:
+            shards = [
+                file
+                for each, file in sorted(found.items())
+                if each.startswith(f"{stem}-") and each.endswith(f".{suffix}")
+            ]
+            return [found[index], *shards]
+    return []
+
+
+def _remote(repository: str, info: ModelInfo) -> list[RemoteFile]:
+    """Its files, with what their content must be. Raises PullError for names that lead out."""
+    siblings = info.siblings or []
+    if len(siblings) > MAX_FILES:
+        raise PullError(f"has {len(siblings)} files", file=repository, remedy="is it a model?")
+    if not info.sha or any(each.size is None for each in siblings):
+        raise PullError("the hub tells no commit or sizes", file=repository,
+                        remedy="check what HF_ENDPOINT names")  # fmt: skip
+    files = []
+    for each in siblings:
+        path = PurePosixPath(each.rfilename)
+        if path.is_absolute() or ".." in path.parts or "\\" in each.rfilename:
+            raise PullError(f"holds the file {each.rfilename!r:.100}, which leads out of it",
+                            file=repository, remedy="do not trust it")  # fmt: skip
+        url = _hub().hf_hub_url(repository, each.rfilename, revision=info.sha, endpoint=_endpoint())
+        sha256 = each.lfs.sha256 if each.lfs is not None else None
+        files.append(RemoteFile(each.rfilename, url, each.size or 0, sha256, each.blob_id))
+    return files
+
+
+def _licence(info: ModelInfo) -> str | None:
+    stated: object = None
+    with contextlib.suppress(AttributeError, KeyError):
+        stated = info.card_data["license"] if info.card_data is not None else None
+    return stated[:200] if isinstance(stated, str) and stated else None

