@@ -233,6 +233,8 @@ class Stepper:
         """A token joins the answer."""
         if token not in self.special:
             self.recent.append(token)
+        if self.sampler.mask is not None:
+            self.sampler.mask.say(token)
 
     def step(self, token: int) -> int:
         """Consume a token and sample the next one, without looking at any logits where the engine
@@ -246,8 +248,9 @@ class Stepper:
             found = self.context.step(token)
         return self.sampler(self.allowed(found), self.recent)
 
-    def allowed(self, logits: Logits) -> Logits:
-        """Logits [vocab_size]: padding rows and ids that mean nothing cannot be drawn.
+    def allowed(self, logits: Logits, path: Sequence[int] = ()) -> Logits:
+        """Logits [vocab_size] after `path`, drafted tokens that come after what was said: padding
+        rows, ids that mean nothing and what the answer's grammar excludes cannot be drawn.
 
         A penalty and a bias copy what they change, so this may be a view of the engine's memory.
         """
@@ -255,7 +258,7 @@ class Stepper:
         if self._unassigned:
             logits = logits.copy()
             logits[self._unassigned] = -np.inf
-        return logits
+        return self.sampler.allowed(logits, path)
 
 
 class Answer:
@@ -354,7 +357,7 @@ def generate(
                     if piece := stops.feed(decoder.feed(token)):
                         answer.text.append(piece)
                         yield piece
-                    if ended := _ended(answer, stops, context):
+                    if ended := _ended(answer, stops, context, sampler):
                         break
             if tail := stops.feed(decoder.finish()) + stops.finish():
                 answer.text.append(tail)
@@ -369,9 +372,11 @@ def generate(
     finish(True)
 
 
-def _ended(answer: Answer, stops: StopMatcher, context: Context) -> FinishReason | None:
+def _ended(
+    answer: Answer, stops: StopMatcher, context: Context, sampler: Sampler
+) -> FinishReason | None:
     """Why the answer ends after this token, if it does."""
-    if stops.stopped:
+    if stops.stopped or (sampler.mask is not None and sampler.mask.complete):
         return "stop"
     if len(answer.tokens) >= answer.params.max_tokens:
         return "length"

@@ -44,11 +44,13 @@ class GenerationResult:
     Attributes:
         text: everything that was given out.
         tokens: everything that was sampled, an end token and those of a stop string included.
-        finish_reason: `stop`: an end token or stop string; `length`: max_tokens; `context`: the KV
-            caches are full; `cancelled` or `deadline`: the text is what there was.
+        finish_reason: `stop`: an end token, a stop string, or the end of the answer's grammar;
+            `length`: max_tokens; `context`: the KV caches are full; `cancelled` or `deadline`: the
+            text is what there was.
         prompt_tokens: tokens that were fed for this answer before the first was sampled.
         reused_tokens: tokens of the prompt that the state already held.
-        speculation: what drafting did; None without a drafter.
+        speculation: what drafting did; None without a drafter or a grammar, whose forced tokens
+            are verified as drafts.
     """
 
     text: str

@@ -1,9 +1,9 @@
 """From logits to a token.
 
-The filters come in the order of transformers' generate: logit bias, repetition penalty,
-temperature, top-k, top-p, min-p. (llama.cpp scales by temperature last, so the same top-p keeps
-other tokens there.) The repetition penalty looks at the last `repetition_window` tokens, as
-llama.cpp's does, so that its cost and its effect do not grow with the conversation.
+A grammar's mask comes first, then the filters in the order of transformers' generate: logit bias,
+repetition penalty, temperature, top-k, top-p, min-p. (llama.cpp scales by temperature last, so the
+same top-p keeps other tokens there.) The repetition penalty looks at the last `repetition_window`
+tokens, as llama.cpp's does, so that its cost and its effect do not grow with the conversation.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError, InputError, StateError
+from edge.runtime.constrain.statement import KINDS, Constraint, constraint_of
 from edge.text.stream import check_stops
+
+if TYPE_CHECKING:
+    from edge.runtime.constrain.mask import Mask
 
 Logits = NDArray[np.float32]
 _BLOCK = 512  # weights summed at once
@@ -51,6 +55,11 @@ class SamplingParams:
         max_tokens: most tokens to sample.
         stop: strings that end the answer; never part of it.
         deadline_s: seconds after which the answer ends with what there is; None is never.
+        json_schema: the answer is JSON of this schema: an object or its JSON, a pydantic model, or
+            True for any JSON.
+        regex: the answer matches this expression, in the syntax of Rust's `regex`.
+        grammar: the answer is in this grammar, in llguidance's dialect of Lark.
+        choices: the answer is one of these texts.
     """
 
     temperature: float = _within(0.7, 0, 100)
@@ -64,10 +73,19 @@ class SamplingParams:
     max_tokens: int = _within(256, 1, 1 << 31, whole=True)
     stop: tuple[str, ...] = ()
     deadline_s: float | None = _within(None, 0, 1e9, above=True)
+    json_schema: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+    choices: Iterable[str] | None = None
 
     def __post_init__(self) -> None:
         faults: list[InputError] = []
+        with collecting(faults):
+            # read once: choices may come from an iterator
+            self.__dict__["_constraint"] = constraint_of({k: getattr(self, k) for k in KINDS})
         for item in fields(self):
+            if item.name in KINDS:
+                continue
             value = getattr(self, item.name)
             with collecting(faults):
                 if item.name == "logit_bias":
@@ -80,6 +98,12 @@ class SamplingParams:
         refuse(faults)
 
     @property
+    def constraint(self) -> Constraint | None:
+        """What the answer has to be: that of the last four which was given."""
+        found: Constraint | None = self.__dict__["_constraint"]
+        return found
+
+    @property
     def remembered(self) -> int:
         """How many of the last tokens make a difference to the next one, besides the logits."""
         return 0 if self.repetition_penalty == 1 else self.repetition_window
@@ -87,7 +111,8 @@ class SamplingParams:
     @property
     def plainly_greedy(self) -> bool:
         """Whether the likeliest token is always taken, whatever was said before."""
-        return self.temperature == 0 and not self.logit_bias and not self.remembered
+        free = not self.logit_bias and not self.remembered and self.constraint is None
+        return self.temperature == 0 and free
 
 
 class Sampling(TypedDict, total=False):
@@ -104,15 +129,23 @@ class Sampling(TypedDict, total=False):
     max_tokens: int | None
     stop: str | Iterable[str] | None
     deadline_s: float | None
+    json_schema: Any
+    regex: str | None
+    grammar: str | None
+    choices: Iterable[str] | None
 
 
 def make_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
-    """`given` over `defaults`; None means not given.
+    """`given` over `defaults`; None means not given. The stop strings among the defaults do not
+    count in an answer that a grammar holds.
 
     Raises InputError naming every unknown parameter and every wrong value.
     """
     faults = unknown_names(given, Sampling.__annotations__)
     values = {name: value for name, value in defaults.items() if value is not None}
+    if any(given.get(kind) is not None for kind in KINDS):
+        # a model's own are for its talk, and would cut what has to be whole
+        values.pop("stop", None)
     values |= {name: value for name, value in given.items() if value is not None}
     with collecting(faults):
         params = SamplingParams(
@@ -237,9 +270,17 @@ class Sampler:
     and the logits determine everything that follows.
     """
 
-    def __init__(self, params: SamplingParams, rng: np.random.Generator | None = None) -> None:
-        """`rng`: random numbers to continue, when `params` names no seed."""
+    def __init__(
+        self,
+        params: SamplingParams,
+        rng: np.random.Generator | None = None,
+        mask: Mask | None = None,
+    ) -> None:
+        """`rng`: random numbers to continue, when `params` names no seed. `mask`: of the grammar of
+        one answer, which `allowed` applies.
+        """
         self.params = params
+        self.mask = mask
         self._adjusts = bool(params.logit_bias or params.remembered)
         if params.seed is not None or rng is None:
             rng = new_rng(params.seed)
@@ -255,6 +296,14 @@ class Sampler:
         if self.params.temperature == 0:
             return best
         return self._candidates(logits, best).draw(self.rng.random())
+
+    def allowed(self, logits: Logits, path: Sequence[int] = ()) -> Logits:
+        """Logits [V], -inf where the answer's grammar has no such token after `path`, which comes
+        after what was said. The argument itself where there is no grammar.
+
+        Raises EngineError for a grammar that cannot be followed further.
+        """
+        return logits if self.mask is None else self.mask.allowed(logits, path)
 
     def distribution(self, logits: Logits, history: Sequence[int] = ()) -> Distribution:
         """What the next token is drawn from at a temperature above 0. Raises as a call does."""

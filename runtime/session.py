@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from edge.errors import InputError, StateError, TokenizerError
 from edge.runtime import transcript
+from edge.runtime.constrain.mask import open_mask
 from edge.runtime.engine import DEFAULT_WINDOW
 from edge.runtime.generate import Answer, Context, ContextMark, Generation, Logits, generate
 from edge.runtime.sampling import (
@@ -289,8 +290,14 @@ class Session:
         for token in params.logit_bias:
             tokenizer.check_id(token)
         # random numbers are copied: those of an answer that leaves no trace are not used up
-        sampler = Sampler(params, restore_rng(rng_state(self._rng)))
-        answer = self._answer = Answer(params, continued=turn.messages is None)
+        continued = turn.messages is None
+        mask = open_mask(tokenizer, params.constraint, continued=continued)
+        sampler = Sampler(params, restore_rng(rng_state(self._rng)), mask)
+        drafting = self._drafting
+        if drafting is None and mask is not None:
+            # speculation is imported where something may be drafted only
+            from edge.runtime.speculate.grammar import GRAMMAR_ALONE as drafting
+        answer = self._answer = Answer(params, continued=continued)
         again, before = turn.read is not None, None
 
         def prefill() -> Logits | None:
@@ -311,7 +318,7 @@ class Session:
             self._join(turn, answer)
 
         pieces = generate(
-            answer, self._context, sampler, tokenizer, self._drafting,
+            answer, self._context, sampler, tokenizer, drafting,
             prefill=prefill, finish=finish,
         )  # fmt: skip
         return Generation(answer, pieces, self._hold)

@@ -219,7 +219,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"store": True}, "store"),
     ({"audio": {"voice": "x"}}, "audio"),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from edge.apps.bench.constrained import mask_table, masks
 from edge.apps.bench.models import SHAPES, model_named
 from edge.apps.bench.peers import PEERS, RUN, ModelFolder, Peer, Tokens, TransformersPeer, missing
 from edge.apps.measure.agreement import Agreement, Logits, agreement
@@ -108,6 +109,7 @@ def run(
         "peers": results,
         "absent": absent,
         "expected": expected,
+        "masks": masks(),
         "costs": _costs(workspace, threads, results, expected, profiled, say),
     }
 
@@ -299,6 +301,7 @@ def parts(facts: Facts) -> Iterator[FigureTable | str]:
         yield _times(timed)
     if OURS in timed:
         yield _ratios(timed)
+    yield mask_table(facts["masks"])
     for row in facts["expected"]:
         mark = "unsure" if not facts["trustworthy"] else "met" if row["met"] else "MISSED"
         yield f"{mark:<7} {row['expected']}: {row['value']:.2f}"

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge.apps import options
+from edge.apps import constraints, options
 from edge.apps.exits import INTERRUPTED, exit_code_of
+from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.runtime.sampling import SamplingParams
 
 # plain usage errors: boxes do not survive narrow and dumb terminals
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
@@ -41,6 +47,10 @@ def chat(
     stop: Annotated[
         list[str] | None, typer.Option(help="End answers at this text; may be repeated.")
     ] = None,
+    json_schema: constraints.JsonSchema = None,
+    regex: constraints.Regex = None,
+    grammar: constraints.GrammarFile = None,
+    choices: constraints.Choices = None,
     threads: Annotated[int | None, typer.Option(help=options.THREADS_HELP)] = None,
     spin: options.Spin = False,
 ) -> None:
@@ -55,11 +65,13 @@ def chat(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
         "stop": tuple(stop) if stop else None,
+        **constraints.read_constraint(json_schema, regex, grammar, choices),
     }
-    _check(sampling | {"seed": seed}, threads)
+    params = _check(sampling | {"seed": seed}, threads)
     drafting = options.read_drafting(draft, draft_tokens, draft_tree, draft_auto, accept)
     # imported late, so that --help and refusals come at once
     from edge.apps.chat import conversation
+    from edge.runtime.constrain.mask import open_mask
     from edge.runtime.engines import check_provider
     from edge.runtime.model import load
 
@@ -67,6 +79,8 @@ def chat(
     once = conversation.given_prompt(prompt)
     model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
     drafter = options.load_drafter(drafting.draft, engine, threads, spin, provider)
+    with _named():  # a grammar is compiled for the model's vocabulary
+        open_mask(model.tokenizer, params.constraint, continued=model.template is None)
     gain = None
     if drafter is not None:
         from edge.apps.chat.gain import Gain
@@ -95,15 +109,21 @@ def chat(
         raise typer.Exit(INTERRUPTED)
 
 
-def _check(sampling: dict[str, Any], threads: int | None) -> None:
+def _check(sampling: dict[str, Any], threads: int | None) -> SamplingParams:
     """Refuse what can be refused before anything is loaded, naming options."""
-    from edge.errors import InputError
     from edge.runtime.sampling import make_params
 
     if threads is not None and threads < 1:
         raise InputError(f"must be at least 1, not {threads}", field="--threads")
+    with _named():
+        return make_params({}, sampling)
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Refusals of sampling parameters name the options that they came from."""
     try:
-        make_params({}, sampling)
+        yield
     except InputError as problem:
         option = _option(problem.field or "")
         # of further faults the message names the parameters

@@ -29,6 +29,8 @@ from pydantic_core import PydanticCustomError
 from edge.apps.serve.errors import ApiError, invalid
 from edge.bundle.strict_json import loads
 from edge.errors import InputError
+from edge.runtime.constrain.mask import open_mask
+from edge.runtime.constrain.statement import KINDS
 from edge.runtime.model import Model
 from edge.runtime.sampling import SamplingParams, make_params
 from edge.text.template import Message
@@ -39,6 +41,11 @@ BIAS = 100.0  # the API's bounds of a logit bias
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 # checked by the sampler, and called there as they are here
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# where clients wrote what holds an answer to a form
+FORM_FIELDS = {"json_schema": "response_format.json_schema.schema"}
+VLLM_FIELDS = {"json_schema": "structured_outputs.json", "regex": "structured_outputs.regex",
+               "grammar": "structured_outputs.grammar",
+               "choices": "structured_outputs.choice"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,8 +125,50 @@ class _Fields(BaseModel):
         return {name: value for name, value in data.items() if value is not None}
 
 
-class _TextFormat(_Fields):
-    type: Literal["text"] = "text"
+class _JsonSchema(_Fields):
+    name: str = ""
+    description: str = ""
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = {}
+    strict: bool = True  # or not: no answer is outside the schema
+
+
+class ResponseFormat(_Fields):
+    """The API's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: _JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> ResponseFormat:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise PydanticCustomError(
+                "invalid_value", "json_schema goes with the type json_schema, and with it alone"
+            )
+        return self
+
+    def constraint(self) -> dict[str, Any]:
+        """By the names of `SamplingParams`."""
+        if self.json_schema is not None:
+            return {"json_schema": self.json_schema.schema_}
+        return {"json_schema": {"type": "object"}} if self.type == "json_object" else {}
+
+
+class StructuredOutputs(_Fields):
+    """vLLM's way to ask for a form."""
+
+    json_: Annotated[Any, Field(alias="json")] = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    def constraint(self) -> dict[str, Any]:
+        """By the names of `SamplingParams`."""
+        given = {"json_schema": self.json_, "regex": self.regex, "grammar": self.grammar,
+                 "choices": self.choice}  # fmt: skip
+        if self.json_object and self.json_ is None:
+            given["json_schema"] = {"type": "object"}
+        return given
 
 
 class UnsupportedInMessage(_Fields):
@@ -147,7 +196,6 @@ class Unsupported(_Fields):
     functions: Nothing = []
     tool_choice: Literal["none", "auto"] = "none"
     function_call: Literal["none", "auto"] = "none"
-    response_format: _TextFormat = _TextFormat()
     modalities: list[Literal["text"]] = []
     reasoning_effort: Literal["none"] = "none"
     verbosity: Literal["medium"] = "medium"
@@ -183,6 +231,8 @@ class GenerationBody(Unsupported):
     # any 64-bit number: the API's are signed, ours are not
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     logit_bias: dict[TokenKey, Bias] = {}
+    response_format: ResponseFormat = ResponseFormat()
+    structured_outputs: StructuredOutputs = StructuredOutputs()
     max_tokens: Any = None
     temperature: Any = None
     top_p: Any = None
@@ -200,6 +250,14 @@ class GenerationBody(Unsupported):
     prediction: Any = None
     parallel_tool_calls: Any = None
 
+    @field_validator("structured_outputs")
+    @classmethod
+    def _one_form(cls, value: StructuredOutputs, info: ValidationInfo) -> StructuredOutputs:
+        asked = info.data.get("response_format")
+        if asked is not None and asked.constraint() and any(value.constraint().values()):
+            raise PydanticCustomError("invalid_value", "cannot be given with response_format")
+        return value
+
     @field_validator("stream_options")
     @classmethod
     def _only_with_stream(cls, value: StreamOptions, info: ValidationInfo) -> StreamOptions:
@@ -209,12 +267,17 @@ class GenerationBody(Unsupported):
 
     def sampling(self, model: Model) -> dict[str, Any]:
         """What was asked for, by the names of `SamplingParams`."""
-        return {name: getattr(self, name) for name in SAMPLING} | {
-            "max_tokens": self.max_tokens,
-            "stop": self.stop,
-            "seed": None if self.seed is None else self.seed % (1 << 64),
-            "logit_bias": {int(token): bias for token, bias in self.logit_bias.items()},
-        }
+        form = self.response_format.constraint() or self.structured_outputs.constraint()
+        return (
+            {name: getattr(self, name) for name in SAMPLING}
+            | form
+            | {
+                "max_tokens": self.max_tokens,
+                "stop": self.stop,
+                "seed": None if self.seed is None else self.seed % (1 << 64),
+                "logit_bias": {int(token): bias for token, bias in self.logit_bias.items()},
+            }
+        )
 
 
 class ChatBody(GenerationBody):
@@ -235,6 +298,8 @@ class ChatBody(GenerationBody):
         found = super().sampling(model)
         if self.max_completion_tokens is not None:
             found["max_tokens"] = self.max_completion_tokens
+        if any(found.get(kind) is not None for kind in KINDS):
+            return found  # a model's own stop strings would cut what has to be whole
         return found | {"stop": (*(model.defaults.get("stop") or ()), *self.stop)}
 
 
@@ -310,8 +375,11 @@ def _checked(
         faults += map(_fault, problem.errors(include_url=False, include_context=False))
     try:
         params = make_params(model.defaults, sampling)
+        open_mask(model.tokenizer, params.constraint, continued=kind is CompletionBody)
     except InputError as problem:
         field = problem.field or ""
+        named = FORM_FIELDS if given.get("response_format") else VLLM_FIELDS
+        field = named.get(field.partition(".")[0], field)
         faults.append(_Fault(field, f"{field}: {problem.message}"))
     else:
         size = model.tokenizer.vocab_size

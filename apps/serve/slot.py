@@ -19,13 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.runtime.constrain.mask import open_mask
 from edge.runtime.generate import Answer, Context, ContextMark, Generation, Logits, generate
 from edge.runtime.model import Model
 from edge.runtime.sampling import Sampler, SamplingParams
 from edge.runtime.speculate.decode import Drafting
+from edge.runtime.speculate.grammar import GRAMMAR_ALONE
 
 WORTH = 16  # tokens that a kept state must spare
-WINDOW = 2  # every token of it costs two states, and nothing here goes back far
+WINDOW = 4  # every token of it costs two states; a grammar drafts the tokens that it forces
 Tokens = NDArray[np.int32]
 _TOKEN_BYTES = 44  # of a Python integer, a reference to it, and the number in the array
 
@@ -72,6 +74,8 @@ class Slot:
         self._context.check_room(len(tokens))
         wanted = tuple(tokens)
         self.reused = 0
+        mask = open_mask(self._model.tokenizer, params.constraint, continued=continued)
+        drafting = self._drafting if mask is None else self._drafting or GRAMMAR_ALONE
         answer = Answer(params, continued=continued)
 
         def prefill() -> Logits | None:
@@ -85,8 +89,8 @@ class Slot:
                 self._context.clear()
 
         pieces = generate(
-            answer, self._context, Sampler(params), self._model.tokenizer, self._drafting,
-            prefill=prefill, finish=finish,
+            answer, self._context, Sampler(params, mask=mask), self._model.tokenizer,
+            drafting, prefill=prefill, finish=finish,
         )  # fmt: skip
         return Generation(answer, pieces, nullcontext())
 

@@ -11,8 +11,8 @@ from edge.errors import EdgeError
 from edge.runtime.generate import Answer, Logits, Stepper
 from edge.runtime.speculate.accept import EXACT, Row, Rule
 from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
-from edge.runtime.speculate.policy import Outlook, Policy, Round
-from edge.runtime.speculate.shape import NO_DRAFT, DraftSource, Shape
+from edge.runtime.speculate.policy import NO_OUTLOOK, Outlook, Policy, Round
+from edge.runtime.speculate.shape import GRAMMAR, NO_DRAFT, DraftSource, Shape
 
 
 @dataclass
@@ -66,6 +66,10 @@ class Speculative:
     accepted path. Of a chain it is rewound by the rest (The Mamba in the Llama, algorithm 2; the
     state goes back by choosing a slot or by replay, whichever the engine does); of a tree it
     selects the node at the path's end.
+
+    Of an answer that a grammar holds, tokens it leaves no choice about are drafted before anybody
+    is asked, and verified like all others: hardly any is refused. What a drafter says is cut where
+    it leaves the grammar.
     """
 
     def __init__(
@@ -97,30 +101,24 @@ class Speculative:
             steps.say(token)
             yield token
             began = time.perf_counter()
-            outlook = self._drafter.outlook(context.tokens, token)
-            if self._policy.rests(outlook):
-                token = steps.step(token)
-                self.figures.steps += 1
-                self._policy.rested(time.perf_counter() - began)
-                continue
-            asked, shape = self._shape(outlook)
-            working = not self.figures.problem
-            draft = self._draft(token, shape)
-            drafted = time.perf_counter()
-            path, following = self._verify(token, draft)
-            done = Round(
-                shape,
-                len(draft.tokens),
-                *draft.outcome(path),
-                drafted - began,
-                time.perf_counter() - drafted,
-                outlook,
-                (*(draft.tokens[node] for node in path), following),
-            )
-            self._count(done)
-            # what the end of an answer cut short says nothing of the shape, nor does a failure
-            if shape == asked and not (working and self.figures.problem):
-                self._policy.learn(done)
+            draft = self._forced()
+            if draft.tokens:
+                shape = Shape.of_chain(len(draft.tokens), GRAMMAR)
+                path, following, _ = self._round(token, draft, shape, NO_OUTLOOK, began)
+            else:
+                outlook = self._drafter.outlook(context.tokens, token)
+                if self._policy.rests(outlook):
+                    token = steps.step(token)
+                    self.figures.steps += 1
+                    self._policy.rested(time.perf_counter() - began)
+                    continue
+                asked, shape = self._shape(outlook)
+                working = not self.figures.problem
+                draft = self._draft(token, shape)
+                path, following, done = self._round(token, draft, shape, outlook, began)
+                # what the end of an answer cut short says nothing of the shape, nor does a failure
+                if shape == asked and not (working and self.figures.problem):
+                    self._policy.learn(done)
             for index, node in enumerate(path):
                 token = draft.tokens[node]
                 steps.say(token)
@@ -133,31 +131,68 @@ class Speculative:
                     raise
             token = following
 
+    def _round(
+        self, pending: int, draft: Draft, shape: Shape, outlook: Outlook, began: float
+    ) -> tuple[list[int], int, Round]:
+        """Verify and count a draft: (nodes that are kept, next token, what came of it)."""
+        drafted = time.perf_counter()
+        path, following = self._verify(pending, draft)
+        done = Round(
+            shape,
+            len(draft.tokens),
+            *draft.outcome(path),
+            drafted - began,
+            time.perf_counter() - drafted,
+            outlook,
+            (*(draft.tokens[node] for node in path), following),
+        )
+        self._count(done)
+        return path, following, done
+
+    def _room(self) -> int:
+        """How many drafted tokens window and KV caches take."""
+        context = self._steps.context
+        room: int = context.state.window - 1
+        if context.state.capacity is not None:
+            # with drafted tokens in them the caches must not look full: that would end the answer
+            room = min(room, context.state.capacity - len(context.tokens) - 2)
+        return room
+
     def _shape(self, outlook: Outlook) -> tuple[Shape, Shape]:
         """(what the policy chose, how much of it answer, window and KV caches have room for)."""
         if self.figures.problem and not self._drafter.goes_on:
             return NO_DRAFT, NO_DRAFT
-        context = self._steps.context
-        room = context.state.window - 1
-        if context.state.capacity is not None:
-            # with drafted tokens in them the caches must not look full: that would end the answer
-            room = min(room, context.state.capacity - len(context.tokens) - 2)
         chosen = self._policy.choose(outlook)
         # one token more than the draft is deep comes out of a round
-        return chosen, chosen.within(self._remaining() - 1, room)
+        return chosen, chosen.within(self._remaining() - 1, self._room())
+
+    def _forced(self) -> Draft:
+        """What the answer's grammar leaves no choice about."""
+        mask = self._steps.sampler.mask
+        room = 0 if mask is None else min(self._remaining() - 1, self._room())
+        if mask is None or room <= 0:
+            return NOTHING
+        tokens = tuple(mask.forced(room))
+        return Draft(tokens, (None,) * len(tokens))
 
     def _draft(self, pending: int, shape: Shape) -> Draft:
         if not shape.nodes:
             return NOTHING
         steps = self._steps
         try:
-            return self._drafter.propose(
+            draft = self._drafter.propose(
                 steps.context.tokens, pending, shape, steps.sampler, steps.recent
             )
         except EdgeError as problem:
             # a drafter only makes things quicker: without it the answer goes on
             self.figures.problem = str(problem)
             return NOTHING
+        mask = steps.sampler.mask
+        if mask is None or draft.parents is not None:
+            return draft
+        # tokens that were drawn were drawn within the grammar: cutting others changes no chances
+        kept = mask.within(draft.tokens)
+        return Draft(draft.tokens[:kept], draft.drawn_from[:kept])
 
     def _verify(self, pending: int, draft: Draft) -> tuple[list[int], int]:
         """Run the draft through the target, keep what is accepted: (nodes, next token)."""
@@ -172,11 +207,11 @@ class Speculative:
         recent = steps.recent[-self._remembered :] if self._remembered else []
 
         def target(node: int) -> Row:
-            row = steps.allowed(logits[node + 1])
+            path = draft.path(node)
+            row = steps.allowed(logits[node + 1], path)
             if not self._remembered:
                 return Row(row, recent)
-            said = [token for token in draft.path(node) if token not in steps.special]
-            return Row(row, recent + said)
+            return Row(row, recent + [token for token in path if token not in steps.special])
 
         path, following = self._rule.accept(draft, target, steps.sampler, steps.special)
         if draft.parents is None:

@@ -85,6 +85,8 @@ class Growth:
         for node, row in zip(self._level, logits, strict=True):
             missing = count
             if node is not None:
+                if self._sampler.mask is not None:
+                    row = self._sampler.allowed(row, self._path(node))
                 for token, q in children(self._sampler, row, self._history(node), count):
                     level.append(len(self._tokens))
                     self._tokens.append(token)
@@ -97,12 +99,17 @@ class Growth:
 
     def _history(self, node: int) -> list[int]:
         """What the repetition penalty looks at after a node."""
+        if not self._remembered:
+            return self._recent
+        return self._recent + [t for t in self._path(node) if t not in self._special]
+
+    def _path(self, node: int) -> list[int]:
+        """The tokens up to a node."""
         said: list[int] = []
-        while self._remembered and node != -1:
-            if self._tokens[node] not in self._special:
-                said.append(self._tokens[node])
+        while node != -1:
+            said.append(self._tokens[node])
             node = self._parents[node]
-        return self._recent + said[::-1]
+        return said[::-1]
 
     def draft(self) -> Draft:
         parents = tuple(self._parents)

@@ -8,9 +8,10 @@ from itertools import accumulate
 from operator import mul
 from typing import Literal
 
-DraftSource = Literal["model", "look-up"]
+DraftSource = Literal["model", "look-up", "grammar"]
 MODEL: DraftSource = "model"
 LOOK_UP: DraftSource = "look-up"
+GRAMMAR: DraftSource = "grammar"
 
 
 @dataclass(frozen=True)

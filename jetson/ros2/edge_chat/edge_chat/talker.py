@@ -57,6 +57,7 @@ class GoalRequest:
     Attributes:
         chat: in the model's template; otherwise the prompt is continued.
         keep: continue the conversation.
+        json_schema, regex, choices: what the answer has to be, one of them.
     """
 
     prompt: str
@@ -67,6 +68,9 @@ class GoalRequest:
     seed: int | None = None
     deadline_s: float | None = None
     stop: tuple[str, ...] = ()
+    json_schema: str | None = None
+    regex: str | None = None
+    choices: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, goal: Any) -> GoalRequest:
@@ -80,6 +84,9 @@ class GoalRequest:
             seed=goal.seed if goal.seed >= 0 else None,
             deadline_s=goal.deadline_s if goal.deadline_s >= 0 else None,
             stop=tuple(goal.stop),
+            json_schema=goal.json_schema or None,
+            regex=goal.regex or None,
+            choices=tuple(goal.choices) or None,
         )
 
 
@@ -302,6 +309,9 @@ class Talker:
             "seed": request.seed,
             "stop": request.stop,
             "deadline_s": deadline or None,
+            "json_schema": request.json_schema,
+            "regex": request.regex,
+            "choices": request.choices,
         }
         verb = session.chat if request.chat else session.generate
         return lambda most: verb(request.prompt, max_tokens=most, **sampling)

@@ -1,0 +1,221 @@
+"""`python -m edge.apps.bench.constrained`: what holding an answer to a grammar costs a token, and
+what it gains where the grammar leaves no choice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from edge.apps.exits import exit_code_of
+from edge.apps.measure.machine import machine, stamp
+from edge.apps.measure.stopwatch import without_collections
+from edge.apps.measure.table import FigureTable, show
+from edge.runtime.constrain.mask import GrammarVocabulary
+from edge.runtime.constrain.statement import constraint_of
+from edge.runtime.model import Model, load
+from edge.runtime.session import Session
+from edge.text.byte import ByteTokenizer
+
+Facts = dict[str, Any]
+IDS = 50_000
+ROUNDS = 5
+GOAL_US = 50.0
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "action": {"enum": ["move_forward", "turn_left", "turn_right", "stop"]},
+        "distance_cm": {"type": "integer", "minimum": 0, "maximum": 500},
+        "speed": {"enum": ["slow", "normal", "fast"]},
+        "reason": {"type": "string", "maxLength": 40},
+        "targets": {"type": "array", "items": {"enum": ["ball", "box", "door"]}, "maxItems": 2},
+    },
+    "required": ["action", "distance_cm", "speed", "reason", "targets"],
+    "additionalProperties": False,
+}
+FORMS: Mapping[str, Mapping[str, Any]] = {
+    "JSON schema": {"json_schema": SCHEMA},
+    "any JSON object": {"json_schema": {"type": "object"}},
+    "choices": {"choices": ["move forward", "move back", "turn left", "turn right", "stop"]},
+    "regex": {"regex": r"(forward|back) [0-9]{1,3} cm at (slow|full) speed"},
+}
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+
+class MadeUpTokenizer(ByteTokenizer):
+    """All bytes, and made-up words, numbers and punctuation; the last id ends an answer."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(eos=(size - 1,))
+        self.vocab_size = size
+        self.fingerprint = hashlib.sha256(b"made up").hexdigest()
+        self._pieces = [*dict.fromkeys(_pieces(size))]
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._pieces[token] if token < self.vocab_size - 1 else b""
+
+    def id_to_piece(self, token: int) -> str:
+        return repr(self.token_bytes(token))
+
+
+def _pieces(size: int) -> Iterator[bytes]:
+    rng = random.Random(0)
+    letters, marks = b"etaoinshrdlucmfwypvbgkjqxz", b".,:;\"{}[]()_-\n '/"
+    chances = [1 / (1 + place) for place in range(len(letters))]
+    seen = {bytes((value,)) for value in range(256)}
+    yield from (bytes((value,)) for value in range(256))
+    while len(seen) < size - 1:
+        word = bytes(rng.choices(letters, chances, k=rng.randrange(2, 9)))
+        kind = rng.random()
+        piece = (
+            b" " + word if kind < 0.6
+            else word if kind < 0.85
+            else str(rng.randrange(1000)).encode() if kind < 0.9
+            else bytes(rng.choices(marks, k=rng.randrange(2, 4)))
+        )  # fmt: skip
+        if piece not in seen:
+            seen.add(piece)
+            yield piece
+
+
+def masks(size: int = IDS) -> Facts:
+    """Microseconds a token: of following the grammar and masking logits [size], by form."""
+    vocabulary = GrammarVocabulary(MadeUpTokenizer(size))
+    logits = np.random.default_rng(1).standard_normal((64, size)).astype(np.float32)
+    return {"ids": size, "forms": {name: _mask(vocabulary, dict(form), logits)
+                                   for name, form in FORMS.items()}}  # fmt: skip
+
+
+def _mask(vocabulary: GrammarVocabulary, form: dict[str, Any], logits: Any) -> Facts:
+    constraint = constraint_of(form)
+    assert constraint is not None
+    began = time.perf_counter()
+    vocabulary.mask(constraint, False)
+    compiled = time.perf_counter() - began
+    spent: list[float] = []
+    with without_collections():
+        for number in range(ROUNDS):
+            mask = vocabulary.mask(constraint, False)
+            for step in range(200):
+                row = logits[(step + 7 * number) % len(logits)]
+                began = time.perf_counter()
+                allowed = mask.allowed(row)
+                masked = time.perf_counter()
+                token = int(allowed.argmax())  # the sampler's own
+                chosen = time.perf_counter()
+                mask.say(token)
+                spent.append(time.perf_counter() - chosen + masked - began)
+                if mask.complete or token in vocabulary.ends:
+                    break
+    ordered = sorted(spent)
+    return {
+        "compile_ms": 1e3 * compiled,
+        "tokens": len(spent),
+        "median_us": 1e6 * median(ordered),
+        "p90_us": 1e6 * ordered[int(0.9 * len(ordered))],
+    }
+
+
+@contextmanager
+def _one_by_one() -> Iterator[None]:
+    """Without drafts of what is forced."""
+    from edge.runtime.speculate.decode import Speculative
+    from edge.runtime.speculate.draft import NOTHING
+
+    forced = Speculative._forced
+    Speculative._forced = lambda self: NOTHING  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Speculative._forced = forced  # type: ignore[method-assign]
+
+
+def jumps(model: Model, rounds: int = ROUNDS) -> Facts:
+    """Milliseconds of greedy answers, the best of the rounds: with what is forced verified in one
+    run, and token by token.
+    """
+    session = model.session(undo_levels=0)
+    return {name: _jump(session, dict(form), rounds) for name, form in FORMS.items()}
+
+
+def _jump(session: Session, form: dict[str, Any], rounds: int) -> Facts:
+    ways: dict[str, list[float]] = {"jump": [], "steps": []}
+    texts, result = set(), None
+    for number in range(rounds + 1):
+        for way in ("jump", "steps") if number % 2 else ("steps", "jump"):
+            session.reset()
+            say = session.generate if session.model.template is None else session.chat
+            with without_collections():
+                if way == "steps":
+                    with _one_by_one():
+                        done = say("What now?", temperature=0, max_tokens=96, **form).finish()
+                else:
+                    result = done = say("What now?", temperature=0, max_tokens=96, **form).finish()
+            texts.add(done.text)
+            stamps = done.timings.token_s
+            if number:  # the first round warms up
+                ways[way].append(stamps[-1] - stamps[0])
+    assert result is not None and result.speculation is not None
+    jump, steps = min(ways["jump"]), min(ways["steps"])
+    return {
+        "tokens": len(result.tokens),
+        "forced": result.speculation.accepted,
+        "ms": 1e3 * jump,
+        "ms_without": 1e3 * steps,
+        "speedup": steps / jump if jump > 0 else None,
+        "same": len(texts) == 1,
+    }
+
+
+def mask_table(facts: Facts) -> FigureTable:
+    """The overhead for people."""
+    rows = [
+        (name, f"{found['compile_ms']:.1f}", f"{found['median_us']:.0f}", f"{found['p90_us']:.0f}")
+        for name, found in facts["forms"].items()
+    ]
+    title = f"an answer's form, {facts['ids']} ids; {GOAL_US:.0f} µs expected"
+    return FigureTable(("form", "compile, ms", "a token, µs", "p90, µs"), rows, title=title)
+
+
+def jump_table(facts: Facts, name: str) -> FigureTable:
+    """The gain for people."""
+    rows = [
+        (form, str(found["tokens"]), str(found["forced"]), f"{found['ms_without']:.1f}",
+         f"{found['ms']:.1f}", "–" if found["speedup"] is None else f"{found['speedup']:.2f}",
+         "yes" if found["same"] else "NO")
+        for form, found in facts.items()
+    ]  # fmt: skip
+    head = ("form", "tokens", "forced", "by steps, ms", "in runs, ms", "times", "same")
+    return FigureTable(head, rows, title=f"what is forced in one run, {name}")
+
+
+@app.command()
+def bench(
+    bundles: Annotated[list[str] | None, typer.Argument(help="Bundles to measure with.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1)] = None,
+    engine: Annotated[str, typer.Option()] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure the mask at 50,000 ids, and the gain of forced tokens with these bundles."""
+    facts: Facts = {"date": stamp(), "machine": machine(), "masks": masks(), "jumps": {}}
+    for name in bundles or ["demo"]:
+        facts["jumps"][name] = jumps(load(name, threads=threads, engine=engine))
+    if as_json:
+        print(json.dumps(facts, indent=1))
+    else:
+        show([mask_table(facts["masks"]),
+              *(jump_table(found, name) for name, found in facts["jumps"].items())])  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(app))

@@ -1,0 +1,310 @@
+"""Which tokens may come next: llguidance follows the grammar, a mask says it to the sampler.
+
+llguidance walks the vocabulary's bytes through a parser, and gives a bit a token. What is compiled
+of a grammar is kept, for a program that asks the same again and again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EngineError, InputError
+from edge.runtime.constrain.statement import Constraint
+from edge.text.tokenizer import Segment, Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Logits = NDArray[np.float32]
+
+# JSON is laid out as Python's `json.dumps` does it. Where white space is free, small models go on
+# with nothing else, and less of an answer is forced
+LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+KEPT = 32  # compiled grammars of a vocabulary
+REMEDY = "pip install 'mamba-edge[constrain]'"
+# of the 8 tokens of a byte of the mask: 0 where its bit is set, else -inf
+_BIAS = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
+).astype(np.float32)
+
+
+class Mask:
+    """Follows one answer through its grammar.
+
+    Attributes:
+        complete: the grammar leaves nothing more to say.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocabulary: GrammarVocabulary) -> None:
+        """`matcher`: at the grammar's beginning, this mask's own."""
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._ahead: list[int] = []  # consumed beyond what has been said
+        self.complete = False
+
+    def say(self, token: int) -> None:
+        """A token joins the answer. Raises EngineError for one that the grammar does not allow."""
+        if self._ahead[:1] == [token]:
+            del self._ahead[0]
+        else:
+            self._go(())
+            self._consume(token)
+        self.complete = not self._ahead and self._matcher.is_stopped()
+
+    def allowed(self, logits: Logits, path: Sequence[int] = ()) -> Logits:
+        """A copy of logits [V] in which tokens are -inf that may not come after `path`, which comes
+        after what has been said. Behind the grammar's end, where nothing counts, the logits.
+
+        Raises EngineError: the grammar became too complex, or wants what the vocabulary lacks.
+        """
+        if not self._go(path):
+            return logits
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        # `take` is ten times as quick as an index
+        out: Logits = _BIAS.take(bits, axis=0).reshape(-1)[: len(logits)]
+        out += logits
+        return out
+
+    def within(self, path: Sequence[int]) -> int:
+        """How many tokens of a path stay in the grammar, from what has been said on."""
+        self._go(())
+        return int(self._matcher.validate_tokens(list(path)))
+
+    def forced(self, most: int) -> list[int]:
+        """At most so many tokens that spell what the grammar leaves no choice about."""
+        self._go(())
+        found: list[int] = self._matcher.compute_ff_tokens()[:most]
+        # an end is no text, and not worth a run
+        return found[: next((i for i, t in enumerate(found) if t in self._vocabulary.ends), most)]
+
+    def _go(self, path: Sequence[int]) -> bool:
+        """Bring the matcher behind `path`; whether it is within the grammar."""
+        ahead, same = self._ahead, 0
+        while same < min(len(ahead), len(path)) and ahead[same] == path[same]:
+            same += 1
+        if len(ahead) > same:
+            self._matcher.rollback(len(ahead) - same)
+            del ahead[same:]
+        for token in path[same:]:
+            if self._matcher.is_stopped():
+                return False
+            self._consume(token)
+            ahead.append(token)
+        return not self._matcher.is_stopped()
+
+    def _consume(self, token: int) -> None:
+        if not self._matcher.consume_token(token):
+            said = _said(self._matcher.get_error())
+            raise EngineError(f"token {token} is outside the grammar: {said}")
+
+    def _check(self) -> None:
+        if not self._matcher.is_error():
+            return
+        said = _said(self._matcher.get_error())
+        if said == "NoExtensionBias":
+            raise EngineError(
+                "the model's vocabulary cannot write what the grammar wants next",
+                remedy="change the grammar, or use a model whose tokenizer knows all bytes",
+            )
+        raise EngineError(
+            f"the grammar cannot be followed further: {said}", remedy="use a simpler grammar"
+        )
+
+
+class GrammarVocabulary:
+    """A tokenizer's vocabulary as llguidance reads it, and the grammars compiled for it.
+
+    Attributes:
+        ends: ids that end an answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Takes 0.1 s for 50,000 ids. Raises InputError without llguidance."""
+        try:
+            from llguidance import LLTokenizer, TokenizerWrapper
+        except ModuleNotFoundError:
+            raise InputError("constrained answers need llguidance", remedy=REMEDY) from None
+        self._size = tokenizer.vocab_size
+        hidden = {*tokenizer.eos, *tokenizer.unassigned}
+        tokens = [
+            b"" if token in hidden else tokenizer.token_bytes(token) for token in range(self._size)
+        ]
+        self.ends = frozenset(tokenizer.eos)
+        special = [token for token, text in enumerate(tokens) if not text]
+        for token in special:
+            tokens[token] = _control(tokenizer.id_to_piece(token))
+        ends = list(tokenizer.eos)
+        if not ends:  # llguidance wants one: it is behind the vocabulary, and never sampled
+            ends = [len(tokens)]
+            special.append(len(tokens))
+            tokens.append(_control("<end>"))
+        self._spaced = np.array([text[:1] == b" " for text in tokens])
+        # it asks how text is spelled that the grammar leaves no choice about
+        wrapped = TokenizerWrapper(_Spelling(tokenizer, tokens, ends[0], special))
+        self._tokenizer = LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=ends)
+        self._compiled: OrderedDict[tuple[Constraint, bool], LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def mask(self, constraint: Constraint, stripped: bool) -> Mask:
+        """A mask at the beginning of an answer. `stripped`: of which a first space is not shown.
+
+        Raises InputError naming the parameter of a grammar that cannot be compiled.
+        """
+        key = constraint, stripped
+        with self._lock:
+            found = self._compiled.get(key)
+            if found is None:
+                found = self._compiled[key] = self._compile(constraint, stripped)
+                while len(self._compiled) > KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(key)
+            return Mask(found.deep_copy(), self)
+
+    def _compile(self, constraint: Constraint, stripped: bool) -> LLMatcher:
+        body = _grammar(constraint)
+        matcher = self._matcher(constraint, json.dumps({"grammars": [body]}))
+        first = np.unpackbits(
+            np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"
+        )[: len(self._spaced)].astype(bool)
+        if not first[: self._size].any() and not matcher.is_accepting():
+            raise InputError(
+                "begins with what the model's vocabulary cannot write", field=constraint.kind
+            )
+        if not stripped:
+            return matcher
+        # the space before a first word is not shown: it may come, and has to where the grammar
+        # begins with one that is
+        space = '" "' if first[self._spaced].any() else '" "?'
+        top = {"name": "answer", "lark_grammar": f"start: {space} @body"}
+        return self._matcher(constraint, json.dumps({"grammars": [top, body | {"name": "body"}]}))
+
+    def _matcher(self, constraint: Constraint, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise InputError(_said(matcher.get_error()), field=constraint.kind)
+        return matcher
+
+
+class _Spelling:
+    """What llguidance asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(
+        self, tokenizer: Tokenizer, tokens: list[bytes], end: int, special: list[int]
+    ) -> None:
+        self.tokens, self.eos_token_id, self.special_token_ids = tokens, end, special
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Tokens of a text that others come before: no first space is added."""
+        before = Segment("", tokens=(0,))
+        try:
+            found = self._tokenizer.encode_segments([before, Segment(text.decode())])[1:]
+        except (UnicodeDecodeError, InputError):
+            return self._longest_first(text)
+        same = b"".join(self.tokens[token] for token in found) == text
+        # some tokenizers trim spaces, or know no bytes
+        return found if same else self._longest_first(text)
+
+    def _longest_first(self, text: bytes) -> list[int]:
+        """Tokens that spell a text, the longest that fits each time; as far as there are any."""
+        found, at = [], 0
+        while at < len(text):
+            sizes = range(min(self._longest, len(text) - at), 0, -1)
+            fits = (self._ids.get(text[at : at + size]) for size in sizes)
+            token = next((token for token in fits if token is not None), None)
+            if token is None:
+                break
+            found.append(token)
+            at += len(self.tokens[token])
+        return found
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return {text: token for token, text in enumerate(self.tokens)}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self.tokens))
+
+
+def _control(name: str) -> bytes:
+    """How llguidance is told of a token that is no text."""
+    return b"\xff" + name.encode()
+
+
+def _grammar(constraint: Constraint) -> dict[str, Any]:
+    """One grammar as llguidance's JSON has it."""
+    if constraint.kind == "json_schema":
+        return {"json_schema": _schema(constraint.source)}
+    if constraint.kind == "grammar":
+        return {"lark_grammar": constraint.source}
+    if constraint.kind == "regex":
+        return {"lark_grammar": f"start: {_regex(constraint.source)}"}
+    choices = json.loads(constraint.source)
+    return {"lark_grammar": "start: " + " | ".join(map(_literal, choices))}
+
+
+def _schema(source: str) -> Any:
+    """A schema with our layout; its own "x-guidance", llguidance's options, goes before it."""
+    schema = json.loads(source)
+    if schema is True:
+        schema = {}
+    if isinstance(schema, dict):
+        given = schema.get("x-guidance")
+        return schema | {"x-guidance": LAYOUT | (given if isinstance(given, dict) else {})}
+    return schema
+
+
+def _regex(pattern: str) -> str:
+    """An expression between slashes, as Lark has them."""
+    from llguidance import regex_to_lark
+
+    return f"/{regex_to_lark(pattern)}/"
+
+
+def _literal(text: str) -> str:
+    """A text as Lark quotes it."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
+
+
+def _said(error: str) -> str:
+    """What llguidance says, without the grammar that it quotes."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    reasons = [line.removeprefix("error: ") for line in lines[1:] if line.startswith("error: ")]
+    return ": ".join([*lines[:1], *reasons]) or "is refused"
+
+
+_VOCABULARIES: WeakKeyDictionary[Tokenizer, GrammarVocabulary] = WeakKeyDictionary()
+_MAKING = Lock()
+
+
+def open_mask(
+    tokenizer: Tokenizer, constraint: Constraint | None, *, continued: bool
+) -> Mask | None:
+    """What follows an answer through its grammar; None without one. `continued`: its first space is
+    shown.
+
+    Raises InputError: no llguidance, or a grammar that cannot be compiled or written.
+    """
+    if constraint is None:
+        return None
+    with _MAKING:
+        vocabulary = _VOCABULARIES.get(tokenizer)
+        if vocabulary is None:
+            vocabulary = _VOCABULARIES[tokenizer] = GrammarVocabulary(tokenizer)
+    return vocabulary.mask(constraint, tokenizer.strips_space and not continued)

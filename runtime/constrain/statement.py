@@ -1,0 +1,95 @@
+"""What an answer has to be: a JSON schema, a regular expression, a Lark grammar, or one of several
+texts. Whether it can be compiled is for `mask` to say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edge.errors import InputError
+
+Kind = Literal["json_schema", "regex", "grammar", "choices"]
+KINDS: tuple[Kind, ...] = ("json_schema", "regex", "grammar", "choices")
+MAX_SOURCE = 1 << 20  # characters
+MAX_CHOICES = 10_000
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What an answer has to be.
+
+    Attributes:
+        kind: the parameter that says so.
+        source: JSON of a schema or of a list of texts; else the expression, or the grammar.
+    """
+
+    kind: Kind
+    source: str
+
+
+def constraint_of(given: Mapping[str, Any]) -> Constraint | None:
+    """The one constraint among the parameters `KINDS`, None where there is none.
+
+    Raises InputError naming the parameter: more than one, or of a wrong kind.
+    """
+    found = [kind for kind in KINDS if given.get(kind) is not None]
+    if len(found) > 1:
+        raise InputError(
+            f"cannot be given together with {found[1]}", field=found[0], remedy="choose one"
+        )
+    if not found:
+        return None
+    kind, value = found[0], given[found[0]]
+    if kind == "json_schema":
+        source = _schema(value)
+    elif kind == "choices":
+        source = json.dumps(_choices(value), ensure_ascii=False)
+    else:
+        source = _text(kind, value)
+    if len(source) > MAX_SOURCE:
+        raise InputError(f"has {len(source)} characters, at most {MAX_SOURCE} allowed", field=kind)
+    return Constraint(kind, source)
+
+
+def _schema(value: Any) -> str:
+    """JSON of a schema: an object, `True` for any JSON, their JSON, or a pydantic model."""
+    if hasattr(value, "model_json_schema"):
+        value = value.model_json_schema()
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as problem:
+            raise InputError(f"is not JSON: {problem}", field="json_schema") from None
+    if not isinstance(value, Mapping | bool):
+        kind = type(value).__name__
+        raise InputError(f"must be a JSON schema, not {kind}", field="json_schema")
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise InputError(f"cannot be written as JSON: {problem}", field="json_schema") from None
+
+
+def _choices(value: Any) -> list[str]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InputError("must be a list of texts", field="choices")
+    choices = list(value)
+    if not 0 < len(choices) <= MAX_CHOICES:
+        raise InputError(f"{len(choices)} texts, 1 to {MAX_CHOICES} allowed", field="choices")
+    for index, choice in enumerate(choices):
+        _text(f"choices.{index}", choice)
+    return list(dict.fromkeys(choices))
+
+
+def _text(field: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise InputError("must be a text, and not empty", field=field)
+    try:
+        value.encode()
+    except UnicodeEncodeError as problem:
+        raise InputError(
+            f"is not valid Unicode at character {problem.start}", field=field
+        ) from None
+    return value
