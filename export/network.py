@@ -4,6 +4,7 @@ engines must match.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -135,8 +136,14 @@ class Network(nn.Module):
 
     def canonical_tensors(self) -> dict[str, Tensor]:
         """Canonical name → parameter, in the order of `edge.tensors.tensor_shapes`."""
-        named = {name.replace(".mixer.", "."): p for name, p in self.named_parameters()}
-        return {name: named[name] for name in tensor_shapes(self.config)}
+        return {name: self._tensor(name) for name in tensor_shapes(self.config)}
+
+    def _tensor(self, name: str) -> Tensor:
+        """A parameter by canonical name, or what stands for it where it is made of another."""
+        path = re.sub(r"^(layers\.\d+)\.(?!norm\.)", r"\1.mixer.", name)
+        module, _, kind = path.rpartition(".")
+        found: Tensor = getattr(self.get_submodule(module), kind)
+        return found
 
     @torch.no_grad()
     def load_canonical(self, tensors: dict[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from edge.bundle import Manifest
 from edge.config import ModelConfig
 from edge.errors import CheckpointError, EdgeError
 from edge.export.checkpoint.fields import Fields, read_json
-from edge.export.checkpoint.layout import Layout, elements
+from edge.export.checkpoint.layout import Layout, TensorPlace, elements
 from edge.export.checkpoint.weights import CheckpointWeights
 from edge.tensors import tensor_shapes
 
@@ -91,10 +91,7 @@ class Checkpoint:
         piece = self._layout.pieces[name]
         stored = self._stored[piece.source]
         whole = self._weights.read(stored)
-        rows = piece.block or elements(piece.shape) // elements(piece.source_shape[1:])
-        period = piece.period or whole.shape[0]
-        turns = whole.unflatten(0, (-1, period))[:, piece.start : piece.start + rows]
-        tensor = turns.reshape(piece.shape).contiguous()
+        tensor = taken(whole, piece).reshape(piece.shape).contiguous()
         bad = _count_not_finite(tensor)
         if bad:
             raise CheckpointError(
@@ -147,6 +144,33 @@ class Checkpoint:
                     remedy="if the head was trained apart, set tie_embeddings (state-spaces) "
                     "or tie_word_embeddings to false in config.json",
                 )  # fmt: skip
+
+
+def taken(whole: Tensor, piece: TensorPlace) -> Tensor:
+    """What of a source tensor is a canonical tensor's, in the source's shape; a view of it unless
+    rows are shared.
+    """
+    if piece.rows:
+        return whole[list(piece.rows)]
+    rows = piece.block or elements(piece.shape) // elements(piece.source_shape[1:])
+    period = piece.period or whole.shape[0]
+    return whole.unflatten(0, (-1, period))[:, piece.start : piece.start + rows]
+
+
+def as_stored(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Canonical tensors → source tensors, as a checkpoint of this layout holds them."""
+    found: dict[str, Tensor] = {}
+    for name, piece in layout.pieces.items():
+        tensor = tensors[name]
+        whole = found.get(piece.source)
+        if whole is None:
+            whole = found[piece.source] = tensor.new_empty(piece.source_shape)
+        if piece.rows:
+            whole[list(piece.rows)] = tensor.reshape(-1, *piece.source_shape[1:])
+        else:
+            part = taken(whole, piece)
+            part.copy_(tensor.reshape(part.shape))
+    return found
 
 
 def _stored_names(layout: Layout, weights: CheckpointWeights) -> dict[str, str]:

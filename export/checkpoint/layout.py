@@ -23,6 +23,7 @@ class TensorPlace:
         start: the first row, for a tensor that the source stores fused with others.
         block, period: `block` rows out of every `period` are the tensor's, for one that the source
             interleaves with others; 0 when its rows lie together.
+        rows: the stored row of each of its own, for one whose heads share rows; () when none do.
     """
 
     source: str
@@ -31,6 +32,7 @@ class TensorPlace:
     start: int = 0
     block: int = 0
     period: int = 0
+    rows: tuple[int, ...] = ()
 
 
 def _unchanged(name: str) -> str:
