@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.errors import EdgeError, InputError, TokenizerError
-from edge.text.sandbox import MAX_SIZE
+from edge.text.jinja_values import MAX_SIZE
 from edge.text.template import MAX_TEMPLATE, ChatTemplate, Message
 from tests.text_samples import ROLES, tokenizer
 

@@ -14,16 +14,16 @@ those of a rendering of harmless text. Otherwise the conversation is refused.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.exceptions import TemplateError
 
 from edge.errors import InputError, TokenizerError
-from edge.text.sandbox import MAX_SIZE, Budget, Sandbox, TemplateRaised
+from edge.text.jinja import Program
+from edge.text.jinja_values import TemplateRaised
 from edge.text.tokenizer import Segment, Tokenizer, check_text
 
 MAX_TEMPLATE = 256 << 10  # bytes
@@ -42,19 +42,17 @@ class Message:
 
 
 class ChatTemplate:
-    """A compiled template. Threads that share it render one after the other."""
+    """A template that was read. Threads may share it."""
 
     def __init__(self, source: str, tokenizer: Tokenizer, *, file: str = "chat template") -> None:
-        """Raises TokenizerError: too large, a syntax error, or something the sandbox refuses."""
+        """Raises TokenizerError: too large, a syntax error, or something templates may not use."""
         self.file = file
         self._tokenizer = tokenizer
         if len(source.encode("utf-8", errors="replace")) > MAX_TEMPLATE:
             raise TokenizerError(f"is larger than {MAX_TEMPLATE} bytes", file=file, remedy=REMEDY)
-        self._sandbox = Sandbox()
-        self._rendering = threading.Lock()
         try:
-            self._template = self._sandbox.compile_limited(source)
-        except (TemplateError, RecursionError, SyntaxError, OverflowError) as problem:
+            self._program = Program(source)
+        except (TemplateError, RecursionError, ValueError, OverflowError) as problem:
             line = getattr(problem, "lineno", None)
             where = f"line {line}: " if line else ""
             raise TokenizerError(
@@ -158,15 +156,8 @@ class ChatTemplate:
             "tools": None,
             "documents": None,
         }
-        size, parts = 0, []
-        self._rendering.acquire()
         try:
-            self._sandbox.budget = Budget()
-            for part in self._template.generate(**names):
-                size += len(part)
-                if size > MAX_SIZE:
-                    raise SecurityError(f"writes more than {MAX_SIZE} characters")
-                parts.append(part)
+            return self._program.render(names)
         except TemplateRaised as refusal:
             raise InputError(f"the chat template refuses: {refusal}", field="messages") from None
         except (KeyboardInterrupt, SystemExit):
@@ -175,9 +166,6 @@ class ChatTemplate:
             raise TokenizerError(
                 f"failed: {type(problem).__name__}: {problem}"[:500], file=self.file, remedy=REMEDY
             ) from None
-        finally:
-            self._rendering.release()
-        return "".join(parts)
 
     def _spelled(self, token: int | None) -> str:
         return "" if token is None else self._tokenizer.id_to_piece(token)
