@@ -200,6 +200,62 @@ def save_smollm3(path: Path, *, dtype: torch.dtype = torch.float32, **overrides:
     return _save_transformers(path, config, SmolLM3ForCausalLM, dtype)
 
 
+def save_falcon_mamba(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `FalconMambaForCausalLM`: as `save_mamba`."""
+    from transformers import FalconMambaConfig, FalconMambaForCausalLM
+
+    values: dict[str, Any] = dict(
+        vocab_size=VOCABULARY, hidden_size=24, num_hidden_layers=2, state_size=5, conv_kernel=4,
+    )  # fmt: skip
+    config = FalconMambaConfig(**(values | overrides))
+    return _save_transformers(path, config, FalconMambaForCausalLM, dtype)
+
+
+def save_granite(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `GraniteForCausalLM`: as `save_llama`, with factors."""
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    config = GraniteConfig(**(_LLAMA | _GRANITE | overrides))
+    return _save_transformers(path, config, GraniteForCausalLM, dtype)
+
+
+_GRANITE: dict[str, Any] = dict(
+    embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4,
+    logits_scaling=1.7, tie_word_embeddings=True,
+)  # fmt: skip
+_MAMBA: dict[str, Any] = dict(
+    mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=2, mamba_d_state=6, mamba_chunk_size=16
+)
+
+
+def save_granite_hybrid(
+    path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any
+) -> Path:
+    """transformers' `GraniteMoeHybridForCausalLM`: 3 blocks without experts, the second attends."""
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+
+    values = _LLAMA | _GRANITE | _MAMBA | dict(
+        num_hidden_layers=3, num_local_experts=0, shared_intermediate_size=40, pad_token_id=0,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+    )  # fmt: skip
+    config = GraniteMoeHybridConfig(**(values | overrides))
+    return _save_transformers(path, config, GraniteMoeHybridForCausalLM, dtype)
+
+
+def save_falcon_h1(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `FalconH1ForCausalLM`: 2 blocks, heads of 12, factors everywhere."""
+    from transformers import FalconH1Config, FalconH1ForCausalLM
+
+    values = _LLAMA | _MAMBA | dict(
+        head_dim=12, mamba_d_ssm=64, mamba_n_groups=1, pad_token_id=0,
+        embedding_multiplier=3.0, lm_head_multiplier=0.6, key_multiplier=0.7,
+        attention_in_multiplier=1.3, attention_out_multiplier=0.9, mlp_multipliers=[0.8, 1.4],
+        ssm_in_multiplier=1.25, ssm_out_multiplier=0.6, ssm_multipliers=[0.9, 1.1, 0.8, 1.2, 1.3],
+    )  # fmt: skip
+    config = FalconH1Config(**(values | overrides))
+    return _save_transformers(path, config, FalconH1ForCausalLM, dtype)
+
+
 def save_state_spaces(
     path: Path,
     version: int = 1,

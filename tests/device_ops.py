@@ -38,6 +38,7 @@ _SIZES = {
 _ATTRIBUTES = {
     "K": 64, "N": 33, "block_size": 32, "eps": 1e-5, "heads": 6, "head_dim": 8, "kv_heads": 2,
     "d_state": 9, "dt_min": 0.001, "dt_max": 3.0, "scale": 0.3, "dim": 6, "conv_start": 5,
+    "first": 20,
 }  # fmt: skip
 _CHOICES = [
     dict(zip(("bits", "state_bits", "groups"), choice, strict=True))

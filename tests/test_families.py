@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,29 @@ from transformers import AutoModelForCausalLM
 import edge
 from edge.export.exporter import export_checkpoint
 from edge.plugins.cpu import library
-from tests.checkpoints import CORPUS, save_qwen2, save_qwen3, save_smollm3
+from tests.checkpoints import (
+    CORPUS,
+    save_falcon_h1,
+    save_falcon_mamba,
+    save_granite,
+    save_granite_hybrid,
+    save_qwen2,
+    save_qwen3,
+    save_smollm3,
+)
 
 Save = Callable[[Path], Path]
-SAVE: dict[str, Save] = {"qwen2": save_qwen2, "qwen3": save_qwen3, "smollm3": save_smollm3}
+SAVE: dict[str, Save] = {
+    "falcon_h1": partial(save_falcon_h1, mamba_rms_norm=True),
+    "falcon_mamba": save_falcon_mamba,
+    "granite": save_granite,
+    "granitemoehybrid": save_granite_hybrid,
+    "qwen2": save_qwen2,
+    "qwen3": save_qwen3,
+    "smollm3": save_smollm3,
+}
 # a family of every form of layer that a recipe treats
-ROUNDED = ("qwen3",)
+ROUNDED = ("falcon_h1", "falcon_mamba", "qwen3")
 RECIPES = ("fp16", "w8", "w4", "w8a8", "w4a16", "w4a8")
 LENGTH = 45
 ENGINES = ("ort", *(["cpu"] if library.path() is not None else []))

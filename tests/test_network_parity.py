@@ -24,7 +24,11 @@ from edge.export.network import Network, NetworkState
 from tests.checkpoints import (
     VOCABULARY,
     save_bamba,
+    save_falcon_h1,
+    save_falcon_mamba,
     save_gpt_neox,
+    save_granite,
+    save_granite_hybrid,
     save_llama,
     save_mamba,
     save_mamba2,
@@ -89,6 +93,30 @@ CASES: dict[str, Save] = {
         num_key_value_heads=1,
         rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
     ),
+    "granite": save_granite,
+    "granite-biases-untied": partial(
+        save_granite, attention_bias=True, mlp_bias=True, tie_word_embeddings=False
+    ),
+    "granite-hybrid": save_granite_hybrid,
+    "granite-hybrid-rope-biases-untied": partial(
+        save_granite_hybrid, position_embedding_type="rope", attention_bias=True,
+        mamba_proj_bias=True, mamba_conv_bias=False, tie_word_embeddings=False, mamba_n_groups=1,
+        layer_types=["full_attention", "linear_attention", "full_attention"], rms_norm_eps=1e-2,
+    ),
+    "falcon-mamba": save_falcon_mamba,
+    "falcon-mamba-biases-untied": partial(
+        save_falcon_mamba, use_bias=True, use_conv_bias=False, tie_word_embeddings=False,
+        mixer_rms_eps=1e-2, time_step_rank=3, expand=3, conv_kernel=2,
+    ),
+    "falcon-h1": save_falcon_h1,
+    "falcon-h1-normed-behind-tied": partial(
+        save_falcon_h1, mamba_rms_norm=True, mamba_norm_before_gate=False,
+        tie_word_embeddings=True, mamba_n_groups=2, rms_norm_eps=1e-2,
+    ),
+    "falcon-h1-normed-before-biases": partial(
+        save_falcon_h1, mamba_rms_norm=True, mamba_norm_before_gate=True, attention_bias=True,
+        mlp_bias=True, projectors_bias=True, mamba_conv_bias=False, mamba_n_groups=2,
+    ),
     "smollm3": save_smollm3,
     "smollm3-given-biases-untied": partial(
         save_smollm3, no_rope_layers=[0, 1], attention_bias=True, mlp_bias=True,
@@ -148,9 +176,10 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 
 def compare_states(pair: Pair, ours: NetworkState, theirs: Any) -> None:
     """Theirs: conv [B, C, K], Mamba-1 state [B, E, N], Mamba-2 state and KV cache as ours."""
-    per_block = 2 if pair.network.config.has_attention else 1
+    layers = pair.network.config.layers
+    per_block = len(layers) // len(theirs.layers)
     compared = 0
-    for index, layer in enumerate(pair.network.config.layers):
+    for index, layer in enumerate(layers):
         state, cached = ours.layers[index], theirs.layers[index // per_block]
         if layer.kind in ("mamba1", "mamba2"):
             close(state["conv_state"], cached.conv_states[0][..., 1:].transpose(1, 2))
@@ -163,7 +192,7 @@ def compare_states(pair: Pair, ours: NetworkState, theirs: Any) -> None:
             close(state["key_cache"], cached.keys)
             close(state["value_cache"], cached.values)
             compared += 1
-    assert compared == len(pair.network.config.layers) // per_block
+    assert compared == sum(layer.recurrent or layer.attends for layer in layers)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -197,7 +226,7 @@ def test_logits_and_states_equal_transformers_token_by_token(pair: Pair) -> None
 
 
 def test_odd_runs_equal_odd_runs_of_transformers(pair: Pair) -> None:
-    if pair.network.config.family == "mamba":
+    if pair.network.config.family in ("mamba", "falcon_mamba"):
         pytest.skip("transformers' Mamba-1 continues no state over more than one token")
     theirs, their_state = pair.run_theirs(RUNS)
     ours, our_state = pair.run_ours(RUNS)

@@ -109,6 +109,13 @@ def test_norm_of_groups(flavour: Flavour, rng: np.random.Generator) -> None:
 
 
 @both
+def test_norm_of_parts(flavour: Flavour, rng: np.random.Generator) -> None:
+    x, w = normal(rng, 5, 3, 25), normal(rng, 25)
+    out = run_op("PartsRMSNorm", flavour, {"x": x, "weight": w}, eps=1e-5, first=7)["y"]
+    close(out, group_norm.parts_rms_norm(*torched(x, w), 1e-5, 7))
+
+
+@both
 def test_gate_keeps_its_sign_far_out(flavour: Flavour, rng: np.random.Generator) -> None:
     x, z = normal(rng, 4, 1, 64), normal(rng, 4, 1, 64, scale=60)
     out = run_op("SiluGate", flavour, {"x": x, "z": z})["y"]

@@ -7,17 +7,19 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_serializer, model_validator
 
-from edge.mixers.base import MixerConfig, Positive, Shapes, linear_shapes, refuse_all
+from edge.mixers.base import Grown, MixerConfig, Positive, Shapes, linear_shapes, refuse_all
 
 
-class Mamba2Config(MixerConfig):
+class Mamba2Config(MixerConfig, Grown):
     """in_proj rows are [z0 d_mlp | x0 d_mlp | z d_ssm | x d_ssm | B G·N | C G·N | dt H] with
-    d_mlp = d_inner - d_ssm (usually 0). The gated norm is norm(y·silu(z)) over groups of d_ssm/G.
+    d_mlp = d_inner - d_ssm (usually 0). The gated norm is norm(y·silu(z)) over groups of d_ssm/G;
+    `norm_before_gate` makes it norm(y)·silu(z).
 
     conv_state [B, K-1, d_ssm + 2·G·N]; ssm_state [B, H, P, N].
     """
 
     recurrent: ClassVar[bool] = True
+    later: ClassVar[frozenset[str]] = frozenset({"norm_before_gate"})
 
     kind: Literal["mamba2"] = "mamba2"
     d_inner: Positive
@@ -30,6 +32,7 @@ class Mamba2Config(MixerConfig):
     proj_bias: bool = False
     gated_norm: bool = True
     dt_limit: tuple[float, float] = (0.0, float("inf"))
+    norm_before_gate: bool = False
 
     @model_validator(mode="after")
     def _divides(self) -> Mamba2Config:

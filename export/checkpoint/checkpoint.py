@@ -75,7 +75,7 @@ class Checkpoint:
         self.generation = _generation(path, source_config, self.config.vocab_size)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(canonical name, tensor) in canonical order, in the stored dtype, one at a time.
+        """(canonical name, tensor) in canonical order, one at a time; see `tensor`.
 
         Raises CheckpointError at the first tensor that holds NaN or infinity.
         """
@@ -83,11 +83,14 @@ class Checkpoint:
             yield name, self.tensor(name)
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor by canonical name: contiguous, on the CPU, in the stored dtype.
+        """One tensor by canonical name: contiguous, on the CPU, in the stored dtype, or in fp32
+        where the model multiplies it.
 
         It may be mapped from the file: copy it before changing it. Raises CheckpointError when it
         holds NaN or infinity, and KeyError for a name that the config does not have.
         """
+        if name in self._layout.constants:
+            return torch.full(tensor_shapes(self.config)[name], self._layout.constants[name])
         piece = self._layout.pieces[name]
         stored = self._stored[piece.source]
         whole = self._weights.read(stored)
@@ -99,13 +102,19 @@ class Checkpoint:
                 file=self._weights.entries[stored].file, field=stored,
                 remedy="take the checkpoint from before training diverged, or download it again",
             )  # fmt: skip
+        if piece.factors:
+            tensor = tensor.float().clone()
+            for first, behind, factor in piece.factors:
+                tensor[first:behind] *= factor
         return tensor
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensor(name)
 
     def dtype(self, name: str) -> torch.dtype:
-        """The stored dtype of a tensor, by canonical name, without reading it."""
+        """The dtype of a tensor, by canonical name, without reading it."""
+        if name in self._layout.constants or self._layout.pieces[name].factors:
+            return torch.float32
         dtype = self._weights.entries[self._stored[self._layout.pieces[name].source]].dtype
         assert dtype is not None, "refused when opened"
         return dtype

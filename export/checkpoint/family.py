@@ -4,7 +4,7 @@ transformers' Transformer models say of sizes and RoPE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from edge.config import RopeConfig, RopeScaling
@@ -79,6 +79,23 @@ def known_only(fields: Fields, own: Iterable[str]) -> None:
         elif value not in harmless:
             only = " or ".join(["null", *(show(v) for v in harmless)])
             fields.refuse(name, f"is {show(value)}; only {only} is supported", UNSUPPORTED)
+
+
+def layer_types(fields: Fields, count: int, kinds: Mapping[str, str], default: str) -> list[str]:
+    """`layer_types`, or `layers_block_type`, in our words (`kinds`); absent, all are `default`."""
+    name = "layer_types" if "layer_types" in fields else "layers_block_type"
+    given = fields.values.get(name)
+    if given is None:
+        return [default] * count
+    found = (
+        [kinds.get(kind) for kind in given if isinstance(kind, str)]
+        if isinstance(given, list)
+        else []
+    )
+    if len(found) != count or None in found or len(found) != len(given):
+        fields.refuse(name, f"is {show(given)}, not {count} times one of {', '.join(kinds)}")
+        return [default] * count
+    return [kind for kind in found if kind]
 
 
 def context_of(fields: Fields, default: int) -> int:

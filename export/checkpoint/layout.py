@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from edge.config import ModelConfig
 from edge.tensors import tensor_shapes
@@ -24,6 +24,7 @@ class TensorPlace:
         block, period: `block` rows out of every `period` are the tensor's, for one that the source
             interleaves with others; 0 when its rows lie together.
         rows: the stored row of each of its own, for one whose heads share rows; () when none do.
+        factors: (first row, behind the last, factor), of rows that the model multiplies.
     """
 
     source: str
@@ -33,6 +34,7 @@ class TensorPlace:
     block: int = 0
     period: int = 0
     rows: tuple[int, ...] = ()
+    factors: tuple[tuple[int, int, float], ...] = ()
 
 
 def _unchanged(name: str) -> str:
@@ -46,6 +48,7 @@ class Layout:
     Attributes:
         config: the model.
         pieces: canonical name → place, filled by the family.
+        constants: canonical name → the value that the family's class has everywhere in it.
         tied_heads: source names that, when there, must equal the embedding.
         ignored: says of a source name that it is a known leftover (buffers that are recomputed).
         rename: maps a stored name to the name used in `pieces`, for families with two spellings.
@@ -53,6 +56,7 @@ class Layout:
 
     config: ModelConfig
     pieces: dict[str, TensorPlace] = field(default_factory=dict)
+    constants: dict[str, float] = field(default_factory=dict)
     tied_heads: tuple[str, ...] = ()
     ignored: Callable[[str], bool] = lambda name: False
     rename: Callable[[str], str] = _unchanged
@@ -89,6 +93,36 @@ class Layout:
         total = (len(names) * shape[0], *shape[1:])
         for turn, name in enumerate(names):
             self.pieces[name] = TensorPlace(source, total, shape, turn * head_dim, head_dim, period)
+
+    def multiply(
+        self,
+        module: str,
+        factor: float,
+        rows: slice = slice(None),
+        kinds: Sequence[str] = ("weight", "bias"),
+    ) -> None:
+        """A factor that the model applies to what a module gives, moved into its weights.
+
+        That changes no logits but by the rounding of each product in fp32, and none at all for a
+        power of two. Recipes round the products, as they would the weights.
+        """
+        for kind in (kind for kind in self.kinds(module) if kind in kinds and factor != 1):
+            name = f"{module}.{kind}"
+            if name in self.constants:  # a bias of zeros
+                continue
+            piece = self.pieces[name]
+            start, stop, _ = rows.indices(piece.shape[0])
+            factors = (*piece.factors, (start, stop, factor))
+            self.pieces[name] = replace(piece, factors=factors)
+
+    def multiply_ends(self, embedding: float, logits: float) -> None:
+        """Factors of the embedded tokens and of the logits, which a tied head has both of.
+
+        The logits' factor is moved into the last norm.
+        """
+        self.multiply("embedding", embedding)
+        tied = self.config.tie_embeddings
+        self.multiply("norm_f", logits / embedding if tied else logits)
 
     def place_norm(self, name: str, source: str) -> None:
         """The weight, and the bias of a LayerNorm."""

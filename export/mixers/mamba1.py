@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge.export.mixers.base import State
+from edge.export.mixers.base import Scale, State, Stored
 from edge.export.mixers.mamba import (
     Conv1d,
     MambaExport,
@@ -22,8 +22,12 @@ from edge.export.nodes.layer import LayerGraph, joined
 from edge.export.nodes.products import ProductInput, input_scale, scale_of
 from edge.export.quantize.layer_plan import LayerPlanner, Matrix, activation
 from edge.export.quantize.plan import LayerPlan, Rounding, Static
+from edge.export.training_ops import rms_norm_training
 from edge.mixers.mamba1 import Mamba1Config
+from edge.plugins.norm.reference import rms_norm
 from edge.plugins.selective_scan.reference import selective_scan
+
+_NORMS = ("dt_norm", "B_norm", "C_norm")
 
 
 class Mamba1(nn.Module):
@@ -34,6 +38,8 @@ class Mamba1(nn.Module):
         self.in_proj = nn.Linear(d_model, 2 * inner, bias=config.proj_bias)
         self.conv1d = Conv1d(inner, config.d_conv, config.conv_bias)
         self.x_proj = nn.Linear(inner, rank + 2 * state, bias=False)
+        if config.inner_eps is not None:
+            self.dt_norm, self.B_norm, self.C_norm = Scale(rank), Scale(state), Scale(state)
         self.dt_proj = nn.Linear(rank, inner)
         self.A_log = nn.Parameter(torch.log(torch.arange(1.0, state + 1)).repeat(inner, 1))
         self.D = nn.Parameter(torch.ones(inner))
@@ -46,6 +52,11 @@ class Mamba1(nn.Module):
         x, conv_state = self.conv1d(x, state["conv_state"])
         c = self.config
         dt, B, C = self.x_proj(x).split([c.dt_rank, c.d_state, c.d_state], dim=-1)
+        if c.inner_eps is not None:
+            norm = rms_norm_training if torch.is_grad_enabled() else rms_norm
+            dt = norm(dt, self.dt_norm.weight, c.inner_eps)
+            B = norm(B, self.B_norm.weight, c.inner_eps)
+            C = norm(C, self.C_norm.weight, c.inner_eps)
         y, ssm_state = selective_scan(
             x, dt @ self.dt_proj.weight.T, self.A_log, B, C, self.D, self.dt_proj.bias, z,
             state["ssm_state"],
@@ -105,7 +116,7 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         x, z = at.site("conv_in", x, inner), at.site("z", z, inner)
         conv = self.convolution(at, x)
         x = at.site("x", conv, inner)
-        dbc = at.linear("x_proj", conv, "dbc")
+        dbc = self._dbc_normed(at, conv)
         low, b, c_ = at.split(dbc, {"low_rank_dt": rank, "B": n, "C": n})
         b, c_ = at.site("B", b, n), at.site("C", c_, n)
         dt = at.linear("dt_proj", low, "dt")
@@ -121,6 +132,25 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         g.output(states, ["R", "B", n, inner])
         return at.linear("out_proj", y, "out", c.proj_bias)
 
+    def _dbc_normed(self, at: LayerGraph, x: ProductInput | str) -> str:
+        """dt of low rank, B and C side by side, each normed where the layer has norms."""
+        c = self.config
+        if c.inner_eps is None:
+            return at.linear("x_proj", x, "dbc")
+        raw = at.linear("x_proj", x, "projected")
+        parts = [at.tensor(f"{name}.weight") for name in _NORMS]
+        weight = at.g.constant(at.named("dbc_norm.weight"), np.concatenate(parts))
+        settings = {"eps": c.inner_eps, "first": c.dt_rank}
+        return at.g.call("PartsRMSNorm", [raw, weight], [at.named("dbc")], **settings)[0]
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Stored | None:
+        module, _, _ = name.partition(".")
+        if module not in _NORMS:
+            return super().stored(name, shape)
+        rank, n = self.config.dt_rank, self.config.d_state
+        start = (0, rank, rank + n)[_NORMS.index(module)]
+        return Stored("dbc_norm.weight", (rank + 2 * n,), lambda w: w[start : start + shape[0]])
+
     def fused(self, at: LayerGraph, u: ProductInput) -> str:
         """The scan's input x is what the convolution rounds, and what x_proj reads."""
         g, inner, n, rank = at.g, self.config.d_inner, self.config.d_state, self.config.dt_rank
@@ -128,7 +158,7 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         xz = at.linear_to_int8("in_proj", u, "xz.q", scale_of(g, at.named("xz.scale"), both))
         x, z = at.split(xz, {"x.q": inner, "z.q": inner})
         x = self.convolution_int8(at, x, site_scale(at, "x"))
-        dbc = at.linear("x_proj", ProductInput(rounded=x), "dbc")
+        dbc = self._dbc_normed(at, ProductInput(rounded=x))
         low_scale = input_scale(at.plan.products["dt_proj"], rank)
         three = joined((low_scale, rank), (site_scale(at, "B"), n), (site_scale(at, "C"), n))
         scale = scale_of(g, at.named("dbc.scale"), three)

@@ -28,6 +28,7 @@ from edge.export.quantize.scales import head_channel_scales, ssd_group_scales
 from edge.export.training_ops import gated_rms_norm_training, selective_scan_heads_chunked
 from edge.mixers.mamba2 import Mamba2Config
 from edge.plugins.gated_norm.reference import gated_rms_norm
+from edge.plugins.group_norm.reference import group_rms_norm
 from edge.plugins.selective_scan_heads.reference import selective_scan_heads
 
 CHUNK = 32
@@ -62,7 +63,9 @@ class Mamba2(nn.Module):
         else:
             y, ssm_state = selective_scan_heads_chunked(*args, chunk=CHUNK)
         y = y.flatten(-2)
-        if c.gated_norm:
+        if c.gated_norm and c.norm_before_gate:
+            y = group_rms_norm(y, self.gated_norm.weight, self.eps, c.n_groups) * F.silu(z)
+        elif c.gated_norm:
             training = torch.is_grad_enabled()
             norm = gated_rms_norm_training if training else gated_rms_norm
             y = norm(y, z, self.gated_norm.weight, self.eps, c.n_groups)
@@ -160,12 +163,12 @@ class Mamba2Export(MambaExport[Mamba2Config]):
         for (name, width), value in zip(self._convolved.items(), convolved, strict=True):
             values[name] = at.site(name, value, width)
         y = self._scan(at, values)
-        if c.gated_norm:
+        if c.gated_norm and not c.norm_before_gate:
             weight = g.weight(at.named("gated_norm.weight"))
             settings = {"eps": g.config.norm.eps, "groups": c.n_groups}
             (y,) = g.call("GatedRMSNorm", [y, values["z"], weight], [at.named("gated")], **settings)
         else:
-            (y,) = g.call("SiluGate", [y, values["z"]], [at.named("gated")])
+            y = self._gate_alone(at, y, values["z"])
         if mlp:
             z0, x0 = mlp
             (side,) = g.call("SiluGate", [x0, z0], [at.named("side")])
@@ -213,12 +216,21 @@ class Mamba2Export(MambaExport[Mamba2Config]):
     def _gate(self, at: LayerGraph, y: str, z: str) -> str:
         g = at.g
         scale = scale_of(g, at.named("z.scale"), site_scale(at, "z"))
-        if not self.config.gated_norm:
+        if not self.config.gated_norm or self.config.norm_before_gate:
             (z,) = g.call("Dequantize", [z, scale], [at.named("z")])
-            return g.call("SiluGate", [y, z], [at.named("gated")])[0]
+            return self._gate_alone(at, y, z)
         inputs = [y, z, scale, g.weight(at.named("gated_norm.weight"))]
         settings = {"eps": g.config.norm.eps, "groups": self.config.n_groups}
         return g.call("GatedRMSNormInt8", inputs, [at.named("gated")], **settings)[0]
+
+    def _gate_alone(self, at: LayerGraph, y: str, z: str) -> str:
+        """y·silu(z), y being normed before where there is a norm."""
+        g = at.g
+        if self.config.gated_norm:
+            inputs = [y, g.weight(at.named("gated_norm.weight"))]
+            settings = {"eps": g.config.norm.eps, "groups": self.config.n_groups}
+            (y,) = g.call("GroupRMSNorm", inputs, [at.named("normed_scan")], **settings)
+        return g.call("SiluGate", [y, z], [at.named("gated")])[0]
 
 
 EXPORT = Mamba2Export

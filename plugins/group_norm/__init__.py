@@ -1,1 +1,1 @@
-"""RMSNorm of neighbouring values, such as those of a head."""
+"""RMSNorm of neighbouring values: of every head, or of dt, B and C."""

@@ -1,4 +1,4 @@
-"""How `group_norm` is called."""
+"""How the norms of groups and of parts are called."""
 
 from __future__ import annotations
 
@@ -31,5 +31,29 @@ def lower(at: Lowering, node: Node) -> None:
         },
         (Size(of=x.rows), Size(times=cdiv(groups, block))),
         warps=warps_for(block * wide),
+        stages=1,
+    )
+
+
+def lower_parts_rms_norm(at: Lowering, node: Node) -> None:
+    """One program a row and part."""
+    x, first = at.view(node.inputs["x"]), int(node.attributes["first"])
+    half, over = divmod(x.width - first, 2)
+    if over or half < 1:
+        raise ExportError(f"{x.width} values are not {first} and two halves", field=node.name)
+    block = next_power_of_2(max(first, half))
+    y = at.new(node.outputs["y"], "f32", x.rows, x.width)
+    at.launch(
+        "group_norm.parts_norm",
+        {**at.given(node, "x", "weight"), "y": at.pointer(y)},
+        {
+            "FIRST": first,
+            "HALF": half,
+            "X_STRIDE": x.stride,
+            "EPS": float(node.attributes["eps"]),
+            "BLOCK": block,
+        },
+        (Size(of=x.rows), Size(times=3)),
+        warps=warps_for(block),
         stages=1,
     )

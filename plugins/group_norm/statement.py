@@ -1,8 +1,20 @@
-"""RMSNorm of neighbouring values, such as those of a head."""
+"""RMSNorm of neighbouring values: of every head, or of dt, B and C."""
 
 from __future__ import annotations
 
 from edge.ops import Attribute, Op, value, weight
+
+PARTS_RMS_NORM = Op(
+    "PartsRMSNorm",
+    (value("x", "f32[T,B,D]", "dt of low rank, B and C"), weight("weight", "f32[D]", "")),
+    (value("y", "f32[T,B,D]", "normed"),),
+    (
+        Attribute("eps", "float", "added to the mean square"),
+        Attribute("first", "int", "values of the first part; the others have half of the rest"),
+    ),
+    "y = weight · x / sqrt(mean_part(x²) + eps)",
+    "Jamba, arXiv 2403.19887, section 6.4; Falcon Mamba, arXiv 2410.05355, without weights",
+)
 
 GROUP_RMS_NORM = Op(
     "GroupRMSNorm",

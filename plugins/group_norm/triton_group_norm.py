@@ -1,4 +1,4 @@
-"""RMSNorm in groups of neighbouring values: several groups a program."""
+"""RMSNorm of neighbouring values: several groups a program, or one of three parts."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations
@@ -29,3 +29,27 @@ def group_norm(
     spread = tl.sqrt_rn(tl.sum(value * value, 1) / WIDTH + EPS)
     out = gain * (value * tl.div_rn(1.0, spread)[:, None])
     tl.store(y + row * (GROUPS * WIDTH) + place, out, mask=inside)
+
+
+@triton.jit
+def parts_norm(
+    x,  # f32 [rows, X_STRIDE]
+    weight,  # f32 [FIRST + 2·HALF]
+    y,  # f32 [rows, FIRST + 2·HALF]
+    FIRST: tl.constexpr,  # values of the first part
+    HALF: tl.constexpr,  # of the second, and of the third
+    X_STRIDE: tl.constexpr,
+    EPS: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two, at least FIRST and HALF
+):
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    width = tl.where(part == 0, FIRST, HALF)
+    start = tl.where(part == 0, 0, FIRST + (part - 1) * HALF)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    gain = tl.load(weight + start + column, mask=inside, other=0.0)
+    value = tl.load(x + row * X_STRIDE + start + column, mask=inside, other=0.0)
+    spread = tl.sqrt_rn(tl.sum(value * value, 0) / width + EPS)
+    out = gain * (value * tl.div_rn(1.0, spread))
+    tl.store(y + row * (FIRST + 2 * HALF) + start + column, out, mask=inside)

@@ -21,6 +21,7 @@ CASES: dict[str, tuple[str, str, str | None]] = {
     "attention": ("attention", "fp32", None),
     "hybrid": ("all", "fp32", None),
     "parallel": ("parallel", "fp32", None),
+    "normed": ("normed", "fp32", None),
     "mamba2-fp16": ("mamba2 groups", "fp16", None),
     "mamba1-w8a8": ("mamba1", "w8a8", "int8"),
     "mamba2-w8a8": ("mamba2", "w8a8", "int8"),
@@ -80,7 +81,7 @@ def same_arrays(found: dict, expected: dict, rounded: bool) -> None:  # type: ig
 
 @pytest.mark.parametrize("case", CASES)
 def test_chunks_steps_and_going_back(case: str) -> None:
-    window = 1 if case.startswith(("hybrid", "parallel")) else WINDOW  # runs that take seconds
+    window = 1 if case.startswith(("hybrid", "parallel", "normed")) else WINDOW  # runs that take seconds
     pair = Pair(engines(*CASES[case]), window)
     pair.run(tokens(19, seed=1), commit=True)
     for step in range(window + 1):  # with the last one the oldest is applied for good

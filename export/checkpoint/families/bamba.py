@@ -26,12 +26,19 @@ from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
 NAME = "bamba"
-_OWN = {
-    "attention_bias", "attn_layer_indices", "attn_rotary_emb", "head_dim", "mamba_chunk_size",
-    "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand",
-    "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "mlp_bias", "partial_rotary_factor",
-    "time_step_limit", "z_loss_coefficient",
+MAMBA = {
+    "mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state",
+    "mamba_expand", "mamba_n_groups", "mamba_n_heads", "mamba_proj_bias", "time_step_limit",
 }  # fmt: skip
+_OWN = MAMBA | {
+    "attention_bias",
+    "attn_layer_indices",
+    "attn_rotary_emb",
+    "head_dim",
+    "mlp_bias",
+    "partial_rotary_factor",
+    "z_loss_coefficient",
+}
 ROTATED = 0.5  # the class sets partial_rotary_factor whenever rope_parameters does not
 
 
@@ -45,7 +52,7 @@ def read(fields: Fields) -> Layout:
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     attention = set(fields.indices("attn_layer_indices", blocks))
     fields.demand("hidden_act", "silu", UNSUPPORTED)
-    mamba, attn = _mamba(fields), _attention(fields)
+    mamba, attn = mamba2(fields), _attention(fields)
     mlp = fields.build(
         MlpConfig,
         d_intermediate=fields.integer("intermediate_size"),
@@ -67,14 +74,21 @@ def read(fields: Fields) -> Layout:
     return _place(config, blocks, attention)
 
 
-def _mamba(fields: Fields) -> Mamba2Config:
-    d_inner = fields.scaled("mamba_expand", fields.integer("hidden_size"), 2)
+def mamba2(fields: Fields, width: str = "mamba_expand", **values: Any) -> Mamba2Config:
+    """Mamba-2 by the fields `mamba_*`, which Bamba's kin have too; `values` are set beside them.
+
+    `width` is the field that says how wide it is: `mamba_expand` times the model, or by itself.
+    """
+    expanded = width == "mamba_expand"
+    hidden = fields.integer("hidden_size")
+    d_inner = fields.scaled(width, hidden, 2) if expanded else fields.integer(width)
     heads = fields.integer("mamba_n_heads", 128)
     automatic = fields.values.get("mamba_d_head") in (None, "auto")
     head_dim = max(1, d_inner // heads) if automatic else fields.integer("mamba_d_head")
     if heads * head_dim != d_inner:
         message = f"{heads} heads of {head_dim} do not make {d_inner} channels"
         fields.inconsistent("mamba_n_heads", message)
+    given: dict[str, Any] = {"proj_bias": fields.boolean("mamba_proj_bias", False), **values}
     return fields.build(
         Mamba2Config,
         d_inner=d_inner,
@@ -84,8 +98,8 @@ def _mamba(fields: Fields) -> Mamba2Config:
         head_dim=head_dim,
         n_groups=fields.integer("mamba_n_groups", 1),
         conv_bias=fields.boolean("mamba_conv_bias", True),
-        proj_bias=fields.boolean("mamba_proj_bias", False),
         dt_limit=fields.limits("time_step_limit"),
+        **given,
     )
 
 

@@ -102,10 +102,11 @@ def read_blocks(
         tie_embeddings=fields.boolean("tie_word_embeddings", tied),
         max_context=context,
     )
-    return _place(config, blocks)
+    return place(config, blocks)
 
 
-def _place(config: ModelConfig, blocks: int) -> Layout:
+def place(config: ModelConfig, blocks: int) -> Layout:
+    """Where `LlamaForCausalLM` and its kin keep their tensors."""
     layout = Layout(config, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
     for block in range(blocks):
         source = f"model.layers.{block}"

@@ -1,0 +1,167 @@
+"""Falcon-H1: Mamba-2 and attention side by side in every block, then a gated MLP; µP factors.
+
+Source: transformers 5.23 models/falcon_h1, `FalconH1ForCausalLM`. Both mixers read one norm: here
+attention is a layer that is parallel to the scan's, with the same norm again. The factors are moved
+into weights (`Layout.multiply`).
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig, NormConfig
+from edge.export.checkpoint.families import bamba
+from edge.export.checkpoint.family import (
+    MAX_BLOCKS,
+    UNSUPPORTED,
+    Family,
+    head_dim,
+    is_transformers,
+    known_only,
+    rope,
+)
+from edge.export.checkpoint.fields import Fields, show
+from edge.export.checkpoint.layout import Layout
+
+NAME = "falcon_h1"
+_FACTORS = (
+    "attention_in_multiplier", "attention_out_multiplier", "embedding_multiplier",
+    "key_multiplier", "lm_head_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
+)  # fmt: skip
+_OWN = bamba.MAMBA | {
+    *_FACTORS, "attention_bias", "head_dim", "mamba_d_ssm", "mamba_norm_before_gate",
+    "mamba_rms_norm", "mamba_use_mlp", "mlp_bias", "mlp_expansion_factor", "mlp_multipliers",
+    "projectors_bias", "ssm_multipliers", "layers_block_type", "layer_types",
+}  # fmt: skip
+
+
+def claims(fields: Fields) -> bool:
+    return is_transformers(fields, NAME, "FalconH1ForCausalLM")
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    known_only(fields, _OWN)
+    fields.demand("hidden_act", "silu", UNSUPPORTED)
+    fields.demand("mamba_use_mlp", True, UNSUPPORTED)
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    biases = {n: fields.boolean(n, False) for n in ("mamba_proj_bias", "projectors_bias")}
+    mamba = bamba.mamba2(
+        fields,
+        "mamba_d_ssm" if "mamba_d_ssm" in fields else "mamba_expand",
+        gated_norm=fields.boolean("mamba_rms_norm", False),
+        norm_before_gate=fields.boolean("mamba_norm_before_gate", True)
+        and fields.boolean("mamba_rms_norm", False),
+        proj_bias=any(biases.values()),
+    )
+    mlp = fields.build(
+        MlpConfig,
+        d_intermediate=fields.integer("intermediate_size"),
+        bias=fields.boolean("mlp_bias", False),
+    )
+    factors = {name: fields.number(name, 1.0) for name in _FACTORS}
+    of_ssm = _list(fields, "ssm_multipliers", 5)
+    of_mlp = _list(fields, "mlp_multipliers", 2)
+    for name in ("embedding_multiplier", "lm_head_multiplier"):
+        if not factors[name] > 0:
+            fields.refuse(name, f"is {factors[name]}, not above 0")
+    config = fields.model(
+        family=NAME,
+        vocab_size=fields.integer("vocab_size"),
+        d_model=fields.integer("hidden_size"),
+        layers=[mamba, _attention(fields), mlp] * blocks,
+        norm=fields.build(NormConfig, eps=fields.epsilon("rms_norm_eps", 1e-5)),
+        tie_embeddings=fields.boolean("tie_word_embeddings", False),
+        max_context=fields.integer("max_position_embeddings", 8192),
+    )
+    layout = _place(config, blocks, biases)
+    for block in range(blocks):
+        _multiply(layout, 3 * block, mamba, factors, of_ssm, of_mlp)
+    layout.multiply_ends(factors["embedding_multiplier"], factors["lm_head_multiplier"])
+    return layout
+
+
+def _list(fields: Fields, name: str, count: int) -> list[float]:
+    """`count` numbers; absent, all are 1."""
+    given = fields.values.get(name)
+    if given is None:
+        return [1.0] * count
+    if not isinstance(given, list) or len(given) != count:
+        fields.refuse(name, f"is {show(given)}, not {count} numbers")
+        return [1.0] * count
+    within = Fields(
+        fields.file, {str(i): v for i, v in enumerate(given)}, f"{name}.", fields.refused
+    )
+    return [within.number(str(index)) for index in range(count)]
+
+
+def _attention(fields: Fields) -> AttentionConfig:
+    heads = fields.integer("num_attention_heads", 32)
+    size = fields.integer("head_dim") if "head_dim" in fields else head_dim(fields, heads)
+    bias = fields.boolean("attention_bias", False)
+    return fields.build(
+        AttentionConfig,
+        n_heads=heads,
+        n_kv_heads=fields.integer("num_key_value_heads", 8),
+        head_dim=size,
+        rope=rope(fields, size),
+        qkv_bias=bias,
+        out_bias=bias,
+        parallel=True,
+    )
+
+
+def _place(config: ModelConfig, blocks: int, biases: dict[str, bool]) -> Layout:
+    layout = Layout(config, ignored=lambda name: name.endswith(("inv_freq", "mup_vector")))
+    for block in range(blocks):
+        source, ours = f"model.layers.{block}", f"layers.{3 * block}"
+        layout.place_layer(
+            3 * block,
+            norm=f"{source}.input_layernorm",
+            mixer=f"{source}.mamba",
+            rename={"gated_norm": "norm"},
+        )
+        for name, bias in (("in_proj", "mamba_proj_bias"), ("out_proj", "projectors_bias")):
+            if any(biases.values()) and not biases[bias]:
+                del layout.pieces[f"{ours}.{name}.bias"]
+                layout.constants[f"{ours}.{name}.bias"] = 0.0
+        layout.place_layer(
+            3 * block + 1, norm=f"{source}.input_layernorm", mixer=f"{source}.self_attn"
+        )
+        layout.place_layer(
+            3 * block + 2, norm=f"{source}.pre_ff_layernorm", mixer=f"{source}.feed_forward"
+        )
+    layout.place_ends(
+        embedding="model.embed_tokens.weight",
+        norm_f="model.final_layernorm",
+        lm_head="lm_head.weight",
+    )
+    return layout
+
+
+def _multiply(
+    layout: Layout,
+    first: int,
+    mamba: Mamba2Config,
+    factors: dict[str, float],
+    of_ssm: list[float],
+    of_mlp: list[float],
+) -> None:
+    """Move the factors of one block into its weights."""
+    scan, attention, mlp = (f"layers.{first + at}" for at in range(3))
+    layout.multiply(f"{scan}.in_proj", factors["ssm_in_multiplier"], kinds=("weight",))
+    widths = (mamba.d_ssm, mamba.d_ssm, mamba.group_states, mamba.group_states, mamba.n_heads)
+    for (start, stop), factor in zip(pairwise(accumulate(widths, initial=0)), of_ssm, strict=True):
+        layout.multiply(f"{scan}.in_proj", factor, slice(start, stop))
+    layout.multiply(f"{scan}.out_proj", factors["ssm_out_multiplier"])
+    for name in ("q_proj", "k_proj", "v_proj"):
+        layout.multiply(
+            f"{attention}.{name}", factors["attention_in_multiplier"], kinds=("weight",)
+        )
+    layout.multiply(f"{attention}.k_proj", factors["key_multiplier"])
+    layout.multiply(f"{attention}.o_proj", factors["attention_out_multiplier"])
+    layout.multiply(f"{mlp}.gate_proj", of_mlp[0])
+    layout.multiply(f"{mlp}.down_proj", of_mlp[1])
+
+
+FAMILY = Family(NAME, "model_type falcon_h1", claims, read)

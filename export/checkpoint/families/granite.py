@@ -1,0 +1,60 @@
+"""Granite 3: Llama's blocks, with factors of embedding, attention, residual stream and logits.
+
+Source: transformers 5.23 models/granite, `GraniteForCausalLM`. The factors are moved into weights
+(`Layout.multiply`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from edge.config import AttentionConfig
+from edge.export.checkpoint.families import llama
+from edge.export.checkpoint.family import Family, is_transformers, known_only
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "granite"
+FACTORS = {"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"}
+_LAST = {"attention": "o_proj", "mlp": "down_proj", "mamba2": "out_proj"}
+
+
+def claims(fields: Fields) -> bool:
+    return is_transformers(fields, NAME, "GraniteForCausalLM")
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    known_only(fields, FACTORS | {"attention_bias", "mlp_bias"})
+    layout = llama.read_blocks(
+        fields,
+        NAME,
+        kv_heads=None,
+        eps=1e-6,
+        context=fields.integer("max_position_embeddings", 2048),
+        attention_bias=fields.boolean("attention_bias", False),
+        mlp_bias=fields.boolean("mlp_bias", False),
+    )
+    return multiplied(fields, layout)
+
+
+def multiplied(fields: Fields, layout: Layout) -> Layout:
+    """The layout with the factors of the config moved into its weights."""
+    residual = fields.number("residual_multiplier", 1.0)
+    scale = fields.number("attention_multiplier", 1.0)
+    embedding, logits = (
+        fields.number(name, 1.0) for name in ("embedding_multiplier", "logits_scaling")
+    )
+    for name, value in (("embedding_multiplier", embedding), ("logits_scaling", logits)):
+        if not value > 0:
+            fields.refuse(name, f"is {value}, not above 0")
+    fields.check()
+    for index, layer in enumerate(layout.config.layers):
+        if isinstance(layer, AttentionConfig):  # which divides by sqrt(head_dim)
+            layout.multiply(f"layers.{index}.q_proj", scale * math.sqrt(layer.head_dim))
+        layout.multiply(f"layers.{index}.{_LAST[layer.kind]}", residual)
+    layout.multiply_ends(embedding, 1 / logits)
+    return layout
+
+
+FAMILY = Family(NAME, "model_type granite", claims, read)

@@ -1,0 +1,112 @@
+"""Granite 4.0: blocks of Mamba-2 or attention, each followed by a gated MLP; Granite's factors.
+
+Source: transformers 5.23 models/granitemoehybrid, `GraniteMoeHybridForCausalLM`. Its attention
+knows no positions unless `position_embedding_type` is `rope`. The MLP is the one that all experts
+share: a config with experts is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge.config import AttentionConfig, MlpConfig, ModelConfig, NormConfig
+from edge.export.checkpoint.families import bamba, granite
+from edge.export.checkpoint.family import (
+    MAX_BLOCKS,
+    UNSUPPORTED,
+    Family,
+    head_dim,
+    is_transformers,
+    known_only,
+    layer_types,
+    rope,
+)
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "granitemoehybrid"
+_OWN = granite.FACTORS | bamba.MAMBA | {
+    "attention_bias", "init_method", "layer_types", "layers_block_type", "normalization_function",
+    "num_experts_per_tok", "num_local_experts", "position_embedding_type",
+    "shared_intermediate_size",
+}  # fmt: skip
+_KINDS = {
+    "mamba": "mamba", "linear_attention": "mamba",
+    "attention": "attention", "full_attention": "attention",
+}  # fmt: skip
+
+
+def claims(fields: Fields) -> bool:
+    return is_transformers(fields, NAME, "GraniteMoeHybridForCausalLM")
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    known_only(fields, _OWN)
+    fields.demand("hidden_act", "silu", UNSUPPORTED)
+    fields.demand("normalization_function", "rmsnorm", UNSUPPORTED)
+    experts = fields.integer("num_local_experts", 8, low=0)
+    if experts:
+        fields.refuse("num_local_experts", f"is {experts}", "models with experts are not read yet")
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    kinds = layer_types(fields, blocks, _KINDS, "mamba")
+    attends = [kind == "attention" for kind in kinds]
+    # a model of attention alone may leave the other's sizes at defaults that fit nothing
+    mamba = None if all(attends) else bamba.mamba2(fields)
+    attention = _attention(fields)
+    mlp = fields.build(MlpConfig, d_intermediate=fields.integer("shared_intermediate_size", 1024))
+    layers: list[Any] = []
+    for attending in attends:
+        layers += [attention if attending else mamba, mlp]
+    config = fields.model(
+        family=NAME,
+        vocab_size=fields.integer("vocab_size"),
+        d_model=fields.integer("hidden_size"),
+        layers=layers,
+        norm=fields.build(NormConfig, eps=fields.epsilon("rms_norm_eps", 1e-6)),
+        tie_embeddings=fields.boolean("tie_word_embeddings", False),
+        max_context=fields.integer("max_position_embeddings", 2048) if any(attends) else None,
+    )
+    return granite.multiplied(fields, _place(config, attends))
+
+
+def _attention(fields: Fields) -> AttentionConfig:
+    heads = fields.integer("num_attention_heads", 32)
+    size = head_dim(fields, heads)
+    turned = fields.values.get("position_embedding_type")
+    if turned not in (None, "rope", "nope"):
+        fields.refuse("position_embedding_type", "is not rope or nope", UNSUPPORTED)
+    bias = fields.boolean("attention_bias", False)
+    return fields.build(
+        AttentionConfig,
+        n_heads=heads,
+        n_kv_heads=fields.integer("num_key_value_heads", heads),
+        head_dim=size,
+        rope=rope(fields, size) if turned == "rope" else None,
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+
+
+def _place(config: ModelConfig, attends: list[bool]) -> Layout:
+    layout = Layout(config, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
+    for block, attending in enumerate(attends):
+        source = f"model.layers.{block}"
+        layout.place_layer(
+            2 * block,
+            norm=f"{source}.input_layernorm",
+            mixer=f"{source}.{'self_attn' if attending else 'mamba'}",
+            rename={"gated_norm": "norm"},
+        )
+        ours = f"layers.{2 * block + 1}"
+        layout.place_norm(f"{ours}.norm", f"{source}.post_attention_layernorm")
+        names = (f"{ours}.gate_proj.weight", f"{ours}.up_proj.weight")
+        layout.place_rows(names, f"{source}.shared_mlp.input_linear.weight")
+        layout.place(f"{ours}.down_proj.weight", f"{source}.shared_mlp.output_linear.weight")
+    layout.place_ends(
+        embedding="model.embed_tokens.weight", norm_f="model.norm", lm_head="lm_head.weight"
+    )
+    return layout
+
+
+FAMILY = Family(NAME, "model_type granitemoehybrid, without experts", claims, read)
