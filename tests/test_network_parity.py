@@ -29,10 +29,12 @@ from tests.checkpoints import (
     save_gpt_neox,
     save_granite,
     save_granite_hybrid,
+    save_jamba,
     save_llama,
     save_mamba,
     save_mamba2,
     save_mistral,
+    save_nemotron_h,
     save_qwen2,
     save_qwen3,
     save_smollm3,
@@ -116,6 +118,18 @@ CASES: dict[str, Save] = {
     "falcon-h1-normed-before-biases": partial(
         save_falcon_h1, mamba_rms_norm=True, mamba_norm_before_gate=True, attention_bias=True,
         mlp_bias=True, projectors_bias=True, mamba_conv_bias=False, mamba_n_groups=2,
+    ),
+    "jamba": save_jamba,
+    "jamba-biases-tied": partial(
+        save_jamba, mamba_proj_bias=True, mamba_conv_bias=False, tie_word_embeddings=True,
+        mamba_dt_rank=3, mamba_expand=3, attn_layer_period=2, attn_layer_offset=0,
+        rms_norm_eps=1e-2, num_key_value_heads=1,
+    ),
+    "nemotron-h": save_nemotron_h,
+    "nemotron-h-biases": partial(
+        save_nemotron_h, use_bias=True, mlp_bias=True, use_conv_bias=False, conv_kernel=3,
+        n_groups=1, layer_norm_epsilon=1e-2,
+        layers_block_type=["mlp", "full_attention", "linear_attention", "mlp"],
     ),
     "smollm3": save_smollm3,
     "smollm3-given-biases-untied": partial(
@@ -226,7 +240,7 @@ def test_logits_and_states_equal_transformers_token_by_token(pair: Pair) -> None
 
 
 def test_odd_runs_equal_odd_runs_of_transformers(pair: Pair) -> None:
-    if pair.network.config.family in ("mamba", "falcon_mamba"):
+    if pair.network.config.family in ("mamba", "falcon_mamba", "jamba"):
         pytest.skip("transformers' Mamba-1 continues no state over more than one token")
     theirs, their_state = pair.run_theirs(RUNS)
     ours, our_state = pair.run_ours(RUNS)

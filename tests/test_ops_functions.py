@@ -123,6 +123,13 @@ def test_gate_keeps_its_sign_far_out(flavour: Flavour, rng: np.random.Generator)
 
 
 @both
+def test_squared_relu(flavour: Flavour, rng: np.random.Generator) -> None:
+    x = normal(rng, 4, 1, 64, scale=4)
+    expected = torch.relu(torch.from_numpy(x)) ** 2
+    close(run_op("SquaredRelu", flavour, {"x": x})["y"], expected)
+
+
+@both
 @pytest.mark.parametrize(("op", "approximate"), [("Gelu", "none"), ("GeluTanh", "tanh")])
 def test_gelu(flavour: Flavour, op: str, approximate: str, rng: np.random.Generator) -> None:
     x = normal(rng, 4, 1, 64, scale=4)

@@ -9,7 +9,7 @@ from edge.mixers.base import Grown, MixerConfig, Positive, Shapes, linear_shapes
 
 class MlpConfig(MixerConfig, Grown):
     """`swiglu` is down(silu(gate(x)) · up(x)), `gelu` down(gelu(up(x))), and `gelu_tanh` the same
-    with the tanh approximation of GELU.
+    with the tanh approximation of GELU; `squared_relu` is down(max(up(x), 0)²).
 
     Attributes:
         parallel: it reads the stream as the layer before it did, not what that made of it:
@@ -21,7 +21,7 @@ class MlpConfig(MixerConfig, Grown):
     kind: Literal["mlp"] = "mlp"
     d_intermediate: Positive
     bias: bool = False
-    form: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
+    form: Literal["swiglu", "gelu", "gelu_tanh", "squared_relu"] = "swiglu"
     parallel: bool = False
 
     @property

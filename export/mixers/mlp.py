@@ -1,4 +1,4 @@
-"""A feed-forward layer: down(silu(gate) · up), gate and up being one product; or down(gelu(up))."""
+"""A feed-forward layer: down(silu(gate) · up), gate and up being one product; or down(f(up))."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from edge.export.nodes.products import ProductInput
 from edge.export.quantize.layer_plan import Matrix
 from edge.mixers.mlp import MlpConfig
 
+_OPS = {"gelu": "Gelu", "gelu_tanh": "GeluTanh", "squared_relu": "SquaredRelu"}
 _JOINED = ("gate_proj", "up_proj")
 
 
@@ -29,6 +30,8 @@ class Mlp(nn.Module):
         up = self.up_proj(u)
         if self.config.gated:
             return self.down_proj(F.silu(self.gate_proj(u)) * up), {}
+        if self.config.form == "squared_relu":
+            return self.down_proj(F.relu(up).square()), {}
         tanh = self.config.form == "gelu_tanh"
         return self.down_proj(F.gelu(up, approximate="tanh" if tanh else "none")), {}
 
@@ -72,8 +75,7 @@ class MlpExport(MixerExport[MlpConfig]):
             y = at.g.call("SiluGate", [up, gate], [at.named("gated")])[0]
         else:
             up = at.linear("up_proj", u, "up", bias)
-            op = "GeluTanh" if self.config.form == "gelu_tanh" else "Gelu"
-            y = at.g.call(op, [up], [at.named("activated")])[0]
+            y = at.g.call(_OPS[self.config.form], [up], [at.named("activated")])[0]
         return at.linear("down_proj", y, "out", bias)
 
 

@@ -81,7 +81,9 @@ def same_arrays(found: dict, expected: dict, rounded: bool) -> None:  # type: ig
 
 @pytest.mark.parametrize("case", CASES)
 def test_chunks_steps_and_going_back(case: str) -> None:
-    window = 1 if case.startswith(("hybrid", "parallel", "normed")) else WINDOW  # runs that take seconds
+    window = (
+        1 if case.startswith(("hybrid", "parallel", "normed")) else WINDOW
+    )  # runs that take seconds
     pair = Pair(engines(*CASES[case]), window)
     pair.run(tokens(19, seed=1), commit=True)
     for step in range(window + 1):  # with the last one the oldest is applied for good

@@ -25,6 +25,7 @@ template <int> struct Entry;
 #include "../../linear/cpu.h"
 #include "../../norm/cpu.h"
 #include "../../quantize/cpu.h"
+#include "../../squared_relu/cpu.h"
 #include "../../standard/cpu.h"
 // these are made of kernels above
 #include "../../causal_conv1d/cpu.h"

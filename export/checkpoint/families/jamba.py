@@ -1,0 +1,115 @@
+"""Jamba: blocks of Mamba-1, whose dt, B and C are normed, or attention, and a gated MLP after each.
+
+Source: transformers 5.23 models/jamba, `JambaForCausalLM`. Its attention knows no positions. A
+config with experts is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from edge.config import AttentionConfig, Mamba1Config, MlpConfig, ModelConfig, NormConfig
+from edge.export.checkpoint.family import (
+    MAX_BLOCKS,
+    UNSUPPORTED,
+    Family,
+    head_dim,
+    is_transformers,
+    known_only,
+)
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "jamba"
+_OWN = {
+    "attn_layer_offset", "attn_layer_period", "expert_layer_offset", "expert_layer_period",
+    "layers_block_type", "layer_types", "mamba_conv_bias", "mamba_d_conv", "mamba_d_state",
+    "mamba_dt_rank", "mamba_expand", "mamba_proj_bias", "num_experts", "num_experts_per_tok",
+    "use_associative_scan",
+}  # fmt: skip
+_NORMS = {"dt_norm": "dt_layernorm", "B_norm": "b_layernorm", "C_norm": "c_layernorm"}
+
+
+def claims(fields: Fields) -> bool:
+    return is_transformers(fields, NAME, "JambaForCausalLM")
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    known_only(fields, _OWN)
+    fields.demand("hidden_act", "silu", UNSUPPORTED)
+    experts = fields.integer("num_experts", 16)
+    if experts > 1:
+        fields.refuse("num_experts", f"is {experts}", "models with experts are not read yet")
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    period = fields.integer("attn_layer_period", 8)
+    offset = fields.integer("attn_layer_offset", 4, low=0)
+    if offset >= period:
+        fields.inconsistent("attn_layer_offset", f"is {offset}, not below attn_layer_period")
+    attends = [block % period == offset for block in range(blocks)]
+    mamba, attention = _mamba(fields), _attention(fields)
+    mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size"))
+    layers: list[Any] = []
+    for attending in attends:
+        layers += [attention if attending else mamba, mlp]
+    context = fields.integer("max_position_embeddings", 262144)
+    config = fields.model(
+        family=NAME,
+        vocab_size=fields.integer("vocab_size"),
+        d_model=fields.integer("hidden_size"),
+        layers=layers,
+        norm=fields.build(NormConfig, eps=fields.epsilon("rms_norm_eps", 1e-6)),
+        tie_embeddings=fields.boolean("tie_word_embeddings", False),
+        max_context=context if any(attends) else None,
+    )
+    return _place(config, attends)
+
+
+def _mamba(fields: Fields) -> Mamba1Config:
+    width = fields.integer("hidden_size")
+    automatic = fields.values.get("mamba_dt_rank") in (None, "auto")
+    return fields.build(
+        Mamba1Config,
+        d_inner=fields.scaled("mamba_expand", width, 2),
+        d_state=fields.integer("mamba_d_state", 16),
+        d_conv=fields.taps("mamba_d_conv"),
+        dt_rank=math.ceil(width / 16) if automatic else fields.integer("mamba_dt_rank"),
+        conv_bias=fields.boolean("mamba_conv_bias", True),
+        proj_bias=fields.boolean("mamba_proj_bias", False),
+        inner_eps=fields.epsilon("rms_norm_eps", 1e-6),
+    )
+
+
+def _attention(fields: Fields) -> AttentionConfig:
+    heads = fields.integer("num_attention_heads", 32)
+    return fields.build(
+        AttentionConfig,
+        n_heads=heads,
+        n_kv_heads=fields.integer("num_key_value_heads", 8),
+        head_dim=head_dim(fields, heads),
+    )
+
+
+def _place(config: ModelConfig, attends: list[bool]) -> Layout:
+    layout = Layout(config)
+    for block, attending in enumerate(attends):
+        source = f"model.layers.{block}"
+        layout.place_layer(
+            2 * block,
+            norm=f"{source}.input_layernorm",
+            mixer=f"{source}.{'self_attn' if attending else 'mamba'}",
+            rename=_NORMS,
+        )
+        layout.place_layer(
+            2 * block + 1, norm=f"{source}.pre_ff_layernorm", mixer=f"{source}.feed_forward"
+        )
+    layout.place_ends(
+        embedding="model.embed_tokens.weight",
+        norm_f="model.final_layernorm",
+        lm_head="lm_head.weight",
+    )
+    return layout
+
+
+FAMILY = Family(NAME, "model_type jamba, without experts", claims, read)

@@ -1,0 +1,14 @@
+"""Squared ReLU."""
+
+from __future__ import annotations
+
+from edge.ops import Op, value
+
+SQUARED_RELU = Op(
+    "SquaredRelu",
+    (value("x", "f32[...,D]", "activations"),),
+    (value("y", "f32[...,D]", ""),),
+    (),
+    "y = max(x, 0)²",
+    "Primer, arXiv 2109.08668, section 4.2",
+)
