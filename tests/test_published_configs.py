@@ -1,0 +1,106 @@
+"""The config.json of models that people run, as published: read as the right model, or refused.
+
+The files hold what public sources say is in them; the number of parameters, which model cards
+state, judges that every size is read as it was meant.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge.errors import CheckpointError
+from edge.export.checkpoint import FAMILIES, find_layout
+from edge.export.checkpoint.fields import Fields, read_json
+from edge.export.checkpoint.layout import Layout
+from edge.tensors import parameters
+
+FOLDER = Path(__file__).parent / "published"
+# family, layers, parameters, context
+READ: dict[str, tuple[str, int, int, int | None]] = {
+    "bamba-9b-v1": ("bamba", 64, 9_780_235_392, 262144),
+    # the norm that both mixers of a block read is counted twice here
+    "falcon-h1-0.5b-base": ("falcon_h1", 108, 521_411_104 + 36 * 1024, 16384),
+    # and the norms of dt, B and C are written out
+    "falcon-mamba-7b": ("falcon_mamba", 64, 7_272_665_088 + 64 * (256 + 32), None),
+    "granite-3.3-8b-instruct": ("granite", 80, 8_170_864_640, 131072),
+    "llama-2-7b": ("llama", 64, 6_738_415_616, 4096),
+    "llama-3.1-8b": ("llama", 64, 8_030_261_248, 131072),
+    "llama-3.2-1b": ("llama", 32, 1_235_814_400, 131072),
+    "mamba-130m": ("mamba", 24, 129_135_360, None),
+    "mamba-130m-hf": ("mamba", 24, 129_135_360, None),
+    "mamba-2.8b-slimpj": ("mamba", 64, 2_768_345_600, None),
+    "mamba-codestral-7b": ("mamba2", 64, 7_285_403_648, None),
+    "mamba2-130m": ("mamba2", 24, 128_989_632, None),
+    "mambabyte-code": ("mambabyte", 53, 353_628_160, None),
+    "mistral-7b-v0.1": ("mistral", 64, 7_241_732_096, 4096),
+    "nemotron-nano-9b-v2": ("nemotron_h", 56, 8_888_227_328, 131072),
+    "pythia-160m": ("gpt_neox", 24, 162_322_944, 2048),
+    "qwen2.5-0.5b-instruct": ("qwen2", 48, 494_032_768, 32768),
+    "qwen3-0.6b": ("qwen3", 56, 596_049_920, 40960),
+    "smollm2-135m-instruct": ("llama", 60, 134_515_008, 8192),
+    "smollm3-3b": ("smollm3", 72, 3_075_098_624, 65536),
+}
+# field, and what is said of it
+REFUSED: dict[str, tuple[str, str]] = {
+    "gemma-2-2b": ("model_type", "is Gemma 2, a family that edge does not read"),
+    "granite-4.0-h-small": ("num_local_experts", "is 72"),
+    "jamba-v0.1": ("num_experts", "is 16"),
+    "lfm2-350m": ("model_type", "is LFM2, a family that edge does not read"),
+    "mamba2attn-2.7b": ("attn_cfg.d_conv", "is 4; only 0 is supported"),
+    "mixtral-8x7b-v0.1": ("model_type", "is Mixtral, a family that edge does not read"),
+    "nemotron-3-nano-30b-a3b": ("hybrid_override_pattern", "has 23 layers of experts"),
+    "qwen2.5-0.5b-instruct-gptq-int4": ("quantization_config", "are quantized already"),
+    "zamba2-7b": ("model_type", "is Zamba2, a family that edge does not read"),
+}
+
+
+def layout_of(name: str) -> tuple[str, Layout, list[str]]:
+    file = FOLDER / f"{name}.json"
+    fields = Fields(file, read_json(file))
+    family, layout = find_layout(fields)
+    return family, layout, fields.unknown
+
+
+def test_every_file_and_every_family_is_tried() -> None:
+    assert {file.stem for file in FOLDER.iterdir()} == READ.keys() | REFUSED.keys()
+    tried = {family for family, *_ in READ.values()}
+    # published with experts above; mamba_in_llama is two files
+    assert {family.name for family in FAMILIES} - tried <= {
+        "granitemoehybrid", "jamba", "mamba_in_llama",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_model_is_read(name: str) -> None:
+    family, layout, unknown = layout_of(name)
+    config = layout.config
+    assert (family, len(config.layers), parameters(config), config.max_context) == READ[name]
+    assert not unknown
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_is_refused(name: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        layout_of(name)
+    field, message = REFUSED[name]
+    assert caught.value.field == field and message in caught.value.message
+    assert caught.value.remedy
+
+
+def test_what_steers_the_models_is_read() -> None:
+    """Of fields that no number of parameters shows."""
+    _, mamba, _ = layout_of("falcon-mamba-7b")
+    assert mamba.config.layers[0].model_dump()["inner_eps"] == 1e-6
+    _, smollm3, _ = layout_of("smollm3-3b")
+    turned = [layer.rotation is not None for layer in smollm3.config.layers[::2]]
+    assert turned == [True, True, True, False] * 9
+    _, nemotron, _ = layout_of("nemotron-nano-9b-v2")
+    kinds = [layer.kind for layer in nemotron.config.layers]
+    assert [kinds.count(kind) for kind in ("mamba2", "attention", "mlp")] == [27, 4, 25]
+    _, falcon, _ = layout_of("falcon-h1-0.5b-base")
+    assert falcon.pieces["layers.0.in_proj.weight"].factors[0] == (0, 3352, 1.25)
+    _, granite, _ = layout_of("granite-3.3-8b-instruct")
+    assert granite.pieces["layers.0.q_proj.weight"].factors == ((0, 4096, 0.0078125 * 128**0.5),)
+    assert granite.pieces["norm_f.weight"].factors == ((0, 4096, 1 / 16 / 12),)
