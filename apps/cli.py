@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("edge.apps.chat", "chat"),
     "chat": ("edge.apps.chat", "chat"),
     "export": ("edge.apps.export", "export"),
+    "distill": ("edge.apps.distill", "distill"),
     "info": ("edge.apps.info", "info"),
     "serve": ("edge.apps.serve", "serve"),
     "eval": ("edge.apps.evaluate", "evaluate"),

@@ -22,11 +22,11 @@ from edge.apps.demo import talks as demo_talks
 from edge.apps.demo import train as training
 from edge.apps.demo.data import load_tokenizer, make_codec
 from edge.apps.demo.distill import Taught, TeacherLessons, load_network, read_talks, start_from
-from edge.apps.demo.loss import Shares, taught_loss
-from edge.apps.demo.optimizer import initialise
 from edge.apps.demo.save import write_checkpoint
 from edge.apps.demo.shapes import chat_config, draft_config
 from edge.apps.demo.tokenizer import train_tokenizer
+from edge.export.distill.loss import Shares, taught_loss
+from edge.export.distill.optimizer import initialise
 from edge.export.network import Network
 from edge.runtime.model import load
 

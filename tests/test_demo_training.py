@@ -27,13 +27,13 @@ from edge.apps.demo.data import (
     pack,
     read_conversations,
 )
-from edge.apps.demo.loss import head_loss
-from edge.apps.demo.optimizer import initialise, trapezoid
 from edge.apps.demo.save import write_checkpoint
 from edge.apps.demo.shapes import bytes_config, chat_config, draft_config
 from edge.apps.demo.tokenizer import train_tokenizer
 from edge.export.calibration.texts import GREETINGS
 from edge.export.checkpoint import open_checkpoint
+from edge.export.distill.loss import head_loss
+from edge.export.distill.optimizer import initialise, trapezoid
 from edge.export.network import Network
 
 WORDS = ["the", "cat", "dog", "bird", "sees", "hears", "a", "red", "green", "house", "tree", "runs"]

@@ -18,7 +18,7 @@ from edge.apps.demo.data import (
     read_conversations,
     read_documents,
 )
-from edge.apps.demo.loss import head_loss
+from edge.export.distill.loss import head_loss
 from edge.export.network import Network, NetworkState
 
 CONVERSATIONS = (

@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 
 from edge.apps.demo.cards import card_text
 from edge.apps.demo.data import load_tokenizer
-from edge.apps.demo.optimizer import replace_folder
 from edge.apps.demo.tokenizer import END, write_tokenizer_files
 from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig
 from edge.export.checkpoint import find_layout
 from edge.export.checkpoint.fields import Fields
+from edge.export.distill.optimizer import replace_folder
 from edge.export.network import Network
 
 SAMPLING = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 128}

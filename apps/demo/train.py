@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,16 +16,17 @@ import torch
 import typer
 from torch import Tensor
 
-from edge.apps.demo import optimizer as resuming
 from edge.apps.demo.data import Batch, Codec, Rows, TrainingData, make_codec
 from edge.apps.demo.distill import TalkRows, Taught, TeacherLessons, start_from
 from edge.apps.demo.figures import CONVERSATIONS, Figures, chat_rows, converse, measure, text_rows
-from edge.apps.demo.loss import SHARES, Shares, head_loss, taught_loss
-from edge.apps.demo.optimizer import Optimizer, initialise, trapezoid
 from edge.apps.demo.save import save_model
 from edge.apps.demo.shapes import config_for
 from edge.apps.demo.tokenizer import train_tokenizer
 from edge.config import ModelConfig
+from edge.export.distill import optimizer as resuming
+from edge.export.distill.interrupted import stop_requests
+from edge.export.distill.loss import SHARES, Shares, head_loss, taught_loss
+from edge.export.distill.optimizer import Optimizer, initialise, trapezoid
 from edge.export.network import Network
 from edge.tensors import parameters
 
@@ -109,9 +108,9 @@ def train(
     if plan.start is not None:
         start_from(network, plan.start)
     network.to(plan.device)
-    optimizer = Optimizer(network)
+    optimizer, weights = Optimizer.of(network), dict(network.named_parameters())
     place: dict[str, Any] = {"step": 0, "epoch": 0, "row": 0, "tokens": 0, "seconds": 0.0}
-    place |= resuming.load(out / "resume", network, optimizer) or {}
+    place |= resuming.load(out / "resume", weights, optimizer) or {}
     codec = make_codec(tokenizer)
     lessons = find_lessons(plan, codec)
     training: Epochs = lessons or TrainingData(
@@ -126,7 +125,7 @@ def train(
         return {} if lessons is None else {"teacher": lessons.agreement(network) | lessons.size()}
 
     def keep(valid: Figures) -> None:
-        resuming.save(out / "resume", network, optimizer, place)
+        resuming.save(out / "resume", weights, optimizer, place)
         card = describe(config, plan, place) | {"chat_valid_sample": valid.summary()} | agreement()
         save_model(network, out, tokenizer, card)
 
@@ -149,7 +148,7 @@ def train(
                 report(place, sum(losses) / len(losses), norm, factor)
                 losses.clear()
             if stop:
-                resuming.save(out / "resume", network, optimizer, place)
+                resuming.save(out / "resume", weights, optimizer, place)
                 raise SystemExit(128 + stop[0])
             if time.monotonic() - saved > plan.save_every:
                 valid = validate()
@@ -157,7 +156,7 @@ def train(
                 keep(valid)
                 saved = time.monotonic()
     # the figures take a while: what was learned is not to wait for them
-    resuming.save(out / "resume", network, optimizer, place)
+    resuming.save(out / "resume", weights, optimizer, place)
     card = describe(config, plan, place) | final_figures(network, data, tokenizer, plan)
     card |= agreement()
     save_model(network, out, tokenizer, card)
@@ -168,19 +167,6 @@ def find_lessons(plan: TrainingPlan, codec: Codec) -> TeacherLessons | None:
     if plan.taught is None:
         return None
     return TeacherLessons(plan.taught, codec, plan.width, plan.batch, plan.seed)
-
-
-@contextmanager
-def stop_requests() -> Iterator[list[int]]:
-    """SIGTERM and Ctrl-C, collected as they come, so that the run ends between two steps."""
-    received: list[int] = []
-    names = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(name, lambda number, _: received.append(number)) for name in names]
-    try:
-        yield received
-    finally:
-        for name, handler in zip(names, before, strict=True):
-            signal.signal(name, handler)
 
 
 def final_figures(

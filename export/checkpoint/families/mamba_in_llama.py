@@ -114,10 +114,12 @@ def replace_attention(whole: Layout, replaced: Sequence[int]) -> Layout:
         attention = whole.config.layers[2 * block]
         mixer = config.layers[2 * block]
         assert isinstance(attention, AttentionConfig) and isinstance(mixer, Mamba2Config)
-        source = f"model.layers.{block}"
         norm = whole.pieces[f"layers.{2 * block}.norm.weight"].source.removesuffix(".weight")
         layout.place_layer(
-            2 * block, norm=norm, mixer=f"{source}.mamba", rename={"gated_norm": "norm"}
+            2 * block,
+            norm=norm,
+            mixer=f"{norm.rpartition('.')[0]}.mamba",
+            rename={"gated_norm": "norm"},
         )
         for module, rows in grouped_rows(mixer, attention.n_kv_heads).items():
             for kind in layout.kinds(f"layers.{2 * block}.{module}"):

@@ -20,11 +20,13 @@ class Shares:
         overlap: 1 - Σ min(p, q), the share of tokens drafted from q that verifying against p
             rejects (DistillSpec, arXiv 2310.08461). It has next to no gradient where q is far off.
         choice: -log q of the teacher's likeliest, for greedy drafts.
+        label: -log q of the token that came next (The Mamba in the Llama, equation 2).
     """
 
     divergence: float = 0.8
     overlap: float = 0.0
     choice: float = 0.2
+    label: float = 0.0
 
 
 SHARES = Shares()
@@ -46,7 +48,8 @@ class _HeadLoss(torch.autograd.Function):
         w = weight.to(dtype)
         total = hidden.new_zeros((), dtype=torch.float32)
         d_hidden = torch.empty_like(hidden, dtype=dtype)
-        d_weight = torch.zeros_like(weight, dtype=torch.float32)
+        learns = ctx.needs_input_grad[1]  # a third of the products is its gradient's
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if learns else None
         for start in range(0, hidden.shape[0], slice_rows):
             rows = slice(start, start + slice_rows)
             h = hidden[rows].to(dtype)
@@ -54,14 +57,19 @@ class _HeadLoss(torch.autograd.Function):
             total += loss
             d = d_logits.to(dtype)
             d_hidden[rows] = d @ w
-            d_weight += (d.T @ h).float()
-        ctx.save_for_backward(d_hidden.to(hidden.dtype), d_weight.to(weight.dtype))
+            if d_weight is not None:
+                d_weight += (d.T @ h).float()
+        ctx.save_for_backward(
+            d_hidden.to(hidden.dtype), None if d_weight is None else d_weight.to(weight.dtype)
+        )
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
-        return (d_hidden * grads[0], d_weight * grads[0], *[None] * 3)
+        return (
+            d_hidden * grads[0], None if d_weight is None else d_weight * grads[0], *[None] * 3,
+        )  # fmt: skip
 
 
 def head_loss(
@@ -95,22 +103,27 @@ def taught_loss(
     shares: Shares,
     dtype: torch.dtype = torch.float32,
     slice_rows: int = 64,
+    targets: Tensor | None = None,
 ) -> Tensor:
     """Σ of `shares` over the rows, in nats.
 
     hidden [n, D]; weight [V, D]; taught [n, E], the teacher's own hidden, and teacher [V, E], its
-    head, which learn nothing. Otherwise as `head_loss`.
+    head, which learn nothing; targets [n] int64, wanted by `shares.label` alone. Otherwise as
+    `head_loss`.
     """
     t = teacher.to(dtype)
 
     def judge(rows: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        return taught_logits((taught[rows].to(dtype) @ t.T).float(), logits, shares)
+        theirs = (taught[rows].to(dtype) @ t.T).float()
+        return taught_logits(theirs, logits, shares, None if targets is None else targets[rows])
 
     total: Tensor = _HeadLoss.apply(hidden, weight, slice_rows, dtype, judge)
     return total
 
 
-def taught_logits(theirs: Tensor, ours: Tensor, shares: Shares) -> tuple[Tensor, Tensor]:
+def taught_logits(
+    theirs: Tensor, ours: Tensor, shares: Shares, targets: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The loss of logits `ours` [n, V] against the teacher's, and its gradient with respect to
     them.
     """
@@ -119,11 +132,17 @@ def taught_logits(theirs: Tensor, ours: Tensor, shares: Shares) -> tuple[Tensor,
     p = log_p.exp()
     loss = -shares.choice * log_q.gather(1, choice).sum()
     loss += shares.divergence * torch.dot(p.flatten(), log_p.sub_(log_q).flatten())
+    if shares.label:
+        assert targets is not None
+        loss -= shares.label * log_q.gather(1, targets[:, None]).sum()
     q = log_q.exp_()
-    gradient = q * (shares.divergence + shares.choice)
+    gradient = q * (shares.divergence + shares.choice + shares.label)
     gradient.sub_(p, alpha=shares.divergence)
     said = torch.full_like(choice, -shares.choice, dtype=torch.float32)
     gradient.scatter_add_(1, choice, said)
+    if shares.label:
+        assert targets is not None
+        gradient.scatter_add_(1, targets[:, None], torch.full_like(said, -shares.label))
     if shares.overlap:
         low = torch.where(q < p, q, 0.0)  # of Σ min(p, q), what a change of q changes
         gradient.add_(torch.addcmul(-low, q, low.sum(-1, keepdim=True)), alpha=shares.overlap)

@@ -10,6 +10,8 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,15 @@ from edge.export.network import Network
 MUON_LR, MUON_DECAY = 6e-3, 0.1
 ADAM_LR = 4e-3
 KEEP = 2  # checkpoints of a run
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Full learning rates: Muon's for matrices and AdamW's for the rest; and Muon's decay."""
+
+    muon: float = MUON_LR
+    adam: float = ADAM_LR
+    decay: float = MUON_DECAY
 
 
 def initialise(network: Network) -> None:
@@ -39,21 +50,29 @@ def initialise(network: Network) -> None:
 class Optimizer:
     """Both optimizers behind one step; its state is tensors, numbers and names only."""
 
-    def __init__(self, network: Network) -> None:
-        matrices = [m.weight for m in network.layers.modules() if isinstance(m, nn.Linear)]
-        chosen = {id(p) for p in matrices}
-        rest = [p for p in network.parameters() if id(p) not in chosen]
+    def __init__(
+        self, matrices: Sequence[Tensor], rest: Sequence[Tensor], rates: Rates | None = None
+    ) -> None:
+        self.rates = rates or Rates()
         self.parameters: list[Tensor] = [*matrices, *rest]
         self.muon = torch.optim.Muon(
-            matrices, lr=MUON_LR, weight_decay=MUON_DECAY, adjust_lr_fn="match_rms_adamw"
-        )
-        self.adam = torch.optim.AdamW(rest, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0)
+            matrices, lr=self.rates.muon, weight_decay=self.rates.decay,
+            adjust_lr_fn="match_rms_adamw",
+        )  # fmt: skip
+        self.adam = torch.optim.AdamW(rest, lr=self.rates.adam, betas=(0.9, 0.95), weight_decay=0.0)
+
+    @classmethod
+    def of(cls, network: Network) -> Optimizer:
+        """For all of a network."""
+        matrices = [m.weight for m in network.layers.modules() if isinstance(m, nn.Linear)]
+        chosen = {id(p) for p in matrices}
+        return cls(matrices, [p for p in network.parameters() if id(p) not in chosen])
 
     def step(self, factor: float) -> float:
         """One update at `factor` of the full learning rates; returns the gradient's norm."""
         norm = nn.utils.clip_grad_norm_(self.parameters, 1.0)
         pairs: list[tuple[torch.optim.Optimizer, float]]
-        pairs = [(self.muon, MUON_LR), (self.adam, ADAM_LR)]
+        pairs = [(self.muon, self.rates.muon), (self.adam, self.rates.adam)]
         for optimizer, rate in pairs:
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
@@ -102,14 +121,16 @@ def _complete(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if (p / "progress.json").exists())
 
 
-def save(folder: Path, network: Network, optimizer: Optimizer, progress: dict[str, Any]) -> None:
+def save(
+    folder: Path, weights: Mapping[str, Tensor], optimizer: Optimizer, progress: dict[str, Any]
+) -> None:
     """folder/step-N: weights.safetensors, optimizer.pt (tensors and numbers), progress.json."""
     name = f"step-{progress['step']:08d}"
     temporary = folder / f".{name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    weights = {name: p.detach().contiguous() for name, p in network.named_parameters()}
-    save_file(weights, temporary / "weights.safetensors")
+    held = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+    save_file(held, temporary / "weights.safetensors")
     torch.save(optimizer.state_dict(), temporary / "optimizer.pt")
     (temporary / "progress.json").write_text(json.dumps(progress, indent=2) + "\n")
     fsync_tree(temporary)
@@ -119,15 +140,30 @@ def save(folder: Path, network: Network, optimizer: Optimizer, progress: dict[st
         shutil.rmtree(old)
 
 
-def load(folder: Path, network: Network, optimizer: Optimizer) -> dict[str, Any] | None:
-    """Continue from the newest whole checkpoint; None where there is none."""
+def progress(folder: Path) -> dict[str, Any] | None:
+    """What the newest whole checkpoint was saved with; None where there is none."""
     found = _complete(folder)
     if not found:
         return None
-    device = network.embedding.weight.device
-    network.load_state_dict(load_file(found[-1] / "weights.safetensors", device=str(device)))
+    read: dict[str, Any] = json.loads((found[-1] / "progress.json").read_text())
+    return read
+
+
+def load(
+    folder: Path, weights: Mapping[str, Tensor], optimizer: Optimizer
+) -> dict[str, Any] | None:
+    """Fill `weights` and the optimizer from the newest whole checkpoint, and return its progress;
+    None where there is none.
+    """
+    found = _complete(folder)
+    if not found:
+        return None
+    device = next(iter(weights.values())).device
+    kept = load_file(found[-1] / "weights.safetensors", device=str(device))
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            tensor.copy_(kept[name])
     optimizer.load_state_dict(
         torch.load(found[-1] / "optimizer.pt", map_location=device, weights_only=True)
     )
-    progress: dict[str, Any] = json.loads((found[-1] / "progress.json").read_text())
-    return progress
+    return progress(folder)

@@ -1,0 +1,86 @@
+"""How far a hybrid is from its teacher, on text that neither learned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edge.export.distill.student import Student
+from edge.export.network import Network
+
+SLICE = 256  # rows of logits held at once
+
+
+@dataclass
+class Distance:
+    """Sums over predicted tokens: losses in nats, KL(teacher ‖ hybrid), and equal likeliest ids."""
+
+    teacher_nats: float = 0.0
+    nats: float = 0.0
+    divergence: float = 0.0
+    same: int = 0
+    tokens: int = 0
+
+    def summary(self) -> dict[str, float]:
+        """Perplexities, their ratio, KL in nats a token, and the share of equal likeliest ids."""
+        return {
+            "perplexity": math.exp(self.nats / self.tokens),
+            "teacher_perplexity": math.exp(self.teacher_nats / self.tokens),
+            "perplexity_ratio": math.exp((self.nats - self.teacher_nats) / self.tokens),
+            "kl": self.divergence / self.tokens,
+            "same_choice": self.same / self.tokens,
+        }
+
+
+FIGURES = tuple(Distance(tokens=1).summary())
+
+
+class Judge:
+    """A teacher's last hidden states on some rows, found once, and who is measured against them."""
+
+    def __init__(self, teacher: Network, rows: Tensor, bf16: bool) -> None:
+        """rows [n, T] of ids."""
+        self.teacher, self.rows, self.bf16 = teacher, rows, bf16
+        self._taught: list[Tensor] = []
+
+    def distance(self, network: Network) -> Distance:
+        """Over all rows, each from an empty state."""
+        if not self._taught:
+            self._taught = [self._hidden(self.teacher, ids).cpu() for ids in self.rows]
+        found = Distance()
+        for ids, taught in zip(self.rows, self._taught, strict=True):
+            self._add(found, network, ids, taught.to(ids.device))
+        return found
+
+    @torch.no_grad()
+    def _hidden(self, network: Network, ids: Tensor) -> Tensor:
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.bf16):
+            return network.hidden(ids[None, :-1])[0][0]
+
+    @torch.no_grad()
+    def _add(self, found: Distance, network: Network, ids: Tensor, taught: Tensor) -> None:
+        ours, targets = self._hidden(network, ids), ids[1:]
+        for start in range(0, len(targets), SLICE):
+            part = slice(start, start + SLICE)
+            log_p = F.log_softmax(self.teacher.head(taught[part].float()), dim=-1)
+            log_q = F.log_softmax(network.head(ours[part].float()), dim=-1)
+            said = targets[part, None]
+            found.teacher_nats -= float(log_p.gather(1, said).sum())
+            found.nats -= float(log_q.gather(1, said).sum())
+            found.divergence += float(F.kl_div(log_q, log_p, reduction="sum", log_target=True))
+            found.same += int((log_p.argmax(-1) == log_q.argmax(-1)).sum())
+        found.tokens += len(targets)
+
+    def costs(self, student: Student, blocks: Sequence[int]) -> dict[int, float]:
+        """What each block costs when its attention alone is replaced: KL in nats a token."""
+        before, found = student.replaced, {}
+        for block in blocks:
+            student.replace([block])
+            found[block] = self.distance(student.network).summary()["kl"]
+        student.replace(before)
+        return found

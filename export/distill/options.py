@@ -1,0 +1,117 @@
+"""What is asked of a distillation, and what of it makes the result what it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edge.config import ModelConfig
+from edge.errors import Faults, InputError
+from edge.export.distill.hybrid import CHOICES, MIXERS
+
+FREE = {"minutes", "device", "bf16", "recompute", "save_every", "text", "valid"}
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """How a run goes.
+
+    Attributes:
+        text: files to learn from; they are checked by their content, not by their names.
+        keep: shares of blocks that keep attention, descending: a phase of the second stage each.
+        layers: `even`, `measured`, or block numbers that lose it, such as 0,2,5-9.
+        mixer: what comes in its place.
+        tokens: how many are learned from in all; None is once through the text.
+        minutes: an end by the clock, whichever comes first; earlier runs of the same count.
+        match: share of the run in which mixers learn their attention's outputs.
+        fresh: make mixers as those of a model to be trained from nothing, to compare with.
+        length, batch: tokens of a row, rows of a step.
+        train_all: the second stage trains everything, not the new mixers alone.
+        label: share of its loss that is the text itself, beside the teacher's distribution.
+        rate: factor on the learning rates.
+        valid: a file to measure on; None holds a few rows of the text out.
+        tokenizer: a file or folder to use in place of the teacher's own.
+        device: as PyTorch names it. bf16: None is wherever the device multiplies it.
+        recompute: spend time on memory: layers run again in the backward pass.
+        save_every: seconds between what a run can continue from.
+    """
+
+    text: tuple[Path, ...]
+    keep: tuple[float, ...] = (0.5,)
+    layers: str = "even"
+    mixer: str = "mamba2"
+    tokens: int | None = None
+    minutes: float | None = None
+    match: float = 0.5
+    fresh: bool = False
+    length: int = 512
+    batch: int = 8
+    train_all: bool = False
+    label: float = 0.0
+    rate: float = 1.0
+    valid: Path | None = None
+    tokenizer: Path | None = None
+    device: str = "cpu"
+    bf16: bool | None = None
+    recompute: bool = False
+    seed: int = 0
+    save_every: float = field(default=900.0)
+
+    def check(self, teacher: ModelConfig) -> None:
+        """Raise InputError with everything that no teacher, or not this one, can be asked for."""
+        faults = Faults()
+        longest = teacher.max_context or 1 << 20
+        if not self.text:
+            faults.add("text", "names no file")
+        if not self.keep or not all(0 <= share <= 1 for share in self.keep):
+            faults.add("keep_attention", "is not made of shares from 0 to 1")
+        elif sorted(self.keep, reverse=True) != list(self.keep):
+            faults.add("keep_attention", "does not descend", "such as 0.75,0.5")
+        if self.mixer not in MIXERS:
+            faults.add("mixer", f"{self.mixer[:40]!r} is not known", f"choose {', '.join(MIXERS)}")
+        ranges = {
+            "match": (self.match, 0.0, 1.0), "label": (self.label, 0.0, 1.0),
+            "rate": (self.rate, 1e-6, 1e3), "length": (self.length, 8, longest),
+            "batch": (self.batch, 1, 1 << 16), "save_every": (self.save_every, 1.0, math.inf),
+            "tokens": (1 if self.tokens is None else self.tokens, 1, math.inf),
+            "minutes": (1 if self.minutes is None else self.minutes, 1e-6, math.inf),
+        }  # fmt: skip
+        for name, (value, low, high) in ranges.items():
+            if not low <= value <= high:
+                faults.add(name, f"{value:g} is outside {low:g} to {high:g}")
+        if (problem := device_problem(self.device)) is not None:
+            faults.add("device", problem)
+        faults.refuse(InputError)
+
+    @property
+    def chosen(self) -> bool:
+        """Whether `layers` names blocks."""
+        return self.layers not in CHOICES
+
+    @property
+    def uses_bf16(self) -> bool:
+        if self.bf16 is not None:
+            return self.bf16
+        if self.device.startswith("cuda"):
+            return True
+        return self.device == "cpu" and bool(torch.cpu._is_avx512_bf16_supported())
+
+    def fixed(self) -> dict[str, Any]:
+        """What a run that continues must have been begun with."""
+        values = {name: value for name, value in asdict(self).items() if name not in FREE}
+        read: dict[str, Any] = json.loads(json.dumps(values, default=str))
+        return read
+
+
+def device_problem(name: str) -> str | None:
+    """Why PyTorch cannot compute there; None when it can."""
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as problem:
+        return f"{name[:40]!r} cannot be used: {str(problem).splitlines()[0]:.200}"
+    return None

@@ -1,0 +1,86 @@
+"""Text as rows of tokens: files end to end, cut into rows of one length, in a stated order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import ExportError
+from edge.export.calibration.texts import CalibrationText, TextReader, read_text
+
+Ids = NDArray[np.int32]
+HELD_OUT = 16  # rows that are measured and never learned
+EVERY = 32  # at most one row in so many
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """learned [n, T] and held_out [m, T]: token ids.
+
+    Attributes:
+        record: what they were read from, for whoever wants to continue with the same.
+    """
+
+    learned: Ids
+    held_out: Ids
+    record: dict[str, object]
+
+    @property
+    def tokens(self) -> int:
+        return self.learned.size
+
+    def batch(self, number: int, size: int, seed: int) -> Ids:
+        """The batch of that number, of `size` rows; every epoch has an order of its own."""
+        each = len(self.learned) // size
+        epoch, place = divmod(number, each)
+        order = np.random.default_rng([seed, epoch]).permutation(len(self.learned))
+        return self.learned[order[place * size : (place + 1) * size]]
+
+
+def read_rows(
+    files: Sequence[Path], reader: TextReader, length: int, wanted: int | None, valid: Path | None
+) -> TokenRows:
+    """Rows of `length` tokens of all the files; with `wanted`, about so many tokens of them, of
+    every file its share by size, evenly spread.
+
+    `valid`: a file to measure on; without it a few rows of the others are held out. Raises
+    ExportError: a file that cannot be read, or too little text.
+    """
+    sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
+    found, texts = [], []
+    for file, size in zip(files, sizes, strict=True):
+        most = 1 << 40 if wanted is None else -(-wanted * size // (max(sum(sizes), 1) * length))
+        text = _read(file, reader, max(1, most), length)
+        found.append(text.sequences.astype(np.int32))
+        texts.append({"file": text.file, "sha256": text.sha256, "rows": len(text.sequences)})
+    rows = np.concatenate(found)
+    if valid is not None:
+        own = _read(valid, reader, HELD_OUT, length)
+        record: dict[str, object] = {
+            "text": texts,
+            "valid": {"file": own.file, "sha256": own.sha256},
+        }
+        return TokenRows(rows, own.sequences.astype(np.int32), record)
+    count = min(HELD_OUT, len(rows) // EVERY) or 1
+    if len(rows) < 2:
+        raise ExportError(
+            f"holds {len(rows)} rows of {length} tokens: none is left to learn", file=files[0],
+            remedy="give more text, or shorter rows by --length",
+        )  # fmt: skip
+    held = np.linspace(0, len(rows) - 1, count + 2).astype(int)[1:-1]
+    mask = np.zeros(len(rows), bool)
+    mask[held] = True
+    return TokenRows(rows[~mask], rows[mask], {"text": texts, "valid": None})
+
+
+def _read(file: Path, reader: TextReader, count: int, length: int) -> CalibrationText:
+    try:
+        return read_text(file, reader, count, length)
+    except ExportError as problem:
+        raise ExportError(
+            problem.message, file=problem.file, field="text", remedy=problem.remedy
+        ) from None

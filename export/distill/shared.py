@@ -1,0 +1,53 @@
+"""Heads that shared a key and a value go on sharing them: their rows of in_proj and of the
+convolution are one parameter, which is repeated where it is used.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from edge.export.checkpoint.families.mamba_in_llama import grouped_rows
+from edge.mixers.mamba2 import Mamba2Config
+
+
+class RepeatedRows(nn.Module):
+    """rows [n]: which row of the parameter each row of the weight is."""
+
+    rows: Tensor
+    first: Tensor
+
+    def __init__(self, rows: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.tensor(rows), persistent=False)
+        first = [rows.index(row) for row in range(max(rows) + 1)]
+        self.register_buffer("first", torch.tensor(first), persistent=False)
+
+    def forward(self, own: Tensor) -> Tensor:
+        return own[self.rows]
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight[self.first]
+
+
+def share_rows(mixer: nn.Module, config: Mamba2Config, kv_heads: int) -> None:
+    """Make the parameters of a mixer's in_proj and conv1d those of `kv_heads` heads of x and B."""
+    if kv_heads == config.n_heads:
+        return
+    rows = grouped_rows(config, kv_heads)
+    for module, names in (("in_proj", ("weight",)), ("conv1d", ("weight", "bias"))):
+        for name in names:
+            repeated = RepeatedRows(rows[module])
+            parametrize.register_parametrization(mixer.get_submodule(module), name, repeated)
+
+
+@torch.no_grad()
+def set_tensor(mixer: nn.Module, name: str, value: Tensor) -> None:
+    """Give a mixer's tensor these values, whether it is a parameter or made of one."""
+    module, _, kind = name.rpartition(".")
+    holder = mixer.get_submodule(module)
+    if parametrize.is_parametrized(holder, kind):
+        setattr(holder, kind, value.to(getattr(holder, kind)))
+    else:
+        holder.get_parameter(kind).copy_(value)

@@ -1,0 +1,77 @@
+"""The two stages: mixers learn what their attention says, then the whole what the teacher says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from edge.export.distill.loss import Shares, taught_loss
+from edge.export.distill.student import Student, visits
+from edge.export.mixers.base import State
+from edge.export.network import Network, through
+
+
+def match(teacher: Network, student: Student, ids: Tensor, bf16: bool) -> dict[int, float]:
+    """Each new mixer reads what its attention reads and learns what it says, on the teacher's own
+    hidden states. Gradients are left in the mixers; none goes through anything else.
+
+    ids [B, T]. Returns the loss of every block: the squared error over the squared output.
+    """
+    found: dict[int, float] = {}
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
+        for visit in visits(teacher, [int(name) for name in student.mixers], ids):
+            wanted = visit.y.float()
+            said = student.run_mixer(visit).float()
+            loss = (said - wanted).square().mean() / wanted.square().mean().clamp_min(1e-12)
+            torch.autograd.backward(loss)
+            found[visit.block] = float(loss.detach())
+    return found
+
+
+def learn(
+    teacher: Network, student: Student, ids: Tensor, shares: Shares, bf16: bool, recompute: bool
+) -> float:
+    """The hybrid learns the teacher's distribution, and with `shares.label` the text itself
+    (equation 2). Gradients are left in what learns.
+
+    ids [B, T]; `recompute` keeps the inputs of layers alone and runs each again for its gradient.
+    Returns the mean loss in nats a token.
+    """
+    network, targets = student.network, ids[:, 1:].flatten()
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
+        taught = teacher.hidden(ids[:, :-1])[0].flatten(0, 1)
+        hidden = _hidden(network, ids[:, :-1], recompute).flatten(0, 1)
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    ours, theirs = (network.lm_head or network.embedding), (teacher.lm_head or teacher.embedding)
+    loss = taught_loss(
+        hidden, ours.weight, taught, theirs.weight, shares, dtype, targets=targets
+    ) / len(targets)
+    torch.autograd.backward(loss)
+    return float(loss.detach())
+
+
+def _hidden(network: Network, ids: Tensor, recompute: bool) -> Tensor:
+    if not recompute:
+        return network.hidden(ids)[0]
+    layers: Sequence[nn.Module] = [_Recomputed(layer) for layer in network.layers]
+    states = network.initial_state(len(ids)).layers
+    x, _ = through(network.config, zip(layers, states, strict=True), network.embedding(ids), 0)
+    normed: Tensor = network.norm_f(x)
+    return normed
+
+
+class _Recomputed(nn.Module):
+    """A layer that is run again in the backward pass, instead of keeping what it needs there."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, state: State, position: int, read: Tensor) -> tuple[Tensor, State]:
+        y: tuple[Tensor, State] = checkpoint(
+            self.layer, x, state, position, read, use_reentrant=False
+        )
+        return y

@@ -1,0 +1,453 @@
+"""`edge distill`: the first mixers, the stages, going on after an interruption, the product."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from typer.testing import CliRunner
+
+import edge
+from edge.apps.cli import app
+from edge.config import AttentionConfig
+from edge.errors import EdgeError, ExportError, InputError
+from edge.export.calibration.texts import checkpoint_reader
+from edge.export.checkpoint import open_checkpoint
+from edge.export.checkpoint.checkpoint import as_stored
+from edge.export.checkpoint.families.mamba_in_llama import grouped_rows, mixer_for
+from edge.export.distill import hybrid, initial, stages
+from edge.export.distill.initial import Inputs, from_attention
+from edge.export.distill.loss import Shares, head_loss, taught_loss
+from edge.export.distill.optimizer import Optimizer, trapezoid
+from edge.export.distill.options import DistillOptions
+from edge.export.distill.rows import read_rows
+from edge.export.distill.run import DistillSummary, distill
+from edge.export.distill.save import teacher_layout
+from edge.export.distill.student import Student, visits
+from edge.export.exporter import export_checkpoint
+from edge.export.mixers.mamba2 import Mamba2
+from edge.export.network import Network, empty_state
+from tests.checkpoints import (
+    VOCABULARY,
+    save_bamba,
+    save_llama,
+    save_mistral,
+    save_qwen2,
+    save_qwen3,
+    save_smollm3,
+)
+from tests.gguf_files import write_gguf
+
+WORDS = "the state of the model is the whole of the past and a robot walks then it stops"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "words.txt"
+    words = WORDS.split()
+    picked = torch.randint(len(words), (6000,), generator=torch.Generator().manual_seed(0))
+    file.write_text(" ".join(words[word] for word in picked))
+    return file
+
+
+@pytest.fixture(scope="module")
+def teacher(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three blocks that have learned to spell, so that their attention has something to say."""
+    path = save_llama(tmp_path_factory.mktemp("teacher") / "tiny", num_hidden_layers=3)
+    checkpoint = open_checkpoint(path)
+    network = network_of(path).requires_grad_(True)
+    rows = read_rows([text], checkpoint_reader(checkpoint, checkpoint.config), 33, None, None)
+    optimizer = Optimizer.of(network)
+    for number in range(60):
+        ids = torch.from_numpy(rows.batch(number, 8, 0)).long()
+        hidden = network.hidden(ids[:, :-1])[0].flatten(0, 1)
+        assert network.lm_head is not None
+        loss = head_loss(hidden, network.lm_head.weight, ids[:, 1:].flatten()) / hidden.shape[0]
+        torch.autograd.backward(loss)
+        optimizer.step(trapezoid(number, number / 60, warmup=10))
+    tensors = {name: p.detach() for name, p in network.canonical_tensors().items()}
+    stored = as_stored(teacher_layout(checkpoint), tensors)
+    save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+@pytest.fixture(scope="module")
+def asked(text: Path) -> DistillOptions:
+    return DistillOptions(
+        (text,), keep=(0.66,), tokens=640, length=16, batch=4, bf16=False, save_every=1e6
+    )
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def network_of(path: Path) -> Network:
+    checkpoint = open_checkpoint(path)
+    network = Network(checkpoint.config).eval()
+    network.load_canonical(dict(checkpoint.tensors()))
+    return network.requires_grad_(False)
+
+
+# -- the first mixers ------------------------------------------------------------------------------
+
+
+def test_the_first_mixer_is_linear_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q, k and v are the first two values of the input, and the third is always 1. By hand:
+
+    t  q=k=v   Σ (q·k)v                           over its root mean square
+    1  (1, 0)  1(1,0)                   = (1, 0)  (√2, 0)
+    2  (0, 1)  0(1,0)+1(0,1)            = (0, 1)  (0, √2)
+    3  (1, 1)  1(1,0)+1(0,1)+2(1,1)     = (3, 3)  (1, 1)
+    4  (2,-1)  2(1,0)-1(0,1)+1(1,1)+5(2,-1) = (13,-5)
+    """
+    # where SiLU is linear and nothing is forgotten; the norm's epsilon below has to be as small
+    monkeypatch.setattr(initial, "X_SIZE", 1e-4)
+    monkeypatch.setattr(initial, "BC_SIZE", 1e-4)
+    monkeypatch.setattr(initial, "MEMORY", (1e9, 1e9))
+    u = torch.tensor([[[1.0, 0, 1], [0, 1, 1], [1, 1, 1], [2, -1, 1]]])
+    attention = AttentionConfig(n_heads=1, n_kv_heads=1, head_dim=2)
+    pick = torch.eye(3)[:2]
+    weights = {f"{part}_proj.weight": pick for part in "qkv"} | {"o_proj.weight": pick.T}
+    config = mixer_for(attention)
+    mixer = Mamba2(config, 3, eps=1e-38)
+    made = from_attention(attention, config, weights, Inputs.of(u))
+    for name, parameter in mixer.named_parameters():
+        parameter.data.copy_(made[name])
+    state = {name: torch.zeros(shape) for name, shape in empty_state(config, 1).items()}
+    with torch.no_grad():
+        said = mixer(u, state, 0)[0][0, :, :2]
+    wanted = torch.tensor([[1.0, 0], [0, 1], [3, 3], [13, -5]])
+    wanted = wanted / wanted.square().mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(said, wanted, atol=2e-3, rtol=0)
+
+
+def test_biases_of_attention_become_the_convolutions() -> None:
+    """x, B and C at the convolution's output, before SiLU, are the scaled v, k and q."""
+    generator = torch.Generator().manual_seed(0)
+    attention = AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=3, qkv_bias=True)
+    weights = {"o_proj.weight": torch.randn(5, 12, generator=generator)}
+    for part, rows in (("q", 12), ("k", 6), ("v", 6)):
+        weights[f"{part}_proj.weight"] = torch.randn(rows, 5, generator=generator)
+        weights[f"{part}_proj.bias"] = torch.randn(rows, generator=generator)
+    u = torch.randn(50, 5, generator=generator) + 1
+    config = mixer_for(attention)
+    made = from_attention(attention, config, weights, Inputs.of(u))
+    found = u @ made["in_proj.weight"][12:48].T + made["conv1d.bias"]
+    for part, start, size, heads in (("v", 0, 0.3, 2), ("k", 12, 0.5, 2), ("q", 24, 0.5, 4)):
+        plain = u @ weights[f"{part}_proj.weight"].T + weights[f"{part}_proj.bias"]
+        plain = plain.unflatten(1, (heads, 3)).repeat_interleave(4 // heads, 1)
+        mine = found[:, start : start + 12].unflatten(1, (4, 3))
+        torch.testing.assert_close(mine.square().mean((0, 2)).sqrt(), torch.full((4,), size))
+        ratio = mine / plain
+        torch.testing.assert_close(ratio, ratio[:1, :, :1].expand_as(ratio), rtol=1e-3, atol=0)
+
+
+def test_heads_share_rows_as_attention_did(teacher: Path) -> None:
+    network = network_of(teacher)
+    student = Student(network, [0, 1, 2])
+    ids = torch.randint(VOCABULARY, (4, 16), generator=torch.Generator().manual_seed(1))
+    student.initialise(network, ids, 2)
+    student.replace([0, 2])
+    student.learns([student.mixers])
+    optimizer = torch.optim.SGD([p for p in student.parameters() if p.requires_grad], 0.1)
+    stages.match(network, student, ids, bf16=False)
+    optimizer.step()
+    rows = grouped_rows(mixer_for(student.attention_config(0)), 2)
+    for name, tensor in student.network.canonical_tensors().items():
+        module = name.split(".")[2] if name.startswith(("layers.0", "layers.4")) else ""
+        if module in rows:
+            first = [rows[module].index(row) for row in rows[module]]
+            assert torch.equal(tensor, tensor[first]) and len(set(rows[module])) < len(tensor)
+
+
+# -- the stages ------------------------------------------------------------------------------------
+
+
+def test_matching_reads_the_teachers_own_states(teacher: Path) -> None:
+    """Every block's loss is of its attention's input and output in the teacher, whoever else is
+    replaced, and no other parameter gets a gradient.
+    """
+    network = network_of(teacher)
+    student = Student(network, [0, 2])
+    ids = torch.randint(VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(2))
+    student.initialise(network, ids, 2)
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+    hooks = [
+        network.layers[2 * block].mixer.register_forward_hook(
+            lambda _, given, got, block=block: seen.update({block: (given[0], got[0])})
+        )
+        for block in (0, 2)
+    ]
+    network(ids)
+    for hook in hooks:
+        hook.remove()
+    student.replace([0])
+    student.learns([student.mixers])
+    losses = stages.match(network, student, ids, bf16=False)
+    for visit in visits(network, [0, 2], ids):
+        torch.testing.assert_close(visit.u, seen[visit.block][0])
+        torch.testing.assert_close(visit.y, seen[visit.block][1])
+        said = student.run_mixer(visit).detach()
+        error = (said - visit.y).square().mean() / visit.y.square().mean()
+        assert losses[visit.block] == pytest.approx(float(error), rel=1e-5)
+    assert all(p.grad is not None for p in student.mixers.parameters())
+    assert all(p.grad is None for p in network.parameters())
+
+
+def test_recomputing_changes_no_gradient(teacher: Path) -> None:
+    network = network_of(teacher)
+    student = Student(network, [1])
+    ids = torch.randint(VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(3))
+    student.initialise(network, ids, 2)
+    student.replace([1])
+    student.learns([student.mixers])
+    found = []
+    for recompute in (False, True):
+        student.zero_grad()
+        loss = stages.learn(network, student, ids, Shares(0.6, 0.0, 0.0, 0.4), False, recompute)
+        found.append(
+            (loss, [p.grad.clone() for p in student.mixers.parameters() if p.grad is not None])
+        )
+    assert found[0][0] == found[1][0] and len(found[0][1]) == len(list(student.mixers.parameters()))
+    assert all(torch.equal(one, two) for one, two in zip(found[0][1], found[1][1], strict=True))
+
+
+def test_the_loss_is_equation_2() -> None:
+    """α·CE of the text + β·KL(teacher ‖ student), and its gradients, by autograd."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, head, taught = (torch.randn(*s, generator=generator) for s in ((9, 5), (7, 5), (9, 4)))
+    teacher, targets = torch.randn(7, 4, generator=generator), torch.arange(9) % 7
+    mine, plain = (h.clone().requires_grad_() for h in (hidden, hidden))
+    shares = Shares(divergence=0.25, overlap=0.0, choice=0.0, label=0.75)
+    found = taught_loss(mine, head, taught, teacher, shares, slice_rows=4, targets=targets)
+    log_q = F.log_softmax(plain @ head.T, -1)
+    log_p = F.log_softmax(taught @ teacher.T, -1)
+    divergence = F.kl_div(log_q, log_p, reduction="sum", log_target=True)
+    wanted = 0.75 * F.nll_loss(log_q, targets, reduction="sum") + 0.25 * divergence
+    torch.testing.assert_close(found, wanted)
+    torch.autograd.backward([found, wanted])
+    torch.testing.assert_close(mine.grad, plain.grad)
+
+
+@pytest.mark.parametrize(("blocks", "kept", "left"), [
+    (8, 4, [0, 2, 4, 6]), (8, 2, [0, 1, 2, 4, 5, 6]), (8, 1, [0, 1, 2, 3, 4, 5, 6]),
+    (8, 8, []), (8, 0, [*range(8)]), (5, 2, [0, 2, 3]),
+])  # fmt: skip
+def test_even_is_the_papers_choice(blocks: int, kept: int, left: list[int]) -> None:
+    assert hybrid.evenly(range(blocks), kept) == left
+
+
+def test_phases_only_ever_add_blocks() -> None:
+    for even in (True, False):
+        order = hybrid.evenly(range(30), 8) if even else [5, 3, 29, 0, 11, 7]
+        counts = [7, 15, 22] if even else [2, 4, 6]
+        found = hybrid.phases(order, counts, even)
+        assert [len(phase) for phase in found] == counts
+        assert all(set(a) < set(b) for a, b in pairwise(found))
+    assert found[0] == [3, 5]
+
+
+# -- whole runs ------------------------------------------------------------------------------------
+
+
+def test_with_all_attention_kept_it_is_the_teacher(
+    teacher: Path, asked: DistillOptions, tmp_path: Path
+) -> None:
+    made = distill(teacher, tmp_path / "hybrid", replace(asked, keep=(1.0,)), quiet)
+    assert made.replaced == () and made.figures["kl"] == 0.0 and made.tokens == 0
+    before, after = open_checkpoint(teacher), open_checkpoint(made.path)
+    assert after.config == before.config and not (made.path / "mamba_config.json").exists()
+    for (name, one), (_, two) in zip(before.tensors(), after.tensors(), strict=True):
+        assert one.dtype == two.dtype and torch.equal(one, two), name
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (made.path / file).read_bytes() == (teacher / file).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def recovered(
+    teacher: Path, text: Path, tmp_path_factory: pytest.TempPathFactory
+) -> DistillSummary:
+    """A teacher without its second attention layer, after 24,000 tokens."""
+    asked = DistillOptions(
+        (text,), layers="1", tokens=24_000, length=32, batch=16, bf16=False, save_every=1e6
+    )
+    return distill(teacher, tmp_path_factory.mktemp("run") / "hybrid", asked, quiet)
+
+
+def test_a_tiny_teacher_is_recovered(recovered: DistillSummary, teacher: Path) -> None:
+    points = list(csv.DictReader((recovered.run / "curve.csv").open()))
+    matched = [float(p["loss"]) for p in points if p["name"] == "match"]
+    kl = [float(p["kl"]) for p in points if p["name"] == "valid"]
+    assert matched[-1] < 0.5 * matched[0]
+    assert recovered.figures["kl"] == kl[-1] < min(0.05, 0.5 * kl[0])
+    assert recovered.figures["perplexity_ratio"] < 1.1
+    kept = open_checkpoint(recovered.path)
+    for name, tensor in open_checkpoint(teacher).tensors():
+        if not name.startswith("layers.2.") or ".norm." in name:
+            assert torch.equal(kept.tensor(name), tensor)
+    stored = load_file(recovered.path / "model.safetensors")
+    assert stored["model.layers.1.mamba.in_proj.weight"].shape == (2 * 32 + 2 * 16 + 4, 32)
+
+
+def test_the_product_runs_on_onnx_runtime(recovered: DistillSummary, tmp_path: Path) -> None:
+    export_checkpoint(recovered.path, tmp_path / "bundle", quant="fp32")
+    network = network_of(recovered.path)
+    model = edge.load(tmp_path / "bundle", engine="ort", threads=1)
+    prompt = "the state of the model"
+    ids = model.tokenizer.encode(prompt)
+    said = model.session().generate(prompt, max_tokens=12, temperature=0).finish()
+    for token in said.tokens:
+        assert int(network(torch.tensor([ids]))[0][0, -1].argmax()) == token
+        ids.append(token)
+    assert len(said.tokens) == 12
+
+
+def interrupted(
+    teacher: Path, out: Path, asked: DistillOptions, when: Callable[[str], bool]
+) -> None:
+    """Run until a line of the report is met, and there get SIGTERM."""
+
+    def report(line: str) -> None:
+        if when(line):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as left:
+        distill(teacher, out, asked, report)
+    assert left.value.code == 128 + signal.SIGTERM
+
+
+def test_interrupted_runs_continue_to_the_same_bits(
+    teacher: Path, asked: DistillOptions, tmp_path: Path
+) -> None:
+    """Through both stages and two phases, the second of which trains a block more."""
+    asked = replace(asked, keep=(0.66, 0.33), train_all=True)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    made = distill(teacher, whole, asked, quiet)
+    assert [phase["kept"] for phase in made.phases] == [2, 1] and made.replaced == (0, 1)
+    interrupted(teacher, parts, asked, lambda line: line.startswith("match 128"))
+    interrupted(teacher, parts, asked, lambda line: line.startswith("learn 448"))
+    interrupted(teacher, parts, asked, lambda line: line.startswith("learn 576"))
+    again = distill(teacher, parts, asked, quiet)
+    assert again.figures == made.figures and again.phases == made.phases
+    one, two = (load_file(path / "model.safetensors") for path in (whole, parts))
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    curves = [
+        [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file.open())]
+        for file in (made.run / "curve.csv", again.run / "curve.csv")
+    ]
+    assert curves[0] == curves[1]
+    done = distill(teacher, parts, asked, quiet)  # nothing is left to do
+    assert (done.tokens, done.figures) == (made.tokens, made.figures)
+    assert network_of(made.run / "kept-2").config.layers[0].kind == "mamba2"
+
+
+def test_the_cheapest_blocks_go(teacher: Path, asked: DistillOptions, tmp_path: Path) -> None:
+    made = distill(teacher, tmp_path / "hybrid", replace(asked, layers="measured"), quiet)
+    assert sorted(made.costs) == [0, 1, 2] and len(made.replaced) == 1
+    assert made.costs[made.replaced[0]] == min(made.costs.values())
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def refused(teacher: Path, out: Path, asked: DistillOptions) -> EdgeError:
+    with pytest.raises((ExportError, InputError)) as caught:
+        distill(teacher, out, asked, quiet)
+    assert not (out / "config.json").exists()
+    return caught.value
+
+
+def test_all_that_is_wrong_is_told_at_once(
+    teacher: Path, asked: DistillOptions, tmp_path: Path
+) -> None:
+    wrong = replace(
+        asked, text=(), keep=(0.2, 0.5), mixer="gla", match=2.0, batch=0, device="abacus"
+    )
+    told = str(refused(teacher, tmp_path / "hybrid", wrong))
+    for field in ("text", "keep_attention", "mixer", "match", "batch", "device"):
+        assert field in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"layers": "0,7,x"}, "7 is not within 0 to 2; layers: 'x'"),
+        ({"text": (Path("absent.txt"),)}, "absent.txt: text: cannot be read"),
+        ({"length": 2048}, "length: 2048 is outside"),
+        ({"batch": 4096}, "fewer than a batch"),
+    ],
+)
+def test_options_that_cannot_be(
+    changes: dict[str, Any], told: str, teacher: Path, asked: DistillOptions, tmp_path: Path
+) -> None:
+    assert told in str(refused(teacher, tmp_path / "hybrid", replace(asked, **changes)))
+
+
+def test_teachers_that_are_no_llama(asked: DistillOptions, tmp_path: Path) -> None:
+    mixed = save_bamba(tmp_path / "bamba")
+    assert "not attention and MLP in turn" in str(refused(mixed, tmp_path / "a", asked))
+    biased = save_llama(tmp_path / "biased", attention_bias=True)
+    assert "out_bias" in str(refused(biased, tmp_path / "b", asked))
+    export_checkpoint(save_llama(tmp_path / "llama"), tmp_path / "bundle", quant="fp32")
+    assert "is a bundle" in str(refused(tmp_path / "bundle", tmp_path / "c", asked))
+
+
+def test_another_run_is_not_continued(teacher: Path, asked: DistillOptions, tmp_path: Path) -> None:
+    out = tmp_path / "hybrid"
+    interrupted(teacher, out, asked, lambda line: line.startswith("match"))
+    told = str(refused(teacher, out, replace(asked, seed=1, rate=2.0)))
+    assert "seed: was 0" in told or "rate: was 1.0" in told
+    assert "seed" in told and "rate" in told
+    (out.parent / "mine").mkdir()
+    (out.parent / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(ExportError, match="exists and is not"):
+        distill(teacher, out.parent / "mine", asked, quiet)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_the_command(teacher: Path, text: Path, tmp_path: Path) -> None:
+    runner, out = CliRunner(), str(tmp_path / "hybrid")
+    command = ["distill", str(teacher), "-o", out, "--text", str(text), "--tokens", "512",
+               "--length", "16", "--batch", "4", "--fp32", "--match", "0"]  # fmt: skip
+    done = runner.invoke(app, [*command, "--json"])
+    assert done.exit_code == 0, done.output
+    made = json.loads(done.stdout)
+    assert made["blocks"] == 3 and made["replaced"] == [1] and made["tokens"] == 512
+    assert (tmp_path / "hybrid.run" / "curve.svg").read_text().startswith("<?xml")
+    told = runner.invoke(app, command)
+    assert "edge export" in told.stdout and "kept in 2 of 3" in told.stdout
+    both = runner.invoke(app, [*command, "--layers", "1", "--keep-attention", "0.5"])
+    assert isinstance(both.exception, InputError)
+
+
+def test_a_gguf_teacher(teacher: Path, asked: DistillOptions, tmp_path: Path) -> None:
+    """It has no config.json of its own to give to the hybrid, and other names for its tensors."""
+    file = write_gguf(teacher, tmp_path / "tiny.gguf")
+    made = distill(file, tmp_path / "hybrid", replace(asked, tokens=64), quiet)
+    assert open_checkpoint(made.path).config.layers[2].kind == "mamba2"
+
+
+@pytest.mark.parametrize("save", [save_mistral, save_qwen2, save_qwen3, save_smollm3])
+def test_teachers_of_other_families(
+    save: Callable[[Path], Path], asked: DistillOptions, tmp_path: Path
+) -> None:
+    made = distill(save(tmp_path / "tiny"), tmp_path / "hybrid", replace(asked, tokens=64), quiet)
+    kinds = [layer.kind for layer in open_checkpoint(made.path).config.layers]
+    assert [block for block in range(made.blocks) if kinds[2 * block] == "mamba2"] == [
+        *made.replaced
+    ] and made.replaced
