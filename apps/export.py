@@ -85,7 +85,7 @@ def export(
         bool, typer.Option("--groups", help="Scales for groups of Mamba-2's x, B and C.")
     ] = False,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Tokenizer file or folder, when the checkpoint has none.")
+        Path | None, typer.Option(help="Tokenizer file or folder, or bytes, when there is none.")
     ] = None,
     strict: Annotated[
         bool,

@@ -127,8 +127,8 @@ def export_checkpoint(
         groups: scales for groups of Mamba-2's x, B and C, after Quamba2.
         verify: run the graph against the fp32 network, and put the figures into the manifest; a
             model whose weights exceed VERIFY_LIMIT in memory is not run, and the manifest says so.
-        tokenizer: a file or directory that goes before what the checkpoint has; a model without
-            one reads bytes, and `notice` says so.
+        tokenizer: a file or directory that goes before what the checkpoint has; "bytes" reads
+            text as bytes.
         strict: refuse fields of config.json that edge has not heard of; otherwise `notice` lists
             them.
         architectures: to compile the kernels of the CUDA engine for, as 87 for sm_87. Without any
@@ -198,17 +198,16 @@ def export_checkpoint(
             checkpoint_bytes=source.nbytes,
             accuracy=accuracy_line(accuracy),
             verdict=f"{size_line(manifest, count)}; {perplexity_line(accuracy)}",
-            notice=_notice(source, text_files.without_tokenizer(reads, source.config)),
+            notice=_notice(source),
             unplanned=added.unplanned,
             unbuildable=added.unbuildable,
         )
 
 
-def _notice(source: Checkpoint, about_text: str | None) -> str | None:
-    """What the user should know, a line each."""
+def _notice(source: Checkpoint) -> str | None:
+    """What the user should know."""
     unknown = source.unknown_fields
-    lines = [f"{unknown_line(unknown)}; they were left out of account"] if unknown else []
-    return "\n".join([*lines, *([about_text] if about_text else [])]) or None
+    return f"{unknown_line(unknown)}; they were left out of account" if unknown else None
 
 
 def _text_choice(

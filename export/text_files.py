@@ -11,24 +11,19 @@ from edge.bundle import GenerationDefaults, TokenizerInfo
 from edge.config import ModelConfig
 from edge.errors import ExportError
 from edge.export.checkpoint import Checkpoint
+from edge.export.checkpoint.weights import check_pointer
+from edge.export.slow_tokenizers import added_tokens, with_added_tokens
 
 BYTES = 256
 CHAT_TEMPLATE = "chat_template.jinja"
 # state-spaces' own checkpoints carry no tokenizer, whatever they were trained with
 _REMEDY = (
-    "name the tokenizer it was trained with by --tokenizer; state-spaces' models use "
-    "EleutherAI/gpt-neox-20b's tokenizer.json"
+    "name the tokenizer it was trained with by --tokenizer FILE; state-spaces' models use "
+    "EleutherAI/gpt-neox-20b's tokenizer.json, and --tokenizer bytes reads text as bytes"
 )
-
-
-def without_tokenizer(info: TokenizerInfo, config: ModelConfig) -> str | None:
-    """What to tell the user of a model that will read bytes only because nothing better is there.
-
-    None for one with a tokenizer and for byte-level models, which need none.
-    """
-    if info.kind != "bytes" or config.vocab_size == BYTES:
-        return None
-    return f"the checkpoint has no tokenizer, so the bundle reads text as bytes: {_REMEDY}"
+AS_BYTES = "bytes"
+# these classes begin texts with `bos` unless their settings say otherwise
+_ADD_BOS = ("LlamaTokenizer", "CodeLlamaTokenizer")
 
 
 def tokenizer_info(
@@ -36,27 +31,31 @@ def tokenizer_info(
 ) -> tuple[TokenizerInfo, list[tuple[Path, str]]]:
     """The manifest's entry, and (file to copy, path in the bundle) pairs.
 
-    `given`: a tokenizer file, or a directory with one, to use instead of the checkpoint's own.
-    tokenizer.json goes before a SentencePiece model; with neither the model reads bytes. Raises
-    ExportError: fewer than 256 tokens and no tokenizer, one that cannot be read, or one with more
-    tokens than the model has.
+    `given`: a tokenizer file, or a directory with one, to use instead of the checkpoint's own;
+    AS_BYTES for the bytes of a text, as models of 256 tokens are read without being told.
+    tokenizer.json goes before a SentencePiece model. Raises ExportError: no tokenizer, one that
+    cannot be read, or one with more tokens than the model has.
     """
-    files = {p.name: p for p in checkpoint.tokenizer_files} if given is None else _given(given)
+    named = given is not None and not (str(given) == AS_BYTES and not given.exists())
+    files = {p.name: p for p in checkpoint.tokenizer_files}
+    if given is not None:
+        files = _given(given) if named else {}
     pieces = next((p for name, p in files.items() if name.endswith(".model")), None)
     found = files.get("tokenizer.json") or pieces
     settings = _settings(files.get("tokenizer_config.json"))
     special = _special(checkpoint.generation)
     if found is None:
-        if given is None and checkpoint.no_tokenizer is not None:
-            raise checkpoint.no_tokenizer
-        if config.vocab_size < BYTES:
-            raise ExportError("has no tokenizer", file=checkpoint.path, remedy=_REMEDY)
+        _check_reads_bytes(checkpoint, config, given)
         return TokenizerInfo(kind="bytes", vocab_size=BYTES, **_below(BYTES, special)), []
+    check_pointer(found)
+    own, added = found, _settings(files.get("added_tokens.json"))
+    if found is pieces and (tokens := added_tokens(settings, added)):
+        found = pieces = with_added_tokens(checkpoint, found, tokens)
     size, ids = _read(found)
     if size > config.vocab_size:
         raise ExportError(
             f"has {size} tokens, the model {config.vocab_size}",
-            file=found,
+            file=own,
             remedy="do tokenizer and weights come from the same model?",
         )
     for key in ("bos", "eos"):
@@ -64,23 +63,57 @@ def tokenizer_info(
         if not special.get(key) and token in ids:
             special[key] = ids[token] if key == "bos" else (ids[token],)
     copies = [(p, f"tokenizer/{p.name}") for p in (found, files.get("tokenizer_config.json")) if p]
+    bos = next((piece for piece, i in ids.items() if i == special["bos"]), None)
     info = TokenizerInfo(
         kind="sentencepiece" if found is pieces else "tokenizer.json",
         file=copies[0][1],
         sha256=hashlib.sha256(found.read_bytes()).hexdigest(),
         vocab_size=size,
-        add_bos=settings.get("add_bos_token") is True and special.get("bos") is not None,
+        add_bos=bos is not None and _adds_bos(settings, found, bos),
         **special,
     )
     return info, copies
 
 
+def _check_reads_bytes(checkpoint: Checkpoint, config: ModelConfig, given: Path | None) -> None:
+    """Raises ExportError unless the model reads bytes, or was asked to."""
+    if given is None and checkpoint.no_tokenizer is not None:
+        raise checkpoint.no_tokenizer
+    if config.vocab_size < BYTES:
+        raise ExportError(
+            f"has no tokenizer, and its {config.vocab_size} tokens are fewer than the bytes",
+            file=checkpoint.path, remedy=_REMEDY,
+        )  # fmt: skip
+    if given is None and config.vocab_size != BYTES:
+        raise ExportError("has no tokenizer", file=checkpoint.path, remedy=_REMEDY)
+
+
+def _adds_bos(settings: dict[str, Any], found: Path, bos: str) -> bool:
+    """Whether texts begin with `bos`, as transformers decides it."""
+    stated = settings.get("add_bos_token")
+    if isinstance(stated, bool):
+        return stated
+    kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+    # Llama 1's files may come without settings
+    if kind in _ADD_BOS or (not kind and found.suffix == ".model"):
+        return True
+    if found.name != "tokenizer.json":
+        return False
+    step = _settings(found).get("post_processor")
+    steps = step.get("processors") if isinstance(step, dict) else None
+    for each in [step, *(steps if isinstance(steps, list) else [])]:
+        if isinstance(each, dict) and each.get("type") == "TemplateProcessing":
+            first = (each.get("single") or [None])[0]
+            return isinstance(first, dict) and first.get("SpecialToken", {}).get("id") == bos
+    return False
+
+
 def _given(path: Path) -> dict[str, Path]:
     """Tokenizer files at a path the user named, by name. Raises ExportError when there is none."""
     found = [path] if path.is_file() else sorted(path.glob("*")) if path.is_dir() else []
-    names = ("tokenizer.json", "tokenizer_config.json")
+    names = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
     files = {p.name: p for p in found if p.name in names or p.suffix == ".model"}
-    if not files.keys() - {"tokenizer_config.json"}:
+    if not any(name == "tokenizer.json" or name.endswith(".model") for name in files):
         raise ExportError("holds no tokenizer.json and no .model file", file=path)
     return files
 

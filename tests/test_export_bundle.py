@@ -190,12 +190,13 @@ def test_what_cannot_become_a_bundle_is_refused(checkpoint: Path, tmp_path: Path
     assert not (tmp_path / "b").exists()
 
 
-def test_a_checkpoint_without_a_tokenizer_reads_bytes_and_says_so(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_tokenizer_is_refused_unless_one_is_named(tmp_path: Path) -> None:
     bare = checkpoints.save_mamba(tmp_path / "bare", vocab_size=300)
     (bare / "tokenizer.json").rename(tmp_path / "tokenizer.json")
-    summary = export_checkpoint(bare, tmp_path / "b", verify=False)
-    assert summary.manifest.tokenizer.kind == "bytes"
-    assert summary.notice is not None and "--tokenizer" in summary.notice
+    with pytest.raises(ExportError, match="--tokenizer bytes"):
+        export_checkpoint(bare, tmp_path / "b", verify=False)
+    summary = export_checkpoint(bare, tmp_path / "b", verify=False, tokenizer="bytes")
+    assert summary.manifest.tokenizer.kind == "bytes" and summary.notice is None
     named = export_checkpoint(bare, tmp_path / "b", tokenizer=tmp_path / "tokenizer.json")
     assert named.manifest.tokenizer.kind == "tokenizer.json" and named.notice is None
     assert named.manifest.accuracy["on"] == "text"

@@ -25,6 +25,7 @@ TOKENIZER_MODEL = "tokenizer.model"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
+    "added_tokens.json",
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",

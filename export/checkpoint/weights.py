@@ -20,6 +20,7 @@ from edge.export.checkpoint.fields import Fields, read_json
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DOWNLOAD = "download the file again"
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,17 @@ def _check_regular(path: Path, index: Path | None = None) -> None:
         blame = {"file": index, "field": "weight_map"} if index else {"file": path}
         raise CheckpointError(
             f"{path.name} is missing or is not a regular file", **blame, remedy=DOWNLOAD
+        )
+    check_pointer(path)
+
+
+def check_pointer(path: Path) -> None:
+    """Raises CheckpointError for what git leaves in place of a file that git-lfs has not fetched"""
+    with path.open("rb") as file:
+        begins = file.read(len(_POINTER))
+    if begins == _POINTER:
+        raise CheckpointError(
+            "is a git-lfs pointer, not the file itself", file=path, remedy="run git lfs pull"
         )
 
 

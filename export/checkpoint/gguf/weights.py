@@ -16,7 +16,7 @@ from torch import Tensor
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint.gguf.header import GgufTensor, read_header
-from edge.export.checkpoint.weights import TensorHeader, WeightFile
+from edge.export.checkpoint.weights import TensorHeader, WeightFile, check_pointer
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -71,6 +71,7 @@ class GgufFile(WeightFile):
             raise CheckpointError(
                 f"cannot be read: {problem}", file=path, remedy="check the file and the disk"
             ) from None
+        check_pointer(path)
         sizes = {int(kind): size for kind, size in kinds.items()}
         header = read_header(path, self._data, sizes)
         self.metadata, self.tensors = header.metadata, header.tensors
