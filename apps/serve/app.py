@@ -6,7 +6,6 @@ import asyncio
 import time
 import traceback
 from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from edge.apps.serve import requests
 from edge.apps.serve.answers import AnswerFormat
 from edge.apps.serve.errors import ApiError, busy, encode, internal, of_edge_error, too_late
 from edge.apps.serve.guard import Guard, header
+from edge.apps.serve.reader import Reader
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.settings import ServerSettings
 from edge.apps.serve.worker import Ended, Event, Job, ModelWorker
@@ -43,8 +43,7 @@ class App:
         self._guard = Guard(settings)
         self._began = int(time.time())
         self._inside = 0  # requests that are being read, waiting or answered
-        # prompts are encoded beside the event loop, one at a time
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="edge-reader")
+        self._reader = Reader()
         self._starlette = Starlette(
             routes=[
                 Route("/health", self._health),
@@ -87,6 +86,8 @@ class App:
 
     async def _health(self, request: Request) -> Response:
         state = self._worker.state
+        if state == "ready" and self._reader.stuck:
+            state = "stuck"  # a supervisor may start another
         if state == "ready":
             return _Json({"status": "ok"})
         return _Json({"status": state}, 503, {"retry-after": "2"})
@@ -110,15 +111,14 @@ class App:
         until = time.monotonic() + self._limits.deadline_s
         _check_media(request)
         self._worker.check_ready()
-        if self._inside > self._limits.waiting:
-            raise busy(
-                f"{self._inside} requests are waiting already", "overloaded",
-                self._worker.retry_s(self._inside),
-            )  # fmt: skip
+        self._check_room()
+        # whose body trickles in takes nobody's place
+        body = await _body(request, self._limits.body_bytes)
+        self._check_room()
         with ExitStack() as held:
             self._inside += 1
             held.callback(self._leave)
-            asked = await self._read(await _body(request, self._limits.body_bytes), chat)
+            asked = await self._read(body, chat, until)
             model = self._worker.check_ready()
             answer = held.enter_context(Exchange(self._worker, asked, until, request.receive))
             form = AnswerFormat(asked, self._settings.name, model.fingerprint)
@@ -132,10 +132,17 @@ class App:
                 event = await answer.next()
             return _Json(form.whole("".join(parts), event))
 
+    def _check_room(self) -> None:
+        if self._inside > self._limits.waiting:
+            raise busy(
+                f"{self._inside} requests are waiting already", "overloaded",
+                self._worker.retry_s(self._inside),
+            )  # fmt: skip
+
     def _leave(self) -> None:
         self._inside -= 1
 
-    async def _read(self, data: bytes, chat: bool) -> ParsedRequest:
+    async def _read(self, data: bytes, chat: bool, until: float) -> ParsedRequest:
         most = self._limits.prompt_tokens
         if self._worker.capacity is not None:
             most = min(most, self._worker.capacity)
@@ -144,7 +151,7 @@ class App:
             name=self._settings.name, max_tokens=most,
         )  # fmt: skip
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._reader, read)
+            return await self._reader.read(read, until)
         except EdgeError as problem:
             raise of_edge_error(problem) from None
 
@@ -218,11 +225,17 @@ async def _chunks(form: AnswerFormat, event: str | Ended, answer: Exchange) -> A
             if text := form.shown(event):
                 yield _event(form.piece(text))
             event = await answer.next()
+        for chunk in form.closing(event):
+            yield _event(chunk)
+    except ClientDisconnect:
+        raise
     except ApiError as problem:
         yield _event(problem.body())
         return
-    for chunk in form.closing(event):
-        yield _event(chunk)
+    except Exception:  # the status was sent: an event is all that can still tell
+        traceback.print_exc()
+        yield _event(internal().body())
+        return
     yield b"data: [DONE]\n\n"
 
 
@@ -248,8 +261,10 @@ class _EventStream(StreamingResponse):
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # not the class's own: it would wait for the end of the connection beside `Exchange`, and of
+        # two that wait one hears nothing
         with self._held:
-            await super().__call__(scope, receive, send)
+            await self.stream_response(send)
 
 
 def _check_media(request: Request) -> None:

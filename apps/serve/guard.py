@@ -36,10 +36,16 @@ class Guard:
         self._key = None if settings.key is None else settings.key.encode()
 
     def check_head(self, request: Request) -> None:
-        """505 for another HTTP than 1.0 and 1.1, 431 for a head that is too large, 403 unless the
-        Host header names this server, whatever its port.
+        """400 for a body of two lengths, 505 for another HTTP than 1.0 and 1.1, 431 for a head that
+        is too large, 403 unless the Host header names this server, whatever its port.
         """
         scope, limit = request.scope, self._settings.limits.header_bytes
+        if {"content-length", "transfer-encoding"} <= set(request.headers.keys()):
+            # RFC 9112, 6.3: such a request may be two to somebody before us
+            raise ApiError(
+                400, "the body has both a content-length and a transfer-encoding",
+                code="bad_request", headers={"connection": "close"},
+            )  # fmt: skip
         if scope["http_version"] not in ("1.0", "1.1"):
             message = f"HTTP {scope['http_version']} is not supported"
             raise ApiError(505, message, code="bad_request")

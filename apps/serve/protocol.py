@@ -24,19 +24,31 @@ class BoundedProtocol(H11Protocol):
     limits: ClassVar[ServerLimits] = ServerLimits()
     _receiving: asyncio.TimerHandle | None = None
     _sending: asyncio.TimerHandle | None = None
+    _quiet_since = 0.0  # on the loop's clock: when it was opened, or last sent something
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         connection = cast(asyncio.Transport, transport)
         super().connection_made(connection)
         # told of every byte that waits, not of 64 KiB only: see pause_writing
         connection.set_write_buffer_limits(high=0)
+        self._quiet_since = self.loop.time()
         if len(self.connections) > self.limits.connections:
-            self._refuse(
+            # who holds a connection open and asks nothing makes room for who may ask
+            self._quietest()._refuse(
                 ApiError(503, "too many connections", code="overloaded",
                          headers={"retry-after": "1"})
             )  # fmt: skip
-            return
-        self._watch(True)
+        if not self.transport.is_closing():
+            self._watch(True)
+
+    def _quietest(self) -> BoundedProtocol:
+        """The connection that has had no whole request for longest; this one if all have one."""
+        others = (
+            one for one in self.connections
+            if isinstance(one, BoundedProtocol) and not one.transport.is_closing()
+            and (one.cycle is None or one.cycle.response_complete)
+        )  # fmt: skip
+        return min(others, key=lambda one: one._quiet_since, default=self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch(False)
@@ -49,6 +61,8 @@ class BoundedProtocol(H11Protocol):
         if self.transport.is_closing():
             return
         super().data_received(data)
+        if self.cycle is not None:
+            self._quiet_since = self.loop.time()
         self._watch(self._incomplete())
 
     def _incomplete(self) -> bool:

@@ -396,7 +396,7 @@ def _checked(
 
 def _fault(error: Any) -> _Fault:
     """One of pydantic's errors as the API says it."""
-    kind, message = error["type"], error["msg"]
+    kind, message = error["type"], _in_plain_words(error)
     loc = error["loc"][:-2] if error["loc"][-1:] == ("[key]",) else error["loc"]
     names = [str(part)[:64] for part in loc if not str(part).startswith("<")]
     param = ".".join(names)
@@ -411,6 +411,16 @@ def _fault(error: Any) -> _Fault:
     wrong_type = kind.endswith("_type") or kind == "missing"
     code = kind if kind == "unsupported_content" else "invalid_type" if wrong_type else None
     return _Fault(param, f"{param}: {message}", code or "invalid_value")
+
+
+def _in_plain_words(error: Any) -> str:
+    """pydantic's message, where it would show how we check instead of what to send."""
+    message = str(error["msg"])
+    if error["type"] == "literal_error":
+        return message.replace("Input should be", "must be")
+    if error["type"] == "string_pattern_mismatch":
+        return "must have token ids as its keys, written in digits"
+    return message
 
 
 class _Encoder:

@@ -1,0 +1,92 @@
+"""The thread in which requests are read: parsed, checked and encoded, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from edge.apps.serve.errors import too_late
+
+STUCK_S = 10.0  # of one request, after which the server says that something is wrong
+Read = TypeVar("Read")
+
+
+class Reader:
+    """Runs work beside the event loop. What does not end in time is left behind, in its thread.
+
+    A library that encodes cannot be interrupted. Others go on in another thread, and the process
+    does not wait for the one that is left.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[threading.Thread] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._since: float | None = None
+        self._thread = threading.Thread(
+            target=self._main, args=(self._work,), name="edge-reader", daemon=True
+        )
+        self._thread.start()
+
+    def _main(self, work: SimpleQueue[Callable[[], None] | None]) -> None:
+        while (one := work.get()) is not None:
+            self._since = time.monotonic()
+            one()
+            if work is not self._work:  # left behind meanwhile
+                return
+            self._since = None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether something has been read for longer than anything takes, or was left behind."""
+        self._left = [thread for thread in self._left if thread.is_alive()]
+        since = self._since
+        return bool(self._left) or (since is not None and time.monotonic() - since > STUCK_S)
+
+    async def read(self, work: Callable[[], Read], until: float) -> Read:
+        """What `work` gives or raises. `until`: on the monotonic clock; ApiError 504 after it."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Read] = loop.create_future()
+        running = threading.Event()
+
+        def told(call: Callable[..., None], value: object) -> None:
+            if not done.done():
+                call(value)
+
+        def perform() -> None:
+            if time.monotonic() > until:  # nobody waits for it any more
+                return
+            running.set()
+            try:
+                outcome: tuple[Callable[..., None], object] = done.set_result, work()
+            except BaseException as problem:
+                outcome = done.set_exception, problem
+            try:
+                loop.call_soon_threadsafe(told, *outcome)
+            except RuntimeError:  # the loop has been closed
+                return
+
+        self._work.put(perform)
+        try:
+            return await asyncio.wait_for(done, max(0.0, until - time.monotonic()))
+        except asyncio.TimeoutError:
+            if running.is_set():
+                self._leave()
+            raise too_late("the deadline passed before the request was read") from None
+
+    def _leave(self) -> None:
+        """Go on in another thread."""
+        before, waiting = self._thread, self._work
+        self._begin()
+        with suppress(Empty):
+            while True:
+                self._work.put(waiting.get_nowait())
+        waiting.put(None)
+        self._left.append(before)

@@ -1,0 +1,142 @@
+"""Requests that cannot be read in time, and faults after an answer has begun."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edge.apps.serve import app, reader
+from edge.apps.serve.answers import AnswerFormat
+from edge.apps.serve.errors import ApiError
+from edge.apps.serve.reader import Reader
+from tests.server_process import HELLO, Server
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(bundle="demo-draft") as running:
+        yield running
+
+
+def test_what_is_read_too_long_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client is told in time, others are read, and health says so until it ends."""
+    monkeypatch.setattr(reader, "STUCK_S", 0.2)
+    never, reading = threading.Event(), Reader()
+
+    def soon(seconds: float = 60.0) -> float:
+        return time.monotonic() + seconds
+
+    async def talk() -> None:
+        assert await reading.read(lambda: 1, soon()) == 1
+        with pytest.raises(ZeroDivisionError):
+            await reading.read(lambda: 1 // 0, soon())
+        assert not reading.stuck
+        late = asyncio.ensure_future(reading.read(never.wait, soon(0.5)))
+        behind = asyncio.ensure_future(reading.read(lambda: 2, soon()))
+        await asyncio.sleep(0.3)
+        assert reading.stuck  # before its deadline, too
+        with pytest.raises(ApiError) as refused:
+            await late
+        assert refused.value.status == 504
+        assert await behind == 2 and await reading.read(lambda: 3, soon()) == 3
+        assert reading.stuck
+        never.set()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+        assert not reading.stuck
+        with pytest.raises(ApiError):
+            await reading.read(lambda: 4, soon(-1.0))
+
+    asyncio.run(talk())
+
+
+def test_a_fault_in_the_middle_of_a_stream_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken:
+        async def next(self) -> str:
+            raise OSError("no such thing")
+
+    class Form:
+        def opening(self) -> None: ...
+        def shown(self, piece: str) -> str:
+            return piece
+
+        def piece(self, text: str) -> dict[str, str]:
+            return {"text": text}
+
+    async def sent() -> list[bytes]:
+        form: Any = Form()
+        assert hasattr(AnswerFormat, "shown")
+        broken: Any = Broken()
+        return [part async for part in app._chunks(form, "a", broken)]
+
+    first, last = asyncio.run(sent())
+    assert json.loads(first[6:]) == {"text": "a"}
+    assert json.loads(last[6:])["error"]["code"] == "internal_error"
+    assert "no such thing" in capsys.readouterr().err
+
+
+def test_a_body_of_two_lengths_is_refused_and_the_connection_closed(server: Server) -> None:
+    """It may be two requests to a proxy before us (RFC 9112, 6.3)."""
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {server.key}\r\n"
+        "content-type: application/json\r\ncontent-length: 6\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    smuggled = "0\r\n\r\nGET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    status, fields, body = server.raw((head + smuggled).encode())
+    assert status == 400 and fields["connection"] == "close"
+    assert "transfer-encoding" in body["error"]["message"]
+
+
+def test_bodies_that_trickle_in_take_nobodys_place(server: Server) -> None:
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {server.key}\r\n"
+        'content-type: application/json\r\ncontent-length: 500\r\n\r\n{"'
+    ).encode()
+    slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
+    try:
+        for connection in slow:
+            connection.sendall(head)
+        time.sleep(0.2)
+        status, _, body = server.request("POST", CHAT, {"messages": HELLO, "max_tokens": 1})
+        assert status == 200, body
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+def test_connections_that_say_nothing_make_room(server: Server) -> None:
+    """Without a key, and more of them than there may be."""
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(270)]
+    try:
+        for connection in silent[::2]:
+            connection.sendall(b"GET /health HTTP/1.1\r\n")
+        time.sleep(0.2)
+        for _ in range(5):
+            assert server.request("POST", CHAT, {"messages": HELLO, "max_tokens": 1})[0] == 200
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"n": 2}, "must be 1"),
+        ({"logit_bias": {"x": 1}}, "token ids"),
+        ({"logit_bias": {"-1": 1}}, "token ids"),
+        ({"stream": True, "stream_options": {"other": 1}}, "unknown parameter"),
+    ],
+)
+def test_refusals_say_what_to_send(server: Server, extra: dict[str, Any], said: str) -> None:
+    status, _, body = server.request("POST", CHAT, {"messages": HELLO, **extra})
+    assert status == 400 and said in body["error"]["message"], body
+    assert "Input" not in body["error"]["message"] and "pattern" not in body["error"]["message"]
