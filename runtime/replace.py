@@ -8,8 +8,10 @@ After `edge.leftovers`, what a killed process left of the second kind is removed
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,10 +26,14 @@ def replace(file: Path, parts: Sequence[Buffer], *, keep: bool = True) -> None:
 
     Not `keep`: without a NAME~.
 
-    Raises OSError. The old file is then in place; or, where the folder alone could not be synced,
-    the new one is, and may be the old one again after a loss of power. Nothing is tried twice: a
-    second fsync may succeed although what the first one lost is lost.
+    A link is followed to the file that it names.
+
+    Raises OSError, also where something is there that is no regular file. The old file is then in
+    place; or, where the folder alone could not be synced, the new one is, and may be the old one
+    again after a loss of power. Nothing is tried twice: a second fsync may succeed although what
+    the first one lost is lost.
     """
+    file = _target(file)
     prefix = leftovers.prefix(file, "saving")
     leftovers.sweep(file.parent, prefix)
     temporary, fd = _create(file.parent, prefix)
@@ -47,6 +53,16 @@ def replace(file: Path, parts: Sequence[Buffer], *, keep: bool = True) -> None:
     _sync_folder(file.parent)
 
 
+def _target(file: Path) -> Path:
+    """The file that `file` is or links to. Raises OSError for a pipe, a device and a folder."""
+    file = Path(os.path.realpath(file))
+    with suppress(FileNotFoundError):
+        mode = os.lstat(file).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "is there, and is not a regular file")
+    return file
+
+
 def _create(folder: Path, prefix: str) -> tuple[Path, int]:
     while True:
         path = folder / f"{prefix}{secrets.token_hex(8)}"
@@ -57,12 +73,19 @@ def _create(folder: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _keep(file: Path) -> None:
-    """The old file gets a second name. Without hard links there is none, and the save goes on."""
-    before = file.with_name(f"{file.name}~")
+    """The old file gets a second name in one step: at any time there is a file before the last.
+
+    Without hard links there is none, and the save goes on.
+    """
+    passing = file.with_name(f"{leftovers.prefix(file, 'saving')}{secrets.token_hex(8)}")
     with suppress(OSError):
-        os.lstat(file)
-        before.unlink(missing_ok=True)
-        os.link(file, before, follow_symlinks=False)
+        os.link(file, passing, follow_symlinks=False)
+        try:
+            os.replace(passing, file.with_name(f"{file.name}~"))
+        finally:
+            # of two names of one file, a rename leaves both
+            with suppress(OSError):
+                os.unlink(passing)
 
 
 def _sync_folder(path: Path) -> None:
