@@ -21,7 +21,18 @@ ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mamba": gguf.MODEL_ARCH.MAMBA,
     "mamba2": gguf.MODEL_ARCH.MAMBA2,
+    "falcon_mamba": gguf.MODEL_ARCH.MAMBA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "granite": gguf.MODEL_ARCH.GRANITE,
 }
+TRANSFORMERS = ("llama", "qwen2", "qwen3", "smollm3", "granite")
+ROTATED = ("llama", "smollm3", "granite")
+_FACTORS = {
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
+}  # fmt: skip
 # byte-level BPE as tests.checkpoints trains it
 TEXT: dict[str, Any] = {
     "tokenizer.ggml.model": "gpt2",
@@ -36,7 +47,10 @@ def write_gguf(checkpoint: Path, out: Path, *, kind: Kind | None = None, **chang
     key with `__` for a dot; ... removes one.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    name = config["model_type"]
+    names = gguf.get_tensor_name_map(
+        ARCHITECTURES[config["model_type"]], config["num_hidden_layers"]
+    )
+    name = config["model_type"].removeprefix("falcon_")
     writer = GGUFWriter(out, name)
     for key, value in (_metadata(name, config) | _tokenizer(checkpoint, config)).items():
         changed = changes.pop(key.replace(".", "__"), value)
@@ -44,7 +58,6 @@ def write_gguf(checkpoint: Path, out: Path, *, kind: Kind | None = None, **chang
             _add(writer, key, changed)
     for key, value in changes.items():
         _add(writer, key.replace("__", "."), value)
-    names = gguf.get_tensor_name_map(ARCHITECTURES[name], config["num_hidden_layers"])
     for theirs, values in load_file(checkpoint / "model.safetensors").items():
         ours = names.get_name(theirs.replace(".dt_bias", ".dt_proj.bias"), (".weight", ".bias"))
         assert ours is not None, theirs
@@ -87,20 +100,23 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
         f"{name}.block_count": config["num_hidden_layers"],
         f"{name}.embedding_length": width,
     }
-    if name == "llama":
+    if name in TRANSFORMERS:
         heads, rope = config["num_attention_heads"], config["rope_parameters"]
-        return found | {
-            "llama.context_length": config["max_position_embeddings"],
-            "llama.feed_forward_length": config["intermediate_size"],
-            "llama.attention.head_count": heads,
-            "llama.attention.head_count_kv": config["num_key_value_heads"],
-            "llama.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-            "llama.attention.key_length": config["head_dim"],
-            "llama.attention.value_length": config["head_dim"],
-            "llama.rope.freq_base": float(rope["rope_theta"]),
-            "llama.rope.dimension_count": config["head_dim"],
-            "llama.vocab_size": config["vocab_size"],
+        size = config.get("head_dim") or width // heads
+        said = {
+            "context_length": config["max_position_embeddings"],
+            "feed_forward_length": config["intermediate_size"],
+            "attention.head_count": heads,
+            "attention.head_count_kv": config["num_key_value_heads"],
+            "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+            "attention.key_length": size,
+            "attention.value_length": size,
+            "rope.freq_base": float(rope["rope_theta"]),
+            "rope.dimension_count": size,
+            "vocab_size": config["vocab_size"],
         }
+        said |= {key: config[field] for field, key in _FACTORS.items() if field in config}
+        return found | {f"{name}.{key}": value for key, value in said.items()}
     inner = int(config["expand"] * width)
     found |= {
         f"{name}.context_length": 1 << 20,
@@ -113,7 +129,7 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
         f"{name}.ssm.time_step_rank": config.get("time_step_rank"),
     }
     if name == "mamba":
-        return found | {"mamba.ssm.dt_b_c_rms": False}
+        return found | {"mamba.ssm.dt_b_c_rms": config["model_type"] == "falcon_mamba"}
     return found | {
         "mamba2.ssm.time_step_rank": inner // config["head_dim"],
         "mamba2.ssm.group_count": config["n_groups"],
@@ -141,9 +157,9 @@ def _tokenizer(checkpoint: Path, config: dict[str, Any]) -> dict[str, Any]:
 def _converted(
     ours: str, theirs: str, values: NDArray[Any], config: dict[str, Any]
 ) -> NDArray[Any]:
-    if config["model_type"] == "llama":
+    if config["model_type"] in TRANSFORMERS:
         for which, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
-            if f".{which}_proj." in theirs:
+            if f".{which}_proj." in theirs and config["model_type"] in ROTATED:
                 # halves of a head become neighbours
                 halves = values.reshape(config[heads], 2, -1, *values.shape[1:])
                 return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))

@@ -22,7 +22,19 @@ from edge.apps import cli
 from edge.export.checkpoint import open_checkpoint
 from edge.export.exporter import export_checkpoint
 from edge.export.network import Network
-from tests.checkpoints import VOCABULARY, randomise, refusal, save_llama, save_mamba, save_mamba2
+from tests.checkpoints import (
+    VOCABULARY,
+    randomise,
+    refusal,
+    save_falcon_mamba,
+    save_granite,
+    save_llama,
+    save_mamba,
+    save_mamba2,
+    save_qwen2,
+    save_qwen3,
+    save_smollm3,
+)
 from tests.gguf_files import write_gguf
 
 Save = Callable[[Path], Path]
@@ -43,10 +55,15 @@ CASES: dict[str, Save] = {
         use_bias=True, tie_word_embeddings=False, layer_norm_epsilon=1e-2,
     ),
     "mamba2": save_mamba2,
+    "qwen2": save_qwen2,
+    "qwen3": save_qwen3,
+    "smollm3": partial(save_smollm3, no_rope_layer_interval=4, num_hidden_layers=4),
+    "granite": save_granite,
+    "falcon-mamba": save_falcon_mamba,
     "mamba2-one-group-tied": partial(save_mamba2, n_groups=1, tie_word_embeddings=True),
 }  # fmt: skip
 # transformers reads these from GGUF itself
-READ_BY_TRANSFORMERS = ("llama", "mamba")
+READ_BY_TRANSFORMERS = ("llama", "mamba", "qwen2", "qwen3")
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +86,7 @@ def test_a_conversion_is_undone(name: str, tmp_path: Path) -> None:
     folder = CASES[name](tmp_path / "hf")
     file = write_gguf(folder, tmp_path / "model.gguf")
     whole, converted = open_checkpoint(folder), open_checkpoint(file)
+    assert not converted.unknown_fields
     ours, theirs = (c.config.model_dump() for c in (converted, whole))
     assert ours.pop("norm") == pytest.approx(theirs.pop("norm"))
     assert ours == theirs

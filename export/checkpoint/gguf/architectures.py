@@ -8,7 +8,7 @@ convert_hf_to_gguf.py and gguf-py/gguf/constants.py, 2026.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -144,7 +144,14 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 def _complete_transformer(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
-    config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
+    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
+    config.setdefault("num_key_value_heads", heads)
+    if (
+        isinstance(heads, int)
+        and isinstance(width, int)
+        and config.get("head_dim") == width // max(1, heads)
+    ):
+        del config["head_dim"]  # not every family may say so
     kind = metadata.get("rope.scaling.type")
     if kind not in (None, "none"):
         config["rope_scaling"] = {"rope_type": kind, "factor": metadata.get("rope.scaling.factor")}
@@ -166,6 +173,38 @@ LLAMA = GgufArchitecture(
     block=_BLOCK,
     layer="model.layers",
     rotated=True,
+    complete=_complete_llama,
+)
+
+
+def _like_llama(name: str, **changes: Any) -> GgufArchitecture:
+    """Llama's keys and tensors, with what is another's own."""
+    fixed = {"model_type": name, "hidden_act": "silu"}
+    return replace(LLAMA, name=name, fixed=fixed, **{"complete": _complete_transformer, **changes})
+
+
+# q and k of these are as they were: llama.cpp rotates halves
+QWEN2 = _like_llama("qwen2", rotated=False)
+QWEN3 = _like_llama(
+    "qwen3",
+    rotated=False,
+    block={
+        **_BLOCK,
+        "attn_q_norm.weight": "self_attn.q_norm.weight",
+        "attn_k_norm.weight": "self_attn.k_norm.weight",
+    },
+)
+# every fourth block has no RoPE, which is what its config says where it says nothing
+SMOLLM3 = _like_llama("smollm3", complete=_complete_llama)
+GRANITE = _like_llama(
+    "granite",
+    optional={
+        **_OPTIONAL,
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    },
     complete=_complete_llama,
 )
 
@@ -206,6 +245,8 @@ def _complete_mamba(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) 
         config["expand"] = inner / width
     config["use_conv_bias"] = "blk.0.ssm_conv1d.bias" in shapes
     config["use_bias"] = "blk.0.ssm_in.bias" in shapes
+    if metadata.get("ssm.dt_b_c_rms"):
+        config["model_type"] = "falcon_mamba"
 
 
 def _complete_mamba2(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
@@ -219,7 +260,7 @@ MAMBA = GgufArchitecture(
     name="mamba",
     required={**_MAMBA, "ssm.time_step_rank": "time_step_rank"},
     optional={},
-    inert=_MAMBA_INERT,
+    inert=_MAMBA_INERT | {"ssm.dt_b_c_rms"},
     fixed={"model_type": "mamba", "hidden_act": "silu"},
     ends=_MAMBA_ENDS,
     block={
@@ -247,4 +288,4 @@ MAMBA2 = GgufArchitecture(
     complete=_complete_mamba2,
 )
 
-ARCHITECTURES = {each.name: each for each in (LLAMA, MAMBA, MAMBA2)}
+ARCHITECTURES = {each.name: each for each in (LLAMA, MAMBA, MAMBA2, QWEN2, QWEN3, SMOLLM3, GRANITE)}
