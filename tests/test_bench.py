@@ -139,7 +139,7 @@ def test_unknown_peer_is_refused_by_name() -> None:
 
 
 def test_weights_are_the_same_every_time() -> None:
-    first, second = models.RandomTensors(TINY), models.RandomTensors(TINY)
+    first, second = models.mamba_tensors(TINY), models.mamba_tensors(TINY)
     assert all(np.array_equal(first[name], second[name]) for name in first)
     assert sum(tensor.size for tensor in first.values()) == parameters(TINY)
     assert not np.array_equal(first["layers.0.D"], first["layers.1.D"])
@@ -151,7 +151,7 @@ def test_gguf_holds_the_same_weights(folder: Path) -> None:
     from gguf.quants import dequantize
 
     workspace = ModelFolder("tiny", folder)
-    weights = models.RandomTensors(TINY)
+    weights = models.mamba_tensors(TINY)
     stored = {tensor.name: tensor for tensor in GGUFReader(workspace.gguf("q8_0")).tensors}
     assert stored.keys() == {models.gguf_name(name) for name in weights}
     mixer = "layers.1."

@@ -35,10 +35,8 @@ def test_formula_by_hand() -> None:
     assert draft_costs.expected_tokens(0.8, 5) == pytest.approx(3.68928)
     assert draft_costs.expected_tokens(0.6, 2) == pytest.approx(1.96)
     assert draft_costs.expected_tokens(0.0, 4) == 1 and draft_costs.expected_tokens(1.0, 4) == 5
-    # (1 - 0.7^5) / (0.3 · (4 · 0.1 + 1.5)) = 2.7731 / 1.9
-    assert draft_costs.leviathan_speedup(0.7, 4, 0.1, 1.5) == pytest.approx(2.7731 / 1.9)
-    # a drafter as slow as its target that is never right: a round of two steps and a half
-    assert draft_costs.leviathan_speedup(0.0, 2, 0.5, 1.5) == pytest.approx(0.4)
+    # (1 - 0.7^5) / 0.3
+    assert draft_costs.expected_tokens(0.7, 4) == pytest.approx(2.7731)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.7, 1.0])
@@ -54,7 +52,8 @@ def test_expected_speedup_is_the_formula_of_one_chain_and_a_mean_of_several() ->
     alone = draft_costs.expected_speedup(27, 0, {chain: 10}, prices)
     alpha = draft_costs.acceptance_rate(2.7, 3)
     assert alone == pytest.approx(1.35)
-    assert alone == pytest.approx(draft_costs.leviathan_speedup(alpha, 3, 0.2, 1.4))
+    # (1 - α^4) / ((1 - α) (3 · 0.2 + 1.4))
+    assert alone == pytest.approx((1 - alpha**4) / ((1 - alpha) * (3 * 0.2 + 1.4)))
     # 20 tokens of chains, 8 of trees, 2 of steps: 30 / (5 · 2 + 4 · 2.5 + 2)
     both = draft_costs.expected_speedup(30, 2, {chain: 5, tree: 4}, prices)
     assert both == pytest.approx(30 / 22)

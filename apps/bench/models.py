@@ -34,7 +34,7 @@ Array = NDArray[np.float32]
 SEED = 20261121
 EMBEDDING_STD = 0.02  # small, or every token would predict itself through the tied head
 DT_RANGE = (1e-3, 0.1)  # what Δ is initialised to when Mamba is trained
-# gain of Mamba's B and C: what the state adds to an output is then as large as D·x
+# gain of B and C in `make bench`: what the state adds to an output is then as large as D·x
 STATE_GAIN = 4.0
 CALIBRATION = (4, 48)  # sequences and tokens: random models have no text to learn scales from
 GGUF_BLOCK = 32
@@ -147,32 +147,23 @@ class RandomTensors(Mapping[str, Array]):
 def _draw(
     name: str, shape: tuple[int, ...], rng: np.random.Generator, config: ModelConfig
 ) -> Array:
-    """As Mamba initialises: states neither die out nor grow, logits differ by about one. Every part
-    is loud enough to be missed: a lost state changes the logits far beyond what rounding does.
-    """
-    _, _, own = name.rpartition("layers.")[2].partition(".")
-    drawn: NDArray[Any]
+    """As Mamba initialises: states neither die out nor grow, logits differ by about one."""
+    last = name.rpartition(".")[2]
     if name.startswith("norm_f"):
         gain = 1 / EMBEDDING_STD / math.sqrt(config.d_model)
-        drawn = gain * rng.uniform(0.8, 1.2, shape)
-    elif own == "A_log":
-        drawn = np.log(rng.uniform(1, 16, shape))
-    elif own == "D" or "norm" in name:
-        drawn = rng.uniform(0.8, 1.2, shape)
-    elif own in ("dt_bias", "dt_proj.bias"):
+        return np.full(shape, gain, np.float32)
+    if last == "A_log":
+        return np.log(rng.uniform(1, 16, shape)).astype(np.float32)
+    if last == "D" or "norm" in name:
+        return rng.uniform(0.8, 1.2, shape).astype(np.float32)
+    if name.endswith(("dt_bias", "dt_proj.bias")):
         low, high = np.log(DT_RANGE)
         dt = np.exp(rng.uniform(low, high, shape))
-        drawn = dt + np.log(-np.expm1(-dt))
-    elif own.startswith("conv1d"):
-        drawn = rng.uniform(-0.5, 0.5, shape)
-    elif own.endswith("bias"):
-        drawn = np.zeros(shape)
-    else:
-        std = EMBEDDING_STD if name.startswith("embedding") else 1 / math.sqrt(shape[-1])
-        drawn = std * rng.standard_normal(shape, np.float32)
-    if own == "x_proj.weight":
-        drawn[-2 * _mamba1(config).d_state :] *= STATE_GAIN
-    return np.asarray(drawn, np.float32)
+        return (dt + np.log(-np.expm1(-dt))).astype(np.float32)
+    if last == "bias":
+        return np.zeros(shape, np.float32)
+    std = EMBEDDING_STD if name.startswith("embedding") else 1 / math.sqrt(shape[-1])
+    return (std * rng.standard_normal(shape, np.float32)).astype(np.float32)
 
 
 # -- what others read -----------------------------------------------------------------------------
@@ -182,6 +173,51 @@ def _mamba1(config: ModelConfig) -> Mamba1Config:
     layer = config.layers[0]
     assert isinstance(layer, Mamba1Config)
     return layer
+
+
+def mamba_tensors(config: ModelConfig) -> dict[str, Array]:
+    """What every peer of `make bench` gets: canonical tensors, the same every time.
+
+    Drawn as Mamba initialises them, so that states neither die out nor grow, with every part loud
+    enough to be missed: a lost state changes the logits far beyond what rounding does.
+    """
+    rng, shapes = np.random.default_rng(20260101), tensor_shapes(config)
+    ends = [name for name in shapes if not name.startswith("layers.")]
+    names = [*ends, *(name for name in shapes if name.startswith("layers."))]
+    return {name: _loud(rng, name, shapes[name], config) for name in names}
+
+
+def _loud(
+    rng: np.random.Generator, name: str, shape: tuple[int, ...], config: ModelConfig
+) -> Array:
+    def normal(std: float) -> Array:
+        return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
+
+    def uniform(low: float, high: float) -> Array:
+        return rng.random(shape, dtype=np.float32) * np.float32(high - low) + np.float32(low)
+
+    if name == "embedding.weight":
+        return normal(EMBEDDING_STD)
+    if name == "norm_f.weight":  # logits then differ by about one
+        return np.float32(1 / EMBEDDING_STD / math.sqrt(config.d_model)) * uniform(0.8, 1.2)
+    own = name.split(".", 2)[2]
+    if own == "norm.weight":
+        return uniform(0.8, 1.2)
+    if own == "A_log":
+        rates = np.arange(1, shape[1] + 1, dtype=np.float32)
+        return np.log(np.tile(rates, (shape[0], 1))) + normal(0.05)
+    if own == "D":
+        return uniform(0.5, 1.5)
+    if own == "dt_proj.bias":
+        delta = np.exp(uniform(*(math.log(bound) for bound in DT_RANGE)))
+        return np.log(np.expm1(delta))  # softplus of it is delta
+    if own.startswith("conv1d"):
+        bound = 1 / math.sqrt(_mamba1(config).d_conv)
+        return uniform(-bound, bound)
+    matrix = normal(1 / math.sqrt(shape[-1]))
+    if own == "x_proj.weight":
+        matrix[_mamba1(config).dt_rank :] *= np.float32(STATE_GAIN)
+    return matrix
 
 
 def transformers_model(config: ModelConfig) -> Any:
@@ -196,7 +232,7 @@ def transformers_model(config: ModelConfig) -> Any:
     )  # fmt: skip
     model: Any = MambaForCausalLM(theirs)
     weights = {}
-    for name, tensor in RandomTensors(config).items():
+    for name, tensor in mamba_tensors(config).items():
         stored = tensor[:, None] if name.endswith("conv1d.weight") else tensor
         weights[_transformers_name(name)] = torch.tensor(stored)
     absent, unknown = model.load_state_dict(weights, strict=False)
@@ -233,7 +269,7 @@ def write_gguf(config: ModelConfig, path: Path, kind: str) -> Path:
         "quantization_version": gguf.GGML_QUANT_VERSION,
     }.items():  # fmt: skip
         getattr(writer, f"add_{field}")(value)
-    for name, tensor in RandomTensors(config).items():
+    for name, tensor in mamba_tensors(config).items():
         stored = -np.exp(tensor) if name.endswith("A_log") else tensor
         matrix = name.endswith(".weight") and tensor.ndim == 2 and "conv1d" not in name
         how = "f32" if not matrix else "f16" if tensor.shape[-1] % GGUF_BLOCK else kind
@@ -270,8 +306,8 @@ def write_bundle(
     architectures: tuple[int, ...] = (),
     whole: bool = False,
 ) -> Path:
-    """A bundle of `config` in the recipe `quant`, its scales found on one period of its layers, or
-    on the `whole` model, which takes longer.
+    """A bundle of `config` in the recipe `quant`: one period of layers, on which its scales are
+    found, repeated; or `whole`, the model of `make bench`, calibrated on all its layers.
 
     Raises ExportError as exporting does.
     """
@@ -280,7 +316,7 @@ def write_bundle(
     from edge.export.kernels import add_kernels, add_plan
     from edge.export.recipes import recipe
 
-    tensors = RandomTensors(config)
+    tensors = mamba_tensors(config) if whole else RandomTensors(config)
     calibrated = len(config.layers) if whole else period(config)
     plan = _plan(config, tensors, quant, calibrated, out.parent)
     with BundleWriter(out) as writer:
@@ -304,7 +340,9 @@ def write_bundle(
     return out
 
 
-def _plan(config: ModelConfig, tensors: RandomTensors, quant: str, size: int, beside: Path) -> Any:
+def _plan(
+    config: ModelConfig, tensors: Mapping[str, Array], quant: str, size: int, beside: Path
+) -> Any:
     """How each tensor is stored, as `edge.export.quantize.ModelPlan`; calibrated on the first
     `size` layers.
     """

@@ -110,7 +110,7 @@ def driver(_: str) -> tuple[str, str, str | None]:
     version = install.driver_version()
     if version is None:
         return "absent", "no NVIDIA driver", "install it, or run on the CPU: --engine ort"
-    return "ok", f"for CUDA {version // 1000}.{version % 1000 // 10}", None
+    return "ok", f"for CUDA {install.dotted(version)}", None
 
 
 def cuda_core(_: str) -> tuple[str, str, str | None]:

@@ -1,4 +1,4 @@
-"""How far logits are from those of a reference."""
+"""How far logits are from those of a reference, and logits of every kind of run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edge.runtime.engine import Engine
 
 Logits = NDArray[np.float32]
 
@@ -33,6 +35,21 @@ def agreement(wanted: Logits, got: Logits) -> Agreement:
     kl = (np.exp(p) * (p - q)).sum(axis=-1).mean()
     top1 = (wanted.argmax(axis=-1) == got.argmax(axis=-1)).mean()
     return Agreement(float(top1), max(0.0, float(kl)), float(np.abs(wanted - got).max()))
+
+
+def run_through(engine: Engine, tokens: NDArray[np.int64], prompt: int, run: int) -> Logits:
+    """Logits [T, V] after each of tokens [1, T], by runs of all kinds: `prompt` of them at once,
+    `run` more after others that were taken back, and steps. Raises what running does.
+    """
+    state, count = engine.new_state(window=8, capacity=tokens.shape[1]), tokens.shape[1]
+    found = [engine.run(tokens[:, :prompt], state, rows="all", commit=True)[0].copy()]
+    several = tokens[:, prompt : prompt + run]
+    engine.run(several * 0, state)
+    state.rewind(run)
+    found.append(engine.run(several, state, rows="all")[0].copy())
+    for at in range(prompt + run, count):
+        found.append(engine.run(tokens[:, at : at + 1], state)[0].copy())
+    return np.concatenate(found)
 
 
 def log_softmax(logits: Logits) -> NDArray[np.float64]:

@@ -39,11 +39,6 @@ def expected_tokens(alpha: float, depth: int) -> float:
     return sum(alpha**place for place in range(depth + 1))
 
 
-def leviathan_speedup(alpha: float, depth: int, draft: float, verify: float) -> float:
-    """(1 - α^(K+1)) / ((1 - α) (K c + v)): `draft` is c and `verify` v, both in steps."""
-    return expected_tokens(alpha, depth) / (depth * draft + verify)
-
-
 def acceptance_rate(tokens: float, depth: int) -> float:
     """The α at which a chain of `depth` ≥ 1 has that many expected tokens, between 0 and 1.
 
@@ -80,7 +75,7 @@ def expected_speedup(
 
     `tokens`: all that came of the rounds of `shapes`, how many of each kind, and of `steps` plain
     steps.
-    With one chain and no plain step it is `leviathan_speedup` at that acceptance. None of nothing.
+    With one chain and no plain step it is the formula at that acceptance. None of nothing.
     """
     spent = float(steps)
     for kind, count in shapes.items():

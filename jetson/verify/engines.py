@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.apps.measure.agreement import Logits, agreement
+from edge.apps.measure.agreement import Logits, agreement, run_through
 from edge.errors import EdgeError
 from edge.runtime import memory
 from edge.runtime.model import Model, load
@@ -27,7 +27,7 @@ QUESTIONS = ("Hello, how are you?", "What did you do today?", "Do you like music
 # 6.1e-3 nats from ONNX Runtime, in Triton's interpreter on a CPU and on an H100 alike, with the
 # same best tokens: rounding that tips over, not the engine.
 KL, TOP1 = 1e-2, 0.9
-PROMPT, STEPS = 19, 12
+PROMPT, RUN, STEPS = 19, 4, 8
 TOKENS, GROWTH = 20_000, 4 << 20
 
 
@@ -48,21 +48,15 @@ def agree(bundle: str, engine: str, other: str) -> dict[str, Any]:
 
 
 def _said(bundle: str, engine: str) -> tuple[Logits, list[str]]:
-    """Logits [T, V] of a prompt, a run that is taken back, and steps; answers."""
+    """Logits [T, V] of every kind of run; answers."""
     with load(bundle, engine=engine) as model:
         return _logits(model), [_answer(model, question) for question in QUESTIONS]
 
 
 def _logits(model: Model) -> Logits:
-    tokens = np.random.default_rng(3).integers(0, model.config.vocab_size, (1, PROMPT + STEPS))
-    engine = model.engine
-    state = engine.new_state(window=8, capacity=64)
-    found = [engine.run(tokens[:, :PROMPT], state, rows="all", commit=True)[0].copy()]
-    engine.run(tokens[:, PROMPT : PROMPT + 4] * 0, state)
-    state.rewind(4)
-    for at in range(PROMPT, PROMPT + STEPS):
-        found.append(engine.run(tokens[:, at : at + 1], state)[0].copy())
-    return np.concatenate(found)
+    count = PROMPT + RUN + STEPS
+    tokens = np.random.default_rng(3).integers(0, model.config.vocab_size, (1, count))
+    return run_through(model.engine, tokens, PROMPT, RUN)
 
 
 def _answer(model: Model, question: str) -> str:

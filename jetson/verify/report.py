@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from edge.apps.measure.table import FigureTable
+
 SCHEMA = 1
 _TAIL = 2000  # characters of a step's output that the report has
 Status = Literal["ok", "wrong", "not run"]
@@ -118,13 +120,12 @@ def _head(report: BoardReport) -> list[str]:
         "memory": f"{_mb(now['mem_available_bytes'])} of {_mb(machine['memory_bytes'])} available",
         "bundle": report.bundle,
     }
-    lines = ["# edge on this machine", "", "| | |", "| --- | --- |"]
-    return lines + [f"| {name} | {_cell(value or 'unknown')} |" for name, value in rows.items()]
+    cells = [(name, _cell(value or "unknown")) for name, value in rows.items()]
+    return ["# edge on this machine", "", FigureTable(("", ""), cells).markdown()]
 
 
 def _table(report: BoardReport) -> list[str]:
-    lines = ["", "| step | result | what it proves | figures | s | mode | °C | available |"]
-    lines.append("| --- " * 8 + "|")
+    rows = []
     for one in report.results:
         shown = _SHOWN[one.status] + (f": {one.reason}" if one.reason else "")
         hottest = max(one.after.get("temperature_c", {}).values(), default=None)
@@ -138,8 +139,9 @@ def _table(report: BoardReport) -> list[str]:
             hottest,
             _mb(one.after.get("mem_available_bytes")),
         )
-        lines.append("| " + " | ".join(_cell("" if c is None else c) for c in cells) + " |")
-    return lines
+        rows.append([_cell("" if cell is None else cell) for cell in cells])
+    head = ("step", "result", "what it proves", "figures", "s", "mode", "°C", "available")
+    return ["", FigureTable(head, rows).markdown()]
 
 
 def figures(found: dict[str, Any]) -> str:

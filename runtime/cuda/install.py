@@ -54,7 +54,7 @@ def load() -> Modules:
     bindings = int(api.CUDA_VERSION)
     if bindings // 1000 > version // 1000:
         raise EngineError(
-            f"cuda-bindings is for CUDA {_dotted(bindings)}, the driver for {_dotted(version)}",
+            f"cuda-bindings is for CUDA {dotted(bindings)}, the driver for {dotted(version)}",
             remedy=requirement(version),
         )
     return Modules(core, api)
@@ -68,5 +68,6 @@ def requirement(version: int | None) -> str:
     return f'pip install "mamba-edge[cuda]" "cuda-bindings>={major},<{major + 1}"'
 
 
-def _dotted(version: int) -> str:
+def dotted(version: int) -> str:
+    """12060 as "12.6"."""
     return f"{version // 1000}.{version % 1000 // 10}"

@@ -83,7 +83,7 @@ def model(gpu: GpuFacts) -> str:
 def driver(kernel_module: Path = _KERNEL_MODULE, l4t: Path = _L4T) -> str:
     """CUDA's version, the kernel module's, and L4T's: whatever of these the machine has."""
     version = install.driver_version()
-    parts = [] if version is None else [f"{version // 1000}.{version % 1000 // 10}"]
+    parts = [] if version is None else [install.dotted(version)]
     for file, pattern in (
         (kernel_module, r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)"),
         (l4t, r"# (R\d+ \(release\), REVISION: [\d.]+)"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.apps.measure.agreement import Logits, agreement
+from edge.apps.measure.agreement import Logits, agreement, run_through
 from edge.apps.measure.stopwatch import median_ms
 from edge.bundle import open_bundle
 from edge.export.graph.run import GraphRunner, open_reference
@@ -59,16 +59,7 @@ def check(bundle: Path, quant: str, device: Device | None, prompt: int = PROMPT)
         tokens = rng.integers(0, config.vocab_size, (1, prompt + RUN + STEPS))
         runner = GraphRunner(open_reference(bundle), config)
         expected = runner.run(tokens, runner.initial(capacity=tokens.shape[1]))[0][0]
-    state = engine.new_state(window=8)
-    found = [engine.run(tokens[:, :prompt], state, rows="all", commit=True)[0].copy()]
-    engine.run(tokens[:, prompt : prompt + RUN] * 0, state)
-    state.rewind(RUN)
-    found.append(engine.run(tokens[:, prompt : prompt + RUN], state, rows="all")[0].copy())
-    found += [
-        engine.run(tokens[:, i : i + 1], state)[0].copy()
-        for i in range(prompt + RUN, tokens.shape[1])
-    ]
-    logits = np.concatenate(found)
+    logits = run_through(engine, tokens, prompt, RUN)
     replay = _replayed(engine, tokens, logits, prompt)
     one = agreement(expected, logits)
     kl_limit, top1_limit = LIMITS[quant]
