@@ -48,7 +48,10 @@ DraftTokens = Annotated[
 ]
 DraftTree = Annotated[
     str | None,
-    running(metavar="N,N,…", help="Children at each depth of every draft: 3,2,2,1,1."),
+    running(
+        metavar="N,N,…|ucb",
+        help="Children at each depth of every draft: 3,2,2,1,1; ucb chooses one of three trees.",
+    ),
 ]
 DraftAuto = Annotated[
     bool, running("--draft-auto", help="Choose the shape of drafts by trying. [default]")
@@ -73,7 +76,7 @@ class DraftOptions:
 
     draft: str | None
     tokens: int | None = None
-    tree: tuple[int, ...] | None = None
+    tree: tuple[int, ...] | Literal["ucb"] | None = None
     accept: str = "exact"
 
 
@@ -120,8 +123,10 @@ def read_drafting(
     return DraftOptions(None)
 
 
-def read_shape(tokens: int | None, tree: str | None, auto: bool) -> tuple[int, ...] | None:
-    """`--draft-tree` as numbers; it excludes the two other ways to give a shape.
+def read_shape(
+    tokens: int | None, tree: str | None, auto: bool
+) -> tuple[int, ...] | Literal["ucb"] | None:
+    """`--draft-tree` as numbers, or `ucb`; it excludes the two other ways to give a shape.
 
     Raises InputError.
     """
@@ -132,8 +137,8 @@ def read_shape(tokens: int | None, tree: str | None, auto: bool) -> tuple[int, .
         raise InputError(
             f"cannot be given together with {options[1]}", field=options[0], remedy="choose one"
         )
-    if tree is None:
-        return None
+    if tree is None or tree == "ucb":
+        return None if tree is None else "ucb"
     try:
         return tuple(int(count) for count in tree.split(","))
     except ValueError:

@@ -79,8 +79,8 @@ class SessionOptions(TypedDict, total=False):
         draft: another model, best one of the same vocabulary, or "ngram": it proposes tokens for
             this one to verify.
         draft_tokens: how many it proposes in a row.
-        draft_tree: or a tree of them, with so many children of every node at each depth. Without
-            either, what proves quickest.
+        draft_tree: or a tree of them, with so many children of every node at each depth; "ucb" is
+            one of three, as Mamba Drafters chooses. Without either, what proves quickest.
         accept: "exact", or "top-3": lossy, a drafted token is accepted while it is among the
             target's three likeliest.
     """
@@ -93,7 +93,7 @@ class SessionOptions(TypedDict, total=False):
     undo_levels: int
     draft: Model | Literal["ngram"] | None
     draft_tokens: int | None
-    draft_tree: Sequence[int] | None
+    draft_tree: Sequence[int] | Literal["ucb"] | None
     accept: str
 
 

@@ -10,6 +10,8 @@ import pytest
 from edge.runtime.speculate.estimates import Acceptance, Shift
 from edge.runtime.speculate.policy import NO_OUTLOOK, Bandit, Round
 from edge.runtime.speculate.shape import NO_DRAFT, Shape
+from edge.runtime.speculate.ucb import ARMS as TREES
+from edge.runtime.speculate.ucb import Ucb
 
 CHAINS = tuple(Shape.of_chain(length) for length in (1, 2, 3, 4, 6))
 ARMS = (*CHAINS, Shape((2, 1)), Shape((2, 1, 1, 1)), Shape((3, 2, 1)))
@@ -261,3 +263,32 @@ def test_shapes_are_cut_to_the_room_there_is(
     shape = Shape(branches).within(depth, nodes)
     assert shape.branches == left
     assert shape.nodes <= max(0, nodes) and shape.depth <= max(0, depth)
+
+
+def test_ucb_is_the_papers() -> None:
+    """Equations 1 and 2 of Mamba Drafters, worked out: λ_γ = 0.2, tokens 2, 3 and 1 with the one
+    that always comes, depths 4, 5 and 6; then the first arm, twice more with 5.
+    """
+    ucb = Ucb(TREES, 0.2)
+    for arm, accepted in ((0, 1), (1, 2), (2, 0)):
+        assert ucb.choose(NO_OUTLOOK) == TREES[arm]
+        ucb.learn(Round(TREES[arm], 9, (), (0,) * accepted, 1.0, 1.0))
+    # -1.8/2, -2/3, -2.2/1, all with the bonus of one pull in three
+    assert ucb.choose(NO_OUTLOOK) == TREES[1]
+    for _ in range(2):
+        ucb.learn(Round(TREES[0], 9, (), (0,) * 4, 1.0, 1.0))
+    first, second = -(1.8 / 2 + 2 * 1.8 / 5) / 3, -2.0 / 3
+    bonus = [0.1 * np.sqrt(2 * np.log(5) / pulls) for pulls in (3, 1)]
+    assert first + bonus[0] > second + bonus[1] - 0.05
+    chosen = TREES[0] if first + bonus[0] > second + bonus[1] else TREES[1]
+    assert ucb.choose(NO_OUTLOOK) == chosen
+    ucb.learn(Round(NO_DRAFT, 0, (), (), 0.0, 1.0))  # a step is no arm
+    assert list(ucb.pulls.values()) == [3, 1, 1]
+
+
+def test_ucb_finds_the_tree_of_the_most_tokens() -> None:
+    world = World(0.97, run=0.01, token=0.0, deeper=1.0, sibling=0.1)
+    ucb, rng = Ucb(TREES, world.run), np.random.default_rng(0)
+    for _ in range(600):
+        ucb.learn(world.play(ucb.choose(NO_OUTLOOK), rng))
+    assert max(TREES, key=ucb.pulls.__getitem__) == TREES[2] == min(TREES, key=world.price)

@@ -14,6 +14,7 @@ from edge.runtime.model import Model
 from edge.runtime.session import Session
 from edge.runtime.speculate.policy import Bandit
 from edge.runtime.speculate.shape import NO_DRAFT
+from edge.runtime.speculate.ucb import ARMS
 from tests import session_models, speculation_models
 from tests.speculate_samples import third_tokens_are_alike
 
@@ -49,6 +50,17 @@ def _same(plain: Session, drafting: Session) -> None:
     expected = plain._context.state.arrays()
     for name, values in state.arrays().items():
         np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_trees_that_ucb_chooses_change_no_word() -> None:
+    plain, drafting = _sessions("mamba", draft_tree="ucb")
+    wanted = plain.generate(PROMPT, max_tokens=24, temperature=0).finish()
+    found = drafting.generate(PROMPT, max_tokens=24, temperature=0).finish()
+    assert found.tokens == wanted.tokens
+    assert found.speculation is not None
+    assert set(found.speculation.shapes) >= {arm.branches for arm in ARMS}
+    with pytest.raises(InputError, match="'best' is no tree"):
+        _sessions("mamba", draft_tree="best")
 
 
 @pytest.mark.parametrize("sampling", [{}, PENALIZED], ids=["plain", "penalized"])

@@ -35,7 +35,7 @@ from edge.errors import InputError
 from edge.runtime.model import Model, load
 
 # way of drafting → who drafts, tokens of a chain, children of a tree
-Ways = Mapping[str, tuple[str, int | None, tuple[int, ...] | None]]
+Ways = Mapping[str, tuple[str, int | None, tuple[int, ...] | Literal["ucb"] | None]]
 Facts = Mapping[str, Any]
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -70,7 +70,7 @@ def bench(
     model, drafter = (load(bundle, threads=threads or None) for bundle in (target, draft))
     ways: Ways = {
         "chain": (draft, chain, None), "tree": (draft, None, shape or ()),
-        "bandit": (draft, None, None), "n-gram": ("ngram", None, None),
+        "ucb": (draft, None, "ucb"), "bandit": (draft, None, None), "n-gram": ("ngram", None, None),
     }  # fmt: skip
     rows = [*_real(model, drafter, sets, ways, heats, tokens, rounds, say)]
     share = others.share()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from edge.apps.measure import plots
 from edge.apps.measure.page import Drawing
@@ -41,7 +41,7 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
     return {
         "draft": request.draft,
         "draft_tokens": request.tokens,
-        "draft_tree": None if request.tree is None else list(request.tree),
+        "draft_tree": None if request.tree is None else _tree(request.tree),
         "draft_auto": not request.fixed,
         "accept": request.accept,
         "lossy": request.accept != EXACT.name,
@@ -99,6 +99,10 @@ def _rates(side: DraftSide) -> Facts:
     found = spread(side.rates())
     assert found is not None  # a contest has a round
     return asdict(found)
+
+
+def _tree(tree: tuple[int, ...] | Literal["ucb"]) -> list[int] | str:
+    return tree if isinstance(tree, str) else list(tree)
 
 
 def _alpha(found: Drafted) -> float | None:

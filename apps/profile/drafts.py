@@ -25,7 +25,7 @@ class DraftRequest:
 
     Attributes:
         draft: a bundle, a demonstration's name, or "ngram".
-        tokens, tree: of a fixed shape; neither leaves it to the bandit.
+        tokens, tree: of a fixed shape, or of a few by UCB; neither leaves it to the bandit.
         prompts: answered in every round.
         source: where they are from, for people.
         accept: by which rule drafted tokens are accepted.
@@ -33,7 +33,7 @@ class DraftRequest:
 
     draft: str
     tokens: int | None
-    tree: tuple[int, ...] | None
+    tree: tuple[int, ...] | Literal["ucb"] | None
     prompts: tuple[str, ...]
     source: str
     accept: str = "exact"

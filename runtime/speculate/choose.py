@@ -19,6 +19,7 @@ from edge.runtime.speculate.policy import Bandit, Experience, Fixed, Policy
 from edge.runtime.speculate.shape import LOOK_UP, Shape
 from edge.runtime.speculate.text import writes_text
 from edge.runtime.speculate.text_drafter import BACK, TextDrafter
+from edge.runtime.speculate.ucb import ARMS, UCB, Ucb
 from edge.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -47,27 +48,29 @@ def drafting(
     target: Model,
     draft: Model | Literal["ngram"] | None,
     tokens: int | None,
-    tree: Sequence[int] | None,
+    tree: Sequence[int] | Literal["ucb"] | None,
     capacity: int | None,
     accept: str = "exact",
 ) -> Drafting | None:
     """What a session drafts with; None for nothing.
 
-    `tokens`: of every draft; `tree`: children at each depth of it. Neither leaves the shape to a
-    bandit, which may choose not to draft, or to look up what a model would draft. `accept`: by
-    which rule drafted tokens are accepted. Raises InputError: out of range, or both; an unknown
+    `tokens`: of every draft; `tree`: children at each depth of it, or "ucb": one of the trees of
+    Mamba Drafters, chosen as it chooses. Neither leaves the shape to a bandit, which may choose not
+    to draft, or to look up what a model would draft. `accept`: by which rule drafted tokens are
+    accepted. Raises InputError: out of range, or both; an unknown
     rule; a tree from a drafter of chains; a drafting model of another tokenizer that cannot be
     reached by text.
     """
     faults: list[InputError] = []
+    learned, fixed = tree == UCB, None
     with collecting(faults):
-        fixed = _fixed(tokens, tree)
+        fixed = None if learned and tokens is None else _fixed(tokens, tree)
     with collecting(faults):
         rule = rule_of(accept)
     refuse(faults)
     if draft is None:
         return None
-    trees = fixed is not None and not fixed.chain
+    trees = learned or (fixed is not None and not fixed.chain)
     if trees and not target.engine.trees:
         raise InputError(
             f"this engine of {target.path.name} runs chains, not trees",
@@ -83,20 +86,22 @@ def drafting(
     shared = shared_ids(target.tokenizer, draft.tokenizer)
     if trees and not shared:
         raise _one_thing(f"{draft.path.name}, which has another tokenizer,")
-    shapes = [fixed] if fixed else _arms(target, draft, shared)
+    shapes = [fixed] if fixed else [*ARMS] if learned else _arms(target, draft, shared)
     longest = max(shape.depth for shape in shapes)
     drafter: Drafter = (
         _model_drafter(target, draft, shared, shapes, capacity)
         if shared
         else _text_drafter(target, draft, longest, capacity)
     )
+    if learned:
+        return Drafting(drafter, Ucb(shapes, _cost(target, draft)), _window(shapes), rule)
     if not fixed:
         looked_up = _look_ups(target)
         drafter, shapes = CombinedDrafter(drafter, _ngram(looked_up)), [*shapes, *looked_up]
     return Drafting(drafter, _policy(fixed, shapes, target, draft, rule), _window(shapes), rule)
 
 
-def _fixed(tokens: int | None, tree: Sequence[int] | None) -> Shape | None:
+def _fixed(tokens: int | None, tree: Sequence[int] | str | None) -> Shape | None:
     if tokens is not None and tree is not None:
         raise InputError("drafts cannot have this length and a shape too", field="draft_tokens",
                          remedy="give draft_tokens or draft_tree")  # fmt: skip
@@ -104,6 +109,8 @@ def _fixed(tokens: int | None, tree: Sequence[int] | None) -> Shape | None:
         if not 1 <= tokens <= MAX_DRAFT_TOKENS:
             raise InputError(f"must be 1 … {MAX_DRAFT_TOKENS}, not {tokens}", field="draft_tokens")
         return Shape.of_chain(tokens)
+    if isinstance(tree, str):
+        raise InputError(f"{tree!r:.40} is no tree", field="draft_tree", remedy="(3, 2, 1), or ucb")
     return None if tree is None else _tree(tree)
 
 
@@ -143,9 +150,13 @@ def _experience(target: Model, draft: Model, rule: Rule) -> Experience:
     drafts = _EXPERIENCES.setdefault(target, WeakKeyDictionary())
     known = drafts.setdefault(draft, {})
     if rule.name not in known:
-        # a run of few tokens takes as long as its weights take to be read
-        known[rule.name] = Experience(min(1.0, _weights(draft) / _weights(target)))
+        known[rule.name] = Experience(_cost(target, draft))
     return known[rule.name]
+
+
+def _cost(target: Model, draft: Model) -> float:
+    """Of a drafter's run in steps of the target: a run takes as long as reading its weights."""
+    return min(1.0, _weights(draft) / _weights(target))
 
 
 def _weights(model: Model) -> int:
