@@ -26,6 +26,7 @@ from edge.mixers.base import Frozen, MixerConfig, Positive, refuse_all
 from edge.mixers.mamba1 import Mamba1Config
 from edge.mixers.mamba2 import Mamba2Config
 from edge.mixers.mlp import MlpConfig
+from edge.mixers.shortconv import ShortConvConfig
 
 __all__ = [
     "AttentionConfig",
@@ -37,6 +38,7 @@ __all__ = [
     "NormConfig",
     "RopeConfig",
     "RopeScaling",
+    "ShortConvConfig",
 ]
 
 if TYPE_CHECKING:

@@ -280,6 +280,17 @@ def save_nemotron_h(path: Path, *, dtype: torch.dtype = torch.float32, **overrid
     return _save_transformers(path, config, NemotronHForCausalLM, dtype)
 
 
+def save_lfm2(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `Lfm2ForCausalLM`: 3 blocks, the second attends."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    values = _LLAMA | dict(
+        num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], block_multiple_of=8,
+        pad_token_id=0,
+    )  # fmt: skip
+    return _save_transformers(path, Lfm2Config(**(values | overrides)), Lfm2ForCausalLM, dtype)
+
+
 def save_state_spaces(
     path: Path,
     version: int = 1,

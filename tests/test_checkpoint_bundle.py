@@ -36,7 +36,10 @@ SAVE: dict[str, Callable[[Path], Path]] = {
     "mamba": lambda path: checkpoints.save_mamba(path, use_conv_bias=False, use_bias=True),
     "mamba2": checkpoints.save_mamba2,
     "bamba": lambda path: checkpoints.save_bamba(path, attention_bias=True, mlp_bias=True),
+    "falcon_h1": checkpoints.save_falcon_h1,
     "gpt_neox": checkpoints.save_gpt_neox,
+    "jamba": checkpoints.save_jamba,
+    "lfm2": lambda path: checkpoints.save_lfm2(path, conv_bias=True),
     "padded": lambda path: checkpoints.save_state_spaces(path, 2, **ATTENTION),
     "mambabyte": lambda path: checkpoints.save_mambabyte(path, "layernorm"),
 }

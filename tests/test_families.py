@@ -21,6 +21,7 @@ from tests.checkpoints import (
     save_granite,
     save_granite_hybrid,
     save_jamba,
+    save_lfm2,
     save_nemotron_h,
     save_qwen2,
     save_qwen3,
@@ -34,13 +35,14 @@ SAVE: dict[str, Save] = {
     "granite": save_granite,
     "granitemoehybrid": save_granite_hybrid,
     "jamba": save_jamba,
+    "lfm2": save_lfm2,
     "nemotron_h": save_nemotron_h,
     "qwen2": save_qwen2,
     "qwen3": save_qwen3,
     "smollm3": save_smollm3,
 }
 # a family of every form of layer that a recipe treats
-ROUNDED = ("falcon_h1", "jamba", "nemotron_h", "qwen3")
+ROUNDED = ("falcon_h1", "jamba", "lfm2", "nemotron_h", "qwen3")
 RECIPES = ("fp16", "w8", "w4", "w8a8", "w4a16", "w4a8")
 LENGTH = 45
 ENGINES = ("ort", *(["cpu"] if library.path() is not None else []))

@@ -24,6 +24,7 @@ from edge.config import (
     NormConfig,
     RopeConfig,
     RopeScaling,
+    ShortConvConfig,
 )
 from edge.errors import ExportError
 from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, build_graph
@@ -77,6 +78,7 @@ MAMBA2_BEFORE = Mamba2Config(
     d_inner=128, d_ssm=128, d_state=8, head_dim=16, n_groups=2, norm_before_gate=True
 )
 RELU2 = MlpConfig(d_intermediate=40, form="squared_relu")
+SHORT = ShortConvConfig(d_model=64)
 MODELS: dict[str, tuple[Any, ...]] = {
     "mamba1": (MAMBA1, MAMBA1),
     "mamba1 odd": (MAMBA1_ODD, MAMBA1),
@@ -87,7 +89,8 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "attention odd": (ATTENTION_ODD, NO_ROPE, ATTENTION),
     "mlp": (MLP, MlpConfig(d_intermediate=40)),
     "parallel": (ATTENTION_ODD, PARALLEL, GELU, STRETCHED, PARALLEL),
-    "normed": (MAMBA2_BEFORE, BESIDE, RELU2, MAMBA1_NORMED, NORMED),
+    "normed": (MAMBA2_BEFORE, BESIDE, MAMBA1_NORMED, NORMED),
+    "short": (SHORT, RELU2, SHORT),
     "all": (MAMBA1, ATTENTION_ODD, MLP, MAMBA2_MLP, MAMBA1_ODD, MAMBA2_GROUPS),
 }
 LAYERNORM = {"mamba1", "all", "parallel"}

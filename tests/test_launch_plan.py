@@ -64,7 +64,8 @@ _OPS = [
     "RMSNormQuantize",
     "AddRMSNormQuantize", "GatedRMSNorm", "GatedRMSNormInt8", "HadamardQuantize", "CausalConv1d",
     "CausalConv1dInt8", "SelectiveScan", "SelectiveScanInt8", "SelectiveScanHeads",
-    "SelectiveScanHeadsInt8", "Rope", "Attention", "GroupRMSNorm", "PartsRMSNorm", "SquaredRelu",
+    "SelectiveScanHeadsInt8", "Rope", "Attention", "GroupRMSNorm", "PartsRMSNorm",
+    "SquaredRelu", "Multiply", "CausalConvPlain",
 ]  # fmt: skip
 FAKES: dict[str, Lower] = {
     **{op: LOWER[op] for op in ("Split", "Transpose")},

@@ -30,6 +30,7 @@ from tests.checkpoints import (
     save_granite,
     save_granite_hybrid,
     save_jamba,
+    save_lfm2,
     save_llama,
     save_mamba,
     save_mamba2,
@@ -124,6 +125,12 @@ CASES: dict[str, Save] = {
         save_jamba, mamba_proj_bias=True, mamba_conv_bias=False, tie_word_embeddings=True,
         mamba_dt_rank=3, mamba_expand=3, attn_layer_period=2, attn_layer_offset=0,
         rms_norm_eps=1e-2, num_key_value_heads=1,
+    ),
+    "lfm2": save_lfm2,
+    "lfm2-biases-untied": partial(
+        save_lfm2, conv_bias=True, conv_L_cache=4, tie_word_embeddings=False, norm_eps=1e-2,
+        block_auto_adjust_ff_dim=False, num_key_value_heads=1,
+        layer_types=["full_attention", "conv", "conv"],
     ),
     "nemotron-h": save_nemotron_h,
     "nemotron-h-biases": partial(

@@ -123,6 +123,12 @@ def test_gate_keeps_its_sign_far_out(flavour: Flavour, rng: np.random.Generator)
 
 
 @both
+def test_multiply(flavour: Flavour, rng: np.random.Generator) -> None:
+    x, z = normal(rng, 4, 2, 64), normal(rng, 4, 2, 64)
+    close(run_op("Multiply", flavour, {"x": x, "z": z})["y"], torch.from_numpy(x * z))
+
+
+@both
 def test_squared_relu(flavour: Flavour, rng: np.random.Generator) -> None:
     x = normal(rng, 4, 1, 64, scale=4)
     expected = torch.relu(torch.from_numpy(x)) ** 2
@@ -175,9 +181,9 @@ def test_quantized_linear_and_embedding(
 @both
 @batches
 @pytest.mark.parametrize("steps", LENGTHS)
-@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize(("width", "silu"), [(2, True), (4, True), (3, False)])
 def test_convolution(
-    flavour: Flavour, batch: int, steps: int, width: int, rng: np.random.Generator
+    flavour: Flavour, batch: int, steps: int, width: int, silu: bool, rng: np.random.Generator
 ) -> None:
     c = 12
     x, state = normal(rng, steps, batch, c), normal(rng, width - 1, batch, c)
@@ -189,10 +195,11 @@ def test_convolution(
             "x": x, "conv_state": state, "taps": rows, "kept_taps": rows[kept, 1:],
             "weight": np.ascontiguousarray(w.T[:, None]), "bias": b,
         }  # fmt: skip
-        out = run_op("CausalConv1d", flavour, feeds)
+        out = run_op("CausalConv1d" if silu else "CausalConvPlain", flavour, feeds)
+        conv = causal_conv1d.causal_conv1d if silu else causal_conv1d.causal_conv_plain
         for r, t in enumerate(kept):
             path = path_to(parents, int(t))
-            y, after = causal_conv1d.causal_conv1d(*batch_first(x[path], state), *torched(w, b))
+            y, after = conv(*batch_first(x[path], state), *torched(w, b))
             close(out["y"][t], y[:, -1])
             close(out["conv_states"][r].swapaxes(0, 1), after)
 

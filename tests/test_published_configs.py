@@ -25,6 +25,7 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     # and the norms of dt, B and C are written out
     "falcon-mamba-7b": ("falcon_mamba", 64, 7_272_665_088 + 64 * (256 + 32), None),
     "granite-3.3-8b-instruct": ("granite", 80, 8_170_864_640, 131072),
+    "lfm2-350m": ("lfm2", 32, 354_483_968, 128000),
     "llama-2-7b": ("llama", 64, 6_738_415_616, 4096),
     "llama-3.1-8b": ("llama", 64, 8_030_261_248, 131072),
     "llama-3.2-1b": ("llama", 32, 1_235_814_400, 131072),
@@ -47,7 +48,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "gemma-2-2b": ("model_type", "is Gemma 2, a family that edge does not read"),
     "granite-4.0-h-small": ("num_local_experts", "is 72"),
     "jamba-v0.1": ("num_experts", "is 16"),
-    "lfm2-350m": ("model_type", "is LFM2, a family that edge does not read"),
     "mamba2attn-2.7b": ("attn_cfg.d_conv", "is 4; only 0 is supported"),
     "mixtral-8x7b-v0.1": ("model_type", "is Mixtral, a family that edge does not read"),
     "nemotron-3-nano-30b-a3b": ("hybrid_override_pattern", "has 23 layers of experts"),

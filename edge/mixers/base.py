@@ -51,7 +51,7 @@ class MixerConfig(Frozen, ABC):
 
     Attributes:
         kind: the name in JSON, and of the mixer's files.
-        recurrent: it has a conv_state and an ssm_state.
+        recurrent: it has a conv_state and an ssm_state; a short convolution has the first alone.
         attends: it has KV caches, which grow with the context.
     """
 

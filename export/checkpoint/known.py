@@ -109,7 +109,6 @@ UNREAD: dict[str, str] = {
     "gpt_oss": "gpt-oss",
     "gptj": "GPT-J",
     "granitemoe": "Granite MoE",
-    "lfm2": "LFM2",
     "lfm2_moe": "LFM2 MoE",
     "mixtral": "Mixtral",
     "mllama": "Llama 3.2 Vision",

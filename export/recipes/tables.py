@@ -40,6 +40,7 @@ def _weights(most: Storage, x_proj: Storage = _W8) -> Layers:
         "mamba2": {"in_proj": most, "out_proj": most},
         "attention": {"qkv_proj": most, "o_proj": most},
         "mlp": {"gate_up_proj": most, "down_proj": most},
+        "shortconv": {"in_proj": most, "out_proj": most},
     }
 
 
@@ -125,12 +126,13 @@ def mamba2(
 
 
 def _transformer(reads: Static, weights: Storage) -> Layers:
-    """Attention and MLP."""
+    """Attention, MLP, and the short convolution, which itself stays floating."""
     return {
         "attention": {
             "normed": reads, "qkv_proj": weights, "attended_time": reads, "o_proj": weights,
         },
         "mlp": {"normed": reads, "gate_up_proj": weights, "gated": reads, "down_proj": weights},
+        "shortconv": {"normed": reads, "in_proj": weights, "gated": reads, "out_proj": weights},
     }  # fmt: skip
 
 

@@ -21,10 +21,12 @@ _CONVOLUTION = Template("""
     sums = MatMul(ones, rows)
     shape = Shape(x)
     summed = Reshape(sums, shape)
-    biased = Add(summed, $bias)
-    open = Sigmoid(biased)
-    $y = Mul(biased, open)
+    $biased = Add(summed, $bias)
 """)
+_SILU = """
+    open = Sigmoid(biased)
+    %(y)s = Mul(biased, open)
+"""
 
 
 def causal_conv1d(
@@ -35,7 +37,17 @@ def causal_conv1d(
     widen: str = "",
 ) -> str:
     """The convolution in fp32 of the values of these names, the first three of `widen`'s making."""
-    return _CONVOLUTION.substitute(y=y, windows=windows, weight=weight, bias=bias, widen=widen)
+    text = _CONVOLUTION.substitute(
+        biased="biased", windows=windows, weight=weight, bias=bias, widen=widen
+    )
+    return text + _SILU % {"y": y}
+
+
+def causal_conv_plain() -> str:
+    """The same in fp32 without SiLU."""
+    return _CONVOLUTION.substitute(
+        biased="y", windows="windows", weight="weight", bias="bias", widen=""
+    )
 
 
 _CONV_WIDEN = """

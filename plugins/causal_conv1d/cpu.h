@@ -6,6 +6,7 @@ struct Conv : Kernel {
   Argument tokens, batch, slots;
   Scale x_scale, weight_scale, bias_scale, y_scale;
   int64_t C, K, x_stride, start;
+  bool plain;  // without SiLU
 
   // `fused`: the convolution behind a product, whose columns `start` on it takes
   Conv(const Variant& v, bool fused)
@@ -19,7 +20,8 @@ struct Conv : Kernel {
         bias_scale(v, "bias_scale", "BIAS_SCALES"),
         y_scale(v, fused ? "output_scale" : "y_scale", fused ? "OUTPUT_SCALES" : "Y_SCALES"),
         C(v.integer("C")), K(v.within(fused ? "WINDOW" : "K", 1, WIDEST)),
-        x_stride(v.integer(fused ? "N" : "X_STRIDE")), start(fused ? v.integer("START") : 0) {}
+        x_stride(v.integer(fused ? "N" : "X_STRIDE")), start(fused ? v.integer("START") : 0),
+        plain(v.integer("SILU", 1) == 0) {}
   static constexpr int64_t WIDEST = 16;
   Conv(const Variant& v) : Conv(v, false) {}
 
@@ -74,7 +76,8 @@ struct Conv : Kernel {
       total += load_some(from[k] + c, n) * load_some(w + k * C + c, n);
     vf offset = load_some(bias.in<const T>(a) + c, n);
     if (!y_scale.count)
-      return store_some(y.in<float>(a) + row * C + c, silu(total + offset), n);
+      return store_some(y.in<float>(a) + row * C + c,
+                        plain ? total + offset : silu(total + offset), n);
     vf unit = x_scale.at(a, c, n) * weight_scale.at(a, c, n);
     vf steps = 1.f / y_scale.at(a, c, n);
     vf out = silu(total * unit + offset * bias_scale.at(a, c, n)) * steps;

@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from edge.ops import DEVICE_DOMAIN, Attribute, Op, index
-from edge.plugins.causal_conv1d.statement import CAUSAL_CONV1D, CAUSAL_CONV1D_INT8
+from edge.plugins.causal_conv1d.statement import (
+    CAUSAL_CONV1D,
+    CAUSAL_CONV1D_INT8,
+    CAUSAL_CONV_PLAIN,
+)
 from edge.plugins.device.rules import RUN, SLOTS, columns, recurrent, renamed, stateless
 from edge.plugins.device.text import CONSTANTS, call, fields, logs, stored, views
 from edge.plugins.linear.statement import LINEAR, LINEAR_INT8_QUANTIZE
@@ -29,16 +33,21 @@ def behind_product(op: Op) -> dict[str, str]:
 
 def statements() -> Iterator[Op]:
     for product, op in ((LINEAR, CAUSAL_CONV1D), (LINEAR_INT8_QUANTIZE, CAUSAL_CONV1D_INT8)):
-        conv = recurrent(
-            op,
-            {"conv_in": "x"},
-            (RUN, *_TAPS, SLOTS),
-            f"{op.maths}\nwhere i = concat(conv_state[run[SOURCE]], conv_in, x). "
-            "conv_state_out[run[TARGET]] = i[state_taps] where run[STORE] is not 0; "
-            "conv_in_out[slots[t]] = x[t] where slots[t] ≥ 0",
-        )
+        conv = _alone(op)
         yield conv
         yield _after_product(product, conv)
+    yield _alone(CAUSAL_CONV_PLAIN)
+
+
+def _alone(op: Op) -> Op:
+    return recurrent(
+        op,
+        {"conv_in": "x"},
+        (RUN, *_TAPS, SLOTS),
+        f"{op.maths}\nwhere i = concat(conv_state[run[SOURCE]], conv_in, x). "
+        "conv_state_out[run[TARGET]] = i[state_taps] where run[STORE] is not 0; "
+        "conv_in_out[slots[t]] = x[t] where slots[t] ≥ 0",
+    )
 
 
 def _after_product(product: Op, conv: Op) -> Op:
@@ -101,6 +110,10 @@ _CONVOLVED = """
 
 def causal_conv1d(op: Op = CAUSAL_CONV1D) -> str:
     return CONSTANTS + views(["x"]) + _conv(op, "x_own")
+
+
+def causal_conv_plain() -> str:
+    return causal_conv1d(CAUSAL_CONV_PLAIN)
 
 
 def causal_conv1d_int8() -> str:

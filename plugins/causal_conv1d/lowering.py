@@ -49,6 +49,7 @@ def lower(at: Lowering, node: Node) -> None:
             **{f"{name.upper()}S": at.count(node, name) for name in _SCALES},
             "BLOCK_M": block_m,
             "BLOCK_C": block_c,
+            **({"SILU": False} if node.op == "CausalConvPlain" else {}),
         },
         (Size(times=cdiv(x.width, block_c)), Size(of="TB", per=block_m)),
         warps=4 if at.regime.many else 1,

@@ -1,4 +1,4 @@
-"""Causal depthwise convolution with state, followed by SiLU, on floats and on int8 values."""
+"""Causal depthwise convolution with state, on floats and on int8 values; SiLU follows it mostly."""
 
 from __future__ import annotations
 
@@ -17,13 +17,21 @@ def causal_conv1d(
     x [B, T, C]; conv_state [B, K-1, C], oldest token first; weight [C, K]; bias [C] or None.
     Returns y [B, T, C] and the last K-1 inputs.
     """
+    y, after = causal_conv_plain(x, conv_state, weight, bias)
+    return F.silu(y), after
+
+
+def causal_conv_plain(
+    x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same without SiLU."""
     width, steps = weight.shape[1], x.shape[1]
     padded = torch.cat([conv_state.to(x.dtype), x], dim=1)
     y = sum(padded[:, k : k + steps] * weight[:, k] for k in range(width))
     assert isinstance(y, Tensor)
     if bias is not None:
         y = y + bias
-    return F.silu(y), padded[:, steps:]
+    return y, padded[:, steps:]
 
 
 def causal_conv1d_int8(
@@ -58,6 +66,14 @@ def causal_conv1d_node(
 ) -> tuple[Tensor, Tensor]:
     """The op as stated, over a chain."""
     y, _ = causal_conv1d(x.transpose(0, 1), conv_state.transpose(0, 1), weight[:, 0].T, bias)
+    return y.transpose(0, 1), torch.cat([conv_state, x])[kept_taps]
+
+
+def causal_conv_plain_node(
+    x: Tensor, conv_state: Tensor, kept_taps: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The op as stated, over a chain."""
+    y, _ = causal_conv_plain(x.transpose(0, 1), conv_state.transpose(0, 1), weight[:, 0].T, bias)
     return y.transpose(0, 1), torch.cat([conv_state, x])[kept_taps]
 
 

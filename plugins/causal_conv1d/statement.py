@@ -5,6 +5,8 @@ Chains, trees, paths and kept rows are as `edge.plugins.selective_scan.statement
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edge.ops import Op, index, state, value, weight
 from edge.plugins.quantize.statement import constant, scaled
 
@@ -30,6 +32,14 @@ CAUSAL_CONV1D = Op(
     "conv_states[r] = i[kept_taps[r]]",
     "causal-conv1d, causal_conv1d_ref; Mamba, arXiv 2312.00752, figure 3",
 )  # fmt: skip
+
+CAUSAL_CONV_PLAIN = replace(
+    CAUSAL_CONV1D,
+    name="CausalConvPlain",
+    maths="i = concat(conv_state, x)\ny[t] = Σ_k weight[k] · i[taps[t,k]] + bias\n"
+    "conv_states[r] = i[kept_taps[r]]",
+    source="CausalConv1d, without SiLU",
+)
 
 CAUSAL_CONV1D_INT8 = Op(
     "CausalConv1dInt8",

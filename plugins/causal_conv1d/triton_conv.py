@@ -59,6 +59,7 @@ def convolve(
     Y_SCALES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    SILU: tl.constexpr = True,
 ):
     """One program's share."""
     in_c = (channel >= 0) & (channel < C)
@@ -86,7 +87,9 @@ def convolve(
     total += own.to(kind) * tap[None, :]
     offset = tl.load(bias + channel, in_c, other=0).to(tl.float32)
     if FLOATING:
-        out = silu(total + offset[None, :])
+        out = total + offset[None, :]
+        if SILU:
+            out = silu(out)
     else:
         unit = factor(x_scale, channel, in_c, X_SCALES)
         unit *= factor(weight_scale, channel, in_c, WEIGHT_SCALES)
@@ -142,6 +145,7 @@ def conv(
     Y_SCALES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    SILU: tl.constexpr = True,  # of floats; int8 values always have it
 ):
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     first = tl.program_id(1) * BLOCK_M
@@ -149,4 +153,5 @@ def conv(
         x, weight, bias, x_scale, weight_scale, bias_scale, y_scale, state, log, y, run, taps,
         state_taps, kept, tokens, batch, slots, channel, first, tl.num_programs(1) * BLOCK_M,
         C, K, X_STRIDE, X_SCALES, WEIGHT_SCALES, BIAS_SCALES, Y_SCALES, BLOCK_M, BLOCK_C,
+        SILU,
     )  # fmt: skip

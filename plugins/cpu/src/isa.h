@@ -23,6 +23,7 @@ template <int> struct Entry;
 #include "../../group_norm/cpu.h"
 #include "../../hadamard/cpu.h"
 #include "../../linear/cpu.h"
+#include "../../multiply/cpu.h"
 #include "../../norm/cpu.h"
 #include "../../quantize/cpu.h"
 #include "../../squared_relu/cpu.h"

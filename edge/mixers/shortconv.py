@@ -1,0 +1,46 @@
+"""A gated short convolution: C · conv(B · x), where one product of the input makes B, C and x."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from edge.mixers.base import MixerConfig, Shapes, linear_shapes
+
+
+class ShortConvConfig(MixerConfig):
+    """in_proj rows are [B D | C D | x D]. conv_state [B, K-1, D], of B · x; there is no ssm_state.
+
+    Attributes:
+        bias: of in_proj, of the convolution and of out_proj.
+    """
+
+    kind: Literal["shortconv"] = "shortconv"
+    d_model: Annotated[int, Field(gt=0, le=1 << 31)]
+    d_conv: Annotated[int, Field(ge=2, le=16)] = 3
+    bias: bool = False
+
+    @property
+    def conv_width(self) -> int:
+        return self.d_conv
+
+    @property
+    def first_matrix(self) -> str:
+        return "in_proj"
+
+    def tensor_shapes(self, d_model: int) -> Shapes:
+        return (
+            linear_shapes("in_proj", 3 * d_model, d_model, self.bias)
+            | linear_shapes("conv1d", d_model, self.d_conv, self.bias)
+            | linear_shapes("out_proj", d_model, d_model, self.bias)
+        )
+
+    def recurrent_states(self, batch: int) -> Shapes:
+        return {"conv_state": (batch, self.d_conv - 1, self.d_model)}
+
+    def log_widths(self) -> dict[str, int]:
+        return {"conv_in": self.d_model}
+
+    def workspace(self, tokens: int, capacity: int) -> int:
+        return 6 * self.d_model

@@ -1,0 +1,71 @@
+"""A gated short convolution: in floating ops, whatever the recipe of its products."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor, nn
+
+from edge.export.mixers.base import MixerExport, State, Stored
+from edge.export.mixers.mamba import Conv1d
+from edge.export.nodes.layer import LayerGraph
+from edge.export.nodes.products import ProductInput
+from edge.export.quantize.layer_plan import Matrix
+from edge.mixers.shortconv import ShortConvConfig
+from edge.plugins.causal_conv1d.reference import causal_conv_plain
+
+
+class ShortConv(nn.Module):
+    def __init__(self, config: ShortConvConfig, d_model: int) -> None:
+        super().__init__()
+        self.in_proj = nn.Linear(d_model, 3 * d_model, bias=config.bias)
+        self.conv1d = Conv1d(d_model, config.d_conv, config.bias)
+        self.out_proj = nn.Linear(d_model, d_model, bias=config.bias)
+
+    def forward(self, u: Tensor, state: State, position: int) -> tuple[Tensor, State]:
+        before, behind, x = self.in_proj(u).chunk(3, dim=-1)
+        y, conv_state = causal_conv_plain(
+            before * x, state["conv_state"], self.conv1d.weight, self.conv1d.bias
+        )
+        return self.out_proj(behind * y), {"conv_state": conv_state}
+
+
+class ShortConvExport(MixerExport[ShortConvConfig]):
+    def module(self, d_model: int, eps: float) -> ShortConv:
+        return ShortConv(self.config, d_model)
+
+    def matrices(self, d_model: int) -> dict[str, Matrix]:
+        return {
+            "in_proj": Matrix(3 * d_model, d_model, "normed"),
+            "out_proj": Matrix(d_model, d_model, "gated"),
+        }
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Stored | None:
+        if name == "conv1d.weight":
+            return Stored(name, (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
+        return None
+
+    def nodes(self, at: LayerGraph, u: ProductInput) -> str:
+        c, g, width = self.config, at.g, self.config.d_model
+        joined = at.linear("in_proj", u, "BCx", c.bias)
+        before, behind, x = at.split(joined, {"B": width, "C": width, "x": width})
+        (x,) = g.call("Multiply", [x, before], [at.named("Bx")])
+        rows = c.d_conv - 1
+        state = g.input(at.named("conv_state"), "f32", [rows, "B", width])
+        weight = g.weight(at.named("conv1d.weight"), lambda w: w.T[:, None, :])
+        bias = at.named("conv1d.bias")
+        if c.bias:
+            g.weight(bias)
+        else:
+            g.constant(bias, np.zeros(width, np.float32))
+        taps, kept_taps = at.shared.taps[c.d_conv]
+        y, states = g.call(
+            "CausalConvPlain",
+            [x, state, taps, kept_taps, weight, bias],
+            [at.named("conv"), at.named("conv_states")],
+        )
+        g.output(states, ["R", rows, "B", width])
+        (y,) = g.call("Multiply", [y, behind], [at.named("gated")])
+        return at.linear("out_proj", y, "out", c.bias)
+
+
+EXPORT = ShortConvExport

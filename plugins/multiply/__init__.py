@@ -1,0 +1,1 @@
+"""The product of two values, number by number."""
