@@ -9,10 +9,12 @@ from typing import Any
 
 from edge.bundle import GenerationDefaults, TokenizerInfo
 from edge.config import ModelConfig
-from edge.errors import ExportError
+from edge.errors import EdgeError, ExportError
 from edge.export.checkpoint import Checkpoint
+from edge.export.checkpoint.files import MAX_TEMPLATE_BYTES, read_file, read_utf8
 from edge.export.checkpoint.weights import check_pointer
 from edge.export.slow_tokenizers import added_tokens, with_added_tokens
+from edge.text.hf_checks import growth
 
 BYTES = 256
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -67,7 +69,7 @@ def tokenizer_info(
     info = TokenizerInfo(
         kind="sentencepiece" if found is pieces else "tokenizer.json",
         file=copies[0][1],
-        sha256=hashlib.sha256(found.read_bytes()).hexdigest(),
+        sha256=hashlib.sha256(read_file(found)).hexdigest(),
         vocab_size=size,
         add_bos=bos is not None and _adds_bos(settings, found, bos),
         **special,
@@ -136,8 +138,8 @@ def _settings(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        values = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError, RecursionError) as problem:
+        values = json.loads(read_file(path))
+    except (ValueError, RecursionError) as problem:
         raise ExportError(f"cannot be read as JSON: {problem}", file=path) from None
     return values if isinstance(values, dict) else {}
 
@@ -155,13 +157,17 @@ def _read(path: Path) -> tuple[int, dict[str, int]]:
         if path.name == "tokenizer.json":
             from tokenizers import Tokenizer
 
-            vocabulary: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab()
+            data = read_file(path)
+            growth(json.loads(data))  # before the library does what the file says
+            vocabulary: dict[str, int] = Tokenizer.from_str(data.decode()).get_vocab()
         else:
             from sentencepiece import SentencePieceProcessor
 
             model = SentencePieceProcessor(model_file=str(path))
             vocabulary = {model.id_to_piece(i): i for i in range(model.get_piece_size())}
-    except Exception as problem:  # both libraries raise bare Exception kinds of their own
+    except (KeyboardInterrupt, SystemExit, EdgeError):
+        raise
+    except BaseException as problem:  # both libraries raise kinds of their own, a panic too
         raise ExportError(f"cannot be read as a tokenizer: {problem}", file=path) from None
     return max(vocabulary.values(), default=-1) + 1, vocabulary
 
@@ -170,7 +176,7 @@ def chat_template(checkpoint: Checkpoint) -> str | None:
     """The Jinja template, from its own file or from tokenizer_config.json; None without one."""
     files = {p.name: p for p in checkpoint.tokenizer_files}
     if CHAT_TEMPLATE in files:
-        return files[CHAT_TEMPLATE].read_text("utf-8")
+        return read_utf8(files[CHAT_TEMPLATE], MAX_TEMPLATE_BYTES)
     template = _settings(files.get("tokenizer_config.json")).get("chat_template")
     if isinstance(template, list):
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
@@ -210,7 +216,7 @@ def licence(checkpoint: Checkpoint) -> str | None:
     readme = checkpoint.card
     if checkpoint.stated_licence is not None or readme is None:
         return checkpoint.stated_licence
-    lines = readme.read_text("utf-8", errors="replace").splitlines()
+    lines = read_file(readme).decode("utf-8", "replace").splitlines()
     if not lines or lines[0].strip() != "---":
         return None
     for line in lines[1:100]:

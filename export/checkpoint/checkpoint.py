@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ from edge.bundle import Manifest
 from edge.config import ModelConfig
 from edge.errors import CheckpointError, EdgeError
 from edge.export.checkpoint.fields import Fields, read_json
+from edge.export.checkpoint.files import (
+    MAX_TEMPLATE_BYTES,
+    MAX_TEXT_BYTES,
+    check_file,
+    leads_out,
+)
 from edge.export.checkpoint.layout import Layout, TensorPlace, elements
 from edge.export.checkpoint.weights import CheckpointWeights
 from edge.tensors import tensor_shapes
@@ -124,7 +131,7 @@ class Checkpoint:
     def card(self) -> Path | None:
         """The model card, if there is one."""
         card = self.path / MODEL_CARD
-        return card if card.is_file() else None
+        return card if card.is_file() and not leads_out(card) else None
 
     @property
     def nbytes(self) -> int:
@@ -254,7 +261,14 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 def _tokenizer_files(path: Path) -> list[Path]:
     named = [path / name for name in TOKENIZER_FILES]
-    return [file for file in [*named, *sorted(path.glob("*.model"))] if file.is_file()]
+    there = [
+        file
+        for file in [*named, *sorted(path.glob("*.model"))]
+        if os.path.lexists(file) and not file.is_dir()
+    ]
+    for file in there:
+        check_file(file, MAX_TEMPLATE_BYTES if file.suffix == ".jinja" else MAX_TEXT_BYTES)
+    return there
 
 
 def _generation(path: Path, config: dict[str, Any], vocab_size: int) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from pydantic import BaseModel, ValidationError
 
 from edge.config import ModelConfig
 from edge.errors import CheckpointError, Faults
+from edge.export.checkpoint.files import read_file
 
 Model = TypeVar("Model", bound=BaseModel)
 
-MAX_JSON_BYTES = 64 << 20  # an index of a large sharded model is about 100 kB
 MAX_DIM = 1 << 31
 RESAVE = "save the checkpoint again, or correct the file by hand"
 
@@ -27,15 +27,7 @@ def read_json(path: Path) -> dict[str, Any]:
     parse, or holds something other than an object.
     """
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(
-                f"larger than {MAX_JSON_BYTES} bytes", file=path, remedy="is it a weight file?"
-            )
-        value = json.loads(path.read_bytes(), object_hook=_infinity)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot be read: {error.strerror}", file=path, remedy="check that it exists"
-        ) from error
+        value = json.loads(read_file(path), object_hook=_infinity)
     except RecursionError as error:
         raise CheckpointError("nested too deeply", file=path, remedy=RESAVE) from error
     except ValueError as error:  # JSON syntax, bad UTF-8, an integer of thousands of digits

@@ -20,6 +20,7 @@ from edge.export.checkpoint.fields import Fields, read_json
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DOWNLOAD = "download the file again"
+MAX_PICKLE = 64 << 20  # bytes that name the tensors of one file
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -76,6 +77,7 @@ class TorchFile(WeightFile):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        _check_archive(path)
         self._tensors = self._load(path)
         self.entries = {}
         for name, tensor in self._tensors.items():
@@ -84,6 +86,13 @@ class TorchFile(WeightFile):
                     f"holds a {type(tensor).__name__}, not a tensor",
                     file=path, field=str(name), remedy="save the model's state_dict() only",
                 )  # fmt: skip
+            if tensor.layout == torch.strided:
+                stored_bytes = tensor.untyped_storage().nbytes()
+                if tensor.numel() * tensor.element_size() > stored_bytes:
+                    raise CheckpointError(
+                        f"is {list(tensor.shape)} of {stored_bytes} bytes, which repeat",
+                        file=path, field=str(name), remedy="save it with .contiguous()",
+                    )  # fmt: skip
             plain = tensor.layout == torch.strided and tensor.dtype in DTYPES.values()
             stored = str(tensor.dtype).removeprefix("torch.")
             shape = tuple(tensor.shape)
@@ -118,6 +127,27 @@ class TorchFile(WeightFile):
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._tensors[name].detach()
         return tensor
+
+
+def _check_archive(path: Path) -> None:
+    """Raises CheckpointError for an archive that unpacks to more than it is; torch's do not."""
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = archive.infolist()
+    except Exception as error:  # damage: it raises whatever comes to hand
+        raise CheckpointError(f"damaged: {error}", file=path, remedy=DOWNLOAD) from error
+    packed = any(one.compress_type != zipfile.ZIP_STORED for one in found)
+    pickles = sum(one.file_size for one in found if one.filename.endswith(".pkl"))
+    if packed or sum(one.file_size for one in found) > path.stat().st_size:
+        raise CheckpointError(
+            "holds packed data, which torch does not write", file=path, remedy=DOWNLOAD
+        )
+    if pickles > MAX_PICKLE:
+        raise CheckpointError(
+            f"lists its tensors in more than {MAX_PICKLE} bytes", file=path, remedy=DOWNLOAD
+        )
 
 
 class CheckpointWeights:
