@@ -16,7 +16,7 @@ from edge.apps.bench.drafts import DraftRow, app
 from edge.apps.measure.table import show
 from edge.errors import EdgeError
 
-WAYS = ["none", "chain", "tree", "bandit", "n-gram"]
+WAYS = ["none", "chain", "tree", "ucb", "bandit", "n-gram"]
 
 
 @pytest.fixture
