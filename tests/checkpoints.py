@@ -449,6 +449,9 @@ def _mha_shapes(mixer: str, width: int, attn: dict[str, Any]) -> Shapes:
     }
     if attn.get("qkv_proj_bias", True):
         shapes[f"{mixer}in_proj.bias"] = (rows,)
+    if attn.get("d_conv"):
+        shapes[f"{mixer}conv1d.weight"] = (rows, 1, attn["d_conv"])
+        shapes[f"{mixer}conv1d.bias"] = (rows,)
     if attn.get("out_proj_bias", True):
         shapes[f"{mixer}out_proj.bias"] = (width,)
     return shapes

@@ -188,7 +188,7 @@ def test_an_unknown_architecture_lists_the_known_ones(change: dict[str, Any], pa
         ("hybrid", {"ssm_cfg": {"layer": "Mamba2", "norm_before_gate": True}},
          "ssm_cfg.norm_before_gate"),
         ("hybrid", {"ssm_cfg": {"layer": "Mamba2", "d_ssm": 1 << 20}}, "ssm_cfg"),
-        ("hybrid", {"attn_cfg": ATTENTION | {"d_conv": 4}}, "attn_cfg.d_conv"),
+        ("hybrid", {"attn_cfg": ATTENTION | {"d_conv": 17}}, "attn_cfg.d_conv"),
         ("hybrid", {"attn_cfg": ATTENTION | {"causal": False}}, "attn_cfg.causal"),
         ("hybrid", {"attn_cfg": ATTENTION | {"softmax_scale": 1.0}}, "attn_cfg.softmax_scale"),
         ("hybrid", {"attn_cfg": ATTENTION | {"num_heads": 5}}, "attn_cfg.num_heads"),

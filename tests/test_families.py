@@ -12,7 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import edge
+from edge.export.checkpoint import open_checkpoint
 from edge.export.exporter import export_checkpoint
+from edge.export.network import Network
 from edge.plugins.cpu import library
 from tests.checkpoints import (
     CORPUS,
@@ -26,6 +28,7 @@ from tests.checkpoints import (
     save_qwen2,
     save_qwen3,
     save_smollm3,
+    save_state_spaces,
 )
 
 Save = Callable[[Path], Path]
@@ -80,6 +83,29 @@ def test_the_engines_give_transformers_logits(
             found = in_pieces(model.engine, tokens)
         difference = np.abs(found - expected).max()
         assert difference < 1e-4 * np.abs(expected).max(), engine
+
+
+def test_attention_behind_a_convolution_runs_on_the_engines(tmp_path: Path) -> None:
+    """Of state-spaces' hybrids: transformers has none, and the network is judged elsewhere."""
+    attention = {"num_heads": 4, "num_heads_kv": 2, "causal": True, "rotary_emb_dim": 4}
+    source = save_state_spaces(
+        tmp_path / "checkpoint", 2, attn_layer_idx=[1], attn_cfg=attention | {"d_conv": 4}
+    )
+    summary = export_checkpoint(source, tmp_path / "bundle")
+    assert summary.manifest.accuracy["relative_difference"] < 1e-4
+    assert summary.unplanned is None and summary.unbuildable is None
+    tokens = np.random.default_rng(0).integers(0, 270, (1, LENGTH))
+    found = []
+    for engine in ENGINES:
+        with edge.load(tmp_path / "bundle", engine=engine, threads=1) as model:
+            found.append(in_pieces(model.engine, tokens))
+    checkpoint = open_checkpoint(source)
+    network = Network(checkpoint.config).eval()
+    network.load_canonical(dict(checkpoint.tensors()))
+    with torch.no_grad():
+        expected = network(torch.from_numpy(tokens))[0].numpy()
+    for logits in found:
+        assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
 
 
 def in_pieces(engine: edge.runtime.engine.Engine, tokens: np.ndarray) -> np.ndarray:

@@ -79,6 +79,7 @@ MAMBA2_BEFORE = Mamba2Config(
 )
 RELU2 = MlpConfig(d_intermediate=40, form="squared_relu")
 SHORT = ShortConvConfig(d_model=64)
+CONVOLVED = AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=8, rope=RopeConfig(dim=4), d_conv=4)
 MODELS: dict[str, tuple[Any, ...]] = {
     "mamba1": (MAMBA1, MAMBA1),
     "mamba1 odd": (MAMBA1_ODD, MAMBA1),
@@ -90,7 +91,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "mlp": (MLP, MlpConfig(d_intermediate=40)),
     "parallel": (ATTENTION_ODD, PARALLEL, GELU, STRETCHED, PARALLEL),
     "normed": (MAMBA2_BEFORE, BESIDE, MAMBA1_NORMED, NORMED),
-    "short": (SHORT, RELU2, SHORT),
+    "short": (SHORT, RELU2, CONVOLVED),
     "all": (MAMBA1, ATTENTION_ODD, MLP, MAMBA2_MLP, MAMBA1_ODD, MAMBA2_GROUPS),
 }
 LAYERNORM = {"mamba1", "all", "parallel"}

@@ -75,7 +75,7 @@ class Plain:
             return self.mamba2(ssm, name, u)
         return self.mamba1(name, u)
 
-    def convolve(self, name: str, x: Tensor) -> Tensor:
+    def convolve(self, name: str, x: Tensor, silu: bool = True) -> Tensor:
         weight = self.w[f"{name}.conv1d.weight"][:, 0]
         rows = []
         for t in range(len(x)):
@@ -83,7 +83,7 @@ class Plain:
             for back in range(weight.shape[1]):
                 if t - back >= 0:
                     total = total + weight[:, -1 - back] * x[t - back]
-            rows.append(total * torch.sigmoid(total))
+            rows.append(total * torch.sigmoid(total) if silu else total)
         return torch.stack(rows)
 
     def mamba1(self, name: str, u: Tensor) -> Tensor:
@@ -135,6 +135,8 @@ class Plain:
         kv, P = attn.get("num_heads_kv", heads), attn.get("head_dim", u.shape[1] // heads)
         bias = self.w.get(f"{name}.in_proj.bias", self.zero)
         fused = u @ self.w[f"{name}.in_proj.weight"].T + bias
+        if attn.get("d_conv"):
+            fused = self.convolve(name, fused, silu=False)
         rows = torch.split(fused, [heads * P, kv * P, kv * P], -1)
         q, k, v = (m.reshape(len(u), -1, P) for m in rows)
         q, k = self.rotate(q, attn), self.rotate(k, attn)
@@ -172,6 +174,10 @@ CASES: dict[str, dict[str, Any]] = {
     "mamba2-part-mlp": {"version": 2, "ssm_cfg": {"d_ssm": 32, "ngroups": 2}},
     "mamba2-no-gated-norm": {"version": 2, "ssm_cfg": {"rmsnorm": False, "d_ssm": 48}},
     "mamba2-limited": {"version": 2, "ssm_cfg": {"dt_limit": [0.1, 0.5]}},
+    "mamba2-convolved-attention": {
+        "version": 2, "attn_layer_idx": [1],
+        "attn_cfg": {**ATTENTION, "d_conv": 4, "qkv_proj_bias": False, "out_proj_bias": False},
+    },
     "mamba2-attention": {
         "version": 2, "attn_layer_idx": [0], "n_layer": 3,
         "attn_cfg": {"num_heads": 2, "head_dim": 10, "causal": True, "qkv_proj_bias": False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -62,11 +62,13 @@ class AttentionConfig(MixerConfig, Grown):
 
     Attributes:
         qk_norm: an RMSNorm of every head of q and k, with a weight [P] each, before the rotation.
+        d_conv: width K of a causal convolution of q, k and v before the rotation, without SiLU and
+            with a bias; conv_state [B, K-1, (n_heads + 2·n_kv_heads)·P]. None without it.
         parallel: it reads the stream as the layer before it did, not what that made of it.
     """
 
     attends: ClassVar[bool] = True
-    later: ClassVar[frozenset[str]] = frozenset({"qk_norm", "parallel"})
+    later: ClassVar[frozenset[str]] = frozenset({"qk_norm", "parallel", "d_conv"})
 
     kind: Literal["attention"] = "attention"
     n_heads: Positive
@@ -77,6 +79,7 @@ class AttentionConfig(MixerConfig, Grown):
     out_bias: bool = False
     qk_norm: bool = False
     parallel: bool = False
+    d_conv: Annotated[int, Field(ge=2, le=16)] | None = None
 
     @model_validator(mode="after")
     def _divides(self) -> AttentionConfig:
@@ -88,6 +91,9 @@ class AttentionConfig(MixerConfig, Grown):
                 f"rope dim {self.rope.dim} exceeds head_dim {self.head_dim}"
                 if self.rope is not None and self.rope.dim > self.head_dim
                 else None,
+                f"heads of {self.head_dim} values, no multiple of 8, cannot be convolved"
+                if self.d_conv is not None and self.head_dim % 8
+                else None,
             )
         )
         return self
@@ -95,6 +101,15 @@ class AttentionConfig(MixerConfig, Grown):
     @property
     def is_parallel(self) -> bool:
         return self.parallel
+
+    @property
+    def conv_width(self) -> int | None:
+        return self.d_conv
+
+    @property
+    def conv_channels(self) -> int:
+        """Rows of q, k and v."""
+        return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
 
     @property
     def rotation(self) -> RopeConfig | None:
@@ -107,13 +122,27 @@ class AttentionConfig(MixerConfig, Grown):
     def tensor_shapes(self, d_model: int) -> Shapes:
         q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         norm = (self.head_dim,)
+        conv = (
+            {}
+            if self.d_conv is None
+            else linear_shapes("conv1d", self.conv_channels, self.d_conv, True)
+        )
         return (
             linear_shapes("q_proj", q, d_model, self.qkv_bias)
             | linear_shapes("k_proj", kv, d_model, self.qkv_bias)
             | linear_shapes("v_proj", kv, d_model, self.qkv_bias)
             | ({"q_norm.weight": norm, "k_norm.weight": norm} if self.qk_norm else {})
+            | conv
             | linear_shapes("o_proj", d_model, q, self.out_bias)
         )
+
+    def recurrent_states(self, batch: int) -> Shapes:
+        if self.d_conv is None:
+            return {}
+        return {"conv_state": (batch, self.d_conv - 1, self.conv_channels)}
+
+    def log_widths(self) -> dict[str, int]:
+        return {} if self.d_conv is None else {"conv_in": self.conv_channels}
 
     def kv_caches(self, capacity: int, batch: int) -> Shapes:
         shape = (batch, self.n_kv_heads, capacity, self.head_dim)

@@ -138,7 +138,6 @@ def _attention(fields: Fields, d_model: int) -> AttentionConfig:
     # Its default is False: a language model that forgot it would look ahead.
     if not attn.boolean("causal", False):
         attn.refuse("causal", "is not true", "only causal attention is supported")
-    attn.demand("d_conv", 0, "attention behind a convolution cannot be exported")
     attn.demand("mlp_dim", 0, UNSUPPORTED)
     attn.demand("rotary_emb_interleaved", False, UNSUPPORTED)
     if "softmax_scale" in attn:
@@ -156,6 +155,7 @@ def _attention(fields: Fields, d_model: int) -> AttentionConfig:
         rope=attn.build(RopeConfig, theta=theta, dim=rotary) if rotary else None,
         qkv_bias=attn.boolean("qkv_proj_bias", True),
         out_bias=attn.boolean("out_proj_bias", True),
+        d_conv=attn.integer("d_conv", 0, low=0, high=16) or None,
     )
 
 
@@ -185,11 +185,13 @@ def _place(config: ModelConfig, blocks: int, attention: set[int], has_mlp: bool)
 
 
 def _place_attention(layout: Layout, index: int, source: str) -> None:
-    """MHA stacks query, key and value rows in `in_proj`."""
+    """MHA stacks query, key and value rows in `in_proj`, and convolves them as they are."""
     ours, theirs = f"layers.{index}", f"{source}.mixer"
     layout.place_norm(f"{ours}.norm", f"{source}.norm")
     for kind in layout.kinds(f"{ours}.o_proj"):
         layout.place(f"{ours}.o_proj.{kind}", f"{theirs}.out_proj.{kind}")
+    for kind in layout.kinds(f"{ours}.conv1d"):
+        layout.place(f"{ours}.conv1d.{kind}", f"{theirs}.conv1d.{kind}")
     for kind in layout.kinds(f"{ours}.q_proj"):
         names = tuple(f"{ours}.{which}_proj.{kind}" for which in "qkv")
         layout.place_rows(names, f"{theirs}.in_proj.{kind}")

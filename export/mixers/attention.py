@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edge.export.mixers.base import Array, Fetch, MixerExport, Scale, State, Stored
+from edge.export.mixers.convolution import Conv1d, plain_convolution
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph
 from edge.export.nodes.products import ProductInput
@@ -17,6 +18,7 @@ from edge.export.quantize.layer_plan import Matrix
 from edge.export.training_ops import rms_norm_training
 from edge.mixers.attention import AttentionConfig
 from edge.plugins.attention.reference import attention, rope
+from edge.plugins.causal_conv1d.reference import causal_conv_plain
 from edge.plugins.norm.reference import rms_norm
 from edge.rope import inverse_frequencies
 from edge.tensors import padded_head_dim
@@ -34,6 +36,8 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(d_model, q, bias=config.qkv_bias)
         self.k_proj = nn.Linear(d_model, kv, bias=config.qkv_bias)
         self.v_proj = nn.Linear(d_model, kv, bias=config.qkv_bias)
+        if config.d_conv is not None:
+            self.conv1d = Conv1d(config.conv_channels, config.d_conv, True)
         if config.qk_norm:
             self.q_norm, self.k_norm = Scale(config.head_dim), Scale(config.head_dim)
         self.o_proj = nn.Linear(q, d_model, bias=config.out_bias)
@@ -51,10 +55,13 @@ class Attention(nn.Module):
 
     def forward(self, u: Tensor, state: State, position: int) -> tuple[Tensor, State]:
         c = self.config
-        q, k, v = (
-            p(u).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
-            for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        parts, conv = [p(u) for p in (self.q_proj, self.k_proj, self.v_proj)], {}
+        if c.d_conv is not None:
+            joined, conv["conv_state"] = causal_conv_plain(
+                torch.cat(parts, -1), state["conv_state"], self.conv1d.weight, self.conv1d.bias
+            )
+            parts = list(joined.split([part.shape[-1] for part in parts], dim=-1))
+        q, k, v = (part.unflatten(-1, (-1, c.head_dim)).transpose(1, 2) for part in parts)
         if c.qk_norm:
             norm = rms_norm_training if torch.is_grad_enabled() else rms_norm
             q, k = norm(q, self.q_norm.weight, self.eps), norm(k, self.k_norm.weight, self.eps)
@@ -67,7 +74,7 @@ class Attention(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
             y = attention(q, k, v)
-        return self.o_proj(y.transpose(1, 2).flatten(2)), {"key_cache": k, "value_cache": v}
+        return self.o_proj(y.transpose(1, 2).flatten(2)), conv | {"key_cache": k, "value_cache": v}
 
 
 class AttentionExport(MixerExport[AttentionConfig]):
@@ -128,6 +135,8 @@ class AttentionExport(MixerExport[AttentionConfig]):
             heads = self.config.n_heads
             whole = (shape[0], heads * self.wide)
             return Stored(name, whole, lambda w: self._unpadded(w.T, 0, heads).T)
+        if name == "conv1d.weight":
+            return Stored(name, (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
         if module in _NORMS:
             tiled = (self.parts[_NORMS[module]] * self.wide,)
             return Stored(name, tiled, lambda w: w[: shape[0]] / self._spread())
@@ -153,6 +162,8 @@ class AttentionExport(MixerExport[AttentionConfig]):
         g, c, wide = at.g, self.config, self.wide
         heads, kv = c.n_heads, c.n_kv_heads
         qkv = at.linear("qkv_proj", u, "qkv", c.qkv_bias)
+        if c.d_conv is not None:
+            qkv = plain_convolution(at, qkv, c.conv_channels, c.d_conv, bias=True)
         qkv = g.node("Transpose", [qkv], at.named("qkv_batch"), perm=[1, 0, 2])
         q, k, v = at.split(qkv, {"q": heads * wide, "k": kv * wide, "v": kv * wide})
         if c.qk_norm:

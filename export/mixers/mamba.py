@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edge.errors import ExportError
 from edge.export.mixers.base import Array, MixerExport, Stored
@@ -26,11 +26,9 @@ from edge.export.quantize.layer_plan import LayerPlanner, activation, storage
 from edge.export.quantize.observers import scale_of as scale_for
 from edge.export.quantize.plan import LayerPlan, Rounding, ScanPlan, Static
 from edge.export.quantize.weights import I8, dequantize_int8, quantize_int8
-from edge.export.training_ops import causal_conv1d_training
 from edge.launch import DType
 from edge.mixers.mamba1 import Mamba1Config
 from edge.mixers.mamba2 import Mamba2Config
-from edge.plugins.causal_conv1d.reference import causal_conv1d
 
 M = TypeVar("M", Mamba1Config, Mamba2Config)
 Change = Callable[[F32], F32]
@@ -40,20 +38,6 @@ _STATES = {"fp32": ("f32", 32), "fp16": ("f16", 16), "int8": ("i8", 8)}
 _CONSTANTS = ("conv1d", "A_log", "D", "dt_bias")
 # What plans call small weights, where that is not their name.
 _CALLED = {"conv1d.weight": "conv1d", "conv1d.bias": "conv1d", "dt_proj.bias": "dt_bias"}
-
-
-class Conv1d(nn.Module):
-    """Weights of a causal depthwise convolution: weight [C, K], bias [C] or None."""
-
-    def __init__(self, channels: int, width: int, bias: bool) -> None:
-        super().__init__()
-        bound = 1 / math.sqrt(width)
-        self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
-
-    def forward(self, x: Tensor, conv_state: Tensor) -> tuple[Tensor, Tensor]:
-        run = causal_conv1d_training if torch.is_grad_enabled() else causal_conv1d
-        return run(x, conv_state, self.weight, self.bias)
 
 
 def initial_dt_bias(size: int, low: float = 1e-3, high: float = 1e-1) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from edge.export.mixers.base import Scale, State, Stored
+from edge.export.mixers.convolution import Conv1d
 from edge.export.mixers.mamba import (
-    Conv1d,
     MambaExport,
     Sites,
     constant,

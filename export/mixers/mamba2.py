@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edge.export.mixers.base import Scale, State
+from edge.export.mixers.convolution import Conv1d
 from edge.export.mixers.mamba import (
-    Conv1d,
     MambaExport,
     Sites,
     constant,

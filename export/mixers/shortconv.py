@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 from torch import Tensor, nn
 
 from edge.export.mixers.base import MixerExport, State, Stored
-from edge.export.mixers.mamba import Conv1d
+from edge.export.mixers.convolution import Conv1d, plain_convolution
 from edge.export.nodes.layer import LayerGraph
 from edge.export.nodes.products import ProductInput
 from edge.export.quantize.layer_plan import Matrix
@@ -49,21 +48,7 @@ class ShortConvExport(MixerExport[ShortConvConfig]):
         joined = at.linear("in_proj", u, "BCx", c.bias)
         before, behind, x = at.split(joined, {"B": width, "C": width, "x": width})
         (x,) = g.call("Multiply", [x, before], [at.named("Bx")])
-        rows = c.d_conv - 1
-        state = g.input(at.named("conv_state"), "f32", [rows, "B", width])
-        weight = g.weight(at.named("conv1d.weight"), lambda w: w.T[:, None, :])
-        bias = at.named("conv1d.bias")
-        if c.bias:
-            g.weight(bias)
-        else:
-            g.constant(bias, np.zeros(width, np.float32))
-        taps, kept_taps = at.shared.taps[c.d_conv]
-        y, states = g.call(
-            "CausalConvPlain",
-            [x, state, taps, kept_taps, weight, bias],
-            [at.named("conv"), at.named("conv_states")],
-        )
-        g.output(states, ["R", rows, "B", width])
+        y = plain_convolution(at, x, width, c.d_conv, c.bias)
         (y,) = g.call("Multiply", [y, behind], [at.named("gated")])
         return at.linear("out_proj", y, "out", c.bias)
 
