@@ -411,6 +411,9 @@ def test_another_run_is_not_continued(teacher: Path, asked: DistillOptions, tmp_
     told = str(refused(teacher, out, replace(asked, seed=1, rate=2.0)))
     assert "seed: was 0" in told or "rate: was 1.0" in told
     assert "seed" in told and "rate" in told
+    (out.parent / "full.run").write_text("where the run's folder has to be")
+    with pytest.raises(ExportError, match=r"full\.run: was not written"):
+        distill(teacher, out.parent / "full", asked, quiet)
     (out.parent / "mine").mkdir()
     (out.parent / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(ExportError, match="exists and is not"):

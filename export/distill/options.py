@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from edge.config import ModelConfig
-from edge.errors import Faults, InputError
+from edge.errors import ExportError, Faults, InputError
 from edge.export.distill.hybrid import CHOICES, MIXERS
 
 FREE = {"minutes", "device", "bf16", "recompute", "save_every", "text", "valid"}
@@ -115,3 +115,17 @@ def device_problem(name: str) -> str | None:
     except (RuntimeError, AssertionError) as problem:
         return f"{name[:40]!r} cannot be used: {str(problem).splitlines()[0]:.200}"
     return None
+
+
+def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Raise ExportError with all that differs between the run that was begun and this one."""
+    faults = Faults()
+    remedy = "repeat the options it was begun with, or remove the folder, or choose another -o"
+    if before.get("teacher") != now["teacher"]:
+        faults.add("teacher", "is not the one the run was begun with")
+    if before.get("text") != json.loads(json.dumps(now["text"])):
+        faults.add("text", "is not what the run was begun with")
+    for name, value in now["options"].items():
+        if (old := before.get("options", {}).get(name)) != value:
+            faults.add(name, f"was {old} when the run was begun, and is {value}")
+    faults.refuse(ExportError, file=folder, remedy=remedy)

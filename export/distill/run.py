@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
-from edge.errors import ExportError, Faults
+from edge.errors import ExportError
 from edge.export.calibration.texts import checkpoint_reader
 from edge.export.checkpoint import open_checkpoint
 from edge.export.distill import hybrid, stages
@@ -29,7 +30,7 @@ from edge.export.distill.interrupted import stop_requests
 from edge.export.distill.judge import FIGURES, Judge
 from edge.export.distill.loss import Shares
 from edge.export.distill.optimizer import Optimizer, Rates, trapezoid
-from edge.export.distill.options import DistillOptions
+from edge.export.distill.options import DistillOptions, check_same
 from edge.export.distill.rows import read_rows
 from edge.export.distill.save import teacher_layout, write_hybrid
 from edge.export.distill.student import Student
@@ -194,16 +195,23 @@ class Distillation:
 
     def run(self) -> DistillSummary:
         """Every stage that is not done yet."""
-        self._begin()
-        self.clock = time.monotonic() - self.place["seconds"]
-        with stop_requests() as stop:
-            while self.place["stage"] < len(self.stages):
-                self._run_stage(stop)
-                self.place |= {"stage": self.place["stage"] + 1, "stage_step": 0}
-                self._end_stage()
-        if not self.stages:
-            self.student.replace([])
-            self._write()
+        try:
+            self._begin()
+            self.clock = time.monotonic() - self.place["seconds"]
+            with stop_requests() as stop:
+                while self.place["stage"] < len(self.stages):
+                    self._run_stage(stop)
+                    self.place |= {"stage": self.place["stage"] + 1, "stage_step": 0}
+                    self._end_stage()
+            if not self.stages:
+                self.student.replace([])
+                self._write()
+        except (OSError, SafetensorError) as problem:
+            raise ExportError(
+                f"was not written: {getattr(problem, 'strerror', None) or problem}",
+                file=getattr(problem, "filename", None) or self.folder,
+                remedy="what was saved before is whole: the same command continues",
+            ) from problem
         return DistillSummary(
             self.out, self.folder, self.student.replaced, self.blocks, self.place["tokens"],
             self.place["seconds"], self.figures,
@@ -219,7 +227,7 @@ class Distillation:
         }  # fmt: skip
         file = self.folder / "run.json"
         if file.is_file():
-            _same_run(json.loads(file.read_text()), key, self.folder)
+            check_same(json.loads(file.read_text()), key, self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(key, indent=1) + "\n")
         if (found := resuming.progress(self.folder / "resume")) is not None:
@@ -392,17 +400,3 @@ class Distillation:
             "text": ", ".join(part["file"] for part in text),
             "options": json.dumps(self.options.fixed()),
         }
-
-
-def _same_run(before: Values, now: Values, folder: Path) -> None:
-    """Raise ExportError with all that differs between the run that was begun and this one."""
-    faults = Faults()
-    remedy = "repeat the options it was begun with, or remove the folder, or choose another -o"
-    if before.get("teacher") != now["teacher"]:
-        faults.add("teacher", "is not the one the run was begun with")
-    if before.get("text") != json.loads(json.dumps(now["text"])):
-        faults.add("text", "is not what the run was begun with")
-    for name, value in now["options"].items():
-        if (old := before.get("options", {}).get(name)) != value:
-            faults.add(name, f"was {old} when the run was begun, and is {value}")
-    faults.refuse(ExportError, file=folder, remedy=remedy)
