@@ -16,6 +16,7 @@ import typer
 
 from edge import child
 from edge.apps import options, progress
+from edge.apps.terminal import say
 from edge.apps.units import megabytes
 from edge.errors import EngineError, InputError
 
@@ -100,8 +101,8 @@ def build(
     if output is not None:
         _write_bare(built.path, output)
     for note in built.notes:
-        print(f"note: {note}", file=sys.stderr)
-    print(json.dumps(facts(built), indent=1) if as_json else describe(built))
+        say(f"note: {note}", file=sys.stderr)
+    say(json.dumps(facts(built), indent=1) if as_json else describe(built))
 
 
 def _words(bundle: str, flags: Mapping[str, object], switches: Mapping[str, bool]) -> list[str]:

@@ -11,6 +11,7 @@ import typer
 import typer.core
 
 from edge.apps.exits import exit_code_of
+from edge.apps.terminal import say
 
 # command: the module and the function that it is loaded from when it is called
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -63,7 +64,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
     if version:
         import edge
 
-        print(edge.__version__)
+        say(edge.__version__)
         raise typer.Exit
 
 

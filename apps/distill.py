@@ -12,6 +12,7 @@ import typer
 
 from edge.apps import options
 from edge.apps.measure import plots
+from edge.apps.terminal import say
 from edge.errors import ExportError, InputError
 
 if TYPE_CHECKING:
@@ -116,11 +117,11 @@ def distill(
         device=device, bf16=bf16, recompute=recompute, seed=seed, save_every=save_every,
     )  # fmt: skip
     summary = run(resolve(teacher), output, asked, _tell, picture_of)
-    print(json.dumps(summary.to_dict(), indent=1) if as_json else describe(summary))
+    say(json.dumps(summary.to_dict(), indent=1) if as_json else describe(summary))
 
 
 def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    say(line, file=sys.stderr, flush=True)
 
 
 def _shares(text: str | None, layers: str) -> tuple[float, ...]:

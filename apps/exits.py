@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+from edge.apps.terminal import say, tell_traceback
 from edge.errors import EdgeError
 
 REFUSED, INTERRUPTED = 1, 130
@@ -23,14 +24,17 @@ def exit_code_of(program: Callable[[], object]) -> int:
     try:
         program()
     except EdgeError as problem:
-        print(f"error: {problem}", file=sys.stderr)
+        say(f"error: {problem}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        say("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # the reader of a pipe went away: not worth a traceback, and nothing is left to say
         sys.stderr.close()
+        return REFUSED
+    except Exception:  # a fault of ours, told in full
+        tell_traceback()
         return REFUSED
     except SystemExit as leaving:
         if isinstance(leaving.code, int):

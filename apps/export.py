@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge.apps import options, progress
+from edge.apps.terminal import say
 from edge.apps.units import kernel_line, megabytes, tensorrt_line
 from edge.bundle.kernels import DEVICE_GRAPH_FILE, sizes
 from edge.errors import ExportError, InputError
@@ -131,8 +132,8 @@ def export(
                 architectures=architectures, progress=show,
             )  # fmt: skip
     for line in (summary.notice or "").splitlines():
-        print(f"note: {line}", file=sys.stderr)
-    print(json.dumps(summary.to_dict(), indent=1) if as_json else describe(summary))
+        say(f"note: {line}", file=sys.stderr)
+    say(json.dumps(summary.to_dict(), indent=1) if as_json else describe(summary))
 
 
 def _architectures(targets: list[str]) -> tuple[int, ...]:

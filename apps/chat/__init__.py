@@ -12,6 +12,7 @@ import typer
 
 from edge.apps import constraints, options
 from edge.apps.exits import INTERRUPTED, exit_code_of
+from edge.apps.terminal import say
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def chat(
         model, watch = timed(model)
         gain = Gain(watch, chosen=drafting.tokens is None and drafting.tree is None)
     if note := options.self_drafting_note(model, drafter):
-        print(note, file=sys.stderr)
+        say(note, file=sys.stderr)
     with options.named_as_options():
         session = model.session(
             system=system if model.template else None,
@@ -100,7 +101,7 @@ def chat(
             accept=drafting.accept,
         )
     if system is not None and model.template is None:
-        print("note: this model has no chat template; --system is not used", file=sys.stderr)
+        say("note: this model has no chat template; --system is not used", file=sys.stderr)
     if once is not None:
         interrupted = conversation.answer_once(session, once, sampling, gain)
     else:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edge.apps.chat import files, output
 from edge.apps.chat.commands import ALIASES, COMMANDS, Chat
 from edge.apps.chat.input import reader
+from edge.apps.terminal import say
 from edge.apps.units import megabytes
 from edge.errors import EdgeError, InputError
 from edge.runtime.engines import title
@@ -161,7 +162,7 @@ def _loop(this: Chat, ask: Callable[[], str], told: list[int]) -> bool:
             output.note("stopped")
         except EdgeError as problem:
             stopped = False
-            print(f"error: {problem}", file=sys.stderr, flush=True)
+            say(f"error: {problem}", file=sys.stderr, flush=True)
 
 
 def _turn(this: Chat, line: str) -> bool:
@@ -222,4 +223,4 @@ def _save(session: Session) -> None:
             session.save(files.ready(path))
             output.note(f"saved the conversation: /load {path.stem} resumes it")
         except EdgeError as problem:
-            print(f"error: {problem}", file=sys.stderr, flush=True)
+            say(f"error: {problem}", file=sys.stderr, flush=True)

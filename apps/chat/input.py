@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from edge.apps.chat import files
+from edge.apps.terminal import say
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -45,7 +46,7 @@ def _whole(ask: Ask) -> str:
 
 
 def _plain_ask(prompt: str) -> str:
-    print(prompt, end="", file=sys.stderr, flush=True)
+    say(prompt, end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()
     if not line:
         raise EOFError

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
+from edge.apps.terminal import DIM, harmless, say
 from edge.apps.units import megabytes
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from edge.runtime.speculate.decode import Speculation
 
 FLUSH_SECONDS = 0.05  # 20 times a second is as fast as anyone reads, and slow lines can bear it
-# control characters, which a terminal would obey: all but line feed and tab
-_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 ENDS = {
     "stop": "",
@@ -40,7 +39,7 @@ class Stream:
     def write(self, piece: str) -> None:
         """Append a piece; a terminal gets no control characters from a model."""
         if self._terminal:
-            piece = piece.translate(_CONTROLS)
+            piece = harmless(piece)
         if not piece:
             return
         self._out.write(piece)
@@ -134,7 +133,7 @@ def _rate(per_second: float | None) -> str:
 def note(text: str) -> None:
     """A line about the answer, not of it: on standard error, faint where that is possible."""
     sys.stdout.flush()
-    print(f"\x1b[2m{text}\x1b[0m" if _styled(sys.stderr) else text, file=sys.stderr, flush=True)
+    say(text, style=DIM if _styled(sys.stderr) else ("", ""), file=sys.stderr, flush=True)
 
 
 def _styled(stream: TextIO) -> bool:

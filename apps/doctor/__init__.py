@@ -10,6 +10,7 @@ import typer
 
 import edge
 from edge.apps import options
+from edge.apps.terminal import say
 from edge.errors import EngineError
 from edge.runtime.engines import CHOICES
 
@@ -46,10 +47,10 @@ def doctor(
         finding = checks.examine(name, bundle)
         findings.append(finding)
         if not as_json:
-            print(line(finding), flush=True)
+            say(line(finding), flush=True)
     if as_json:
         found = [asdict(finding) for finding in findings]
-        print(json.dumps({"version": edge.__version__, "checks": found}, indent=1))
+        say(json.dumps({"version": edge.__version__, "checks": found}, indent=1))
     if engine is not None:
         _refuse_unless_it_runs(engine, findings)
 

@@ -24,6 +24,7 @@ from edge import child
 from edge.apps.doctor.ort import beside, on_cuda, on_tensorrt, onnx_runtime, version
 from edge.apps.doctor.tensorrt import plugins, tensorrt, tensorrt_engine
 from edge.apps.measure.machine import ROOT, machine, power_mode, text
+from edge.apps.terminal import say
 from edge.apps.units import megabytes
 from edge.errors import EdgeError
 from edge.runtime.cuda import install
@@ -299,7 +300,7 @@ def _ended(code: int) -> str:
 
 
 def _main(name: str, bundle: str) -> None:
-    print(json.dumps(asdict(judged(name, CHECKS[name], bundle))))
+    say(json.dumps(asdict(judged(name, CHECKS[name], bundle))))
 
 
 if __name__ == "__main__":

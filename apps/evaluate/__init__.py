@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from edge.apps import options
+from edge.apps.terminal import say
 from edge.errors import Faults, InputError
 
 # as in `noise`, which is not imported for a help text
@@ -109,7 +110,7 @@ def evaluate(
     else:
         facts = modes.divergence(request, against)
     if as_json:
-        print(json.dumps(facts, indent=1, allow_nan=False))
+        say(json.dumps(facts, indent=1, allow_nan=False))
     else:
         show(report.parts(facts))
 

@@ -13,6 +13,7 @@ from edge.apps.info import launches as launch_table
 from edge.apps.info import memory as memory_plan
 from edge.apps.info.boards import BOARDS, sized
 from edge.apps.info.boards import board as named
+from edge.apps.terminal import say
 from edge.apps.units import kernel_line, megabytes, tensorrt_line
 from edge.bundle import Bundle, open_bundle
 from edge.bundle.kernels import DEVICE_GRAPH, PLAN, open_kernels, open_plan
@@ -61,7 +62,7 @@ def info(
         facts["memory"] = memory_plan.facts(opened.manifest, sizes, place)
         if launches:
             facts["launches"] = launch_table.facts(opened, context)
-    print(json.dumps(facts, indent=1) if as_json else describe(facts))
+    say(json.dumps(facts, indent=1) if as_json else describe(facts))
     if asked and not facts["memory"]["fits"]:
         raise typer.Exit(REFUSED)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from edge.apps.terminal import say
 from edge.apps.units import megabytes
 from edge.errors import PullError
 
@@ -71,8 +72,8 @@ def fetch(files: list[RemoteFile], folder: Path, headers: Mapping[str, str]) -> 
     total, done = sum(file.size for file in files), sum(there.values())
     check_room(folder, total - done)
     if done < total:
-        print(f"{len(files)} files, {megabytes(total)}", end="", file=sys.stderr)
-        print(f", of which {megabytes(done)} are here" if done else "", file=sys.stderr)
+        say(f"{len(files)} files, {megabytes(total)}", end="", file=sys.stderr)
+        say(f", of which {megabytes(done)} are here" if done else "", file=sys.stderr)
     with _bar(total, done) as advance:
         for file in files:
             with _disk(folder):

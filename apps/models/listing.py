@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from edge.apps import options
+from edge.apps.terminal import say
 from edge.apps.units import megabytes
 from edge.bundle import Manifest, open_bundle, store
 from edge.errors import EdgeError, InputError
@@ -26,14 +27,14 @@ def list_models(as_json: options.AsJson = False) -> None:
     """List the models that were pulled: name, family, size, recipe, context, last used."""
     rows = [_row(name) for name in _names()]
     if as_json:
-        print(json.dumps({"folder": str(store.folder()), "models": rows}, indent=1))
+        say(json.dumps({"folder": str(store.folder()), "models": rows}, indent=1))
         return
     if rows:
-        print(_table(rows))
+        say(_table(rows))
     else:
-        print("no models; edge pull fetches one, and demo is always here", file=sys.stderr)
+        say("no models; edge pull fetches one, and demo is always here", file=sys.stderr)
     if unfinished := _unfinished():
-        print(
+        say(
             f"note: {megabytes(unfinished)} of downloads are not finished; edge pull goes on with "
             "them, edge rm --unfinished removes them",
             file=sys.stderr,
@@ -49,12 +50,12 @@ def show(
     with open_bundle(path) as bundle:
         facts = _facts(name, path, bundle.manifest)
     if as_json:
-        print(json.dumps(facts, indent=1))
+        say(json.dumps(facts, indent=1))
         return
     width = max(map(len, facts))
     for key, value in facts.items():
         if value is not None:
-            print(f"{key.replace('_', ' '):<{width}}  {value}")
+            say(f"{key.replace('_', ' '):<{width}}  {value}")
 
 
 def remove(
@@ -70,10 +71,10 @@ def remove(
     for path in dict.fromkeys(paths):
         freed = _remove(path)
         store.forget_use(path.name)
-        print(f"removed {path.name}: {megabytes(freed)}", file=sys.stderr)
+        say(f"removed {path.name}: {megabytes(freed)}", file=sys.stderr)
     if unfinished:
         freed = _remove(store.folder() / store.DOWNLOADS)
-        print(f"removed {megabytes(freed)} of downloads", file=sys.stderr)
+        say(f"removed {megabytes(freed)} of downloads", file=sys.stderr)
 
 
 def _names() -> list[str]:

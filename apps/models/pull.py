@@ -17,6 +17,7 @@ import typer
 from edge.apps import options, progress
 from edge.apps.models import hub, index
 from edge.apps.models.download import check_room, locked
+from edge.apps.terminal import say
 from edge.apps.units import megabytes
 from edge.bundle import BundleWriter, Manifest, open_bundle, store
 from edge.errors import EdgeError, PullError
@@ -80,10 +81,10 @@ def pull(
         manifest = bundle.manifest
     if as_json:
         facts = {"name": made.name, "path": str(made), "recipe": manifest.quantization.recipe}
-        print(json.dumps(facts | manifest.provenance.model_dump(exclude_none=True), indent=1))
+        say(json.dumps(facts | manifest.provenance.model_dump(exclude_none=True), indent=1))
         return
     size = megabytes(sum(entry.size for entry in manifest.files))
-    print(f"{made.name}: {manifest.quantization.recipe}, {size}\ntry it: edge run {made.name}")
+    say(f"{made.name}: {manifest.quantization.recipe}, {size}\ntry it: edge run {made.name}")
 
 
 def _wanted(
@@ -129,7 +130,7 @@ def _pull_repository(wanted: Wanted, name: str | None) -> Path:
     target = store.folder() / called
     _check_target(target, wanted.source)
     if _is_here(target, wanted, model.revision):
-        print(f"{called} is here already", file=sys.stderr)
+        say(f"{called} is here already", file=sys.stderr)
         return target
     with _downloads(wanted.source, model.revision) as folder:
         fetched = model.fetch(folder)
@@ -151,7 +152,7 @@ def _pull_package(wanted: Wanted, name: str | None) -> Path:
         target = store.folder() / called
         _check_target(target, source)
         if _is_here(target, wanted, version):
-            print(f"{called} is here already", file=sys.stderr)
+            say(f"{called} is here already", file=sys.stderr)
             return target
         return _make(wanted, fetched, called, (source, version, None))
 
@@ -173,7 +174,7 @@ def _downloads(source: str, revision: str | None) -> Iterator[Path]:
         try:
             yield folder
         except KeyboardInterrupt:
-            print("interrupted; the same command goes on where this one ended", file=sys.stderr)
+            say("interrupted; the same command goes on where this one ended", file=sys.stderr)
             raise
         for old in [place / key, *place.glob(f"{key}@*")]:  # of other revisions too
             shutil.rmtree(old, ignore_errors=True)
@@ -228,8 +229,8 @@ def _make(
             origin=Origin(*origin) if origin else None, progress=show,
         )  # fmt: skip
     if summary.notice:
-        print(f"note: {summary.notice}", file=sys.stderr)
-    print(summary.verdict, file=sys.stderr)
+        say(f"note: {summary.notice}", file=sys.stderr)
+    say(summary.verdict, file=sys.stderr)
     return summary.path
 
 
@@ -250,7 +251,7 @@ def _take_bundle(folder: Path, target: Path, quant: str) -> Path:
         bundle.verify()
         manifest = bundle.manifest
         if (recipe := manifest.quantization.recipe) != quant:
-            print(f"note: it is a bundle in {recipe}, which it stays", file=sys.stderr)
+            say(f"note: it is a bundle in {recipe}, which it stays", file=sys.stderr)
         check_room(target, sum(entry.size for entry in manifest.files))
         with BundleWriter(target) as writer:
             for entry in manifest.files:

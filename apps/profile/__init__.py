@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge.apps import options
+from edge.apps.terminal import say
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -98,15 +99,15 @@ def profile(
         explain=breakdown,
         draft=drafting,
     )
-    result = run.profile(request, lambda text: print(text, file=sys.stderr))
+    result = run.profile(request, lambda text: say(text, file=sys.stderr))
     facts = report.to_dict(result)
     if html is not None:
         _write_page(html, facts, result)
     if as_json:
-        print(json.dumps(facts, indent=1, allow_nan=False))
+        say(json.dumps(facts, indent=1, allow_nan=False))
     elif as_lines:
         for line in report.lines(result):
-            print(json.dumps(line, allow_nan=False))
+            say(json.dumps(line, allow_nan=False))
     else:
         from edge.apps.measure.table import show
         from edge.apps.profile.words import parts
@@ -161,7 +162,7 @@ def _write_page(path: Path, facts: dict[str, Any], result: ProfileResult) -> Non
     from edge.apps.profile import page
 
     if not plots.available():
-        print(page.NO_PICTURES, file=sys.stderr)
+        say(page.NO_PICTURES, file=sys.stderr)
     try:
         path.write_text(page.render(facts, result), encoding="utf-8")
     except OSError as problem:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge.apps import options
+from edge.apps import options, terminal
 from edge.errors import EdgeError, InputError
 from edge.runtime.engines import check_provider
 
@@ -154,7 +154,7 @@ def serve(
         model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
         drafter = options.load_drafter(drafting.draft, engine, threads, spin, provider)
         if note := options.self_drafting_note(model, drafter):
-            print(note, file=sys.stderr, flush=True)
+            terminal.say(note, file=sys.stderr, flush=True)
         drafts = None
         if drafter is not None:
             from edge.runtime.speculate.choose import drafting as drafting_of
@@ -214,7 +214,7 @@ def _settings(
 
 
 def _say_json(fact: dict[str, Any]) -> None:
-    print(json.dumps(fact), flush=True)
+    terminal.say(json.dumps(fact), flush=True)
 
 
 def _say(fact: dict[str, Any]) -> None:
@@ -228,4 +228,4 @@ def _say(fact: dict[str, Any]) -> None:
         lines = [f"ready on {fact['engine']} after {fact['load_s']:.1f} s; Ctrl-C stops"]
     else:
         lines = [f"{fact['signal']}: finishing the running answer; a second signal leaves at once"]
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    terminal.say("\n".join(lines), file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -26,6 +25,7 @@ from edge.apps.serve.reader import Reader
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.settings import ServerSettings
 from edge.apps.serve.worker import Ended, Event, Job, ModelWorker
+from edge.apps.terminal import tell_traceback
 from edge.errors import EdgeError
 
 MAX_BEHIND = 1 << 16  # pieces of text that a client may have left unread
@@ -80,7 +80,7 @@ class App:
         except ClientDisconnect:
             pass
         except Exception:  # answered already: a fault of ours must not look like silence
-            traceback.print_exc()
+            tell_traceback()
 
     # -- what can be seen ------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ async def _chunks(form: AnswerFormat, event: str | Ended, answer: Exchange) -> A
         yield _event(problem.body())
         return
     except Exception:  # the status was sent: an event is all that can still tell
-        traceback.print_exc()
+        tell_traceback()
         yield _event(internal().body())
         return
     yield b"data: [DONE]\n\n"

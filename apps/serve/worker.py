@@ -6,7 +6,6 @@ import math
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from dataclasses import dataclass, replace
 from edge.apps.serve.errors import ApiError, busy, internal, of_edge_error, stopping, too_late
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.slot import Slot
+from edge.apps.terminal import say, tell_traceback
 from edge.errors import EdgeError
 from edge.runtime.generate import Generation
 from edge.runtime.model import Model
@@ -184,10 +184,10 @@ class ModelWorker:
         except EdgeError as problem:
             refusal = of_edge_error(problem)
             if refusal.status >= 500:
-                traceback.print_exc()
+                tell_traceback()
             return refusal
         except Exception:  # the thread outlives every request
-            traceback.print_exc()
+            tell_traceback()
             return internal()
 
     def _ended(self, result: GenerationResult, slot: Slot) -> Event:
@@ -203,5 +203,5 @@ class ModelWorker:
         drafted = result.speculation
         problem = drafted.problem if drafted else ""
         if drafted and problem and problem != self._given_up:
-            print(f"{drafted.drafter} given up: {problem}", file=sys.stderr, flush=True)
+            say(f"{drafted.drafter} given up: {problem}", file=sys.stderr, flush=True)
         self._given_up = problem

@@ -131,9 +131,9 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
     folder = Path(path)
     try:
         folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as problem:
+    except (OSError, ValueError) as problem:  # ValueError: a NUL in its name
         raise BundleError(
-            f"is not a folder that can be opened: {problem.strerror}",
+            f"is not a folder that can be opened: {getattr(problem, 'strerror', problem)}",
             file=folder,
             remedy=MAKE_ONE,
         ) from None
