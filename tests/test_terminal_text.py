@@ -75,7 +75,11 @@ def test_what_a_bundle_says_of_itself_is_harmless(
     manifest["provenance"] = spoiled(manifest["provenance"])
     (folder / "manifest.json").write_text(json.dumps(manifest))
     resigned(folder)
-    for arguments in (["info", str(folder)], ["info", str(folder), "--json"], ["info", hostile.replace("\0", "")]):
+    for arguments in (
+        ["info", str(folder)],
+        ["info", str(folder), "--json"],
+        ["info", hostile.replace("\0", "")],
+    ):
         exits.exit_code_of(lambda arguments=arguments: app(arguments, standalone_mode=False))
     told = "".join(capsys.readouterr())
     assert "title" in told and not commands(told)
