@@ -16,7 +16,7 @@ from pathlib import Path
 from edge.errors import CheckpointError
 from edge.export.checkpoint import families
 from edge.export.checkpoint.bundle import BundleCheckpoint, is_bundle
-from edge.export.checkpoint.checkpoint import Checkpoint
+from edge.export.checkpoint.checkpoint import Checkpoint, config_file
 from edge.export.checkpoint.family import Family
 from edge.export.checkpoint.fields import Fields, read_json, show
 from edge.export.checkpoint.gguf import GgufCheckpoint, GgufFile, GgufModel, find_gguf
@@ -54,7 +54,7 @@ def open_checkpoint(
         )  # fmt: skip
     if is_bundle(directory):
         return BundleCheckpoint(directory)
-    file = directory / "config.json"
+    file = config_file(directory)
     fields = Fields(file, read_json(file))
     family, layout = find_layout(fields, families)
     unknown = tuple(fields.unknown)

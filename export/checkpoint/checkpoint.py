@@ -141,7 +141,7 @@ class Checkpoint:
     def fingerprint(self) -> str:
         """SHA-256, in hex, of config.json and every weight file: names, sizes and bytes."""
         total = hashlib.sha256()
-        for path in [self.path / "config.json", *self._weights.files]:
+        for path in [config_file(self.path), *self._weights.files]:
             content = hashlib.sha256()
             with path.open("rb") as file:
                 while block := file.read(READ):
@@ -188,6 +188,12 @@ def as_stored(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
             part = taken(whole, piece)
             part.copy_(tensor.reshape(part.shape))
     return found
+
+
+def config_file(directory: Path) -> Path:
+    """config.json, or the params.json of mistral-inference where that is all there is."""
+    file, other = directory / "config.json", directory / "params.json"
+    return other if other.is_file() and not file.exists() else file
 
 
 def _stored_names(layout: Layout, weights: CheckpointWeights) -> dict[str, str]:

@@ -131,9 +131,9 @@ class TorchFile(WeightFile):
 
 def _check_archive(path: Path) -> None:
     """Raises CheckpointError for an archive that unpacks to more than it is; torch's do not."""
-    if not zipfile.is_zipfile(path):
-        return
     try:
+        if not zipfile.is_zipfile(path):  # which raises, too
+            return
         with zipfile.ZipFile(path) as archive:
             found = archive.infolist()
     except Exception as error:  # damage: it raises whatever comes to hand
@@ -188,6 +188,7 @@ def open_weights(directory: Path) -> CheckpointWeights:
     kinds: list[tuple[str, Callable[[Path], WeightFile]]] = [
         ("model.safetensors", SafetensorsFile),
         ("pytorch_model.bin", TorchFile),
+        ("consolidated.safetensors", SafetensorsFile),
     ]
     for name, kind in kinds:
         for path in (directory / name, directory / f"{name}.index.json"):

@@ -47,7 +47,7 @@ def feeds_of(kind: str, tokens: int, batch: int, width: int, c: int = 144) -> Fe
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def run_conv(feeds: Feeds, run: Run) -> Result:
+def run_conv(feeds: Feeds, run: Run, op: str = "CausalConv1d") -> Result:
     """Through the lowering; the log and the slot it starts from are checked here."""
     _, batch, channels = feeds["x"].shape
     width = feeds["weight"].shape[0]
@@ -67,7 +67,7 @@ def run_conv(feeds: Feeds, run: Run) -> Result:
         bench.lower(LOWER, "CausalConv1dInt8", tuple(inputs), ("y", "states"))
     else:
         inputs = ["x", STATE, "taps", "kept_taps", "weight", "bias"]
-        bench.lower(LOWER, "CausalConv1d", tuple(inputs), ("y", "states"))
+        bench.lower(LOWER, op, tuple(inputs), ("y", "states"))
     bench.run()
     logs.check(bench, LOG, torch.from_numpy(feeds["x"]))
     states = bench.whole("state", STATE, tuple(before.shape))
@@ -115,6 +115,18 @@ def check(feeds: Feeds, run: Run) -> Result:
 def test_chains(kind: str, width: int, pending: int, new: int, batch: int) -> None:
     feeds = feeds_of(kind, pending + new, batch, width)
     check(feeds, Run(range(pending), range(pending, pending + new), store=LAST, source=new % 2))
+
+
+@pytest.mark.parametrize(("new", "batch"), [(1, 1), (19, 2)])
+def test_without_silu(new: int, batch: int) -> None:
+    feeds = feeds_of("float", 5 + new, batch, 3)
+    run = Run(range(5), range(5, 5 + new), store=LAST)
+    found = run_conv(feeds, run, "CausalConvPlain")
+    weight, bias = torch.from_numpy(feeds["weight"][:, 0].T), torch.from_numpy(feeds["bias"])
+    x, state = (torch.from_numpy(feeds[name]).transpose(0, 1) for name in ("x", "conv_state"))
+    y, after = causal_conv1d.causal_conv_plain(x, state, weight, bias)
+    torch.testing.assert_close(found.y, y[:, 5:].transpose(0, 1), rtol=1e-5, atol=1e-6)
+    assert same_bits(found.states[1 - run.source], after.transpose(0, 1).contiguous())
 
 
 @kinds

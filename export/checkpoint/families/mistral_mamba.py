@@ -1,0 +1,43 @@
+"""Codestral Mamba as mistral-inference has it: params.json and consolidated.safetensors.
+
+Source: mistral-inference, args.py (`MambaArgs`) and mamba.py: the numbers are those of a
+state-spaces config with Mamba-2 layers, and the model hangs under the name `model`.
+"""
+
+from __future__ import annotations
+
+from edge.export.checkpoint import state_spaces
+from edge.export.checkpoint.family import Family
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "mamba2"
+_CALLED = {
+    "dim": "d_model", "n_layers": "n_layer", "vocab_size": "vocab_size", "rms_norm": "rms_norm",
+    "pad_vocab_size_multiple": "pad_vocab_size_multiple", "tie_embeddings": "tie_embeddings",
+}  # fmt: skip
+_INERT = {"fused_add_norm", "model_type", "residual_in_fp32"}
+
+
+def claims(fields: Fields) -> bool:
+    named = fields.values.get("model_type") == "mamba"
+    return named and all(name in fields for name in ("dim", "n_layers", "n_groups"))
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    fields.known_only({*_CALLED, *_INERT, "n_groups"})
+    for name in ("dim", "n_layers", "n_groups"):
+        fields.integer(name)
+    fields.check()  # by the names of this file, before the others
+    values = {ours: fields.values[name] for name, ours in _CALLED.items() if name in fields}
+    values["ssm_cfg"] = {"layer": "Mamba2", "ngroups": fields.values["n_groups"]}
+    layout = state_spaces.read(Fields(fields.file, values), NAME)
+    layout.rename = lambda name: name.removeprefix("model.")
+    return layout
+
+
+# its model_type is Mamba's
+FAMILY = Family(
+    "mistral_mamba", "mistral-inference's params.json of model_type mamba", claims, read, first=True
+)
