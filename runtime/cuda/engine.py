@@ -10,15 +10,12 @@ from numpy.typing import NDArray
 
 from edge.config import ModelConfig
 from edge.errors import EngineError, StateError
-from edge.launch import LaunchPlan
 from edge.runtime.cuda.device import Memory
 from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.executor import Executor
 from edge.runtime.cuda.inputs import DeviceRun, Sources
-from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.runs import StateRuns
 from edge.runtime.cuda.state import DeviceState, blocks
-from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.cuda.workspace import DeviceWorkspace, Floats
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, layout_of
 from edge.runtime.layout import Identity, StateLayout
@@ -32,9 +29,8 @@ class CudaEngine:
     follow one another.
 
     Attributes:
-        plan, kernels: what is launched; kernels by variant.
+        plan: what is run.
         exclusive: the device.
-        weights: the model's constants there.
         executor: runs the plan's programs.
         sources: how inputs are computed.
         identity: what the states it makes belong to.
@@ -44,26 +40,22 @@ class CudaEngine:
 
     def __init__(
         self,
-        plan: LaunchPlan,
         config: ModelConfig,
         exclusive: Exclusive,
-        weights: DeviceWeights,
-        kernels: Mapping[int, Any],
+        executor: Executor,
         *,
         chunk: int = DEFAULT_CHUNK,
         identity: Identity,
         state_dtypes: Mapping[str, str] | None = None,
     ) -> None:
         """Raises BundleError: the plan wants an input that this version does not make."""
-        self.plan = plan
+        self.plan = executor.plan
         self.config = config
         self.exclusive = exclusive
-        self.weights = weights
-        self.kernels = kernels
-        self.executor: Executor = PlanExecutor(plan, kernels, weights, exclusive.device)
+        self.executor = executor
         self.chunk = chunk
         self.identity = identity
-        self.sources = Sources(plan, getattr(exclusive.device, "multiprocessors", 0))
+        self.sources = Sources(self.plan, getattr(exclusive.device, "multiprocessors", 0))
         self._state_dtypes = dict(state_dtypes or {})
         self._arena: Memory | None = None
         self._runs: dict[tuple[int, int, int], StateRuns] = {}

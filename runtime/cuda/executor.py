@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from edge.launch import Buffer
+from edge.launch import Buffer, LaunchPlan
 from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.device import Memory
 from edge.runtime.ledger import ReplayStep
@@ -76,10 +76,14 @@ class Executor(Protocol):
     """Runs a model on the engine's device.
 
     Attributes:
+        plan: the programs.
         weights_bytes: device memory of the model's constants.
         scratch_bytes: device memory it has taken besides, once for all states.
         trees: it can run them.
     """
+
+    @property
+    def plan(self) -> LaunchPlan: ...
 
     @property
     def weights_bytes(self) -> int: ...

@@ -14,6 +14,7 @@ from edge.launch import LaunchPlan
 from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
+from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.weights import DeviceWeights, upload
 from edge.runtime.layout import Identity
 
@@ -34,22 +35,28 @@ def from_bundle(
     """
     plan = open_plan(bundle)
     device = open_device() if device is None else device
-    exclusive = Exclusive(device)
-    kernels = load_kernels(bundle, plan, device, exclusive, range(len(plan.variants)))
-    weights = DeviceWeights(plan, exclusive)
-    if plan.weights:
-        upload(bundle, WEIGHT_FILE, weights)
-    manifest = bundle.manifest
+    exclusive, manifest = Exclusive(device), bundle.manifest
     return kind(
-        plan,
         manifest.model,
         exclusive,
-        weights,
-        kernels,
+        load_executor(bundle, plan, exclusive, plan, range(len(plan.variants))),
         chunk=manifest.limits.chunk,
         identity=Identity.of_bundle(bundle),
         state_dtypes=manifest.state_dtypes,
     )
+
+
+def load_executor(
+    bundle: Bundle, plan: LaunchPlan, exclusive: Exclusive, part: LaunchPlan, wanted: Sequence[int]
+) -> PlanExecutor:
+    """An executor of the plan with the constants of `part`, which may be fewer, and the `wanted`
+    kernels. Raises as `from_bundle` does.
+    """
+    kernels = load_kernels(bundle, plan, exclusive.device, exclusive, wanted)
+    weights = DeviceWeights(part, exclusive)
+    if part.weights:
+        upload(bundle, WEIGHT_FILE, weights)
+    return PlanExecutor(plan, kernels, weights, exclusive.device)
 
 
 def open_device(name: str | None = None) -> Device:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from edge.errors import EngineError, Faults
-from edge.launch import ITEM_SIZE, LOGITS, PICKED, Buffer
+from edge.launch import ITEM_SIZE, LOGITS, PICKED, Buffer, LaunchPlan
 from edge.plugins.tensorrt import OUT
 from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.device import ALIGNMENT, Device, Memory
@@ -114,6 +114,10 @@ class GraphExecutor:
             else buffers(launches.plan, tree=programs[index].kind == "tree")
             for index, applies in enumerate(self._applies)
         ]
+
+    @property
+    def plan(self) -> LaunchPlan:
+        return self.launches.plan
 
     @property
     def weights_bytes(self) -> int:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from edge.bundle.kernels import WEIGHT_FILE, open_plan
+from edge.bundle.kernels import open_plan
 from edge.errors import EngineError
 from edge.launch import LaunchPlan
 from edge.runtime.cuda.exclusive import Exclusive
-from edge.runtime.cuda.opening import load_kernels
-from edge.runtime.cuda.weights import DeviceWeights, upload
+from edge.runtime.cuda.opening import load_executor
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.tensorrt import bindings, cache, library, machine, profiles, tensors
 from edge.runtime.tensorrt.bindings import Kind, TensorRT
 from edge.runtime.tensorrt.contexts import EngineContexts
 from edge.runtime.tensorrt.engine import TensorRTEngine, applying
+from edge.runtime.tensorrt.executor import GraphExecutor
 from edge.runtime.tensorrt.library import PluginLibrary
 from edge.runtime.tensorrt.profiles import EngineSizes
 
@@ -47,21 +47,17 @@ def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
         )
     _check_names(contexts, bundle, plan, cache.command(bundle.path, sizes, *flags))
     exclusive = Exclusive(gpu)
-    rest, variants = applying(plan)
-    kernels = load_kernels(bundle, plan, gpu, exclusive, variants)
-    weights = DeviceWeights(rest, exclusive)
-    if rest.weights:
-        upload(bundle, WEIGHT_FILE, weights)
+    executor = GraphExecutor(
+        load_executor(bundle, plan, exclusive, *applying(plan)),
+        contexts,
+        sizes,
+        rebuild=lambda larger: cache.command(bundle.path, larger, *flags),
+    )
     return TensorRTEngine(
-        plan,
         manifest.model,
         exclusive,
-        weights,
-        kernels,
-        contexts,
-        sizes=sizes,
-        rebuild=lambda larger: cache.command(bundle.path, larger, *flags),
-        chunk=manifest.limits.chunk,
+        executor,
+        chunk=min(manifest.limits.chunk, sizes.chunk),
         identity=Identity.of_bundle(bundle),
         state_dtypes=manifest.state_dtypes,
     )

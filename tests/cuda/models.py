@@ -14,6 +14,7 @@ from edge.config import ModelConfig
 from edge.plugins.lowering.plan import lower
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
+from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import Identity
@@ -82,7 +83,7 @@ def cuda_engine(
     weights = DeviceWeights(plan, exclusive)
     weights.read([(folder / "weights.bin").read_bytes()])
     return CudaEngine(
-        plan, config, exclusive, weights, kernels,
+        config, exclusive, PlanExecutor(plan, kernels, weights, device),
         chunk=chunk, identity=identity, state_dtypes=dtypes,
     )  # fmt: skip
 

@@ -29,6 +29,7 @@ def _engine() -> Any:
     from edge.runtime.cuda.core import CoreDevice
     from edge.runtime.cuda.engine import CudaEngine
     from edge.runtime.cuda.exclusive import Exclusive
+    from edge.runtime.cuda.launching import PlanExecutor
     from edge.runtime.cuda.weights import DeviceWeights
     from edge.runtime.layout import Identity
     from tests import quantized_models
@@ -47,7 +48,8 @@ def _engine() -> Any:
     weights.read([data])
     loaded = {i: device.load(each, *kernels.get(each)) for i, each in enumerate(plan.variants)}
     engine = CudaEngine(
-        plan, quantized_models.network(name).config, exclusive, weights, loaded,
+        quantized_models.network(name).config, exclusive,
+        PlanExecutor(plan, loaded, weights, device),
         chunk=48, identity=Identity("test"), state_dtypes=built.state_dtypes,
     )  # fmt: skip
     launches = {program.kind: len(program.launches) for program in reversed(plan.programs)}

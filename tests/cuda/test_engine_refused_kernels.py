@@ -54,7 +54,7 @@ def test_refused_kernels_are_compiled_here(sources: list[str]) -> None:
     with open_bundle(DEMO) as bundle:
         engine = opening.from_bundle(bundle, PickyDevice())
     assert sources == ["bundle", "here"]
-    assert len(engine.kernels) == len(engine.plan.variants)
+    assert len(engine.executor.kernels) == len(engine.plan.variants)
 
 
 def test_without_triton_the_drivers_refusal_is_told(

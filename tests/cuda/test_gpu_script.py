@@ -57,7 +57,7 @@ def test_models_are_checked_and_then_measured(
     step = engine.new_state(window=1).ledger.run(1)
     engine.sources.fill({"run": fields}, DeviceRun(np.zeros((1, 1), np.int64), step, (0,)))
     assert fields[PROGRAMS] >= 132, "kernels are not told how much room there is"
-    case = GpuCase(model, quant, found, engine.weights.nbytes)
+    case = GpuCase(model, quant, found, engine.executor.weights_bytes)
     case.times = times(engine, (2,), (1,), repeats=1, warm=0)
     case.kernels = kernel_times(engine, repeats=1, warm=0)
     assert sum(kernel.launches for kernel in case.kernels) == case.times.launches

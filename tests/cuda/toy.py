@@ -12,6 +12,7 @@ from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.plugins.lowering.context import Constant, Lowering, Regime, Tables
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
+from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import Identity
 
@@ -95,7 +96,11 @@ def engine(device: InterpretDevice | None = None, chunk: int = 20) -> CudaEngine
     weights.read([b"\0" * 64, TABLE.tobytes()])
     kernels = {i: device.load(variant, None, b"") for i, variant in enumerate(made.variants)}
     return CudaEngine(
-        made, CONFIG, exclusive, weights, kernels, chunk=chunk, identity=Identity("toy")
+        CONFIG,
+        exclusive,
+        PlanExecutor(made, kernels, weights, device),
+        chunk=chunk,
+        identity=Identity("toy"),
     )
 
 

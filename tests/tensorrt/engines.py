@@ -11,6 +11,7 @@ from edge.config import ModelConfig
 from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
+from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.ort import OrtEngine
 from edge.runtime.tensorrt import cache
@@ -78,9 +79,12 @@ def tensorrt_engine(cuda: CudaEngine, graph: Path, kind: Kind) -> TensorRTEngine
         weights.read([(graph.parent.parent / "weights.bin").read_bytes()])
     kernels = {i: device.load(plan.variants[i], None, b"") for i in variants}
     return TensorRTEngine(
-        plan, cuda.config, exclusive, weights, kernels, contexts,
-        sizes=built, rebuild=lambda larger: cache.command("BUNDLE", larger),
-        chunk=cuda.chunk, identity=cuda.identity, state_dtypes=cuda._state_dtypes,
+        cuda.config, exclusive,
+        GraphExecutor(
+            PlanExecutor(plan, kernels, weights, device), contexts, built,
+            rebuild=lambda larger: cache.command("BUNDLE", larger),
+        ),
+        chunk=min(cuda.chunk, built.chunk), identity=cuda.identity, state_dtypes=cuda._state_dtypes,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from edge.runtime.layout import Shape
 from edge.runtime.tensorrt.engine import TensorRTEngine
-from edge.runtime.tensorrt.executor import GraphRun
+from edge.runtime.tensorrt.executor import GraphExecutor, GraphRun
 from edge.runtime.tensorrt.profiles import EngineSizes
 from tests.tensorrt.device_graph import OUT, DeviceGraph
 from tests.tensorrt.machine import machine
@@ -88,9 +88,11 @@ def tensorrt_engine(made: Model) -> TensorRTEngine:
     """For states as large as the model's plugins were built for."""
     engine = made.engine
     return TensorRTEngine(
-        engine.plan, engine.config, engine.exclusive, engine.weights, engine.kernels,
-        PluginContexts(made.graph),
-        sizes=EngineSizes(window=WINDOW, batch=BATCH, capacity=CAPACITY, chunk=CHUNK),
-        rebuild=lambda larger: "build it again",
+        engine.config, engine.exclusive,
+        GraphExecutor(
+            engine.executor, PluginContexts(made.graph),
+            EngineSizes(window=WINDOW, batch=BATCH, capacity=CAPACITY, chunk=CHUNK),
+            rebuild=lambda larger: "build it again",
+        ),
         chunk=CHUNK, identity=engine.identity, state_dtypes=made.state_dtypes,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.inputs import DeviceRun
+from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import Identity
@@ -98,7 +99,8 @@ def model(name: str, quant: str, state: str | None = None) -> Model:
     weights.read([(made.folder / "weights.bin").read_bytes()])
     kernels = {index: machine().load(each) for index, each in enumerate(plan.variants)}
     engine = CudaEngine(
-        plan, quantized_models.network(name).config, exclusive, weights, kernels,
+        quantized_models.network(name).config, exclusive,
+        PlanExecutor(plan, kernels, weights, exclusive.device),
         chunk=CHUNK, identity=Identity("test"), state_dtypes=built.state_dtypes,
     )  # fmt: skip
     return Model(engine, made.graph, built.graph, built.state_dtypes)

@@ -293,9 +293,10 @@ def test_the_memory_plan_is_what_a_state_takes() -> None:
     assert plan["state_ring"] + plan["kv_cache"] == state.nbytes
     assert plan["logits"] == workspace.out.nbytes
     assert plan["workspace"] >= workspace.memory.nbytes + made.tensorrt.executor.scratch_bytes
-    file = len(ort_tensorrt.serialized(made.graph, made.tensorrt.sizes))
-    assert plan["weights"] == made.tensorrt.weights.nbytes + file
-    assert made.tensorrt.weights.nbytes < made.cuda.weights.nbytes, "what settling reads alone"
+    file = len(ort_tensorrt.serialized(made.graph, made.tensorrt.executor.sizes))
+    launched = made.tensorrt.executor.launches.weights_bytes
+    assert plan["weights"] == launched + file
+    assert launched < made.cuda.executor.weights_bytes, "what settling reads alone"
 
 
 @pytest.mark.parametrize(

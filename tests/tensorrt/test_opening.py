@@ -61,7 +61,7 @@ def test_a_talk_is_that_of_onnx_runtime(device: ort_tensorrt.Stream, tmp_path: P
     store(bundle("chat"), device, SIZES)
     loaded: Model = edge.load(bundle("chat"), engine="tensorrt")
     assert isinstance(loaded.engine, TensorRTEngine)
-    assert (loaded.engine.chunk, loaded.engine.sizes) == (16, SIZES)
+    assert (loaded.engine.chunk, loaded.engine.executor.sizes) == (16, SIZES)
     check_talk(loaded, tmp_path / "talk", window=4, max_tokens=3)
 
 
@@ -162,7 +162,7 @@ def test_the_engine_built_last_is_the_one(device: ort_tensorrt.Stream) -> None:
         os.utime(newer)
         with edge.load(path, engine="tensorrt") as loaded:
             assert isinstance(loaded.engine, TensorRTEngine)
-            assert loaded.engine.sizes.window == window
+            assert loaded.engine.executor.sizes.window == window
 
 
 def test_an_engine_built_ahead_for_several_gpus(

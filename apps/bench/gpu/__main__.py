@@ -107,7 +107,7 @@ def _case(
         return case
     with open_bundle(whole) as bundle:
         engine = from_bundle(bundle, device)
-    case.weight_bytes = engine.weights.nbytes
+    case.weight_bytes = engine.executor.weights_bytes
     case.times = times(engine, prompts, DRAFTS, repeats)
     case.kernels = kernel_times(engine, repeats)
     prompt = min(PROMPT, max(prompts))
