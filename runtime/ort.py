@@ -64,6 +64,7 @@ class OrtEngine:
         state_dtypes: Mapping[str, str] | None = None,
         profile: Path | None = None,
         provider: str | None = None,
+        folder: Path | None = None,
     ) -> None:
         """Load a graph file of a bundle's folder: `folder`/graphs/….onnx, `folder`/weights.bin.
 
@@ -71,7 +72,8 @@ class OrtEngine:
         without sleeping (`session_options` says what that gains and costs). `data` is the graph
         file's content where it was read before. `state_dtypes` is the manifest's: states that are
         not fp32. `profile`: an empty folder in which ONNX Runtime keeps its profile, until
-        `end_profile`. `provider`: see `ort_providers.choose`. Raises EngineError: not a graph ONNX
+        `end_profile`. `provider`: see `ort_providers.choose`. `folder`: where the weights
+        are read, by default the bundle's by its path. Raises EngineError: not a graph ONNX
         Runtime can load, or one that keeps a state in another type, or the provider does not run
         here; BundleError: its inputs are not those of `config`.
         """
@@ -88,7 +90,7 @@ class OrtEngine:
         if profile is not None:
             ort_session.record_profile(options, profile)
         choice = ort_providers.choose(provider)
-        self._session, self.provider = ort_session.load_on(choice, data, path, options)
+        self._session, self.provider = ort_session.load_on(choice, data, path, options, folder)
         # weights are turned and packed while loading: a 130M model in int8 leaves 50 MB of copies
         memory.trim()
         self._resident = max(0, memory.private_bytes() - before)
@@ -134,6 +136,7 @@ class OrtEngine:
                 state_dtypes=manifest.state_dtypes,
                 profile=profile,
                 provider=provider,
+                folder=bundle.folder,
             )
 
     # -- states ----------------------------------------------------------------------------------

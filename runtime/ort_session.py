@@ -95,13 +95,18 @@ def load(
 
 
 def load_on(
-    choice: ort_providers.Choice, graph: bytes, path: Path, options: onnxruntime.SessionOptions
+    choice: ort_providers.Choice,
+    graph: bytes,
+    path: Path,
+    options: onnxruntime.SessionOptions,
+    folder: Path | None = None,
 ) -> tuple[onnxruntime.InferenceSession, str]:
     """A session for a graph read from `path`, and the name of the provider it runs on: the first of
-    `choice` that can. Raises BundleError: the graph is not one that the exporter writes, or its
+    `choice` that can. `folder` has the weights; None is that above the graph's. Raises BundleError: the graph is not one that the exporter writes, or its
     weights lie elsewhere; EngineError.
     """
-    folder = path.parent.parent.absolute()
+    if folder is None:
+        folder = path.parent.parent.absolute()
     check(graph, weight_files(folder), path)
     # the graph names "weights.bin", which lies beside the folder of graphs
     options.add_session_config_entry(_WEIGHTS_FOLDER, str(folder))
@@ -153,7 +158,7 @@ os.register_at_fork(after_in_child=_end_quietly_in_child)
 
 @contextmanager
 def unchanged(bundle: Bundle) -> Iterator[None]:
-    """The bundle's files, checked, are the ones under their names before and after.
+    """The bundle's files, checked, are the ones under their names in its folder, before and after.
 
     ONNX Runtime opens the weights by name: handing it the checked bytes instead makes it copy
     them, which doubles what loading takes. So the names must still lead to the checked files when
@@ -166,7 +171,7 @@ def unchanged(bundle: Bundle) -> Iterator[None]:
     yield
     for file in files:
         try:
-            now = _identity(os.stat(bundle.path / file, follow_symlinks=False))
+            now = _identity(os.stat(bundle.folder / file, follow_symlinks=False))
         except OSError as problem:
             raise BundleError(f"{problem.strerror}", file=bundle.path / file) from None
         if now != before[file]:

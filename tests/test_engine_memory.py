@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import edge
 from edge.apps import chat, cli
@@ -281,3 +282,30 @@ def test_damaged_weights_are_found_before_use(exported: Path, tmp_path: Path) ->
         stream.write(b"\xff")
     with open_bundle(folder) as bundle, pytest.raises(BundleError, match="SHA-256"):
         open_engine(bundle, threads=1)
+
+
+def test_a_folder_swapped_while_loading_is_not_read(exported: Path, tmp_path: Path) -> None:
+    """The path leads elsewhere and back again: what is loaded is what was checked."""
+    good, evil, path = (tmp_path / name for name in ("good", "evil", "bundle"))
+    shutil.copytree(exported, good)
+    shutil.copytree(exported, evil)
+    weights = bytearray((evil / "weights.bin").read_bytes())
+    weights[:] = bytes(len(weights))
+    (evil / "weights.bin").write_bytes(weights)
+    path.symlink_to(good)
+    tokens = np.array([[1, 2, 3]])
+    with open_bundle(path) as bundle:
+        expected = _first_logits(open_engine(bundle, threads=1), tokens)
+    with open_bundle(path) as bundle:
+        bundle.verify()
+        path.unlink()
+        path.symlink_to(evil)
+        loaded = open_engine(bundle, threads=1)
+        path.unlink()
+        path.symlink_to(good)
+    assert np.array_equal(_first_logits(loaded, tokens), expected)
+
+
+def _first_logits(engine: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = engine.run(tokens, engine.new_state()).copy()
+    return found

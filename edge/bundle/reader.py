@@ -13,9 +13,11 @@ from edge.bundle import stamps
 from edge.bundle.files import REMEDY, blocks, open_inside, sha256, some
 from edge.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest
 from edge.bundle.strict_json import read_document
-from edge.errors import BundleError
+from edge.errors import BundleError, Faults
 
-MAX_MANIFEST = 16 << 20
+MAX_MANIFEST = 2 << 20
+# of a file that is no weights, whose size the memory of the machine bounds
+MAX_OTHER = 256 << 20
 MAKE_ONE = "make one with: edge export CHECKPOINT -o BUNDLE"
 
 
@@ -69,6 +71,12 @@ class Bundle:
                 "does not match its SHA-256; it was altered or damaged", file=file, remedy=REMEDY
             )
         stamps.remember(self.fingerprint, entry, fd)
+
+    @property
+    def folder(self) -> Path:
+        """The folder that was opened, whatever its path leads to by now. Valid until `close`."""
+        opened = Path(f"/proc/self/fd/{self._folder_fd}")
+        return opened if opened.is_dir() else self.path
 
     def read(self, path: str) -> bytes:
         """Whole content of a listed file, checked."""
@@ -141,6 +149,7 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
         with _readable(folder):
             raw = _read_manifest(folder_fd, folder)
             manifest = read_document(raw, folder / "manifest.json", Manifest, SCHEMA_VERSION, None)
+            _check_sizes(folder, manifest)
             _check_listing(folder_fd, folder, manifest)
         return Bundle(folder, folder_fd, manifest, hashlib.sha256(raw).hexdigest())
     except BaseException:
@@ -166,6 +175,14 @@ def _read_manifest(folder_fd: int, folder: Path) -> bytes:
         return b"".join(blocks(fd, size))
     finally:
         os.close(fd)
+
+
+def _check_sizes(folder: Path, manifest: Manifest) -> None:
+    faults = Faults()
+    for entry in manifest.files:
+        if entry.size > MAX_OTHER and not entry.path.endswith(".bin"):
+            faults.add(entry.path, f"has {entry.size} bytes, at most {MAX_OTHER} allowed")
+    faults.refuse(BundleError, file=folder)
 
 
 def _check_listing(folder_fd: int, folder: Path, manifest: Manifest) -> None:
