@@ -102,8 +102,10 @@ def load_on(
     folder: Path | None = None,
 ) -> tuple[onnxruntime.InferenceSession, str]:
     """A session for a graph read from `path`, and the name of the provider it runs on: the first of
-    `choice` that can. `folder` has the weights; None is that above the graph's. Raises BundleError: the graph is not one that the exporter writes, or its
-    weights lie elsewhere; EngineError.
+    `choice` that can. `folder` has the weights; None is the one above the graph's.
+
+    Raises BundleError: the graph is not one that the exporter writes, or its weights lie elsewhere;
+    EngineError.
     """
     if folder is None:
         folder = path.parent.parent.absolute()
