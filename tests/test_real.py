@@ -1,0 +1,60 @@
+"""Published weights, where the package index has them: SmolLM2-135M-Instruct in a GGUF file.
+
+The cheap part of `make real`: what is read is what the file says and what is known of the model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from edge.apps.bench import real
+from edge.errors import PullError
+from edge.export.checkpoint import Checkpoint, open_checkpoint
+from edge.export.text_files import chat_template, licence, tokenizer_info
+from edge.text import ChatTemplate, Message
+from edge.text.load import make_tokenizer
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    try:
+        file = real.fetch(tmp_path_factory.mktemp("real"))
+    except PullError as problem:
+        pytest.skip(f"{real.PACKAGE} cannot be had here: {problem.message}")
+    return open_checkpoint(file)
+
+
+def test_smollm2_is_read(checkpoint: Checkpoint) -> None:
+    config = checkpoint.config
+    assert (checkpoint.family, config.d_model, len(config.layers)) == ("llama", 576, 60)
+    assert config.tie_embeddings and config.max_context == 8192 and not checkpoint.unknown_fields
+    assert licence(checkpoint) == "apache-2.0"
+    reader = gguf.GGUFReader(checkpoint.path)
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    for ours, theirs in (("layers.59.down_proj.weight", "blk.29.ffn_down.weight"),
+                         ("layers.0.norm.weight", "blk.0.attn_norm.weight")):  # fmt: skip
+        tensor = stored[theirs]
+        expected = gguf.dequantize(tensor.data, tensor.tensor_type)
+        np.testing.assert_array_equal(checkpoint.tensor(ours).numpy(), expected)
+    q = checkpoint.tensor("layers.0.q_proj.weight")
+    assert q.shape == (576, 576) and torch.isfinite(q).all()
+
+
+def test_smollm2_speaks_its_own_tokens(checkpoint: Checkpoint) -> None:
+    info, files = tokenizer_info(checkpoint, checkpoint.config)
+    tokenizer = make_tokenizer(info, Path(files[0][0]).read_bytes(), "smollm2")
+    assert (info.vocab_size, info.bos, info.eos, info.add_bos) == (49152, 1, (2,), False)
+    for text in ("In 2024, don't stop!", "def f(x):\n    return x", "東京 \u00e9"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    # digits stand alone, and a word takes the space before it
+    pieces = [tokenizer.id_to_piece(i) for i in tokenizer.encode("the year 1984")]
+    assert pieces == ["the", "\u0120year", "\u0120", "1", "9", "8", "4"]
+    template = chat_template(checkpoint)
+    assert template is not None
+    ids = ChatTemplate(template, tokenizer).encode([Message("user", "Hi")])
+    assert ids[0] == 1 and ids.count(1) == 3 and ids.count(2) == 2
