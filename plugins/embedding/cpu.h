@@ -22,6 +22,21 @@ struct Embed : Kernel {
   }
 };
 
+// A row of weights as floats less their zero point, times the scale of their block.
+inline void unpack(const uint8_t* packed, const float* units, int64_t K, int64_t bits,
+                   int64_t shared, float* out) {
+  for (int64_t b = 0; b < K / shared; b++) {
+    const uint8_t* in = packed + b * shared * bits / 8;
+    float *to = out + b * shared, unit = units[b];
+    if (bits == 4) {
+      for (int64_t k = 0; k < shared; k++)
+        to[k] = (float(in[k / 2] >> (k % 2 * 4) & 15) - 8.f) * unit;
+    } else {
+      for (int64_t k = 0; k < shared; k++) to[k] = (float(in[k]) - 128.f) * unit;
+    }
+  }
+}
+
 struct EmbedBits : Kernel {
   Argument tokens, packed, scales, y;
   int64_t D, bits, shared;

@@ -1,23 +1,26 @@
 // Rotation of rows by slow ⊗ fastᵀ: the C++ face of triton_hadamard.py.
 
-// out[r] = Σ_k left[r, k] · right[k, :], a few rows at a time so that a vector of `right` is used
-// often
+// out[r] = Σ_k left[r, k] · right[k, :]
 inline void multiply(const float* left, int64_t rows, int64_t K, const float* right, int64_t width,
                      float* out) {
-  constexpr int FEW = 4;
-  for (int64_t r = 0; r < rows; r += FEW) {
-    const float* from[FEW];  // behind the last row, that row again
-    for (int j = 0; j < FEW; j++) from[j] = left + std::min(r + j, rows - 1) * K;
-    int some = (int)std::min<int64_t>(FEW, rows - r);
-    blocks(width, [&](int64_t i, int n) {
-      vf acc[FEW] = {};
-      for (int64_t k = 0; k < K; k++) {
-        vf v = load_some(right + k * width + i, n);
-        for (int j = 0; j < FEW; j++) acc[j] += from[j][k] * v;
+  int64_t whole = width / WIDE * WIDE;
+  for (int64_t i = 0; i < whole; i += WIDE)
+    tiles(rows, [&](auto tile, int64_t r) {
+      constexpr int R = decltype(tile)::rows;
+      vf sums[R][2] = {};
+      tall<R>(left + r * K, K, right + i, width, K, sums, AddFloats());
+      for (int j = 0; j < R; j++) {
+        store(out + (r + j) * width + i, sums[j][0]);
+        store(out + (r + j) * width + i + W, sums[j][1]);
       }
-      for (int j = 0; j < some; j++) store_some(out + (r + j) * width + i, acc[j], n);
     });
-  }
+  for (int64_t r = 0; r < rows; r++)
+    blocks(width - whole, [&](int64_t i, int n) {
+      vf sum{};
+      for (int64_t k = 0; k < K; k++)
+        sum += left[r * K + k] * load_some(right + k * width + whole + i, n);
+      store_some(out + r * width + whole + i, sum, n);
+    });
 }
 
 // out = slow · X · fast of one row X [P, Q]

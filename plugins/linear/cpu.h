@@ -120,6 +120,24 @@ template <class F> inline void product_int8(const int8_t* x, int64_t x_stride, i
   }
 }
 
+// The same of many rows, K a multiple of 4.
+template <class F> inline void panels_int8(const int8_t* x, int64_t x_stride, int64_t M,
+                                           const int8_t* weight, int64_t N, int64_t K,
+                                           const int32_t* bias, Pool& pool, F f) {
+  panels(weight, N, K, K / 4, FLIP_SIGNED, pool, [&](const int32_t* panel, int64_t n, int64_t end) {
+    tiles(M, [&](auto tile, int64_t m) {
+      constexpr int R = decltype(tile)::rows;
+      vi sums[R][2];
+      for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = vi{} - (BIASED ? bias[m + r] : 0);
+      tall<R>(x + m * x_stride, x_stride, panel, WIDE, K / 4, sums, AddBytes());
+      for (int r = 0; r < R; r++)
+        each_half(n, end, [&](int half, int64_t at, int count) {
+          f(m + r, at, __builtin_convertvector(sums[r][half], vf), count);
+        });
+    });
+  });
+}
+
 // Weight rows that are worth a piece of their own.
 inline int64_t columns_a_piece(int64_t bytes_a_row, int64_t M) {
   int64_t columns = 32768 / std::max<int64_t>(1, bytes_a_row * std::max<int64_t>(1, M / 4));
@@ -167,11 +185,13 @@ struct LinearInt8 : Kernel {
     const int8_t* in = x.in<const int8_t>(a);
     int32_t* bias = pool.scratch<int32_t>(0, rows);
     biases(in, x_stride, rows, K, pool, bias);
+    auto store = [&](int64_t m, int64_t n, vf sums, int count) {
+      scaled.store(a, m, n, sums, count);
+    };
+    if (AddBytes::here && rows > FEW && K % 4 == 0)
+      return panels_int8(in, x_stride, rows, weight.in<const int8_t>(a), N, K, bias, pool, store);
     pool.each(N, columns_a_piece(K, rows), [&](int64_t first, int64_t last) {
-      product_int8(in, x_stride, rows, weight.in<const int8_t>(a), K, bias, first, last,
-                   [&](int64_t m, int64_t n, vf sums, int count) {
-                     scaled.store(a, m, n, sums, count);
-                   });
+      product_int8(in, x_stride, rows, weight.in<const int8_t>(a), K, bias, first, last, store);
     });
   }
 };
@@ -225,6 +245,23 @@ template <class T, class F> inline void product_float(const float* x, int64_t x_
   }
 }
 
+// The same of many rows and fp32 weights: f(m, n, sums, count)
+template <class F> inline void panels_float(const float* x, int64_t x_stride, int64_t M,
+                                            const float* weight, int64_t N, int64_t K, Pool& pool,
+                                            F f) {
+  panels(weight, N, 4 * K, K, 0, pool, [&](const int32_t* panel, int64_t n, int64_t end) {
+    tiles(M, [&](auto tile, int64_t m) {
+      constexpr int R = decltype(tile)::rows;
+      vf sums[R][2] = {};
+      tall<R>(x + m * x_stride, x_stride, panel, WIDE, K, sums, AddFloats());
+      for (int r = 0; r < R; r++)
+        each_half(n, end, [&](int half, int64_t at, int count) {
+          f(m + r, at, sums[r][half], count);
+        });
+    });
+  });
+}
+
 // Rows of x rounded to fp16, as engines do beside fp16 weights; what would overflow is 65504.
 inline const float* as_half(const float* x, int64_t stride, int64_t rows, int64_t K, Pool& pool) {
   float* out = pool.scratch<float>(1, rows * K + W);
@@ -251,6 +288,11 @@ struct LinearFloat : Kernel {
     const float* in = x.in<const float>(a);
     int64_t stride = x_stride;
     if (weight.type == Type::f16) in = as_half(in, stride, rows, K, pool), stride = K;
+    if (weight.type == Type::f32 && rows > FEW)
+      return panels_float(in, stride, rows, weight.in<const float>(a), N, K, pool,
+                          [&](int64_t m, int64_t n, vf sums, int count) {
+                            store_some(y.in<float>(a) + m * N + n, sums, count);
+                          });
     with_type(weight.type, [&](auto* t) {
       using T = std::remove_pointer_t<decltype(t)>;
       pool.each(N, columns_a_piece(K * sizeof(T), rows), [&](int64_t first, int64_t last) {

@@ -1,16 +1,9 @@
 // Rows times weights of 8 or 4 bits in blocks of columns that share a scale: the C++ face of
 // triton_linear_bits.py and triton_linear_int4.py.
-
-// Columns 0, 2, 4 ... of rows of K, then 1, 3, 5 ...: what the nibbles of a packed row meet.
-template <class T> inline const T* apart(const T* x, int64_t stride, int64_t rows, int64_t K,
-                                         T* out) {
-  for (int64_t m = 0; m < rows; m++)
-    for (int64_t k = 0; k < K / 2; k++) {
-      out[m * K + k] = x[m * stride + 2 * k];
-      out[m * K + K / 2 + k] = x[m * stride + 2 * k + 1];
-    }
-  return out;
-}
+//
+// Rows are int8, or are rounded to it in the same blocks, each by its largest value; sums of a block
+// are exact. The columns 0, 2, 4 ... of packed rows of 4 bits are in low nibbles, the others in high
+// ones: what they are multiplied by is taken apart likewise.
 
 inline int64_t bits_of(const Variant& v) {
   int64_t bits = v.integer("BITS");
@@ -18,167 +11,129 @@ inline int64_t bits_of(const Variant& v) {
   return bits;
 }
 
-// A row of weights as floats less their zero point, times the scale of their block.
-inline void unpack(const uint8_t* packed, const float* units, int64_t K, int64_t bits,
-                   int64_t shared, float* out) {
-  for (int64_t b = 0; b < K / shared; b++) {
-    const uint8_t* in = packed + b * shared * bits / 8;
-    float *to = out + b * shared, unit = units[b];
-    if (bits == 4) {
-      for (int64_t k = 0; k < shared; k++)
-        to[k] = (float(in[k / 2] >> (k % 2 * 4) & 15) - 8.f) * unit;
-    } else {
-      for (int64_t k = 0; k < shared; k++) to[k] = (float(in[k]) - 128.f) * unit;
+// Columns 0, 2, 4 ..., then 1, 3, 5 ... of each run of columns.
+inline void apart(const int8_t* x, int64_t K, int64_t run, int8_t* out) {
+  for (int64_t start = 0; start < K; start += run)
+    for (int64_t k = 0; k < run / 2; k++) {
+      out[start + k] = x[start + 2 * k];
+      out[start + run / 2 + k] = x[start + 2 * k + 1];
     }
-  }
 }
 
-struct LinearBits : Kernel {
-  Argument x, packed, scales, y, M;
-  int64_t N, K, x_stride, bits, shared;
-  LinearBits(const Variant& v)
-      : x(v, "x"), packed(v, "packed"), scales(v, "scales"), y(v, "y"), M(v, "M"),
-        N(v.integer("N")), K(v.integer("K")), x_stride(v.integer("X_STRIDE")),
-        bits(bits_of(v)), shared(v.within("SHARED", 2)) {}
+// A block of floats rounded to int8. Returns what one step is worth: NaN where a value is none or
+// infinite, so that it is seen in what comes of it.
+inline float round_block(const float* x, int64_t count, int8_t* out) {
+  vf top{}, spoiled{};
+  blocks(count, [&](int64_t i, int n) {
+    vf v = load_some(x + i, n);
+    top = larger(absolute(v), top);
+    spoiled += v * 0.f;
+  });
+  float step = largest(top) / 127.f;
+  if (step == 0.f) step = 1.f;
+  blocks(count, [&](int64_t i, int n) {
+    store_some(out + i, round8(load_some(x + i, n) / splat(step)), n);
+  });
+  return step + sum(spoiled);
+}
 
-  void run(const Value* a, const int64_t*, Pool& pool) const override {
-    int64_t rows = M.integer(a);
-    const float* in = as_half(x.in<const float>(a), x_stride, rows, K, pool);
-    // few rows: weights become floats in registers. Many: once for all rows, in the nearest cache
-    bool direct = rows <= MR && shared * bits / 8 % W == 0;
-    if (direct && bits == 4) in = apart(in, K, rows, K, pool.scratch<float>(2, rows * K + W));
-    pool.each(N, columns_a_piece(K * bits / 8, rows), [&](int64_t first, int64_t last) {
-      float* room = direct ? nullptr : local(NR * (K + W));
-      for (int64_t n = first; n < last; n += NR) {
-        int columns = (int)std::min<int64_t>(NR, last - n);
-        if (!direct) {
-          expanded(a, in, rows, n, columns, room);
-          continue;
+// How the rows of one product are summed. A vector of packed weights may hold several blocks, which
+// its lanes then keep apart.
+struct Blocked {
+  int64_t N, K, bits, shared;
+  int64_t vector, block, step, count, groups;  // bytes of each; blocks of a step; steps of a row
+
+  Blocked(const Variant& v, int64_t bits_)
+      : N(v.integer("N")), K(v.integer("K")), bits(bits_), shared(v.within("SHARED", 8 / bits_)) {
+    if (K % shared || shared * bits % 8) refuse("SHARED must divide K, into whole bytes");
+    vector = bits == 8 ? BYTES : SMALL;
+    block = step = shared * bits / 8;
+    count = 1;
+    if (vector % block == 0 && block % (vector / W) == 0) {
+      count = vector / block;
+      step = vector;
+    }
+    groups = (bytes() + step - 1) / step;
+  }
+  int64_t bytes() const { return K * bits / 8; }
+  int64_t blocks_a_row() const { return K / shared; }
+  // nibbles count from 0, weights from -8; bytes likewise, if the product takes them as they are
+  int32_t zero() const { return bits == 4 ? 8 : BIASED ? 128 : 0; }
+  bool in_panels(int64_t rows) const {
+    return AddBytes::here && rows > FEW && shared % (32 / bits) == 0;
+  }
+
+  // As int8, and what its steps are worth, for blocks of a panel or for lanes: see `spread`.
+  struct Prepared {
+    int8_t* q;       // [rows, K], and room for a vector behind
+    float* worth;    // [rows, blocks], or [rows, groups, W]
+    int32_t* start;  // what a sum starts from so that weights count from their zero point
+  };
+  template <class Round> Prepared prepare(int64_t rows, Pool& pool, Round round) const {
+    bool panels = in_panels(rows);
+    int64_t each = panels ? blocks_a_row() : groups * W;
+    Prepared out{pool.scratch<int8_t>(2, rows * K + BYTES), pool.scratch<float>(1, rows * each),
+                 pool.scratch<int32_t>(0, rows * each)};
+    pool.each(rows, items_a_piece(8 * K), [&](int64_t first, int64_t last) {
+      int64_t of_blocks = blocks_a_row() * int64_t(sizeof(float));
+      char* room = static_cast<char*>(thread_bytes(1, K + 2 * of_blocks + 64));
+      float* worth = reinterpret_cast<float*>(room);
+      int32_t* start = reinterpret_cast<int32_t*>(room + of_blocks);
+      int8_t* q = reinterpret_cast<int8_t*>(room + 2 * of_blocks);
+      for (int64_t m = first; m < last; m++) {
+        int8_t* whole = bits == 8 ? out.q + m * K : q;
+        round(m, whole, worth);
+        for (int64_t b = 0; b < blocks_a_row(); b++) {
+          int32_t total = 0;
+          for (int64_t k = 0; k < shared; k++) total += whole[b * shared + k];
+          start[b] = -zero() * total;
         }
-        float sums[MR][NR];
-        switch (rows) {
-          case 1: tile<1>(a, in, n, columns, sums); break;
-          case 2: tile<2>(a, in, n, columns, sums); break;
-          case 3: tile<3>(a, in, n, columns, sums); break;
-          default: tile<4>(a, in, n, columns, sums);
+        if (bits == 4) apart(whole, K, panels ? shared : K, out.q + m * K);
+        if (panels) {
+          std::memcpy(out.worth + m * each, worth, size_t(of_blocks));
+          std::memcpy(out.start + m * each, start, size_t(of_blocks));
+        } else {
+          lanes(worth, start, out.worth + m * each, out.start + m * each);
         }
-        for (int64_t m = 0; m < rows; m++)
-          for (int j = 0; j < columns; j++) y.in<float>(a)[m * N + n + j] = sums[m][j];
       }
     });
+    return out;
   }
-
- private:
-  const uint8_t* row(const Value* a, int64_t n) const {
-    return packed.in<const uint8_t>(a) + n * (K * bits / 8);
-  }
-  const float* units(const Value* a, int64_t n) const {
-    return scales.in<const float>(a) + n * (K / shared);
-  }
-
-  template <int ROWS> void tile(const Value* a, const float* in, int64_t n, int columns,
-                                float (*sums)[NR]) const {
-    const uint8_t* w[NR];
-    const float* unit[NR];
-    for (int j = 0; j < NR; j++) {
-      w[j] = row(a, n + std::min(j, columns - 1));
-      unit[j] = units(a, n + std::min(j, columns - 1));
-    }
-    vf acc[ROWS][NR] = {};
-    for (int64_t b = 0; b < K / shared; b++) {
-      vf block[ROWS][NR] = {};
-      if (bits == 8)
-        bytes<ROWS>(w, in, b * shared, block);
-      else
-        nibbles<ROWS>(w, in, b * shared / 2, block);
-      for (int m = 0; m < ROWS; m++)
-        for (int j = 0; j < NR; j++) acc[m][j] += block[m][j] * unit[j][b];
-    }
-    for (int m = 0; m < ROWS; m++) sums4(acc[m], sums[m]);
-  }
-  template <int ROWS> void bytes(const uint8_t* const* w, const float* in, int64_t start,
-                                 vf (*block)[NR]) const {
-    for (int64_t k = start; k < start + shared; k += W) {
-      if (k % 64 == 0)
-        for (int j = 0; j < NR; j++) __builtin_prefetch(w[j] + k + NR * K);
-      vf of_x[ROWS];
-      for (int m = 0; m < ROWS; m++) of_x[m] = load(in + m * K + k);
-      for (int j = 0; j < NR; j++) {
-        vf of_w = ubytes_to_float(w[j] + k) - 128.f;
-        for (int m = 0; m < ROWS; m++) block[m][j] += of_w * of_x[m];
-      }
-    }
-  }
-  template <int ROWS> void nibbles(const uint8_t* const* w, const float* in, int64_t start,
-                                   vf (*block)[NR]) const {
-    for (int64_t k = start; k < start + shared / 2; k += W) {
-      if (k % 64 == 0)
-        for (int j = 0; j < NR; j++) __builtin_prefetch(w[j] + k + NR * K / 2);
-      vf even[ROWS], odd[ROWS];
-      for (int m = 0; m < ROWS; m++) {
-        even[m] = load(in + m * K + k);
-        odd[m] = load(in + m * K + K / 2 + k);
-      }
-      for (int j = 0; j < NR; j++) {
-        vf low, high;
-        nibbles_to_float(w[j] + k, low, high);
-        for (int m = 0; m < ROWS; m++) block[m][j] += low * even[m] + high * odd[m];
-      }
+  // What each block is worth in its lanes; the first of them starts from what all must.
+  void lanes(const float* worth, const int32_t* start, float* to, int32_t* begin) const {
+    for (int64_t i = 0; i < groups * W; i++) {
+      int64_t of = W / count, b = i / of;
+      bool here = b < blocks_a_row();
+      to[i] = here ? worth[b] : 0.f;
+      begin[i] = here && i % of == 0 ? start[b] : 0;
     }
   }
 
-  void expanded(const Value* a, const float* in, int64_t rows, int64_t n, int columns,
-                float* room) const {
-    for (int j = 0; j < columns; j++)
-      unpack(row(a, n + j), units(a, n + j), K, bits, shared, room + j * K);
-    product_float(in, K, rows, room, K, 0, columns,
-                  [&](int64_t m, int64_t, const float(*sums)[NR], int r, int c) {
-                    for (int i = 0; i < r; i++)
-                      for (int j = 0; j < c; j++) y.in<float>(a)[(m + i) * N + n + j] = sums[i][j];
-                  });
-  }
-};
-
-// int8 rows times 4-bit weights: exact in a block, blocks are added in fp32.
-struct LinearInt4 : Kernel {
-  Argument x, packed, scales, M;
-  int64_t N, K, x_stride, shared;
-  Scaled scaled;
-  LinearInt4(const Variant& v)
-      : x(v, "x"), packed(v, "packed"), scales(v, "scales"), M(v, "M"), N(v.integer("N")),
-        K(v.integer("K")), x_stride(v.integer("X_STRIDE")), shared(v.within("SHARED", 2)),
-        scaled(v, 0, 0) {}
-
-  void run(const Value* a, const int64_t*, Pool& pool) const override {
-    int64_t rows = M.integer(a), groups = K / shared;
-    const int8_t* in = x.in<const int8_t>(a);
-    // nibbles count from 0, weights from -8: each block's sum is 8·Σx too large
-    int32_t* excess = pool.scratch<int32_t>(0, rows * groups);
-    pool.each(rows * groups, items_a_piece(shared), [&](int64_t first, int64_t last) {
-      for (int64_t each = first; each < last; each++) {
-        const int8_t* block = in + each / groups * x_stride + each % groups * shared;
-        int32_t total = 0;
-        for (int64_t k = 0; k < shared; k++) total += block[k];
-        excess[each] = -8 * total;
-      }
-    });
-    in = apart(in, x_stride, rows, K, pool.scratch<int8_t>(2, rows * K + 64));
-    pool.each(N, columns_a_piece(K / 2, rows), [&](int64_t first, int64_t last) {
+  // f(m, n, sums, count) for all rows and columns
+  template <class F> void multiply(const Prepared& x, const uint8_t* packed, const float* scales,
+                                   int64_t rows, Pool& pool, F f) const {
+    if (in_panels(rows)) return by_panels(x, packed, scales, rows, pool, f);
+    pool.each(N, columns_a_piece(bytes(), rows), [&](int64_t first, int64_t last) {
       for (int64_t n = first; n < last; n += NR) {
         int columns = (int)std::min<int64_t>(NR, last - n);
+        const uint8_t* w[NR];
+        const float* unit[NR];
+        for (int j = 0; j < NR; j++) {
+          int64_t row = n + std::min(j, columns - 1);
+          w[j] = packed + row * bytes();
+          unit[j] = scales + row * blocks_a_row();
+        }
         for (int64_t m = 0; m < rows; m += MR) {
           float sums[MR][NR];
           int some = (int)std::min<int64_t>(MR, rows - m);
-          switch (some) {
-            case 1: tile<1>(a, in + m * K, excess + m * groups, n, columns, sums); break;
-            case 2: tile<2>(a, in + m * K, excess + m * groups, n, columns, sums); break;
-            case 3: tile<3>(a, in + m * K, excess + m * groups, n, columns, sums); break;
-            default: tile<4>(a, in + m * K, excess + m * groups, n, columns, sums);
-          }
+          Prepared from{x.q + m * K, x.worth + m * groups * W, x.start + m * groups * W};
+          int64_t ahead = m == 0 ? NR * bytes() : 0;
+          bits == 8 ? tile<8>(from, some, w, unit, ahead, sums)
+                    : tile<4>(from, some, w, unit, ahead, sums);
           for (int i = 0; i < some; i++) {
             vf four{};
             for (int j = 0; j < NR; j++) four[j] = sums[i][j];
-            scaled.store(a, m + i, n, four, columns);
+            f(m + i, n, four, columns);
           }
         }
       }
@@ -186,45 +141,165 @@ struct LinearInt4 : Kernel {
   }
 
  private:
-  template <int ROWS> void tile(const Value* a, const int8_t* in, const int32_t* excess, int64_t n,
-                                int columns, float (*sums)[NR]) const {
-    const int64_t groups = K / shared, half = shared / 2;
-    const uint8_t* w[NR];
-    const float* unit[NR];
-    for (int j = 0; j < NR; j++) {
-      int64_t row = n + std::min(j, columns - 1);
-      w[j] = packed.in<const uint8_t>(a) + row * (K / 2);
-      unit[j] = scales.in<const float>(a) + row * groups;
+  template <int BITS> void tile(const Prepared& x, int rows, const uint8_t* const* w,
+                                const float* const* unit, int64_t ahead, float (*sums)[NR]) const {
+    switch (rows) {
+      case 1: return tile_of<1, BITS>(x, w, unit, ahead, sums);
+      case 2: return tile_of<2, BITS>(x, w, unit, ahead, sums);
+      case 3: return tile_of<3, BITS>(x, w, unit, ahead, sums);
+      default: return tile_of<4, BITS>(x, w, unit, ahead, sums);
     }
+  }
+  template <int ROWS, int BITS> void tile_of(const Prepared& x, const uint8_t* const* w,
+                                             const float* const* unit, int64_t ahead,
+                                             float (*sums)[NR]) const {
+    constexpr int64_t VECTOR = BITS == 8 ? BYTES : SMALL;
     vf acc[ROWS][NR] = {};
-    for (int64_t b = 0; b < groups; b++) {
-      vi block[ROWS][NR] = {};
-      int64_t k = b * half, end = k + half;
-      for (int m = 0; m < ROWS; m++)
-        for (int j = 0; j < NR; j++) block[m][j][0] = excess[m * groups + b];
-      for (int j = 0; j < NR; j++) __builtin_prefetch(w[j] + k + NR * (K / 2));
-      for (; k + SMALL <= end; k += SMALL) {
-        Small even[ROWS], odd[ROWS];
-        for (int m = 0; m < ROWS; m++) {
-          even[m] = load_small(in + m * K + k);
-          odd[m] = load_small(in + m * K + K / 2 + k);
-        }
-        for (int j = 0; j < NR; j++) {
-          Small packed_w = load_small(w[j] + k);
-          Small low = low_nibbles(packed_w), high = high_nibbles(packed_w);
-          for (int m = 0; m < ROWS; m++)
-            block[m][j] = dot_small(dot_small(block[m][j], low, even[m]), high, odd[m]);
-        }
+    const SpreadLanes spread(count);
+    for (int64_t g = 0; g < groups; g++) {
+      int64_t k = g * step, end = std::min(k + step, bytes());
+      vi total[ROWS][NR];
+      for (int m = 0; m < ROWS; m++) {
+        vi start = load_as<vi>(x.start + (m * groups + g) * W);
+        for (int j = 0; j < NR; j++) total[m][j] = start;
       }
-      for (; k < end; k++)
-        for (int j = 0; j < NR; j++)
-          for (int m = 0; m < ROWS; m++)
-            block[m][j][0] += (w[j][k] & 15) * in[m * K + k] + (w[j][k] >> 4) * in[m * K + K / 2 + k];
-      for (int m = 0; m < ROWS; m++)
-        for (int j = 0; j < NR; j++)
-          acc[m][j] += __builtin_convertvector(block[m][j], vf) * unit[j][b];
+      for (; k + VECTOR <= end; k += VECTOR)
+        several<ROWS, BITS>(x, k, w, total, [&](const uint8_t* p) {
+          __builtin_prefetch(p + ahead);
+          if constexpr (BITS == 8) return load_unsigned(p);
+          else return load_small(p);
+        });
+      if (k < end)
+        several<ROWS, BITS>(x, k, w, total, [&](const uint8_t* p) {
+          if constexpr (BITS == 8) return load_unsigned_rest(p, end - k);
+          else return load_small_rest(p, end - k);
+        });
+      for (int j = 0; j < NR; j++) {
+        vf scale = spread(unit[j] + g * count, blocks_a_row() - g * count);
+        for (int m = 0; m < ROWS; m++)
+          acc[m][j] += __builtin_convertvector(total[m][j], vf) *
+                       (scale * load(x.worth + (m * groups + g) * W));
+      }
     }
     for (int m = 0; m < ROWS; m++) sums4(acc[m], sums[m]);
+  }
+  // One vector of each weight row, from byte k on.
+  template <int ROWS, int BITS, class Load>
+  EDGE_INLINE void several(const Prepared& x, int64_t k, const uint8_t* const* w,
+                           vi (*total)[NR], Load load_weights) const {
+    if constexpr (BITS == 8) {
+      Packed of_x[ROWS];
+      for (int m = 0; m < ROWS; m++) of_x[m] = load_row(x.q + m * K + k);
+      for (int j = 0; j < NR; j++) {
+        Packed of_w = load_weights(w[j] + k);
+        for (int m = 0; m < ROWS; m++) total[m][j] = dot(total[m][j], of_w, of_x[m]);
+      }
+    } else {
+      Small even[ROWS], odd[ROWS];
+      for (int m = 0; m < ROWS; m++) {
+        even[m] = load_small(x.q + m * K + k);
+        odd[m] = load_small(x.q + m * K + K / 2 + k);
+      }
+      for (int j = 0; j < NR; j++) {
+        Small of_w = load_weights(w[j] + k);
+        Small low = low_nibbles(of_w), high = high_nibbles(of_w);
+        for (int m = 0; m < ROWS; m++)
+          total[m][j] = dot_small(dot_small(total[m][j], low, even[m]), high, odd[m]);
+      }
+    }
+  }
+
+  template <class F> void by_panels(const Prepared& x, const uint8_t* packed, const float* scales,
+                                    int64_t rows, Pool& pool, F f) const {
+    int64_t of_row = blocks_a_row(), words = shared / 4;  // of a block
+    pool.each((N + WIDE - 1) / WIDE, 1, [&](int64_t first, int64_t last) {
+      int64_t of_panel = K * WIDE, of_scales = of_row * WIDE * int64_t(sizeof(float));
+      char* room = static_cast<char*>(thread_bytes(1, of_panel + of_scales));
+      int32_t* panel = reinterpret_cast<int32_t*>(room);
+      float* units = reinterpret_cast<float*>(room + of_panel);
+      for (int64_t each = first; each < last; each++) {
+        int64_t n = each * WIDE, end = std::min(n + WIDE, N);
+        fill(packed, n, end, panel);
+        for (int64_t j = 0; j < WIDE; j++)
+          for (int64_t b = 0; b < of_row; b++)
+            units[b * WIDE + j] = scales[std::min(n + j, end - 1) * of_row + b];
+        tiles(rows, [&](auto tile, int64_t m) {
+          constexpr int R = decltype(tile)::rows;
+          vf acc[R][2] = {};
+          for (int64_t b = 0; b < of_row; b++) {
+            vi total[R][2];
+            for (int r = 0; r < R; r++)
+              total[r][0] = total[r][1] = vi{} + x.start[(m + r) * of_row + b];
+            tall<R>(x.q + m * K + b * shared, K, panel + b * words * WIDE, WIDE, words, total,
+                    AddBytes());
+            vf left = load(units + b * WIDE), right = load(units + b * WIDE + W);
+            for (int r = 0; r < R; r++) {
+              vf worth = splat(x.worth[(m + r) * of_row + b]);
+              acc[r][0] += __builtin_convertvector(total[r][0], vf) * (left * worth);
+              acc[r][1] += __builtin_convertvector(total[r][1], vf) * (right * worth);
+            }
+          }
+          for (int r = 0; r < R; r++)
+            each_half(n, end, [&](int half, int64_t at, int count) {
+              f(m + r, at, acc[r][half], count);
+            });
+        });
+      }
+    });
+  }
+  // Words of a panel: of 4 bits, a block's even columns and then its odd ones.
+  void fill(const uint8_t* packed, int64_t n, int64_t end, int32_t* panel) const {
+    int64_t of_block = block / 4;
+    turn_rows(packed, bytes(), n, end, bytes() / 4, [&](int64_t word, int half, vi lanes) {
+      if (bits == 8) return store_as(panel + word * WIDE + half * W, lanes ^ FLIP_UNSIGNED);
+      int64_t at = word / of_block * (2 * of_block) + word % of_block;
+      store_as(panel + at * WIDE + half * W, lanes & 0x0f0f0f0f);
+      store_as(panel + (at + of_block) * WIDE + half * W, (lanes >> 4) & 0x0f0f0f0f);
+    });
+  }
+};
+
+// Float rows; a row and block is rounded to int8, as the statement of the op allows.
+struct LinearBits : Kernel {
+  Argument x, packed, scales, y, M;
+  int64_t x_stride;
+  Blocked blocked;
+  LinearBits(const Variant& v)
+      : x(v, "x"), packed(v, "packed"), scales(v, "scales"), y(v, "y"), M(v, "M"),
+        x_stride(v.integer("X_STRIDE")), blocked(v, bits_of(v)) {}
+  void run(const Value* a, const int64_t*, Pool& pool) const override {
+    int64_t rows = M.integer(a), shared = blocked.shared, N = blocked.N;
+    auto prepared = blocked.prepare(rows, pool, [&](int64_t m, int8_t* q, float* worth) {
+      const float* in = x.in<const float>(a) + m * x_stride;
+      for (int64_t b = 0; b < blocked.blocks_a_row(); b++)
+        worth[b] = round_block(in + b * shared, shared, q + b * shared);
+    });
+    blocked.multiply(prepared, packed.in<const uint8_t>(a), scales.in<const float>(a), rows, pool,
+                     [&](int64_t m, int64_t n, vf sums, int count) {
+                       store_some(y.in<float>(a) + m * N + n, sums, count);
+                     });
+  }
+};
+
+// int8 rows of one scale.
+struct LinearInt4 : Kernel {
+  Argument x, packed, scales, M;
+  int64_t x_stride;
+  Blocked blocked;
+  Scaled scaled;
+  LinearInt4(const Variant& v)
+      : x(v, "x"), packed(v, "packed"), scales(v, "scales"), M(v, "M"),
+        x_stride(v.integer("X_STRIDE")), blocked(v, 4), scaled(v, 0, 0) {}
+  void run(const Value* a, const int64_t*, Pool& pool) const override {
+    int64_t rows = M.integer(a), K = blocked.K;
+    auto prepared = blocked.prepare(rows, pool, [&](int64_t m, int8_t* q, float* worth) {
+      std::memcpy(q, x.in<const int8_t>(a) + m * x_stride, size_t(K));
+      for (int64_t b = 0; b < blocked.blocks_a_row(); b++) worth[b] = 1.f;
+    });
+    blocked.multiply(prepared, packed.in<const uint8_t>(a), scales.in<const float>(a), rows, pool,
+                     [&](int64_t m, int64_t n, vf sums, int count) {
+                       scaled.store(a, m, n, sums, count);
+                     });
   }
 };
 

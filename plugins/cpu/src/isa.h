@@ -17,19 +17,20 @@ template <int> struct Entry;
 #include "rows.h"
 #include "state.h"
 
+#include "../../linear/cpu_panel.h"
 #include "../../argmax/cpu.h"
 #include "../../attention/cpu.h"
 #include "../../gelu/cpu.h"
 #include "../../group_norm/cpu.h"
-#include "../../hadamard/cpu.h"
 #include "../../linear/cpu.h"
 #include "../../multiply/cpu.h"
 #include "../../norm/cpu.h"
 #include "../../quantize/cpu.h"
 #include "../../squared_relu/cpu.h"
 #include "../../standard/cpu.h"
-// these are made of kernels above
+// these are made of what stands above
 #include "../../causal_conv1d/cpu.h"
+#include "../../hadamard/cpu.h"
 #include "../../gated_norm/cpu.h"
 #include "../../linear/cpu_bits.h"
 #include "../../embedding/cpu.h"

@@ -91,18 +91,6 @@ inline vf bytes_to_float(vb b) {
 #endif
 }
 
-inline vf ubytes_to_float(const uint8_t* p) {
-#if EDGE_ISA_AVX512
-  return vf(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_as<__m128i>(p))));
-#elif EDGE_ISA_AVX2
-  return vf(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))));
-#else
-  vf out;
-  for (int i = 0; i < W; i++) out[i] = p[i];
-  return out;
-#endif
-}
-
 inline vb float_to_bytes(vf x) {  // whole numbers from -128 to 127
 #if EDGE_ISA_AVX512
   return vb(_mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x)));
@@ -137,6 +125,34 @@ template <class T> inline void store_some(T* p, vf v, int count) {
   if (count >= W) return store(p, v);
   for (int i = 0; i < count; i++) put(p + i, v[i]);
 }
+#if EDGE_ISA_AVX512
+inline __mmask16 first_lanes(int count) { return __mmask16(count >= W ? 0xffff : (1 << count) - 1); }
+inline vf load_some(const float* p, int count) {
+  return vf(_mm512_maskz_loadu_ps(first_lanes(count), p));
+}
+inline vf load_some(const Half* p, int count) {
+  return half_to_float(vh(_mm256_maskz_loadu_epi16(first_lanes(count), p)));
+}
+inline vf load_some(const int8_t* p, int count) {
+  return bytes_to_float(vb(_mm_maskz_loadu_epi8(first_lanes(count), p)));
+}
+inline void store_some(float* p, vf v, int count) {
+  _mm512_mask_storeu_ps(p, first_lanes(count), __m512(v));
+}
+inline void store_some(Half* p, vf v, int count) {
+  _mm256_mask_storeu_epi16(p, first_lanes(count), __m256i(float_to_half(v)));
+}
+inline void store_some(int8_t* p, vf v, int count) {
+  _mm_mask_storeu_epi8(p, first_lanes(count), __m128i(float_to_bytes(v)));
+}
+#elif EDGE_ISA_AVX2
+inline vf load_some(const float* p, int count) {
+  if (count >= W) return load(p);
+  vi lane;
+  for (int i = 0; i < W; i++) lane[i] = i;
+  return vf(_mm256_maskload_ps(p, __m256i(lane < count)));
+}
+#endif
 
 // -- rounding ---------------------------------------------------------------------------------------
 
@@ -309,7 +325,7 @@ inline vi dot(vi acc, Packed w, Packed x) {
 }
 #endif
 
-// The last `count` bytes of a row.
+// The last `count` bytes of a row, zeros behind.
 #if EDGE_ISA_AVX512
 inline Packed load_row_rest(const int8_t* p, int64_t count) {
   return _mm512_maskz_loadu_epi8((1ull << count) - 1, p);
@@ -329,6 +345,28 @@ inline Packed load_weight_rest(const int8_t* p, int64_t count) {
   return load_weight(rest);
 }
 #endif
+
+// Weights with zero point 128, as `dot` takes them: where BIASED, sums are again 128·Σx too large.
+inline Packed load_unsigned(const uint8_t* p) {
+#if EDGE_ISA_AVX512 || EDGE_ISA_AVXVNNI
+  return load_row((const int8_t*)p);
+#elif EDGE_ISA_AVX2
+  return _mm256_cvtepi8_epi16(_mm_xor_si128(_mm_loadu_si128((const __m128i*)p), _mm_set1_epi8(-128)));
+#elif EDGE_ISA_NEON
+  return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128)));
+#else
+  Packed w = load_weight((const int8_t*)p);
+  for (int i = 0; i < BYTES; i++) w.of[i] = int8_t(w.of[i] ^ -128);
+  return w;
+#endif
+}
+inline Packed load_unsigned_rest(const uint8_t* p, int64_t count) {
+  if (BIASED) return load_row_rest((const int8_t*)p, count);
+  uint8_t rest[BYTES];
+  std::memset(rest, 128, sizeof rest);
+  std::memcpy(rest, p, size_t(count));
+  return load_unsigned(rest);
+}
 
 // acc[l] += Σ of bytes w·x for w from 0 to 15, SMALL of them at a time: no sum of pairs saturates.
 #if EDGE_ISA_AVX512
@@ -381,21 +419,33 @@ inline Small high_nibbles(Small w) {
 inline vi dot_small(vi acc, Small w, Small x) { return dot(acc, w, x); }
 #endif
 
-// W bytes as two vectors of quants less 8: of the low nibbles and of the high ones.
-inline void nibbles_to_float(const uint8_t* p, vf& low, vf& high) {
-#if EDGE_ISA_AVX512
-  __m512i wide = _mm512_cvtepu8_epi32(load_as<__m128i>(p));
-  const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-  low = vf(_mm512_permutexvar_ps(wide, table));  // looks at four bits alone
-  high = vf(_mm512_permutexvar_ps(_mm512_srli_epi32(wide, 4), table));
-#elif EDGE_ISA_AVX2
-  __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
-  low = vf(_mm256_cvtepi32_ps(_mm256_and_si256(wide, _mm256_set1_epi32(15)))) - 8.f;
-  high = vf(_mm256_cvtepi32_ps(_mm256_srli_epi32(wide, 4))) - 8.f;
-#else
-  for (int i = 0; i < W; i++) low[i] = float(p[i] & 15) - 8.f, high[i] = float(p[i] >> 4) - 8.f;
-#endif
+inline Small load_small_rest(const void* p, int64_t count) {
+  char rest[SMALL] = {};
+  std::memcpy(rest, p, size_t(count));
+  return load_small(rest);
 }
+
+// The first `count` of a row of floats, each in as many lanes as another; zeros where fewer are left.
+struct SpreadLanes {
+  int count;
+  vi index;
+  explicit SpreadLanes(int64_t count_) : count((int)count_), index{} {
+    for (int i = 0; i < W; i++) index[i] = i * count / W;
+  }
+  EDGE_INLINE vf operator()(const float* p, int64_t left) const {
+    if (count == 1) return splat(*p);
+    vf few = load_some(p, (int)std::min<int64_t>(count, left));
+#if EDGE_ISA_AVX512
+    return vf(_mm512_permutexvar_ps(__m512i(index), __m512(few)));
+#elif EDGE_ISA_AVX2
+    return vf(_mm256_permutevar8x32_ps(__m256(few), __m256i(index)));
+#else
+    vf out;
+    for (int i = 0; i < W; i++) out[i] = few[index[i]];
+    return out;
+#endif
+  }
+};
 
 inline int sum(vi v) {
 #if EDGE_ISA_AVX512

@@ -1,0 +1,150 @@
+// Many rows times weights: a panel of weight rows is turned so that outputs lie side by side, and then
+// used by all rows of x. No lanes are summed, and a tile's sums stay in registers.
+//
+// A column of the panel is one 32-bit word of a weight row: a float, or four bytes.
+
+#if EDGE_ISA_AVX512 || EDGE_ISA_NEON
+constexpr int TALL = 12;  // rows of a tile: 24 sums of 32 registers
+#else
+constexpr int TALL = 6;
+#endif
+constexpr int64_t WIDE = 2 * W;  // outputs of a panel
+
+#if EDGE_ISA_AVX512
+// 16 vectors, their words transposed.
+inline void transpose(__m512i* v) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; j++) {
+      v[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
+      v[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
+    }
+  for (int i = 0; i < 16; i += 8)
+    for (int j = 0; j < 4; j++) {
+      t[i + j] = _mm512_shuffle_i32x4(v[i + j], v[i + j + 4], 0x88);
+      t[i + j + 4] = _mm512_shuffle_i32x4(v[i + j], v[i + j + 4], 0xdd);
+    }
+  for (int j = 0; j < 8; j++) {
+    v[j] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0x88);
+    v[j + 8] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0xdd);
+  }
+}
+#endif
+
+// put(word, half, lanes) for every word of rows first ... first + WIDE of some that lie `stride` bytes
+// apart; the last row stands for those behind it. A vector has one word of W rows.
+template <class F> inline void turn_rows(const void* base, int64_t stride, int64_t first, int64_t last,
+                                         int64_t words, F put) {
+  for (int half = 0; half < 2; half++) {
+    const char* rows[W];
+    for (int i = 0; i < W; i++)
+      rows[i] = static_cast<const char*>(base) +
+                std::min<int64_t>(first + half * W + i, last - 1) * stride;
+    int64_t word = 0;
+#if EDGE_ISA_AVX512
+    for (; word + W <= words; word += W) {
+      __m512i v[W];
+      for (int i = 0; i < W; i++) v[i] = _mm512_loadu_si512(rows[i] + 4 * word);
+      transpose(v);
+      for (int i = 0; i < W; i++) put(word + i, half, vi(v[i]));
+    }
+#endif
+    for (; word < words; word++) {
+      vi lanes{};
+      for (int i = 0; i < W; i++) {
+        int32_t one_word;
+        std::memcpy(&one_word, rows[i] + 4 * word, 4);
+        lanes[i] = one_word;
+      }
+      put(word, half, lanes);
+    }
+  }
+}
+
+// sums[r] += Σ of `words` words of row r by those of the panel, whose vectors lie `pitch` words apart;
+// `add` is what becomes of two words.
+template <int R, class V, class T, class Add>
+inline void tall(const T* x, int64_t stride, const void* panel, int64_t pitch, int64_t words,
+                 V (*sums)[2], Add add) {
+  V acc[R][2];
+  for (int r = 0; r < R; r++) acc[r][0] = sums[r][0], acc[r][1] = sums[r][1];
+  const int32_t* row = static_cast<const int32_t*>(panel);
+  for (int64_t k = 0; k < words; k++, row += pitch) {
+    V left = load_as<V>(row), right = load_as<V>(row + W);
+    for (int r = 0; r < R; r++) {
+      V lanes = add.spread(x + r * stride + k * int64_t(4 / sizeof(T)));
+      acc[r][0] = add(acc[r][0], left, lanes);
+      acc[r][1] = add(acc[r][1], right, lanes);
+    }
+  }
+  for (int r = 0; r < R; r++) sums[r][0] = acc[r][0], sums[r][1] = acc[r][1];
+}
+
+// f(RowCount<R>(), m) for tiles of R rows
+template <int R> struct RowCount {
+  static constexpr int rows = R;
+};
+template <class F> inline void tiles(int64_t rows, F f) {
+  int64_t m = 0;
+  for (; m + TALL <= rows; m += TALL) f(RowCount<TALL>(), m);
+  for (; m + 4 <= rows; m += 4) f(RowCount<4>(), m);
+  for (; m < rows; m++) f(RowCount<1>(), m);
+}
+
+struct AddFloats {
+  EDGE_INLINE vf spread(const float* x) const { return splat(*x); }
+  EDGE_INLINE vf operator()(vf sum, vf w, vf x) const { return sum + w * x; }
+};
+
+// Products of four bytes, where a set has them.
+struct AddBytes {
+  EDGE_INLINE vi spread(const int8_t* x) const {
+    int32_t word;
+    std::memcpy(&word, x, 4);
+    return vi{} + word;
+  }
+#if EDGE_ISA_AVX512
+  static constexpr bool here = true;
+  EDGE_INLINE vi operator()(vi sum, vi w, vi x) const { return dot(sum, __m512i(w), __m512i(x)); }
+#elif EDGE_ISA_AVXVNNI
+  static constexpr bool here = true;
+  EDGE_INLINE vi operator()(vi sum, vi w, vi x) const { return dot(sum, __m256i(w), __m256i(x)); }
+#elif EDGE_ISA_DOTPROD
+  static constexpr bool here = true;
+  EDGE_INLINE vi operator()(vi sum, vi w, vi x) const { return dot(sum, int8x16_t(w), int8x16_t(x)); }
+#else
+  static constexpr bool here = false;
+  EDGE_INLINE vi operator()(vi sum, vi, vi) const { return sum; }
+#endif
+};
+// Up to so many rows are multiplied as a single one is: what is drafted is verified bit for bit.
+constexpr int64_t FEW = 16;
+
+// What turns bytes that count from 0 into those that `dot` takes, and s8 likewise.
+constexpr int32_t FLIP_UNSIGNED = BIASED ? 0 : int32_t(0x80808080);
+constexpr int32_t FLIP_SIGNED = BIASED ? int32_t(0x80808080) : 0;
+
+// f(half, n, count) for the vectors of a panel of outputs n ... end
+template <class F> inline void each_half(int64_t n, int64_t end, F f) {
+  for (int half = 0; half < 2; half++)
+    if (int64_t at = n + half * W; at < end) f(half, at, (int)std::min<int64_t>(W, end - at));
+}
+
+// f(panel, n, end) for panels of outputs n ... end, their words with some bits flipped.
+template <class F> inline void panels(const void* weight, int64_t N, int64_t stride, int64_t words,
+                                      int32_t flip, Pool& pool, F f) {
+  pool.each((N + WIDE - 1) / WIDE, 1, [&](int64_t first, int64_t last) {
+    int32_t* panel = static_cast<int32_t*>(thread_bytes(1, 4 * words * WIDE));
+    for (int64_t each = first; each < last; each++) {
+      int64_t n = each * WIDE, end = std::min(n + WIDE, N);
+      turn_rows(weight, stride, n, end, words, [&](int64_t word, int half, vi lanes) {
+        store_as(panel + word * WIDE + half * W, lanes ^ flip);
+      });
+      f(panel, n, end);
+    }
+  });
+}
