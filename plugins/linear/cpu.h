@@ -1,8 +1,9 @@
 // Rows times weights, one weight row an output: y[m, n] = Σ_k x[m, k] · w[n, k].
 //
 // Both lie along k, so a tile of NR weight rows by MR rows of x is summed lane by lane and the lanes
-// are added at its end. A single row is bound by reading the weights; many rows reuse a tile's
-// weights from the nearest cache.
+// are added at its end. Few rows are bound by reading the weights: that is done from the first byte to
+// the last, one weight row after the other, as memory is read twice as fast as four rows side by side
+// (19 and 10 GB/s). Many rows take panels.
 //
 // The C++ face of triton_linear.py and triton_linear_int8.py.
 
@@ -40,30 +41,23 @@ template <class V, class S> inline void sums4(const V* v, S* out) {
 
 // -- int8 -------------------------------------------------------------------------------------------
 
-// sums[m][n] of M rows of x and NR weight rows; exact but for the bias. `ahead`: bytes from a weight
-// row to that of the tile that follows, which is fetched meanwhile.
+// sums[m][n] of M rows of x and NR weight rows; exact but for the bias.
 template <int M> inline void tile_int8(const int8_t* x, int64_t x_stride, const int8_t* const* w,
-                                       int64_t K, int64_t ahead, int32_t (*sums)[NR]) {
-  vi acc[M][NR] = {};
-  int64_t k = 0;
-  for (; k + BYTES <= K; k += BYTES) {
-    Packed of_w[NR];
-    for (int n = 0; n < NR; n++) {
-      of_w[n] = load_weight(w[n] + k);
-      __builtin_prefetch(w[n] + k + ahead);
+                                       int64_t K, int32_t (*sums)[NR]) {
+  vi acc[M][NR];
+  for (int n = 0; n < NR; n++) {
+    vi of_row[M] = {};
+    int64_t k = 0;
+    for (; k + BYTES <= K; k += BYTES) {
+      Packed of_w = load_weight(w[n] + k);
+      for (int m = 0; m < M; m++) of_row[m] = dot(of_row[m], of_w, load_row(x + m * x_stride + k));
     }
-    for (int m = 0; m < M; m++) {
-      Packed of_x = load_row(x + m * x_stride + k);
-      for (int n = 0; n < NR; n++) acc[m][n] = dot(acc[m][n], of_w[n], of_x);
+    if (k < K) {
+      Packed of_w = load_weight_rest(w[n] + k, K - k);
+      for (int m = 0; m < M; m++)
+        of_row[m] = dot(of_row[m], of_w, load_row_rest(x + m * x_stride + k, K - k));
     }
-  }
-  if (k < K) {
-    Packed of_w[NR];
-    for (int n = 0; n < NR; n++) of_w[n] = load_weight_rest(w[n] + k, K - k);
-    for (int m = 0; m < M; m++) {
-      Packed of_x = load_row_rest(x + m * x_stride + k, K - k);
-      for (int n = 0; n < NR; n++) acc[m][n] = dot(acc[m][n], of_w[n], of_x);
-    }
+    for (int m = 0; m < M; m++) acc[m][n] = of_row[m];
   }
   for (int m = 0; m < M; m++) sums4(acc[m], sums[m]);
 }
@@ -99,12 +93,11 @@ template <class F> inline void product_int8(const int8_t* x, int64_t x_stride, i
         int rows = (int)std::min<int64_t>(MR, M - m);
         int32_t sums[MR][NR];
         const int8_t* from = x + m * x_stride;
-        int64_t ahead = m == 0 ? NR * K : 0;
         switch (rows) {
-          case 1: tile_int8<1>(from, x_stride, w, K, ahead, sums); break;
-          case 2: tile_int8<2>(from, x_stride, w, K, ahead, sums); break;
-          case 3: tile_int8<3>(from, x_stride, w, K, ahead, sums); break;
-          default: tile_int8<4>(from, x_stride, w, K, ahead, sums);
+          case 1: tile_int8<1>(from, x_stride, w, K, sums); break;
+          case 2: tile_int8<2>(from, x_stride, w, K, sums); break;
+          case 3: tile_int8<3>(from, x_stride, w, K, sums); break;
+          default: tile_int8<4>(from, x_stride, w, K, sums);
         }
         for (int i = 0; i < rows; i++)
           std::memcpy(totals + (m + i) * STRIP + (n - start), sums[i], sizeof sums[i]);
@@ -199,26 +192,26 @@ struct LinearInt8 : Kernel {
 // -- floats -----------------------------------------------------------------------------------------
 
 template <int M, class T> inline void tile_float(const float* x, int64_t x_stride,
-                                                 const T* const* w, int64_t K, int64_t ahead,
-                                                 float (*sums)[NR]) {
-  vf acc[M][NR] = {};
-  int64_t k = 0;
-  for (; k + W <= K; k += W) {
-    vf of_w[NR];
-    for (int n = 0; n < NR; n++) {
-      of_w[n] = load(w[n] + k);
-      __builtin_prefetch(w[n] + k + ahead);
+                                                 const T* const* w, int64_t K, float (*sums)[NR]) {
+  vf acc[M][NR];
+  for (int n = 0; n < NR; n++) {
+    vf of_row[M] = {}, other[M] = {};  // two, so that a sum need not wait for the one before
+    int64_t k = 0;
+    for (; k + 2 * W <= K; k += 2 * W) {
+      vf left = load(w[n] + k), right = load(w[n] + k + W);
+      for (int m = 0; m < M; m++) {
+        of_row[m] += left * load(x + m * x_stride + k);
+        other[m] += right * load(x + m * x_stride + k + W);
+      }
     }
-    for (int m = 0; m < M; m++) {
-      vf of_x = load(x + m * x_stride + k);
-      for (int n = 0; n < NR; n++) acc[m][n] += of_w[n] * of_x;
+    for (; k < K; k += W) {
+      int some = (int)std::min<int64_t>(W, K - k);
+      vf of_w = load_some(w[n] + k, some);
+      for (int m = 0; m < M; m++) of_row[m] += of_w * load_some(x + m * x_stride + k, some);
     }
+    for (int m = 0; m < M; m++) acc[m][n] = of_row[m] + other[m];
   }
-  for (int m = 0; m < M; m++) {
-    sums4(acc[m], sums[m]);
-    for (int64_t rest = k; rest < K; rest++)
-      for (int n = 0; n < NR; n++) sums[m][n] += one(w[n] + rest) * x[m * x_stride + rest];
-  }
+  for (int m = 0; m < M; m++) sums4(acc[m], sums[m]);
 }
 
 // f(m, n, sums, rows, columns) for tiles of the product with weight rows first ... last
@@ -233,12 +226,11 @@ template <class T, class F> inline void product_float(const float* x, int64_t x_
       int rows = (int)std::min<int64_t>(MR, M - m);
       float sums[MR][NR];
       const float* from = x + m * x_stride;
-      int64_t ahead = m == 0 ? NR * K : 0;
       switch (rows) {
-        case 1: tile_float<1>(from, x_stride, w, K, ahead, sums); break;
-        case 2: tile_float<2>(from, x_stride, w, K, ahead, sums); break;
-        case 3: tile_float<3>(from, x_stride, w, K, ahead, sums); break;
-        default: tile_float<4>(from, x_stride, w, K, ahead, sums);
+        case 1: tile_float<1>(from, x_stride, w, K, sums); break;
+        case 2: tile_float<2>(from, x_stride, w, K, sums); break;
+        case 3: tile_float<3>(from, x_stride, w, K, sums); break;
+        default: tile_float<4>(from, x_stride, w, K, sums);
       }
       f(m, n, sums, rows, columns);
     }

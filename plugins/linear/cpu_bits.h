@@ -127,9 +127,7 @@ struct Blocked {
           float sums[MR][NR];
           int some = (int)std::min<int64_t>(MR, rows - m);
           Prepared from{x.q + m * K, x.worth + m * groups * W, x.start + m * groups * W};
-          int64_t ahead = m == 0 ? NR * bytes() : 0;
-          bits == 8 ? tile<8>(from, some, w, unit, ahead, sums)
-                    : tile<4>(from, some, w, unit, ahead, sums);
+          bits == 8 ? tile<8>(from, some, w, unit, sums) : tile<4>(from, some, w, unit, sums);
           for (int i = 0; i < some; i++) {
             vf four{};
             for (int j = 0; j < NR; j++) four[j] = sums[i][j];
@@ -142,70 +140,80 @@ struct Blocked {
 
  private:
   template <int BITS> void tile(const Prepared& x, int rows, const uint8_t* const* w,
-                                const float* const* unit, int64_t ahead, float (*sums)[NR]) const {
+                                const float* const* unit, float (*sums)[NR]) const {
     switch (rows) {
-      case 1: return tile_of<1, BITS>(x, w, unit, ahead, sums);
-      case 2: return tile_of<2, BITS>(x, w, unit, ahead, sums);
-      case 3: return tile_of<3, BITS>(x, w, unit, ahead, sums);
-      default: return tile_of<4, BITS>(x, w, unit, ahead, sums);
+      case 1: return tile_of<1, BITS>(x, w, unit, sums);
+      case 2: return tile_of<2, BITS>(x, w, unit, sums);
+      case 3: return tile_of<3, BITS>(x, w, unit, sums);
+      default: return tile_of<4, BITS>(x, w, unit, sums);
     }
   }
   template <int ROWS, int BITS> void tile_of(const Prepared& x, const uint8_t* const* w,
-                                             const float* const* unit, int64_t ahead,
-                                             float (*sums)[NR]) const {
-    constexpr int64_t VECTOR = BITS == 8 ? BYTES : SMALL;
-    vf acc[ROWS][NR] = {};
+                                             const float* const* unit, float (*sums)[NR]) const {
     const SpreadLanes spread(count);
-    for (int64_t g = 0; g < groups; g++) {
-      int64_t k = g * step, end = std::min(k + step, bytes());
-      vi total[ROWS][NR];
-      for (int m = 0; m < ROWS; m++) {
-        vi start = load_as<vi>(x.start + (m * groups + g) * W);
-        for (int j = 0; j < NR; j++) total[m][j] = start;
+    const int64_t whole = step % vector == 0 ? bytes() / step : 0;  // steps that are whole vectors
+    vf acc[ROWS][NR];
+    for (int j = 0; j < NR; j++) {
+      vf of_row[ROWS] = {};
+      int64_t g = 0;
+      for (; g < whole; g++) {
+        vi total[ROWS];
+        begin(x, g, total);
+        sum_up<BITS>(x, w[j], g * step, g * step + step, total);
+        scale(x, g, spread(unit[j] + g * count), total, of_row);
       }
-      for (; k + VECTOR <= end; k += VECTOR)
-        several<ROWS, BITS>(x, k, w, total, [&](const uint8_t* p) {
-          __builtin_prefetch(p + ahead);
-          if constexpr (BITS == 8) return load_unsigned(p);
-          else return load_small(p);
-        });
-      if (k < end)
-        several<ROWS, BITS>(x, k, w, total, [&](const uint8_t* p) {
-          if constexpr (BITS == 8) return load_unsigned_rest(p, end - k);
-          else return load_small_rest(p, end - k);
-        });
-      for (int j = 0; j < NR; j++) {
-        vf scale = spread(unit[j] + g * count, blocks_a_row() - g * count);
-        for (int m = 0; m < ROWS; m++)
-          acc[m][j] += __builtin_convertvector(total[m][j], vf) *
-                       (scale * load(x.worth + (m * groups + g) * W));
+      for (; g < groups; g++) {
+        vi total[ROWS];
+        begin(x, g, total);
+        int64_t end = std::min(g * step + step, bytes());
+        int64_t k = sum_up<BITS>(x, w[j], g * step, end, total);
+        if (k < end) {
+          if constexpr (BITS == 8)
+            add(x, k, load_unsigned_rest(w[j] + k, end - k), total);
+          else
+            add_nibbles(x, k, load_small_rest(w[j] + k, end - k), total);
+        }
+        vf worth = spread.some(unit[j] + g * count, blocks_a_row() - g * count);
+        scale(x, g, worth, total, of_row);
       }
+      for (int m = 0; m < ROWS; m++) acc[m][j] = of_row[m];
     }
     for (int m = 0; m < ROWS; m++) sums4(acc[m], sums[m]);
   }
-  // One vector of each weight row, from byte k on.
-  template <int ROWS, int BITS, class Load>
-  EDGE_INLINE void several(const Prepared& x, int64_t k, const uint8_t* const* w,
-                           vi (*total)[NR], Load load_weights) const {
-    if constexpr (BITS == 8) {
-      Packed of_x[ROWS];
-      for (int m = 0; m < ROWS; m++) of_x[m] = load_row(x.q + m * K + k);
-      for (int j = 0; j < NR; j++) {
-        Packed of_w = load_weights(w[j] + k);
-        for (int m = 0; m < ROWS; m++) total[m][j] = dot(total[m][j], of_w, of_x[m]);
-      }
-    } else {
-      Small even[ROWS], odd[ROWS];
-      for (int m = 0; m < ROWS; m++) {
-        even[m] = load_small(x.q + m * K + k);
-        odd[m] = load_small(x.q + m * K + K / 2 + k);
-      }
-      for (int j = 0; j < NR; j++) {
-        Small of_w = load_weights(w[j] + k);
-        Small low = low_nibbles(of_w), high = high_nibbles(of_w);
-        for (int m = 0; m < ROWS; m++)
-          total[m][j] = dot_small(dot_small(total[m][j], low, even[m]), high, odd[m]);
-      }
+  template <int ROWS>
+  EDGE_INLINE void begin(const Prepared& x, int64_t g, vi (&total)[ROWS]) const {
+    for (int m = 0; m < ROWS; m++) total[m] = load_as<vi>(x.start + (m * groups + g) * W);
+  }
+  template <int ROWS> EDGE_INLINE void scale(const Prepared& x, int64_t g, vf worth,
+                                             const vi (&total)[ROWS], vf (&of_row)[ROWS]) const {
+    for (int m = 0; m < ROWS; m++)
+      of_row[m] += __builtin_convertvector(total[m], vf) *
+                   (worth * load(x.worth + (m * groups + g) * W));
+  }
+  // Whole vectors of bytes k ... end of a weight row; returns where they end.
+  template <int BITS, int ROWS>
+  EDGE_INLINE int64_t sum_up(const Prepared& x, const uint8_t* w, int64_t k, int64_t end,
+                             vi (&total)[ROWS]) const {
+    constexpr int64_t VECTOR = BITS == 8 ? BYTES : SMALL;
+    for (; k + VECTOR <= end; k += VECTOR) {
+      if constexpr (BITS == 8)
+        add(x, k, load_unsigned(w + k), total);
+      else
+        add_nibbles(x, k, load_small(w + k), total);
+    }
+    return k;
+  }
+  // A vector of weights, from byte k of its row on, times all rows.
+  template <int ROWS>
+  EDGE_INLINE void add(const Prepared& x, int64_t k, Packed w, vi (&total)[ROWS]) const {
+    for (int m = 0; m < ROWS; m++) total[m] = dot(total[m], w, load_row(x.q + m * K + k));
+  }
+  template <int ROWS>
+  EDGE_INLINE void add_nibbles(const Prepared& x, int64_t k, Small w, vi (&total)[ROWS]) const {
+    Small low = low_nibbles(w), high = high_nibbles(w);
+    for (int m = 0; m < ROWS; m++) {
+      const int8_t* q = x.q + m * K + k;
+      total[m] = dot_small(dot_small(total[m], low, load_small(q)), high, load_small(q + K / 2));
     }
   }
 

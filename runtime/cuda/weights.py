@@ -24,11 +24,14 @@ _BLOCK = 4 << 20
 
 
 class WeightSegment:
-    """Neighbouring bytes of weights.bin: `start` … `end`, and where they lie on the device."""
+    """Neighbouring bytes of weights.bin: `start` … `end`, and where they lie on the device: `at`
+    bytes behind the beginning of `memory`.
+    """
 
     def __init__(self, start: int, end: int) -> None:
         self.start, self.end = start, end
         self.memory: Memory | None = None
+        self.at = 0
 
 
 class DeviceWeights:
@@ -44,11 +47,15 @@ class DeviceWeights:
         self._segments = segments(plan.weights)
         constants = {name: max(1, len(each.data) // 2) for name, each in plan.inline.items()}
         self._inline, size = packed(constants, ALIGNMENT)
-        self.nbytes = size + sum(segment.end - segment.start for segment in self._segments)
+        self.nbytes = size
         with exclusive as device:
             self._constants = device.allocate(max(1, size))
-            for segment in self._segments:
-                segment.memory = device.allocate(segment.end - segment.start)
+            for together in pieces(self._segments):
+                last = together[-1]
+                memory = device.allocate(last.at + last.end - last.start)
+                self.nbytes += memory.nbytes
+                for segment in together:
+                    segment.memory = memory
         exclusive.upload(
             (
                 self._constants,
@@ -64,7 +71,7 @@ class DeviceWeights:
         for block in blocks:
             data = np.frombuffer(block, np.uint8)
             self._exclusive.upload(
-                (segment.memory, max(at, segment.start) - segment.start,
+                (segment.memory, segment.at + max(at, segment.start) - segment.start,
                  data[max(at, segment.start) - at : min(at + len(data), segment.end) - at])
                 for segment in self._segments
                 if segment.memory is not None
@@ -81,7 +88,7 @@ class DeviceWeights:
         for segment in self._segments:
             if segment.start <= offset < segment.end:
                 assert segment.memory is not None
-                return segment.memory.address + offset - segment.start
+                return segment.memory.address + segment.at + offset - segment.start
         raise BundleError("lies in no segment of the weights", field=f"weights.{name}")
 
     def inline(self, name: str) -> int:
@@ -107,6 +114,24 @@ def segments(weights: Mapping[str, Weight], largest: int = SEGMENT) -> list[Weig
             last.end = max(last.end, end)
         else:
             out.append(WeightSegment(start, end))
+    return out
+
+
+def pieces(every: list[WeightSegment], largest: int = SEGMENT) -> list[list[WeightSegment]]:
+    """Segments that share an allocation, of at most `largest` bytes unless one alone is larger; each
+    gets its place, on a multiple of 256 bytes. Few large allocations lie on large pages, which a CPU
+    reads 1.7 times as fast as small ones.
+    """
+    out: list[list[WeightSegment]] = []
+    used = 0
+    for segment in every:
+        at = used + -used % ALIGNMENT
+        if not out or at + segment.end - segment.start > largest:
+            out.append([])
+            at = 0
+        segment.at = at
+        out[-1].append(segment)
+        used = at + segment.end - segment.start
     return out
 
 

@@ -425,14 +425,16 @@ inline Small load_small_rest(const void* p, int64_t count) {
   return load_small(rest);
 }
 
-// The first `count` of a row of floats, each in as many lanes as another; zeros where fewer are left.
+// The first `count` of a row of floats, each in as many lanes as another.
 struct SpreadLanes {
   int count;
   vi index;
   explicit SpreadLanes(int64_t count_) : count((int)count_), index{} {
     for (int i = 0; i < W; i++) index[i] = i * count / W;
   }
-  EDGE_INLINE vf operator()(const float* p, int64_t left) const {
+  EDGE_INLINE vf operator()(const float* p) const { return some(p, count); }
+  // zeros where fewer are left
+  EDGE_INLINE vf some(const float* p, int64_t left) const {
     if (count == 1) return splat(*p);
     vf few = load_some(p, (int)std::min<int64_t>(count, left));
 #if EDGE_ISA_AVX512
