@@ -86,6 +86,23 @@ def test_pieces_change_no_bit(name: str, quant: str) -> None:
 
 
 @compiled
+@pytest.mark.parametrize(("name", "quant"), [("mamba1", "w4"), ("all", "w8"), ("all", "w8a8")])
+def test_a_run_gives_the_bits_of_steps(name: str, quant: str) -> None:
+    """So greedy drafting says what plain decoding says, token for token."""
+    ids = np.random.default_rng(0).integers(0, quantized_models.V, (1, 24))
+    with on_device.running(library.instruction_sets()[-1]):
+        engine = tiny_engine(name, quant)
+    state = engine.new_state(window=16)
+    engine.run(ids[:, :12], state, commit=True)
+    steps = np.concatenate([engine.run(ids[:, i : i + 1], state).copy() for i in range(12, 24)], 1)
+    for count in (4, 12):
+        state.clear()
+        engine.run(ids[:, :12], state, commit=True)
+        run = engine.run(ids[:, 12 : 12 + count], state, rows="all")
+        np.testing.assert_array_equal(run, steps[:, :count])
+
+
+@compiled
 def test_engines_on_threads_of_their_own() -> None:
     """Four callers, each with an engine of two threads, at once: each says what it says alone."""
     failures: list[BaseException] = []

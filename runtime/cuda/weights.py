@@ -118,9 +118,10 @@ def segments(weights: Mapping[str, Weight], largest: int = SEGMENT) -> list[Weig
 
 
 def pieces(every: list[WeightSegment], largest: int = SEGMENT) -> list[list[WeightSegment]]:
-    """Segments that share an allocation, of at most `largest` bytes unless one alone is larger; each
-    gets its place, on a multiple of 256 bytes. Few large allocations lie on large pages, which a CPU
-    reads 1.7 times as fast as small ones.
+    """Segments that share an allocation; each gets its place in it, on a multiple of 256 bytes.
+
+    An allocation has at most `largest` bytes, unless one segment alone has more. Large ones lie on
+    large pages, which a CPU reads 1.7 times as fast as small ones.
     """
     out: list[list[WeightSegment]] = []
     used = 0

@@ -64,3 +64,21 @@ def test_products_are_the_references(
     # the first row's largest product is some 10⁴: what the sums lose is in proportion
     torch.testing.assert_close(bench.read("y")[:1], expected[:1], rtol=near, atol=1e4 * near)
     torch.testing.assert_close(bench.read("y")[1:], expected[1:], rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("spoiled", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("regime", "steps"), [(CHAIN, 3), (MANY, 19)])
+def test_what_is_not_finite_is_seen(regime: Regime, steps: int, spoiled: float) -> None:
+    x = torch.ones(steps, 64)
+    x[1, 40] = spoiled
+    bench = Workbench(regime, T=steps, B=1, L=0)
+    bench.value("x", x)
+    bench.constant("packed", torch.full((8, 2, 32), 200, dtype=torch.uint8))
+    bench.constant("scales", torch.ones(8, 2))
+    sizes = {"K": 64, "N": 8, "bits": 8, "block_size": 32}
+    bench.lower(LOWER, "LinearBits", ("x", "packed", "scales"), ("y",), **sizes)
+    bench.run()
+    found = bench.read("y")
+    # fp16's largest value takes the place of an infinite one, where x is rounded to that
+    finite = spoiled == spoiled and not on_device.native()
+    assert bool((found[1].isfinite() == finite).all()) and bool(found[[0, 2]].isfinite().all())
