@@ -11,6 +11,7 @@ import typer
 import typer.core
 
 from edge.apps.exits import exit_code_of
+from edge.apps.options import HELP
 from edge.apps.terminal import say
 
 # command: the module and the function that it is loaded from when it is called
@@ -45,7 +46,8 @@ class _Commands(typer.core.TyperGroup):
             return None
         module, function = COMMANDS[cmd_name]
         alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-        alone.command(cmd_name)(getattr(importlib.import_module(module), function))
+        command = getattr(importlib.import_module(module), function)
+        alone.command(cmd_name, context_settings=HELP)(command)
         return typer.main.get_command(alone)
 
 
@@ -54,6 +56,7 @@ app = typer.Typer(
     cls=_Commands,
     help="Mamba, Mamba-2 and hybrid language models on small devices.",
     no_args_is_help=True,
+    context_settings=HELP,
     pretty_exceptions_enable=False,
     add_completion=False,
 )

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
 
 from edge.apps.terminal import say, tell_traceback
-from edge.errors import EdgeError
+from edge.errors import EdgeError, InputError
 
-REFUSED, INTERRUPTED = 1, 130
+REFUSED, USAGE, INTERRUPTED = 1, 2, 130
+# what a disk says that takes no more
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def exit_code_of(program: Callable[[], object]) -> int:
-    """Run a program and turn how it ended into an exit code; errors become one line on stderr.
+    """Run a program and turn how it ended into an exit code; errors become one line on stderr. An
+    option's value that is refused is a mistake in usage.
 
     SIGTERM ends it in order, so that what it was writing is removed; programs that drain first set
     a handler of their own.
@@ -22,20 +28,37 @@ def exit_code_of(program: Callable[[], object]) -> int:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _leave)
     try:
-        program()
-    except EdgeError as problem:
-        say(f"error: {problem}", file=sys.stderr)
-        return REFUSED
-    except KeyboardInterrupt:
-        say("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        code = _ended(program)
+        # what is left in the buffer is written here, where it may fail
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:
         # the reader of a pipe went away: not worth a traceback, and nothing is left to say
         sys.stderr.close()
         return REFUSED
+    except OSError as problem:
+        if problem.errno not in _FULL:
+            tell_traceback()
+            return REFUSED
+        say(f"error: the output cannot be written: {problem.strerror}", file=sys.stderr)
+        # the interpreter tries once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return REFUSED
     except Exception:  # a fault of ours, told in full
         tell_traceback()
         return REFUSED
+
+
+def _ended(program: Callable[[], object]) -> int:
+    try:
+        program()
+    except EdgeError as problem:
+        say(f"error: {problem}", file=sys.stderr)
+        of_option = re.fullmatch(r"--[\w-]+(\[\d+\])?", problem.field or "")
+        return USAGE if of_option and isinstance(problem, InputError) else REFUSED
+    except KeyboardInterrupt:
+        say("interrupted", file=sys.stderr)
+        return INTERRUPTED
     except SystemExit as leaving:
         if isinstance(leaving.code, int):
             return leaving.code

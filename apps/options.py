@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from edge.runtime.model import Model
 
 _RUNNING = "Running the model"  # the panel of these options in help texts
+HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def running(*names: str, **more: Any) -> Any:
@@ -25,17 +26,18 @@ def running(*names: str, **more: Any) -> Any:
     return typer.Option(*names, rich_help_panel=_RUNNING, **more)
 
 
-def check_engine(name: str) -> None:
-    """A mistake in usage, unless there is such an engine."""
-    if name not in ENGINES:
+def known_engine(name: str | None) -> str | None:
+    """The name of an engine, where one is given; a mistake in usage unless there is such a one."""
+    if name is not None and name not in ENGINES:
         raise typer.BadParameter(f"unknown engine {name!r} (choose {CHOICES})")
+    return name
 
 
 BundleName = Annotated[
     str, typer.Argument(help="Bundle folder, or demo, demo-fp16, demo-draft or demo-bytes.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Engine = Annotated[str, running(help=f"{CHOICES}.")]
+Engine = Annotated[str, running(help=f"{CHOICES}.", callback=known_engine)]
 Provider = Annotated[str | None, running(help=ort_providers.HELP)]
 THREADS_HELP = "CPU threads. [default: one per core; one for small models]"
 Threads = Annotated[int | None, running(min=1, metavar="N", help=THREADS_HELP)]

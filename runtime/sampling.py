@@ -483,9 +483,14 @@ def check_number(
         raise InputError(f"must be {kind}, not {value!r:.40}", field=name)
     # NaN fails every comparison
     if not (low <= value <= high) or (above and value <= low):
-        bounds = f"{'above' if above else 'from'} {low:g} to {high:g}"
+        bounds = f"{'above' if above else 'from'} {_plain(low)} to {_plain(high)}"
         raise InputError(f"must be {bounds}, not {value}", field=name)
     return int(value) if whole else float(value)
+
+
+def _plain(number: float) -> str:
+    """A bound as people write it: 2,147,483,648."""
+    return f"{int(number):,}" if number == int(number) else f"{number:g}"
 
 
 def _check_bias(bias: Any) -> dict[int, float]:

@@ -268,14 +268,14 @@ class Session:
     def regenerate(self, **sampling: Unpack[Sampling]) -> Generation:
         """Answer the last turn again, from the state in which its prompt had been read.
 
-        The answer before is forgotten when this one leaves a trace. Raises StateError when the last
-        thing done was no turn.
+        The answer before is forgotten when this one leaves a trace. After `undo`, `restore` and
+        `load` the prompt of a chat is read again. Raises StateError where there is no last turn.
         """
         with self._idle():
-            last = self._last
+            last = self._last or self._last_said()
             if last is None:
                 raise StateError("no answer to make again", remedy="say something first")
-            return self._begin(last, sampling)
+            return self._begin(last, sampling, again=True)
 
     def cancel(self) -> None:
         """End the answer that is being made, within one step or chunk; from any thread."""
@@ -283,8 +283,18 @@ class Session:
         if answer is not None:
             answer.cancelled.set()
 
-    def _begin(self, turn: Turn, sampling: Mapping[str, Any]) -> Generation:
-        """The answer to a turn; to one that has been read before, another one."""
+    def _last_said(self) -> Turn | None:
+        """The last turn of a chat that came back by `undo`, `restore` or `load`: its prompt is read
+        again. None of a running text, of which nobody knows where the prompt ended.
+        """
+        template = self.model.template
+        if template is None or not self._messages or self._messages[-1].role != "assistant":
+            return None
+        messages = self._messages[:-1]
+        return Turn(template.encode(messages), messages)
+
+    def _begin(self, turn: Turn, sampling: Mapping[str, Any], *, again: bool = False) -> Generation:
+        """The answer to a turn; `again`: another one, which takes the place of the first."""
         tokenizer = self.model.tokenizer
         params = make_params(self.model.defaults, sampling)
         for token in params.logit_bias:
@@ -298,7 +308,7 @@ class Session:
             # speculation is imported where something may be drafted only
             from edge.runtime.speculate.grammar import GRAMMAR_ALONE as drafting
         answer = self._answer = Answer(params, continued=continued)
-        again, before = turn.read is not None, None
+        before: SessionSnapshot | None = None
 
         def prefill() -> Logits | None:
             nonlocal before
@@ -334,8 +344,9 @@ class Session:
         chat = turn.messages is not None
         answer.reused_tokens = context.align(turn.tokens) if chat else len(context.tokens)
         feed = turn.tokens[answer.reused_tokens :] if chat else turn.tokens
-        answer.prompt_tokens = len(feed)
+        held = len(context.tokens)
         read = context.feed(feed, answer.halted)
+        answer.prompt_tokens = len(context.tokens) - held  # fewer where it was halted
         if read is not None:
             turn.read = context.mark(), read.copy()
         return read
@@ -422,8 +433,9 @@ class Session:
         """
         with self._idle():
             extra = transcript.to_json(
-                self._messages, self._context.tokens, self._context.pending, rng_state(self._rng)
-            )
+                self._messages, self._context.tokens, self._context.pending,
+                rng_state(self._rng), self.model.path.name,
+            )  # fmt: skip
             self._context.state.save(path, extra)
 
     def load(self, path: str | os.PathLike[str]) -> int:

@@ -48,6 +48,7 @@ _PAYLOAD_SLACK = 8 << 20
 
 _PREFIX = struct.Struct("<8sIIQQ")
 _DIGEST = 32
+OPEN_IT = "open it with the bundle it was saved with"
 _DAMAGED = "the file is damaged; load the save before it, of the same name with ~, or start anew"
 
 
@@ -146,7 +147,7 @@ def _read(file: Path, identity: Identity, layout: StateLayout) -> Saved:
         header, payload, extra = (_exactly(stream.read(n), n, file) for n in lengths)
     if _digest(prefix, header, payload, extra) != digest:
         raise StateError("does not match its SHA-256", file=file, remedy=_DAMAGED)
-    position = _check_header(file, header, identity, layout)
+    position = _check_header(file, header, identity, layout, extra)
     tensors = _check_payload(file, payload, layout, position)
     return Saved(tensors, position, _parse_extra(file, extra))
 
@@ -183,8 +184,10 @@ def _exactly(data: bytes, length: int, file: Path) -> bytes:
     return data
 
 
-def _check_header(file: Path, data: bytes, identity: Identity, layout: StateLayout) -> int:
-    """The position, once everything else says that the state fits."""
+def _check_header(
+    file: Path, data: bytes, identity: Identity, layout: StateLayout, extra: bytes
+) -> int:
+    """The position, once everything else says that the state fits. `extra` may name the model."""
     try:
         header = strict_json.loads(data)
     except ValueError as problem:
@@ -195,10 +198,13 @@ def _check_header(file: Path, data: bytes, identity: Identity, layout: StateLayo
     for field, ours in asdict(identity).items():
         theirs = header["identity"].get(field)
         if theirs != ours:
-            faults.add(
-                field, f"was saved with another {field}: {theirs!r:.80}, this is {ours!r:.80}"
-            )
-    faults.refuse(StateError, file=file, remedy="open it with the bundle it was saved with")
+            faults.add(field, f"was saved with another {field}: {_short(theirs)}, "
+                              f"this is {_short(ours)}")  # fmt: skip
+    if faults:
+        name = _parse_extra(file, extra).get("model")
+        known = isinstance(name, str) and name
+        remedy = f"it was saved with {name:.80}: open it with that" if known else OPEN_IT
+        faults.refuse(StateError, file=file, remedy=remedy)
     batch, position = header.get("batch"), header.get("position")
     if batch != layout.batch:
         raise StateError(f"holds {batch} sequences, this state {layout.batch}", file=file)
@@ -218,6 +224,12 @@ def _check_header(file: Path, data: bytes, identity: Identity, layout: StateLayo
     return position
 
 
+def _short(value: object) -> str:
+    """A fingerprint by its first digits, as they tell two apart."""
+    text = str(value)
+    return f"{text[:12]}…" if len(text) > 24 else repr(text)
+
+
 def _check_payload(file: Path, data: bytes, layout: StateLayout, position: int) -> Tensors:
     try:
         tensors: dict[str, NDArray[Any]] = parse_tensors(data)
@@ -235,7 +247,7 @@ def _check_payload(file: Path, data: bytes, layout: StateLayout, position: int) 
                 f"is {tensor.dtype}, this model's is {layout.dtype(name)}",
                 file=file,
                 field=name,
-                remedy="open it with the bundle it was saved with",
+                remedy=OPEN_IT,
             )
         # one pass that makes no array: a sum is finite only if its terms are
         with np.errstate(invalid="ignore"):

@@ -117,10 +117,12 @@ def to_json(
     tokens: Sequence[int],
     pending: int | None,
     rng: Mapping[str, Any],
+    model: str,
 ) -> dict[str, Any]:
-    """A session as plain JSON."""
+    """A session as plain JSON. `model`: its name, for people."""
     return {
         "session": VERSION,
+        "model": model,
         "messages": [
             {
                 "role": message.role,

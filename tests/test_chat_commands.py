@@ -29,7 +29,7 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 
 def test_regen_fork_and_undo_copy_states_and_say_so(home: dict[str, str]) -> None:
-    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
+    terminal = Terminal(str(bundle("chat")), *SHORT, size=(24, 120), **home)
     terminal.ask("hello")
     terminal.wait_for("[ prompt")
     terminal.ask("/regen")
@@ -46,7 +46,11 @@ def test_regen_fork_and_undo_copy_states_and_say_so(home: dict[str, str]) -> Non
     terminal.ask("/undo")
     terminal.wait_for("undone; a conversation of 4 messages")
     terminal.ask("/regen")
-    terminal.wait_for("error: no answer to make again")
+    terminal.wait_for("[ prompt")
+    terminal.ask("/show")
+    terminal.wait_for("a conversation of 4 messages")
+    terminal.ask("/undo")
+    terminal.wait_for("undone; a conversation of 2 messages")
     terminal.ask("/bye")
     assert terminal.leave() == 0
 
@@ -116,7 +120,8 @@ def test_another_system_message(home: dict[str, str]) -> None:
         ("/show system", "one"),
         ("/system two three", "set the system message"),
         ("/show system", "two three"),
-        ("/system", "removed the system message"),
+        ("/system", "two three"),
+        ('/system ""', "removed the system message"),
         ("/show system", "no system message"),
     ]:
         terminal.ask(line)

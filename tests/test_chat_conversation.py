@@ -13,7 +13,7 @@ from tests.terminal import ENDLESS, SHORT, Terminal
 
 def test_a_talk_with_every_command(tmp_path: Path) -> None:
     file = tmp_path / "a talk"
-    terminal = Terminal(str(bundle("chat")), *SHORT, "--system", "be kind")
+    terminal = Terminal(str(bundle("chat")), *SHORT, "--system", "be kind", size=(24, 120))
     terminal.wait_for("/help for commands")
     terminal.ask("hello")
     terminal.wait_for("[ prompt")
@@ -83,7 +83,7 @@ def test_a_full_context_is_said_and_undone() -> None:
 
 
 def test_a_base_model_continues_texts() -> None:
-    terminal = Terminal(str(bundle("base")), *SHORT)
+    terminal = Terminal(str(bundle("base")), *SHORT, size=(24, 120))
     terminal.wait_for("no chat template")
     terminal.ask("the state")
     assert "reused 0" in terminal.wait_for("state ")

@@ -88,7 +88,8 @@ def test_nothing_drafted_is_said() -> None:
 def test_stats_of_a_talk_that_drafts(tmp_path: Path) -> None:
     terminal = Terminal(
         str(bundle("chat")), "--temperature", "0", "--max-tokens", "24", "--draft",
-        str(bundle("chat")), "--draft-tokens", "2", XDG_DATA_HOME=str(tmp_path),
+        str(bundle("chat")), "--draft-tokens", "2", size=(24, 160),
+        XDG_DATA_HOME=str(tmp_path),
     )  # fmt: skip
     terminal.ask("one two three")
     terminal.wait_for("a run,")

@@ -6,9 +6,11 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from edge.apps import constraints, options
 from edge.apps.exits import INTERRUPTED, exit_code_of
@@ -21,8 +23,33 @@ if TYPE_CHECKING:
 # plain usage errors: boxes do not survive narrow and dumb terminals
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
+_sampling = partial(typer.Option, rich_help_panel="Sampling")
 
-@app.command()
+
+class GroupedHelp(typer.core.TyperCommand):
+    """Plain help, with options under the name of what they are about."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                name = getattr(parameter, "rich_help_panel", None) or kind
+                groups.setdefault(name, []).append(record)
+        for name, records in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import edge
+
+        print(edge.__version__)
+        raise typer.Exit
+
+
+@app.command(cls=GroupedHelp, context_settings=options.HELP)
 def chat(
     bundle: options.BundleName = "demo",
     engine: options.Engine = "auto",
@@ -36,28 +63,33 @@ def chat(
         str | None, typer.Option("-p", "--prompt", help="Answer this and leave.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest; 0 is off.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep this much probability.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With -p or a pipe: print one JSON object.")
+    ] = False,
+    max_tokens: Annotated[int | None, _sampling(help="Most tokens of an answer.")] = None,
+    temperature: Annotated[float | None, _sampling(help="0 is greedy.")] = None,
+    top_k: Annotated[int | None, _sampling(help="Keep the k likeliest; 0 is off.")] = None,
+    top_p: Annotated[float | None, _sampling(help="Keep this much probability.")] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="Drop tokens less likely than this share of the best.")
+        float | None, _sampling(help="Drop tokens less likely than this share of the best.")
     ] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="1 is off.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Make answers repeatable.")] = None,
+    repetition_penalty: Annotated[float | None, _sampling(help="1 is off.")] = None,
+    seed: Annotated[int | None, _sampling(help="Make answers repeatable.")] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End answers at this text; may be repeated.")
+        list[str] | None, _sampling(help="End answers at this text; may be repeated.")
     ] = None,
     json_schema: constraints.JsonSchema = None,
     regex: constraints.Regex = None,
     grammar: constraints.GrammarFile = None,
     choices: constraints.Choices = None,
-    threads: Annotated[int | None, typer.Option(help=options.THREADS_HELP)] = None,
+    threads: Annotated[int | None, options.running(help=options.THREADS_HELP)] = None,
     spin: options.Spin = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Talk to a bundle. With -p, or text on standard input, answer once: the answer goes to
     standard output, everything else to standard error."""
-    options.check_engine(engine)
     sampling: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -78,6 +110,8 @@ def chat(
 
     check_provider(engine, provider)
     once = conversation.given_prompt(prompt)
+    if as_json and once is None:
+        raise InputError("is for one answer", field="--json", remedy="give -p, or a pipe")
     model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
     drafter = options.load_drafter(drafting.draft, engine, threads, spin, provider)
     with _named():  # a grammar is compiled for the model's vocabulary
@@ -103,7 +137,7 @@ def chat(
     if system is not None and model.template is None:
         say("note: this model has no chat template; --system is not used", file=sys.stderr)
     if once is not None:
-        interrupted = conversation.answer_once(session, once, sampling, gain)
+        interrupted = conversation.answer_once(session, once, sampling, gain, as_json)
     else:
         interrupted = conversation.converse(session, bundle, sampling, gain)
     if interrupted:

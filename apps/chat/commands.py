@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from edge.apps.chat import files
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from edge.runtime.result import GenerationResult
     from edge.runtime.session import Session, SessionSnapshot
 
+NOTHING = '""'  # an argument that is empty, as in a shell
 SETTABLE = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "seed", "stop"
 )  # fmt: skip
@@ -106,12 +108,23 @@ def _regen(this: Chat, argument: str) -> Generation:
 
 
 def _fork(this: Chat, argument: str) -> str:
-    name = argument or f"fork{len(this.forks) + 1}"
+    free = (f"fork{number}" for number in count(1))
+    name = argument or next(name for name in free if _is_free(this, name))
+    if files.is_saved(name):
+        raise InputError(
+            f"{name} is a saved conversation", field="/fork", remedy="choose another name"
+        )
     this.forks[name] = this.session.snapshot()
     return f"forked as {name}; /load {name} returns here; {this.copied()}"
 
 
+def _is_free(this: Chat, name: str) -> bool:
+    return name not in this.forks and not files.is_saved(name)
+
+
 def _save(this: Chat, argument: str) -> str:
+    if argument in this.forks:
+        raise InputError(f"{argument} is a fork", field="/save", remedy="choose another name")
     path = files.ready(files.named("/save", argument))
     this.session.save(path)
     return f"saved {this.length()} to {path} ({megabytes(path.stat().st_size)})"
@@ -125,6 +138,15 @@ def _load(this: Chat, argument: str) -> str:
     return f"resumed {this.length()} ({spared} tokens restored from the saved state)"
 
 
+def _rm(this: Chat, argument: str) -> str:
+    if this.forks.pop(argument, None) is not None:
+        return f"removed the fork {argument}"
+    if not files.remove(argument):
+        raise InputError(f"no conversation is called {argument!r:.40}", field="/rm",
+                         remedy="/list names them")  # fmt: skip
+    return f"removed {argument}"
+
+
 def _list(this: Chat, argument: str) -> str:
     lines = [f"{name:<20} fork of this conversation" for name in this.forks]
     lines += [f"{name:<20} saved {when}, {megabytes(size)}" for name, size, when in files.saved()]
@@ -136,8 +158,11 @@ def _system(this: Chat, argument: str) -> str:
         raise InputError(
             "this model has no chat template and takes no system message", field="/system"
         )
-    this.session.reset(argument)
-    said = "set the system message" if argument else "removed the system message"
+    if not argument:
+        return _show(this, "system")
+    wanted = "" if argument == NOTHING else argument
+    this.session.reset(wanted)
+    said = "set the system message" if wanted else "removed the system message"
     return f"{said} and started a new conversation; /undo brings the old one back"
 
 
@@ -189,7 +214,9 @@ def _show(this: Chat, argument: str) -> str:
     if argument == "system":
         first = session.messages[:1]
         is_system = bool(first) and first[0].role == "system"
-        return first[0].content if is_system else "no system message"
+        if is_system:
+            return first[0].content
+        return "no system message; /system TEXT sets one and starts a new conversation"
     if argument:
         raise InputError(
             f"cannot show {argument!r:.40}", field="/show", remedy=f"choose {', '.join(SHOWN)}"
@@ -210,9 +237,9 @@ SHOWN = ("parameters", "system", "transcript")
 
 def _read(this: Chat, argument: str) -> str:
     text = files.read_text("/read", argument)
-    count = len(this.session.model.tokenizer.encode(text))
+    tokens = len(this.session.model.tokenizer.encode(text))
     this.attached += text.rstrip("\n") + "\n\n"
-    return f"{argument}: {count} tokens, sent with the next message"
+    return f"{argument}: {tokens} tokens, sent with the next message"
 
 
 def _stats(this: Chat, argument: str) -> str:
@@ -223,7 +250,7 @@ def _stats(this: Chat, argument: str) -> str:
 
     if this.last is None:
         return "no answer yet"
-    said = [figures(this.last, this.session, this.gain, this.last_gain)]
+    said = [figures(this.last, this.session, this.gain, this.last_gain)]  # all of them
     said.append(f"{this.answers} answers, {this.tokens} tokens")
     return "\n".join([*said, this.gain.line()] if this.gain else said)
 
@@ -234,14 +261,15 @@ def _bye(this: Chat, argument: str) -> str:
 
 COMMANDS = {
     "/help": Command("/help", "this list", _help),
-    "/reset": Command("/reset", "forget the conversation", _reset),
+    "/reset": Command("/reset", "forget the conversation (as /clear does)", _reset),
     "/undo": Command("/undo", "take back the last turn", _undo),
     "/regen": Command("/regen", "answer the last message again", _regen),
     "/fork": Command("/fork [NAME]", "keep a copy of the conversation to come back to", _fork),
     "/save": Command("/save NAME", "write the conversation, with its state", _save, None),
     "/load": Command("/load NAME", "resume a saved conversation or a fork", _load, None),
     "/list": Command("/list", "forks and saved conversations", _list),
-    "/system": Command("/system [TEXT]", "change the system message, or remove it", _system),
+    "/rm": Command("/rm NAME", "remove a fork or a saved conversation", _rm),
+    "/system": Command("/system [TEXT]", 'the system message, or another; "" for none', _system),
     "/set": Command("/set [NAME [VALUE]]", "sampling parameters", _set, SETTABLE),
     "/show": Command("/show [WHAT]", "the model; parameters, system, transcript", _show, SHOWN),
     "/read": Command("/read FILE", "put a text file before the next message", _read, None),
@@ -250,4 +278,4 @@ COMMANDS = {
     "/bye": Command("/bye", "leave (as /quit, /exit and Ctrl-D do)", _bye),
 }  # fmt: skip
 # what other programs call them
-ALIASES = {"/quit": "/bye", "/exit": "/bye"}
+ALIASES = {"/quit": "/bye", "/exit": "/bye", "/clear": "/reset"}

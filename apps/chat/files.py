@@ -6,11 +6,13 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from edge.errors import InputError
 
-_NAME = re.compile(r"[\w][\w-]*")
+_NAME = re.compile(r"\w(?:[\w -]*[\w-])?")
+KEPT_HANGUPS = 3  # of what was cut off, besides the newest
 _SUFFIX = ".edge"
 MAX_TEXT = 1 << 20  # bytes of a file that /read takes
 
@@ -31,7 +33,7 @@ def history() -> Path:
 
 
 def named(command: str, argument: str) -> Path:
-    """The file that a name or a path means: a plain word is a saved conversation."""
+    """The file that a name or a path means: plain words are a saved conversation."""
     if not argument:
         raise InputError("needs a name or a file", field=command, remedy=f"{command} NAME")
     if _NAME.fullmatch(argument):
@@ -48,6 +50,31 @@ def saved() -> Iterator[tuple[str, int, str]]:
     for path, facts in sorted(found, key=lambda item: -item[1].st_mtime):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.st_mtime))
         yield path.stem, facts.st_size, when
+
+
+def is_saved(name: str) -> bool:
+    """Whether a conversation has been saved by this name."""
+    return _NAME.fullmatch(name) is not None and named("", name).exists()
+
+
+def remove(name: str) -> bool:
+    """Remove a saved conversation, and the save before it; whether there was one."""
+    if not is_saved(name):
+        return False
+    path = named("", name)
+    path.unlink()
+    path.with_name(path.name + "~").unlink(missing_ok=True)
+    return True
+
+
+def hung_up() -> Path:
+    """Where a conversation goes that is cut off now; older ones than the last few make room."""
+    older = sorted(conversations().glob(f"hangup-*{_SUFFIX}"))
+    for path in older[: max(0, len(older) - KEPT_HANGUPS)]:
+        with suppress(OSError):
+            path.unlink()
+            path.with_name(path.name + "~").unlink(missing_ok=True)
+    return ready(conversations() / time.strftime(f"hangup-%Y%m%d-%H%M%S{_SUFFIX}"))
 
 
 def ready(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
@@ -68,27 +69,67 @@ def figures(
     session: Session,
     gain: Gain | None = None,
     times: float | None = None,
+    width: int | None = None,
 ) -> str:
-    """One line, mostly under 80 columns without drafts: tokens and their speed, TTFT, those reused.
+    """One line: tokens and their speed, TTFT, those reused, and what drafts did.
 
     `gain`: the conversation's. `times`: the estimated speed-up of this answer over plain decoding,
-    where it is known.
+    where it is known. `width`: columns that it has; what tells least is left out.
     """
-    parts = [
-        f"prompt {result.prompt_tokens}{_rate(result.prompt_tokens_per_s)}",
-        f"generation {len(result.tokens)}{_rate(result.timings.tokens_per_s)}",
-    ]
-    if result.timings.ttft_s is not None:
-        parts.append(f"TTFT {result.timings.ttft_s * 1000:.0f} ms")
-    if drafted := result.speculation:
-        parts.append(_drafting(drafted, times, gain is not None and gain.chosen))
-    parts += [f"reused {result.reused_tokens}", f"state {megabytes(session.state_bytes)}"]
-    if ended := ENDS[result.finish_reason]:
-        parts.append(ended)
-    return f"[ {' | '.join(parts)} ]"
+    prompt, rate = f"prompt {result.prompt_tokens}", [_rate(result.prompt_tokens_per_s)]
+    generation = f"generation {len(result.tokens)}{_rate(result.timings.tokens_per_s)}"
+    first = result.timings.ttft_s
+    ttft = [] if first is None else [f"TTFT {first * 1000:.0f} ms"]
+    drafted = result.speculation
+    drafts = _drafting(drafted, times, gain is not None and gain.chosen) if drafted else []
+    reused, state = (
+        [f"reused {result.reused_tokens}"],
+        [f"state {megabytes(session.state_bytes)}"],
+    )
+    ended = [ENDS[result.finish_reason]] if ENDS[result.finish_reason] else []
+    while True:
+        said = ", ".join(drafts)
+        parts = ["".join([prompt, *rate]), generation, *ttft, said, *reused, *state, *ended]
+        line = f"[ {' | '.join(filter(None, parts))} ]"
+        if width is None or len(line) <= width:
+            return line
+        details = drafts if len(drafts) > 1 else []
+        spare = next((some for some in (state, details, reused, ttft, rate, drafts) if some), None)
+        if spare is None:
+            return line
+        spare.pop()
 
 
-def _drafting(drafted: Speculation, times: float | None, chosen: bool) -> str:
+def facts(result: GenerationResult, session: Session) -> dict[str, Any]:
+    """An answer and its figures as one JSON object."""
+    times, drafted = result.timings, result.speculation
+    return {
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": result.prompt_tokens,
+        "generated_tokens": len(result.tokens),
+        "ttft_ms": None if times.ttft_s is None else 1e3 * times.ttft_s,
+        "prefill_tokens_per_s": result.prompt_tokens_per_s,
+        "decode_tokens_per_s": times.tokens_per_s,
+        "total_s": times.total_s,
+        "state_bytes": session.state_bytes,
+        "speculation": None if drafted is None else {
+            "drafter": drafted.drafter,
+            "accept": drafted.accept,
+            "acceptance_length": drafted.acceptance_length,
+            "drafted_tokens": drafted.drafted,
+            "accepted_tokens": drafted.accepted,
+            "problem": drafted.problem,
+        },
+    }  # fmt: skip
+
+
+def columns() -> int | None:
+    """Of the terminal that notes go to; None where they go elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+
+
+def _drafting(drafted: Speculation, times: float | None, chosen: bool) -> list[str]:
     """How much of an answer came from drafts, and the estimated gain; with the most frequent shape
     where shapes are `chosen` by trying.
     """
@@ -110,7 +151,7 @@ def _drafting(drafted: Speculation, times: float | None, chosen: bool) -> str:
             parts.append(f"mostly {_most_frequent(drafted)}")
     if drafted.problem:
         parts.append(f"{drafted.drafter} given up: {drafted.problem}")
-    return ", ".join(parts) or f"{drafted.drafter}: nothing drafted"
+    return parts or [f"{drafted.drafter}: nothing drafted"]
 
 
 def _most_frequent(drafted: Speculation) -> str:

@@ -26,7 +26,10 @@ def doctor(
     ] = "demo-draft",
     engine: Annotated[
         str | None,
-        typer.Option(help=f"Exit with 1 unless this engine runs here: {CHOICES}."),
+        typer.Option(
+            help=f"Exit with 1 unless this engine runs here: {CHOICES}.",
+            callback=options.known_engine,
+        ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

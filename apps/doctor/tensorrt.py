@@ -79,6 +79,8 @@ def tensorrt_engine(bundle: str) -> Found:
         there = cache.entries(opened.fingerprint)
     if not there:
         detail = f"no engine of {bundle} is built"
+        if tensorrt(bundle)[0] != "ok":
+            return "absent", f"{detail}, nor could one be: TensorRT is not here", None
         return "absent", detail, f"build it: {cache.command(bundle)}"
     if install.driver_version() is None:
         return "absent", f"{len(there)} engines of {bundle}; no NVIDIA driver", None

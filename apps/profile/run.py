@@ -90,8 +90,10 @@ class Subject:
     def __init__(self, request: ProfileRequest, bundle: str, engine: str) -> None:
         """Load it. Raises BundleError, EngineError, TokenizerError."""
         self.memory = Usage()
+        # left to the runtime, a small model and a large one would run on different threads
+        both = usable_cores() if request.against is not None else None
         self.model: Model = load(
-            bundle, engine=engine, threads=request.threads, spin=request.spin,
+            bundle, engine=engine, threads=request.threads or both, spin=request.spin,
             provider=request.provider_on(engine),
         )  # fmt: skip
         self.memory.loaded()

@@ -110,6 +110,9 @@ def serve(
     key, made = _key(api_key, no_key)
     if any(map(math.isnan, (deadline, receive_timeout, send_timeout, grace))):
         raise typer.BadParameter("nan is not a number of seconds")  # it is within every range
+    from edge.bundle import open_bundle
+    from edge.runtime.model import resolve
+
     try:
         from edge.apps.serve import run
         from edge.apps.serve.settings import ServerLimits
@@ -128,7 +131,9 @@ def serve(
         grace_s=grace,
         cache_bytes=cache_mib * MIB,
     )
-    check_provider(engine, provider)  # before anybody is told where to connect
+    # before anybody is told where to connect
+    check_provider(engine, provider)
+    open_bundle(resolve(bundle)).close()
     listening = run.bind(host, port)
     if key is None and not run.is_loopback(listening):
         raise InputError(

@@ -102,8 +102,10 @@ class Slot:
                 break
             self.store.add(context.mark())
         rest = wanted[len(context.tokens) :]
-        answer.prompt_tokens = len(rest)
-        return context.feed(rest, answer.halted)
+        held = len(context.tokens)
+        read = context.feed(rest, answer.halted)
+        answer.prompt_tokens = len(context.tokens) - held  # fewer where it was halted
+        return read
 
     # -- reuse -----------------------------------------------------------------------------------
 

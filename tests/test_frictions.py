@@ -1,0 +1,286 @@
+"""Small things that got in people's way, each as it was met."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import edge
+from edge.apps import exits
+from edge.apps.chat import app as chat_app
+from edge.apps.chat import files, output
+from edge.apps.chat.commands import COMMANDS, Chat
+from edge.apps.chat.conversation import DEMONSTRATION
+from edge.apps.cli import COMMANDS as PROGRAMS
+from edge.apps.cli import app
+from edge.apps.doctor import tensorrt
+from edge.apps.profile.run import ProfileRequest, Subject
+from edge.cpu import usable_cores
+from edge.errors import EngineError, InputError, StateError
+from edge.runtime.result import GenerationResult, Timings
+from edge.runtime.sampling import SamplingParams
+from tests.session_models import bundle, model
+from tests.terminal import SHORT, Terminal
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path / "mamba-edge" / "talks"
+
+
+@pytest.fixture
+def chat(home: Path) -> Chat:
+    this = Chat(model("chat").session(), "chat", {"max_tokens": 3, "seed": 1})
+    this.session.chat("hello", **this.sampling).finish()
+    return this
+
+
+def do(this: Chat, line: str) -> str:
+    word, _, argument = line.partition(" ")
+    said = COMMANDS[word].run(this, argument)
+    return said if isinstance(said, str) else said.finish().text
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def test_a_stopped_prefill_says_what_was_read() -> None:
+    session = model("chat").session()
+    generation = session.generate([9] * 400, max_tokens=3)
+    answer = generation._answer
+    checks = iter([None, None, None])  # three chunks of 16 are read
+    answer.halted = lambda: next(checks, "cancelled")  # type: ignore[method-assign]
+    result = generation.finish()
+    assert result.finish_reason == "cancelled" and result.prompt_tokens == 48
+    assert session.tokens == ()
+
+
+def test_regenerating_after_undo_restore_and_load(tmp_path: Path) -> None:
+    session = model("chat").session()
+    options = {"max_tokens": 5, "seed": 4}
+    first = session.chat("one", **options).finish()
+    kept = session.snapshot()
+    session.save(tmp_path / "one.edge")
+    for back in (
+        session.undo,
+        lambda: session.restore(kept),
+        lambda: session.load(tmp_path / "one.edge"),
+    ):
+        session.chat("two", **options).finish()
+        back()
+        again = session.regenerate(**options).finish()
+        assert again.tokens == first.tokens
+        assert [message.role for message in session.messages] == ["user", "assistant"]
+        session.restore(kept)
+    with pytest.raises(StateError, match="no answer to make again"):
+        model("chat").session().regenerate()
+
+
+def test_another_models_conversation_names_the_models(tmp_path: Path) -> None:
+    session = model("bytes").session()
+    session.chat("hello", max_tokens=2).finish()
+    session.save(tmp_path / "talk.edge")
+    with pytest.raises(StateError) as caught:
+        model("chat").session().load(tmp_path / "talk.edge")
+    said = str(caught.value)
+    assert "it was saved with bytes: open it with that" in said
+    assert "another model: " in said and model("bytes").fingerprint not in said
+    assert len(said) < 400
+
+
+def test_ranges_are_written_as_people_write_them() -> None:
+    with pytest.raises(InputError, match="from 1 to 2,147,483,648, not 0"):
+        SamplingParams(max_tokens=0)
+    with pytest.raises(InputError, match=r"above 0 to 1, not 0\.0"):
+        SamplingParams(top_p=0.0)
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+def test_names_with_spaces_are_saved_listed_and_removed(chat: Chat, home: Path) -> None:
+    assert str(home / "my talk.edge") in do(chat, "/save my talk")
+    do(chat, "/save my talk")  # the save before stays beside it
+    assert "my talk" in do(chat, "/list") and (home / "my talk.edge~").exists()
+    assert do(chat, "/load my talk").startswith("resumed")
+    assert do(chat, "/rm my talk") == "removed my talk"
+    assert list(home.iterdir()) == [] and do(chat, "/list").startswith("no forks")
+    with pytest.raises(InputError, match="no conversation is called 'my talk'"):
+        do(chat, "/rm my talk")
+
+
+def test_forks_and_saved_conversations_do_not_hide_each_other(chat: Chat) -> None:
+    do(chat, "/save t1")
+    with pytest.raises(InputError, match="t1 is a saved conversation"):
+        do(chat, "/fork t1")
+    do(chat, "/fork t2")
+    with pytest.raises(InputError, match="t2 is a fork"):
+        do(chat, "/save t2")
+    do(chat, "/save fork1")
+    assert do(chat, "/fork").startswith("forked as fork2;")
+    assert do(chat, "/rm t2") == "removed the fork t2"
+    assert "t2" not in do(chat, "/list")
+
+
+def test_system_alone_shows_it(chat: Chat) -> None:
+    assert do(chat, "/system").startswith("no system message; /system TEXT")
+    assert len(chat.session.messages) == 2
+    do(chat, "/system be kind")
+    assert do(chat, "/system") == "be kind"
+    assert do(chat, '/system ""').startswith("removed")
+
+
+def test_conversations_that_were_cut_off_do_not_pile_up(home: Path) -> None:
+    home.mkdir(parents=True)
+    for day in range(10, 20):
+        (home / f"hangup-202601{day}-000000.edge").write_bytes(b"")
+    (home / "other.edge").write_bytes(b"")
+    newest = files.hung_up()
+    kept = sorted(path.name for path in home.glob("hangup-*"))
+    assert kept == [f"hangup-202601{day}-000000.edge" for day in (17, 18, 19)]
+    assert newest.name > kept[-1] and (home / "other.edge").exists()
+
+
+def test_a_path_is_no_command_and_the_demonstration_says_what_it_is(tmp_path: Path) -> None:
+    terminal = Terminal("demo", *SHORT, XDG_DATA_HOME=str(tmp_path), XDG_STATE_HOME=str(tmp_path))
+    for line in DEMONSTRATION:
+        assert len(line) <= 80
+        terminal.wait_for(line)
+    terminal.ask("/etc/hosts is a file")
+    terminal.wait_for("[ prompt")
+    line = "[ prompt" + terminal.wait_for("]") + "]"
+    assert len(line) <= 80 and "\n" not in line
+    terminal.ask("/clear")
+    terminal.wait_for("cleared")
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_figures_fit_the_terminal(width: int) -> None:
+    result = GenerationResult(
+        "", (1,) * 1280, "length", 12_345, 999_999, Timings(1.0, (1.0, 1.5), 2.0)
+    )
+    session = model("chat").session()
+    line = output.figures(result, session, width=width)
+    assert len(line) <= max(width, 65) and "generation 1280" in line and "cut at" in line
+    assert "reused 999999" in output.figures(result, session)
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+
+def edge_chat(*arguments: str, **more: object) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "edge.apps.chat", *arguments],
+        capture_output=True,
+        timeout=120,
+        **more,
+    )  # type: ignore[call-overload, no-any-return]
+
+
+def test_one_answer_as_json() -> None:
+    done = edge_chat(str(bundle("chat")), "--json", "--max-tokens", "4", input=b"hello")
+    facts = json.loads(done.stdout)
+    assert done.returncode == 0 and done.stderr == b""
+    assert facts["generated_tokens"] == 4 and facts["finish_reason"] == "length"
+    assert facts["prompt_tokens"] > 0 and facts["ttft_ms"] > 0 and facts["state_bytes"] > 0
+
+
+def test_without_a_terminal_and_without_text_it_says_how_to_use_it() -> None:
+    done = edge_chat(str(bundle("chat")), stdin=subprocess.DEVNULL)
+    assert done.returncode == 1
+    assert b"give some text with -p or a pipe, or run it in a terminal" in done.stderr
+
+
+def test_a_pipe_that_stays_open_is_not_waited_for() -> None:
+    read, write = os.pipe()
+    try:
+        done = edge_chat(str(bundle("chat")), "-p", "hello", "--max-tokens", "2", stdin=read)
+    finally:
+        os.close(read)
+        os.close(write)
+    assert done.returncode == 0 and b"nothing came on standard input in 3 s" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        for program in (
+            ["edge.apps.chat", str(bundle("chat")), "-p", "x", "--max-tokens", "2"],
+            ["edge.apps.cli", "info", str(bundle("chat"))],
+        ):
+            command = [sys.executable, "-m", *program]
+            done = subprocess.run(
+                command, stdout=full, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=120
+            )
+            said = done.stderr.decode()
+            assert done.returncode == 1 and "Traceback" not in said and "Exception" not in said
+            assert "error: the output cannot be written: No space left on device" in said
+
+
+def test_help_and_version() -> None:
+    runner = CliRunner()
+    for flag in ("-h", "--help"):
+        said = runner.invoke(chat_app, [flag]).output
+        groups = ["Arguments:", "Options:", "Running the model:", "Sampling:", "What an answer has"]
+        places = [said.index(group) for group in groups]
+        assert places == sorted(places) and max(map(len, said.splitlines())) <= 80
+        assert "Usage" in runner.invoke(app, [flag]).output
+    assert runner.invoke(chat_app, ["--version"]).output.strip() == edge.__version__
+    assert "--help" in runner.invoke(app, ["info", "-h"]).output
+    assert "chat" in PROGRAMS
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["chat", "-p", "x", "--temperature", "-1"],
+        ["chat", "-p", "x", "--choices", "a,"],
+        *([name, *given, "--engine", "foo"] for name, given in
+          {"chat": [], "profile": ["demo"], "eval": ["demo", "x"], "serve": ["demo"],
+           "doctor": []}.items()),
+    ],
+)  # fmt: skip
+def test_mistakes_in_usage_exit_with_two(arguments: list[str]) -> None:
+    runner = CliRunner()
+
+    def program() -> None:
+        result = runner.invoke(app, arguments)
+        raise result.exception or SystemExit(result.exit_code)
+
+    assert exits.exit_code_of(program) == 2
+
+
+def test_serve_looks_for_the_model_before_it_says_where_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = CliRunner().invoke(app, ["serve", "nope"])
+    assert result.exception is not None and "nope" in str(result.exception)
+    assert "API key" not in result.output + capsys.readouterr().err
+
+
+def test_doctor_recommends_no_build_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edge.runtime.tensorrt import bindings, cache
+
+    def absent(kind: str) -> None:
+        raise EngineError("TensorRT is not installed")
+
+    monkeypatch.setattr(bindings, "load", absent)
+    monkeypatch.setattr(cache, "entries", lambda fingerprint: [])
+    status, detail, remedy = tensorrt.tensorrt_engine(str(bundle("chat")))
+    assert status == "absent" and remedy is None and "TensorRT is not here" in detail
+
+
+def test_two_sides_are_measured_on_the_same_threads() -> None:
+    small = str(bundle("chat"))  # alone it would run on one
+    for against, threads in ((small, usable_cores()), (None, 1)):
+        request = ProfileRequest(small, against=against, engine="ort")
+        assert Subject(request, small, "ort").threads == threads
