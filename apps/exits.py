@@ -54,8 +54,10 @@ def _ended(program: Callable[[], object]) -> int:
         program()
     except EdgeError as problem:
         say(f"error: {problem}", file=sys.stderr)
-        of_option = re.fullmatch(r"--[\w-]+(\[\d+\])?", problem.field or "")
-        return USAGE if of_option and isinstance(problem, InputError) else REFUSED
+        of_option = re.fullmatch(r"--?[a-z][\w-]*(\[\d+\])?", problem.field or "")
+        # a file is refused, whichever option names it
+        usage = of_option and isinstance(problem, InputError) and problem.file is None
+        return USAGE if usage else REFUSED
     except KeyboardInterrupt:
         say("interrupted", file=sys.stderr)
         return INTERRUPTED

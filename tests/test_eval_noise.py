@@ -207,4 +207,4 @@ def test_the_command_measures_each_kind(tmp_path: Path) -> None:
 )
 def test_options_that_mean_nothing_are_refused(tmp_path: Path, options: tuple[str, ...]) -> None:
     code, out, err = run(bundle("bytes"), write(tmp_path, "word " * 300), *options)
-    assert (code, out) == (1, "") and err.startswith("error: --") and err.count("\n") == 1
+    assert (code, out) == (2, "") and err.startswith("error: --") and err.count("\n") == 1

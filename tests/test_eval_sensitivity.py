@@ -284,7 +284,7 @@ def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
         assert code == 1 and "pip install 'mamba-edge[export]'" in err and option in err
     for options in (("--layers",), ("--svg", "x.svg"), ("--sensitivity",)):
         code, _, err = run(bundle("base"), text, *options)
-        assert code == 1 and f"{options[0]}: needs --" in err
+        assert code == 2 and f"{options[0]}: needs --" in err
 
 
 def test_all_options_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_all_options_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
         bundle("base"), text, "--noise", "all", "--tasks", "a", "--seed", "1", "--layers", "--chat",
         "--each-layer",
     )  # fmt: skip
-    assert code == 1 and err.count("\n") == 1
+    assert code == 2 and err.count("\n") == 1
     for said in ("--noise: cannot be given together with --tasks", "--layers: needs --against",
                  "--each-layer: needs --sensitivity"):  # fmt: skip
         assert said in err

@@ -237,4 +237,4 @@ def test_the_harness_finds_the_model_by_name() -> None:
 
 def test_tasks_bring_their_own_text(tmp_path: Path) -> None:
     code, _, err = run(bundle("bytes"), tmp_path, "--tasks", "tiny_choice")
-    assert code == 1 and "--tasks: brings its own text" in err
+    assert code == 2 and "--tasks: brings its own text" in err

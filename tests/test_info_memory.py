@@ -166,10 +166,10 @@ def test_what_is_no_size(text: str) -> None:
 
 def test_what_is_refused(run: Any) -> None:
     code, out, err = run(bundle("chat"), "--board", "toaster")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert "toaster" in err and "orin-nano-8gb" in err
     code, _, err = run(bundle("chat"), "--board", "l4-24gb", "--memory", "4GB")
-    assert code == 1
+    assert code == 2
     assert "--memory" in err and "--board" in err
     assert run(bundle("chat"), "--batch", "0")[0] == 2
 

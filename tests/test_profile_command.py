@@ -261,7 +261,8 @@ def test_page_without_matplotlib_has_no_pictures_and_says_why(tmp_path: Path) ->
 )
 def test_refused_before_anything_is_measured(arguments: tuple[str, ...], words: str) -> None:
     code, out, err = run(bundle("base"), *arguments)
-    assert code == 1 and out == "" and words in err and "repetition" not in err
+    usage = arguments[0] in ("-p", "--context", "--json")
+    assert code == (2 if usage else 1) and out == "" and words in err and "repetition" not in err
 
 
 def test_lengths_that_attention_cannot_hold_are_refused() -> None:

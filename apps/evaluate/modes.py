@@ -23,7 +23,7 @@ from edge.apps.evaluate.tasks import run_tasks
 from edge.apps.evaluate.texts import total_bytes
 from edge.apps.evaluate.windows import TextSource, reading
 from edge.apps.progress import stages
-from edge.errors import InputError
+from edge.errors import EdgeError, InputError
 from edge.runtime.engines import provider_of
 from edge.runtime.model import Model, load
 
@@ -198,11 +198,11 @@ def _pair(request: EvalRequest, against: str, tokens: int) -> tuple[Model, Model
 
 
 def _reference(option: str) -> Any:
-    """The module that needs the reference ops. Raises InputError without torch or onnx."""
+    """The module that needs the reference ops. Raises EdgeError without torch or onnx."""
     try:
         return import_module("edge.apps.evaluate.sensitivity")
     except ModuleNotFoundError as missing:
-        raise InputError(
+        raise EdgeError(
             f"needs the package {missing.name}", field=option,
             remedy="pip install 'mamba-edge[export]'",
         ) from None  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge.errors import InputError
+from edge.errors import EdgeError, InputError
 from edge.runtime.model import Model
 
 NEEDS = "pip install 'mamba-edge[eval]'"
@@ -36,7 +36,7 @@ def run_tasks(
 
         from edge.apps.evaluate.harness import EdgeLM
     except ModuleNotFoundError as missing:
-        raise InputError(
+        raise EdgeError(
             f"tasks need the package {missing.name}", field="--tasks", remedy=NEEDS
         ) from None
     if folder is not None and not folder.is_dir():
