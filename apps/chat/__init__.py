@@ -45,7 +45,7 @@ def _version(asked: bool) -> None:
     if asked:
         import edge
 
-        print(edge.__version__)
+        say(edge.__version__)
         raise typer.Exit
 
 
