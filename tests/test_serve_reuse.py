@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 import edge
+from edge.apps.serve import slot as slot_module
 from edge.apps.serve.slot import WORTH, PrefixStore, Slot, agree, as_tokens
 from edge.runtime.generate import Context, ContextMark
 from edge.runtime.model import Model
@@ -268,3 +271,46 @@ def test_a_budget_below_one_state_copies_none_and_still_goes_on(demo: Model) -> 
     talk += [Message("assistant", result.text), Message("user", TURNS[1])]
     answer(here, encode(demo, talk))
     assert here.reused == len(tokens) + len(result.tokens) - 1
+
+
+def test_the_index_finds_what_a_search_of_all_finds() -> None:
+    """Thousands of states of random tokens that share beginnings, some dropped on the way."""
+    chosen = random.Random(0)
+    state: Any = SimpleNamespace(nbytes=100)
+    store = PrefixStore(100 * 400 + 48 * 2000)
+
+    def one() -> list[int]:
+        return [chosen.choice((1, 2, 300)) for _ in range(chosen.randrange(1, 9))]
+
+    for _ in range(800):
+        added: Any = SimpleNamespace(tokens=one(), state=state)
+        store.add(added)
+        kept = [each.tokens.tolist() for each in store._kept.values()]
+        assert len(store) == len(store._order) == len(kept) > 0
+        wanted = one()
+        begins = [tokens for tokens in kept if tokens == wanted[: len(tokens)]]
+        longest = max((each for each in begins if len(each) < len(wanted)), key=len, default=None)
+        found = store.longest(as_tokens(wanted))
+        assert (None if found is None else found.tokens.tolist()) == longest
+        shared = max(
+            next((i for i, (a, b) in enumerate(zip(each, wanted, strict=False)) if a != b),
+                 min(len(each), len(wanted)))
+            for each in kept
+        )  # fmt: skip
+        assert store.shared(as_tokens(wanted)) == shared
+
+
+def test_finding_takes_as_long_among_many_as_among_few() -> None:
+    """Comparisons are counted, not time."""
+    state: Any = SimpleNamespace(nbytes=1)
+    counts = []
+    for many in (10, 3000):
+        store = PrefixStore(1 << 40)
+        for i in range(many):
+            added: Any = SimpleNamespace(tokens=[7] * 20 + [i, i, i], state=state)
+            store.add(added)
+        with patch.object(slot_module, "agree", wraps=agree) as comparing:
+            assert store.shared(as_tokens([7] * 20 + [5, 6])) == 21
+            assert store.longest(as_tokens([7] * 20 + [5, 6])) is None
+        counts.append(comparing.call_count)
+    assert counts[1] <= counts[0] + 2

@@ -12,6 +12,8 @@ once another conversation takes its place, at the end of an answer.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ from edge.runtime.speculate.grammar import GRAMMAR_ALONE
 WORTH = 16  # tokens that a kept state must spare
 WINDOW = 4  # every token of it costs two states; a grammar drafts the tokens that it forces
 Tokens = NDArray[np.int32]
-_TOKEN_BYTES = 44  # of a Python integer, a reference to it, and the number in the array
+_TOKEN_BYTES = 48  # of a Python integer, a reference to it, and the number in array and key
 
 
 class Slot:
@@ -175,48 +177,61 @@ class PrefixStore:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.nbytes = 0
-        self._kept: list[Kept] = []  # the most recently used last
+        self._kept: OrderedDict[bytes, Kept] = OrderedDict()  # the most recently used last
+        # the keys in order: what shares most with a prompt lies next to where it would lie
+        self._order: list[bytes] = []
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def longest(self, wanted: Tokens) -> Kept | None:
         """The longest state that begins `wanted` and leaves at least one token of it to run."""
-        best: Kept | None = None
-        for kept in self._kept:
-            size = len(kept.tokens)
-            better = best is None or size > len(best.tokens)
-            if better and size < len(wanted) and agree(kept.tokens, wanted) == size:
-                best = kept
-        if best is not None:
-            self._kept.remove(best)
-            self._kept.append(best)
-        return best
+        size = len(wanted) - 1
+        while size > 0:
+            at = bisect_right(self._order, _key(wanted[:size]))
+            if not at:
+                return None
+            # what begins `wanted` lies before it, and behind all that is shorter and does
+            kept = self._kept[self._order[at - 1]]
+            same = agree(kept.tokens, wanted[:size])
+            if same == len(kept.tokens):
+                self._kept.move_to_end(self._order[at - 1])
+                return kept
+            size = same
+        return None
 
     def shared(self, wanted: Tokens) -> int:
         """Length of the longest prefix that `wanted` shares with the tokens of a kept state."""
-        return max((agree(kept.tokens, wanted) for kept in self._kept), default=0)
+        at = bisect_right(self._order, _key(wanted))
+        beside = (self._kept[key].tokens for key in self._order[max(0, at - 1) : at + 1])
+        return max((agree(tokens, wanted) for tokens in beside), default=0)
 
     def add(self, mark: ContextMark) -> None:
         """Keep a state, replacing one of the same tokens, then drop what exceeds the budget."""
         new = Kept(as_tokens(mark.tokens), mark)
-        for kept in self._kept:
-            if np.array_equal(kept.tokens, new.tokens):
-                self._drop(kept)
-                break
-        self._kept.append(new)
+        key = _key(new.tokens)
+        if key in self._kept:
+            self._drop(key)
+        self._kept[key] = new
+        insort(self._order, key)
         self.nbytes += new.nbytes
         while self.nbytes > self.budget:
-            self._drop(self._kept[0])
+            self._drop(next(iter(self._kept)))
 
     def clear(self) -> None:
         """Forget everything."""
         self._kept.clear()
+        self._order.clear()
         self.nbytes = 0
 
-    def _drop(self, kept: Kept) -> None:
-        self._kept.remove(kept)
-        self.nbytes -= kept.nbytes
+    def _drop(self, key: bytes) -> None:
+        self.nbytes -= self._kept.pop(key).nbytes
+        del self._order[bisect_left(self._order, key)]
+
+
+def _key(tokens: Tokens) -> bytes:
+    """Bytes that are ordered as the tokens are."""
+    return tokens.astype(">u4").tobytes()
 
 
 def as_tokens(tokens: Sequence[int]) -> Tokens:
