@@ -181,6 +181,17 @@ class Session:
         return self._context.state.nbytes
 
     @property
+    def constant_bytes(self) -> int:
+        """Of these, what does not depend on the context: all but the KV caches' rows."""
+        state = self._context.state
+        return state.nbytes - state.layout.cache_bytes
+
+    @property
+    def capacity(self) -> int | None:
+        """Tokens the KV caches hold; None without attention, where nothing grows."""
+        return self._context.capacity
+
+    @property
     def snapshot_bytes(self) -> int:
         """What a copy of the state takes now, bytes: of `undo`, `regenerate` and `snapshot`."""
         state = self._context.state

@@ -73,7 +73,7 @@ def test_ctrl_c_at_the_prompt_asks_first_and_ctrl_d_leaves() -> None:
 
 
 def test_a_full_context_is_said_and_undone() -> None:
-    terminal = Terminal(str(bundle("hybrid")), *SHORT)  # 64 positions
+    terminal = Terminal(str(bundle("hybrid")), *SHORT, "--context-policy", "stop")  # 64 positions
     terminal.ask("word " * 40)
     terminal.wait_for("error: ")
     terminal.ask("hello")

@@ -13,6 +13,7 @@ import typer
 import typer.core
 
 from edge.apps import constraints, options
+from edge.apps.chat.context import POLICIES
 from edge.apps.exits import INTERRUPTED, exit_code_of
 from edge.apps.terminal import say
 from edge.errors import InputError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
 _sampling = partial(typer.Option, rich_help_panel="Sampling")
+_memory = partial(typer.Option, rich_help_panel="Memory")
 
 
 class GroupedHelp(typer.core.TyperCommand):
@@ -82,6 +84,18 @@ def chat(
     regex: constraints.Regex = None,
     grammar: constraints.GrammarFile = None,
     choices: constraints.Choices = None,
+    context: Annotated[
+        int | None, _memory(min=1, metavar="N", help="Tokens the KV caches hold.")
+    ] = None,
+    context_policy: Annotated[
+        str, _memory(metavar="drop|stop", help="When it is full: drop the oldest turns, or stop.")
+    ] = "drop",
+    undo_levels: Annotated[
+        int | None, _memory(min=0, metavar="N", help="Turns that /undo can take back; 4.")
+    ] = None,
+    window: Annotated[
+        int | None, _memory(min=1, metavar="N", help="Tokens of a run that can be taken back; 8.")
+    ] = None,
     threads: Annotated[int | None, options.running(help=options.THREADS_HELP)] = None,
     spin: options.Spin = False,
     version: Annotated[
@@ -100,6 +114,9 @@ def chat(
         "stop": tuple(stop) if stop else None,
         **constraints.read_constraint(json_schema, regex, grammar, choices),
     }
+    if context_policy not in POLICIES:
+        raise typer.BadParameter(f"--context-policy is drop or stop, not {context_policy!r}")
+    sizes = {"capacity": context, "undo_levels": undo_levels, "window": window}
     params = _check(sampling | {"seed": seed}, threads)
     drafting = options.read_drafting(draft, draft_tokens, draft_tree, draft_auto, accept)
     # imported late, so that --help and refusals come at once
@@ -125,8 +142,9 @@ def chat(
         gain = Gain(watch, chosen=drafting.tokens is None and drafting.tree is None)
     if note := options.self_drafting_note(model, drafter):
         say(note, file=sys.stderr)
-    with options.named_as_options():
+    with options.named_as_options(), _named():
         session = model.session(
+            **{name: value for name, value in sizes.items() if value is not None},
             system=system if model.template else None,
             seed=seed,
             draft=drafter,
@@ -139,7 +157,8 @@ def chat(
     if once is not None:
         interrupted = conversation.answer_once(session, once, sampling, gain, as_json)
     else:
-        interrupted = conversation.converse(session, bundle, sampling, gain)
+        drops = context_policy == "drop"
+        interrupted = conversation.converse(session, bundle, sampling, gain, drops)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -167,6 +186,8 @@ def _named() -> Iterator[None]:
 
 
 def _option(parameter: str) -> str:
+    if parameter == "capacity":
+        return "--context"
     return "--" + parameter.partition(".")[0].replace("_", "-")
 
 

@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from edge.apps.chat import files
+from edge.apps.chat.context import described
 from edge.apps.units import megabytes
 from edge.errors import InputError
 from edge.runtime.engines import title
@@ -37,6 +38,7 @@ class Chat:
         forks: branches kept by /fork.
         attached: text that /read keeps for the next message.
         figures: whether the line of figures follows an answer.
+        drops: whether the oldest turns make room when the context is full.
         last, answers, tokens: the last answer; how many there were, and their tokens.
         gain: what drafting gains, where the session drafts; last_gain: in the last answer.
     """
@@ -47,6 +49,7 @@ class Chat:
     forks: dict[str, SessionSnapshot] = field(default_factory=dict)
     attached: str = ""
     figures: bool = True
+    drops: bool = True
     last: GenerationResult | None = None
     answers: int = 0
     tokens: int = 0
@@ -226,8 +229,9 @@ def _show(this: Chat, argument: str) -> str:
             f"{this.name}: {manifest.model.family}, {len(manifest.model.layers)} layers, "
             f"{manifest.quantization.recipe}, on {title(session.model.engine)}",
             f"{this.length()}, {len(session.tokens)} tokens in the state",
-            f"state {megabytes(session.state_bytes)}, a copy of it "
-            f"{megabytes(session.snapshot_bytes)}, whatever the length",
+            described(session),
+            f"/undo, /regen and /fork keep copies, {megabytes(session.snapshot_bytes)} each now; "
+            f"{session.undo_levels} turns can be taken back",
         ]
     )
 
@@ -238,6 +242,10 @@ SHOWN = ("parameters", "system", "transcript")
 def _read(this: Chat, argument: str) -> str:
     text = files.read_text("/read", argument)
     tokens = len(this.session.model.tokenizer.encode(text))
+    capacity = this.session.capacity
+    if capacity is not None and tokens >= capacity:
+        raise InputError(f"{tokens} tokens do not fit into a context of {capacity}", field="/read",
+                         remedy="send a part of it, or start with a larger --context")  # fmt: skip
     this.attached += text.rstrip("\n") + "\n\n"
     return f"{argument}: {tokens} tokens, sent with the next message"
 

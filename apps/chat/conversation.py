@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from edge.apps.chat import files, output
 from edge.apps.chat.commands import ALIASES, COMMANDS, Chat
+from edge.apps.chat.context import described, notice, with_room
 from edge.apps.chat.input import reader
 from edge.apps.terminal import say
-from edge.apps.units import megabytes
 from edge.errors import EdgeError, InputError
 from edge.runtime.engines import title
 from edge.runtime.model import EMBEDDED
+from edge.runtime.sampling import make_params
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -147,21 +148,28 @@ def _stopping(session: Session) -> Iterator[None]:
 
 
 def converse(
-    session: Session, name: str, sampling: Mapping[str, Any], gain: Gain | None = None
+    session: Session,
+    name: str,
+    sampling: Mapping[str, Any],
+    gain: Gain | None = None,
+    drops: bool = True,
 ) -> bool:
     """Read lines and answer them until /bye, Ctrl-D (False) or Ctrl-C twice (True).
 
     A hang-up saves the conversation, then raises SystemExit with 128 + the signal's number.
-    `gain`: what drafting gains, where the session drafts.
+    `gain`: what drafting gains, where the session drafts. `drops`: the oldest turns make room when
+    the context is full.
     """
     output.prepare()
-    engine, state = title(session.model.engine), megabytes(session.state_bytes)
-    output.note(f"{name} on {engine}, state {state} whatever the length; /help for commands")
+    engine, state = title(session.model.engine), described(session)
+    # with a context it takes more than a line of 80 columns
+    mark = "; " if session.capacity is None else "\n"
+    output.note(f"{name} on {engine}, {state}{mark}/help for commands")
     if name in EMBEDDED:
         output.note("\n".join(DEMONSTRATION))
     if session.model.template is None:
         output.note(f"{NO_TEMPLATE}; an empty line goes on")
-    this = Chat(session, name, dict(sampling), gain=gain)
+    this = Chat(session, name, dict(sampling), gain=gain, drops=drops)
     ask = reader({name: command.words for name, command in COMMANDS.items()})
     try:
         with _hanging_up(session) as told:
@@ -219,9 +227,36 @@ def _turn(this: Chat, line: str) -> bool:
         session.reset()  # each text is continued by itself
     elif not text.strip():
         return False
-    generation = _begin(session, text, this.sampling)
-    this.attached = ""
-    return _answer(this, generation)
+    # what does not fit is forgotten, or every later message would fail
+    attached, this.attached = this.attached, ""
+    try:
+        generation = _next(this, text)
+    except InputError as problem:
+        if not attached:
+            raise
+        raise InputError(
+            f"{problem.message}; what /read had kept is forgotten", field=problem.field,
+            remedy=problem.remedy,
+        ) from None  # fmt: skip
+    stopped = _answer(this, generation)
+    if told := notice(session):
+        output.note(told)
+    return stopped
+
+
+def _next(this: Chat, text: str) -> Generation:
+    """Answer a message, with the oldest turns left out where they would not fit."""
+    session = this.session
+    if session.model.template is None or session.capacity is None or not this.drops:
+        return _begin(session, text, this.sampling)
+    params = make_params(session.model.defaults, this.sampling)
+    messages, dropped = with_room(session, text, params.max_tokens)
+    if not dropped:
+        return _begin(session, text, this.sampling)
+    generation = session.chat(messages, **this.sampling)
+    output.note(f"the context is full: its oldest {dropped} messages are dropped; /undo brings "
+                "them back")  # fmt: skip
+    return generation
 
 
 @contextmanager

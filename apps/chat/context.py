@@ -1,0 +1,52 @@
+"""What a conversation may still hold, and what makes room in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge.apps.units import megabytes
+from edge.text.template import Message
+
+if TYPE_CHECKING:
+    from edge.runtime.session import Session
+
+POLICIES = ("drop", "stop")
+NOTICED = 0.8  # of the context, from which on it is told how full it is
+
+
+def described(session: Session) -> str:
+    """The parts of the state: what never grows, and what holds the context."""
+    constant = f"state {megabytes(session.constant_bytes)} whatever the length"
+    if session.capacity is None:
+        return constant
+    caches = megabytes(session.state_bytes - session.constant_bytes)
+    return f"{constant}, and {caches} for a context of {session.capacity} tokens"
+
+
+def notice(session: Session) -> str | None:
+    """How full the context is, once there is reason to know."""
+    used, capacity = len(session.tokens), session.capacity
+    if capacity is None or used < NOTICED * capacity:
+        return None
+    return f"the context is {used / capacity:.0%} full: {used} of {capacity} tokens"
+
+
+def with_room(session: Session, text: str, answer: int) -> tuple[list[Message], int]:
+    """The conversation with one more message, and how many of its oldest messages were left out for
+    prompt and `answer` tokens, a quarter of the context at most, to fit. The system message stays.
+    """
+    template, capacity = session.model.template, session.capacity
+    messages = [*session.messages, Message("user", text)]
+    if template is None or capacity is None:
+        return messages, 0
+    room = capacity - min(answer, capacity // 4)
+    first = int(messages[0].role == "system")
+    dropped = 0
+    while len(template.encode(messages)) > room:
+        later = range(first + 1, len(messages))
+        turn = next((index for index in later if messages[index].role == "user"), None)
+        if turn is None:
+            break
+        del messages[first:turn]
+        dropped += turn - first
+    return messages, dropped

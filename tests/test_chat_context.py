@@ -1,0 +1,98 @@
+"""A context that fills up: what is said of it, and what makes room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge.apps.chat import context, conversation
+from edge.apps.chat.commands import COMMANDS, Chat
+from edge.errors import ContextFullError, InputError
+from edge.text.template import Message
+from tests.session_models import bundle, model
+from tests.terminal import SHORT, Terminal
+from tests.test_frictions import edge_chat
+
+SAMPLING = {"max_tokens": 3, "seed": 1}
+
+
+def chat(**options: object) -> Chat:
+    session = model("hybrid").session(**options)  # 64 positions
+    return Chat(session, "hybrid", dict(SAMPLING))
+
+
+def test_the_parts_of_the_state_are_told_apart() -> None:
+    session = model("hybrid").session(capacity=32)
+    layout = session._context.state.layout
+    assert (
+        session.capacity == 32
+        and session.constant_bytes == session.state_bytes - layout.cache_bytes
+    )
+    said = context.described(session)
+    assert "whatever the length, and" in said and said.endswith("for a context of 32 tokens")
+    pure = model("chat").session()
+    assert pure.capacity is None and pure.constant_bytes == pure.state_bytes
+    assert context.described(pure).endswith("whatever the length")
+    assert context.described(session) in COMMANDS["/show"].run(chat(capacity=32), "")
+
+
+def test_the_oldest_turns_make_room_and_undo_brings_them_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    this = chat(system="be")
+    for number in range(12):
+        before = this.session.messages
+        assert not conversation._turn(this, f"turn {number}")
+        assert this.session.messages[0] == Message("system", "be")
+        assert this.session.messages[-2].content == f"turn {number}"
+        if len(this.session.messages) < len(before) + 2:
+            break
+    else:
+        pytest.fail("never full")
+    said = capsys.readouterr().err
+    assert "the context is full: its oldest 2 messages are dropped" in said
+    assert "% full: " in said
+    this.session.undo()
+    assert this.session.messages == before
+
+
+def test_stopping_refuses_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    this = chat()
+    this.drops = False
+    with pytest.raises(ContextFullError):
+        for number in range(20):
+            conversation._turn(this, f"turn {number}")
+
+
+def test_a_file_that_does_not_fit_is_refused_and_forgotten(tmp_path: Path) -> None:
+    this = chat()
+    (tmp_path / "long.txt").write_text("word " * 100)
+    with pytest.raises(InputError, match=r"/read: \d+ tokens do not fit into a context of 64"):
+        COMMANDS["/read"].run(this, str(tmp_path / "long.txt"))
+    assert this.attached == ""
+    (tmp_path / "half.txt").write_text("the state of " * 9)
+    for _ in range(3):
+        COMMANDS["/read"].run(this, str(tmp_path / "half.txt"))
+    with pytest.raises(InputError, match="what /read had kept is forgotten"):
+        conversation._turn(this, "what is it?")
+    assert this.attached == "" and not conversation._turn(this, "hello")
+
+
+def test_options_of_edge_chat(tmp_path: Path) -> None:
+    terminal = Terminal(
+        str(bundle("hybrid")), *SHORT, "--context", "40", "--undo-levels", "1", "--window", "4",
+        XDG_DATA_HOME=str(tmp_path), XDG_STATE_HOME=str(tmp_path),
+    )  # fmt: skip
+    terminal.wait_for("for a context of 40 tokens")
+    for line in ("one", "two", "three"):
+        terminal.ask(line)
+        terminal.wait_for("[ prompt")
+    terminal.ask("/show")
+    terminal.wait_for("1 turns can be taken back")
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
+    for option in ("--context", "--undo-levels", "--window"):
+        done = edge_chat(str(bundle("hybrid")), "-p", "x", option, "100000000")
+        assert done.returncode == 2 and option.encode() in done.stderr
+    assert edge_chat("demo", "-p", "x", "--context-policy", "grow").returncode == 2
