@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -34,21 +35,36 @@ class Identity:
     """What a state belongs to: three fingerprints, compared when states meet.
 
     Attributes:
-        model: of the bundle or graph.
+        model: of what a state depends on: config, types of states, graph and weights. What else a
+            bundle says of itself, a README or who made it, is no part of it.
         quantization: name of the recipe.
         tokenizer: of the tokenizer, "" where none is known.
+        bundle: of the whole bundle, which earlier versions saved as `model`; "" for a bare graph.
     """
 
     model: str
     quantization: str = ""
     tokenizer: str = ""
+    bundle: str = field(default="", compare=False)
 
     @staticmethod
     def of_bundle(bundle: Bundle) -> Identity:
         """For a bundle's states, whichever engine runs it."""
         manifest = bundle.manifest
+        graphs = {manifest.graphs.get("ort") or min(manifest.graphs.values(), default="")}
+        depends = {
+            "config": manifest.model.model_dump(mode="json"),
+            "states": dict(manifest.state_dtypes),
+            "files": {
+                entry.path: entry.sha256
+                for entry in manifest.files
+                if entry.path in graphs or entry.path.endswith(".bin")
+            },
+        }
+        data = json.dumps(depends, sort_keys=True).encode()
         return Identity(
-            model=bundle.fingerprint,
+            model=hashlib.sha256(data).hexdigest(),
+            bundle=bundle.fingerprint,
             quantization=manifest.quantization.recipe,
             tokenizer=manifest.tokenizer.sha256 or manifest.tokenizer.kind,
         )

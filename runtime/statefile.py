@@ -96,11 +96,16 @@ def write(
 
 def _header(identity: Identity, layout: StateLayout, position: int) -> dict[str, Any]:
     return {
-        "identity": asdict(identity),
+        "identity": _told(identity),
         "position": position,
         "batch": layout.batch,
         "layout": {name: list(shape) for name, shape in _shapes(layout, position).items()},
     }
+
+
+def _told(identity: Identity) -> dict[str, str]:
+    """What a file says that it belongs to."""
+    return {name: value for name, value in asdict(identity).items() if name != "bundle"}
 
 
 def _shapes(layout: StateLayout, position: int) -> dict[str, Shape]:
@@ -195,7 +200,9 @@ def _check_header(
     if not isinstance(header, dict) or not isinstance(header.get("identity"), dict):
         raise StateError("is not understood", file=file, field="header")
     faults = Faults()
-    for field, ours in asdict(identity).items():
+    if identity.bundle and header["identity"].get("model") == identity.bundle:
+        header["identity"]["model"] = identity.model  # as earlier versions wrote it
+    for field, ours in _told(identity).items():
         theirs = header["identity"].get(field)
         if theirs != ours:
             faults.add(field, f"was saved with another {field}: {_short(theirs)}, "

@@ -23,7 +23,7 @@ from edge.errors import BundleError, EngineError, StateError
 from edge.export.exporter import export_checkpoint
 from edge.runtime import memory, ort_session
 from edge.runtime.engines import open_engine
-from edge.runtime.layout import StateLayout
+from edge.runtime.layout import Identity, StateLayout
 from tests import checkpoints
 from tests.engine_models import ALL_KINDS, ROUNDED, config_of, engine, plain, tokens
 from tests.int8_models import save_int8_bundle
@@ -252,7 +252,7 @@ def test_what_control_groups_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_bundle_runs(exported: Path) -> None:
     with open_bundle(exported) as bundle:
         loaded = open_engine(bundle, threads=1)
-        expected = bundle.fingerprint
+        expected = Identity.of_bundle(bundle).model
     state = loaded.new_state()  # the bundle may be closed by now
     assert state.identity.model == expected
     assert np.isfinite(loaded.run(np.array([[1, 2, 3]]), state)).all()

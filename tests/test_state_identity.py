@@ -1,0 +1,78 @@
+"""A state belongs to what it depends on: not to a bundle's README, and to nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import edge
+from edge.bundle import open_bundle
+from edge.errors import StateError
+from edge.runtime import statefile
+from edge.runtime.layout import Identity
+from edge.runtime.model import resolve
+from tests.malformed import resigned
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(resolve("demo-draft"), tmp_path / "bundle"))
+
+
+def saved(folder: Path, to: Path) -> Path:
+    with edge.load(folder, threads=1) as model:
+        session = model.session()
+        session.chat("Hello!", max_tokens=4, temperature=0).finish()
+        session.save(to)
+    return to
+
+
+def loads(folder: Path, state: Path) -> int:
+    """Messages of the conversation that is loaded."""
+    with edge.load(folder, threads=1) as model:
+        session = model.session()
+        session.load(state)
+        return len(session.messages)
+
+
+def test_what_a_bundle_says_of_itself_is_no_part_of_a_state(folder: Path, tmp_path: Path) -> None:
+    state = saved(folder, tmp_path / "state")
+    with (folder / "README.md").open("a") as readme:
+        readme.write("More.\n")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["provenance"]["source"] = "elsewhere"
+    manifest["generation"] = {"temperature": 0.5}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    resigned(folder)
+    assert loads(folder, state) == 2
+
+
+def test_other_weights_are_another_model(folder: Path, tmp_path: Path) -> None:
+    state = saved(folder, tmp_path / "state")
+    weights = bytearray((folder / "weights.bin").read_bytes())
+    weights[-1] ^= 1
+    (folder / "weights.bin").write_bytes(weights)
+    resigned(folder)
+    with pytest.raises(StateError, match="another model"):
+        loads(folder, state)
+
+
+def test_states_saved_by_the_whole_manifest_are_still_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_bundle(folder) as bundle:
+        identity = Identity.of_bundle(bundle)
+    assert identity.bundle and identity.bundle != identity.model
+
+    def as_before(ours: Identity) -> dict[str, str]:
+        told = {"quantization": ours.quantization, "tokenizer": ours.tokenizer}
+        return {"model": ours.bundle, **told}
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(statefile, "_told", as_before)
+        state = saved(folder, tmp_path / "state")
+    assert identity.bundle.encode() in state.read_bytes()
+    assert loads(folder, state) == 2
