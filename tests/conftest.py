@@ -12,6 +12,10 @@ import uuid
 if os.environ.get("EDGE_TEST_DEVICE", "cpu") == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 
+# tiny tensors: a second thread only makes them wait, tenfold when other programs run; read by torch
+# when it is imported, here and in what the tests start
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import psutil
 import pytest
 import torch
@@ -21,7 +25,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     quick_interpreter.install()
 
-# tiny tensors: a second thread only makes them wait, tenfold when other programs run
 torch.set_num_threads(1)
 
 # A shell starts background jobs with SIGINT ignored, and children inherit it: those that a test
