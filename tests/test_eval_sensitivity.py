@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 import edge
+from edge.apps import cli
 from edge.apps.evaluate.parts import Encoder
 from edge.apps.evaluate.report import draw
 from edge.apps.evaluate.roundings import Initializers, ValueRounding, find
@@ -255,10 +258,9 @@ def test_what_cannot_be_compared_is_refused() -> None:
         measure_layers(model("hybrid"), model("base"), [])
 
 
-def test_the_command_prints_and_draws(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
+def test_the_command_prints_and_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = write(tmp_path, PROSE.read_text("utf-8")[:600])
     this = quantized("base", "w8a8").path
     svg = tmp_path / "picture.svg"
@@ -271,10 +273,11 @@ def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     costs = [row["kl_nats_per_token"] for row in facts["sensitivity"]]
     assert costs == sorted(costs, reverse=True) and facts["max_tokens"] == 90
     assert svg.read_text("utf-8") == draw(facts)
-    done = subprocess.run([*command, "--layers"], capture_output=True, text=True)
-    assert done.returncode == 0 and "signal to noise" in done.stdout
-    done = subprocess.run([*command, "--sensitivity"], capture_output=True, text=True)
-    assert done.returncode == 0 and "x of the scan" in done.stdout
+    for option, said in (("--layers", "signal to noise"), ("--sensitivity", "x of the scan")):
+        monkeypatch.setattr(sys, "argv", ["edge", *command[3:], option])
+        with pytest.raises(SystemExit) as leaving:
+            cli.main()
+        assert not leaving.value.code and said in capsys.readouterr().out
 
 
 def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
-import onnxruntime as ort  # type: ignore[import-untyped, unused-ignore]
 import pytest
 from onnx.reference import ReferenceEvaluator
 
@@ -321,20 +315,3 @@ def test_the_standard_convolution_means_the_same_to_onnx(rng: np.random.Generato
     compared.int8(found["y"], y)
     assert np.array_equal(found["conv_states"], states)
     compared.check()
-
-
-OLDEST = Path(sys.prefix) / "oldest"  # `make test` installs onnxruntime 1.23.2 there
-
-
-@pytest.mark.skipif(
-    not (OLDEST / "onnxruntime").is_dir(), reason="onnxruntime 1.23.2 is not there: run `make test`"
-)
-@pytest.mark.skipif(ort.__version__ == "1.23.2", reason="this is it")
-def test_the_oldest_runtime_says_the_same() -> None:
-    here = Path(__file__)
-    files = [str(here), str(here.with_name("test_ops_quantized_folding.py"))]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files]
-    environment = os.environ | {"PYTHONPATH": str(OLDEST)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    # The one skipped is this one, which says that it ran on 1.23.2.
-    assert done.returncode == 0 and " 1 skipped" in done.stdout, done.stdout[-2000:]
