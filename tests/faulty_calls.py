@@ -10,12 +10,11 @@ import ctypes
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-
-from tests import forks
 
 SHIM = r"""
 #define _GNU_SOURCE
@@ -192,10 +191,13 @@ def in_child(
     """Call a function of a test module, with text arguments, in a process of its own, with the shim
     when it is given; what it wrote. Whatever it raises fails the test.
     """
+    module, name = function.__module__, function.__name__
     more = {} if shim is None else {"LD_PRELOAD": str(shim)}
-    code, out, err = forks.call(
-        function.__module__, function.__name__, [*map(str, arguments)],
-        environment=more | dict(environment or {}), timeout=timeout,
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; from {module} import {name}; {name}(*sys.argv[1:])",
+         *map(str, arguments)],
+        cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=timeout,
+        env=os.environ | more | dict(environment or {}), check=False,
     )  # fmt: skip
-    assert code == 0, f"{code}: {err[-3000:]}"
-    return out
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
+    return done.stdout
