@@ -145,7 +145,8 @@ def jumps(model: Model, rounds: int = ROUNDS) -> Facts:
     run, and token by token.
     """
     session = model.session(undo_levels=0)
-    return {name: _jump(session, dict(form), rounds) for name, form in FORMS.items()}
+    with without_collections():
+        return {name: _jump(session, dict(form), rounds) for name, form in FORMS.items()}
 
 
 def _jump(session: Session, form: dict[str, Any], rounds: int) -> Facts:
@@ -155,12 +156,11 @@ def _jump(session: Session, form: dict[str, Any], rounds: int) -> Facts:
         for way in ("jump", "steps") if number % 2 else ("steps", "jump"):
             session.reset()
             say = session.generate if session.model.template is None else session.chat
-            with without_collections():
-                if way == "steps":
-                    with _one_by_one():
-                        done = say("What now?", temperature=0, max_tokens=96, **form).finish()
-                else:
-                    result = done = say("What now?", temperature=0, max_tokens=96, **form).finish()
+            if way == "steps":
+                with _one_by_one():
+                    done = say("What now?", temperature=0, max_tokens=96, **form).finish()
+            else:
+                result = done = say("What now?", temperature=0, max_tokens=96, **form).finish()
             texts.add(done.text)
             stamps = done.timings.token_s
             if number:  # the first round warms up
