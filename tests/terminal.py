@@ -18,7 +18,7 @@ import pyte
 ENDLESS = ["--temperature", "5", "--max-tokens", "100000000"]
 SHORT = ["--temperature", "5", "--max-tokens", "4", "--seed", "1"]
 ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[=>]|\].*?\x07)")
-GIVE_UP = 8  # seconds; a talk that hangs must fail
+GIVE_UP = 60  # seconds; a talk that hangs must fail
 
 
 class Terminal:
