@@ -203,6 +203,7 @@ def test_programs_refuse_it_too(
     text.write_text("a text of several words\n" * 20)
     rest = {"edge-chat": ["-p", "hello"], "eval": [str(text)], "profile": []}[program[-1]]
     monkeypatch.setattr(sys, "argv", [*program, str(exported), *rest])
+    monkeypatch.setattr(sys, "stdin", None)  # closed: nothing is piped in
     monkeypatch.setattr(memory, "available_bytes", lambda: 1)
     app = chat.app if program == ["edge-chat"] else cli.app
     assert exit_code_of(app) == 1
