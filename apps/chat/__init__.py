@@ -142,7 +142,7 @@ def chat(
         gain = Gain(watch, chosen=drafting.tokens is None and drafting.tree is None)
     if note := options.self_drafting_note(model, drafter):
         say(note, file=sys.stderr)
-    with options.named_as_options(), _named():
+    with _named(), options.named_as_options():
         session = model.session(
             **{name: value for name, value in sizes.items() if value is not None},
             system=system if model.template else None,
@@ -179,10 +179,14 @@ def _named() -> Iterator[None]:
     try:
         yield
     except InputError as problem:
-        option = _option(problem.field or "")
+        field = problem.field
+        if field is None or field.startswith("-"):  # it names what the user gave
+            raise
         # of further faults the message names the parameters
         message = re.sub(r"; ([\w.]+): ", lambda name: f"; {_option(name[1])}: ", problem.message)
-        raise InputError(message, field=option, remedy=problem.remedy) from None
+        raise InputError(
+            message, file=problem.file, field=_option(field), remedy=problem.remedy
+        ) from None
 
 
 def _option(parameter: str) -> str:
