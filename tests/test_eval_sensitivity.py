@@ -244,7 +244,7 @@ def test_a_picture_needs_matplotlib_and_says_so_at_once(tmp_path: Path) -> None:
     text, wanted = write(tmp_path, "word " * 50), tmp_path / "x.svg"
     code, _, err = run(bundle("base"), text, "--against", bundle("base"), "--sensitivity",
                        "--svg", wanted)  # fmt: skip
-    assert code == 1 and "pip install 'mamba-edge[plots]'" in err and not wanted.exists()
+    assert code == 2 and "pip install 'mamba-edge[plots]'" in err and not wanted.exists()
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
