@@ -16,6 +16,7 @@ from edge.plugins.compiler import fallback
 from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.runtime.cuda.opening import from_bundle
 from edge.runtime.engines import open_engine
+from edge.runtime.layout import Identity
 from tests.cuda import toy
 from tests.test_bundle import FIELDS
 
@@ -67,7 +68,7 @@ def answers(engine: Any) -> None:
 def test_a_bundle_interpreted(tmp_path: Path) -> None:
     with open_bundle(write(tmp_path / "b")) as bundle:
         engine = from_bundle(bundle, InterpretDevice(toy.PACKAGE))
-        assert engine.identity.model == bundle.fingerprint
+        assert engine.identity == Identity.of_bundle(bundle)
     assert engine.chunk == 20
     answers(engine)
 
