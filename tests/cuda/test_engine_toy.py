@@ -86,7 +86,8 @@ class VerbsMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 20), rows=st.sampled_from(["last", "all", [0], [0, 0]]))
     def prefill(self, count: int, rows: object) -> None:
-        self.push(self.fresh(count), commit=True, rows=rows[:count] if count < 2 else rows)  # type: ignore[index]
+        wanted = rows[:count] if isinstance(rows, list) else rows
+        self.push(self.fresh(count), commit=True, rows=wanted)
 
     @rule(data=st.data())
     def tree(self, data: st.DataObject) -> None:
