@@ -59,5 +59,6 @@ def _sentencepiece(folder: Path) -> None:
         (folder / old).unlink()
     (folder / "tokenizer.model").write_bytes(spm_model())
     (folder / "chat_template.jinja").write_text(CHAT)
-    write_json(folder / "tokenizer_config.json", {"eos_token": "<|end|>", "bos_token": "<s>"})
+    settings = {"eos_token": "<|end|>", "bos_token": "<s>", "add_bos_token": False}
+    write_json(folder / "tokenizer_config.json", settings)
     write_json(folder / "generation_config.json", {"eos_token_id": END, "bos_token_id": 1})

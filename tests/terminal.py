@@ -31,12 +31,14 @@ class Terminal:
         self._master, slave = pty.openpty()
         self._size = size
         self.resize(*size)
+        # pytest's workers have these, which would go before the terminal's own size
+        inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         # opening a terminal makes it the controlling one of a new session: Ctrl-C then works
         self.process = subprocess.Popen(
             ["sh", "-c", 'exec "$@" <"$TTY" >"$TTY" 2>&1', "sh", sys.executable, "-m",
              "edge.apps.chat", *arguments],
             start_new_session=True,
-            env=os.environ | {"TTY": os.ttyname(slave), "TERM": term} | environment,
+            env=inherited | {"TTY": os.ttyname(slave), "TERM": term} | environment,
         )  # fmt: skip
         self._slave = slave
         self.raw = ""

@@ -40,6 +40,18 @@ ADD = Variant(
 
 
 @compiled
+def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    library.library.cache_clear()
+    try:
+        with monkeypatch.context() as other:
+            other.setattr(library, "VERSION", library.VERSION + 1)
+            with pytest.raises(EngineError, match=r"other sources.*make chat"):
+                library.library()
+    finally:
+        library.library.cache_clear()
+
+
+@compiled
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_golden_sentence(name: str) -> None:
     with edge.load(name, engine="cpu", threads=1) as model:

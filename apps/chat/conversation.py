@@ -91,7 +91,7 @@ def answer_once(
     if as_json:
         with _stopping(session):
             result = _begin(session, prompt, sampling).finish()
-        print(json.dumps(output.facts(result, session)))
+        say(json.dumps(output.facts(result, session)))
         return result.finish_reason == "cancelled"
     this = Chat(session, "", dict(sampling), gain=gain)
     return _answer(this, _begin(session, prompt, sampling))

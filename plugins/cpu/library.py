@@ -12,6 +12,7 @@ from edge.errors import EngineError
 from edge.launch import Variant
 
 SET_VARIABLE = "EDGE_CPU_SET"
+VERSION = 2  # edge_cpu_version of src/library.cpp
 _MESSAGE = 512
 
 
@@ -45,7 +46,7 @@ def path() -> Path | None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The library. Raises EngineError where there is none."""
+    """The library. Raises EngineError where there is none, or one of other sources."""
     file = path()
     if file is None:
         raise EngineError(
@@ -53,6 +54,12 @@ def library() -> ctypes.CDLL:
             remedy="install a C++ compiler and run pip install again, or use --engine ort",
         )
     native = ctypes.CDLL(str(file))
+    if getattr(native, "edge_cpu_version", int)() != VERSION:
+        raise EngineError(
+            "was compiled from other sources than these",
+            file=file,
+            remedy="run pip install again; in a checkout, make chat does",
+        )
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     native.edge_cpu_sets.argtypes = (text, ctypes.c_int)
     native.edge_cpu_pool.restype = pointer

@@ -220,6 +220,10 @@ struct EdgeCpuCall {
   int64_t grid[3];
 };
 
+// What the functions below take, by `VERSION` of library.py: both go up where one of them, or what a
+// kernel's values mean, changes.
+int edge_cpu_version() { return 2; }
+
 // Names of the instruction sets that this machine has, best last, separated by spaces.
 int edge_cpu_sets(char* out, int size) {
   std::string names;
