@@ -5,6 +5,7 @@ Source: transformers 5.23 models/bamba, `BambaForCausalLM`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge.config import (
@@ -71,7 +72,9 @@ def read(fields: Fields) -> Layout:
         tie_embeddings=fields.boolean("tie_word_embeddings", False),
         max_context=context if attention else None,
     )
-    return _place(config, blocks, attention)
+    layout = place(config, [b in attention for b in range(blocks)], {"gated_norm": "norm"})
+    layout.ignored = lambda name: name.endswith("rotary_emb.inv_freq")
+    return layout
 
 
 def mamba2(fields: Fields, width: str = "mamba_expand", **values: Any) -> Mamba2Config:
@@ -136,16 +139,19 @@ def _rope(fields: Fields, head_dim: int) -> RopeConfig:
     return fields.build(RopeConfig, theta=theta, dim=dim)
 
 
-def _place(config: ModelConfig, blocks: int, attention: set[int]) -> Layout:
-    layout = Layout(config, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
-    for block in range(blocks):
+def place(config: ModelConfig, attends: Sequence[bool], rename: Mapping[str, str]) -> Layout:
+    """Blocks of `self_attn` or `mamba` and a `feed_forward`, as Jamba names them too.
+
+    `rename`: our names within a mixer → the checkpoint's.
+    """
+    layout = Layout(config)
+    for block, attending in enumerate(attends):
         source = f"model.layers.{block}"
-        mixer = "self_attn" if block in attention else "mamba"
         layout.place_layer(
             2 * block,
             norm=f"{source}.input_layernorm",
-            mixer=f"{source}.{mixer}",
-            rename={"gated_norm": "norm"},
+            mixer=f"{source}.{'self_attn' if attending else 'mamba'}",
+            rename=rename,
         )
         layout.place_layer(
             2 * block + 1, norm=f"{source}.pre_ff_layernorm", mixer=f"{source}.feed_forward"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from edge.config import AttentionConfig, Mamba1Config, MlpConfig, ModelConfig, NormConfig
+from edge.config import AttentionConfig, Mamba1Config, MlpConfig, NormConfig
+from edge.export.checkpoint.families import bamba
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     UNSUPPORTED,
@@ -63,7 +64,7 @@ def read(fields: Fields) -> Layout:
         tie_embeddings=fields.boolean("tie_word_embeddings", False),
         max_context=context if any(attends) else None,
     )
-    return _place(config, attends)
+    return bamba.place(config, attends, _NORMS)
 
 
 def _mamba(fields: Fields) -> Mamba1Config:
@@ -89,27 +90,6 @@ def _attention(fields: Fields) -> AttentionConfig:
         n_kv_heads=fields.integer("num_key_value_heads", 8),
         head_dim=head_dim(fields, heads),
     )
-
-
-def _place(config: ModelConfig, attends: list[bool]) -> Layout:
-    layout = Layout(config)
-    for block, attending in enumerate(attends):
-        source = f"model.layers.{block}"
-        layout.place_layer(
-            2 * block,
-            norm=f"{source}.input_layernorm",
-            mixer=f"{source}.{'self_attn' if attending else 'mamba'}",
-            rename=_NORMS,
-        )
-        layout.place_layer(
-            2 * block + 1, norm=f"{source}.pre_ff_layernorm", mixer=f"{source}.feed_forward"
-        )
-    layout.place_ends(
-        embedding="model.embed_tokens.weight",
-        norm_f="model.final_layernorm",
-        lm_head="lm_head.weight",
-    )
-    return layout
 
 
 FAMILY = Family(NAME, "model_type jamba, without experts", claims, read)
