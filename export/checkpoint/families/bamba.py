@@ -5,7 +5,7 @@ Source: transformers 5.23 models/bamba, `BambaForCausalLM`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from edge.config import (
@@ -139,7 +139,7 @@ def _rope(fields: Fields, head_dim: int) -> RopeConfig:
     return fields.build(RopeConfig, theta=theta, dim=dim)
 
 
-def place(config: ModelConfig, attends: Sequence[bool], rename: Mapping[str, str]) -> Layout:
+def place(config: ModelConfig, attends: Sequence[bool], rename: dict[str, str]) -> Layout:
     """Blocks of `self_attn` or `mamba` and a `feed_forward`, as Jamba names them too.
 
     `rename`: our names within a mixer → the checkpoint's.
