@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -266,7 +267,8 @@ class Answer:
 
     Attributes:
         continued: it goes on in the prompt's text, so its first space counts.
-        prompt_tokens, reused_tokens: see `GenerationResult`.
+        prompt_tokens, reused_tokens: see `GenerationResult`; the first grows while a prompt is fed.
+        prompt_length: how many tokens are to be fed.
         kept: how many of the tokens the text is made of: those of a stop string are not among them.
         result: how it ended, once it has and was no failure.
     """
@@ -277,7 +279,7 @@ class Answer:
         self.token_s: list[float] = []
         self.text: list[str] = []
         self.cancelled = threading.Event()
-        self.prompt_tokens = self.reused_tokens = self.kept = 0
+        self.prompt_tokens = self.prompt_length = self.reused_tokens = self.kept = 0
         self.prompt_s = 0.0
         self.speculation: Speculation | None = None
         self.result: GenerationResult | None = None
@@ -386,6 +388,9 @@ def _ended(
 class Generation(Iterator[str]):
     """An answer being made: iterate it for pieces of text, then read `result`.
 
+    Under `asyncio`, `async for` iterates it and `await` runs it to its `result`. The model runs
+    in a worker thread; a task that is cancelled ends the answer within one step or chunk.
+
     Closing it, or dropping it half-way, ends the answer like `cancel`. Whatever ends it, session
     and transcript agree afterwards. An answer that ends before its first token leaves no trace, and
     neither does one that ends in an error.
@@ -411,6 +416,25 @@ class Generation(Iterator[str]):
         with self._hold:
             return next(self._pieces)
 
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> str:
+        from edge.runtime.awaiting import in_worker, next_piece
+
+        # the worker must not know this object, so that dropping it runs __del__ at once
+        piece = await in_worker(
+            partial(next_piece, self._pieces, self._hold), self.cancel, self.close
+        )
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    def __await__(self) -> Generator[Any, None, GenerationResult]:
+        from edge.runtime.awaiting import in_worker
+
+        return in_worker(self.finish, self.cancel, self.close).__await__()
+
     def cancel(self) -> None:
         """End the answer within one step or chunk; from any thread, any time."""
         self._answer.cancelled.set()
@@ -430,6 +454,14 @@ class Generation(Iterator[str]):
         for _ in self:
             pass
         return self.result
+
+    @property
+    def prefill(self) -> tuple[int, int]:
+        """How many tokens of the prompt have been fed, and how many are to be; from any thread.
+
+        (0, 0) until it is known which tokens the state already holds.
+        """
+        return self._answer.prompt_tokens, self._answer.prompt_length
 
     @property
     def text(self) -> str:

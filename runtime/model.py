@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import edge
+from edge import log
 from edge.bundle import Manifest, open_bundle, store
 from edge.config import ModelConfig
 from edge.errors import BundleError, EngineError
 from edge.runtime import memory
 from edge.runtime.engine import Engine
-from edge.runtime.engines import check_provider, choose_engine, open_engine
+from edge.runtime.engines import check_provider, choose_engine, open_engine, title
 from edge.runtime.session import Session, SessionOptions
 from edge.text import ChatTemplate, Tokenizer, load_template, load_tokenizer
 
@@ -101,6 +102,7 @@ def load(
         template = load_template(opened, tokenizer)
         running = open_engine(opened, engine, threads=threads, spin=spin, provider=provider)
         store.mark_used(path)
+        log.info("edge.load", "loaded %s on %s", path, title(running))
         return Model(path, opened.manifest, opened.fingerprint, running, tokenizer, template)
 
 

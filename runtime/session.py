@@ -7,13 +7,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from edge import log
 from edge.errors import InputError, StateError, TokenizerError
 from edge.runtime import transcript
 from edge.runtime.constrain.mask import open_mask
 from edge.runtime.engine import DEFAULT_WINDOW
 from edge.runtime.generate import Answer, Context, ContextMark, Generation, Logits, generate
+from edge.runtime.result import FinishReason
 from edge.runtime.sampling import (
     Sampler,
     Sampling,
@@ -147,7 +150,7 @@ class Session:
         self._messages = list(self._opening)
         if self._drafting is not None:
             window = max(window, self._drafting.window)
-        self._context = Context(
+        self._open: Context | None = Context(
             model.engine, model.engine.new_state(window=window, capacity=capacity)
         )
         self._undo: deque[SessionSnapshot] = deque(maxlen=max(1, levels))
@@ -157,6 +160,33 @@ class Session:
         )
         self._answer: Answer | None = None
         self._last: Turn | None = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel the answer being made and let go of the state's memory; `messages` stay.
+
+        Raises EngineError while another thread uses the session.
+        """
+        self.cancel()
+        with self._hold:
+            self._open = self._answer = self._last = None
+            self._undo.clear()
+
+    @property
+    def _context(self) -> Context:
+        if self._open is None:
+            raise _closed()
+        return self._open
 
     # -- what it is ------------------------------------------------------------------------------
 
@@ -327,8 +357,10 @@ class Session:
             return self._read(turn, answer)
 
         def finish(succeeded: bool) -> None:
-            self._answer = None
-            if before is None:  # it never began
+            if self._answer is answer:
+                self._answer = None
+            _log(answer)
+            if before is None or self._open is None:  # it never began, or the session is closed
                 return
             if not succeeded or not answer.tokens:
                 self._restore(before)
@@ -355,8 +387,13 @@ class Session:
         chat = turn.messages is not None
         answer.reused_tokens = context.align(turn.tokens) if chat else len(context.tokens)
         feed = turn.tokens[answer.reused_tokens :] if chat else turn.tokens
-        held = len(context.tokens)
-        read = context.feed(feed, answer.halted)
+        held, answer.prompt_length = len(context.tokens), len(feed)
+
+        def halted() -> FinishReason | None:
+            answer.prompt_tokens = len(context.tokens) - held
+            return answer.halted()
+
+        read = context.feed(feed, halted)
         answer.prompt_tokens = len(context.tokens) - held  # fewer where it was halted
         if read is not None:
             turn.read = context.mark(), read.copy()
@@ -471,13 +508,31 @@ class Session:
             self._context.tokens[:] = saved.tokens
             self._context.pending = saved.pending
             self._messages, self._rng = list(saved.messages), rng
+            log.info("edge.session", "resumed %s: %d tokens", path, len(saved.tokens))
             return len(saved.tokens)
 
     @contextmanager
     def _idle(self) -> Iterator[None]:
         with self._hold:
+            if self._open is None:
+                raise _closed()
             if self._answer is not None:
                 raise InputError(
                     "an answer is being made", remedy="finish it, or close() it, first"
                 )
             yield
+
+
+def _log(answer: Answer) -> None:
+    if (made := answer.result) is None:
+        log.info("edge.answer", "failed after %d tokens", len(answer.tokens))
+        return
+    log.info(
+        "edge.answer", "%s: %d tokens fed, %d reused, %d made in %.3f s",
+        made.finish_reason, made.prompt_tokens, made.reused_tokens, len(made.tokens),
+        made.timings.total_s,
+    )  # fmt: skip
+
+
+def _closed() -> InputError:
+    return InputError("the session is closed", remedy="open another with model.session()")

@@ -14,6 +14,7 @@ from edge.apps.chat import files, output
 from edge.apps.chat.commands import ALIASES, COMMANDS, Chat
 from edge.apps.chat.context import described, notice, with_room
 from edge.apps.chat.input import reader
+from edge.apps.progress import waiting
 from edge.apps.terminal import say
 from edge.errors import EdgeError, InputError
 from edge.runtime.engines import title
@@ -111,6 +112,9 @@ def _answer(this: Chat, generation: Generation) -> bool:
         this.gain.begin()
     try:
         with _stopping(this.session):
+            with waiting("reading the prompt", lambda: generation.prefill):
+                first = next(generation, "")
+            stream.write(first)
             for piece in generation:
                 stream.write(piece)
     finally:
