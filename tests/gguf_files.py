@@ -7,6 +7,7 @@ description, and names come from the package's table: neither is taken from what
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,15 @@ ARCHITECTURES = {
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "granite": gguf.MODEL_ARCH.GRANITE,
+    "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
+    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "jamba": gguf.MODEL_ARCH.JAMBA,
+    "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
 }
 TRANSFORMERS = ("llama", "qwen2", "qwen3", "smollm3", "granite")
-ROTATED = ("llama", "smollm3", "granite")
+ROTATED = ("llama", "smollm3", "granite", "granitemoehybrid", "nemotron_h")
+HYBRIDS = ("falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "lfm2")
 _FACTORS = {
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
@@ -47,10 +54,10 @@ def write_gguf(checkpoint: Path, out: Path, *, kind: Kind | None = None, **chang
     key with `__` for a dot; ... removes one.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    names = gguf.get_tensor_name_map(
-        ARCHITECTURES[config["model_type"]], config["num_hidden_layers"]
-    )
-    name = config["model_type"].removeprefix("falcon_")
+    architecture = ARCHITECTURES[config["model_type"]]
+    kinds = config.get("layers_block_type", [])
+    names = gguf.get_tensor_name_map(architecture, config.get("num_hidden_layers", len(kinds)))
+    name = gguf.MODEL_ARCH_NAMES[architecture]
     writer = GGUFWriter(out, name)
     for key, value in (_metadata(name, config) | _tokenizer(checkpoint, config)).items():
         changed = changes.pop(key.replace(".", "__"), value)
@@ -58,7 +65,7 @@ def write_gguf(checkpoint: Path, out: Path, *, kind: Kind | None = None, **chang
             _add(writer, key, changed)
     for key, value in changes.items():
         _add(writer, key.replace("__", "."), value)
-    for theirs, values in load_file(checkpoint / "model.safetensors").items():
+    for theirs, values in _split(load_file(checkpoint / "model.safetensors")):
         ours = names.get_name(theirs.replace(".dt_bias", ".dt_proj.bias"), (".weight", ".bias"))
         assert ours is not None, theirs
         _add_tensor(writer, ours, _converted(ours, theirs, values, config), kind)
@@ -81,7 +88,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
         writer.add_float32(key, value)
     elif isinstance(value, str):
         writer.add_string(key, value)
-    else:
+    elif value is not None:
         writer.add_array(key, value)
 
 
@@ -95,6 +102,8 @@ def _add_tensor(writer: GGUFWriter, name: str, values: NDArray[Any], kind: Kind 
 
 def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
     width = config["hidden_size"]
+    if config["model_type"] in HYBRIDS:
+        return _hybrid_metadata(name, config)
     found: dict[str, Any] = {
         "general.license": "apache-2.0",
         f"{name}.block_count": config["num_hidden_layers"],
@@ -136,6 +145,89 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _hybrid_metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """As each class of llama.cpp's conversion/ sets them, and the classes that it is made of."""
+    kind, width = config["model_type"], config["hidden_size"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    types = config.get("layer_types") or config.get("layers_block_type")
+    if kind == "jamba":
+        period, offset = config["attn_layer_period"], config["attn_layer_offset"]
+        types = ["full_attention" if n % period == offset else "mamba"
+                 for n in range(config["num_hidden_layers"])]  # fmt: skip
+    if types is not None:
+        kv_heads = [kv_heads if type_ == "full_attention" else 0 for type_ in types]
+    inner = int(config.get("mamba_expand", 2) * width)
+    said: dict[str, Any] = {
+        "block_count": config.get("num_hidden_layers") or len(types or ()),
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": width,
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
+        "ssm.conv_kernel": config.get("mamba_d_conv"),
+        "ssm.inner_size": config.get("mamba_d_ssm") or inner,
+        "ssm.state_size": config.get("mamba_d_state"),
+        "ssm.time_step_rank": config.get("mamba_n_heads"),
+        "ssm.group_count": config.get("mamba_n_groups"),
+        "rope.freq_base": (config.get("rope_parameters") or {}).get("rope_theta"),
+        "vocab_size": config["vocab_size"],
+    }
+    size = config.get("head_dim")
+    if kind in ("falcon_h1", "nemotron_h"):
+        said |= {"attention.key_length": size, "attention.value_length": size}
+    if kind == "granitemoehybrid":
+        turned = config.get("position_embedding_type") == "rope"
+        said |= {key: config[field] for field, key in _FACTORS.items()} | {
+            "expert_count": 0, "expert_used_count": 2, "rope.dimension_count": width // heads,
+            "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+            "rope.scaling.finetuned": turned,
+        }  # fmt: skip
+        if not turned:
+            said["context_length"] = 1 << 20
+    if kind == "jamba":
+        said |= {"ssm.time_step_rank": config["mamba_dt_rank"], "expert_count": 1,
+                 "expert_used_count": 2, "rope.freq_base": None}  # fmt: skip
+    if kind == "nemotron_h":
+        said |= {
+            "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+            "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+            "feed_forward_length": [config["intermediate_size"] * (t == "mlp") for t in types],
+            "rope.dimension_count": width // heads, "rope.scaling.finetuned": False,
+            "ssm.conv_kernel": config["conv_kernel"], "ssm.group_count": config["n_groups"],
+            "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+            "ssm.state_size": config["ssm_state_size"],
+            "ssm.time_step_rank": config["mamba_num_heads"], "context_length": 1 << 20,
+        }  # fmt: skip
+    if kind == "lfm2":
+        said = {key: value for key, value in said.items() if not key.startswith("ssm.")} | {
+            "attention.layer_norm_rms_epsilon": config["norm_eps"],
+            "shortconv.l_cache": config["conv_L_cache"],
+            "feed_forward_length": _adjusted(config),
+        }
+    return {f"{name}.{key}": value for key, value in said.items()}
+
+
+def _adjusted(config: dict[str, Any]) -> int:
+    """Two thirds of the stated width, rounded up, as LFM2's class makes it."""
+    multiple = config["block_multiple_of"]
+    return -(-int(2 * config["intermediate_size"] / 3) // multiple) * multiple
+
+
+def _split(tensors: dict[str, NDArray[Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Granite's fused gate and up apart, under names that the package's table knows."""
+    for name, values in tensors.items():
+        prefix, shared, which = name.partition(".shared_mlp.")
+        if which == "input_linear.weight":
+            gate, up = np.split(values, 2)
+            yield f"{prefix}.mlp.gate_proj.weight", gate
+            yield f"{prefix}.mlp.up_proj.weight", up
+        elif shared:
+            yield f"{prefix}.mlp.down_proj.weight", values
+        else:
+            yield name, values
+
+
 def _tokenizer(checkpoint: Path, config: dict[str, Any]) -> dict[str, Any]:
     """The vocabulary, filled up to the embedding as a conversion does."""
     made = json.loads((checkpoint / "tokenizer.json").read_text())
@@ -157,23 +249,43 @@ def _tokenizer(checkpoint: Path, config: dict[str, Any]) -> dict[str, Any]:
 def _converted(
     ours: str, theirs: str, values: NDArray[Any], config: dict[str, Any]
 ) -> NDArray[Any]:
-    if config["model_type"] in TRANSFORMERS:
-        for which, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
-            if f".{which}_proj." in theirs and config["model_type"] in ROTATED:
-                # halves of a head become neighbours
-                halves = values.reshape(config[heads], 2, -1, *values.shape[1:])
-                return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
-        return values
+    kind = config["model_type"]
+    if kind == "falcon_h1":
+        values = _multiplied(theirs, values, config)
+    for which, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
+        if f".{which}_proj." in theirs and kind in ROTATED:
+            # halves of a head become neighbours
+            halves = values.reshape(config[heads], 2, -1, *values.shape[1:])
+            return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
     if theirs.endswith("A_log"):
         values = -np.exp(values)
-    if theirs.endswith("conv1d.weight"):
+    if theirs.endswith(("conv1d.weight", "conv.conv.weight")):
         return values.squeeze()
-    if config["model_type"] == "mamba2":
+    groups = config.get("n_groups", config.get("mamba_n_groups"))
+    if groups is not None:  # Mamba-2
         if ours.endswith(("ssm_a", "ssm_d")):
             return values.reshape(-1, 1)
         if ".ssm_norm." in ours:
-            return values.reshape(config["n_groups"], -1)
+            return values.reshape(groups, -1)
     return values
+
+
+def _multiplied(theirs: str, values: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
+    """Falcon-H1's factors, which go into the weights that they multiply."""
+    scan, states = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    widths = (scan, scan, states, states, config["mamba_n_heads"])
+    incoming = config["attention_in_multiplier"]
+    factors: dict[str, Any] = {
+        "gate_proj": config["mlp_multipliers"][0],
+        "down_proj": config["mlp_multipliers"][1], "q_proj": incoming, "v_proj": incoming,
+        "k_proj": incoming * config["key_multiplier"], "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"], "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+        "in_proj": config["ssm_in_multiplier"]
+        * np.repeat(config["ssm_multipliers"], widths)[:, None],
+    }  # fmt: skip
+    parts = theirs.split(".")
+    return values * np.float32(factors.get(parts[-2], 1.0))
 
 
 def _llama3(config: dict[str, Any], scaling: dict[str, Any]) -> NDArray[np.float32]:

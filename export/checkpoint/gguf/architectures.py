@@ -1,132 +1,42 @@
-"""What llama.cpp's conversion makes of each family, and how that is undone: a table.
-
-Metadata become the fields of a config.json, tensors keep their names and get back their values, so
-that the readers of `edge.export.checkpoint.families` read both. Facts: llama.cpp,
-convert_hf_to_gguf.py and gguf-py/gguf/constants.py, 2026.
-"""
+"""GGUF's architectures of one kind of mixer: Llama and its kin, Mamba and Mamba-2."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from edge.export.checkpoint.gguf.weights import AS_IT_IS, Array, Restoration, Shape
-
-Metadata = Mapping[str, Any]
-# (names of the file's tensors, metadata without the architecture's prefix, config made so far)
-Completion = Callable[["Shapes", Metadata, dict[str, Any]], None]
-Shapes = Mapping[str, Shape]
-
-
-@dataclass(frozen=True)
-class GgufArchitecture:
-    """One value of `general.architecture`.
-
-    Attributes:
-        name: that value, and the prefix of its keys.
-        required: key → field of config.json; a file without one of them is refused.
-        optional: the same, for those that may be absent.
-        inert: keys that say nothing that the model depends on.
-        fixed: fields of config.json that the architecture implies.
-        ends: tensor outside of blocks → its name in the checkpoint.
-        block: tensor of a block, without `blk.N.` → its name in the checkpoint's layer.
-        layer: how the checkpoint's names of a layer begin.
-        rotated: query and key rows are in the order of llama.cpp's RoPE, pair beside pair.
-        complete: adds the fields that depend on more than one key.
-    """
-
-    name: str
-    required: Mapping[str, str]
-    optional: Mapping[str, str]
-    inert: frozenset[str]
-    fixed: Mapping[str, Any]
-    ends: Mapping[str, str]
-    block: Mapping[str, str]
-    layer: str
-    rotated: bool = False
-    complete: Completion = field(default=lambda shapes, metadata, config: None)
-
-    def restoration(self, name: str, config: Mapping[str, Any]) -> Restoration:
-        """What is to be undone in a tensor of the file."""
-        rest = name.split(".", 2)[2] if name.startswith("blk.") and name.count(".") > 1 else name
-        if self.rotated and rest.startswith(("attn_q.", "attn_k.")):
-            heads = config["num_attention_heads" if rest[5] == "q" else "num_key_value_heads"]
-            return _unrotated(heads)
-        return _RESTORED.get(rest, AS_IT_IS)
-
-
-# -- what a conversion does to values ----------------------------------------------------------
-
-
-def _unrotated(heads: Any) -> Restoration:
-    """Rows of a head as the checkpoint has them: both halves of all pairs one after the other.
-
-    llama.cpp rotates neighbours, transformers rotates value i with value i + head_dim / 2.
-    """
-
-    def values(array: Array) -> Array:
-        if not isinstance(heads, int) or heads < 1 or array.shape[0] % (2 * heads):
-            return array  # the config is refused for it
-        pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
-        return pairs.swapaxes(1, 2).reshape(array.shape)
-
-    return Restoration(values=values)
-
-
-def _flat(shape: Shape) -> Shape:
-    return (int(np.prod(shape)),)
-
-
-def _conv(shape: Shape) -> Shape:
-    return (shape[0], 1, *shape[1:])
-
-
-def _vector(shape: Shape) -> Shape:
-    """[H, 1] of Mamba-2 is [H]; Mamba-1's matrices are left alone."""
-    return shape[:1] if shape[1:] == (1,) else shape
-
-
-_RESTORED = {
-    "ssm_a": Restoration(_vector, lambda a: np.log(-a)),
-    "ssm_d": Restoration(_vector),
-    "ssm_norm.weight": Restoration(_flat),
-    "ssm_conv1d.weight": Restoration(_conv),
-    "shortconv.conv.weight": Restoration(_conv),
-}
+from edge.export.checkpoint.gguf.conversion import GgufArchitecture, Metadata, Shapes
 
 # -- Transformers ------------------------------------------------------------------------------
 
-_SIZES = {
+SIZES = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
 }
-_ATTENTION = {
+ATTENTION = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "feed_forward_length": "intermediate_size",
 }
-_OPTIONAL = {
+OPTIONAL = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "rope.freq_base": "rope_theta",
 }
-_INERT = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"})
-_TREATED = frozenset(
+INERT = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"})
+TREATED = frozenset(
     {
         "attention.value_length", "rope.dimension_count", "rope.scaling.type",
         "rope.scaling.factor", "rope.scaling.original_context_length",
     }
 )  # fmt: skip
-_ENDS = {
+ENDS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_BLOCK = {
+TRANSFORMER_BLOCK = {
     "attn_norm.weight": "input_layernorm.weight",
     "ffn_norm.weight": "post_attention_layernorm.weight",
     **{
@@ -143,7 +53,7 @@ _BLOCK = {
 ROPE_FACTORS = "rope_freqs.weight"
 
 
-def _complete_transformer(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
+def complete_transformer(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     config.setdefault("num_key_value_heads", heads)
     if (
@@ -158,19 +68,19 @@ def _complete_transformer(shapes: Shapes, metadata: Metadata, config: dict[str, 
 
 
 def _complete_llama(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
-    _complete_transformer(shapes, metadata, config)
+    complete_transformer(shapes, metadata, config)
     config["attention_bias"] = "blk.0.attn_q.bias" in shapes
     config["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
 
 
 LLAMA = GgufArchitecture(
     name="llama",
-    required={**_SIZES, **_ATTENTION},
-    optional=_OPTIONAL,
-    inert=_INERT | _TREATED,
+    required={**SIZES, **ATTENTION},
+    optional=OPTIONAL,
+    inert=INERT | TREATED,
     fixed={"model_type": "llama", "hidden_act": "silu"},
-    ends=_ENDS,
-    block=_BLOCK,
+    ends=ENDS,
+    block=TRANSFORMER_BLOCK,
     layer="model.layers",
     rotated=True,
     complete=_complete_llama,
@@ -180,7 +90,7 @@ LLAMA = GgufArchitecture(
 def _like_llama(name: str, **changes: Any) -> GgufArchitecture:
     """Llama's keys and tensors, with what is another's own."""
     fixed = {"model_type": name, "hidden_act": "silu"}
-    return replace(LLAMA, name=name, fixed=fixed, **{"complete": _complete_transformer, **changes})
+    return replace(LLAMA, name=name, fixed=fixed, **{"complete": complete_transformer, **changes})
 
 
 # q and k of these are as they were: llama.cpp rotates halves
@@ -189,24 +99,20 @@ QWEN3 = _like_llama(
     "qwen3",
     rotated=False,
     block={
-        **_BLOCK,
+        **TRANSFORMER_BLOCK,
         "attn_q_norm.weight": "self_attn.q_norm.weight",
         "attn_k_norm.weight": "self_attn.k_norm.weight",
     },
 )
 # every fourth block has no RoPE, which is what its config says where it says nothing
 SMOLLM3 = _like_llama("smollm3", complete=_complete_llama)
-GRANITE = _like_llama(
-    "granite",
-    optional={
-        **_OPTIONAL,
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logits_scaling",
-    },
-    complete=_complete_llama,
-)
+FACTORS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+GRANITE = _like_llama("granite", optional={**OPTIONAL, **FACTORS}, complete=_complete_llama)
 
 # -- Mamba -------------------------------------------------------------------------------------
 
@@ -288,4 +194,4 @@ MAMBA2 = GgufArchitecture(
     complete=_complete_mamba2,
 )
 
-ARCHITECTURES = {each.name: each for each in (LLAMA, MAMBA, MAMBA2, QWEN2, QWEN3, SMOLLM3, GRANITE)}
+PLAIN = (LLAMA, MAMBA, MAMBA2, QWEN2, QWEN3, SMOLLM3, GRANITE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,15 @@ import numpy as np
 
 from edge.errors import CheckpointError, Faults
 from edge.export.checkpoint.fields import Fields
-from edge.export.checkpoint.gguf.architectures import (
-    ARCHITECTURES,
-    ROPE_FACTORS,
-    GgufArchitecture,
-)
+from edge.export.checkpoint.gguf.architectures import PLAIN, ROPE_FACTORS
+from edge.export.checkpoint.gguf.conversion import GgufArchitecture
+from edge.export.checkpoint.gguf.hybrids import HYBRIDS, MAX_BLOCKS
 from edge.export.checkpoint.gguf.weights import GgufFile
 from edge.export.checkpoint.layout import Layout
 
-MAX_BLOCKS = 4096
+ARCHITECTURES = {each.name: each for each in (*PLAIN, *HYBRIDS)}
 _HF = "export the original checkpoint instead"
+_EXPERTS = ("expert_count", "expert_used_count")
 # the original context and the band of wavelengths that the published Llama 3 models scale in
 _LLAMA3 = {
     "original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -61,26 +61,27 @@ class GgufModel:
 
     def place(self, layout: Layout) -> Layout:
         """The layout by the names of this file's tensors."""
-        named = dict(self._names())
-        layout.pieces = {
-            name: replace(piece, source=named.get(piece.source, piece.source))
-            for name, piece in layout.pieces.items()
-        }
-        layout.tied_heads = tuple(named.get(head, head) for head in layout.tied_heads)
+        names = self._names()
+        turns = {theirs: cycle(ours) for theirs, ours in names.items()}
+        for name, piece in layout.pieces.items():
+            if piece.source in names:
+                if names[piece.source][1:]:  # each is some of its rows, in their order
+                    piece = replace(piece, source_shape=piece.shape, start=0)
+                layout.pieces[name] = replace(piece, source=next(turns[piece.source]))
+        layout.tied_heads = tuple(names.get(head, [head])[0] for head in layout.tied_heads)
         layout.ignored = lambda name: name == ROPE_FACTORS
         layout.rename = lambda name: name
         return layout
 
-    def _names(self) -> list[tuple[str, str]]:
-        """(name in the checkpoint, name in the file) of every tensor that there may be."""
+    def _names(self) -> dict[str, list[str]]:
+        """Name in the checkpoint → names in the file, of every tensor that there may be."""
         known, count = self.architecture, self.fields.values.get("num_hidden_layers")
-        blocks = range(count if isinstance(count, int) and 0 < count <= MAX_BLOCKS else 0)
-        names = [(theirs, ours) for ours, theirs in known.ends.items()]
-        return names + [
-            (f"{known.layer}.{block}.{theirs}", f"blk.{block}.{ours}")
-            for block in blocks
-            for ours, theirs in known.block.items()
-        ]
+        names: dict[str, list[str]] = {theirs: [ours] for ours, theirs in known.ends.items()}
+        for block in range(count if isinstance(count, int) and 0 < count <= MAX_BLOCKS else 0):
+            for ours, theirs in known.block.items():
+                name = f"{known.layer}.{block}.{theirs}"
+                names.setdefault(name, []).append(f"blk.{block}.{ours}")
+        return names
 
 
 def _architecture(file: GgufFile) -> GgufArchitecture:
@@ -105,7 +106,8 @@ def _check_keys(file: GgufFile, known: GgufArchitecture, own: Mapping[str, Any])
     for key in known.required:
         if key not in own:
             faults.add(f"{known.name}.{key}", "is missing", "convert the model again")
-    for key in sorted(own.keys() - {*known.required, *known.optional, *known.inert}):
+    inert = {*known.inert, *(_EXPERTS if own.get("expert_count") in (0, 1) else ())}
+    for key in sorted(own.keys() - {*known.required, *known.optional, *inert}):
         if own[key]:  # 0 and false switch it off
             faults.add(f"{known.name}.{key}", "is not a known key", _HF)
     faults.refuse(CheckpointError, file=file.path)
@@ -120,19 +122,19 @@ def _fields(file: GgufFile, known: GgufArchitecture, own: Mapping[str, Any]) -> 
     values["tie_word_embeddings"] = "output.weight" not in shapes
     known.complete(shapes, own, values)
     fields = GgufFields(file.path, values, {f: f"{known.name}.{key}" for key, f in named.items()})
-    _check_heads(fields, own)
+    _check_heads(fields, known, own)
     if ROPE_FACTORS in shapes:
         _read_rope_factors(file, fields)
     return fields
 
 
-def _check_heads(fields: GgufFields, own: Mapping[str, Any]) -> None:
+def _check_heads(fields: GgufFields, known: GgufArchitecture, own: Mapping[str, Any]) -> None:
     """Heads of one size, rotated whole."""
     width, heads = fields.values.get("hidden_size"), fields.values.get("num_attention_heads")
     if not (isinstance(width, int) and isinstance(heads, int) and heads > 0):
         return
     size = fields.values.get("head_dim", width // heads)
-    for key in ("rope.dimension_count", "attention.value_length"):
+    for key in known.sizes:
         if own.get(key, size) != size:
             fields.refuse(key, f"is {own[key]!r:.20}; only heads of {size} values are known")
 

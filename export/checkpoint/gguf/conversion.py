@@ -1,0 +1,101 @@
+"""What llama.cpp's conversion does to a family, stated so that it can be undone.
+
+Metadata become the fields of a config.json, tensors keep their names and get back their values, so
+that the readers of `edge.export.checkpoint.families` read both. Facts: llama.cpp,
+convert_hf_to_gguf.py, conversion/ and gguf-py/gguf/constants.py, 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edge.export.checkpoint.gguf.weights import AS_IT_IS, Array, Restoration, Shape
+
+Metadata = Mapping[str, Any]
+# (names of the file's tensors, metadata without the architecture's prefix, config made so far)
+Completion = Callable[["Shapes", Metadata, dict[str, Any]], None]
+Shapes = Mapping[str, Shape]
+
+
+@dataclass(frozen=True)
+class GgufArchitecture:
+    """One value of `general.architecture`.
+
+    Attributes:
+        name: that value, and the prefix of its keys.
+        required: key → field of config.json; a file without one of them is refused.
+        optional: the same, for those that may be absent.
+        inert: keys that say nothing that the model depends on.
+        fixed: fields of config.json that the architecture implies.
+        ends: tensor outside of blocks → its name in the checkpoint.
+        block: tensor of a block, without `blk.N.` → its name in the checkpoint's layer, or the
+            name of what it is some rows of, in their order.
+        layer: how the checkpoint's names of a layer begin.
+        rotated: query and key rows are in the order of llama.cpp's RoPE, pair beside pair.
+        sizes: keys that have to say the size of a head.
+        complete: adds the fields that depend on more than one key.
+    """
+
+    name: str
+    required: Mapping[str, str]
+    optional: Mapping[str, str]
+    inert: frozenset[str]
+    fixed: Mapping[str, Any]
+    ends: Mapping[str, str]
+    block: Mapping[str, str]
+    layer: str
+    rotated: bool = False
+    sizes: tuple[str, ...] = ("rope.dimension_count", "attention.value_length")
+    complete: Completion = field(default=lambda shapes, metadata, config: None)
+
+    def restoration(self, name: str, config: Mapping[str, Any]) -> Restoration:
+        """What is to be undone in a tensor of the file."""
+        rest = name.split(".", 2)[2] if name.startswith("blk.") and name.count(".") > 1 else name
+        if self.rotated and rest.startswith(("attn_q.", "attn_k.")):
+            heads = config["num_attention_heads" if rest[5] == "q" else "num_key_value_heads"]
+            return _unrotated(heads)
+        return _RESTORED.get(rest, AS_IT_IS)
+
+
+# -- what a conversion does to values ----------------------------------------------------------
+
+
+def _unrotated(heads: Any) -> Restoration:
+    """Rows of a head as the checkpoint has them: both halves of all pairs one after the other.
+
+    llama.cpp rotates neighbours, transformers rotates value i with value i + head_dim / 2.
+    """
+
+    def values(array: Array) -> Array:
+        if not isinstance(heads, int) or heads < 1 or array.shape[0] % (2 * heads):
+            return array  # the config is refused for it
+        pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(array.shape)
+
+    return Restoration(values=values)
+
+
+def _flat(shape: Shape) -> Shape:
+    return (int(np.prod(shape)),)
+
+
+def _conv(shape: Shape) -> Shape:
+    return (shape[0], 1, *shape[1:])
+
+
+def _vector(shape: Shape) -> Shape:
+    """[H, 1] of Mamba-2 is [H]; Mamba-1's matrices are left alone."""
+    return shape[:1] if shape[1:] == (1,) else shape
+
+
+_RESTORED = {
+    "ssm_a": Restoration(_vector, lambda a: np.log(-a)),
+    "ssm_d": Restoration(_vector),
+    "ssm_norm.weight": Restoration(_flat),
+    "ssm_conv1d.weight": Restoration(_conv),
+    "shortconv.conv.weight": Restoration(_conv),
+}

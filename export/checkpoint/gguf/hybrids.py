@@ -1,0 +1,254 @@
+"""GGUF's architectures of hybrids. What a block is, its tensors say.
+
+llama.cpp reads Bamba as a Granite hybrid with RoPE, and so is it read here. Falcon-H1's factors are
+in the weights already; a tied head has the embedding's factor, as it has in llama.cpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from edge.export.checkpoint.gguf.architectures import (
+    ATTENTION,
+    ENDS,
+    FACTORS,
+    INERT,
+    MAMBA2,
+    OPTIONAL,
+    QWEN3,
+    SIZES,
+    TRANSFORMER_BLOCK,
+    TREATED,
+    complete_transformer,
+)
+from edge.export.checkpoint.gguf.conversion import GgufArchitecture, Metadata, Shapes
+
+MAX_BLOCKS = 4096
+
+
+def _blocks(shapes: Shapes, tensor: str, config: dict[str, Any]) -> list[bool]:
+    """Whether each block has a tensor."""
+    count = config.get("num_hidden_layers")
+    if not isinstance(count, int) or not 0 < count <= MAX_BLOCKS:
+        count = 1  # the config is refused for it
+    return [f"blk.{n}.{tensor}" in shapes for n in range(count)]
+
+
+def _complete(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
+    """What hybrids have in common. Lists of sizes have 0 for a block of another kind."""
+    for name in ("num_key_value_heads", "intermediate_size"):
+        given = config.get(name)
+        if isinstance(given, list) and all(isinstance(size, int) for size in given):
+            config[name] = max(given, default=0) or None
+    complete_transformer(shapes, metadata, config)
+    for name, tensor in (
+        ("attention_bias", "attn_q.bias"),
+        ("mlp_bias", "ffn_up.bias"),
+        ("mamba_conv_bias", "ssm_conv1d.bias"),
+    ):
+        config[name] = any(_blocks(shapes, tensor, config))
+    inner, width = config.get("mamba_expand"), config.get("hidden_size")
+    if isinstance(inner, int) and isinstance(width, int) and width > 0:
+        config["mamba_expand"] = inner / width
+
+
+# -- Falcon-H1, Granite 4.0-H and Jamba: `mamba`, `self_attn` and an MLP -------------------------
+
+
+def _complete_falcon_h1(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
+    _complete(shapes, metadata, config)
+    config["mamba_rms_norm"] = any(_blocks(shapes, "ssm_norm.weight", config))
+
+
+_MAMBA = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.inner_size": "mamba_expand",
+    "ssm.state_size": "mamba_d_state",
+}
+_MAMBA2 = {"ssm.time_step_rank": "mamba_n_heads", "ssm.group_count": "mamba_n_groups"}
+_MIXERS = {
+    ours: theirs.replace("mixer.", "mamba.")
+    for ours, theirs in MAMBA2.block.items()
+    if theirs.startswith("mixer.")
+} | {ours: theirs for ours, theirs in TRANSFORMER_BLOCK.items() if ours.startswith("attn_")}
+_FEED_FORWARD = {
+    f"ffn_{which}.{kind}": f"feed_forward.{which}_proj.{kind}"
+    for which in ("gate", "up", "down")
+    for kind in ("weight", "bias")
+}
+_FINAL = ENDS | {"output_norm.weight": "model.final_layernorm.weight"}
+
+FALCON_H1 = GgufArchitecture(
+    name="falcon-h1",
+    required={**SIZES, **ATTENTION, **_MAMBA, **_MAMBA2, "ssm.inner_size": "mamba_d_ssm"},
+    optional=OPTIONAL,
+    inert=INERT | TREATED,
+    fixed={"model_type": "falcon_h1", "hidden_act": "silu", "mamba_norm_before_gate": False},
+    ends=_FINAL,
+    block={**_MIXERS, **_FEED_FORWARD, "ffn_norm": "pre_ff_layernorm.weight"},
+    layer="model.layers",
+    complete=_complete_falcon_h1,
+)
+
+
+def _complete_granite(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
+    _complete(shapes, metadata, config)
+    width = config.pop("intermediate_size")
+    config.setdefault("shared_intermediate_size", width)
+    turned = metadata.get("rope.scaling.finetuned", True)
+    config["position_embedding_type"] = "rope" if turned else "nope"
+    attends = _blocks(shapes, "attn_q.weight", config)
+    config["layer_types"] = ["attention" if attending else "mamba" for attending in attends]
+
+
+GRANITE_HYBRID = replace(
+    FALCON_H1,
+    name="granitehybrid",
+    required={**SIZES, **ATTENTION, **_MAMBA, **_MAMBA2},
+    optional={
+        **OPTIONAL,
+        **FACTORS,
+        "expert_shared_feed_forward_length": "shared_intermediate_size",
+    },
+    fixed={"model_type": "granitemoehybrid", "hidden_act": "silu", "num_local_experts": 0},
+    ends=ENDS,
+    block={
+        **_MIXERS,
+        "ffn_norm.weight": "post_attention_layernorm.weight",
+        "ffn_gate.weight": "shared_mlp.input_linear.weight",
+        "ffn_up.weight": "shared_mlp.input_linear.weight",
+        "ffn_down.weight": "shared_mlp.output_linear.weight",
+    },
+    rotated=True,
+    complete=_complete_granite,
+)
+
+
+def _complete_jamba(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
+    _complete(shapes, metadata, config)
+    # every so many blocks one attends; where that is not so, the reader misses tensors
+    blocks = _blocks(shapes, "attn_q.weight", config)
+    attends = [block for block, attending in enumerate(blocks) if attending]
+    first, second, *_ = [*attends, len(blocks), 2 * len(blocks) + 1]
+    config |= {"attn_layer_offset": first, "attn_layer_period": max(first + 1, second - first)}
+
+
+JAMBA = replace(
+    FALCON_H1,
+    name="jamba",
+    required={**SIZES, **ATTENTION, **_MAMBA, "ssm.time_step_rank": "mamba_dt_rank"},
+    optional={"attention.head_count_kv": "num_key_value_heads"},
+    inert=INERT,
+    fixed={"model_type": "jamba", "hidden_act": "silu", "num_experts": 1},
+    block={
+        **_MIXERS,
+        **_FEED_FORWARD,
+        "ffn_norm.weight": "pre_ff_layernorm.weight",
+        "ssm_x.weight": "mamba.x_proj.weight",
+        "ssm_dt.weight": "mamba.dt_proj.weight",
+        "ssm_dt.bias": "mamba.dt_proj.bias",
+        **{f"ssm_{n}_norm.weight": f"mamba.{n}_layernorm.weight" for n in ("dt", "b", "c")},
+    },
+    complete=_complete_jamba,
+)
+
+# -- Nemotron-H: a mixer in every block ----------------------------------------------------------
+
+
+def _complete_nemotron(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
+    _complete(shapes, metadata, config)
+    config["use_conv_bias"] = config.pop("mamba_conv_bias")
+    inner, heads = config.pop("mamba_expand"), config["mamba_num_heads"]
+    if isinstance(inner, float) and isinstance(heads, int) and heads > 0:
+        config["mamba_head_dim"] = metadata["ssm.inner_size"] // heads
+    kinds = zip(
+        _blocks(shapes, "attn_q.weight", config),
+        _blocks(shapes, "ffn_up.weight", config),
+        strict=True,
+    )
+    config["hybrid_override_pattern"] = "".join(
+        "*" if attends else "-" if feeds else "M" for attends, feeds in kinds
+    )
+    config.setdefault("head_dim", 0)
+
+
+NEMOTRON_H = GgufArchitecture(
+    name="nemotron_h",
+    required={
+        **SIZES,
+        **ATTENTION,
+        "ssm.conv_kernel": "conv_kernel",
+        "ssm.inner_size": "mamba_expand",
+        "ssm.state_size": "ssm_state_size",
+        "ssm.time_step_rank": "mamba_num_heads",
+        "ssm.group_count": "n_groups",
+        "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+    },
+    optional={
+        "attention.head_count_kv": "num_key_value_heads",
+        "attention.key_length": "head_dim",
+    },
+    inert=INERT | TREATED | {"attention.layer_norm_epsilon", "rope.freq_base"},
+    fixed={"model_type": "nemotron_h", "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu"},
+    ends=MAMBA2.ends,
+    block={
+        **MAMBA2.block,
+        **{
+            ours: "mixer." + theirs.rpartition("self_attn.")[2].rpartition("mlp.")[2]
+            for ours, theirs in TRANSFORMER_BLOCK.items()
+            if "norm" not in ours and "gate" not in ours
+        },
+    },
+    layer="backbone.layers",
+    rotated=True,
+    sizes=("attention.value_length",),
+    complete=_complete_nemotron,
+)
+
+# -- LFM2: short convolutions --------------------------------------------------------------------
+
+
+def _complete_lfm2(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
+    _complete(shapes, metadata, config)
+    del config["mamba_conv_bias"]
+    config["conv_bias"] = any(_blocks(shapes, "shortconv.conv.bias", config))
+    attends = _blocks(shapes, "attn_q.weight", config)
+    config["layer_types"] = ["full_attention" if attending else "conv" for attending in attends]
+
+
+LFM2 = replace(
+    QWEN3,
+    name="lfm2",
+    required={
+        **SIZES,
+        **ATTENTION,
+        "attention.layer_norm_rms_epsilon": "norm_eps",
+        "shortconv.l_cache": "conv_L_cache",
+    },
+    fixed={"model_type": "lfm2", "block_auto_adjust_ff_dim": False},
+    ends={**ENDS, "token_embd_norm.weight": "model.embedding_norm.weight"},
+    block={
+        **{ours: theirs for ours, theirs in TRANSFORMER_BLOCK.items() if "attn_" in ours},
+        **{
+            f"attn_{ours}.weight": f"self_attn.{theirs}.weight"
+            for ours, theirs in (
+                ("output", "out_proj"), ("q_norm", "q_layernorm"), ("k_norm", "k_layernorm")
+            )
+        },
+        "attn_norm.weight": "operator_norm.weight",
+        "ffn_norm.weight": "ffn_norm.weight",
+        **{
+            f"ffn_{ours}.weight": f"feed_forward.{theirs}.weight"
+            for ours, theirs in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
+        },
+        **{
+            f"shortconv.{name}.{kind}": f"conv.{name}.{kind}"
+            for name in ("in_proj", "conv", "out_proj")
+            for kind in ("weight", "bias")
+        },
+    },
+    complete=_complete_lfm2,
+)  # fmt: skip
+
+HYBRIDS = (FALCON_H1, GRANITE_HYBRID, JAMBA, NEMOTRON_H, LFM2)
