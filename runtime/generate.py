@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +18,8 @@ from numpy.typing import NDArray
 
 from edge.errors import ContextFullError, EdgeError, InputError
 from edge.runtime.engine import Engine, GreedyEngine
-from edge.runtime.result import FinishReason, GenerationResult, Timings
-from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.result import FinishReason, GenerationResult, Timings, TokenLogprob
+from edge.runtime.sampling import Sampler, SamplingParams, logprob_of
 from edge.runtime.state import Snapshot, State
 from edge.text.stream import StopMatcher, StreamDecoder
 from edge.text.tokenizer import Tokenizer
@@ -196,9 +198,10 @@ class Stepper:
     """Takes a context on by one token at a time.
 
     Attributes:
-        recent: what the repetition penalty looks at: special tokens end turns and are no
-            repetition.
+        recent: what the penalties look at: special tokens end turns and are no repetition.
         vocab_size: ids that may be sampled are below it.
+        noted: log probabilities of sampled tokens, where they are asked for: in order, those of an
+            accepted draft at once.
     """
 
     def __init__(
@@ -220,10 +223,11 @@ class Stepper:
         self.recent = [token for token in said if token not in self.special]
         self._unassigned = list(unassigned)
         self._greedy = sampler.params.plainly_greedy and not self._unassigned
+        self.noted: deque[TokenLogprob] = deque()
 
     def tokens(self, logits: Logits) -> Generator[int, None, None]:
         """Sample from the logits after the prompt, then step and sample, without end."""
-        token = self.sampler(self.allowed(logits), self.recent)
+        token = self.choose(logits)
         while True:
             self.context.pending = token
             self.say(token)
@@ -247,7 +251,19 @@ class Stepper:
                 return found
         else:
             found = self.context.step(token)
-        return self.sampler(self.allowed(found), self.recent)
+        return self.choose(found)
+
+    def choose(self, logits: Logits) -> int:
+        """Sample a token from an engine's logits [V]."""
+        token = self.sampler(self.allowed(logits), self.recent)
+        self.note(logits, token)
+        return token
+
+    def note(self, logits: Logits, token: int) -> None:
+        """Keep what these logits [V] give the token that was chosen, where that is asked for."""
+        count = self.sampler.params.logprobs
+        if count is not None:
+            self.noted.append(logprob_of(self._possible(logits), token, count))
 
     def allowed(self, logits: Logits, path: Sequence[int] = ()) -> Logits:
         """Logits [vocab_size] after `path`, drafted tokens that come after what was said: padding
@@ -255,11 +271,14 @@ class Stepper:
 
         A penalty and a bias copy what they change, so this may be a view of the engine's memory.
         """
+        return self.sampler.allowed(self._possible(logits), path)
+
+    def _possible(self, logits: Logits) -> Logits:
         logits = logits[: self.vocab_size]
         if self._unassigned:
             logits = logits.copy()
             logits[self._unassigned] = -np.inf
-        return self.sampler.allowed(logits, path)
+        return logits
 
 
 class Answer:
@@ -269,6 +288,7 @@ class Answer:
         continued: it goes on in the prompt's text, so its first space counts.
         prompt_tokens, reused_tokens: see `GenerationResult`; the first grows while a prompt is fed.
         prompt_length: how many tokens are to be fed.
+        logprobs: of the tokens, where they are asked for.
         kept: how many of the tokens the text is made of: those of a stop string are not among them.
         result: how it ended, once it has and was no failure.
     """
@@ -277,6 +297,7 @@ class Answer:
         self.params, self.continued = params, continued
         self.tokens: list[int] = []
         self.token_s: list[float] = []
+        self.logprobs: list[TokenLogprob] = []
         self.text: list[str] = []
         self.cancelled = threading.Event()
         self.prompt_tokens = self.prompt_length = self.reused_tokens = self.kept = 0
@@ -312,6 +333,7 @@ class Answer:
             reused_tokens=self.reused_tokens,
             timings=Timings(self.prompt_s, tuple(self.token_s), self.seconds()),
             speculation=self.speculation,
+            logprobs=tuple(self.logprobs),
         )
 
     def _decoded(self, tokenizer: Tokenizer, count: int) -> str:
@@ -335,7 +357,7 @@ def generate(
     failed or was interrupted nothing is certain.
     """
     params, ended = answer.params, None
-    decoder = StreamDecoder(tokenizer, continued=answer.continued)
+    decoder, decoded = StreamDecoder(tokenizer, continued=answer.continued), 0
     stops = StopMatcher(params.stop)
     try:
         yield ""
@@ -353,10 +375,14 @@ def generate(
                 for token in tokens:
                     answer.tokens.append(token)
                     answer.token_s.append(answer.seconds())
+                    if steps.noted:
+                        answer.logprobs.append(replace(steps.noted.popleft(), at=decoded))
                     if token in tokenizer.eos:
                         ended = "stop"
                         break
-                    if piece := stops.feed(decoder.feed(token)):
+                    text = decoder.feed(token)
+                    decoded += len(text)
+                    if piece := stops.feed(text):
                         answer.text.append(piece)
                         yield piece
                     if ended := _ended(answer, stops, context, sampler):
@@ -467,6 +493,11 @@ class Generation(Iterator[str]):
     def text(self) -> str:
         """The text given out so far."""
         return "".join(self._answer.text)
+
+    def logprobs(self, start: int = 0) -> tuple[TokenLogprob, ...]:
+        """Of the tokens whose text has begun to be given out, from `start` on."""
+        given = sum(map(len, self._answer.text))
+        return tuple(takewhile(lambda one: one.at < given, self._answer.logprobs[start:]))
 
     @property
     def result(self) -> GenerationResult:

@@ -38,6 +38,25 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the model found a token that was said.
+
+    Natural logarithms of the model's own distribution: softmax over its logits as they come, at
+    temperature 1, before a grammar's mask, bias, penalties and filters. With drafts they are those
+    of the run that verified the token, so they do not depend on the drafter.
+
+    Attributes:
+        top: (token, logarithm), the likeliest first; whether or not they could be said here.
+        at: characters of the answer before the token's text.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    at: int = 0
+
+
+@dataclass(frozen=True)
 class GenerationResult:
     """How an answer ended.
 
@@ -51,6 +70,7 @@ class GenerationResult:
         reused_tokens: tokens of the prompt that the state already held.
         speculation: what drafting did; None without a drafter or a grammar, whose forced tokens
             are verified as drafts.
+        logprobs: of each of the tokens, where `SamplingParams.logprobs` asked for them.
     """
 
     text: str
@@ -60,6 +80,7 @@ class GenerationResult:
     reused_tokens: int
     timings: Timings
     speculation: Speculation | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def prompt_tokens_per_s(self) -> float | None:

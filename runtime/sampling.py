@@ -1,9 +1,9 @@
 """From logits to a token.
 
 A grammar's mask comes first, then the filters in the order of transformers' generate: logit bias,
-repetition penalty, temperature, top-k, top-p, min-p. (llama.cpp scales by temperature last, so the
-same top-p keeps other tokens there.) The repetition penalty looks at the last `repetition_window`
-tokens, as llama.cpp's does, so that its cost and its effect do not grow with the conversation.
+penalties, temperature, top-k, top-p, min-p. (llama.cpp scales by temperature last, so the same
+top-p keeps other tokens there.) The penalties look at the last `repetition_window` tokens, as
+llama.cpp's do, so that their cost and their effect do not grow with the conversation.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from edge.errors import EngineError, InputError, StateError
 from edge.runtime.constrain.statement import KINDS, Constraint, constraint_of
+from edge.runtime.result import TokenLogprob
 from edge.text.stream import check_stops
 
 if TYPE_CHECKING:
@@ -49,12 +50,16 @@ class SamplingParams:
         top_p: keep the smallest set of likeliest tokens whose probabilities sum to p; 1 is off.
         min_p: drop tokens less likely than this share of the likeliest; 0 is off.
         repetition_penalty: divides the positive logits of recent tokens, multiplies negative ones.
-        repetition_window: how many recent tokens that concerns, prompt included.
+        presence_penalty: is taken from the logits of recent tokens; below 0 it favours them.
+        frequency_penalty: the same, as often as they occurred.
+        repetition_window: how many recent tokens the three concern, prompt included.
         logit_bias: token id → number added to its logit.
         seed: None continues the session's own random numbers.
         max_tokens: most tokens to sample.
         stop: strings that end the answer; never part of it.
         deadline_s: seconds after which the answer ends with what there is; None is never.
+        logprobs: report the log probability of each token, and of so many likeliest in its place;
+            None reports nothing. See `TokenLogprob`.
         json_schema: the answer is JSON of this schema: an object or its JSON, a pydantic model, or
             True for any JSON.
         regex: the answer matches this expression, in the syntax of Rust's `regex`.
@@ -67,12 +72,15 @@ class SamplingParams:
     top_p: float = _within(1.0, 0, 1, above=True)
     min_p: float = _within(0.0, 0, 1)
     repetition_penalty: float = _within(1.0, 0, 100, above=True)
+    presence_penalty: float = _within(0.0, -2, 2)
+    frequency_penalty: float = _within(0.0, -2, 2)
     repetition_window: int = _within(64, 0, 1 << 20, whole=True)
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = _within(None, 0, (1 << 64) - 1, whole=True)
     max_tokens: int = _within(256, 1, 1 << 31, whole=True)
     stop: tuple[str, ...] = ()
     deadline_s: float | None = _within(None, 0, 1e9, above=True)
+    logprobs: int | None = _within(None, 0, 1000, whole=True)
     json_schema: Any = None
     regex: str | None = None
     grammar: str | None = None
@@ -106,13 +114,14 @@ class SamplingParams:
     @property
     def remembered(self) -> int:
         """How many of the last tokens make a difference to the next one, besides the logits."""
-        return 0 if self.repetition_penalty == 1 else self.repetition_window
+        penalties = self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty
+        return self.repetition_window if any(penalties) else 0
 
     @property
     def plainly_greedy(self) -> bool:
-        """Whether the likeliest token is always taken, whatever was said before."""
+        """Whether the likeliest token is always taken, and nothing else of the logits is asked."""
         free = not self.logit_bias and not self.remembered and self.constraint is None
-        return self.temperature == 0 and free
+        return self.temperature == 0 and free and self.logprobs is None
 
 
 class Sampling(TypedDict, total=False):
@@ -123,12 +132,15 @@ class Sampling(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
     repetition_window: int | None
     logit_bias: Mapping[int, float] | None
     seed: int | None
     max_tokens: int | None
     stop: str | Iterable[str] | None
     deadline_s: float | None
+    logprobs: int | None
     json_schema: Any
     regex: str | None
     grammar: str | None
@@ -287,7 +299,7 @@ class Sampler:
         self.rng = rng
 
     def __call__(self, logits: Logits, history: Sequence[int] = ()) -> int:
-        """The next token from logits [V]; `history` are earlier tokens, for the penalty.
+        """The next token from logits [V]; `history` are earlier tokens, for the penalties.
 
         Raises EngineError when no logit is finite or one is NaN or +inf: a model that says nothing
         must not be heard as token 0.
@@ -314,16 +326,10 @@ class Sampler:
 
         Raises as a call does.
         """
-        logits, best = self._best(logits, history)
-        if count <= _PASSES:
-            return _one_by_one(logits, best, count)
-        found = _top(logits, best, min(count, len(logits)))
-        found = found[np.isfinite(logits[found])]
-        ordered: list[int] = found[(-logits[found]).argsort(kind="stable")][:count].tolist()
-        return ordered
+        return _ranked(*self._best(logits, history), count)
 
     def _best(self, logits: Logits, history: Sequence[int]) -> tuple[Logits, int]:
-        """Logits with bias and penalty, and the likeliest token; EngineError where none is."""
+        """Logits with bias and penalties, and the likeliest token; EngineError where none is."""
         if self._adjusts:
             logits = self._adjusted(logits, history)
         best = int(logits.argmax())  # of a NaN, where there is one
@@ -335,7 +341,7 @@ class Sampler:
         return logits, best
 
     def _adjusted(self, logits: Logits, history: Sequence[int]) -> Logits:
-        """Logits with bias and penalty: a copy, or the argument itself when nothing was said."""
+        """Logits with bias and penalties: a copy, or the argument itself when nothing was said."""
         params = self.params
         if params.logit_bias:
             logits = logits.copy()
@@ -352,6 +358,9 @@ class Sampler:
             penalty = np.float32(params.repetition_penalty)
             # a token that is among them twice gets the same value twice
             logits[recent] = np.where(seen > 0, seen / penalty, seen * penalty)
+            if params.presence_penalty or params.frequency_penalty:
+                said, count = np.unique(recent, return_counts=True)
+                logits[said] -= params.presence_penalty + params.frequency_penalty * count
         return logits
 
     def _candidates(self, logits: Logits, best: int) -> Distribution:
@@ -381,8 +390,32 @@ class Sampler:
         return Distribution(ids, weights, sums)
 
 
+def logprob_of(logits: Logits, token: int, count: int) -> TokenLogprob:
+    """What a model that says logits [V] gives a token, and its `count` likeliest ones."""
+    best = int(logits.argmax())
+    highest = float(logits[best])
+    # exp of fp32 is right to 1e-7, and ten times as quick
+    whole = highest + math.log(np.exp(logits - highest).sum(dtype=np.float64))
+    top = _ranked(logits, best, count) if count else []
+    return TokenLogprob(
+        token,
+        float(logits[token]) - whole,
+        tuple((other, float(logits[other]) - whole) for other in top),
+    )
+
+
+def _ranked(logits: Logits, best: int, count: int) -> list[int]:
+    """See `Sampler.likeliest`; `best` is the first."""
+    if count <= _PASSES:
+        return _one_by_one(logits, best, count)
+    found = _top(logits, best, min(count, len(logits)))
+    found = found[np.isfinite(logits[found])]
+    ordered: list[int] = found[(-logits[found]).argsort(kind="stable")][:count].tolist()
+    return ordered
+
+
 def _one_by_one(logits: Logits, best: int, count: int) -> list[int]:
-    """See `likeliest`; `best` is the first."""
+    """See `_ranked`."""
     found = [best]
     if count > 1:
         logits = logits.copy()

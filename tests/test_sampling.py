@@ -35,9 +35,11 @@ def plain_distribution(
     scores = dict(enumerate(logits))
     for token, bias in params.logit_bias.items():
         scores[token] = float(np.float32(scores[token]) + np.float32(bias))
-    for token in set(history[-params.repetition_window :]):
+    recent = history[-params.repetition_window :]
+    for token in set(recent):
         score, penalty = np.float32(scores[token]), np.float32(params.repetition_penalty)
         scores[token] = float(score / penalty if score > 0 else score * penalty)
+        scores[token] -= params.presence_penalty + params.frequency_penalty * recent.count(token)
     scores = {i: score for i, score in scores.items() if score > -math.inf}
     best = max(scores.values())
     weights = {i: math.exp((score - best) / params.temperature) for i, score in scores.items()}
@@ -60,17 +62,20 @@ def plain_distribution(
     top_p=st.floats(0.01, 1),
     min_p=st.floats(0, 1),
     penalty=st.floats(0.5, 2),
+    presence=st.floats(-2, 2),
+    frequency=st.floats(-2, 2),
     history=st.lists(st.integers(0, 1), max_size=5),
     bias=st.dictionaries(st.integers(0, 1), st.floats(-5, 5), max_size=2),
 )
 @settings(max_examples=150, deadline=None)
 def test_every_filter_is_its_definition(
     logits: list[int], temperature: float, top_k: int, top_p: float, min_p: float,
-    penalty: float, history: list[int], bias: dict[int, float],
+    penalty: float, presence: float, frequency: float, history: list[int], bias: dict[int, float],
 ) -> None:  # fmt: skip
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=penalty, logit_bias=bias,
+        repetition_penalty=penalty, presence_penalty=presence, frequency_penalty=frequency,
+        logit_bias=bias,
     )  # fmt: skip
     values = np.array(logits, np.float32) / 500
     found = shares(Sampler(params).distribution(values, history))

@@ -212,11 +212,13 @@ CHANGES_NOTHING: list[dict[str, Any]] = [
     {"stop": []},
 ]
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"n": 2}, "n"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty"),
-    ({"presence_penalty": -1}, "presence_penalty"),
-    ({"logprobs": True}, "logprobs"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty"),
+    ({"presence_penalty": "much"}, "presence_penalty"),
+    ({"logprobs": 2}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
@@ -295,7 +297,7 @@ def test_what_is_not_supported_is_refused_by_name(
 @pytest.mark.parametrize(
     "extra, param",
     [
-        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"echo": True}, "echo"),
         ({"suffix": "end"}, "suffix"),
@@ -328,8 +330,8 @@ def test_an_answer_can_be_sent_back_as_it_came(client: openai.OpenAI) -> None:
 
 def test_errors_are_those_the_client_knows(server: Server, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(messages=HELLO, model="demo", n=3)
-    assert refused.value.param == "n" and refused.value.code == "unsupported_parameter"
+        client.chat.completions.create(messages=HELLO, model="demo", store=True)
+    assert refused.value.param == "store" and refused.value.code == "unsupported_parameter"
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(messages=HELLO, model="gpt-9")
     assert missing.value.code == "model_not_found" and "demo" in missing.value.message
@@ -342,9 +344,9 @@ def test_errors_are_those_the_client_knows(server: Server, client: openai.OpenAI
 
 
 def test_all_problems_are_told_at_once(server: Server) -> None:
-    body = {"prompt": "x", "n": 2, "echo": True, "foo": 1}
+    body = {"prompt": "x", "suffix": "y", "echo": True, "foo": 1}
     _, _, answer = server.request("POST", "/v1/completions", body)
-    assert all(name in answer["error"]["message"] for name in ("n is", "echo is", "'foo'"))
+    assert all(name in answer["error"]["message"] for name in ("suffix is", "echo is", "'foo'"))
     body = {"messages": [{"role": "u"}], "top_p": 2, "seed": "x", "logit_bias": {"5": 200}}
     _, _, answer = server.request("POST", "/v1/chat/completions", body)
     wrong = ("messages.0.role", "messages.0.content", "top_p", "seed", "logit_bias.5")

@@ -15,7 +15,7 @@ from edge.apps.cli import app
 from edge.apps.serve.answers import AnswerFormat
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.slot import Slot
-from edge.apps.serve.worker import Ended, Event, Job, ModelWorker
+from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece
 from edge.errors import EngineError, InputError
 from edge.runtime.sampling import SamplingParams
 from edge.runtime.speculate.choose import drafting
@@ -104,7 +104,7 @@ def _figures(kind: str = "chat", accept: str = "exact", fails: str = "") -> dict
 
         def post(event: Event, done: threading.Event = done) -> None:
             posted.append(event)
-            if not isinstance(event, str):
+            if not isinstance(event, Piece):
                 done.set()
 
         while worker.state == "loading":
@@ -115,7 +115,7 @@ def _figures(kind: str = "chat", accept: str = "exact", fails: str = "") -> dict
     assert worker.join(60)
     ended = posted[-1]
     assert isinstance(ended, Ended)
-    return AnswerFormat(ask, "it", "0" * 64).whole("", ended)["speculation"]
+    return AnswerFormat(ask, "it", target).whole([], ended)["speculation"]
 
 
 def test_an_answer_that_lost_by_the_rule_says_so() -> None:

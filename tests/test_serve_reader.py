@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from edge.apps.serve import app, reader
-from edge.apps.serve.answers import AnswerFormat
 from edge.apps.serve.errors import ApiError
 from edge.apps.serve.reader import Reader
+from edge.apps.serve.worker import Piece
 from tests.server_process import HELLO, Server
 
 CHAT = "/v1/chat/completions"
@@ -65,18 +65,16 @@ def test_a_fault_in_the_middle_of_a_stream_is_told(capsys: pytest.CaptureFixture
             raise OSError("no such thing")
 
     class Form:
-        def opening(self) -> None: ...
-        def shown(self, piece: str) -> str:
-            return piece
+        def opening(self) -> list[Any]:
+            return []
 
-        def piece(self, text: str) -> dict[str, str]:
-            return {"text": text}
+        def piece(self, piece: Piece) -> dict[str, str]:
+            return {"text": piece.text}
 
     async def sent() -> list[bytes]:
         form: Any = Form()
-        assert hasattr(AnswerFormat, "shown")
         broken: Any = Broken()
-        return [part async for part in app._chunks(form, "a", broken)]
+        return [part async for part in app._chunks(form, Piece("a"), broken)]
 
     first, last = asyncio.run(sent())
     assert json.loads(first[6:]) == {"text": "a"}
@@ -130,7 +128,7 @@ def test_connections_that_say_nothing_make_room(server: Server) -> None:
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        ({"n": 2}, "must be 1"),
+        ({"best_of": 2}, "must be 1"),
         ({"logit_bias": {"x": 1}}, "token ids"),
         ({"logit_bias": {"-1": 1}}, "token ids"),
         ({"stream": True, "stream_options": {"other": 1}}, "unknown parameter"),

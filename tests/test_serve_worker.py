@@ -16,7 +16,7 @@ from edge.apps.serve.errors import ApiError
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.settings import ServerLimits, ServerSettings
 from edge.apps.serve.slot import Slot
-from edge.apps.serve.worker import Ended, Event, Job, ModelWorker
+from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece
 from edge.runtime.model import Model
 from edge.runtime.sampling import SamplingParams
 from tests.server_process import PATIENCE, is_error
@@ -29,12 +29,12 @@ def test_requests_are_answered_in_the_order_they_came() -> None:
     model = worker.check_ready()
     running = Job(_ask(model, "x"), time.monotonic() + PATIENCE, events.append)
     worker.submit(running)
-    assert isinstance(events.first(), str)
+    assert isinstance(events.first(), Piece)
     for name in "abcd":
         ask = _ask(model, name, 2)
         worker.submit(
             Job(ask, time.monotonic() + PATIENCE,
-                lambda event, name=name: None if isinstance(event, str) else order.append(name))
+                lambda event, name=name: None if isinstance(event, Piece) else order.append(name))
         )  # fmt: skip
     running.cancel()
     assert [order.first() for _ in range(4)] == ["a", "b", "c", "d"]
@@ -61,11 +61,11 @@ def test_a_cancel_takes_effect_within_one_step(at: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(engine, "run", run)
     worker.submit(job)
     ended = events.last()
-    assert isinstance(ended, Ended) and ended.result.finish_reason == "cancelled"
+    assert isinstance(ended, Ended) and ended.results[0].finish_reason == "cancelled"
     assert len(runs) == at
     worker.submit(Job(_ask(model, "x", 3), time.monotonic() + PATIENCE, events.append))
     ended = events.last()
-    assert isinstance(ended, Ended) and len(ended.result.tokens) == 3  # the engine is free
+    assert isinstance(ended, Ended) and len(ended.results[0].tokens) == 3  # the engine is free
     worker.stop()
     assert worker.join(PATIENCE)
 
@@ -77,7 +77,7 @@ def test_what_was_cancelled_while_it_waited_never_begins() -> None:
     waiting = Job(_ask(model, "y"), time.monotonic() + PATIENCE, left.append)
     late = Job(_ask(model, "z"), time.monotonic() - 1, left.append)
     worker.submit(running)
-    assert isinstance(events.first(), str)
+    assert isinstance(events.first(), Piece)
     worker.submit(waiting)
     waiting.cancel()
     worker.submit(late)
@@ -175,7 +175,7 @@ class _Events:
 
     def last(self) -> Event:
         """The next event that ends an answer."""
-        while isinstance(event := self.first(), str):
+        while isinstance(event := self.first(), Piece):
             pass
         return event
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from edge.apps.serve.requests import ParsedRequest
-from edge.apps.serve.worker import Ended
+from edge.apps.serve.worker import Ended, Piece
+from edge.runtime.model import Model
+from edge.runtime.result import GenerationResult, TokenLogprob
 from edge.runtime.speculate.accept import EXACT
 from edge.runtime.speculate.shape import LOOK_UP
 
@@ -16,15 +19,16 @@ REASONS = {"stop": "stop", "length": "length"}
 
 
 class AnswerFormat:
-    """Writes one answer.
+    """Writes the answers to one request.
 
     Chat and completions differ in names only: `message` and `delta` hold the text of the one,
     `text` that of the other.
     """
 
-    def __init__(self, asked: ParsedRequest, name: str, fingerprint: str) -> None:
+    def __init__(self, asked: ParsedRequest, name: str, model: Model) -> None:
         self._asked = asked
-        self._gap = asked.gap
+        self._tokenizer = model.tokenizer
+        self._gaps = [asked.gap] * asked.count
         kind = "chat.completion" if asked.chat else "text_completion"
         self._chunk_kind = f"{kind}.chunk" if asked.chat else kind
         self._kind = kind
@@ -32,60 +36,108 @@ class AnswerFormat:
             "id": f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": name,
-            "system_fingerprint": f"fp_{fingerprint[:12]}",
+            "system_fingerprint": f"fp_{model.fingerprint[:12]}",
         }
 
-    def shown(self, piece: str) -> str:
-        """The piece as clients get it: without white space that belongs to the template."""
-        while self._gap and piece:
-            if piece[0] != self._gap[0]:
-                self._gap = ""
+    def _shown(self, piece: Piece) -> str:
+        """The text as clients get it: without white space that belongs to the template."""
+        text, gap = piece.text, self._gaps[piece.choice]
+        while gap and text:
+            if text[0] != gap[0]:
+                gap = ""
                 break
-            piece, self._gap = piece[1:], self._gap[1:]
-        return piece
+            text, gap = text[1:], gap[1:]
+        self._gaps[piece.choice] = gap
+        return text
 
-    def whole(self, text: str, ended: Ended) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Piece], ended: Ended) -> dict[str, Any]:
         """The response when it is not streamed."""
-        said: dict[str, Any] = {"text": text}
-        if self._asked.chat:
-            said = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        choice = {"index": 0, **said, "logprobs": None, **_reason(ended)}
+        choices = []
+        for index, result in enumerate(ended.results):
+            mine = [piece for piece in pieces if piece.choice == index]
+            text = "".join(map(self._shown, mine))
+            said: dict[str, Any] = {"text": text}
+            if self._asked.chat:
+                said = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            logprobs = self._logprobs([one for piece in mine for one in piece.logprobs])
+            choices.append({"index": index, **said, "logprobs": logprobs, **_reason(result)})
         return {
             **self._head,
             "object": self._kind,
-            "choices": [choice],
+            "choices": choices,
             "usage": self._usage(ended),
-            **_drafting(ended),
+            **_drafting(ended.results[-1]),
         }
 
-    def opening(self) -> dict[str, Any] | None:
-        """The first chunk, which says who speaks; None for completions."""
-        return self._chunk({"role": "assistant", "content": ""}) if self._asked.chat else None
+    def opening(self) -> list[dict[str, Any]]:
+        """The first chunks, which say who speaks; none for completions."""
+        said = {"role": "assistant", "content": ""}
+        return [self._chunk(i, said) for i in range(self._asked.count)] if self._asked.chat else []
 
-    def piece(self, text: str) -> dict[str, Any]:
-        """A chunk of text."""
-        return self._chunk({"content": text} if self._asked.chat else text)
+    def piece(self, piece: Piece) -> dict[str, Any] | None:
+        """A chunk of text, None where there is nothing to show."""
+        text, logprobs = self._shown(piece), self._logprobs(piece.logprobs)
+        if not text and not piece.logprobs:
+            return None
+        said = {"content": text} if self._asked.chat else text
+        return self._chunk(piece.choice, said, logprobs=logprobs)
 
     def closing(self, ended: Ended) -> list[dict[str, Any]]:
-        """The last chunk, with the reason; then the usage, if it was asked for."""
-        chunks = [self._chunk({} if self._asked.chat else "", ended)]
+        """The last chunks, with the reasons; then the usage, if it was asked for."""
+        said: Any = {} if self._asked.chat else ""
+        chunks = [self._chunk(i, said, result) for i, result in enumerate(ended.results)]
+        chunks[-1] |= _drafting(ended.results[-1])
         if self._asked.include_usage:
             last = {**self._head, "object": self._chunk_kind, "choices": []}
             chunks.append({**last, "usage": self._usage(ended)})
         return chunks
 
-    def _chunk(self, said: Any, ended: Ended | None = None) -> dict[str, Any]:
-        reason = {"finish_reason": None} if ended is None else _reason(ended)
+    def _chunk(
+        self, index: int, said: Any, result: GenerationResult | None = None, *, logprobs: Any = None
+    ) -> dict[str, Any]:
+        reason = {"finish_reason": None} if result is None else _reason(result)
         key = "delta" if self._asked.chat else "text"
-        choice = {"index": 0, key: said, "logprobs": None, **reason}
+        choice = {"index": index, key: said, "logprobs": logprobs, **reason}
         chunk = {**self._head, "object": self._chunk_kind, "choices": [choice]}
-        if ended is not None:
-            chunk |= _drafting(ended)
         # chunks before the one with the usage have it as null
         return {**chunk, "usage": None} if self._asked.include_usage else chunk
 
+    def _logprobs(self, told: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        """In the shape of the API that was asked: of chats or of completions."""
+        if self._asked.params.logprobs is None:
+            return None
+        if self._asked.chat:
+            content = [
+                self._token(one.token, one.logprob)
+                | {"top_logprobs": [self._token(*other) for other in one.top]}
+                for one in told
+            ]
+            return {"content": content, "refusal": None}
+        return {
+            "tokens": [self._spelled(one.token) for one in told],
+            "token_logprobs": [_finite(one.logprob) for one in told],
+            "top_logprobs": [
+                {self._spelled(token): _finite(value) for token, value in one.top} for one in told
+            ],
+            "text_offset": [one.at for one in told],
+        }
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token)
+        text = data.decode(errors="replace") or self._tokenizer.id_to_piece(token)
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(data)}
+
+    def _spelled(self, token: int) -> str:
+        """A token as completions have it; bytes that are no text would look alike."""
+        data = self._tokenizer.token_bytes(token)
+        try:
+            return data.decode() or self._tokenizer.id_to_piece(token)
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
     def _usage(self, ended: Ended) -> dict[str, Any]:
-        prompt, made = len(self._asked.tokens), len(ended.result.tokens)
+        prompt = len(self._asked.tokens)
+        made = sum(len(result.tokens) for result in ended.results)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": made,
@@ -94,20 +146,25 @@ class AnswerFormat:
         }
 
 
-def _reason(ended: Ended) -> dict[str, Any]:
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; the API writes this."""
+    return max(logprob, -9999.0)
+
+
+def _reason(result: GenerationResult) -> dict[str, Any]:
     """`finish_reason`, with `finish_detail` where the API has no word for what ended the answer."""
-    reason = ended.result.finish_reason
+    reason = result.finish_reason
     if reason in REASONS:
         return {"finish_reason": REASONS[reason]}
     return {"finish_reason": "length", "finish_detail": reason}
 
 
-def _drafting(ended: Ended) -> dict[str, Any]:
-    """`speculation`, beyond the API: what drafts did for this answer, and the rule of acceptance.
+def _drafting(result: GenerationResult) -> dict[str, Any]:
+    """`speculation`, beyond the API: what drafts did for an answer, and the rule of acceptance.
 
     Why a drafter was given up is for the log, which may name files.
     """
-    drafted = ended.result.speculation
+    drafted = result.speculation
     if drafted is None:
         return {}
     return {

@@ -24,7 +24,7 @@ from edge.apps.serve.guard import Guard, header
 from edge.apps.serve.reader import Reader
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.settings import ServerSettings
-from edge.apps.serve.worker import Ended, Event, Job, ModelWorker
+from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece
 from edge.apps.terminal import tell_traceback
 from edge.errors import EdgeError
 
@@ -121,16 +121,16 @@ class App:
             asked = await self._read(body, chat, until)
             model = self._worker.check_ready()
             answer = held.enter_context(Exchange(self._worker, asked, until, request.receive))
-            form = AnswerFormat(asked, self._settings.name, model.fingerprint)
+            form = AnswerFormat(asked, self._settings.name, model)
             # nothing is sent before something was made, so that refusals have a status of their own
             event = await answer.next()
             if asked.stream:
                 return _EventStream(_chunks(form, event, answer), held.pop_all())
-            parts: list[str] = []
-            while isinstance(event, str):
-                parts.append(form.shown(event))
+            pieces: list[Piece] = []
+            while isinstance(event, Piece):
+                pieces.append(event)
                 event = await answer.next()
-            return _Json(form.whole("".join(parts), event))
+            return _Json(form.whole(pieces, event))
 
     def _check_room(self) -> None:
         if self._inside > self._limits.waiting:
@@ -183,7 +183,7 @@ class Exchange:
         self._gone.cancel()
         self._job.cancel()
 
-    async def next(self) -> str | Ended:
+    async def next(self) -> Piece | Ended:
         """The next piece of text, or the end. Raises ApiError; ClientDisconnect."""
         event = await self._events.get()
         if isinstance(event, Exception):
@@ -216,14 +216,16 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _chunks(form: AnswerFormat, event: str | Ended, answer: Exchange) -> AsyncIterator[bytes]:
-    """The answer as server-sent events; an error, too, once it has begun."""
-    if opening := form.opening():
+async def _chunks(
+    form: AnswerFormat, event: Piece | Ended, answer: Exchange
+) -> AsyncIterator[bytes]:
+    """The answers as server-sent events; an error, too, once they have begun."""
+    for opening in form.opening():
         yield _event(opening)
     try:
-        while isinstance(event, str):
-            if text := form.shown(event):
-                yield _event(form.piece(text))
+        while isinstance(event, Piece):
+            if chunk := form.piece(event):
+                yield _event(chunk)
             event = await answer.next()
         for chunk in form.closing(event):
             yield _event(chunk)

@@ -40,7 +40,10 @@ COMPLETION_TOKENS = 16  # the API's default of /v1/completions
 BIAS = 100.0  # the API's bounds of a logit bias
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 # checked by the sampler, and called there as they are here
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+            "frequency_penalty", "repetition_window")  # fmt: skip
+MOST_CHOICES = 128  # the API's bound of answers to one request
+MOST_LOGPROBS = 20  # and of tokens to report in the place of one
 # where clients wrote what holds an answer to a form
 FORM_FIELDS = {"json_schema": "response_format.json_schema.schema"}
 VLLM_FIELDS = {"json_schema": "structured_outputs.json", "regex": "structured_outputs.regex",
@@ -57,6 +60,7 @@ class ParsedRequest:
         tokens: the whole prompt.
         stream, include_usage: how the answer is sent.
         gap: white space that the model writes before a message and that is no part of it.
+        count: how many answers.
     """
 
     chat: bool
@@ -65,6 +69,7 @@ class ParsedRequest:
     stream: bool
     include_usage: bool
     gap: str = ""
+    count: int = 1
 
 
 # -- the fields ----------------------------------------------------------------------------------
@@ -111,7 +116,7 @@ Content = Annotated[
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-BIAS, le=BIAS)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
-Zero = Annotated[float, Field(ge=0, le=0)]
+Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 
 
 class _Fields(BaseModel):
@@ -185,10 +190,7 @@ class UnsupportedInMessage(_Fields):
 class Unsupported(_Fields):
     """Parameters that are not supported, with the values that ask for nothing."""
 
-    n: Literal[1] = 1
     best_of: Literal[1] = 1
-    frequency_penalty: Zero = 0.0
-    presence_penalty: Zero = 0.0
     store: Literal[False] = False
     echo: Literal[False] = False
     suffix: Literal[""] = ""
@@ -202,8 +204,6 @@ class Unsupported(_Fields):
     audio: None = None
     web_search_options: None = None
     moderation: None = None
-    logprobs: Literal[False] = False
-    top_logprobs: None = None
 
 
 class ChatMessage(UnsupportedInMessage):
@@ -239,6 +239,10 @@ class GenerationBody(Unsupported):
     top_k: Any = None
     min_p: Any = None
     repetition_penalty: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repetition_window: Any = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     # of billing, routing, caching and speed: accepted whatever they hold
     user: Any = None
     metadata: Any = None
@@ -285,6 +289,15 @@ class ChatBody(GenerationBody):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Any = None
+    logprobs: bool = False
+    top_logprobs: Logprobs | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _only_with_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and not info.data.get("logprobs"):
+            raise PydanticCustomError("invalid_value", "only with logprobs")
+        return value
 
     @field_validator("max_completion_tokens")
     @classmethod
@@ -296,6 +309,7 @@ class ChatBody(GenerationBody):
     def sampling(self, model: Model) -> dict[str, Any]:
         """Answers end where this model's turns end, and where it was asked for."""
         found = super().sampling(model)
+        found["logprobs"] = self.top_logprobs or 0 if self.logprobs else None
         if self.max_completion_tokens is not None:
             found["max_tokens"] = self.max_completion_tokens
         if any(found.get(kind) is not None for kind in KINDS):
@@ -308,7 +322,10 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[Text | list[int], BeforeValidator(_prompt)] = ""
     max_tokens: Any = COMPLETION_TOKENS
-    logprobs: None = None  # type: ignore[assignment]  # in the older API a number: 0 asks for the chosen token's
+    logprobs: Logprobs | None = None
+
+    def sampling(self, model: Model) -> dict[str, Any]:
+        return super().sampling(model) | {"logprobs": self.logprobs}
 
 
 UNSUPPORTED = {*Unsupported.model_fields, *UnsupportedInMessage.model_fields}
@@ -344,7 +361,7 @@ def read(data: bytes, *, chat: bool, model: Model, name: str, max_tokens: int) -
     else:
         tokens = encoder.text(body.prompt)
     usage = body.stream_options.include_usage
-    return ParsedRequest(chat, tuple(tokens), params, body.stream, usage, gap)
+    return ParsedRequest(chat, tuple(tokens), params, body.stream, usage, gap, body.n)
 
 
 def parse(data: bytes) -> Mapping[str, Any]:

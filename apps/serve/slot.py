@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from edge.runtime.constrain.mask import open_mask
 from edge.runtime.generate import Answer, Context, ContextMark, Generation, Logits, generate
 from edge.runtime.model import Model
-from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.sampling import Sampler, SamplingParams, new_rng
 from edge.runtime.speculate.decode import Drafting
 from edge.runtime.speculate.grammar import GRAMMAR_ALONE
 
@@ -65,24 +66,51 @@ class Slot:
         self._reuses = cache_bytes > 0
         self.capacity = state.capacity
         self.reused = 0
+        self._rng = new_rng(None)
+        self._prompt_end: tuple[ContextMark, Logits] | None = None
 
     def begin(
-        self, tokens: Sequence[int], params: SamplingParams, *, continued: bool
+        self, tokens: Sequence[int], params: SamplingParams, *, continued: bool, more: bool = False
     ) -> Generation:
-        """An answer to the whole prompt `tokens`; nothing runs before it is iterated.
+        """An answer to the whole prompt `tokens`; nothing runs before it is iterated. `more`: the
+        state after the prompt is kept for `again`.
 
         Raises ContextFullError when the KV caches cannot hold the prompt.
         """
         self._context.check_room(len(tokens))
         wanted = tuple(tokens)
-        self.reused = 0
+        self.reused, self._prompt_end = 0, None
+        self._rng = new_rng(params.seed)
+
+        def prefill(answer: Answer) -> Logits | None:
+            self.reused = answer.reused_tokens = self._recall(wanted)
+            logits = self._read(wanted, answer)
+            if more and logits is not None:
+                self._prompt_end = self._context.mark(), logits.copy()
+            return logits
+
+        return self._answer(params, continued, prefill)
+
+    def again(self, params: SamplingParams, *, continued: bool) -> Generation:
+        """Another answer to the last prompt, which is not run again; random numbers go on."""
+
+        def prefill(answer: Answer) -> Logits | None:
+            if self._prompt_end is None or answer.halted():
+                return None
+            mark, logits = self._prompt_end
+            self._context.restore(mark)
+            answer.reused_tokens = len(mark.tokens)
+            return logits
+
+        return self._answer(params, continued, prefill)
+
+    def _answer(
+        self, params: SamplingParams, continued: bool, prefill: Callable[[Answer], Logits | None]
+    ) -> Generation:
         mask = open_mask(self._model.tokenizer, params.constraint, continued=continued)
         drafting = self._drafting if mask is None else self._drafting or GRAMMAR_ALONE
         answer = Answer(params, continued=continued)
-
-        def prefill() -> Logits | None:
-            self.reused = answer.reused_tokens = self._recall(wanted)
-            return self._read(wanted, answer)
+        sampler = Sampler(replace(params, seed=None), self._rng, mask)
 
         def finish(succeeded: bool) -> None:
             # however an answer ends, the state is that of its tokens; of one that failed nothing is
@@ -91,8 +119,8 @@ class Slot:
                 self._context.clear()
 
         pieces = generate(
-            answer, self._context, Sampler(params, mask=mask), self._model.tokenizer,
-            drafting, prefill=prefill, finish=finish,
+            answer, self._context, sampler, self._model.tokenizer,
+            drafting, prefill=partial(prefill, answer), finish=finish,
         )  # fmt: skip
         return Generation(answer, pieces, nullcontext())
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from edge.apps.serve.errors import ApiError, busy, internal, of_edge_error, stopping, too_late
@@ -17,22 +17,31 @@ from edge.apps.terminal import say, tell_traceback
 from edge.errors import EdgeError
 from edge.runtime.generate import Generation
 from edge.runtime.model import Model
-from edge.runtime.result import GenerationResult
+from edge.runtime.result import GenerationResult, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that joins one of a request's answers, and what was asked of the tokens it begins."""
+
+    text: str
+    choice: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The answer is complete. `reused`: tokens of the prompt that were not run again."""
+    """All answers are complete. `reused`: tokens of the prompt that were not run again."""
 
-    result: GenerationResult
+    results: tuple[GenerationResult, ...]
     reused: int
 
 
-Event = str | Ended | ApiError  # a piece of text, then how it ended
+Event = Piece | Ended | ApiError  # text, then how it ended
 
 
 class Job:
-    """One answer to make.
+    """One request to answer.
 
     Attributes:
         until: on the monotonic clock, when nobody wants it any more.
@@ -170,17 +179,16 @@ class ModelWorker:
     def _answered(self, job: Job, slot: Slot) -> Event:
         """Run a job; returns how it ended."""
         try:
-            left = job.until - time.monotonic()
-            if job.cancelled.is_set() or left <= 0:
+            if job.cancelled.is_set() or time.monotonic() >= job.until:
                 return too_late("the deadline passed before the request's turn came")
             job.begun = True
-            asked = job.asked
-            params = replace(asked.params, deadline_s=left)
-            generation = slot.begin(asked.tokens, params, continued=not asked.chat)
-            job.attach(generation)
-            for piece in generation:
-                job.post(piece)
-            return self._ended(generation.result, slot)
+            results: list[GenerationResult] = []
+            while len(results) < job.asked.count:
+                generation = self._begin(job, slot, again=bool(results))
+                job.attach(generation)
+                self._run(generation, job, len(results))
+                results.append(generation.result)
+            return self._ended(results, slot)
         except EdgeError as problem:
             refusal = of_edge_error(problem)
             if refusal.status >= 500:
@@ -190,13 +198,28 @@ class ModelWorker:
             tell_traceback()
             return internal()
 
-    def _ended(self, result: GenerationResult, slot: Slot) -> Event:
-        if result.finish_reason == "cancelled" and self.state == "stopping":
+    def _begin(self, job: Job, slot: Slot, *, again: bool) -> Generation:
+        asked, left = job.asked, max(job.until - time.monotonic(), 1e-9)
+        params, continued = replace(asked.params, deadline_s=left), not asked.chat
+        if again:
+            return slot.again(params, continued=continued)
+        return slot.begin(asked.tokens, params, continued=continued, more=asked.count > 1)
+
+    def _run(self, generation: Generation, job: Job, choice: int) -> None:
+        told = 0
+        for text in generation:
+            found = generation.logprobs(told)
+            told += len(found)
+            job.post(Piece(text, choice, found))
+
+    def _ended(self, results: Sequence[GenerationResult], slot: Slot) -> Event:
+        last = results[-1]
+        if last.finish_reason == "cancelled" and self.state == "stopping":
             return stopping()
-        if result.finish_reason == "deadline" and not result.tokens:
+        if last.finish_reason == "deadline" and not any(result.tokens for result in results):
             return too_late("the deadline passed before the prompt was read")
-        self._tell_of(result)
-        return Ended(result, slot.reused)
+        self._tell_of(last)
+        return Ended(tuple(results), slot.reused)
 
     def _tell_of(self, result: GenerationResult) -> None:
         """Log why drafting was given up, once for each reason; answers only say that it was."""

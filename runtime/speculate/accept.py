@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
     Attributes:
         logits: [V] of the tokens that may be drawn.
-        history: what the repetition penalty looks at.
+        history: what the penalties look at.
     """
 
     logits: Logits

@@ -95,7 +95,7 @@ class Speculative:
         steps, context = self._steps, self._steps.context
         self._drafter.begin()
         self._policy.begin(steps.sampler.params.temperature == 0)
-        token = steps.sampler(steps.allowed(logits), steps.recent)
+        token = steps.choose(logits)
         while True:
             context.pending = token
             steps.say(token)
@@ -214,6 +214,9 @@ class Speculative:
             return Row(row, recent + [token for token in path if token not in steps.special])
 
         path, following = self._rule.accept(draft, target, steps.sampler, steps.special)
+        said = (*(draft.tokens[node] for node in path), following)
+        for node, token in zip((-1, *path), said, strict=True):
+            steps.note(logits[node + 1], token)
         if draft.parents is None:
             context.rewind(len(draft.tokens) - len(path))
         else:

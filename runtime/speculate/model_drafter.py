@@ -62,7 +62,7 @@ class Growth:
     """A tree that is being drafted, one depth after another."""
 
     def __init__(self, sampler: Sampler, recent: list[int], special: Collection[int]) -> None:
-        """`recent`: what the repetition penalty looks at besides a node's own path; `special`: what
+        """`recent`: what the penalties look at besides a node's own path; `special`: what
         it does not look at.
         """
         self._sampler = sampler
@@ -98,7 +98,7 @@ class Growth:
         return [0 if node is None else self._tokens[node] for node in level]
 
     def _history(self, node: int) -> list[int]:
-        """What the repetition penalty looks at after a node."""
+        """What the penalties look at after a node."""
         if not self._remembered:
             return self._recent
         return self._recent + [t for t in self._path(node) if t not in self._special]
@@ -155,7 +155,7 @@ class ModelDrafter(Drafter):
         batches: Mapping[int, State],
     ) -> None:
         """`context`: of the drafting model, made for runs of the longest draft. `special`: ids of
-        the target that no repetition penalty looks at. `batches`: states of that many sequences,
+        the target that no penalty looks at. `batches`: states of that many sequences,
         one for each width that its trees have above the last depth.
         """
         self._name = name
