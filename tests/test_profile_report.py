@@ -113,6 +113,36 @@ def test_ratio_is_this_over_the_other() -> None:
     assert row["tpot"]["low"] == pytest.approx(2) == row["tpot"]["high"]
 
 
+def test_a_wide_interval_is_called_what_it_is() -> None:
+    facts = report.to_dict(result({THIS: side("base"), OTHER: side("chat", step=0.05)}))
+    facts["ratio"][0]["ttft"] |= {"low": 0.0, "high": 156478244.0}
+    said = {row[0]: row[3] for row in words.ratios(facts).rows}
+    assert said["TTFT"] == "too few repetitions (-r, now 2)"
+    assert said["TPOT"] == "2.000 to 2.000"
+
+
+def test_sides_of_one_bundle_are_told_apart_by_what_ran_them() -> None:
+    other = side("base")
+    other.facts |= {"engine": "cpu", "provider": None}
+    facts = report.to_dict(result({THIS: side("base"), OTHER: other}))
+    assert (facts["name"], facts["against"]["name"]) == ("base w8 ort cpu", "base w8 cpu")
+
+
+def test_only_what_was_printed_is_defined() -> None:
+    def defined(measured: ProfileResult) -> set[str]:
+        facts = report.to_dict(measured)
+        return {name for name in facts["definitions"] if f"\n{name}: " in said(facts)}
+
+    def said(facts: Mapping[str, object]) -> str:
+        return "\n".join(words.lines(facts))
+
+    bare = side("base")
+    bare.depths, bare.costs = [], {}
+    missing = {"context", "ratio", "breakdown", "roofline", "drafting", "energy"}
+    assert report.DEFINITIONS.keys() - defined(result({THIS: bare}, roofs={}, logs=[])) == missing
+    assert report.DEFINITIONS.keys() - defined(result()) == {"ratio", "drafting"}
+
+
 def test_warnings_of_a_busy_and_a_hot_machine() -> None:
     facts = report.to_dict(result(others=0.4, after=HOT))
     assert facts["machine"]["throttled"] == ["cpu0 core"]

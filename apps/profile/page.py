@@ -12,7 +12,7 @@ from edge.apps.measure.table import ABSENT, ms, plus_minus
 from edge.apps.profile import draft_report
 from edge.apps.profile.report import backend, inside
 from edge.apps.profile.run import ProfileResult
-from edge.apps.profile.words import costs, name_of, parts, side_by_side
+from edge.apps.profile.words import costs, parts, side_by_side
 from edge.apps.units import megabytes
 
 Facts = Mapping[str, Any]
@@ -34,7 +34,7 @@ def render(facts: Facts, result: ProfileResult) -> str:
     cards = [_cards(side, len(sides) > 1) for side in sides]
     return page.render(
         "edge profile",
-        " against ".join(name_of(side) for side in sides),
+        " against ".join(side["name"] for side in sides),
         notes if drawn else [*notes, NO_PICTURES],
         facts["warnings"],
         [*cards, draft_report.cards(drafting)] if drafting else cards,
@@ -45,8 +45,7 @@ def render(facts: Facts, result: ProfileResult) -> str:
 
 def _cards(side: Facts, several: bool) -> tuple[str, dict[str, str]]:
     test, peak = side["tests"][0], side["peak_memory_bytes"]
-    name = f"{name_of(side)}, {backend(side)}" if several else ""
-    return name, {
+    return side["name"] if several else "", {
         "TTFT, ms": ms(side["ttft_ms"]),
         "TPOT, ms": ms(side["tpot_ms"]),
         "TTLT, ms": ms(side["ttlt_ms"]),
@@ -70,7 +69,7 @@ def _context(sides: Sequence[Facts]) -> Iterator[Drawing]:
     """The flat line."""
     curves = [
         Curve(
-            name_of(side),
+            side["name"],
             [(row["context"], row["step_ms"]["p50"]) for row in side["contexts"]],
             high=[row["step_ms"]["p90"] for row in side["contexts"]],
         )
@@ -90,7 +89,7 @@ def _gaps(sides: Sequence[Facts], result: ProfileResult) -> Iterator[Drawing]:
     rows = []
     for side, measured in zip(sides, result.sides.values(), strict=True):
         if gaps := [1e3 * gap for sample in measured.samples[0] for gap in sample.gaps]:
-            rows.append((name_of(side), gaps))
+            rows.append((side["name"], gaps))
     if rows:
         drawn = plots.histogram(rows, _BINS, "ms between two tokens")
         yield Drawing("Inter-token latency", "The last bar takes all that took longer.", drawn)
@@ -104,7 +103,7 @@ def _breakdowns(sides: Sequence[Facts]) -> Iterator[Drawing]:
             def of_all(value: float, total: float = total) -> str:
                 return f"{ms(value)} ms, {value / total:.0%}"
 
-            title = f"Where the time of a {_NOUNS[name]} goes: {name_of(side)}"
+            title = f"Where the time of a {_NOUNS[name]} goes: {side['name']}"
             bars = plots.bars(costs(cost, _PARTS), of_all, number)
             yield Drawing(title, f"{ms(total)} ms while profiled", bars)
             if layers := cost["layers_ms"]:
@@ -119,7 +118,7 @@ def _roofline(sides: Sequence[Facts]) -> Iterator[Drawing]:
     for side, lines_of in found:
         runs = lines_of["runs"]
         spots = [(run["flops_per_byte"], run["flops_per_s"] / 1e9) for run in runs.values()]
-        curves.append(Curve(name_of(side), spots, labels=list(runs)))
+        curves.append(Curve(side["name"], spots, labels=list(runs)))
     spots = [point for curve in curves for point in curve.points]
     if not spots:
         return

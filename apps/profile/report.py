@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from edge.apps.measure.machine import (
@@ -89,6 +90,7 @@ def to_dict(result: ProfileResult) -> Facts:
     if other := result.sides.get(OTHER):
         facts["against"] = _side(result, other, absent)
         facts["ratio"] = _ratios(result, absent)
+    _name(facts, facts.get("against"))
     if result.drafted:
         facts["speculation"] = draft_report.to_dict(result.drafted, absent)
     facts["warnings"], facts["notes"] = list(_warnings(result)), result.notes
@@ -112,6 +114,16 @@ def lines(result: ProfileResult) -> Iterator[Facts]:
                     "repetition": number,
                     **sample.to_dict(),
                 }
+
+
+def _name(facts: Facts, other: Facts | None) -> None:
+    """Names that tell the sides apart: folder and recipe, and where these agree what ran them."""
+    sides = [facts] if other is None else [facts, other]
+    for side in sides:
+        side["name"] = f"{Path(side['bundle']).name} {side['quantization']}"
+    if other and facts["name"] == other["name"]:
+        for side in sides:
+            side["name"] += f" {backend(side)}"
 
 
 # -- one side -------------------------------------------------------------------------------------

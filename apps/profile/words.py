@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from edge.apps.measure.ort_profile import ranked
@@ -14,6 +13,7 @@ from edge.apps.units import megabytes
 
 Facts = Mapping[str, Any]
 SHOWN = 8
+WIDEST = 4  # an interval of a ratio whose ends differ by more times than this says nothing
 SPREAD = ("mean", "deviation", "p50", "p90", "p99")
 
 
@@ -38,7 +38,7 @@ def lines(facts: Facts) -> Iterator[str]:
         yield from _energy(side)
         yield from _roofline(side)
         for name, cost in side["breakdown"].items():
-            yield f"breakdown  {name_of(side)} {name}: {cost['total_ms']:.2f} ms while profiled"
+            yield f"breakdown  {side['name']} {name}: {cost['total_ms']:.2f} ms while profiled"
             yield from shares(costs(cost, SHOWN), cost["total_ms"])
             if layers := cost["layers_ms"]:
                 yield "  layers: " + ", ".join(f"{n} {spent:.3f}" for n, spent in layers.items())
@@ -48,10 +48,24 @@ def lines(facts: Facts) -> Iterator[str]:
     yield f"measured  {facts['repetitions']} repetitions after {facts['warmup']} to warm up; " + (
         inside(facts["temperature"])
     )
-    yield from (f"{name}: {meaning}" for name, meaning in facts["definitions"].items())
+    yield from (f"{name}: {facts['definitions'][name]}" for name in _defined(facts))
     yield from (f"absent  {name}: {reason}" for name, reason in facts["absent"].items())
     yield from (f"note  {note}" for note in facts["notes"])
     yield from (f"warning  {warning}" for warning in facts["warnings"])
+
+
+def _defined(facts: Facts) -> Iterator[str]:
+    """What is defined and was printed."""
+    sides = side_by_side(facts)
+    printed = {
+        "context": any(side["contexts"] for side in sides),
+        "ratio": "ratio" in facts,
+        "breakdown": any(side["breakdown"] for side in sides),
+        "roofline": any(side["roofline"] for side in sides),
+        "drafting": "speculation" in facts,
+        "energy": any(test["energy"] for side in sides for test in side["tests"]),
+    }
+    return (name for name in facts["definitions"] if printed.get(name, True))
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -62,7 +76,7 @@ def _speeds(sides: Sequence[Facts]) -> FigureTable:
     rows = []
     for side in sides:
         fixed = (
-            name_of(side), megabytes(side["weight_bytes"]), f"{side['parameters'] / 1e6:.2f} M",
+            side["name"], megabytes(side["weight_bytes"]), f"{side['parameters'] / 1e6:.2f} M",
             backend(side) + (" spin" if side["spin"] else ""), str(side["threads"]),
         )  # fmt: skip
         for test in side["tests"]:
@@ -81,16 +95,14 @@ def latencies(sides: Sequence[Facts]) -> FigureTable:
             for name in ("ttft", "tpot", "itl", "ttlt"):
                 found = test[f"{name}_ms"] or {}
                 values = (ms(found.get(key)) for key in SPREAD)
-                rows.append(
-                    (f"{name_of(side)} {name.upper()}", str(test["prompt_tokens"]), *values)
-                )
+                rows.append((f"{side['name']} {name.upper()}", str(test["prompt_tokens"]), *values))
     return FigureTable(("ms", "prompt", "mean", "±", "p50", "p90", "p99"), rows)
 
 
 def contexts(sides: Sequence[Facts]) -> FigureTable:
     """The flat line: a step costs the same after any number of tokens."""
     rows = [
-        (name_of(side), str(row["context"]), ms(row["step_ms"]["p50"]), ms(row["step_ms"]["p90"]),
+        (side["name"], str(row["context"]), ms(row["step_ms"]["p50"]), ms(row["step_ms"]["p90"]),
          ms(row["prefill_ms"]))
         for side in sides
         for row in side["contexts"]
@@ -104,11 +116,17 @@ def ratios(facts: Facts) -> FigureTable:
     for row in facts["ratio"]:
         for name in ("ttft", "tpot", "ttlt"):
             if found := row[name]:
-                low, high = found["low"], found["high"]
-                interval = "—" if low is None else f"{low:.3f} to {high:.3f}"
                 prompt = str(row["prompt_tokens"])
-                rows.append((name.upper(), prompt, f"{found['value']:.3f}", interval))
+                rows.append((name.upper(), prompt, f"{found['value']:.3f}", _interval(found)))
     return FigureTable(("this ÷ the other", "prompt", "ratio", "95 % interval"), rows)
+
+
+def _interval(found: Facts) -> str:
+    """Of a ratio; of two or three repetitions it can span everything, and then says nothing."""
+    low, high = found["low"], found["high"]
+    if low is None or high > WIDEST * low:
+        return f"too few repetitions (-r, now {found['pairs']})"
+    return f"{low:.3f} to {high:.3f}"
 
 
 # -- lines ----------------------------------------------------------------------------------------
@@ -123,12 +141,12 @@ def costs(cost: Facts, most: int) -> list[tuple[str, float]]:
 def _memory(side: Facts) -> Iterator[str]:
     if memory := side["memory"]:
         yield (
-            f"memory  {name_of(side)}: at most {megabytes(memory['peak'])}; anonymous "
+            f"memory  {side['name']}: at most {megabytes(memory['peak'])}; anonymous "
             f"{megabytes(memory['anonymous'])}, file-backed {megabytes(memory['file'])}; of these "
             f"{megabytes(memory['program']['total'])} are the program's without a model"
         )
     cache = side["kv_cache_bytes"]
-    yield f"state  {name_of(side)}: {megabytes(side['state_bytes'])}" + (
+    yield f"state  {side['name']}: {megabytes(side['state_bytes'])}" + (
         f", and KV caches of {megabytes(cache)} for {side['kv_cache_tokens']} tokens"
         if cache
         else ", whatever the length"
@@ -149,7 +167,7 @@ def _roofline(side: Facts) -> Iterator[str]:
     found = side["roofline"]
     for name, run in (found["runs"] if found else {}).items():
         yield (
-            f"roofline  {name_of(side)} {name} of {run['tokens']}: {run['ms']:.2f} ms; reading "
+            f"roofline  {side['name']} {name} of {run['tokens']}: {run['ms']:.2f} ms; reading "
             f"{megabytes(run['bytes'])} takes {run['bound_ms']:.2f} ms at best "
             f"({run['share_of_bandwidth']:.0%} of the bandwidth measured)"
         )
@@ -173,11 +191,6 @@ def _machine(machine: Facts) -> Iterator[str]:
         yield f"conditions  {shown}"
     if gpu := machine["gpu"]:
         yield "GPU  " + ", ".join(f"{name} {value}" for name, value in gpu.items())
-
-
-def name_of(side: Facts) -> str:
-    """A bundle's folder and recipe."""
-    return f"{Path(side['bundle']).name} {side['quantization']}"
 
 
 def side_by_side(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
