@@ -26,6 +26,8 @@ def inverse_frequencies(rope: RopeConfig) -> F32:
         return inverse
     if rope.scaling.kind == "linear":
         return inverse / np.float32(rope.scaling.factor)
+    if rope.scaling.kind == "yarn":
+        return _yarn(inverse, rope, rope.scaling)
     return _llama3(inverse, rope.scaling)
 
 
@@ -35,4 +37,22 @@ def _llama3(inverse: F32, scaling: RopeScaling) -> F32:
     low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
     share = np.clip((turns - low) / (high - low), np.float32(0), np.float32(1))
     changed: F32 = inverse * (share + (1 - share) / np.float32(scaling.factor))
+    return changed
+
+
+def _yarn(inverse: F32, rope: RopeConfig, scaling: RopeScaling) -> F32:
+    """YaRN's "NTK by parts" (arXiv 2309.00071, section 3.2), as transformers computes it."""
+
+    def pair(turns: float) -> float:
+        """The pair of values that turns so often in the original context."""
+        share = math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(rope.theta)
+        return rope.dim * share / 2
+
+    first, last = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rope.dim - 1)
+    pairs = np.arange(rope.dim // 2, dtype=np.float32)
+    divided = np.clip((pairs - first) / ((last - first) or 0.001), 0, 1).astype(np.float32)
+    changed: F32 = inverse * (1 - divided) + inverse / np.float32(scaling.factor) * divided
     return changed

@@ -40,6 +40,10 @@ _FACTORS = {
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
 }  # fmt: skip
+_YARN = {
+    "type": "rope_type", "factor": "factor", "yarn_beta_fast": "beta_fast",
+    "original_context_length": "original_max_position_embeddings",
+}  # fmt: skip
 # byte-level BPE as tests.checkpoints trains it
 TEXT: dict[str, Any] = {
     "tokenizer.ggml.model": "gpt2",
@@ -125,6 +129,8 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
             "vocab_size": config["vocab_size"],
         }
         said |= {key: config[field] for field, key in _FACTORS.items() if field in config}
+        if rope["rope_type"] == "yarn":
+            said |= {f"rope.scaling.{key}": rope[field] for key, field in _YARN.items()}
         return found | {f"{name}.{key}": value for key, value in said.items()}
     inner = int(config["expand"] * width)
     found |= {

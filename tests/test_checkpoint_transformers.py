@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,16 @@ from safetensors.torch import load_file, save_file
 
 from edge.config import AttentionConfig, MlpConfig, ModelConfig, RopeConfig, RopeScaling
 from edge.export.checkpoint import open_checkpoint
-from tests.checkpoints import edit_config, refusal, save_gpt_neox, save_llama, save_mistral
+from edge.export.checkpoint.checkpoint import as_stored
+from edge.export.distill.save import teacher_layout
+from tests.checkpoints import (
+    edit_config,
+    refusal,
+    save_gpt_neox,
+    save_granite,
+    save_llama,
+    save_mistral,
+)
 
 LLAMA3: dict[str, Any] = {
     "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -85,6 +95,26 @@ def test_llama3_scaling_in_both_spellings(where: str, tmp_path: Path) -> None:
     assert rope_of(tmp_path) == RopeConfig(theta=500000.0, dim=8, scaling=scaling)
     edit_config(tmp_path, **{where: {"type": "linear", "factor": 2}})
     assert rope_of(tmp_path).scaling == RopeScaling(kind="linear", factor=2.0)
+
+
+def test_yarn_stretches_the_context_and_multiplies_what_it_turns(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.4}
+    plain = open_checkpoint(save_llama(tmp_path))
+    edit_config(tmp_path, rope_parameters=yarn)
+    found = open_checkpoint(tmp_path)
+    assert rope_of(tmp_path).scaling == RopeScaling(kind="yarn", factor=4.0, original_context=512)
+    assert found.config.max_context == 2048
+    ratio = (1 + 0.07 * math.log(4)) / (1 + 0.04 * math.log(4))
+    for name, factor in (("q_proj", ratio), ("k_proj", ratio), ("v_proj", 1.0)):
+        expected = plain.tensor(f"layers.0.{name}.weight") * factor
+        torch.testing.assert_close(found.tensor(f"layers.0.{name}.weight"), expected)
+
+
+def test_factors_are_taken_out_of_what_is_stored_again(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(save_granite(tmp_path, attention_bias=True))
+    stored = as_stored(teacher_layout(checkpoint), dict(checkpoint.tensors()))
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        torch.testing.assert_close(stored[name], tensor)
 
 
 def test_llama_heads_wider_than_the_model(tmp_path: Path) -> None:

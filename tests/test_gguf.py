@@ -47,6 +47,10 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192, "rope_theta": 500000.0,
 }  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "beta_fast": 16.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 CASES: dict[str, Save] = {
     "llama": save_llama,
     "llama-biases-tied-wide-heads": partial(
@@ -61,7 +65,7 @@ CASES: dict[str, Save] = {
     ),
     "mamba2": save_mamba2,
     "qwen2": save_qwen2,
-    "qwen3": save_qwen3,
+    "qwen3": partial(save_qwen3, rope_parameters=YARN),
     "smollm3": partial(save_smollm3, no_rope_layer_interval=4, num_hidden_layers=4),
     "granite": save_granite,
     "falcon-mamba": save_falcon_mamba,
@@ -224,7 +228,14 @@ METADATA: dict[str, tuple[dict[str, Any], str, str]] = {
     "heads of two sizes": (
         {"llama__attention__value_length": 4}, "attention.value_length", "only heads of 8"
     ),
-    "yarn": ({"llama__rope__scaling__type": "yarn"}, "rope_scaling.rope_type", "is 'yarn'"),
+    "longrope": (
+        {"llama__rope__scaling__type": "longrope"}, "rope_scaling.rope_type",
+        "is 'longrope', which changes with the length of the text; default",
+    ),
+    "yarn with a factor of its own": (
+        {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__attn_factor": 0.5},
+        "llama.rope.scaling.attn_factor", "is not a known key",
+    ),
     "a part": ({"split__count": 3}, "split.count", "is one of 3 parts"),
     "an end that is no token": (
         {"tokenizer__ggml__eos_token_id": 4000}, "tokenizer.ggml.eos_token_id", "no token of 272"

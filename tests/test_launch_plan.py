@@ -157,6 +157,7 @@ def test_frequencies_that_are_no_powers_come_along(tmp_path: Path) -> None:
     scalings = [
         RopeScaling(kind="llama3", factor=8.0, original_context=64),
         RopeScaling(kind="linear", factor=2.5),
+        RopeScaling(kind="yarn", factor=4.0, original_context=64),
         None,
     ]
     ropes = [RopeConfig(dim=6, theta=100.0, scaling=scaling) for scaling in scalings]
@@ -165,8 +166,8 @@ def test_frequencies_that_are_no_powers_come_along(tmp_path: Path) -> None:
     tensors = {name: np.ones(shape, np.float32) for name, shape in tensor_shapes(config).items()}
     build_graph(config, tensors, tmp_path)
     plan = lower((tmp_path / "graphs/ort.onnx").read_bytes(), tmp_path, ops=FAKES)
-    assert plan.rotations == ((0.0, 6), (0.0, 6), (100.0, 6))
-    for index, rope in enumerate(ropes[:2]):
+    assert plan.rotations == ((0.0, 6), (0.0, 6), (0.0, 6), (100.0, 6))
+    for index, rope in enumerate(ropes[:3]):
         found = np.array(plan.inverses[f"rope{index}"], np.float32)
         assert np.array_equal(found, inverse_frequencies(rope))
     size = (tmp_path / "weights.bin").stat().st_size

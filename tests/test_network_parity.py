@@ -88,13 +88,24 @@ CASES: dict[str, Save] = {
             "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
         },
     ),
+    "llama-yarn": partial(
+        save_llama, head_dim=16, attention_bias=True,
+        # of the eight frequencies two stay, three are divided and three lie between
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 100.0, "factor": 8.0, "beta_fast": 8,
+            "original_max_position_embeddings": 64,
+        },
+    ),
     "mistral": partial(save_mistral, head_dim=16),
     "qwen2": save_qwen2,
     "qwen3": save_qwen3,
     "qwen3-biases-tied-scaled": partial(
         save_qwen3, attention_bias=True, tie_word_embeddings=True, head_dim=16, rms_norm_eps=1e-2,
         num_key_value_heads=1,
-        rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 500.0, "factor": 3.0, "attention_factor": 1.3,
+            "original_max_position_embeddings": 100, "truncate": False, "beta_slow": 0.5,
+        },
     ),
     "granite": save_granite,
     "granite-biases-untied": partial(

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from edge.mixers.base import (
-    Frozen,
     Grown,
     MixerConfig,
     Positive,
@@ -17,27 +16,34 @@ from edge.mixers.base import (
 )
 
 
-class RopeScaling(Frozen):
+class RopeScaling(Grown):
     """Frequencies changed for contexts longer than those of pretraining; `edge.rope` has the maths.
 
     `linear` divides all of them by `factor`. `llama3` divides those that turn fewer than
     `low_freq_factor` times in `original_context` tokens, leaves those that turn more than
-    `high_freq_factor` times, and goes smoothly from one to the other between.
+    `high_freq_factor` times, and goes smoothly from one to the other between. `yarn` does so with
+    `beta_slow` and `beta_fast` turns, evenly over the pairs of values between; `truncate` begins
+    and ends at whole pairs. What it multiplies queries and keys by is in their weights.
     """
 
-    kind: Literal["linear", "llama3"]
+    later: ClassVar[frozenset[str]] = frozenset({"beta_fast", "beta_slow", "truncate"})
+
+    kind: Literal["linear", "llama3", "yarn"]
     factor: float = Field(gt=0, le=1e6)
     low_freq_factor: float = Field(default=1.0, gt=0, le=1e6)
     high_freq_factor: float = Field(default=4.0, gt=0, le=1e6)
     original_context: Positive = 8192
+    beta_fast: float = Field(default=32.0, gt=0, le=1e6)
+    beta_slow: float = Field(default=1.0, gt=0, le=1e6)
+    truncate: bool = True
 
     @model_validator(mode="after")
     def _ascends(self) -> RopeScaling:
-        if self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(
-                f"low_freq_factor {self.low_freq_factor} is not below high_freq_factor "
-                f"{self.high_freq_factor}"
-            )
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            if getattr(self, low) >= getattr(self, high):
+                raise ValueError(
+                    f"{low} {getattr(self, low)} is not below {high} {getattr(self, high)}"
+                )
         return self
 
 
@@ -54,6 +60,8 @@ class RopeConfig(Grown):
     def _even(self) -> RopeConfig:
         if self.dim % 2:
             raise ValueError(f"rope dim {self.dim} is odd")
+        if self.scaling is not None and self.scaling.kind == "yarn" and self.theta <= 1:
+            raise ValueError(f"theta {self.theta} is not above 1, which yarn's maths need")
         return self
 
 

@@ -179,6 +179,10 @@ def as_stored(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     found: dict[str, Tensor] = {}
     for name, piece in layout.pieces.items():
         tensor = tensors[name]
+        if piece.factors:
+            tensor = tensor.clone()
+            for first, behind, factor in piece.factors:
+                tensor[first:behind] /= factor
         whole = found.get(piece.source)
         if whole is None:
             whole = found[piece.source] = tensor.new_empty(piece.source_shape)

@@ -4,16 +4,19 @@ transformers' Transformer models say of sizes and RoPE.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from edge.config import RopeConfig, RopeScaling
-from edge.export.checkpoint.fields import Fields, show
+from edge.export.checkpoint.fields import MAX_DIM, Fields, show
 from edge.export.checkpoint.known import BOOKKEEPING, CHANGING
 from edge.export.checkpoint.layout import Layout
 
 UNSUPPORTED = "this variant cannot be exported"
 MAX_BLOCKS = 2048
+MAX_MAGNITUDE = 1000.0
 
 # What every Transformer says of itself.
 _SIZES = frozenset(
@@ -25,7 +28,14 @@ _SIZES = frozenset(
 )  # fmt: skip
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor")
 _ROPE = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-_SCALED = {"linear": {"factor"}, "llama3": {*_LLAMA3, "original_max_position_embeddings"}}
+ROPES = ("default", "linear", "llama3")
+_YARN = {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
+_SCALED = {
+    "linear": {"factor"},
+    "llama3": {*_LLAMA3, "original_max_position_embeddings"},
+    "yarn": {*_YARN, "factor", "original_max_position_embeddings"},
+}
+_WITH_LENGTH = ("dynamic", "longrope", "su")
 
 
 @dataclass(frozen=True)
@@ -99,8 +109,8 @@ def layer_types(fields: Fields, count: int, kinds: Mapping[str, str], default: s
 
 
 def context_of(fields: Fields, default: int) -> int:
-    """The positions that were trained, but no more than a window that slides where it is used."""
-    context = fields.integer("max_position_embeddings", default)
+    """`positions`, but no more than a window that slides where it is used."""
+    context = positions(fields, default)
     slides = fields.boolean("use_sliding_window", False) and "sliding_window" in fields
     return min(context, fields.integer("sliding_window", context)) if slides else context
 
@@ -120,7 +130,7 @@ def rope(
     base: str = "rope_theta",
     theta: float = 10000.0,
     share: float = 1.0,
-    kinds: tuple[str, ...] = ("default", "linear", "llama3"),
+    kinds: tuple[str, ...] = ROPES,
 ) -> RopeConfig:
     """The rotation of heads of `size` values; `share` of each, where nothing else is said.
 
@@ -128,33 +138,71 @@ def rope(
     says before the config's own field `base`, and `theta` where neither says anything. `kinds` are
     those that the family has.
     """
-    name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
-    given = fields.section(name)
-    kind = given.values.get("rope_type", given.values.get("type")) or "default"
+    given, kind = _scaling_section(fields)
     if kind in kinds:
         given.known_only(_ROPE | _SCALED.get(kind, set()))
     else:
         field = "rope_type" if "rope_type" in given else "type"
         known = " and ".join([", ".join(kinds[:-1]), kinds[-1]]) if kinds[1:] else kinds[0]
-        given.refuse(field, f"is {str(kind)[:40]!r}; {known} are known", UNSUPPORTED)
+        why = ", which changes with the length of the text" if kind in _WITH_LENGTH else ""
+        given.refuse(field, f"is {str(kind)[:40]!r}{why}; {known} are known", UNSUPPORTED)
     theta = given.number("rope_theta", fields.number(base, theta))
     rotated = given.number("partial_rotary_factor", share)
     dim = int(size * rotated) if 0 < rotated <= 1 else 0
     if dim < 2 or dim % 2:
         message = f"is {rotated}, which makes no whole pairs of a head of {size}"
         given.inconsistent("partial_rotary_factor", message)
-    return given.build(RopeConfig, theta=theta, dim=dim, scaling=_scaling(fields, given, kind))
+    scaling = _scaling(fields, given, kind) if kind in kinds else None
+    return given.build(RopeConfig, theta=theta, dim=dim, scaling=scaling)
+
+
+def _scaling_section(fields: Fields) -> tuple[Fields, object]:
+    """What says how RoPE is scaled, and the kind of scaling."""
+    name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
+    given = fields.section(name)
+    return given, given.values.get("rope_type", given.values.get("type")) or "default"
+
+
+def rope_magnitude(fields: Fields) -> float:
+    """What rotated queries and keys are multiplied by, each: YaRN's, or 1."""
+    given, kind = _scaling_section(fields)
+    if kind != "yarn":
+        return 1.0
+    longer = math.log(max(1.0, given.number("factor", 1.0)))
+    part, whole = (given.number(name, 0.0) for name in ("mscale", "mscale_all_dim"))
+    if not part or not whole:
+        part, whole = 1.0, 0.0
+    stated = (1 + 0.1 * part * longer) / max(1e-6, 1 + 0.1 * whole * longer)
+    magnitude = given.number("attention_factor", stated)
+    if not 0 < magnitude <= MAX_MAGNITUDE:
+        given.refuse("attention_factor", f"is {magnitude}, outside 0 to {MAX_MAGNITUDE}")
+    return magnitude
+
+
+def positions(fields: Fields, default: int) -> int:
+    """The positions that were trained, or that YaRN stretches them to."""
+    trained = fields.integer("max_position_embeddings", default)
+    given, kind = _scaling_section(fields)
+    if kind != "yarn":
+        return trained
+    original = given.integer("original_max_position_embeddings", trained)
+    return min(max(trained, int(original * given.number("factor", 1.0))), MAX_DIM)
 
 
 def _scaling(fields: Fields, given: Fields, kind: object) -> RopeScaling | None:
     if kind == "linear":
         return given.build(RopeScaling, kind=kind, factor=given.number("factor"))
+    if kind not in ("llama3", "yarn"):
+        return None
+    trained = fields.integer("max_position_embeddings", 2048)
+    context = given.integer("original_max_position_embeddings", trained)
     if kind == "llama3":
-        trained = fields.integer("max_position_embeddings", 2048)
-        return given.build(
-            RopeScaling,
-            kind=kind,
-            **{name: given.number(name) for name in _LLAMA3},
-            original_context=given.integer("original_max_position_embeddings", trained),
-        )
-    return None
+        turns: dict[str, Any] = {name: given.number(name) for name in _LLAMA3}
+    else:
+        turns = {
+            "factor": given.number("factor"),
+            "beta_fast": given.number("beta_fast", 32.0) or 32.0,
+            "beta_slow": given.number("beta_slow", 1.0) or 1.0,
+            "truncate": given.boolean("truncate", True),
+        }
+    return given.build(RopeScaling, kind=kind, original_context=context, **turns)

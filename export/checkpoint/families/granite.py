@@ -10,7 +10,7 @@ import math
 
 from edge.config import AttentionConfig
 from edge.export.checkpoint.families import llama
-from edge.export.checkpoint.family import Family, is_transformers, known_only
+from edge.export.checkpoint.family import Family, is_transformers, known_only, positions
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -31,7 +31,7 @@ def read(fields: Fields) -> Layout:
         NAME,
         kv_heads=None,
         eps=1e-6,
-        context=fields.integer("max_position_embeddings", 2048),
+        context=positions(fields, 2048),
         attention_bias=fields.boolean("attention_bias", False),
         mlp_bias=fields.boolean("mlp_bias", False),
     )

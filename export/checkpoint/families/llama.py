@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from edge.config import AttentionConfig, MlpConfig, ModelConfig, NormConfig
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
+    ROPES,
     UNSUPPORTED,
     Family,
     head_dim,
     is_transformers,
     known_only,
+    positions,
     rope,
+    rope_magnitude,
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
@@ -37,7 +40,7 @@ def read(fields: Fields) -> Layout:
         NAME,
         kv_heads=None,
         eps=1e-6,
-        context=fields.integer("max_position_embeddings", 2048),
+        context=positions(fields, 2048),
         attention_bias=fields.boolean("attention_bias", False),
         mlp_bias=fields.boolean("mlp_bias", False),
     )
@@ -73,7 +76,7 @@ def read_blocks(
     heads = fields.integer("num_attention_heads", 32)
     own = "head_dim" in fields or size is not None
     size = fields.integer("head_dim", size) if own else head_dim(fields, heads)
-    rotation = rope(fields, size, theta=theta)
+    rotation = rope(fields, size, theta=theta, kinds=(*ROPES, "yarn"))
     if rotation.dim != size:
         name = "rope_parameters.partial_rotary_factor"
         fields.inconsistent(name, "is not 1", UNSUPPORTED)
@@ -102,7 +105,14 @@ def read_blocks(
         tie_embeddings=fields.boolean("tie_word_embeddings", tied),
         max_context=context,
     )
-    return place(config, blocks)
+    layout, magnitude = place(config, blocks), rope_magnitude(fields)
+    for index, layer in enumerate(config.layers):
+        if isinstance(layer, AttentionConfig) and layer.rope is not None:
+            for which in "qk":
+                layout.multiply(
+                    f"layers.{index}.{which}_{'norm' if qk_norm else 'proj'}", magnitude
+                )
+    return layout
 
 
 def place(config: ModelConfig, blocks: int) -> Layout:

@@ -7,7 +7,7 @@ does never slides: in it the model is Llama's, so that is the context it gets.
 from __future__ import annotations
 
 from edge.export.checkpoint.families import llama
-from edge.export.checkpoint.family import Family, is_transformers, known_only
+from edge.export.checkpoint.family import Family, is_transformers, known_only, positions
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -23,7 +23,7 @@ def claims(fields: Fields) -> bool:
 def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
-    context = fields.integer("max_position_embeddings", 1 << 17)
+    context = positions(fields, 1 << 17)
     if "sliding_window" in fields or "sliding_window" not in fields.values:
         context = min(context, fields.integer("sliding_window", WINDOW))
     return llama.read_blocks(fields, NAME, kv_heads=8, eps=1e-6, context=context)

@@ -29,6 +29,7 @@ TREATED = frozenset(
     {
         "attention.value_length", "rope.dimension_count", "rope.scaling.type",
         "rope.scaling.factor", "rope.scaling.original_context_length",
+        "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
     }
 )  # fmt: skip
 ENDS = {
@@ -50,6 +51,12 @@ TRANSFORMER_BLOCK = {
         for kind in ("weight", "bias")
     },
 }
+_SCALING = {
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -64,7 +71,8 @@ def complete_transformer(shapes: Shapes, metadata: Metadata, config: dict[str, A
         del config["head_dim"]  # not every family may say so
     kind = metadata.get("rope.scaling.type")
     if kind not in (None, "none"):
-        config["rope_scaling"] = {"rope_type": kind, "factor": metadata.get("rope.scaling.factor")}
+        said = {field: metadata.get(f"rope.scaling.{key}") for key, field in _SCALING.items()}
+        config["rope_scaling"] = {"rope_type": kind} | {k: v for k, v in said.items() if v}
 
 
 def _complete_llama(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
