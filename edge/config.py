@@ -23,6 +23,7 @@ from pydantic import Field, model_validator
 from edge import mixers
 from edge.mixers.attention import AttentionConfig, RopeConfig, RopeScaling
 from edge.mixers.base import Frozen, MixerConfig, Positive, refuse_all
+from edge.mixers.experts import ExpertsConfig, RouterConfig
 from edge.mixers.mamba1 import Mamba1Config
 from edge.mixers.mamba2 import Mamba2Config
 from edge.mixers.mlp import MlpConfig
@@ -30,6 +31,7 @@ from edge.mixers.shortconv import ShortConvConfig
 
 __all__ = [
     "AttentionConfig",
+    "ExpertsConfig",
     "Mamba1Config",
     "Mamba2Config",
     "Mixer",
@@ -38,6 +40,7 @@ __all__ = [
     "NormConfig",
     "RopeConfig",
     "RopeScaling",
+    "RouterConfig",
     "ShortConvConfig",
 ]
 

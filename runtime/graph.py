@@ -81,12 +81,14 @@ _NUMBER = re.compile(rb"[0-9]{1,18}")
 # what functions and graphs are made of; tests/test_graph_checks.py holds it against the exporter
 OPS = {
     "": frozenset(
-        b"Abs Add And BitShift BitwiseAnd Cast Clip Concat ConcatFromSequence Constant "
-        b"ConstantOfShape Cos DequantizeLinear Div Equal Exp Expand Floor Gather Gelu Greater "
-        b"GreaterOrEqual Identity If IsNaN LayerNormalization Less LessOrEqual Log Loop MatMul Max "
-        b"Min Mul Neg Not Or Pow QuantizeLinear Range ReduceMax ReduceMean ReduceMin ReduceSum "
-        b"Relu Reshape Round Scan SequenceAt SequenceEmpty SequenceInsert Shape Sigmoid Sin Size "
-        b"Slice Softmax Softplus Split Sqrt Squeeze Sub Sum Transpose Unsqueeze Where".split()
+        b"Abs Add And BitShift BitwiseAnd BitwiseXor Cast Clip Concat ConcatFromSequence "
+        b"Constant ConstantOfShape Cos DequantizeLinear Div Equal Exp Expand Floor Gather "
+        b"GatherElements Gelu Gemm Greater GreaterOrEqual Identity If IsNaN LayerNormalization "
+        b"Less LessOrEqual Log Loop MatMul Max Min Mul Neg NonZero Not Or Pow QuantizeLinear "
+        b"Range ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Round Scan "
+        b"ScatterElements ScatterND SequenceAt SequenceEmpty SequenceInsert Shape Sigmoid Sin "
+        b"Size Slice Softmax Softplus Split Sqrt Squeeze Sub Sum TopK Transpose Unique "
+        b"Unsqueeze Where".split()
     ),
     "com.microsoft": frozenset(
         b"GroupQueryAttention MatMulIntegerToFloat MatMulNBits RotaryEmbedding "

@@ -207,7 +207,7 @@ def test_an_unknown_architecture_lists_the_known_ones(change: dict[str, Any], pa
         ("falcon_h1", {"mamba_n_heads": 7}, "mamba_n_heads"),
         ("falcon_mamba", {"mixer_rms_eps": 0}, "mixer_rms_eps"),
         ("granite", {"logits_scaling": -1.0}, "logits_scaling"),
-        ("granitemoehybrid", {"num_local_experts": 8}, "num_local_experts"),
+        ("granitemoehybrid", {"num_local_experts": 2, "num_experts_per_tok": 3}, ""),
         ("granitemoehybrid", {"layer_types": ["mamba", "moe", "mamba"]}, "layer_types"),
         ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type"),
         ("granitemoehybrid", {"normalization_function": "layernorm"}, "normalization_function"),

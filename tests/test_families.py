@@ -36,7 +36,9 @@ SAVE: dict[str, Save] = {
     "falcon_h1": partial(save_falcon_h1, mamba_rms_norm=True),
     "falcon_mamba": save_falcon_mamba,
     "granite": save_granite,
-    "granitemoehybrid": save_granite_hybrid,
+    "granitemoehybrid": partial(
+        save_granite_hybrid, num_local_experts=6, num_experts_per_tok=3, intermediate_size=32
+    ),
     "jamba": save_jamba,
     "lfm2": save_lfm2,
     "nemotron_h": save_nemotron_h,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edge.config import (
     AttentionConfig,
+    ExpertsConfig,
     Mamba1Config,
     Mamba2Config,
     MlpConfig,
@@ -24,6 +25,7 @@ from edge.config import (
     NormConfig,
     RopeConfig,
     RopeScaling,
+    RouterConfig,
     ShortConvConfig,
 )
 from edge.errors import ExportError
@@ -80,6 +82,15 @@ MAMBA2_BEFORE = Mamba2Config(
 RELU2 = MlpConfig(d_intermediate=40, form="squared_relu")
 SHORT = ShortConvConfig(d_model=64)
 CONVOLVED = AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=8, rope=RopeConfig(dim=4), d_conv=4)
+# of Granite, whose MLP is beside its experts; and of Nemotron-H
+EXPERTS = ExpertsConfig(n_experts=6, d_intermediate=32, router=RouterConfig(top_k=2))
+SHARED = MlpConfig(d_intermediate=32, parallel=True)
+LATENT = ExpertsConfig(
+    n_experts=8, d_intermediate=24, form="squared_relu", d_latent=32,
+    router=RouterConfig(
+        top_k=3, score="sigmoid", correction=True, scale=2.5, groups=4, top_groups=2
+    ),
+)  # fmt: skip
 MODELS: dict[str, tuple[Any, ...]] = {
     "mamba1": (MAMBA1, MAMBA1),
     "mamba1 odd": (MAMBA1_ODD, MAMBA1),
@@ -92,6 +103,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "parallel": (ATTENTION_ODD, PARALLEL, GELU, STRETCHED, PARALLEL),
     "normed": (MAMBA2_BEFORE, BESIDE, MAMBA1_NORMED, NORMED),
     "short": (SHORT, RELU2, CONVOLVED),
+    "experts": (EXPERTS, SHARED, LATENT),
     "all": (MAMBA1, ATTENTION_ODD, MLP, MAMBA2_MLP, MAMBA1_ODD, MAMBA2_GROUPS),
 }
 LAYERNORM = {"mamba1", "all", "parallel"}

@@ -117,14 +117,20 @@ def test_quambas_tables_say_what_the_paper_says() -> None:
 
 
 def test_rivals_differ_from_quamba_where_they_should() -> None:
+    def treated(name: str) -> set[object]:
+        tables = (table for kind, table in recipe(name).layers.items() if kind != "experts")
+        return {how for table in tables for how in table.values()} - {INT8}
+
     hows = {
-        name: {how for table in recipe(name).layers.values() for how in table.values()} - {INT8}
+        name: treated(name)
         for name in ("w8a8-static", "w8a8-dynamic", "w8a8-smoothquant", "w8a8-hadamard")
     }
     assert hows["w8a8-static"] == {Static()}
     assert hows["w8a8-dynamic"] == {Dynamic()}
     assert hows["w8a8-smoothquant"] == {Static(), Static(smooth=0.5)}
     assert hows["w8a8-hadamard"] == {Static(), Static(rotate=True)}
+    experts = [recipe(name).layers["experts"] for name in (*hows, "w8a8")]
+    assert {how for table in experts for how in table.values()} == {Dynamic(), INT8_ROWS}
     assert all(recipe(name).calibrated == (name[:4] in ("w8a8", "w4a8") and name != "w8a8-dynamic")
                for name in names())  # fmt: skip
 

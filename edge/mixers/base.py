@@ -83,6 +83,10 @@ class MixerConfig(Frozen, ABC):
     def tensor_shapes(self, d_model: int) -> Shapes:
         """Canonical weight name → shape, in the order they are stored."""
 
+    def read_share(self, module: str) -> float:
+        """The share of a module's weights that one token reads."""
+        return 1.0
+
     def recurrent_states(self, batch: int) -> Shapes:
         """`conv_state` and `ssm_state` → shape, batch first."""
         return {}

@@ -36,7 +36,7 @@ class HessianSource:
         for index, (layer, how) in enumerate(zip(config.layers, plan.layers, strict=True)):
             for name, matrix in mixer_of(layer).matrices(config.d_model).items():
                 product = how.products[name]
-                if product.weight.bits != 4:
+                if product.weight.bits != 4 or matrix.experts:
                     continue
                 size += 8 * matrix.columns**2
                 if not self._batches or size > LIMIT:

@@ -101,8 +101,9 @@ class Checkpoint:
             return torch.full(tensor_shapes(self.config)[name], self._layout.constants[name])
         piece = self._layout.pieces[name]
         stored = self._stored[piece.source]
-        whole = self._weights.read(stored)
-        tensor = taken(whole, piece).reshape(piece.shape).contiguous()
+        parts = [taken(self._weights.read(self._stored[each]), piece) for each in piece.sources]
+        whole = parts[0] if len(parts) == 1 else torch.stack(parts)
+        tensor = whole.reshape(piece.shape).contiguous()
         bad = _count_not_finite(tensor)
         if bad:
             raise CheckpointError(
@@ -169,6 +170,10 @@ def taken(whole: Tensor, piece: TensorPlace) -> Tensor:
     """
     if piece.rows:
         return whole[list(piece.rows)]
+    if piece.stack:
+        return whole
+    if piece.block and len(piece.shape) == 3:  # rows are those of a stack's matrices
+        whole = whole.flatten(0, 1)
     rows = piece.block or elements(piece.shape) // elements(piece.source_shape[1:])
     period = piece.period or whole.shape[0]
     return whole.unflatten(0, (-1, period))[:, piece.start : piece.start + rows]
@@ -183,6 +188,9 @@ def as_stored(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
             tensor = tensor.clone()
             for first, behind, factor in piece.factors:
                 tensor[first:behind] /= factor
+        if piece.stack:
+            found |= zip(piece.stack, tensor.unbind(), strict=True)
+            continue
         whole = found.get(piece.source)
         if whole is None:
             whole = found[piece.source] = tensor.new_empty(piece.source_shape)
@@ -216,7 +224,9 @@ def _check_headers(
     path: Path, layout: Layout, weights: CheckpointWeights, stored: dict[str, str]
 ) -> None:
     """Refuse the checkpoint with everything that is wrong with its tensors, not only the first."""
-    expected = {piece.source: piece.source_shape for piece in layout.pieces.values()}
+    expected = {
+        source: piece.source_shape for piece in layout.pieces.values() for source in piece.sources
+    }
     embedding = layout.pieces["embedding.weight"].source_shape
     expected_here = expected | {h: embedding for h in layout.tied_heads if h in stored}
     missing, misshaped, mistyped = [], [], []

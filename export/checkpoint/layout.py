@@ -25,6 +25,8 @@ class TensorPlace:
             interleaves with others; 0 when its rows lie together.
         rows: the stored row of each of its own, for one whose heads share rows; () when none do.
         factors: (first row, behind the last, factor), of rows that the model multiplies.
+        stack: the tensors that it is a stack of, such as experts' own; `source` is the first, and
+            all have its shape. () is `source` alone.
     """
 
     source: str
@@ -35,6 +37,11 @@ class TensorPlace:
     period: int = 0
     rows: tuple[int, ...] = ()
     factors: tuple[tuple[int, int, float], ...] = ()
+    stack: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self.stack or (self.source,)
 
 
 def _unchanged(name: str) -> str:
@@ -93,6 +100,20 @@ class Layout:
         total = (len(names) * shape[0], *shape[1:])
         for turn, name in enumerate(names):
             self.pieces[name] = TensorPlace(source, total, shape, turn * head_dim, head_dim, period)
+
+    def place_stacked(self, names: tuple[str, ...], source: str) -> None:
+        """Stacks of matrices, which the source has as one stack of each joined below another."""
+        shapes = [self._shapes[name] for name in names]
+        total = (shapes[0][0], sum(shape[1] for shape in shapes), shapes[0][2])
+        start = 0
+        for name, shape in zip(names, shapes, strict=True):
+            self.pieces[name] = TensorPlace(source, total, shape, start, shape[1], total[1])
+            start += shape[1]
+
+    def place_each(self, name: str, sources: Sequence[str]) -> None:
+        """The canonical tensor is a stack of these."""
+        shape = self._shapes[name]
+        self.pieces[name] = TensorPlace(sources[0], shape[1:], shape, stack=tuple(sources))
 
     def multiply(
         self,

@@ -9,7 +9,14 @@ import numpy as np
 
 from edge.config import RopeConfig
 from edge.export.nodes.builder import F32, GraphBuilder
-from edge.export.nodes.products import ProductInput, fake_round, linear, linear_to_int8, round_input
+from edge.export.nodes.products import (
+    ProductInput,
+    experts,
+    fake_round,
+    linear,
+    linear_to_int8,
+    round_input,
+)
 from edge.export.quantize.layer_plan import Matrix
 from edge.export.quantize.plan import LayerPlan, ScanPlan
 
@@ -69,6 +76,16 @@ class LayerGraph:
             x = round_input(self.g, x, product, self.matrices[matrix].columns)
         return linear(
             self.g, x, name, self.named(output), product, bias=added,
+            make=lambda: self.tensor(f"{matrix}.weight"),
+        )  # fmt: skip
+
+    def experts(
+        self, matrix: str, x: str, routed: tuple[str, str], output: str, parts: int = 1
+    ) -> str:
+        """x · matrixᵀ of chosen experts; `routed` are `chosen` and `order` of `plugins.experts`."""
+        name, product = self.named(f"{matrix}.weight"), self.plan.products[matrix]
+        return experts(
+            self.g, x, routed, name, self.named(output), product, parts,
             make=lambda: self.tensor(f"{matrix}.weight"),
         )  # fmt: skip
 

@@ -35,13 +35,16 @@ class ProductInput:
     rows: str = ""
 
 
-def scale_of(g: GraphBuilder, name: str, scale: F32) -> str:
-    """Store a scale [1] or [C] under `name`, once. Raises ExportError unless all are positive."""
+def scale_of(g: GraphBuilder, name: str, scale: F32, shape: tuple[int, ...] = (-1,)) -> str:
+    """Store a scale [1] or [C] under `name`, once; several are given `shape`.
+
+    Raises ExportError unless all are positive.
+    """
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         raise ExportError("has a scale that is zero, negative, NaN or infinite", field=name)
     if name not in g.initializers:
         flat = np.asarray(scale, np.float32).reshape(-1)
-        return g.floats(name, flat) if flat.size == 1 else g.constant(name, flat)
+        return g.floats(name, flat) if flat.size == 1 else g.constant(name, flat.reshape(shape))
     return name
 
 
@@ -119,30 +122,31 @@ def fake_round(g: GraphBuilder, value: str, how: Rounding | None, columns: int) 
 def store(
     g: GraphBuilder, name: str, product: Product, make: Make | None = None
 ) -> tuple[int, int]:
-    """Store the [N, K] weight `name`, its own tensor or what `make` gives, once, as `product` reads
-    it; returns its shape."""
+    """Store the weight `name`, [N, K] or of experts [E, N, K], once, as `product` reads it: its own
+    tensor or what `make` gives. Returns (N, K).
+    """
     if name in g.stored:
         kept, shape = g.stored[name]
         if kept != product.weight or _changes(product):
             raise ExportError(f"is wanted as {product} and kept as {kept}", field=name)
         return shape
     array = g.tensor(name) if make is None else make()
-    rows, columns = array.shape
+    *lead, rows, columns = array.shape
     g.stored[name] = (product.weight, (rows, columns))
-    array = _prepared(g, name, product, array)
+    array = _prepared(g, name, product, array.reshape(-1, columns))
     storage = product.weight
     if storage.block is not None:
         packed, scales = _blocks(g, name, array, storage.bits, storage.block)
-        g.raw(f"{name}.packed", packed)
-        g.raw(f"{name}.scales", scales)
+        g.raw(f"{name}.packed", packed.reshape(*lead, rows, *packed.shape[1:]))
+        g.raw(f"{name}.scales", scales.reshape(*lead, rows, -1))
     elif storage.int8:
         quants, scale = quantize_int8(array, storage.rows)
-        g.raw(name, quants)
-        scale_of(g, f"{name}.scale", scale)
+        g.raw(name, quants.reshape(*lead, rows, columns))
+        scale_of(g, f"{name}.scale", scale, (*lead, -1))
     elif storage.bits == 16:
-        g.raw(name, _to_half(name, array))
+        g.raw(name, _to_half(name, array).reshape(*lead, rows, columns))
     else:
-        g.constant(name, array)
+        g.constant(name, array.reshape(*lead, rows, columns))
     return rows, columns
 
 
@@ -207,6 +211,31 @@ def linear(
     if product.outliers:
         _add_outliers(g, x, name, product, exact, result)
     return result if bias is None else g.node("Add", [result, bias], output)
+
+
+def experts(
+    g: GraphBuilder,
+    x: str,
+    routed: tuple[str, str],
+    name: str,
+    output: str,
+    product: Product,
+    parts: int,
+    make: Make,
+) -> str:
+    """x · weightᵀ of chosen experts, fp32; `parts` matrices are one below another in each.
+
+    Where the input is rounded, each of its rows has a scale that the op finds.
+    """
+    store(g, name, product, make)
+    packed = [f"{name}.packed", f"{name}.scales"]
+    op, weights = ("ExpertLinear", [name]) if product.input is None else (
+        "ExpertLinearInt8", [name, f"{name}.scale"]
+    )  # fmt: skip
+    if product.weight.block is None:
+        return g.call(op, [x, *routed, *weights], [output], parts=parts)[0]
+    op = "ExpertLinearBits" if product.input is None else "ExpertLinearInt4"
+    return g.call(op, [x, *routed, *packed], [output], parts=parts, **_bits(g, name))[0]
 
 
 def linear_to_int8(

@@ -50,6 +50,7 @@ class Matrix:
         reads: the value of the fp32 graph that it multiplies, or a part of it.
         listed, reads_listed: what recipes call the matrix and that value, where the layer has a
             rarer form and other names.
+        experts: how many of it there are, stacked; 0 is a single one, of no expert.
     """
 
     rows: int
@@ -57,6 +58,7 @@ class Matrix:
     reads: str
     listed: str = ""
     reads_listed: str = ""
+    experts: int = 0
 
 
 @dataclass
@@ -94,7 +96,7 @@ class LayerPlanner:
         if name in self.known:
             return Product(kept, self.known[name])
         if isinstance(how, Dynamic):
-            if kept.block is not None:
+            if kept.block is not None and not matrix.experts:
                 raise TypeError(f"{name}: no op multiplies blocks by what has a scale a token")
             return Product(kept, Rounding(None))
         seen = self.sites.seen(self.value(matrix.reads), how)

@@ -137,6 +137,19 @@ inline int64_t columns_a_piece(int64_t bytes_a_row, int64_t M) {
   return std::max<int64_t>(NR, columns / NR * NR);
 }
 
+// f(m, n, sums, count) for all of x [rows, K] · weight [N, K]
+template <class F> inline void multiply_int8(const int8_t* x, int64_t x_stride, int64_t rows,
+                                             const int8_t* weight, int64_t N, int64_t K, Pool& pool,
+                                             F f) {
+  int32_t* bias = pool.scratch<int32_t>(0, rows);
+  biases(x, x_stride, rows, K, pool, bias);
+  if (AddBytes::here && rows > FEW && K % 4 == 0)
+    return panels_int8(x, x_stride, rows, weight, N, K, bias, pool, f);
+  pool.each(N, columns_a_piece(K, rows), [&](int64_t first, int64_t last) {
+    product_int8(x, x_stride, rows, weight, K, bias, first, last, f);
+  });
+}
+
 // What int8 sums stand for: `scaled` of triton_linear_int8.py.
 struct Scaled {
   Argument x_scale, weight_scale, y_scale, y;
@@ -175,17 +188,10 @@ struct LinearInt8 : Kernel {
     multiply(a, M.integer(a), pool);
   }
   void multiply(const Value* a, int64_t rows, Pool& pool) const {
-    const int8_t* in = x.in<const int8_t>(a);
-    int32_t* bias = pool.scratch<int32_t>(0, rows);
-    biases(in, x_stride, rows, K, pool, bias);
-    auto store = [&](int64_t m, int64_t n, vf sums, int count) {
-      scaled.store(a, m, n, sums, count);
-    };
-    if (AddBytes::here && rows > FEW && K % 4 == 0)
-      return panels_int8(in, x_stride, rows, weight.in<const int8_t>(a), N, K, bias, pool, store);
-    pool.each(N, columns_a_piece(K, rows), [&](int64_t first, int64_t last) {
-      product_int8(in, x_stride, rows, weight.in<const int8_t>(a), K, bias, first, last, store);
-    });
+    multiply_int8(x.in<const int8_t>(a), x_stride, rows, weight.in<const int8_t>(a), N, K, pool,
+                  [&](int64_t m, int64_t n, vf sums, int count) {
+                    scaled.store(a, m, n, sums, count);
+                  });
   }
 };
 
@@ -267,6 +273,28 @@ inline const float* as_half(const float* x, int64_t stride, int64_t rows, int64_
   return out;
 }
 
+// f(m, n, sums, count) for all of x [rows, K] · weight [N, K], of f32 or f16
+template <class F> inline void multiply_float(const float* x, int64_t x_stride, int64_t rows,
+                                              Type type, const void* weight, int64_t N, int64_t K,
+                                              Pool& pool, F f) {
+  if (type == Type::f16) x = as_half(x, x_stride, rows, K, pool), x_stride = K;
+  if (type == Type::f32 && rows > FEW)
+    return panels_float(x, x_stride, rows, static_cast<const float*>(weight), N, K, pool, f);
+  with_type(type, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    pool.each(N, columns_a_piece(K * sizeof(T), rows), [&](int64_t first, int64_t last) {
+      product_float(x, x_stride, rows, static_cast<const T*>(weight), K, first, last,
+                    [&](int64_t m, int64_t n, const float(*sums)[NR], int r, int c) {
+                      for (int i = 0; i < r; i++) {
+                        vf four{};
+                        for (int j = 0; j < c; j++) four[j] = sums[i][j];
+                        f(m + i, n, four, c);
+                      }
+                    });
+    });
+  });
+}
+
 struct LinearFloat : Kernel {
   Argument x, weight, y, M;
   int64_t N, K, x_stride;
@@ -277,25 +305,10 @@ struct LinearFloat : Kernel {
     multiply(a, M.integer(a), pool);
   }
   void multiply(const Value* a, int64_t rows, Pool& pool) const {
-    const float* in = x.in<const float>(a);
-    int64_t stride = x_stride;
-    if (weight.type == Type::f16) in = as_half(in, stride, rows, K, pool), stride = K;
-    if (weight.type == Type::f32 && rows > FEW)
-      return panels_float(in, stride, rows, weight.in<const float>(a), N, K, pool,
-                          [&](int64_t m, int64_t n, vf sums, int count) {
-                            store_some(y.in<float>(a) + m * N + n, sums, count);
-                          });
-    with_type(weight.type, [&](auto* t) {
-      using T = std::remove_pointer_t<decltype(t)>;
-      pool.each(N, columns_a_piece(K * sizeof(T), rows), [&](int64_t first, int64_t last) {
-        product_float(in, stride, rows, weight.in<const T>(a), K, first, last,
-                      [&](int64_t m, int64_t n, const float(*sums)[NR], int r, int c) {
-                        for (int i = 0; i < r; i++)
-                          for (int j = 0; j < c; j++)
-                            y.in<float>(a)[(m + i) * N + n + j] = sums[i][j];
-                      });
-      });
-    });
+    multiply_float(x.in<const float>(a), x_stride, rows, weight.type, weight.in<const char>(a), N, K,
+                   pool, [&](int64_t m, int64_t n, vf sums, int count) {
+                     store_some(y.in<float>(a) + m * N + n, sums, count);
+                   });
   }
 };
 

@@ -16,7 +16,7 @@ from edge.export.checkpoint.layout import Layout
 
 NAME = "granite"
 FACTORS = {"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"}
-_LAST = {"attention": "o_proj", "mlp": "down_proj", "mamba2": "out_proj"}
+_LAST = {"attention": "o_proj", "experts": "down_proj", "mlp": "down_proj", "mamba2": "out_proj"}
 
 
 def claims(fields: Fields) -> bool:

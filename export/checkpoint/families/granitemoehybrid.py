@@ -1,15 +1,22 @@
-"""Granite 4.0: blocks of Mamba-2 or attention, each followed by a gated MLP; Granite's factors.
+"""Granite 4.0: blocks of Mamba-2 or attention, then a gated MLP and, in some, experts beside it.
 
 Source: transformers 5.23 models/granitemoehybrid, `GraniteMoeHybridForCausalLM`. Its attention
 knows no positions unless `position_embedding_type` is `rope`. The MLP is the one that all experts
-share: a config with experts is refused.
+share: it is parallel to them. A softmax of the chosen logits is what Granite calls gates.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from edge.config import AttentionConfig, MlpConfig, ModelConfig, NormConfig
+from edge.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RouterConfig,
+)
 from edge.export.checkpoint.families import bamba, granite
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
@@ -45,19 +52,21 @@ def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
     fields.demand("hidden_act", "silu", UNSUPPORTED)
     fields.demand("normalization_function", "rmsnorm", UNSUPPORTED)
-    experts = fields.integer("num_local_experts", 8, low=0)
-    if experts:
-        fields.refuse("num_local_experts", f"is {experts}", "models with experts are not read yet")
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     kinds = layer_types(fields, blocks, _KINDS, "mamba")
     attends = [kind == "attention" for kind in kinds]
     # a model of attention alone may leave the other's sizes at defaults that fit nothing
     mamba = None if all(attends) else bamba.mamba2(fields)
     attention = _attention(fields)
-    mlp = fields.build(MlpConfig, d_intermediate=fields.integer("shared_intermediate_size", 1024))
+    routed = _experts(fields)
+    shared = fields.build(
+        MlpConfig,
+        d_intermediate=fields.integer("shared_intermediate_size", 1024),
+        parallel=bool(routed),
+    )
     layers: list[Any] = []
     for attending in attends:
-        layers += [attention if attending else mamba, mlp]
+        layers += [attention if attending else mamba, *routed, shared]
     config = fields.model(
         family=NAME,
         vocab_size=fields.integer("vocab_size"),
@@ -68,6 +77,16 @@ def read(fields: Fields) -> Layout:
         max_context=fields.integer("max_position_embeddings", 2048) if any(attends) else None,
     )
     return granite.multiplied(fields, _place(config, attends))
+
+
+def _experts(fields: Fields) -> list[ExpertsConfig]:
+    """Those of a block; none where the model is dense."""
+    experts = fields.integer("num_local_experts", 8, low=0)
+    if not experts:
+        return []
+    router = fields.build(RouterConfig, top_k=fields.integer("num_experts_per_tok", 2))
+    width = fields.integer("intermediate_size")
+    return [fields.build(ExpertsConfig, n_experts=experts, d_intermediate=width, router=router)]
 
 
 def _attention(fields: Fields) -> AttentionConfig:
@@ -90,15 +109,18 @@ def _attention(fields: Fields) -> AttentionConfig:
 
 def _place(config: ModelConfig, attends: list[bool]) -> Layout:
     layout = Layout(config, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
+    each = len(config.layers) // len(attends)
     for block, attending in enumerate(attends):
-        source = f"model.layers.{block}"
+        source, first = f"model.layers.{block}", each * block
         layout.place_layer(
-            2 * block,
+            first,
             norm=f"{source}.input_layernorm",
             mixer=f"{source}.{'self_attn' if attending else 'mamba'}",
             rename={"gated_norm": "norm"},
         )
-        ours = f"layers.{2 * block + 1}"
+        if each == 3:
+            _place_experts(layout, first + 1, source)
+        ours = f"layers.{first + each - 1}"
         layout.place_norm(f"{ours}.norm", f"{source}.post_attention_layernorm")
         names = (f"{ours}.gate_proj.weight", f"{ours}.up_proj.weight")
         layout.place_rows(names, f"{source}.shared_mlp.input_linear.weight")
@@ -109,4 +131,13 @@ def _place(config: ModelConfig, attends: list[bool]) -> Layout:
     return layout
 
 
-FAMILY = Family(NAME, "model_type granitemoehybrid, without experts", claims, read)
+def _place_experts(layout: Layout, index: int, source: str) -> None:
+    ours, theirs = f"layers.{index}", f"{source}.block_sparse_moe"
+    layout.place_norm(f"{ours}.norm", f"{source}.post_attention_layernorm")
+    layout.place(f"{ours}.router.weight", f"{theirs}.router.layer.weight")
+    names = (f"{ours}.gate_proj.weight", f"{ours}.up_proj.weight")
+    layout.place_stacked(names, f"{theirs}.input_linear.weight")
+    layout.place(f"{ours}.down_proj.weight", f"{theirs}.output_linear.weight")
+
+
+FAMILY = Family(NAME, "model_type granitemoehybrid", claims, read)

@@ -34,6 +34,7 @@ template <int> struct Entry;
 #include "../../gated_norm/cpu.h"
 #include "../../linear/cpu_bits.h"
 #include "../../embedding/cpu.h"
+#include "../../experts/cpu.h"
 #include "../../selective_scan/cpu.h"
 #include "../../selective_scan_heads/cpu.h"
 

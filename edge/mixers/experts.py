@@ -1,0 +1,97 @@
+"""A mixture of experts: a router sends each token to a few of many feed-forward parts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from edge.mixers.base import Frozen, MixerConfig, Positive, Shapes, refuse_all
+
+# Matrices that have all experts' weights; graphs join the first two.
+STACKED = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+
+
+class RouterConfig(Frozen):
+    """How a token's experts are chosen, and what each is worth (`Route` of `edge.plugins.experts`).
+
+    Attributes:
+        top_k: experts a token.
+        score: of each expert, from the router's logits.
+        normalise: what the chosen ones are worth sums to one, but for `scale`. With a softmax this
+            is also the softmax of the chosen logits alone.
+        correction: a bias is added to scores for the choice alone.
+        groups, top_groups: experts fall into groups, and a token chooses from the best few.
+    """
+
+    top_k: Positive
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    normalise: bool = True
+    correction: bool = False
+    scale: float = Field(default=1.0, gt=0, le=1e6)
+    groups: Positive = 1
+    top_groups: Positive = 1
+
+
+class ExpertsConfig(MixerConfig):
+    """Σ of the chosen experts' MLPs, each as `form` of `edge.mixers.mlp` says; the weights of all
+    experts are stacked. What all tokens share is an MLP of its own, `parallel` to this layer.
+
+    Attributes:
+        d_latent: experts read and write so many values, projected from and to d_model; None are
+            d_model itself.
+    """
+
+    kind: Literal["experts"] = "experts"
+    n_experts: Positive
+    d_intermediate: Positive
+    router: RouterConfig
+    form: Literal["swiglu", "squared_relu"] = "swiglu"
+    d_latent: Positive | None = None
+
+    @model_validator(mode="after")
+    def _chooses(self) -> ExpertsConfig:
+        router, count = self.router, self.n_experts
+        members, over = divmod(count, router.groups)
+        refuse_all(
+            (
+                f"top_k {router.top_k} exceeds {count} experts" if router.top_k > count else None,
+                f"{count} experts do not divide into {router.groups} groups" if over else None,
+                f"{router.top_groups} of {router.groups} groups"
+                if router.top_groups > router.groups
+                else f"top_k {router.top_k} exceeds {router.top_groups} groups of {members}"
+                if router.top_k > router.top_groups * members
+                else None,
+            )
+        )
+        return self
+
+    @property
+    def gated(self) -> bool:
+        return self.form == "swiglu"
+
+    @property
+    def first_matrix(self) -> str:
+        return "router"
+
+    def read_share(self, module: str) -> float:
+        return self.router.top_k / self.n_experts if module in STACKED else 1.0
+
+    def tensor_shapes(self, d_model: int) -> Shapes:
+        experts, wide, narrow = self.n_experts, self.d_intermediate, self.d_latent or d_model
+        latent: Shapes = (
+            {}
+            if self.d_latent is None
+            else {"latent_in.weight": (narrow, d_model), "latent_out.weight": (d_model, narrow)}
+        )
+        return (
+            {"router.weight": (experts, d_model)}
+            | ({"router.bias": (experts,)} if self.router.correction else {})
+            | latent
+            | ({"gate_proj.weight": (experts, wide, narrow)} if self.gated else {})
+            | {"up_proj.weight": (experts, wide, narrow)}
+            | {"down_proj.weight": (experts, narrow, wide)}
+        )
+
+    def workspace(self, tokens: int, capacity: int) -> int:
+        return self.n_experts + self.router.top_k * 5 * self.d_intermediate

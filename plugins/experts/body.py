@@ -1,0 +1,294 @@
+"""ONNX function bodies of routing, of products with chosen experts and of their sum.
+
+The plain bodies gather a weight a slot: short, and what they cost grows with the run. ONNX Runtime
+goes through the experts that were chosen, one after the other, and reads each once a run.
+"""
+
+from __future__ import annotations
+
+from string import Template
+
+from edge.plugins.linear.body import NIBBLES
+from edge.plugins.quantize.body import QUANTIZE_ROWS, ZERO
+
+# -- the router -----------------------------------------------------------------------------------
+
+_SCORE = {0: "    score = Softmax<axis=-1>(logits)\n", 1: "    score = Sigmoid(logits)\n"}
+_GROUPS = """
+    zero_1 = Constant<value = int64[1] {0}>()
+    last_1 = Constant<value = int64[1] {-1}>()
+    groups_0 = Constant<value_int: int = @groups>()
+    groups_1 = Reshape(groups_0, last_1)
+    top_groups_0 = Constant<value_int: int = @top_groups>()
+    top_groups_1 = Reshape(top_groups_0, last_1)
+    whole = Shape(ranked)
+    lead = Shape<end=-1>(ranked)
+    split = Concat<axis=0>(lead, groups_1, last_1)
+    apart = Reshape(ranked, split)
+    members = Shape<start=-1>(apart)
+    two = Constant<value = int64[1] {2}>()
+    few = Min(members, two)
+    best_two, best_two_at = TopK<axis=-1>(apart, few)
+    worth = ReduceSum<keepdims=0>(best_two, last_1)
+    best, best_at = TopK<axis=-1>(worth, top_groups_1)
+    every = Shape(worth)
+    low = Constant<value = float[1] {-3.0e38}>()
+    low_everywhere = Expand(low, every)
+    kept = Sub(best, best)
+    closed = ScatterElements<axis=-1>(low_everywhere, best_at, kept)
+    closed_column = Unsqueeze(closed, last_1)
+    nothing = Constant<value = float {0.0}>()
+    is_open = Equal(closed_column, nothing)
+    bounded = Where(is_open, apart, closed_column)
+    open = Reshape(bounded, whole)
+"""
+_GATES = {
+    0: "    shared = Identity(taken)\n",
+    1: """
+    tail = Constant<value = int64[1] {-1}>()
+    total = ReduceSum<keepdims=1>(taken, tail)
+    shared = Div(taken, total)
+""",
+}
+
+
+def route(sigmoid: int, normalise: int, groups: int | None) -> str:
+    """Of equal values ONNX's TopK takes the first."""
+    return (
+        _SCORE[sigmoid]
+        + "    ranked = Add(score, bias)\n"
+        + (_GROUPS if groups is None else "    open = Identity(ranked)\n")
+        + """
+    flat = Constant<value = int64[1] {-1}>()
+    k_0 = Constant<value_int: int = @k>()
+    k_1 = Reshape(k_0, flat)
+    largest, at = TopK<axis=-1>(open, k_1)
+    taken = GatherElements<axis=-1>(score, at)
+    chosen = Cast<to=6>(at)
+"""
+        + _GATES[normalise]
+        + """
+    factor = Constant<value_float: float = @scale>()
+    gates = Mul(shared, factor)
+"""
+    )
+
+
+# Each pair by expert · P + its own number, so that no two are equal.
+EXPERT_ORDER = """
+    flat = Constant<value = int64[1] {-1}>()
+    pairs_i32 = Reshape(chosen, flat)
+    pairs = Cast<to=7>(pairs_i32)
+    pair_count = Size(pairs)
+    zero = Constant<value = int64 {0}>()
+    one = Constant<value = int64 {1}>()
+    numbers = Range(zero, pair_count, one)
+    by_expert = Mul(pairs, pair_count)
+    keys = Add(by_expert, numbers)
+    count_1 = Reshape(pair_count, flat)
+    ascending, places = TopK<axis=0, largest=0>(keys, count_1)
+    order_i32 = Cast<to=6>(places)
+    shape = Shape(chosen)
+    order = Reshape(order_i32, shape)
+"""
+
+# -- products -------------------------------------------------------------------------------------
+
+# rows [R, K] of x, the expert of each of P pairs of a token and a slot, and pairs that read a row.
+# `columns` int64 [1] is K.
+_PAIRS = """
+    flat = Constant<value = int64[1] {-1}>()
+    pairs_i32 = Reshape(chosen, flat)
+    pairs = Cast<to=7>(pairs_i32)
+    pair_count = Shape(pairs)
+    rows_shape = Concat<axis=0>(flat, columns)
+    rows = Reshape(x, rows_shape)
+    row_count = Shape<end=1>(rows)
+    readers = Div(pair_count, row_count)
+"""
+_WEIGHT = """
+    columns = Shape<start=2>(weight)
+    outputs = Shape<start=1, end=2>(weight)
+"""
+_PACKED = """
+    attribute_shape = Constant<value = int64[1] {-1}>()
+    K_0 = Constant<value_int: int = @K>()
+    N_0 = Constant<value_int: int = @N>()
+    columns = Reshape(K_0, attribute_shape)
+    outputs = Reshape(N_0, attribute_shape)
+"""
+# each_y [P, N] → y
+_JOINED = """
+    parts_0 = Constant<value_int: int = @parts>()
+    parts_1 = Reshape(parts_0, flat)
+    of_part = Div(outputs, parts_1)
+    lead = Shape<end=-1>(chosen)
+    slots = Shape<start=-1>(chosen)
+    by_slot = Concat<axis=0>(flat, slots, parts_1, of_part)
+    each_slots = Reshape(each_y, by_slot)
+    by_part = Transpose<perm=[0, 2, 1, 3]>(each_slots)
+    y_shape = Concat<axis=0>(lead, flat)
+    y = Reshape(by_part, y_shape)
+"""
+# x of every pair, [P, K]
+_SPREAD = """
+    one_1 = Constant<value = int64[1] {1}>()
+    rows_apart = Unsqueeze(rows, one_1)
+    spread_shape = Concat<axis=0>(one_1, readers, one_1)
+    spread = Expand(rows_apart, spread_shape)
+    pair_x = Reshape(spread, rows_shape)
+"""
+_GATHERED = """
+    pair_row = Unsqueeze(pair_x, one_1)
+    turned = Transpose<perm=[0, 2, 1]>(wide)
+    product = MatMul(pair_row, turned)
+    each_shape = Concat<axis=0>(flat, outputs)
+    each_y = Reshape(product, each_shape)
+"""
+_ROUNDED = (
+    QUANTIZE_ROWS.replace("(x)", "(pair_x)").replace("Div(x,", "Div(pair_x,").replace(" y ", " q ")
+    + "    q_float = DequantizeLinear(q, one)\n"
+)
+_BY_STEP = "    each_y = Mul(unscaled, scale)\n"
+
+
+def _plain(shapes: str, rounds: str, weights: str) -> str:
+    product = _GATHERED
+    if rounds:
+        product = product.replace("Unsqueeze(pair_x,", "Unsqueeze(q_float,")
+        product = product.replace("each_y = Reshape", "unscaled = Reshape") + _BY_STEP
+    return shapes + _PAIRS + _SPREAD + rounds + weights + product + _JOINED
+
+
+_WIDE_BITS = {
+    8: "    quants = Gather(packed, pairs)\n",
+    4: "    bytes = Gather(packed, pairs)\n"
+    + NIBBLES
+    + """
+    lead_shape = Shape<end=-1>(bytes)
+    quants_shape = Concat<axis=0>(lead_shape, block)
+    quants = Reshape(pairs_of_columns, quants_shape)
+""",
+}
+
+
+def _bits(bits: int) -> str:
+    return (
+        _WIDE_BITS[bits].replace("pairs = Concat", "pairs_of_columns = Concat")
+        + f"""
+    quants_wide = Cast<to=1>(quants)
+    middle = Constant<value = float {{{1 << (bits - 1)}.0}}>()
+    centred = Sub(quants_wide, middle)
+    block_scales = Gather(scales, pairs)
+    scale_axis = Constant<value = int64[1] {{-1}}>()
+    scale_column = Unsqueeze(block_scales, scale_axis)
+    scaled_blocks = Mul(centred, scale_column)
+    wide_shape = Concat<axis=0>(flat, outputs, columns)
+    wide = Reshape(scaled_blocks, wide_shape)
+"""
+    )
+
+
+EXPERT_LINEAR = _plain(_WEIGHT, "", "    own = Gather(weight, pairs)\n    wide = Cast<to=1>(own)\n")
+EXPERT_LINEAR_INT8 = _plain(
+    _WEIGHT,
+    _ROUNDED,
+    """
+    own = Gather(weight, pairs)
+    own_float = Cast<to=1>(own)
+    own_scale = Gather(weight_scale, pairs)
+    own_column = Unsqueeze(own_scale, last)
+    wide = Mul(own_float, own_column)
+""",
+)
+EXPERT_LINEAR_INT4 = _plain(_PACKED, _ROUNDED, _bits(4))
+
+
+def expert_linear_bits(bits: int) -> str:
+    return _plain(_PACKED, "", _bits(bits))
+
+
+# -- products for ONNX Runtime --------------------------------------------------------------------
+
+_LOOP = Template("""
+    experts, first_at, inverse, counts = Unique<sorted=1>(pairs)
+    trips = Size(experts)
+    all_shape = Concat<axis=0>(pair_count, outputs)
+    empty = ConstantOfShape(all_shape)
+    going = Constant<value = int64 {1}>()
+    go = Cast<to=9>(going)
+    each_y = Loop<body = expert_by_expert (int64 i, bool on, float[P, N] before)
+        => (bool still, float[P, N] after) {
+      still = Identity(on)
+      expert = Gather(experts, i)
+      is_here = Equal(pairs, expert)
+      here = NonZero(is_here)
+      column = Transpose(here)
+      minus = Constant<value = int64[1] {-1}>()
+      places = Reshape(here, minus)
+      sources = Div(places, readers)
+      own_x = Gather(rows, sources)
+$product
+      after = ScatterND(before, column, own_y)
+    }>(trips, go, empty)
+""")
+
+
+def _ort(shapes: str, product: str) -> str:
+    return shapes + _PAIRS + _LOOP.substitute(product=product) + _JOINED
+
+
+_MATMUL_BITS = """
+      own_packed = Gather(packed, expert)
+      own_scales = Gather(scales, expert)
+      {y} = com.microsoft.MatMulNBits<K: int = @K, N: int = @N, bits: int = @bits,
+          block_size: int = @block_size, accuracy_level: int = 1>({x}, own_packed, own_scales)
+"""
+_OWN_ROUNDED = QUANTIZE_ROWS.replace("(x)", "(own_x)").replace("Div(x,", "Div(own_x,")
+
+ORT_EXPERT_LINEAR = _ort(
+    _WEIGHT,
+    """
+      own_w = Gather(weight, expert)
+      wide_w = Cast<to=1>(own_w)
+      own_y = Gemm<transB=1>(own_x, wide_w)
+""",
+)
+ORT_EXPERT_LINEAR_BITS = _ort(_PACKED, _MATMUL_BITS.format(x="own_x", y="own_y"))
+# u8 by u8, 128 standing for 0: where u8 by s8 saturates, only constants are turned at load.
+ORT_EXPERT_LINEAR_INT8 = _ort(
+    _WEIGHT,
+    _OWN_ROUNDED.replace("y = QuantizeLinear<output_dtype: int=3>(scaled, one)", ZERO.strip())
+    + """
+      own_q = QuantizeLinear(scaled, one, zero)
+      own_w = Gather(weight, expert)
+      own_bytes = Cast<to=2>(own_w)
+      own_u8 = BitwiseXor(own_bytes, zero)
+      own_columns = Transpose<perm=[1, 0]>(own_u8)
+      own_scale = Gather(weight_scale, expert)
+      unscaled = com.microsoft.MatMulIntegerToFloat
+          (own_q, own_columns, one, own_scale, zero, zero)
+      own_y = Mul(unscaled, scale)
+""",
+)
+ORT_EXPERT_LINEAR_INT4 = _ort(
+    _PACKED,
+    _OWN_ROUNDED.replace(" y ", " own_q ")
+    + "      q_float = Cast<to=1>(own_q)\n"
+    + _MATMUL_BITS.format(x="q_float", y="unscaled")
+    + "      own_y = Mul(unscaled, scale)\n",
+)
+
+# -- the sum --------------------------------------------------------------------------------------
+
+EXPERT_SUM = """
+    lead = Shape<end=-1>(gates)
+    slots = Shape<start=-1>(gates)
+    rest = Constant<value = int64[1] {-1}>()
+    by_slot = Concat<axis=0>(lead, slots, rest)
+    apart = Reshape(x, by_slot)
+    column = Unsqueeze(gates, rest)
+    weighed = Mul(apart, column)
+    slot_axis = Constant<value = int64[1] {-2}>()
+    y = ReduceSum<keepdims=0>(weighed, slot_axis)
+"""

@@ -1,0 +1,102 @@
+"""Routing, products with chosen experts and their sum, an expert after the other, in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from edge.plugins.linear.reference import linear, linear_bits, linear_int4, linear_int8
+from edge.plugins.quantize.reference import quantize_rows
+
+
+def route(
+    logits: Tensor,
+    bias: Tensor,
+    k: int,
+    sigmoid: int,
+    normalise: int,
+    scale: float,
+    groups: int,
+    top_groups: int,
+) -> tuple[Tensor, Tensor]:
+    """logits f32 [..., E], bias [E] → chosen i32 [..., k] and gates f32 [..., k]."""
+    score = logits.sigmoid() if sigmoid else logits.softmax(-1)
+    ranked = score + bias
+    if groups > 1:
+        apart = ranked.unflatten(-1, (groups, -1))
+        worth = apart.topk(min(2, apart.shape[-1]), -1).values.sum(-1)
+        best = _largest(worth, top_groups)
+        out = torch.ones_like(worth, dtype=torch.bool).scatter(-1, best, False)
+        ranked = apart.masked_fill(out[..., None], -torch.inf).flatten(-2)
+    chosen = _largest(ranked, k)
+    gates = score.gather(-1, chosen)
+    if normalise:
+        gates = gates / gates.sum(-1, keepdim=True)
+    return chosen.int(), gates * scale
+
+
+def expert_order(chosen: Tensor) -> Tensor:
+    """chosen i32 [..., k] → the numbers of its pairs, sorted by expert, in its shape."""
+    order = chosen.flatten().sort(stable=True).indices
+    return order.int().reshape(chosen.shape)
+
+
+def _largest(x: Tensor, count: int) -> Tensor:
+    """Indices of the largest, in order; of equal ones the first comes first."""
+    return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+
+
+def expert_linear(x: Tensor, chosen: Tensor, weight: Tensor, parts: int) -> Tensor:
+    """x [..., K] or [..., k·K] by weight [chosen], [E, N, K] → [..., k·N], see the statement."""
+    return _each(x, chosen, weight.shape[2], parts, lambda x, e: linear(x, weight[e]))
+
+
+def expert_linear_bits(
+    x: Tensor, chosen: Tensor, packed: Tensor, scales: Tensor, parts: int, K: int, bits: int
+) -> Tensor:
+    return _each(x, chosen, K, parts, lambda x, e: linear_bits(x, packed[e], scales[e], bits))
+
+
+def expert_linear_int8(
+    x: Tensor, chosen: Tensor, weight: Tensor, weight_scale: Tensor, parts: int
+) -> Tensor:
+    return _each(
+        x,
+        chosen,
+        weight.shape[2],
+        parts,
+        lambda x, e: linear_int8(*quantize_rows(x), weight[e], weight_scale[e]),
+    )
+
+
+def expert_linear_int4(
+    x: Tensor, chosen: Tensor, packed: Tensor, scales: Tensor, parts: int, K: int
+) -> Tensor:
+    return _each(
+        x, chosen, K, parts, lambda x, e: linear_int4(*quantize_rows(x), packed[e], scales[e])
+    )
+
+
+def _each(
+    x: Tensor, chosen: Tensor, K: int, parts: int, product: Callable[[Tensor, int], Tensor]
+) -> Tensor:
+    """`product` of the rows of every chosen expert."""
+    slots = chosen.shape[-1]
+    rows = x.reshape(*chosen.shape[:-1], -1, K).expand(*chosen.shape, K)
+    found: Tensor | None = None
+    for expert in chosen.unique().tolist():
+        here = chosen == expert
+        y = product(rows[here], expert)
+        if found is None:
+            found = y.new_empty(*chosen.shape, y.shape[-1])
+        found[here] = y
+    assert found is not None
+    apart = found.unflatten(-1, (parts, -1)).transpose(-3, -2)
+    return apart.reshape(*chosen.shape[:-1], slots * found.shape[-1])
+
+
+def expert_sum(x: Tensor, gates: Tensor) -> Tensor:
+    """x [..., k·N], gates [..., k] → [..., N]."""
+    return (x.unflatten(-1, (gates.shape[-1], -1)) * gates[..., None]).sum(-2)

@@ -1,0 +1,120 @@
+"""A mixture of experts: which experts a token goes to, and products with the chosen ones alone.
+
+A token has k slots, one for each expert that it is routed to. Values of all slots lie side by side
+in a row: [..., k·N]. The weights of E experts are stacked, [E, N, K].
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge.ops import Attribute, Op, Value, index, value, weight
+from edge.plugins.linear.statement import BITS, PACKED, SCALES
+from edge.plugins.quantize.statement import ROUND
+
+_X = value("x", "f32[...,S·K]", "a row of K for all slots of a token, or one for each")
+_CHOSEN = index("chosen", "i32[...,k]", "the expert of each slot, 0 to E-1")
+_ORDER = index("order", "i32[...,k]", "row·k + slot, those of the first expert first")
+_Y = value("y", "f32[...,k·N]", "[parts, k, N/parts] in a row")
+
+_PARTS = Attribute(
+    "parts", "int", "matrices that each expert's weight is made of, one below another"
+)
+
+ROUTE = Op(
+    "Route",
+    (
+        value("logits", "f32[...,E]", "the router's"),
+        weight("bias", "f32[E]", "added to scores for the choice alone"),
+    ),
+    (
+        index("chosen", "i32[...,k]", "experts, the best first; of equal ones the first"),
+        value("gates", "f32[...,k]", "what each is worth"),
+    ),
+    (
+        Attribute("k", "int", "experts a token"),
+        Attribute("sigmoid", "int", "1: scores are sigmoids; 0: a softmax", (0, 1)),
+        Attribute("normalise", "int", "1: gates are divided by their sum", (0, 1)),
+        Attribute("scale", "float", "what gates are multiplied by"),
+        Attribute("groups", "int", "parts that the experts fall into; divides E", (1, None)),
+        Attribute("top_groups", "int", "groups that a token may choose from"),
+    ),
+    "score = sigmoid(logits), or softmax(logits); s = score + bias\n"
+    "a group is worth the sum of its two largest s; outside the top_groups best ones s = -inf\n"
+    "chosen = indices of the k largest s; gates = score[chosen]\n"
+    "gates = scale · gates, with normalise over their sum",
+    "Mixtral, arXiv 2401.04088, section 2.1; DeepSeek-V3, arXiv 2412.19437, equations 12 to 16",
+)
+
+EXPERT_ORDER = Op(
+    "ExpertOrder",
+    (_CHOSEN,),
+    (_ORDER,),
+    (Attribute("experts", "int", "E"),),
+    "order = numbers row·k + slot, sorted by chosen, then as they come",
+    "MegaBlocks, arXiv 2211.15841, section 5.2 (what gathers the rows of an expert)",
+)
+
+
+def _of_experts(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    return tuple(replace(v, shape=("E", *v.shape)) for v in values)
+
+
+def _product(
+    name: str, weights: tuple[Value, ...], maths: str, source: str, *attributes: Attribute
+) -> Op:
+    return Op(name, (_X, _CHOSEN, _ORDER, *weights), (_Y,), (_PARTS, *attributes), maths, source)
+
+
+_SLOT = "y of slot j = x (of slot j, if each has its own) · w[chosen[j]]ᵀ"
+
+EXPERT_LINEAR = _product(
+    "ExpertLinear",
+    (weight("weight", "f32|f16[E,N,K]", "rows are outputs"),),
+    f"{_SLOT}, w = weight; an implementation may round x as one of Linear",
+    "torch.nn.Linear without bias, an expert's",
+)
+
+EXPERT_LINEAR_BITS = _product(
+    "ExpertLinearBits",
+    _of_experts((PACKED, SCALES)),
+    f"{_SLOT}, w as in LinearBits; an implementation may round x as one of LinearBits",
+    "com.microsoft.MatMulNBits, an expert's",
+    *BITS,
+)
+
+_ROWS = (
+    f"q = {ROUND.format('x / step')}, step = absmax(x) / 127 of each row of K, 1 where that is 0"
+)
+
+EXPERT_LINEAR_INT8 = _product(
+    "ExpertLinearInt8",
+    (
+        weight("weight", "i8[E,N,K]", "rows are outputs"),
+        weight("weight_scale", "f32[E,N]", "one a row of weight"),
+    ),
+    f"{_ROWS}\n{_SLOT}, with q · step for x and weight · weight_scale for w; sums of integers are "
+    "exact",
+    "LLM.int8(), arXiv 2208.07339, section 3.1 (vector-wise quantization)",
+)
+
+EXPERT_LINEAR_INT4 = _product(
+    "ExpertLinearInt4",
+    _of_experts((PACKED, SCALES)),
+    f"{_ROWS}\n{_SLOT}, with q · step for x and w as in LinearInt4; sums of a block are exact; "
+    "bits is 4",
+    "Quamba2, arXiv 2503.22879 (W4A8), with a scale a token",
+    *(replace(attribute, forms=()) for attribute in BITS),
+)
+
+EXPERT_SUM = Op(
+    "ExpertSum",
+    (
+        value("x", "f32[...,k·N]", "of every slot"),
+        value("gates", "f32[...,k]", "what each is worth"),
+    ),
+    (value("y", "f32[...,N]", ""),),
+    (),
+    "y = Σ_j gates[j] · x of slot j",
+    "Mixtral, arXiv 2401.04088, section 2.1",
+)

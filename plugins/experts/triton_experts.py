@@ -1,0 +1,197 @@
+"""Products with chosen experts: a program has one expert, some of its outputs, and all its rows.
+
+A program whose expert nobody chose ends after a look at `chosen`. Rows are gathered by `order`, a
+tile of BLOCK_M at a time, so weights are read once a tile, and of chosen experts alone.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from edge.plugins.experts.triton_route import span
+from edge.plugins.kernels.common import round8
+from edge.plugins.linear.triton_linear import dot_float, to_half
+from edge.plugins.linear.triton_linear_bits import centred
+from edge.plugins.linear.triton_linear_int8 import dot_int8
+
+
+@triton.jit
+def places(
+    order, first, m, count, n,
+    N: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, OWN: tl.constexpr, PARTS: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Where rows m of an expert start in x, [M]; and where columns n of them are in y, [M, N]."""
+    pair = tl.load(order + first + m, mask=m < count, other=0).to(tl.int64)
+    row, slot = pair // SLOTS, pair % SLOTS
+    begins = row * X_STRIDE
+    if OWN:
+        begins += slot * K
+    PART: tl.constexpr = N // PARTS
+    column = n // PART * (SLOTS * PART) + n % PART
+    return begins, (row * (SLOTS * N) + slot * PART)[:, None] + column[None, :]
+
+
+@triton.jit
+def row_steps(x, begins, inside, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+    """absmax / 127 of each row, 1 where that is 0."""
+    k = tl.arange(0, BLOCK_K)
+    largest = tl.zeros([BLOCK_M], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        mask = inside[:, None] & (start + k < K)[None, :]
+        part = tl.load(x + begins[:, None] + start + k[None, :], mask=mask, other=0.0)
+        largest = tl.maximum(largest, tl.max(tl.abs(part), 1))
+    step = tl.div_rn(largest, 127.0)
+    return tl.where(step == 0.0, 1.0, step)
+
+
+@triton.jit
+def floats(
+    x,  # f32 [rows, K], or [rows, SLOTS·K] where OWN, X_STRIDE apart
+    chosen,  # i32 [rows, SLOTS]
+    order,  # i32 [rows, SLOTS]
+    weight,  # f32 or f16 [E, N, K]
+    y,  # f32 [rows, SLOTS·N]
+    P,  # rows · SLOTS
+    N: tl.constexpr,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    OWN: tl.constexpr,
+    PARTS: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    PAIRS: tl.constexpr,  # of `chosen`, that are looked at together
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    first, count = span(chosen, tl.program_id(0), P, PAIRS)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    weight += (tl.program_id(0).to(tl.int64) * N + n)[None, :] * K + k[:, None]
+    for tile in range(0, count, BLOCK_M):
+        m = tile + tl.arange(0, BLOCK_M)
+        begins, to = places(order, first, m, count, n, N, K, SLOTS, OWN, PARTS, X_STRIDE)
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for start in range(0, K, BLOCK_K):
+            rows, columns = (m < count)[:, None], (n < N)[None, :]
+            if K % BLOCK_K:
+                rows &= (start + k < K)[None, :]
+                columns &= (start + k < K)[:, None]
+            w = tl.load(weight + start, mask=columns, other=0.0)
+            of_x = tl.load(x + begins[:, None] + start + k[None, :], mask=rows, other=0.0)
+            if w.dtype == tl.float16:
+                of_x = to_half(of_x)
+            total = dot_float(of_x, w, total)
+        tl.store(y + to, total, mask=(m < count)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def int8(
+    x,  # as for `floats`; rows are rounded by their largest
+    chosen,
+    order,
+    weight,  # i8 [E, N, K]
+    weight_scale,  # f32 [E, N]
+    y,
+    P,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    OWN: tl.constexpr,
+    PARTS: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    first, count = span(chosen, tl.program_id(0), P, PAIRS)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    at = tl.program_id(0).to(tl.int64) * N + n
+    weight += at[None, :] * K + k[:, None]
+    for tile in range(0, count, BLOCK_M):
+        m = tile + tl.arange(0, BLOCK_M)
+        begins, to = places(order, first, m, count, n, N, K, SLOTS, OWN, PARTS, X_STRIDE)
+        step = row_steps(x, begins, m < count, K, BLOCK_M, BLOCK_K)
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
+        for start in range(0, K, BLOCK_K):
+            rows, columns = (m < count)[:, None], (n < N)[None, :]
+            if K % BLOCK_K:
+                rows &= (start + k < K)[None, :]
+                columns &= (start + k < K)[:, None]
+            w = tl.load(weight + start, mask=columns, other=0)
+            of_x = tl.load(x + begins[:, None] + start + k[None, :], mask=rows, other=0.0)
+            total = dot_int8(round8(tl.div_rn(of_x, step[:, None])), w, total)
+        unit = tl.load(weight_scale + at, mask=n < N, other=0.0)
+        out = total.to(tl.float32) * (step[:, None] * unit[None, :])
+        tl.store(y + to, out, mask=(m < count)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def bits(
+    x,  # as for `floats`
+    chosen,
+    order,
+    packed,  # u8 [E, N, K·BITS/8]
+    scales,  # f32 [E, N, K/SHARED]
+    y,
+    P,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    OWN: tl.constexpr,
+    PARTS: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    BITS: tl.constexpr,
+    SHARED: tl.constexpr,  # columns that share a scale
+    WHOLE: tl.constexpr,  # rows are rounded to int8 by their largest
+    PAIRS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # a power of two, at least SHARED
+):
+    first, count = span(chosen, tl.program_id(0), P, PAIRS)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    BYTES: tl.constexpr = SHARED * BITS // 8
+    j = tl.arange(0, BLOCK_K * BITS // 8)
+    at = tl.program_id(0).to(tl.int64) * N + n
+    packed += at[None, :] * (K * BITS // 8) + j[:, None]
+    scales += at * (K // SHARED)
+    columns = (n < N)[None, :] & (j < BYTES)[:, None]
+    for tile in range(0, count, BLOCK_M):
+        m = tile + tl.arange(0, BLOCK_M)
+        begins, to = places(order, first, m, count, n, N, K, SLOTS, OWN, PARTS, X_STRIDE)
+        rows = (m < count)[:, None] & (j < BYTES)[None, :]
+        step = tl.full([BLOCK_M], 1.0, tl.float32)
+        if WHOLE:
+            step = row_steps(x, begins, m < count, K, BLOCK_M, BLOCK_K)
+        zeros = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        total = zeros
+        for block in range(0, K // SHARED):
+            w = tl.load(packed + block * BYTES, mask=columns, other=0)
+            unit = tl.load(scales + block, mask=n < N, other=0.0)
+            of_x = x + begins[:, None] + block * SHARED
+            if BITS == 4:
+                even = grid(tl.load(of_x + 2 * j[None, :], mask=rows, other=0.0), step, WHOLE)
+                odd = grid(tl.load(of_x + 2 * j[None, :] + 1, mask=rows, other=0.0), step, WHOLE)
+                sums = dot_float(even, centred(w & 15, 8), zeros)
+                sums = dot_float(odd, centred(w >> 4, 8), sums)
+            else:
+                all_x = grid(tl.load(of_x + j[None, :], mask=rows, other=0.0), step, WHOLE)
+                sums = dot_float(all_x, centred(w, 128), zeros)
+            total += sums * unit[None, :]
+        if WHOLE:
+            total = total * step[:, None]
+        tl.store(y + to, total, mask=(m < count)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def grid(x, step, WHOLE: tl.constexpr):
+    """f16: rounded to whole steps, which are exact and so are their sums; or x itself."""
+    if WHOLE:
+        return round8(tl.div_rn(x, step[:, None])).to(tl.float16)
+    else:
+        return to_half(x)
