@@ -23,8 +23,10 @@ from edge.runtime.sampling import Sampler, SamplingParams, logprob_of
 from edge.runtime.state import Snapshot, State
 from edge.text.stream import StopMatcher, StreamDecoder
 from edge.text.tokenizer import Tokenizer
+from edge.text.tools import CallDelta
 
 if TYPE_CHECKING:
+    from edge.runtime.constrain.tools import ToolUse
     from edge.runtime.speculate.decode import Drafting, Speculation
 
 Logits = NDArray[np.float32]
@@ -289,16 +291,23 @@ class Answer:
         prompt_tokens, reused_tokens: see `GenerationResult`; the first grows while a prompt is fed.
         prompt_length: how many tokens are to be fed.
         logprobs: of the tokens, where they are asked for.
+        given: characters given out, those of calls included.
+        reader: finds calls of tools in the text, where there are tools.
         kept: how many of the tokens the text is made of: those of a stop string are not among them.
         result: how it ended, once it has and was no failure.
     """
 
-    def __init__(self, params: SamplingParams, *, continued: bool) -> None:
+    def __init__(
+        self, params: SamplingParams, *, continued: bool, tools: ToolUse | None = None
+    ) -> None:
         self.params, self.continued = params, continued
+        self.reader = tools.reader() if tools else None
+        self.spelled = tools.spelled if tools else {}
         self.tokens: list[int] = []
         self.token_s: list[float] = []
         self.logprobs: list[TokenLogprob] = []
         self.text: list[str] = []
+        self.given = 0
         self.cancelled = threading.Event()
         self.prompt_tokens = self.prompt_length = self.reused_tokens = self.kept = 0
         self.prompt_s = 0.0
@@ -319,14 +328,24 @@ class Answer:
             return "deadline"
         return None
 
+    def give(self, text: str, *, last: bool = False) -> str:
+        """What is to be shown of decided text: not what calls a tool."""
+        self.given += len(text)
+        if self.reader is not None:
+            text = self.reader.feed(text)
+            text += self.reader.finish() if last else ""
+        if text:
+            self.text.append(text)
+        return text
+
     def end(self, reason: FinishReason, tokenizer: Tokenizer, *, stopped: bool) -> None:
         """Record the result. `stopped`: by a stop string."""
-        text, count = "".join(self.text), len(self.tokens)
-        while stopped and count and len(self._decoded(tokenizer, count)) > len(text):
+        count = len(self.tokens)
+        while stopped and count and len(self._decoded(tokenizer, count)) > self.given:
             count -= 1
         self.kept = count
         self.result = GenerationResult(
-            text=text,
+            text="".join(self.text),
             tokens=tuple(self.tokens),
             finish_reason=reason,
             prompt_tokens=self.prompt_tokens,
@@ -334,6 +353,7 @@ class Answer:
             timings=Timings(self.prompt_s, tuple(self.token_s), self.seconds()),
             speculation=self.speculation,
             logprobs=tuple(self.logprobs),
+            tool_calls=() if self.reader is None else tuple(self.reader.calls),
         )
 
     def _decoded(self, tokenizer: Tokenizer, count: int) -> str:
@@ -350,14 +370,16 @@ def generate(
     prefill: Callable[[], Logits | None],
     finish: Callable[[bool], None],
 ) -> Generator[str, None, None]:
-    """Make an answer: its text as it is decided, after a first "" before anything has run.
+    """Make an answer: its text as it is decided, "" where only a call of a tool went on, after a
+    first "" before anything has run.
 
     `prefill` consumes the prompt and returns the logits [V] after it, or None when the answer was
     halted. `finish` is called once, however this ends, with whether it succeeded: of a step that
     failed or was interrupted nothing is certain.
     """
     params, ended = answer.params, None
-    decoder, decoded = StreamDecoder(tokenizer, continued=answer.continued), 0
+    decoder = StreamDecoder(tokenizer, continued=answer.continued, spelled=answer.spelled)
+    decoded = 0
     stops = StopMatcher(params.stop)
     try:
         yield ""
@@ -383,16 +405,14 @@ def generate(
                     text = decoder.feed(token)
                     decoded += len(text)
                     if piece := stops.feed(text):
-                        answer.text.append(piece)
-                        yield piece
+                        yield answer.give(piece)
                     if ended := _ended(answer, stops, context, sampler):
                         break
-            if tail := stops.feed(decoder.finish()) + stops.finish():
-                answer.text.append(tail)
+            if tail := answer.give(stops.feed(decoder.finish()) + stops.finish(), last=True):
                 yield tail
     except GeneratorExit:  # closed, or dropped half-way: the answer ends here
         ended = "cancelled"
-        answer.text.append(stops.feed(decoder.finish()) + stops.finish())
+        answer.give(stops.feed(decoder.finish()) + stops.finish(), last=True)
     except BaseException:
         finish(False)
         raise
@@ -496,8 +516,16 @@ class Generation(Iterator[str]):
 
     def logprobs(self, start: int = 0) -> tuple[TokenLogprob, ...]:
         """Of the tokens whose text has begun to be given out, from `start` on."""
-        given = sum(map(len, self._answer.text))
-        return tuple(takewhile(lambda one: one.at < given, self._answer.logprobs[start:]))
+        answer = self._answer
+        return tuple(takewhile(lambda one: one.at < answer.given, answer.logprobs[start:]))
+
+    def call_deltas(self) -> tuple[CallDelta, ...]:
+        """What has joined calls of tools since this was asked last."""
+        reader = self._answer.reader
+        if reader is None:
+            return ()
+        found, reader.deltas = tuple(reader.deltas), []
+        return found
 
     @property
     def result(self) -> GenerationResult:

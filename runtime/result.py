@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from edge.text.tools import ToolCall
+
 if TYPE_CHECKING:
     from edge.runtime.speculate.decode import Speculation
 
@@ -71,6 +73,7 @@ class GenerationResult:
         speculation: what drafting did; None without a drafter or a grammar, whose forced tokens
             are verified as drafts.
         logprobs: of each of the tokens, where `SamplingParams.logprobs` asked for them.
+        tool_calls: those that are complete; they are no part of the text.
     """
 
     text: str
@@ -81,6 +84,7 @@ class GenerationResult:
     timings: Timings
     speculation: Speculation | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def prompt_tokens_per_s(self) -> float | None:

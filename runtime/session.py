@@ -38,6 +38,7 @@ from edge.text.tokenizer import check_text
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from edge.runtime.constrain.tools import ToolUse
     from edge.runtime.model import Model
     from edge.runtime.speculate.decode import Drafting
 
@@ -60,12 +61,13 @@ class Turn:
 
     Attributes:
         tokens: of the prompt.
-        messages: the transcript it answers, of a chat.
+        messages: the transcript it answers, of a chat. tools: what that answer may call.
         read: where the prompt had been read and nothing of the answer, and the logits [V] there.
     """
 
     tokens: list[int]
     messages: list[Message] | None
+    tools: ToolUse | None = None
     read: tuple[ContextMark, Logits] | None = None
 
 
@@ -276,12 +278,23 @@ class Session:
             return self._begin(Turn(feed, None), sampling)
 
     def chat(
-        self, text: str | Sequence[Message | Mapping[str, str]], **sampling: Unpack[Sampling]
+        self,
+        text: str | Sequence[Message | Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+        **sampling: Unpack[Sampling],
     ) -> Generation:
         """Answer a user's message, or the last of a whole list of messages.
 
         A list replaces the transcript; what it has in common with it is not run again. The answer
         joins the transcript when it ends, however it ends, unless nothing was generated.
+
+        `tools`: functions that the answer may call, as the OpenAI API declares them; `tool_choice`:
+        "auto", "none", "required" or a name. The calls are `result.tool_calls`; a message with the
+        role `tool` tells what came of one. Tools hold for one answer: give them again with the next
+        message, or all is read again.
 
         Raises as `generate` does, and TokenizerError: a base model has no chat template.
         """
@@ -299,12 +312,18 @@ class Session:
                 )
             messages = transcript.extended(self._messages, text)
             self._reader.check_messages(messages)
-            wanted = template.encode(messages)
+            use = None
+            if tools or tool_choice != "auto":
+                from edge.runtime.constrain.tools import tool_use
+
+                tokenizer = self.model.tokenizer
+                use = tool_use(tools, tool_choice, parallel_tool_calls, template, tokenizer)
+            wanted = template.encode(messages, tools=use.declared if use else ())
             self._reader.check_length(len(wanted))
             self._context.check_room(len(wanted))
             if not wanted:
                 raise InputError("the conversation has no tokens", field="messages")
-            return self._begin(Turn(wanted, messages), sampling)
+            return self._begin(Turn(wanted, messages, use), sampling)
 
     def regenerate(self, **sampling: Unpack[Sampling]) -> Generation:
         """Answer the last turn again, from the state in which its prompt had been read.
@@ -337,7 +356,9 @@ class Session:
     def _begin(self, turn: Turn, sampling: Mapping[str, Any], *, again: bool = False) -> Generation:
         """The answer to a turn; `again`: another one, which takes the place of the first."""
         tokenizer = self.model.tokenizer
-        params = make_params(self.model.defaults, sampling)
+        use = turn.tools
+        given = use.sampling(sampling, self.model.defaults) if use else sampling
+        params = make_params(self.model.defaults, given)
         for token in params.logit_bias:
             tokenizer.check_id(token)
         # random numbers are copied: those of an answer that leaves no trace are not used up
@@ -348,7 +369,7 @@ class Session:
         if drafting is None and mask is not None:
             # speculation is imported where something may be drafted only
             from edge.runtime.speculate.grammar import GRAMMAR_ALONE as drafting
-        answer = self._answer = Answer(params, continued=continued)
+        answer = self._answer = Answer(params, continued=continued, tools=use)
         before: SessionSnapshot | None = None
 
         def prefill() -> Logits | None:
@@ -406,7 +427,8 @@ class Session:
             ends = self.model.tokenizer.eos
             said = tuple(token for token in answer.tokens[:kept] if token not in ends)
             text = "".join(answer.text)
-            self._messages = [*turn.messages, Message("assistant", text, said)]
+            calls = answer.result.tool_calls if answer.result else ()
+            self._messages = [*turn.messages, Message("assistant", text, said, calls)]
 
     def _drop_last(self, made: int, kept: int) -> int:
         """Forget tokens after the first `kept`, if the state reaches that far; how many stay."""

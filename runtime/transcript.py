@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from edge.bundle.strict_json import loads
 from edge.errors import EdgeError, InputError, StateError
 from edge.text.template import Message, check_messages
 from edge.text.tokenizer import Tokenizer, check_text
+from edge.text.tools import ToolCall
 
 VERSION = 1
+_OF_TOOLS = {"tool_calls", "tool_call_id"}
 
 
 class PromptReader:
@@ -80,7 +84,7 @@ class SavedSession:
 
 
 def extended(
-    messages: Sequence[Message], text: str | Sequence[Message | Mapping[str, str]]
+    messages: Sequence[Message], text: str | Sequence[Message | Mapping[str, Any]]
 ) -> list[Message]:
     """The transcript with a user's text added, or the list given instead of it.
 
@@ -94,7 +98,7 @@ def extended(
         message = item if isinstance(item, Message) else _message(index, item)
         if len(out) == index < len(messages) and out == list(messages[:index]):
             own = messages[index]
-            if (own.role, own.content) == (message.role, message.content):
+            if replace(own, tokens=None) == replace(message, tokens=None):
                 message = own
         out.append(message)
     if not out or out[-1].role == "assistant":
@@ -103,13 +107,48 @@ def extended(
     return out
 
 
-def _message(index: int, item: Mapping[str, str]) -> Message:
+def _message(index: int, item: Mapping[str, Any]) -> Message:
     keys = {"role", "content"}
-    if not isinstance(item, Mapping) or set(item) != keys:
-        raise InputError("must have role and content, no more", field=f"messages.{index}")
-    if not all(isinstance(value, str) for value in item.values()):
+    if not isinstance(item, Mapping) or not keys <= set(item) <= keys | _OF_TOOLS:
+        raise InputError(
+            f"must have role and content, and may have {' and '.join(sorted(_OF_TOOLS))}, no more",
+            field=f"messages.{index}",
+        )
+    if not isinstance(item["role"], str) or not isinstance(item["content"], str):
         raise InputError("role and content must be strings", field=f"messages.{index}")
-    return Message(item["role"], item["content"])
+    return _with_calls(Message(item["role"], item["content"]), item, f"messages.{index}")
+
+
+def _with_calls(message: Message, item: Mapping[str, Any], field: str) -> Message:
+    """The message with the calls, or the call answered, that its JSON names."""
+    try:
+        calls = tuple(map(read_call, item.get("tool_calls") or ()))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise InputError(
+            "must be calls: an id, and a function of name and arguments, JSON of an object",
+            field=f"{field}.tool_calls",
+        ) from None
+    named = item.get("tool_call_id")
+    if named is not None and not isinstance(named, str):
+        raise InputError("must be a string", field=f"{field}.tool_call_id")
+    return replace(message, tool_calls=calls, tool_call_id=named)
+
+
+def read_call(item: Mapping[str, Any]) -> ToolCall:
+    """A call as the OpenAI API sends it. Raises KeyError, TypeError, ValueError."""
+    function = item["function"]
+    arguments = function["arguments"]
+    source = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    if not isinstance(loads(source.encode()), dict):
+        raise TypeError("no object")
+    if not isinstance(item.get("id", ""), str) or not isinstance(function["name"], str):
+        raise TypeError("no text")
+    check_text(function["name"])
+    return ToolCall(item.get("id", ""), function["name"], source)
+
+
+def _call_to_json(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "function": {"name": call.name, "arguments": call.source}}
 
 
 def to_json(
@@ -128,6 +167,12 @@ def to_json(
                 "role": message.role,
                 "content": message.content,
                 "tokens": None if message.tokens is None else list(message.tokens),
+                **(
+                    {"tool_calls": [*map(_call_to_json, calls)]}
+                    if (calls := message.tool_calls)
+                    else {}
+                ),
+                **({"tool_call_id": named} if (named := message.tool_call_id) else {}),
             }
             for message in messages
         ],
@@ -151,10 +196,14 @@ def from_json(
         pending = extra["pending"]
         saved = SavedSession(
             messages=tuple(
-                Message(
-                    item["role"],
-                    item["content"],
-                    None if item["tokens"] is None else _ids(item["tokens"], tokenizer),
+                _with_calls(
+                    Message(
+                        item["role"],
+                        item["content"],
+                        None if item["tokens"] is None else _ids(item["tokens"], tokenizer),
+                    ),
+                    item,
+                    "extra",
                 )
                 for item in extra["messages"]
             ),

@@ -17,6 +17,7 @@ SAYS = {
     "chat.py": ["ended by stop", "tokens of the prompt were not run again", "tokens restored"],
     "export_and_run.py": ["fp32: 75,712 parameters", "w8: 75,712 parameters", "state: "],
     "robot_loop.py": ["ended by deadline", "ended by cancelled"],
+    "robot_tools.py": ["chose ", "driving ", "next: report", "ended by cancelled", "next: rest"],
     "speculate.py": [
         "plain: ", "look-ups in the text itself: ", "chains of 3 from a small model: ",
         "a tree from a small model: ",

@@ -202,8 +202,8 @@ def test_bos_comes_once() -> None:
 
 def test_messages_that_cannot_be_used_are_refused() -> None:
     template = ChatTemplate(TRIMMED, tokenizer("spm"))
-    with pytest.raises(InputError, match="unknown role tool"):
-        template.render([Message("tool", "x")])
+    with pytest.raises(InputError, match="unknown role critic"):
+        template.render([Message("critic", "x")])
     for role in ("", "User", "user|>x<|", "a" * 40):
         with pytest.raises(InputError, match="role"):
             template.render([Message(role, "x")])

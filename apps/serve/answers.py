@@ -13,6 +13,7 @@ from edge.runtime.model import Model
 from edge.runtime.result import GenerationResult, TokenLogprob
 from edge.runtime.speculate.accept import EXACT
 from edge.runtime.speculate.shape import LOOK_UP
+from edge.text.tools import CallDelta
 
 # the API knows two of our reasons; the others are told beside it
 REASONS = {"stop": "stop", "length": "length"}
@@ -58,7 +59,7 @@ class AnswerFormat:
             text = "".join(map(self._shown, mine))
             said: dict[str, Any] = {"text": text}
             if self._asked.chat:
-                said = {"message": {"role": "assistant", "content": text, "refusal": None}}
+                said = {"message": _message(text, result)}
             logprobs = self._logprobs([one for piece in mine for one in piece.logprobs])
             choices.append({"index": index, **said, "logprobs": logprobs, **_reason(result)})
         return {
@@ -77,9 +78,13 @@ class AnswerFormat:
     def piece(self, piece: Piece) -> dict[str, Any] | None:
         """A chunk of text, None where there is nothing to show."""
         text, logprobs = self._shown(piece), self._logprobs(piece.logprobs)
-        if not text and not piece.logprobs:
+        if not text and not piece.logprobs and not piece.calls:
             return None
-        said = {"content": text} if self._asked.chat else text
+        said: Any = text
+        if self._asked.chat:
+            said = {"content": text} if text or not piece.calls else {}
+            if piece.calls:
+                said["tool_calls"] = list(map(_delta, piece.calls))
         return self._chunk(piece.choice, said, logprobs=logprobs)
 
     def closing(self, ended: Ended) -> list[dict[str, Any]]:
@@ -146,6 +151,26 @@ class AnswerFormat:
         }
 
 
+def _message(text: str, result: GenerationResult) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if result.tool_calls:
+        said["content"] = text or None
+        said["tool_calls"] = [
+            {"id": call.id, "type": "function",
+             "function": {"name": call.name, "arguments": call.source}}
+            for call in result.tool_calls
+        ]  # fmt: skip
+    return said
+
+
+def _delta(delta: CallDelta) -> dict[str, Any]:
+    """More of a call; its first one says which."""
+    if delta.name is None:
+        return {"index": delta.index, "function": {"arguments": delta.text}}
+    function = {"name": delta.name, "arguments": delta.text}
+    return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+
+
 def _finite(logprob: float) -> float:
     """JSON has no infinity; the API writes this."""
     return max(logprob, -9999.0)
@@ -154,6 +179,8 @@ def _finite(logprob: float) -> float:
 def _reason(result: GenerationResult) -> dict[str, Any]:
     """`finish_reason`, with `finish_detail` where the API has no word for what ended the answer."""
     reason = result.finish_reason
+    if reason == "stop" and result.tool_calls:
+        return {"finish_reason": "tool_calls"}
     if reason in REASONS:
         return {"finish_reason": REASONS[reason]}
     return {"finish_reason": "length", "finish_detail": reason}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -31,10 +31,13 @@ from edge.bundle.strict_json import loads
 from edge.errors import InputError
 from edge.runtime.constrain.mask import open_mask
 from edge.runtime.constrain.statement import KINDS
+from edge.runtime.constrain.tools import MAX_TOOLS, ToolUse, tool_use
 from edge.runtime.model import Model
 from edge.runtime.sampling import SamplingParams, make_params
+from edge.runtime.transcript import read_call
 from edge.text.template import Message
 from edge.text.tokenizer import check_text
+from edge.text.tools import Declared, ToolCall
 
 COMPLETION_TOKENS = 16  # the API's default of /v1/completions
 BIAS = 100.0  # the API's bounds of a logit bias
@@ -61,6 +64,7 @@ class ParsedRequest:
         stream, include_usage: how the answer is sent.
         gap: white space that the model writes before a message and that is no part of it.
         count: how many answers.
+        tools: what they may call.
     """
 
     chat: bool
@@ -70,6 +74,7 @@ class ParsedRequest:
     include_usage: bool
     gap: str = ""
     count: int = 1
+    tools: ToolUse | None = None
 
 
 # -- the fields ----------------------------------------------------------------------------------
@@ -104,6 +109,14 @@ def _prompt(value: Any) -> Any:
     if not ids and not isinstance(value, str):
         raise PydanticCustomError("invalid_type", "must be one text, or one list of token ids")
     return value
+
+
+def _choice(value: Any) -> Any:
+    """Of tools: a word, or the name of the one that is to be called."""
+    try:
+        return value if isinstance(value, str) else value["function"]["name"]
+    except (KeyError, TypeError):
+        raise PydanticCustomError("invalid_value", "must be a word, or name a function") from None
 
 
 Text = Annotated[str, AfterValidator(_text)]
@@ -183,7 +196,6 @@ class UnsupportedInMessage(_Fields):
     annotations: Nothing = []
     audio: None = None
     function_call: None = None
-    tool_calls: Nothing = []
     name: Literal[""] = ""
 
 
@@ -194,9 +206,7 @@ class Unsupported(_Fields):
     store: Literal[False] = False
     echo: Literal[False] = False
     suffix: Literal[""] = ""
-    tools: Nothing = []
     functions: Nothing = []
-    tool_choice: Literal["none", "auto"] = "none"
     function_call: Literal["none", "auto"] = "none"
     modalities: list[Literal["text"]] = []
     reasoning_effort: Literal["none"] = "none"
@@ -207,13 +217,41 @@ class Unsupported(_Fields):
 
 
 class ChatMessage(UnsupportedInMessage):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] = []
+    tool_call_id: Text | None = None
+    content: Content = Field(cast(Any, None), validate_default=True)
+
+    @field_validator("tool_calls", mode="before")
+    @classmethod
+    def _calls(cls, value: Any, info: ValidationInfo) -> list[ToolCall]:
+        if value and info.data.get("role") != "assistant":
+            raise PydanticCustomError("invalid_value", "only in messages of the assistant")
+        try:
+            return [read_call(one) for one in value]
+        except (KeyError, TypeError, ValueError, RecursionError, InputError):
+            said = "must be calls of functions, with arguments that are JSON of an object"
+            raise PydanticCustomError("invalid_value", said) from None
+
+    @field_validator("tool_call_id")
+    @classmethod
+    def _of_a_result(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if info.data.get("role") != "tool":
+            raise PydanticCustomError("invalid_value", "only in messages of a tool")
+        return value
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _something(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and not info.data.get("tool_calls"):
+            raise PydanticCustomError("missing", "Field required")
+        return "" if value is None else value
 
     def read(self) -> Message:
         """The message for the model's template; text parts are joined as they stand."""
         text = self.content if isinstance(self.content, str) else "".join(self.content)
-        return Message(ROLES[self.role], text)
+        role = ROLES.get(self.role, self.role)
+        return Message(role, text, None, tuple(self.tool_calls), self.tool_call_id)
 
 
 class StreamOptions(_Fields):
@@ -252,7 +290,6 @@ class GenerationBody(Unsupported):
     prompt_cache_retention: Any = None
     prompt_cache_options: Any = None
     prediction: Any = None
-    parallel_tool_calls: Any = None
 
     @field_validator("structured_outputs")
     @classmethod
@@ -289,6 +326,9 @@ class ChatBody(GenerationBody):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Any = None
+    tools: Any = None
+    tool_choice: Annotated[str, BeforeValidator(_choice)] = "auto"
+    parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: Logprobs | None = None
 
@@ -353,15 +393,15 @@ def read(data: bytes, *, chat: bool, model: Model, name: str, max_tokens: int) -
             code="model_not_found", param="model",
         )  # fmt: skip
     encoder = _Encoder(model, max_tokens)
-    body, params = _checked(given, ChatBody if chat else CompletionBody, model)
+    body, params, tools = _checked(given, ChatBody if chat else CompletionBody, model)
     gap = ""
     if isinstance(body, ChatBody):
-        tokens = encoder.chat(body.messages)
+        tokens = encoder.chat(body.messages, tools.declared if tools else ())
         gap = model.template.gap if model.template is not None else ""
     else:
         tokens = encoder.text(body.prompt)
     usage = body.stream_options.include_usage
-    return ParsedRequest(chat, tuple(tokens), params, body.stream, usage, gap, body.n)
+    return ParsedRequest(chat, tuple(tokens), params, body.stream, usage, gap, body.n, tools)
 
 
 def parse(data: bytes) -> Mapping[str, Any]:
@@ -381,16 +421,25 @@ def parse(data: bytes) -> Mapping[str, Any]:
 
 def _checked(
     given: Mapping[str, Any], kind: type[ChatBody] | type[CompletionBody], model: Model
-) -> tuple[ChatBody | CompletionBody, SamplingParams]:
-    """The body and its sampling parameters. Raises ApiError with all faults."""
+) -> tuple[ChatBody | CompletionBody, SamplingParams, ToolUse | None]:
+    """The body, its sampling parameters and its tools. Raises ApiError with all faults."""
     faults: list[_Fault] = []
-    body, sampling = None, {name: given.get(name) for name in SAMPLING}
+    body, tools, sampling = None, None, {name: given.get(name) for name in SAMPLING}
     try:
         body = kind.model_validate(given)
         sampling = body.sampling(model)
     except ValidationError as problem:
         faults += map(_fault, problem.errors(include_url=False, include_context=False))
     try:
+        if isinstance(body, ChatBody) and model.template is not None:
+            tools = tool_use(
+                body.tools, body.tool_choice, body.parallel_tool_calls,
+                model.template, model.tokenizer,
+            )  # fmt: skip
+        if tools is not None and isinstance(body, ChatBody):
+            # the model's own stop strings are for its talk
+            stops = sampling if tools.free else sampling | {"stop": body.stop}
+            sampling = tools.sampling(stops, model.defaults)
         params = make_params(model.defaults, sampling)
         open_mask(model.tokenizer, params.constraint, continued=kind is CompletionBody)
     except InputError as problem:
@@ -408,7 +457,7 @@ def _checked(
     if faults or body is None:
         first = faults[0]
         raise invalid("; ".join(fault.message for fault in faults), first.param, first.code)
-    return body, params
+    return body, params, tools
 
 
 def _fault(error: Any) -> _Fault:
@@ -447,7 +496,7 @@ class _Encoder:
         self._model = model
         self._most = most
 
-    def chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def chat(self, messages: Sequence[ChatMessage], tools: Sequence[Declared]) -> list[int]:
         template = self._model.template
         if template is None:
             raise ApiError(
@@ -458,7 +507,7 @@ class _Encoder:
             raise invalid("messages: must end with a message to answer", "messages")
         read = [message.read() for message in messages]
         self._check_size(sum(len(message.content.encode()) for message in read), "messages")
-        return self._checked(template.encode(read), "messages")
+        return self._checked(template.encode(read, tools=tools), "messages")
 
     def text(self, prompt: str | list[int]) -> list[int]:
         tokenizer = self._model.tokenizer

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.constrain.mask import open_mask
+from edge.runtime.constrain.tools import ToolUse
 from edge.runtime.generate import Answer, Context, ContextMark, Generation, Logits, generate
 from edge.runtime.model import Model
 from edge.runtime.sampling import Sampler, SamplingParams, new_rng
@@ -70,10 +71,11 @@ class Slot:
         self._prompt_end: tuple[ContextMark, Logits] | None = None
 
     def begin(
-        self, tokens: Sequence[int], params: SamplingParams, *, continued: bool, more: bool = False
-    ) -> Generation:
-        """An answer to the whole prompt `tokens`; nothing runs before it is iterated. `more`: the
-        state after the prompt is kept for `again`.
+        self, tokens: Sequence[int], params: SamplingParams, *, continued: bool,
+        tools: ToolUse | None = None, more: bool = False,
+    ) -> Generation:  # fmt: skip
+        """An answer to the whole prompt `tokens`; nothing runs before it is iterated. `tools`: what
+        it may call. `more`: the state after the prompt is kept for `again`.
 
         Raises ContextFullError when the KV caches cannot hold the prompt.
         """
@@ -89,9 +91,11 @@ class Slot:
                 self._prompt_end = self._context.mark(), logits.copy()
             return logits
 
-        return self._answer(params, continued, prefill)
+        return self._answer(params, continued, tools, prefill)
 
-    def again(self, params: SamplingParams, *, continued: bool) -> Generation:
+    def again(
+        self, params: SamplingParams, *, continued: bool, tools: ToolUse | None = None
+    ) -> Generation:
         """Another answer to the last prompt, which is not run again; random numbers go on."""
 
         def prefill(answer: Answer) -> Logits | None:
@@ -102,14 +106,15 @@ class Slot:
             answer.reused_tokens = len(mark.tokens)
             return logits
 
-        return self._answer(params, continued, prefill)
+        return self._answer(params, continued, tools, prefill)
 
     def _answer(
-        self, params: SamplingParams, continued: bool, prefill: Callable[[Answer], Logits | None]
-    ) -> Generation:
+        self, params: SamplingParams, continued: bool, tools: ToolUse | None,
+        prefill: Callable[[Answer], Logits | None],
+    ) -> Generation:  # fmt: skip
         mask = open_mask(self._model.tokenizer, params.constraint, continued=continued)
         drafting = self._drafting if mask is None else self._drafting or GRAMMAR_ALONE
-        answer = Answer(params, continued=continued)
+        answer = Answer(params, continued=continued, tools=tools)
         sampler = Sampler(replace(params, seed=None), self._rng, mask)
 
         def finish(succeeded: bool) -> None:

@@ -18,15 +18,19 @@ from edge.errors import EdgeError
 from edge.runtime.generate import Generation
 from edge.runtime.model import Model
 from edge.runtime.result import GenerationResult, TokenLogprob
+from edge.text.tools import CallDelta
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that joins one of a request's answers, and what was asked of the tokens it begins."""
+    """Text that joins one of a request's answers, what was asked of the tokens it begins, and what
+    joins its calls of tools.
+    """
 
     text: str
     choice: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,17 +204,20 @@ class ModelWorker:
 
     def _begin(self, job: Job, slot: Slot, *, again: bool) -> Generation:
         asked, left = job.asked, max(job.until - time.monotonic(), 1e-9)
-        params, continued = replace(asked.params, deadline_s=left), not asked.chat
+        params = replace(asked.params, deadline_s=left)
         if again:
-            return slot.again(params, continued=continued)
-        return slot.begin(asked.tokens, params, continued=continued, more=asked.count > 1)
+            return slot.again(params, continued=not asked.chat, tools=asked.tools)
+        return slot.begin(
+            asked.tokens, params,
+            continued=not asked.chat, tools=asked.tools, more=asked.count > 1,
+        )  # fmt: skip
 
     def _run(self, generation: Generation, job: Job, choice: int) -> None:
         told = 0
         for text in generation:
             found = generation.logprobs(told)
             told += len(found)
-            job.post(Piece(text, choice, found))
+            job.post(Piece(text, choice, found, generation.call_deltas()))
 
     def _ended(self, results: Sequence[GenerationResult], slot: Slot) -> Event:
         last = results[-1]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from edge.errors import InputError
 from edge.text.tokenizer import Tokenizer
@@ -18,14 +19,25 @@ class StreamDecoder:
     Holds back at most the 3 bytes of an unfinished UTF-8 character.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, continued: bool = False) -> None:
-        """`continued`: other text precedes, so that a leading space is kept."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        continued: bool = False,
+        spelled: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        """`continued`: other text precedes, so that a leading space is kept. `spelled`: control
+        tokens to be shown, as what.
+        """
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._strip = tokenizer.strips_space and not continued
+        self._spelled = spelled
 
     def feed(self, token: int) -> str:
         """The text that is certain after this id, perhaps none. Raises InputError for no token."""
+        if token in self._spelled:
+            return self._utf8.decode(self._spelled[token].encode())
         data = self._tokenizer.token_bytes(token)
         if self._strip and data:
             data = data.removeprefix(b" ")

@@ -14,8 +14,8 @@ those of a rendering of harmless text. Otherwise the conversation is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ from edge.errors import InputError, TokenizerError
 from edge.text.jinja import Program
 from edge.text.jinja_values import TemplateRaised
 from edge.text.tokenizer import Segment, Tokenizer, check_text
+from edge.text.tools import Declared, ToolCall, ToolSupport, described, support
 
 MAX_TEMPLATE = 256 << 10  # bytes
 MAX_MESSAGES = 10_000
@@ -34,11 +35,19 @@ REMEDY = "export the model with another chat template"
 
 @dataclass(frozen=True)
 class Message:
-    """One turn. `tokens`: the ids an answer was generated as, when they are known."""
+    """One turn.
+
+    Attributes:
+        tokens: the ids an answer was generated as, when they are known.
+        tool_calls: the calls an answer made.
+        tool_call_id: of the call that a `tool` message tells the result of.
+    """
 
     role: str
     content: str
     tokens: tuple[int, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
 
 class ChatTemplate:
@@ -52,6 +61,7 @@ class ChatTemplate:
             raise TokenizerError(f"is larger than {MAX_TEMPLATE} bytes", file=file, remedy=REMEDY)
         try:
             self._program = Program(source)
+            self._source = source
         except (TemplateError, RecursionError, ValueError, OverflowError) as problem:
             line = getattr(problem, "lineno", None)
             where = f"line {line}: " if line else ""
@@ -59,39 +69,60 @@ class ChatTemplate:
                 f"cannot be compiled: {where}{problem}", file=file, remedy=REMEDY
             ) from None
 
+    @cached_property
+    def tools(self) -> ToolSupport:
+        """What the template knows of tools."""
+        return support(lambda said, tools: self._run(said, False, tools), self._source)
+
     def render_text(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Declared] = (),
+        add_generation_prompt: bool = True,
     ) -> str:
         """The plain rendering, as transformers' `apply_chat_template(tokenize=False)` gives it."""
-        return self._render([(m.role, m.content) for m in messages], add_generation_prompt)
+        return self._render(self._told(messages, tools), str, add_generation_prompt, tools)
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Declared] = (),
+        add_generation_prompt: bool = True,
     ) -> list[Segment]:
-        """The prompt in segments, for `Tokenizer.encode_segments`.
+        """The prompt in segments, for `Tokenizer.encode_segments`. `tools`: as the OpenAI API
+        declares them.
 
         Raises InputError: roles or text that are refused, by us or by the template itself;
         TokenizerError: the template fails, exceeds its limits, or rewrites text beyond recognition.
         """
         check_messages(messages)
-        plain = self.render_text(messages, add_generation_prompt=add_generation_prompt)
-        marks = _free_marks(messages)
+        messages = self._told(messages, tools)
+        plain = self._render(messages, str, add_generation_prompt, tools)
+        marks = _free_marks([plain, *(message.content for message in messages)])
+        breaking = marks[_BREAK]
         for trim in (False, True):
+            contents = (_mark(marks, i, m.content, trim) for i, m in enumerate(messages))
             marked = self._render(
-                [(m.role, _mark(marks, i, m.content, trim)) for i, m in enumerate(messages)],
-                add_generation_prompt,
-            )
+                [replace(m, content=next(contents)) for m in messages],
+                lambda text: self._broken(text, breaking), add_generation_prompt, tools,
+            )  # fmt: skip
             if _without(marks, marked) == plain:
                 segments = _split_marked(marks, marked, messages, self.gap)
                 if segments is not None:
-                    return segments
-        return self._render_broken(messages, marks[0], plain, add_generation_prompt)
+                    return [part for one in segments for part in self._resolved(one, breaking)]
+        return self._render_broken(messages, breaking, plain, add_generation_prompt, tools)
 
     def encode(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Declared] = (),
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """Ids of the prompt. A `bos` of the tokenizer comes first unless the template wrote it."""
-        segments = self.render(messages, add_generation_prompt=add_generation_prompt)
+        segments = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         ids = self._tokenizer.encode_segments(segments)
         bos = self._tokenizer.bos
         if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
@@ -105,31 +136,71 @@ class ChatTemplate:
         `Assistant: yes` follows a prompt that ends in `Assistant:` because the model writes the
         space itself: it is the first of the tokens that the answer is known as.
         """
-        question, answer = ("user", "x"), ("assistant", "y")
+        question, answer = Message("user", "x"), Message("assistant", "y")
         try:
-            prompt = self._render([question], True)
-            earlier = self._render([question, answer], False)
+            prompt = self._render([question], str, True)
+            earlier = self._render([question, answer], str, False)
         except (InputError, TokenizerError):
             return ""  # the template wants another kind of conversation
         between = earlier.removeprefix(prompt).partition("y")[0]
         return between if earlier.startswith(prompt) and between.isspace() else ""
 
+    def _told(self, messages: Sequence[Message], tools: Sequence[Declared]) -> list[Message]:
+        """The messages as the template can write them: calls whose tokens are known are text that
+        these tokens stand for, and what the template does not know of tools is text.
+        """
+        out = []
+        if tools and not self.tools.declares:
+            words = described(tools, self.tools.form)
+            system = messages[0].content if messages[:1] and messages[0].role == "system" else ""
+            out = [Message("system", f"{system}\n\n{words}" if system else words)]
+            messages = messages[1:] if system else messages
+        for message in messages:
+            calls = message.tool_calls
+            if calls and (message.tokens is not None or not self.tools.writes):
+                written = self.tools.form.write(calls)
+                text = f"{message.content}\n{written}" if message.content else written
+                message = replace(message, content=text, tool_calls=())
+            elif message.role == "tool" and not self.tools.declares:
+                text = f"<tool_response>\n{message.content}\n</tool_response>"
+                message = Message("user", text)
+            out.append(message)
+        return out
+
+    def _broken(self, text: str, mark: str) -> str:
+        """Text in which no special token can be found."""
+        for special in self._tokenizer.specials:
+            if len(special.text) > 1:
+                text = text.replace(special.text, special.text[0] + mark + special.text[1:])
+        return text
+
+    def _resolved(self, segment: Segment, mark: str) -> Iterable[Segment]:
+        """A segment without the marks, which have done their work: they only kept typed special
+        tokens from being found.
+        """
+        if not segment.trusted or mark not in segment.text:
+            yield segment
+            return
+        for part in self._tokenizer.split(segment):
+            yield (
+                Segment("", tokens=(part,))
+                if isinstance(part, int)
+                else Segment(part.replace(mark, ""))
+            )
+
     def _render_broken(
-        self, messages: Sequence[Message], mark: str, plain: str, add_generation_prompt: bool
-    ) -> list[Segment]:
-        spelled = [special.text for special in self._tokenizer.specials if len(special.text) > 1]
-
+        self, messages: Sequence[Message], mark: str, plain: str,
+        add_generation_prompt: bool, tools: Sequence[Declared],
+    ) -> list[Segment]:  # fmt: skip
         def broken(text: str) -> str:
-            for special in spelled:
-                text = text.replace(special, special[0] + mark + special[1:])
-            return text
+            return self._broken(text, mark)
 
-        marked = self._render(
-            [(m.role, broken(m.content)) for m in messages], add_generation_prompt
-        )
-        neutral = self._render(
-            [(m.role, "x" if m.content else "") for m in messages], add_generation_prompt
-        )
+        def rendered(content: Callable[[str], str]) -> str:
+            said = [replace(m, content=content(m.content)) for m in messages]
+            return self._render(said, broken, add_generation_prompt, tools)
+
+        marked = rendered(broken)
+        neutral = rendered(lambda text: "x" if text else "")
         find = self._tokenizer.find_specials
         if marked.replace(mark, "") != plain or find(marked) != find(neutral):
             raise TokenizerError(
@@ -137,23 +208,37 @@ class ChatTemplate:
                 file=self.file,
                 remedy=f"leave special tokens out of the messages, or {REMEDY}",
             )
-        trusted = Segment(marked, trusted=True)
-        # the marks have done their work: they only kept typed special tokens from being found
-        return [
-            Segment("", tokens=(part,))
-            if isinstance(part, int)
-            else Segment(part.replace(mark, ""))
-            for part in self._tokenizer.split(trusted)
-        ]
+        return list(self._resolved(Segment(marked + mark, trusted=True), mark))
 
-    def _render(self, messages: Sequence[tuple[str, str]], add_generation_prompt: bool) -> str:
+    def _render(
+        self, messages: Sequence[Message], text: Callable[[str], str],
+        add_generation_prompt: bool, tools: Sequence[Declared] = (),
+    ) -> str:  # fmt: skip
+        """`text`: what becomes of texts in calls and in declarations of tools."""
+        said = []
+        for message in messages:
+            one: dict[str, Any] = {"role": message.role, "content": message.content}
+            if message.tool_calls:
+                one["tool_calls"] = _mapped([c.declared() for c in message.tool_calls], text)
+            if message.tool_call_id is not None:
+                one["tool_call_id"] = text(message.tool_call_id)
+            said.append(one)
+        known = _mapped(tools, text) if tools and self.tools.declares else None
+        return self._run(said, add_generation_prompt, known)
+
+    def _run(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Declared] | None,
+    ) -> str:
         names: Mapping[str, Any] = {
-            "messages": [{"role": role, "content": content} for role, content in messages],
+            "messages": messages,
             "add_generation_prompt": add_generation_prompt,
             "bos_token": self._spelled(self._tokenizer.bos),
             "eos_token": self._spelled(next(iter(self._tokenizer.eos), None)),
             "pad_token": self._spelled(self._tokenizer.pad),
-            "tools": None,
+            "tools": tools,
             "documents": None,
         }
         try:
@@ -188,11 +273,22 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 # A mark is one of 32 characters of a private-use block that no message contains: 16 digits, an
 # opening, a middle and a closing. Private-use characters are unchanged by case, trim and escapes.
-_OPEN, _MIDDLE, _CLOSE = 16, 17, 18
+_OPEN, _MIDDLE, _CLOSE, _BREAK = 16, 17, 18, 19
 
 
-def _free_marks(messages: Sequence[Message]) -> str:
-    used = {ord(c) >> 5 for m in messages for c in m.content if ord(c) >= 0xF0000}
+def _mapped(value: Any, text: Callable[[str], str]) -> Any:
+    """A JSON value with all its texts, keys too, put through a function."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, Mapping):
+        return {text(key): _mapped(item, text) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, text) for item in value]
+    return value
+
+
+def _free_marks(texts: Iterable[str]) -> str:
+    used = {ord(c) >> 5 for text in texts for c in text if ord(c) >= 0xF0000}
     for block in range(0xF0000 >> 5, 0xFFFC0 >> 5):
         if block not in used:
             return "".join(chr((block << 5) + i) for i in range(32))
@@ -214,7 +310,7 @@ def _pattern(marks: str) -> re.Pattern[str]:
 
 
 def _without(marks: str, text: str) -> str:
-    return _pattern(marks).sub(lambda match: match[2], text)
+    return _pattern(marks).sub(lambda match: match[2], text).replace(marks[_BREAK], "")
 
 
 def _split_marked(
@@ -236,6 +332,7 @@ def _split_marked(
         segments += [Segment(before, trusted=True), Segment(match[2], tokens=known)]
         at = match.end()
     segments.append(Segment(text[at:], trusted=True))
-    if any(mark in segment.text for segment in segments for mark in marks):
+    lost = marks.replace(marks[_BREAK], "")
+    if any(mark in segment.text for segment in segments for mark in lost):
         return None
     return segments

@@ -256,7 +256,7 @@ def _grammar(constraint: Constraint) -> dict[str, Any]:
     if constraint.kind == "regex":
         return {"lark_grammar": f"start: {_regex(constraint.source)}"}
     choices = json.loads(constraint.source)
-    return {"lark_grammar": "start: " + " | ".join(map(_literal, choices))}
+    return {"lark_grammar": "start: " + " | ".join(map(literal, choices))}
 
 
 def _schema(source: str) -> Any:
@@ -277,7 +277,7 @@ def _regex(pattern: str) -> str:
     return f"/{regex_to_lark(pattern)}/"
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """A text as Lark quotes it."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 

@@ -1,0 +1,259 @@
+"""How a chat template writes calls of tools, and calls read from an answer while it is made.
+
+A template is asked: it renders a conversation with one call and one with two, and what stands
+around names and arguments is its form. So all templates are read that write a name and then
+arguments as JSON, one by one or in a list: those of Qwen, Hermes, SmolLM3, Granite 4, Falcon-H1,
+Nemotron-H and Llama. A template that declares tools but writes no calls is known by its marker. For
+one that knows no tools at all, the system message declares them and asks for calls as Hermes writes
+them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge.errors import InputError, TokenizerError
+
+Declared = Mapping[str, Any]  # a tool as the OpenAI API declares it
+_LIST = re.compile(r'(\[\s*)?\{\s*"\w+":\s*"$')  # where the JSON begins before a name
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that an answer makes.
+
+    Attributes:
+        source: the arguments as the model wrote them, JSON of an object.
+    """
+
+    id: str
+    name: str
+    source: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by their names."""
+        found: dict[str, Any] = json.loads(self.source)
+        return found
+
+    def declared(self) -> dict[str, Any]:
+        """As templates take it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class CallDelta:
+    """What joins a call while it is written: its beginning, with id and name, or more of `text`."""
+
+    index: int
+    text: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """What stands before the first name, between name and arguments, between calls, at the end."""
+
+    head: str
+    middle: str
+    joint: str
+    tail: str
+
+    @property
+    def trigger(self) -> str:
+        """Text that begins a call wherever it stands; "": only an answer's first text does."""
+        begins = _LIST.search(self.head)
+        return (self.head[: begins.start()] if begins else self.head).rstrip()
+
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        """Calls as an answer writes them."""
+        written = [f"{call.name}{self.middle}{call.source}" for call in calls]
+        return self.head + self.joint.join(written) + self.tail
+
+
+def _form(begin: str, end: str, listed: bool = False) -> CallForm:
+    item = '{"name": "'
+    if listed:
+        return CallForm(f"{begin}[{item}", '", "arguments": ', "}, " + item, f"}}]{end}")
+    return CallForm(f"{begin}{item}", '", "arguments": ', f"}}{end}\n{begin}{item}", f"}}{end}")
+
+
+HERMES = _form("<tool_call>\n", "\n</tool_call>")
+_BY_MARKER = {
+    "<|tool_call|>": _form("<|tool_call|>", "", listed=True),
+    "<TOOLCALL>": _form("<TOOLCALL>", "</TOOLCALL>", listed=True),
+}
+
+
+@dataclass(frozen=True)
+class ToolSupport:
+    """What a template knows of tools.
+
+    Attributes:
+        form: of calls. declares: it writes what tools there are. writes: it writes earlier calls.
+    """
+
+    form: CallForm
+    declares: bool
+    writes: bool
+
+
+Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Declared] | None], str]
+_NAMES, _KEY, _ID = ("probe_one", "probe_two"), {"probe_key": "probe_value"}, "probe0000"
+_ARGUMENTS = r'\{\s*"probe_key":\s*"probe_value"\s*\}'
+
+
+def support(render: Render, source: str) -> ToolSupport:
+    """Ask a template. `render(messages, tools)`: the plain rendering, without a prompt for an
+    answer; may raise InputError and TokenizerError. `source`: of the template.
+    """
+
+    def rendered(said: Mapping[str, Any], tools: Sequence[Declared] | None = None) -> str:
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", **said},
+                    {"role": "user", "content": "z"}]  # fmt: skip
+        try:
+            return render(messages, tools)
+        except (InputError, TokenizerError):
+            return ""
+
+    parameters = {"type": "object", "properties": {"probe_key": {"type": "string"}}}
+    tools = [{"type": "function", "function": {
+        "name": name, "description": "", "parameters": parameters}} for name in _NAMES]  # fmt: skip
+    plain = rendered({"content": "\u2603"}, tools)
+    declares = _NAMES[0] in plain
+    before, _, after = plain.partition("\u2603")
+
+    def written(count: int) -> str:
+        calls = [{"id": _ID, "type": "function", "function": {"name": name, "arguments": _KEY}}
+                 for name in _NAMES[:count]]  # fmt: skip
+        found = rendered({"content": "", "tool_calls": calls}, tools)
+        start = before.rstrip()
+        if not found.startswith(start) or not found.endswith(after):
+            return ""
+        return found[len(start) : len(found) - len(after)].lstrip()
+
+    pattern = f"(.*?){_NAMES[0]}(.*?){_ARGUMENTS}(.*)"
+    one = re.fullmatch(pattern, written(1), re.DOTALL)
+    two = re.fullmatch(f"{pattern}{_NAMES[1]}.*?{_ARGUMENTS}(.*)", written(2), re.DOTALL)
+    if one and two and one[1] and one[2] and two[3] and _ID not in two[3] + one[3]:
+        return ToolSupport(CallForm(one[1], one[2], two[3], one[3]), declares, True)
+    known = (form for marker, form in _BY_MARKER.items() if marker in source)
+    return ToolSupport(next(known, HERMES) if declares else HERMES, declares, False)
+
+
+def described(tools: Sequence[Declared], form: CallForm) -> str:
+    """A system message's words about tools, for templates that have none."""
+    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    example = form.head + 'NAME", "arguments": {…}' + form.tail
+    return "\n".join(["You can call these functions:", *lines, "To call one, write:", example])
+
+
+class CallReader:
+    """Separates calls from the text around them, while both are streamed.
+
+    Attributes:
+        calls: those that are complete.
+        deltas: what has joined calls; whoever tells of it takes it away.
+    """
+
+    def __init__(self, form: CallForm) -> None:
+        self.calls: list[ToolCall] = []
+        self.deltas: list[CallDelta] = []
+        self._form = form
+        self._held = ""
+        self._step = self._text if form.trigger else self._beginning
+        self._id = self._name = self._source = ""
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    def feed(self, text: str) -> str:
+        """The text that is certain not to be a call's."""
+        self._held += text
+        shown = ""
+        while True:
+            step, left = self._step, len(self._held)
+            shown += step()
+            if self._step == step and len(self._held) == left:
+                return shown
+
+    def finish(self) -> str:
+        """The rest, when the answer ends."""
+        return self._take(len(self._held)) if self._step in (self._text, self._beginning) else ""
+
+    def _take(self, count: int) -> str:
+        out, self._held = self._held[:count], self._held[count:]
+        return out
+
+    # -- steps: what stands next -----------------------------------------------------------------
+
+    def _text(self) -> str:
+        held, trigger = self._held, self._form.trigger
+        at = held.find(trigger) if trigger else -1
+        if at >= 0:
+            self._step = self._head
+            before = self._take(at)
+            return before.rstrip()
+        if not trigger:
+            return self._take(len(held))
+        # white space before a call is no text
+        ends = (i for i in range(len(held)) if trigger.startswith(held[i:]))
+        return self._take(len(held[: next(ends, len(held))].rstrip()))
+
+    def _beginning(self) -> str:
+        """Of a form that nothing marks, which can only be an answer's first text."""
+        self._take(len(self._held) - len(self._held.lstrip()))
+        if self._held.startswith(self._form.head):
+            self._step = self._head
+        elif not self._form.head.startswith(self._held):
+            self._step = self._text
+        return ""
+
+    def _head(self) -> str:
+        if len(self._held) >= len(self._form.head):
+            self._take(len(self._form.head))
+            self._step = self._named
+        return ""
+
+    def _named(self) -> str:
+        at = self._held.find(self._form.middle)
+        if at >= 0:
+            self._id, self._name = f"call_{secrets.token_hex(12)}", self._take(at)
+            self._take(len(self._form.middle))
+            self._source, self._step = "", self._arguments
+            self.deltas.append(CallDelta(len(self.calls), "", self._id, self._name))
+        return ""
+
+    def _arguments(self) -> str:
+        size = next((i for i, c in enumerate(self._held, 1) if self._closes(c)), len(self._held))
+        text = self._take(size)
+        self._source += text
+        if text:
+            self.deltas.append(CallDelta(len(self.calls), text))
+        if self._source and not self._depth:
+            self.calls.append(ToolCall(self._id, self._name, self._source))
+            self._step = self._after
+        return ""
+
+    def _closes(self, character: str) -> bool:
+        """Whether a character of JSON closes its outermost object."""
+        if self._escaped:
+            self._escaped = False
+        elif self._quoted and character == "\\":
+            self._escaped = True
+        elif character == '"':
+            self._quoted = not self._quoted
+        elif not self._quoted:
+            self._depth += (character in "{[") - (character in "}]")
+        return not self._depth
+
+    def _after(self) -> str:
+        if self._held.startswith(self._form.joint):
+            self._take(len(self._form.joint))
+            self._step = self._named
+        return ""

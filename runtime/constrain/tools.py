@@ -1,0 +1,215 @@
+"""Tools of an answer: checked, declared to the template, and a grammar that holds calls to them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge.errors import InputError
+from edge.runtime.constrain.mask import LAYOUT, literal, open_mask
+from edge.runtime.constrain.statement import KINDS, constraint_of
+from edge.text.template import ChatTemplate
+from edge.text.tokenizer import Segment, Tokenizer
+from edge.text.tools import CallForm, CallReader, Declared
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_KEYS = {"name", "description", "parameters", "strict"}
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What an answer may call.
+
+    Attributes:
+        declared: the tools, as the OpenAI API has them.
+        free: the answer may also be text; else it is calls.
+        grammar: in Lark; None where nothing may be called.
+        spelled: control tokens that calls are written with → their text.
+    """
+
+    declared: tuple[Declared, ...]
+    form: CallForm
+    free: bool
+    grammar: str | None
+    spelled: Mapping[int, str]
+
+    def reader(self) -> CallReader | None:
+        """What finds calls in one answer."""
+        return None if self.grammar is None else CallReader(self.form)
+
+    def sampling(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters of `SamplingParams` with the grammar among them.
+
+        Raises InputError for another form of answers beside it.
+        """
+        if self.grammar is None:
+            return dict(given)
+        if kinds := [kind for kind in KINDS if given.get(kind) is not None]:
+            raise InputError("cannot be given together with tools", field=kinds[0])
+        found = {**given, "grammar": self.grammar}
+        if self.free and given.get("stop") is None:
+            found["stop"] = defaults.get("stop")  # text ends where the model's talk does
+        return found
+
+
+def tool_use(
+    tools: Sequence[Any] | None, choice: Any, parallel: bool,
+    template: ChatTemplate, tokenizer: Tokenizer,
+) -> ToolUse | None:  # fmt: skip
+    """The tools of an answer, None without any.
+
+    Args:
+        tools: each as the OpenAI API declares it, or its `function` alone; `parameters` may be a
+            pydantic model.
+        choice: "auto", "none", "required", or the name of the one to be called.
+        parallel: whether there may be several calls.
+
+    Raises:
+        InputError: naming every fault of the tools, or the tool whose schema cannot be compiled.
+    """
+    if not tools:
+        if choice not in (None, "auto", "none"):
+            raise InputError("there are no tools to choose from", field="tool_choice")
+        return None
+    declared = _checked(tools)
+    names = [tool["function"]["name"] for tool in declared]
+    if choice not in ("auto", "none", "required", *names):
+        raise InputError(f"{choice!r:.60} is no tool", field="tool_choice",
+                         remedy="auto, none, required, or the name of a tool")  # fmt: skip
+    form = template.tools.form
+    spelled = {
+        part: tokenizer.id_to_piece(part)
+        for part in tokenizer.split(Segment(form.head + form.joint + form.tail, trusted=True))
+        if isinstance(part, int) and not tokenizer.token_bytes(part)
+    }
+    if choice == "none":
+        return ToolUse(declared, form, True, None, spelled)
+    named = choice in names
+    callable_ = [tool for tool in declared if not named or tool["function"]["name"] == choice]
+    rules = _Rules(tokenizer)
+    source = rules.grammar(form, callable_, free=choice == "auto", several=parallel and not named)
+    try:
+        open_mask(tokenizer, constraint_of({"grammar": source}), continued=False)
+    except InputError:
+        _find_fault(declared, tokenizer)
+        raise
+    return ToolUse(declared, form, choice == "auto", source, spelled)
+
+
+class _Rules:
+    """Writes a grammar."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def grammar(
+        self, form: CallForm, tools: Sequence[Declared], *, free: bool, several: bool
+    ) -> str:
+        begin, trigger = self._text(form.head), form.trigger
+        rest = "one"
+        if several:
+            rest += f" ({self._text(form.joint)} one)*"
+        rest += " " + self._text(form.tail)
+        if not free:
+            lines = [f"start: {begin} {rest}"]
+        elif not trigger:  # text cannot begin as a call does
+            lines = [f"start: {begin} {rest} | TEXT", r"TEXT: /[^{\[\s](.|\n)*/"]
+        else:
+            marker, head = self._text(trigger), self._text(form.head[len(trigger) :])
+            lazy = "" if marker.startswith("<") else "[lazy]"  # a control token ends text anyway
+            lines = [f"start: before {head} {rest} | TEXT", f"before{lazy}: TEXT {marker}",
+                     r"TEXT: /(.|\n)*/"]  # fmt: skip
+        lines.append("one: " + " | ".join(f"one_{i}" for i in range(len(tools))))
+        for index, tool in enumerate(tools):
+            said = self._text(tool["function"]["name"] + form.middle)
+            lines.append(f"one_{index}: {said} %json {json.dumps(_schema(tool['function']))}")
+        return "\n".join(lines)
+
+    def _text(self, text: str) -> str:
+        """Text as Lark has it, and the control tokens in it, which no bytes stand for."""
+        return " ".join(
+            literal(self._tokenizer.token_bytes(part).decode(errors="replace"))
+            if isinstance(part, int) and self._tokenizer.token_bytes(part)
+            else f"<[{part}]>"
+            if isinstance(part, int)
+            else literal(part)
+            for part in self._tokenizer.split(Segment(text, trusted=True))
+            if part != ""
+        )
+
+
+def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a function's arguments: an object without others than are named, unless it allows them."""
+    layout = LAYOUT if function.get("strict") else LAYOUT | {"lenient": True}
+    base = {"type": "object", "additionalProperties": False}
+    return base | function["parameters"] | {"x-guidance": layout}
+
+
+def _find_fault(declared: Sequence[Declared], tokenizer: Tokenizer) -> None:
+    """Raise InputError naming the first tool whose schema cannot be compiled alone."""
+    for index, tool in enumerate(declared):
+        field = f"tools.{index}.function.parameters"
+        try:
+            alone = constraint_of({"json_schema": _schema(tool["function"])})
+            open_mask(tokenizer, alone, continued=False)
+        except InputError as fault:
+            raise InputError(fault.message, field=field, remedy=fault.remedy) from None
+
+
+def _checked(tools: Sequence[Any]) -> tuple[Declared, ...]:
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
+        raise InputError("must be a list", field="tools")
+    if len(tools) > MAX_TOOLS:
+        raise InputError(f"are {len(tools)}, at most {MAX_TOOLS} allowed", field="tools")
+    faults: list[str] = []
+    found: list[Declared] = []
+    for index, tool in enumerate(tools):
+        field = f"tools.{index}"
+        if isinstance(tool, Mapping) and "function" in tool:
+            if tool.get("type", "function") != "function" or set(tool) > {"type", "function"}:
+                faults.append(f"{field} is not a function")
+                continue
+            tool, field = tool["function"], f"{field}.function"
+        if not isinstance(tool, Mapping):
+            faults.append(f"{field} must be an object")
+            continue
+        function = {key: value for key, value in tool.items() if value is not None}
+        function["parameters"] = _parameters(function.get("parameters", {}))
+        said = _function_faults(function)
+        faults += [f"{field}{fault}" for fault in said]
+        if not said:
+            found.append({"type": "function", "function": function})
+    names = [tool["function"]["name"] for tool in found]
+    faults += [f"tools: {name} is there twice" for name in {n for n in names if names.count(n) > 1}]
+    if faults:
+        raise InputError("; ".join(faults), field="tools")
+    return tuple(found)
+
+
+def _parameters(given: Any) -> Any:
+    if hasattr(given, "model_json_schema"):
+        given = given.model_json_schema()
+    if given == {}:
+        return {"type": "object", "properties": {}}
+    try:
+        return json.loads(json.dumps(given, allow_nan=False))  # plain values, as templates want
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _function_faults(function: Mapping[str, Any]) -> list[str]:
+    faults = [f".{name} is unknown" for name in sorted(set(function) - _KEYS)]
+    name, parameters = function.get("name"), function["parameters"]
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        faults.append(".name must be 1 to 64 of a-z, A-Z, 0-9, _ and -")
+    if not isinstance(function.get("description", ""), str):
+        faults.append(".description must be a text")
+    if not isinstance(function.get("strict", False), bool):
+        faults.append(".strict must be true or false")
+    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+        faults.append(".parameters must be the JSON schema of an object")
+    return faults
