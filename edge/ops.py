@@ -16,6 +16,8 @@ from typing import Literal
 DOMAIN, VERSION = "edge", 1
 # the ops as a GPU runs them: nodes of `graphs/tensorrt.onnx`
 DEVICE_DOMAIN, DEVICE_VERSION = "edge.device", 1
+# before a device op's name, a plugin's: TensorRT's parser takes `Gelu` of any domain for ONNX's
+PLUGIN_PREFIX = "Edge"
 
 Role = Literal["value", "weight", "state", "index"]
 Form = Mapping[str, int | None]

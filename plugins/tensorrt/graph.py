@@ -1,9 +1,9 @@
 """The device graph, `graphs/tensorrt.onnx`: a model's plan as an ONNX graph that plugins run.
 
 A node's op is one of `edge.plugins.device`. It carries what its plugin launches, and the graph has
-the ops' function bodies, so that there are three ways to read it: TensorRT 10.7 and later with the
-plugin library as it is; TensorRT 10.3, whose parser would take the functions, `bare`; everything
-else, with the bodies or `inlined`.
+the ops' function bodies, so that there are two ways to read it: TensorRT with the plugin library,
+once `edge.runtime.tensorrt.graphfile` has renamed the nodes; everything else, with the bodies or
+`inlined`.
 
 What comes in and goes out is the memory of the CUDA engine, by the plan's names:
 
@@ -68,14 +68,6 @@ def device_graph(model: bytes | ModelProto, folder: str | Path) -> ModelProto:
 def graph_of(model: ModelProto, lowered: Lowered) -> ModelProto:
     """`device_graph` of what was walked over already."""
     return _Graph(model, lowered).model()
-
-
-def bare(model: ModelProto) -> ModelProto:
-    """Nodes alone, for parsers that would take a function before a plugin (TensorRT 10.3)."""
-    found = ModelProto()
-    found.CopyFrom(model)
-    del found.functions[:]
-    return found
 
 
 def inlined(model: ModelProto) -> ModelProto:

@@ -23,8 +23,6 @@ Kind = Literal["tensorrt", "rtx"]
 
 # the first with IPluginV3 and aliased plugin inputs: JetPack 6.2 has it
 OLDEST = (10, 3)
-# from here on the parser prefers a plugin to a function of the same name
-PREFERS_PLUGINS = (10, 7)
 
 _NAMES: dict[Kind, tuple[str, ...]] = {
     "tensorrt": ("tensorrt",),
@@ -54,11 +52,6 @@ class TensorRT:
     def title(self) -> str:
         """ "TensorRT 10.3.0"."""
         return f"{_TITLE[self.kind]} {dotted(self.version)}"
-
-    @property
-    def bare_nodes(self) -> bool:
-        """Whether its parser would take a node's function where there is a plugin for it."""
-        return self.kind == "tensorrt" and self.version < PREFERS_PLUGINS
 
 
 def load(kind: Kind = "tensorrt") -> TensorRT:

@@ -8,16 +8,18 @@ the graph itself, and the launch plan says what its tensors are.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from edge.errors import BundleError, EngineError
+from edge.ops import DEVICE_DOMAIN, PLUGIN_PREFIX
 from edge.protobuf import fields, message, put
 from edge.runtime.tensorrt.bindings import TensorRT
 
 # fields of ModelProto, GraphProto, NodeProto
 _GRAPH, _OPSETS, _FUNCTIONS = 7, 8, 25
 _NODE, _INPUT, _OUTPUT = 1, 11, 12
-_NODE_OUTPUT, _OP_TYPE = 2, 4
+_NODE_OUTPUT, _OP_TYPE, _DOMAIN = 2, 4, 7
 # of ValueInfoProto a type, of that a tensor's, of that a shape
 _TENSOR_SHAPE = (2, 1, 2)
 
@@ -29,7 +31,7 @@ def form_for(trt: TensorRT, model: bytes, file: str) -> bytes:
     """
     check(model, file)
     if trt.kind == "tensorrt":
-        return bare(model) if trt.bare_nodes else model
+        return of_plugins(model)
     # by name: inlining needs onnx, which no Jetson has
     try:
         graph: Any = importlib.import_module("edge.plugins.tensorrt.graph")
@@ -71,7 +73,27 @@ def _parts(data: bytes, number: int) -> list[bytes]:
     return [message(value) for found, _, value in fields(data) if found == number]
 
 
-def bare(model: bytes) -> bytes:
-    """The model without its functions, which an old parser would take before plugins."""
+def of_plugins(model: bytes) -> bytes:
+    """The model with its device ops under the plugins' names, and without their functions.
+
+    TensorRT's parser looks a node up by its op's name alone, first among ONNX's own ops; before
+    TensorRT 10.7 it took functions before plugins.
+    """
     kept = [field for field in fields(model) if field[0] != _FUNCTIONS]
-    return b"".join(put(*field) for field in kept)
+    return _rewritten(kept, _GRAPH, lambda graph: _rewritten(fields(graph), _NODE, _named))
+
+
+def _named(node: bytes) -> bytes:
+    if _parts(node, _DOMAIN) != [DEVICE_DOMAIN.encode()]:
+        return node
+    return _rewritten(fields(node), _OP_TYPE, lambda op: PLUGIN_PREFIX.encode() + op)
+
+
+def _rewritten(
+    every: Iterable[tuple[int, int, int | bytes]], number: int, change: Callable[[bytes], bytes]
+) -> bytes:
+    """The fields as bytes, those of this number changed."""
+    return b"".join(
+        put(found, wire, change(message(value)) if found == number else value)
+        for found, wire, value in every
+    )

@@ -15,7 +15,7 @@ from edge.runtime.tensorrt.bindings import TensorRT, dotted
 VARIABLE = "EDGE_TENSORRT_PLUGINS"
 FILE = "libedge_tensorrt.so"
 # what the exported functions, a plugin's fields and its serialized form are agreed on by
-ABI = 2
+ABI = 3
 COMMAND = "make plugins TENSORRT_INCLUDE=FOLDER_OF_NvInfer.h"
 
 _loaded: dict[Path, PluginLibrary] = {}

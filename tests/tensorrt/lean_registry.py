@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorrt_lean_bindings as trt
 
+from edge.ops import PLUGIN_PREFIX
 from edge.plugins.tensorrt import blob
 
 Fields = list[Any]
@@ -88,7 +89,7 @@ class Loaded:
         assert self.library.edge_tensorrt_set_kernels(kernels, ctypes.c_size_t(len(kernels))) == 0
 
     def create(self, name: str, phase: str, fields: Fields) -> Any:
-        creator = self.registry.get_creator(name, "1", "edge.device")
+        creator = self.registry.get_creator(PLUGIN_PREFIX + name, "1", "edge.device")
         collection = trt.PluginFieldCollection(fields)
         return creator.create_plugin("layer", collection, getattr(trt.TensorRTPhase, phase))
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from edge.launch import DType
+from edge.ops import PLUGIN_PREFIX
 
 VARIABLE = "EDGE_TENSORRT_PLUGINS"
 HOST = "libedge_tensorrt_host.so"
@@ -118,7 +119,7 @@ class Library:
     """See the module.
 
     Attributes:
-        creators: names of the plugins there are, all of NAMESPACE and VERSION.
+        creators: ops of the plugins there are, all of NAMESPACE and VERSION.
         version: of the TensorRT headers, (major, minor); (0, 0) for the core alone.
     """
 
@@ -141,7 +142,7 @@ class Library:
         while (found := self.host.edge_host_creator(index)) is not None:
             space, name, version = found.decode().split(" ")
             assert (space, version) == (NAMESPACE, VERSION), found
-            names.append(name)
+            names.append(name.removeprefix(PLUGIN_PREFIX))
             index += 1
         return names
 
@@ -292,7 +293,7 @@ def at(tensor: Tensor, address: int) -> Tensor:
 
 
 def _full(name: str) -> bytes:
-    return f"{NAMESPACE} {name} {VERSION}".encode()
+    return f"{NAMESPACE} {PLUGIN_PREFIX}{name} {VERSION}".encode()
 
 
 def _tensors(tensors: Sequence[Tensor]) -> ctypes.Array[_Tensor]:

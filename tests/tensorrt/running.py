@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.launch import DType, Variant
+from edge.ops import PLUGIN_PREFIX
 from edge.runtime.cuda.device import Memory
 from tests.tensorrt.machine import Machine, machine
 from tests.tensorrt.plugin_host import RUN, Library, Plugin, Tensor, at, library
@@ -108,7 +109,7 @@ class Running:
         self.aliases = aliases
         with self._machine.stream():
             self._built = built = library.create(name, attributes)
-            assert built.name.split()[1] == name
+            assert built.name.split()[1] == PLUGIN_PREFIX + name
             outputs = built.outputs(largest)
             for position in range(len(largest) + len(outputs)):
                 assert built.takes(position, largest, outputs), (name, position)

@@ -31,7 +31,7 @@ from edge.runtime.tensorrt.compile import (
     compile_graph,
     weights_beside,
 )
-from edge.runtime.tensorrt.graphfile import bare, form_for
+from edge.runtime.tensorrt.graphfile import form_for, of_plugins
 from edge.runtime.tensorrt.messages import logger
 from edge.runtime.tensorrt.profiles import profiles, sizes
 from tests.tensorrt.graphs import Made, made
@@ -177,7 +177,7 @@ def test_a_gpu_that_rtx_does_not_know_is_refused(rtx: TensorRT) -> None:
 def test_a_graph_of_plugins_is_refused_by_node_and_op(rtx: TensorRT) -> None:
     """TensorRT for RTX has no plugins: the bare graph is one whose library is missing."""
     model = made("mamba1", "fp16")
-    without = bare(model.device.SerializeToString(deterministic=True))
+    without = of_plugins(model.device.SerializeToString(deterministic=True))
     first = model.nodes[0]
     weights = os.open(model.folder / "weights.bin", os.O_RDONLY)
     try:
@@ -190,7 +190,7 @@ def test_a_graph_of_plugins_is_refused_by_node_and_op(rtx: TensorRT) -> None:
         os.close(weights)
     problem = caught.value
     assert (problem.file, problem.field) == ("bare.onnx", first.name)
-    assert f"node {first.name} of op {first.op_type}: " in problem.message
+    assert f"node {first.name} of op Edge{first.op_type}: " in problem.message
     assert "edge.device" in problem.message
     assert problem.remedy is not None and "make plugins" in problem.remedy
 

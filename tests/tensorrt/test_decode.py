@@ -10,6 +10,8 @@ import onnx
 import pytest
 
 from edge.launch import CompiledKernel, Size
+from edge.ops import PLUGIN_PREFIX
+from edge.plugins.device.statements import DEVICE_OPS
 from edge.plugins.lowering.plan import walked
 from edge.plugins.tensorrt import blob
 from edge.plugins.tensorrt.creators import OPS_INC, ops_inc
@@ -52,6 +54,13 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_device_op_has_its_creator() -> None:
     assert OPS_INC.read_text(encoding="utf-8") == ops_inc()
+
+
+def test_no_plugin_is_called_as_an_op_of_onnx() -> None:
+    """TensorRT's parser would take its own importer, whatever the domain."""
+    theirs = {schema.name for schema in onnx.defs.get_all_schemas()}
+    assert "Gelu" in theirs
+    assert not theirs & {PLUGIN_PREFIX + op for op in DEVICE_OPS}
 
 
 def test_launches_are_read_as_they_were_written(program: Path) -> None:

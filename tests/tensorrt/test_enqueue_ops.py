@@ -41,6 +41,8 @@ SOURCES: tuple[tuple[str, str, str | None], ...] = (
     ("attention odd", "fp16", None),
     ("parallel", "fp32", None),
     ("plain gate", "w8a8", None),
+    ("normed", "fp32", None),
+    ("short", "fp32", None),
 )
 # in no graph that the exporter makes: every recipe has the scan make its dt itself
 NOWHERE = {"SelectiveScanInt8_8", "SelectiveScanInt8_16", "SelectiveScanInt8_32"}

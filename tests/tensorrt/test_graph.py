@@ -16,7 +16,7 @@ from edge.launch import Launch, LaunchPlan, Pointer, Program
 from edge.plugins.device.statements import DEVICE_OPS, in_place, viewable
 from edge.plugins.lowering.lowerings import LOWER
 from edge.plugins.lowering.plan import LoweringError, walked
-from edge.plugins.tensorrt.graph import bare, device_graph, graph_of, inlined
+from edge.plugins.tensorrt.graph import device_graph, graph_of, inlined
 from edge.plugins.tensorrt.launches import Call, NodeLaunches, Place
 from tests.lowered_models import CASES
 from tests.tensorrt.graphs import Case, Made, attributes, launches, made
@@ -182,10 +182,9 @@ def check(model: ModelProto, path: Path) -> None:
 def test_every_reader_finds_valid_onnx(case: Case) -> None:
     found = made(*case)
     for name, model in (
-        ("whole", found.device), ("bare", bare(found.device)), ("inlined", inlined(found.device)),
+        ("whole", found.device), ("inlined", inlined(found.device)),
     ):  # fmt: skip
         check(model, found.folder / f"{name}.onnx")
-    assert not bare(found.device).functions
     flat = inlined(found.device)
     assert not flat.functions and {node.domain for node in flat.graph.node} == {""}
 

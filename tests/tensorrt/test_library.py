@@ -146,7 +146,7 @@ def test_an_engine_has_the_kernels_once_and_restores_the_same_plugins(
         )
         assert not carries or fields[KERNELS].data == kernels
         restored = library.made(name, fields, RUN)
-        assert restored.name == f"edge.device {name} 1"
+        assert restored.name == f"edge.device Edge{name} 1"
         for each in (built.clone(), restored, restored.clone()):
             assert each.serialized() == fields
 

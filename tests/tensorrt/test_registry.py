@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from edge.ops import PLUGIN_PREFIX
 from edge.plugins.device.statements import DEVICE_OPS
 from edge.plugins.tensorrt.launches import NodeLaunches
 from tests.tensorrt.plugin_host import VARIABLE, whole
@@ -50,14 +51,14 @@ def found(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 
 def test_the_registry_has_a_creator_for_every_device_op(found: dict[str, Any]) -> None:
     assert found["creators"] == {
-        op: ["1", {"launches": "CHAR", "carries": "INT32"}] for op in DEVICE_OPS
+        PLUGIN_PREFIX + op: ["1", {"launches": "CHAR", "carries": "INT32"}] for op in DEVICE_OPS
     }
 
 
 def test_creators_make_plugins_of_all_nodes(found: dict[str, Any], nodes: Nodes) -> None:
     for (op, _), plugins in zip(nodes, found["plugins"], strict=True):
         expected = {
-            "name": ["edge.device", op, "1"],
+            "name": ["edge.device", PLUGIN_PREFIX + op, "1"],
             "interfaces": [
                 ["PLUGIN_V3ONE_CORE", 1],
                 ["PLUGIN_V3ONE_BUILD", 2],
@@ -85,7 +86,7 @@ def test_wrong_fields_are_refused_with_a_reason(found: dict[str, Any], nodes: No
         "field kernels_id is of 31 bytes, not 32",
         "field kernels is not there, though the node carries them",
         "kernels are damaged",
-        "kernels do not begin with EDGEKRN1",
+        "kernels do not begin with EDGEKRN2",
         "fields kernels and kernels_id are not of the same kernels",
     ):
         assert reason in reasons

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 
 /* Changes when a function here, or a field of the plugins, does. */
-#define EDGE_TENSORRT_ABI 2
+#define EDGE_TENSORRT_ABI 3
 int edge_tensorrt_abi(void);
 
 /* "10.3": the TensorRT whose headers it was compiled with. */

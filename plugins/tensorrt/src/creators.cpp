@@ -9,9 +9,10 @@ namespace {
 using nvinfer1::PluginField;
 using nvinfer1::PluginFieldType;
 
-// `ops.inc` is written by `python -m edge.plugins.tensorrt.creators`
+// `ops.inc` is written by `python -m edge.plugins.tensorrt.creators`; "Edge" is PLUGIN_PREFIX of
+// edge/ops.py
 constexpr const char* OPS[] = {
-#define EDGE_OP(name) #name,
+#define EDGE_OP(name) "Edge" #name,
 #include "ops.inc"
 #undef EDGE_OP
 };
