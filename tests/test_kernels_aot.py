@@ -8,11 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -70,25 +71,57 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache/mamba-edge/kernels"
 
 
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[pool.Worker]:
+    """One for many tests: to start one takes as long as ten small kernels."""
+    with pool.Worker() as started:
+        yield started
+
+
+class Shared:
+    """Stands where workers are started, and has one worker compile each kernel once."""
+
+    made: ClassVar[dict[tuple[str, int], pool.Compiled]] = {}
+    lock = threading.Lock()
+
+    def __init__(self, compiler: pool.Worker, counts: Counter[tuple[str, int]]) -> None:
+        self._compiler, self._counts = compiler, counts
+
+    def __call__(self) -> Shared:
+        return self
+
+    def __enter__(self) -> Shared:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def compile(self, variant: Variant, sm: int) -> pool.Compiled:
+        key = variant.key, sm
+        with self.lock:
+            self._counts[key] += 1
+            if key not in self.made:
+                self.made[key] = self._compiler.compile(variant, sm)
+            return self.made[key]
+
+
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
-    """What is really compiled from here on."""
+def compiled(compiler: pool.Worker, monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
+    """How often each kernel is asked for from here on, of workers that are all the one."""
     counts: Counter[tuple[str, int]] = Counter()
-    real = pool.Worker.compile
-
-    def counting(self: pool.Worker, variant: Variant, sm: int) -> pool.Compiled:
-        counts[variant.key, sm] += 1
-        return real(self, variant, sm)
-
-    monkeypatch.setattr(pool.Worker, "compile", counting)
+    monkeypatch.setattr(pool, "Worker", Shared(compiler, counts))
     return counts
 
 
 def test_the_same_bytes_wherever_they_are_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiler: pool.Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert os.environ["TRITON_INTERPRET"] == "1"  # of the parent: workers do not have it
-    first = {(sm, w): aot.compile_variant(rounding(w), sm) for sm in (87, 120) for w in (64, 256)}
+    first = {
+        (sm, width): compiler.compile(rounding(width), sm)
+        for sm in (87, 120)
+        for width in (64, 256)
+    }
     there = tmp_path / "another folder"
     there.mkdir()
     monkeypatch.chdir(there)
@@ -96,12 +129,13 @@ def test_the_same_bytes_wherever_they_are_compiled(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(there))
     monkeypatch.setenv("DISABLE_PTXAS_OPT", "1")
     again = aot.compile_variants([rounding(256), rounding(64)], [120, 87])
-    for (sm, width), (kernel, data) in first.items():
-        assert again[sm].get(rounding(width)) == (kernel, data)
-        assert str(Path(edge.__file__).parent.parent).encode() not in data
-        assert b".py" not in data and b"/tmp" not in data
+    for (sm, width), made in first.items():
+        assert again[sm].get(rounding(width)) == (made.kernel, made.cubin)
+        assert str(Path(edge.__file__).parent.parent).encode() not in made.cubin
+        assert b".py" not in made.cubin and b"/tmp" not in made.cubin
 
 
+@pytest.mark.usefixtures("compiled")
 def test_what_a_kernel_takes() -> None:
     kernel, data = aot.compile_variant(rounding(), 87)
     assert kernel.symbol == "quantize" and data[:4] == b"\x7fELF"
@@ -113,11 +147,13 @@ def test_what_a_kernel_takes() -> None:
     assert aot.compile_variant(rows(1024), 87)[0].shared_bytes > 0
 
 
+@pytest.mark.usefixtures("compiled")
 def test_an_absent_pointer_is_no_parameter() -> None:
     kernel, data = aot.compile_variant(rows(64, scale=False), 87)
     assert cubin.resources(data, kernel.symbol).parameters == 2 + kernel.scratch
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("sm", [75, 87, 120])
 def test_registers_that_run_out_show_as_cuobjdump_shows_them(sm: int, tmp_path: Path) -> None:
     kernel, data = aot.compile_variant(rows(8192, warps=1), sm)  # 256 values a thread
@@ -127,6 +163,7 @@ def test_registers_that_run_out_show_as_cuobjdump_shows_them(sm: int, tmp_path: 
     assert f"REG:{kernel.registers} STACK:{kernel.local_bytes} " in said
 
 
+@pytest.mark.usefixtures("compiled")
 def test_alignment_gives_wide_loads(tmp_path: Path) -> None:
     wide = []
     for aligned in (True, False):
@@ -146,15 +183,17 @@ def test_alignment_gives_wide_loads(tmp_path: Path) -> None:
         (rounding(width=100), "power of 2"),
     ],
 )
-def test_what_cannot_be_compiled_is_named(variant: Variant, said: str) -> None:
-    with pool.Worker() as worker:
-        with pytest.raises(ExportError) as caught:
-            worker.compile(variant, 87)
-        assert said in str(caught.value) and caught.value.field == variant.kernel
-        # the worker is as good as before
-        assert worker.compile(rounding(), 87).kernel.symbol == "quantize"
+def test_what_cannot_be_compiled_is_named(
+    variant: Variant, said: str, compiler: pool.Worker
+) -> None:
+    with pytest.raises(ExportError) as caught:
+        compiler.compile(variant, 87)
+    assert said in str(caught.value) and caught.value.field == variant.kernel
+    # the worker is as good as before
+    assert compiler.compile(rounding(), 87).kernel.symbol == "quantize"
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(
     ("sm", "changes", "said"),
     [
@@ -299,7 +338,9 @@ def test_what_a_file_imports_counts_with_what_that_imports(own_sources: Path) ->
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def elsewhere(
+    compiled: Counter[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A folder of kernels that another machine compiled; here is another Triton."""
     folder = tmp_path / "precompiled"
     variants = [rounding(64), rounding(128)]
@@ -311,6 +352,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other cache"))
     monkeypatch.setenv(cache.PRECOMPILED, str(folder))
     monkeypatch.setattr(aot, "triton_version", lambda: "3.6.0")
+    compiled.clear()
     return folder
 
 
@@ -350,6 +392,7 @@ def test_damaged_kernels_of_another_machine_are_compiled_here(
     assert {each.name: each.read_bytes() for each in elsewhere.iterdir()} == left
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_cache_that_cannot_be_written_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +402,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert built[87].get(rounding())[0].symbol == "quantize"
 
 
+@pytest.mark.usefixtures("compiled")
 def test_bytes_that_are_no_cubin() -> None:
     _, data = aot.compile_variant(rounding(), 87)
     for broken in (b"", b"\x7fELF", data[:100], data[: len(data) // 2], b"x" * 5000):
@@ -368,6 +412,7 @@ def test_bytes_that_are_no_cubin() -> None:
         cubin.resources(data, "another")
 
 
+@pytest.mark.usefixtures("compiled")
 def test_the_table_tells_what_spills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -391,6 +436,7 @@ def test_the_table_tells_what_spills(
     assert code == 1 and lines[-1].endswith("1 with local memory")
 
 
+@pytest.mark.usefixtures("compiled")
 def test_what_the_cache_keeps_is_what_an_index_says(cache_folder: Path) -> None:
     built = aot.compile_variants([rounding()], [87])[87]
     (kept,) = cache_folder.iterdir()
@@ -400,20 +446,20 @@ def test_what_the_cache_keeps_is_what_an_index_says(cache_folder: Path) -> None:
     assert json.loads(header)["ptxas"] == built.index.ptxas
 
 
-@pytest.mark.parametrize(("model", "architectures"), [("mamba1", (87, 90)), ("mamba2", (87, 120))])
+@pytest.mark.parametrize(("model", "sm"), [("mamba1", 87), ("mamba2", 120)])
 def test_a_models_kernels_stay_in_registers(
-    model: str, architectures: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """tests/test_kernels_sass.py sees the products of each architecture."""
     monkeypatch.undo()  # compiled into everybody's cache: tests/cuda launches them too
     graph = quantized_models.built(model, quantized_models.plan_of(model, "w8a8")[1], tmp_path)
     plan = lower(graph.graph.read_bytes(), tmp_path)
-    built = aot.compile_variants(plan.variants, architectures)
-    for sm in architectures:
-        assert {variant.key for variant in plan.variants} == set(built[sm].index.kernels)
-        assert len(built[sm].cubins) == len(plan.variants) >= 15
-        spilled = {key: k for key, k in built[sm].index.kernels.items() if k.local_bytes}
-        assert not spilled, f"sm_{sm}: {sorted(spilled)}"
-        for variant in plan.variants:
-            kernel, data = built[sm].get(variant)
-            found = cubin.resources(data, kernel.symbol)
-            assert found.parameters == len(variant.arguments) + kernel.scratch
+    built = aot.compile_variants(plan.variants, [sm])[sm]
+    assert {variant.key for variant in plan.variants} == set(built.index.kernels)
+    assert len(built.cubins) == len(plan.variants) >= 15
+    spilled = {key: k for key, k in built.index.kernels.items() if k.local_bytes}
+    assert not spilled, f"sm_{sm}: {sorted(spilled)}"
+    for variant in plan.variants:
+        kernel, data = built.get(variant)
+        found = cubin.resources(data, kernel.symbol)
+        assert found.parameters == len(variant.arguments) + kernel.scratch
