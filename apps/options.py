@@ -161,16 +161,23 @@ def self_drafting_note(target: Model, draft: Model | Literal["ngram"] | None) ->
 
 @contextmanager
 def named_as_options() -> Iterator[None]:
-    """Refusals of a session's parameters name the options that they came from."""
+    """Refusals of a session's and of sampling's parameters name the options they came from."""
     try:
         yield
     except InputError as problem:
-        field = problem.field or ""
-        if not re.match(r"draft\b|draft_", field):
+        field = problem.field
+        if field is None or field.startswith("-"):  # it names what the user gave
             raise
         raise InputError(
-            problem.message,
+            # of further faults the message names the parameters
+            re.sub(r"; ([\w.]+): ", lambda name: f"; {_option(name[1])}: ", problem.message),
             file=problem.file,
-            field="--" + field.replace("_", "-"),
+            field=_option(field),
             remedy=problem.remedy and re.sub(r"\bdraft_(\w+)", r"--draft-\1", problem.remedy),
         ) from None
+
+
+def _option(parameter: str) -> str:
+    if parameter == "capacity":
+        return "--context"
+    return "--" + parameter.partition(".")[0].replace("_", "-")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,7 +130,7 @@ def chat(
     with waiting(f"loading {bundle}"):
         model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
         drafter = options.load_drafter(drafting.draft, engine, threads, spin, provider)
-    with _named():  # a grammar is compiled for the model's vocabulary
+    with options.named_as_options():  # a grammar is compiled for the model's vocabulary
         open_mask(model.tokenizer, params.constraint, continued=model.template is None)
     gain = None
     if drafter is not None:
@@ -144,7 +141,7 @@ def chat(
         gain = Gain(watch, chosen=drafting.tokens is None and drafting.tree is None)
     if note := options.self_drafting_note(model, drafter):
         say(note, file=sys.stderr)
-    with _named(), options.named_as_options():
+    with options.named_as_options():
         session = model.session(
             **{name: value for name, value in sizes.items() if value is not None},
             system=system if model.template else None,
@@ -171,30 +168,8 @@ def _check(sampling: dict[str, Any], threads: int | None) -> SamplingParams:
 
     if threads is not None and threads < 1:
         raise InputError(f"must be at least 1, not {threads}", field="--threads")
-    with _named():
+    with options.named_as_options():
         return make_params({}, sampling)
-
-
-@contextmanager
-def _named() -> Iterator[None]:
-    """Refusals of sampling parameters name the options that they came from."""
-    try:
-        yield
-    except InputError as problem:
-        field = problem.field
-        if field is None or field.startswith("-"):  # it names what the user gave
-            raise
-        # of further faults the message names the parameters
-        message = re.sub(r"; ([\w.]+): ", lambda name: f"; {_option(name[1])}: ", problem.message)
-        raise InputError(
-            message, file=problem.file, field=_option(field), remedy=problem.remedy
-        ) from None
-
-
-def _option(parameter: str) -> str:
-    if parameter == "capacity":
-        return "--context"
-    return "--" + parameter.partition(".")[0].replace("_", "-")
 
 
 def main() -> None:
