@@ -90,7 +90,8 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
     """Replace every parameter by `random_tensor`'s."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
+        routed = [(n, b) for n, b in model.named_buffers() if n.endswith("_bias")]
+        for name, parameter in [*sorted(model.named_parameters()), *sorted(routed)]:
             parameter.copy_(random_tensor(name, tuple(parameter.shape), generator))
 
 
@@ -289,6 +290,20 @@ def save_lfm2(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: An
         pad_token_id=0,
     )  # fmt: skip
     return _save_transformers(path, Lfm2Config(**(values | overrides)), Lfm2ForCausalLM, dtype)
+
+
+def save_with_experts(
+    path: Path, family: str, *, dtype: torch.dtype = torch.float32, **overrides: Any
+) -> Path:
+    """transformers' class of a family of the same name with experts, 6 of 32 and 3 a token."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"num_local_experts": 6}
+    if family in ("lfm2_moe", "qwen3_moe"):
+        sizes = {"num_experts": 6, "moe_intermediate_size": 32}
+    values = _LLAMA | sizes | dict(num_hidden_layers=3, num_experts_per_tok=3, pad_token_id=0)
+    config = AutoConfig.for_model(family, **(values | overrides))
+    return _save_transformers(path, config, AutoModelForCausalLM.from_config, dtype)
 
 
 def save_state_spaces(

@@ -29,6 +29,7 @@ from tests.checkpoints import (
     save_qwen3,
     save_smollm3,
     save_state_spaces,
+    save_with_experts,
 )
 
 Save = Callable[[Path], Path]
@@ -36,14 +37,35 @@ SAVE: dict[str, Save] = {
     "falcon_h1": partial(save_falcon_h1, mamba_rms_norm=True),
     "falcon_mamba": save_falcon_mamba,
     "granite": save_granite,
+    "granitemoe": partial(save_with_experts, family="granitemoe", residual_multiplier=0.5),
     "granitemoehybrid": partial(
         save_granite_hybrid, num_local_experts=6, num_experts_per_tok=3, intermediate_size=32
     ),
-    "jamba": save_jamba,
+    "jamba": partial(save_jamba, num_experts=5),
     "lfm2": save_lfm2,
-    "nemotron_h": save_nemotron_h,
+    "lfm2_moe": partial(
+        save_with_experts,
+        family="lfm2_moe",
+        num_dense_layers=1,
+        routed_scaling_factor=1.5,
+        layer_types=["conv", "full_attention", "conv"],
+    ),
+    "mixtral": partial(save_with_experts, family="mixtral"),
+    "nemotron_h": partial(
+        save_nemotron_h,
+        num_hidden_layers=5,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=40,
+        layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "moe"],
+    ),
     "qwen2": save_qwen2,
     "qwen3": save_qwen3,
+    "qwen3_moe": partial(save_with_experts, family="qwen3_moe", head_dim=12, decoder_sparse_step=2),
     "smollm3": save_smollm3,
 }
 # a family of every form of layer that a recipe treats

@@ -154,13 +154,22 @@ class Layout:
     def place_layer(
         self, index: int, *, norm: str, mixer: str, rename: dict[str, str] | None = None
     ) -> None:
-        """A layer whose mixer's tensors are called as here, but for a renamed first word."""
+        """A layer whose mixer's tensors are called as here, but for a renamed first word.
+
+        Matrices of experts lie apart, in `experts.0` and so on.
+        """
         self.place_norm(f"layers.{index}.norm", norm)
         for name in self._by_layer[index]:
             module, dot, rest = name.split(".", 2)[2].partition(".")
             if module != "norm":
-                module = (rename or {}).get(module, module)
-                self.place(name, f"{mixer}.{module}{dot}{rest}")
+                theirs = f"{(rename or {}).get(module, module)}{dot}{rest}"
+                shape = self._shapes[name]
+                if len(shape) == 3:
+                    self.place_each(
+                        name, [f"{mixer}.experts.{e}.{theirs}" for e in range(shape[0])]
+                    )
+                else:
+                    self.place(name, f"{mixer}.{theirs}")
 
     def place_ends(self, *, embedding: str, norm_f: str, lm_head: str) -> None:
         """Embedding, final norm and head. A tied head may be stored again."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edge.export.quantize.plan import F32 as FLOATING
 from edge.export.quantize.plan import (
     INT8,
+    INT8_ROWS,
     Activation,
     Dynamic,
     Product,
@@ -92,7 +93,7 @@ class LayerPlanner:
         if how is None or wanted.bits > 8:
             return Product(kept)
         if kept.bits > 8:
-            kept = INT8
+            kept = INT8_ROWS if matrix.experts else INT8
         if name in self.known:
             return Product(kept, self.known[name])
         if isinstance(how, Dynamic):

@@ -15,8 +15,8 @@ from edge.config import (
     MlpConfig,
     ModelConfig,
     NormConfig,
-    RouterConfig,
 )
+from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import bamba, granite
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
@@ -81,12 +81,10 @@ def read(fields: Fields) -> Layout:
 
 def _experts(fields: Fields) -> list[ExpertsConfig]:
     """Those of a block; none where the model is dense."""
-    experts = fields.integer("num_local_experts", 8, low=0)
-    if not experts:
+    count = fields.integer("num_local_experts", 8, low=0)
+    if not count:
         return []
-    router = fields.build(RouterConfig, top_k=fields.integer("num_experts_per_tok", 2))
-    width = fields.integer("intermediate_size")
-    return [fields.build(ExpertsConfig, n_experts=experts, d_intermediate=width, router=router)]
+    return [experts(fields, count, fields.integer("intermediate_size"))]
 
 
 def _attention(fields: Fields) -> AttentionConfig:
@@ -119,7 +117,7 @@ def _place(config: ModelConfig, attends: list[bool]) -> Layout:
             rename={"gated_norm": "norm"},
         )
         if each == 3:
-            _place_experts(layout, first + 1, source)
+            place_experts(layout, first + 1, source)
         ours = f"layers.{first + each - 1}"
         layout.place_norm(f"{ours}.norm", f"{source}.post_attention_layernorm")
         names = (f"{ours}.gate_proj.weight", f"{ours}.up_proj.weight")
@@ -131,7 +129,7 @@ def _place(config: ModelConfig, attends: list[bool]) -> Layout:
     return layout
 
 
-def _place_experts(layout: Layout, index: int, source: str) -> None:
+def place_experts(layout: Layout, index: int, source: str) -> None:
     ours, theirs = f"layers.{index}", f"{source}.block_sparse_moe"
     layout.place_norm(f"{ours}.norm", f"{source}.post_attention_layernorm")
     layout.place(f"{ours}.router.weight", f"{theirs}.router.layer.weight")

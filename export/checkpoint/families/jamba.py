@@ -1,7 +1,8 @@
-"""Jamba: blocks of Mamba-1, whose dt, B and C are normed, or attention, and a gated MLP after each.
+"""Jamba: blocks of Mamba-1, whose dt, B and C are normed, or attention, and a gated MLP after each,
+of which every `expert_layer_period`th is a mixture of experts.
 
-Source: transformers 5.23 models/jamba, `JambaForCausalLM`. Its attention knows no positions. A
-config with experts is refused.
+Source: transformers 5.23 models/jamba, `JambaForCausalLM`. Its attention knows no positions. What
+experts are worth is their softmax among all, which does not sum to one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from typing import Any
 
 from edge.config import AttentionConfig, Mamba1Config, MlpConfig, NormConfig
+from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import bamba
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
@@ -26,8 +28,8 @@ NAME = "jamba"
 _OWN = {
     "attn_layer_offset", "attn_layer_period", "expert_layer_offset", "expert_layer_period",
     "layers_block_type", "layer_types", "mamba_conv_bias", "mamba_d_conv", "mamba_d_state",
-    "mamba_dt_rank", "mamba_expand", "mamba_proj_bias", "num_experts", "num_experts_per_tok",
-    "use_associative_scan",
+    "mamba_dt_rank", "mamba_expand", "mamba_inner_layernorms", "mamba_proj_bias",
+    "n_ctx", "num_experts", "num_experts_per_tok", "use_associative_scan",
 }  # fmt: skip
 _NORMS = {"dt_norm": "dt_layernorm", "B_norm": "b_layernorm", "C_norm": "c_layernorm"}
 
@@ -40,20 +42,16 @@ def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     fields.demand("hidden_act", "silu", UNSUPPORTED)
-    experts = fields.integer("num_experts", 16)
-    if experts > 1:
-        fields.refuse("num_experts", f"is {experts}", "models with experts are not read yet")
+    fields.demand("mamba_inner_layernorms", True, UNSUPPORTED)
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
-    period = fields.integer("attn_layer_period", 8)
-    offset = fields.integer("attn_layer_offset", 4, low=0)
-    if offset >= period:
-        fields.inconsistent("attn_layer_offset", f"is {offset}, not below attn_layer_period")
-    attends = [block % period == offset for block in range(blocks)]
+    attends = _every(fields, "attn", blocks, (8, 4))
     mamba, attention = _mamba(fields), _attention(fields)
-    mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size"))
+    count, width = fields.integer("num_experts", 16), fields.integer("intermediate_size")
+    mlp = fields.build(MlpConfig, d_intermediate=width)
+    mixed = experts(fields, count, width, normalise=False) if count > 1 else mlp
     layers: list[Any] = []
-    for attending in attends:
-        layers += [attention if attending else mamba, mlp]
+    for attending, chosen in zip(attends, _every(fields, "expert", blocks, (2, 1)), strict=True):
+        layers += [attention if attending else mamba, mixed if chosen else mlp]
     context = fields.integer("max_position_embeddings", 262144)
     config = fields.model(
         family=NAME,
@@ -65,6 +63,16 @@ def read(fields: Fields) -> Layout:
         max_context=context if any(attends) else None,
     )
     return bamba.place(config, attends, _NORMS)
+
+
+def _every(fields: Fields, what: str, blocks: int, usual: tuple[int, int]) -> list[bool]:
+    """Which blocks have attention, or experts."""
+    period = fields.integer(f"{what}_layer_period", usual[0])
+    offset = fields.integer(f"{what}_layer_offset", usual[1], low=0)
+    if offset >= period:
+        message = f"is {offset}, not below {what}_layer_period"
+        fields.inconsistent(f"{what}_layer_offset", message)
+    return [block % period == offset for block in range(blocks)]
 
 
 def _mamba(fields: Fields) -> Mamba1Config:
@@ -92,4 +100,4 @@ def _attention(fields: Fields) -> AttentionConfig:
     )
 
 
-FAMILY = Family(NAME, "model_type jamba, without experts", claims, read)
+FAMILY = Family(NAME, "model_type jamba", claims, read)

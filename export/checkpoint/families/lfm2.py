@@ -6,6 +6,7 @@ rounded up, where `block_auto_adjust_ff_dim` says so. The last norm is called `e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from edge.config import AttentionConfig, MlpConfig, ModelConfig, NormConfig, ShortConvConfig
@@ -20,6 +21,7 @@ from edge.export.checkpoint.family import (
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
+from edge.mixers.base import MixerConfig
 
 NAME = "lfm2"
 THETA = 1e6
@@ -46,6 +48,12 @@ def claims(fields: Fields) -> bool:
 def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN | _LEFT)
+    mlp = fields.build(MlpConfig, d_intermediate=_mlp_width(fields))
+    return read_blocks(fields, NAME, lambda block: mlp)
+
+
+def read_blocks(fields: Fields, family: str, feed: Callable[[int], MixerConfig]) -> Layout:
+    """The model, for LFM2 and its kin; `feed` is what stands behind a block's first mixer."""
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     width = fields.integer("hidden_size")
     if "layer_types" in fields:
@@ -65,14 +73,13 @@ def read(fields: Fields) -> Layout:
         ),
         "attention": _attention(fields),
     }
-    mlp = fields.build(MlpConfig, d_intermediate=_mlp_width(fields))
     layers: list[Any] = []
-    for kind in kinds:
-        layers += [made[kind], mlp]
+    for block, kind in enumerate(kinds):
+        layers += [made[kind], feed(block)]
     context = fields.integer("max_position_embeddings", 128000)
     tied = "tie_embedding" if "tie_embedding" in fields else "tie_word_embeddings"
     config = fields.model(
-        family=NAME,
+        family=family,
         vocab_size=fields.integer("vocab_size"),
         d_model=width,
         layers=layers,
@@ -123,7 +130,7 @@ def _place(config: ModelConfig, kinds: list[str]) -> Layout:
             2 * block + 1,
             norm=f"{source}.ffn_norm",
             mixer=f"{source}.feed_forward",
-            rename={"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
+            rename={"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2", "router": "gate"},
         )
     layout.place_ends(
         embedding="model.embed_tokens.weight",

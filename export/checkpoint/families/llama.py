@@ -6,7 +6,7 @@ are summed again; `initializer_range` and dropouts are of training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edge.config import AttentionConfig, MlpConfig, ModelConfig, NormConfig
 from edge.export.checkpoint.family import (
@@ -23,6 +23,7 @@ from edge.export.checkpoint.family import (
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
+from edge.mixers.base import MixerConfig
 
 NAME = "llama"
 _OWN = {"attention_bias", "head_dim", "mlp_bias"}
@@ -61,6 +62,7 @@ def read_blocks(
     theta: float = 10000.0,
     rotates: Sequence[bool] = (),
     tied: bool = False,
+    feed: Callable[[int], MixerConfig] | None = None,
 ) -> Layout:
     """The model, for Llama and its kin.
 
@@ -71,6 +73,7 @@ def read_blocks(
         theta: of RoPE, where the config does not say.
         rotates: whether RoPE turns q and k of a block; none are all.
         tied: the default of `tie_word_embeddings`.
+        feed: what stands behind the attention of a block; None is an MLP of `intermediate_size`.
     """
     fields.demand("hidden_act", "silu", UNSUPPORTED)
     heads = fields.integer("num_attention_heads", 32)
@@ -90,7 +93,9 @@ def read_blocks(
         out_bias=attention_bias if out_bias is None else out_bias,
         qk_norm=qk_norm,
     )
-    mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size"), bias=mlp_bias)
+    if feed is None:
+        width = fields.integer("intermediate_size")
+        mlp = fields.build(MlpConfig, d_intermediate=width, bias=mlp_bias)
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     config = fields.model(
         family=family,
@@ -98,8 +103,11 @@ def read_blocks(
         d_model=fields.integer("hidden_size"),
         layers=[
             layer
-            for turned in rotates or [True] * blocks
-            for layer in (attention if turned else attention.model_copy(update={"rope": None}), mlp)
+            for block, turned in enumerate(rotates or [True] * blocks)
+            for layer in (
+                attention if turned else attention.model_copy(update={"rope": None}),
+                mlp if feed is None else feed(block),
+            )
         ],
         norm=fields.build(NormConfig, eps=fields.epsilon("rms_norm_eps", eps)),
         tie_embeddings=fields.boolean("tie_word_embeddings", tied),
@@ -122,7 +130,10 @@ def place(config: ModelConfig, blocks: int) -> Layout:
         source = f"model.layers.{block}"
         layout.place_layer(2 * block, norm=f"{source}.input_layernorm", mixer=f"{source}.self_attn")
         layout.place_layer(
-            2 * block + 1, norm=f"{source}.post_attention_layernorm", mixer=f"{source}.mlp"
+            2 * block + 1,
+            norm=f"{source}.post_attention_layernorm",
+            mixer=f"{source}.mlp",
+            rename={"router": "gate"},
         )
     layout.place_ends(
         embedding="model.embed_tokens.weight", norm_f="model.norm", lm_head="lm_head.weight"

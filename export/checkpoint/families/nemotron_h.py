@@ -1,9 +1,9 @@
-"""Nemotron-H: layers of Mamba-2, of attention without positions and of MLPs with squared ReLU.
+"""Nemotron-H: layers of Mamba-2, of attention without positions, and of MLPs with squared ReLU, or
+experts of that form beside an MLP that all tokens share.
 
 Source: transformers 5.23 models/nemotron_h, `NemotronHForCausalLM`, and nvidia's own class beside
 the weights. transformers clamps dt to `time_step_min` and more in runs, and not in steps; nvidia's
-kernels do neither, and nor is it done here: `time_step_limit` alone is a limit. Layers of experts
-are refused.
+kernels do neither, and nor is it done here: `time_step_limit` alone is a limit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig, NormConfig
+from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     UNSUPPORTED,
@@ -30,12 +31,16 @@ _OWN = {
     "mamba_ssm_cache_dtype", "mlp_bias", "mlp_hidden_act", "n_groups", "norm_eps",
     "ssm_state_size", "time_step_limit", "time_step_rank", "use_bias", "use_conv_bias",
 }  # fmt: skip
-# Of layers that a dense model does not have, though its config may speak of them.
+# moe_shared_expert_overlap says when things run; layers that predict tokens ahead are not stored
 _OF_EXPERTS = {
     "moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size",
     "moe_shared_expert_overlap", "mtp_layers_block_type", "n_group", "n_routed_experts",
     "n_shared_experts", "norm_topk_prob", "num_experts_per_tok", "num_nextn_predict_layers",
     "routed_scaling_factor", "topk_group",
+}  # fmt: skip
+_NAMES = {
+    "gated_norm": "norm", "latent_in": "fc1_latent_proj", "latent_out": "fc2_latent_proj",
+    "router": "gate",
 }  # fmt: skip
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _KINDS = {
@@ -55,27 +60,23 @@ def read(fields: Fields) -> Layout:
     fields.demand("mlp_hidden_act", "relu2", UNSUPPORTED)
     fields.demand("attention_bias", False, UNSUPPORTED)
     kinds = _kinds(fields)
-    made: dict[str, Any] = {
-        "mamba": _mamba(fields),
-        "attention": _attention(fields),
-        "mlp": fields.build(
-            MlpConfig,
-            d_intermediate=fields.integer("intermediate_size", 21504),
-            bias=fields.boolean("mlp_bias", False),
-            form="squared_relu",
-        ),
+    made: dict[str, list[Any]] = {
+        "mamba": [_mamba(fields)],
+        "attention": [_attention(fields)],
+        "mlp": [_mlp(fields, "intermediate_size", 21504)],
+        "moe": _experts(fields) if "moe" in kinds else [],
     }
     context = fields.integer("max_position_embeddings", 4096)
     config = fields.model(
         family=NAME,
         vocab_size=fields.integer("vocab_size"),
         d_model=fields.integer("hidden_size"),
-        layers=[made[kind] for kind in kinds],
+        layers=[layer for kind in kinds for layer in made[kind]],
         norm=fields.build(NormConfig, eps=fields.epsilon("layer_norm_epsilon", 1e-5)),
         tie_embeddings=fields.boolean("tie_word_embeddings", False),
         max_context=context if "attention" in kinds else None,
     )
-    return _place(config)
+    return _place(config, kinds)
 
 
 def _kinds(fields: Fields) -> list[str]:
@@ -95,10 +96,38 @@ def _kinds(fields: Fields) -> list[str]:
     if not 0 < len(found) <= 2 * MAX_BLOCKS:
         fields.refuse(name, f"has {len(found)} layers, outside 1 to {2 * MAX_BLOCKS}")
         found = ["mamba"]
-    if experts := found.count("moe"):
-        fields.refuse(name, f"has {experts} layers of experts", "these are not read yet")
-        found = ["mamba"]
     return found
+
+
+def _mlp(fields: Fields, width: str, usual: int, *, parallel: bool = False) -> MlpConfig:
+    return fields.build(
+        MlpConfig,
+        d_intermediate=fields.integer(width, usual),
+        bias=fields.boolean("mlp_bias", False),
+        form="squared_relu",
+        parallel=parallel,
+    )
+
+
+def _experts(fields: Fields) -> list[Any]:
+    """Those, and the MLP beside them."""
+    latent = fields.integer("moe_latent_size") if "moe_latent_size" in fields else None
+    if latent is not None:
+        fields.demand("mlp_bias", False, UNSUPPORTED)
+    mixed = experts(
+        fields,
+        fields.integer("n_routed_experts", 8),
+        fields.integer("moe_intermediate_size", 7688),
+        form="squared_relu",
+        d_latent=latent,
+        score="sigmoid",
+        correction=True,
+        normalise=fields.boolean("norm_topk_prob", True),
+        scale=fields.number("routed_scaling_factor", 1.0),
+        groups=fields.integer("n_group", 1),
+        top_groups=fields.integer("topk_group", 1),
+    )
+    return [mixed, _mlp(fields, "moe_shared_expert_intermediate_size", 7688, parallel=True)]
 
 
 def _mamba(fields: Fields) -> Mamba2Config:
@@ -127,20 +156,26 @@ def _attention(fields: Fields) -> AttentionConfig:
     )
 
 
-def _place(config: ModelConfig) -> Layout:
+def _place(config: ModelConfig, kinds: list[str]) -> Layout:
     def named(name: str) -> str:  # transformers' own name for nvidia's
         return name.replace("model.", "backbone.", 1) if name.startswith("model.") else name
 
     layout = Layout(config, rename=named)
-    for index in range(len(config.layers)):
-        source = f"backbone.layers.{index}"
-        layout.place_layer(
-            index, norm=f"{source}.norm", mixer=f"{source}.mixer", rename={"gated_norm": "norm"}
-        )
+    index = 0
+    for block, kind in enumerate(kinds):
+        source = f"backbone.layers.{block}"
+        layout.place_layer(index, norm=f"{source}.norm", mixer=f"{source}.mixer", rename=_NAMES)
+        if kind == "moe":
+            bias = f"{source}.mixer.gate.e_score_correction_bias"
+            layout.place(f"layers.{index}.router.bias", bias)
+            index += 1
+            shared = f"{source}.mixer.shared_experts"
+            layout.place_layer(index, norm=f"{source}.norm", mixer=shared)
+        index += 1
     layout.place_ends(
         embedding="backbone.embeddings.weight", norm_f="backbone.norm_f", lm_head="lm_head.weight"
     )
     return layout
 
 
-FAMILY = Family(NAME, "model_type nemotron_h, without experts", claims, read)
+FAMILY = Family(NAME, "model_type nemotron_h", claims, read)

@@ -1,0 +1,41 @@
+"""Granite 3 with experts: as Granite 3, whose MLPs are a mixture of experts.
+
+Source: transformers 5.23 models/granitemoe, `GraniteMoeForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from edge.export.checkpoint.experts import experts
+from edge.export.checkpoint.families import granite, granitemoehybrid, llama
+from edge.export.checkpoint.family import Family, is_transformers, known_only, positions
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "granitemoe"
+_OWN = granite.FACTORS | {"attention_bias", "num_experts_per_tok", "num_local_experts"}
+
+
+def claims(fields: Fields) -> bool:
+    return is_transformers(fields, NAME, "GraniteMoeForCausalLM")
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    known_only(fields, _OWN)
+    count, width = fields.integer("num_local_experts", 8), fields.integer("intermediate_size")
+    mixed = experts(fields, count, width)
+    layout = llama.read_blocks(
+        fields,
+        NAME,
+        kv_heads=None,
+        eps=1e-6,
+        context=positions(fields, 2048),
+        attention_bias=fields.boolean("attention_bias", False),
+        feed=lambda block: mixed,
+    )
+    for index in range(1, len(layout.config.layers), 2):
+        granitemoehybrid.place_experts(layout, index, f"model.layers.{index // 2}")
+    return granite.multiplied(fields, layout)
+
+
+FAMILY = Family(NAME, "model_type granitemoe", claims, read)

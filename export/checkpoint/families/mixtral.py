@@ -1,0 +1,57 @@
+"""Mixtral: as Mistral, whose MLPs are a mixture of experts.
+
+Source: transformers 5.23 models/mixtral, `MixtralForCausalLM`; published files call what is `mlp`
+there `block_sparse_moe`, and its matrices w1, w3 and w2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge.export.checkpoint.experts import experts
+from edge.export.checkpoint.families import llama
+from edge.export.checkpoint.family import Family, is_transformers, known_only
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "mixtral"
+_OWN = {"head_dim", "num_experts_per_tok", "num_local_experts", "sliding_window"}
+_NAMES = {
+    ".mlp.": ".block_sparse_moe.",
+    ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2.",
+}  # fmt: skip
+
+
+def claims(fields: Fields) -> bool:
+    return is_transformers(fields, NAME, "MixtralForCausalLM")
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    known_only(fields, _OWN)
+    count, width = fields.integer("num_local_experts", 8), fields.integer("intermediate_size")
+    mixed = experts(fields, count, width)
+    context = fields.integer("max_position_embeddings", 131072)
+    layout = llama.read_blocks(
+        fields,
+        NAME,
+        kv_heads=8,
+        eps=1e-5,
+        context=min(context, fields.integer("sliding_window", context)),
+        theta=1e6,
+        feed=lambda block: mixed,
+    )
+    layout.pieces = {
+        name: replace(piece, source=_theirs(piece.source), stack=tuple(map(_theirs, piece.stack)))
+        for name, piece in layout.pieces.items()
+    }
+    return layout
+
+
+def _theirs(name: str) -> str:
+    for ours, theirs in _NAMES.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+FAMILY = Family(NAME, "model_type mixtral", claims, read)

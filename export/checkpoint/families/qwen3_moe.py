@@ -1,0 +1,54 @@
+"""Qwen3 with experts: as Qwen3, whose MLPs are a mixture of experts, all or every few of them.
+
+Source: transformers 5.23 models/qwen3_moe, `Qwen3MoeForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from edge.config import MlpConfig
+from edge.export.checkpoint.experts import experts
+from edge.export.checkpoint.families import llama, qwen2
+from edge.export.checkpoint.family import Family, context_of, is_transformers, known_only
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "qwen3_moe"
+_OWN = qwen2.OWN | {
+    "attention_bias", "decoder_sparse_step", "head_dim", "mlp_only_layers",
+    "moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok",
+    "num_local_experts",
+}  # fmt: skip
+
+
+def claims(fields: Fields) -> bool:
+    return is_transformers(fields, NAME, "Qwen3MoeForCausalLM")
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    known_only(fields, _OWN)
+    mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size", 6144))
+    # published files say the first, transformers 5 the second
+    count = "num_experts" if "num_experts" in fields else "num_local_experts"
+    mixed = experts(
+        fields,
+        fields.integer(count, 128),
+        fields.integer("moe_intermediate_size", 768),
+        per_token=8,
+        normalise=fields.boolean("norm_topk_prob", False),
+    )
+    dense = fields.indices("mlp_only_layers", fields.integer("num_hidden_layers"))
+    step = fields.integer("decoder_sparse_step", 1)
+    return llama.read_blocks(
+        fields,
+        NAME,
+        kv_heads=4,
+        eps=1e-6,
+        context=context_of(fields, 32768),
+        attention_bias=fields.boolean("attention_bias", False),
+        qk_norm=True,
+        feed=lambda block: mlp if block in dense or (block + 1) % step else mixed,
+    )
+
+
+FAMILY = Family(NAME, "model_type qwen3_moe", claims, read)
