@@ -15,8 +15,8 @@ F32 = NDArray[np.float32]
 def powers(theta: float, dim: int) -> F32:
     """theta^(-2i/dim), [dim/2] (RoFormer, arXiv 2104.09864, equation 15)."""
     exponents = -np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    found: F32 = np.power(np.float32(theta), exponents)
-    return found
+    # NumPy's own fp32 powers differ by a bit from processor to processor
+    return np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)).astype(np.float32)
 
 
 def inverse_frequencies(rope: RopeConfig) -> F32:

@@ -108,11 +108,14 @@ class Sources:
     def _turned(
         self, function: Callable[[Array], Array], index: int
     ) -> Callable[[Array, DeviceRun], None]:
-        """cos or sin of position · inverse frequency, in fp32 as the graph computes it."""
+        """cos or sin of position · inverse frequency, a product in fp32 as the graph computes it.
+
+        NumPy's own fp32 sines differ by a bit from processor to processor, and from C's.
+        """
 
         def fill(array: Array, run: DeviceRun) -> None:
-            column = positions(run.step).astype(np.float32)[:, None]
-            array[:] = function(column * self._inverses[index]).ravel()
+            angles = positions(run.step).astype(np.float32)[:, None] * self._inverses[index]
+            array[:] = function(angles.astype(np.float64)).ravel()
 
         return fill
 
