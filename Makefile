@@ -10,7 +10,7 @@ OTHERS = from importlib.metadata import packages_distributions as p; \
 	print(*{*p().get("onnxruntime", ())} - {"onnxruntime"})
 ORT = $$(test -n "$$($(BIN)/python -c '$(OTHERS)')" || echo ort)
 
-.PHONY: chat real test jetpack6 aarch64 lint types layers bench bench-drafts docs plugins plugins-aarch64 clean
+.PHONY: chat real test jetpack6 aarch64 libedge lint types layers bench bench-drafts docs plugins plugins-aarch64 clean
 
 chat: $(VENV)/.runtime
 	@$(BIN)/edge-chat
@@ -57,6 +57,10 @@ docs: $(VENV)/.dev
 	@$(BIN)/python -m pdoc --docformat google --no-show-source -o build/docs $(API)
 	@echo "open build/docs/edge.html"
 
+# the C library, without Python: build/libedge/libedge.so (docs/use/c.md); ARGS=install PREFIX=… installs it
+libedge:
+	@$(MAKE) -C runtime/libedge $(ARGS)
+
 # TensorRT's plugin library, and the host that its tests drive it by (docs/inside/tensorrt-plugins.md):
 # make plugins TENSORRT_INCLUDE=/usr/include/aarch64-linux-gnu [CUDA_INCLUDE=…]
 CMAKE ?= cmake
@@ -76,7 +80,7 @@ clean:
 	rm -rf $(VENV) .venv310 build dist *.egg-info
 
 # what the install compiles
-NATIVE := $(wildcard plugins/cpu/src/* plugins/*/cpu*.h)
+NATIVE := $(wildcard plugins/cpu/src/* plugins/*/cpu*.h runtime/libedge/*/*)
 
 $(VENV)/bin/python:
 	@echo "creating $(VENV)"

@@ -1,12 +1,13 @@
 // The library as Python sees it: kernels made from variants, and lists of launches to run.
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "kernel.h"
+#include "calls.h"
 #if defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
@@ -161,7 +162,14 @@ int64_t Variant::within(const char* name, int64_t least, int64_t most) const {
   return value;
 }
 
-double Variant::number(const char* name) const { return std::stod(told_->constant(name)); }
+double Variant::number(const char* name) const {
+  const std::string& text = told_->constant(name);
+  double value = 0;
+  // not stod, which reads by the locale of the program
+  if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc())
+    throw std::runtime_error(std::string(name) + " is no number: " + text);
+  return value;
+}
 
 // -- instruction sets -------------------------------------------------------------------------------
 
@@ -214,17 +222,8 @@ using namespace edge_cpu;
 
 extern "C" {
 
-struct EdgeCpuCall {
-  const void* kernel;
-  const Value* values;
-  int64_t grid[3];
-};
-
-// What the functions below take, by `VERSION` of library.py: both go up where one of them, or what a
-// kernel's values mean, changes.
 int edge_cpu_version() { return 2; }
 
-// Names of the instruction sets that this machine has, best last, separated by spaces.
 int edge_cpu_sets(char* out, int size) {
   std::string names;
   for (const Isa& set : sets())
@@ -242,7 +241,6 @@ void* edge_cpu_pool(int threads, int finest) {
 }
 void edge_cpu_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
 
-// A kernel for a variant, or null and why in `problem`. "copy" and "fill" are kernels as well.
 void* edge_cpu_kernel(const char* set, const char* text, char* problem, int size) {
   std::string kernel;
   try {
@@ -264,8 +262,6 @@ void* edge_cpu_kernel(const char* set, const char* text, char* problem, int size
 }
 void edge_cpu_kernel_free(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
-// Runs the calls in order. 0, or 1 where memory ran out. Nothing else is thrown: a kernel refuses
-// what it cannot do when it is made.
 int edge_cpu_run(void* pool, const EdgeCpuCall* calls, int64_t count) {
   try {
     for (int64_t i = 0; i < count; i++)

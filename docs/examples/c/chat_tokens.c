@@ -1,0 +1,74 @@
+/* Goes on from token ids, or, with a bundle whose tokens are bytes, from text.
+ *
+ *   chat_tokens BUNDLE ID...            ids in, ids out
+ *   printf 'User: Hello' | chat_tokens BUNDLE   text in, text out
+ *
+ * cc chat_tokens.c $(pkg-config --cflags --libs edge) -o chat_tokens
+ */
+#include <edge.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static edge_bundle *bundle;
+
+static int fail(const edge_error *error) {
+  fprintf(stderr, "%s %s: %s\n", error->file, error->field, error->message);
+  return 1;
+}
+
+static int print_id(void *user, int32_t token) {
+  (void)user;
+  printf("%d ", (int)token);
+  fflush(stdout);
+  return 0; /* another value ends the answer */
+}
+
+static int print_text(void *user, int32_t token) {
+  char byte;
+  size_t length;
+  (void)user;
+  if (!edge_bundle_decode(bundle, &token, 1, &byte, 1, &length, NULL)) putchar(byte);
+  fflush(stdout);
+  return 0;
+}
+
+int main(int count, char **words) {
+  edge_error error;
+  edge_memory memory = EDGE_MEMORY;
+  edge_generation how = EDGE_GENERATION;
+  edge_sampling greedy = EDGE_SAMPLING;
+  edge_model *model = NULL;
+  edge_session *session = NULL;
+  int32_t prompt[4096];
+  size_t length = 0;
+  int i, failed = 0;
+
+  if (count < 2) return fprintf(stderr, "usage: chat_tokens BUNDLE [ID...]\n"), 2;
+  if (edge_bundle_open(words[1], &bundle, &error)) return fail(&error);
+  if (edge_bundle_memory(bundle, NULL, &memory, &error)) return fail(&error);
+  fprintf(stderr, "needs %.1f MB\n", (double)memory.total / 1e6);
+  if (edge_model_load(bundle, NULL, &model, &error)) return fail(&error);
+  if (edge_session_new(model, NULL, &session, &error)) return fail(&error);
+
+  greedy.temperature = 0;
+  how.sampling = &greedy;
+  how.max_tokens = 64;
+  how.deadline_s = 30;
+  if (count > 2) {
+    for (i = 2; i < count && length < 4096; i++) prompt[length++] = (int32_t)atol(words[i]);
+    how.on_token = print_id;
+    failed = edge_generate(session, prompt, length, &how, NULL, &error) && fail(&error);
+  } else {
+    char text[4096];
+    size_t bytes = fread(text, 1, sizeof text, stdin);
+    how.on_token = print_text;
+    failed = (edge_bundle_encode(bundle, text, bytes, prompt, 4096, &length, &error) ||
+              edge_generate(session, prompt, length, &how, NULL, &error)) &&
+             fail(&error);
+  }
+  putchar('\n');
+  edge_session_free(session);
+  edge_model_close(model);
+  edge_bundle_close(bundle);
+  return failed;
+}

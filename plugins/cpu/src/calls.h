@@ -1,0 +1,33 @@
+// The library as a plan's engine sees it, Python's and the C library's: library.cpp has the bodies.
+#pragma once
+
+#include "kernel.h"
+
+#if defined(EDGE_LIBEDGE)
+#define EDGE_CPU_API
+#else
+#define EDGE_CPU_API __attribute__((visibility("default")))
+#endif
+
+extern "C" {
+
+struct EdgeCpuCall {
+  const void* kernel;
+  const edge_cpu::Value* values;
+  int64_t grid[3];
+};
+
+// What the functions below take, by `VERSION` of library.py: both go up where one of them, or what a
+// kernel's values mean, changes.
+EDGE_CPU_API int edge_cpu_version();
+// Names of the instruction sets that this machine has, best last, separated by spaces.
+EDGE_CPU_API int edge_cpu_sets(char* out, int size);
+EDGE_CPU_API void* edge_cpu_pool(int threads, int finest);
+EDGE_CPU_API void edge_cpu_pool_free(void* pool);
+// A kernel for a variant, or null and why in `problem`. "copy" and "fill" are kernels as well.
+EDGE_CPU_API void* edge_cpu_kernel(const char* set, const char* text, char* problem, int size);
+EDGE_CPU_API void edge_cpu_kernel_free(void* kernel);
+// Runs the calls in order. 0, or 1 where memory ran out. Nothing else is thrown: a kernel refuses
+// what it cannot do when it is made.
+EDGE_CPU_API int edge_cpu_run(void* pool, const EdgeCpuCall* calls, int64_t count);
+}

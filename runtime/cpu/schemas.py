@@ -1,0 +1,56 @@
+"""The forms of a bundle's documents, for the C library to check them by.
+
+    python -m edge.runtime.cpu.schemas     writes them anew
+
+They are made of the models that Python checks documents with, so both refuse the same. What is
+beyond a form, one field against another, is written in `runtime/libedge/src` once more.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from edge.bundle.manifest import Manifest
+from edge.launch import LaunchPlan
+from edge.mixers.base import Grown
+
+FOLDER = Path(__file__).resolve().parent.parent / "libedge" / "src"
+_WIDTH = 100
+
+
+def files() -> dict[str, str]:
+    """Names of the files in `FOLDER`, and what is to be in them: a string of C."""
+    return {"schema_manifest.inc": _text(Manifest), "schema_plan.inc": _text(LaunchPlan)}
+
+
+def _text(model: type[BaseModel]) -> str:
+    schema = _plain(model.model_json_schema())
+    definitions = schema["$defs"]
+    for kind in Grown.__subclasses__():
+        if kind.__name__ in definitions:
+            definitions[kind.__name__]["later"] = sorted(kind.later)
+    data = json.dumps(schema, separators=(",", ":"))
+    lines = [data[at : at + _WIDTH] for at in range(0, len(data), _WIDTH)]
+    return "\n".join(f'R"json({line})json"' for line in lines) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Without what is there for people. JSON has no infinity: the models read it from a string."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    out = {key: _plain(each) for key, each in value.items() if key not in ("title", "description")}
+    pair = out.get("prefixItems") == [{"type": "number"}] * 2
+    if pair and None in out.get("default", ()):
+        out["default"] = [end if end is not None else "inf" for end in out["default"]]
+    return out
+
+
+if __name__ == "__main__":
+    for name, content in files().items():
+        (FOLDER / name).write_text(content)

@@ -1,0 +1,260 @@
+#include "engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+
+namespace edge_lib {
+
+namespace {
+
+constexpr int64_t MAX_WINDOW = 256, CAPACITY = 4096, MAX_CAPACITY = 1 << 24, MAX_HISTORY = 1 << 30;
+constexpr int MAX_THREADS = 1024;
+const char WEIGHTS[] = "weights.bin";
+
+void within(int64_t value, int64_t most, const char* name) {
+  if (value < 1 || value > most)
+    throw Fault{EDGE_ERROR_INPUT,
+                "must be 1 to " + std::to_string(most) + ", is " + std::to_string(value), "", name};
+}
+
+}  // namespace
+
+SessionSizes SessionSizes::of(const Bundle& bundle, const edge_session_options* options) {
+  const Config& config = bundle.config;
+  edge_session_options usual = EDGE_SESSION_OPTIONS;
+  const edge_session_options& given = options ? *options : usual;
+  SessionSizes out{given.window, 0, given.history, given.has_seed != 0, given.seed};
+  within(given.window, MAX_WINDOW, "window");
+  within(given.history, MAX_HISTORY, "history");
+  if (config.caches.empty()) return out;
+  out.capacity = given.capacity;
+  if (!given.capacity)
+    out.capacity = std::min(config.max_context ? config.max_context : CAPACITY, CAPACITY);
+  within(out.capacity, config.max_context ? config.max_context : MAX_CAPACITY, "capacity");
+  return out;
+}
+
+void Offsets::add(const std::string& name, int64_t size) {
+  at[name] = total;
+  total = plus(total, up_to(size, ALIGNMENT));
+}
+
+// Neighbouring weights are one segment, gaps are left out, and each lies as aligned as in the file.
+WeightPlaces::WeightPlaces(const Plan& plan) {
+  std::vector<const PlanWeight*> sorted;
+  for (const auto& [name, weight] : plan.weights) sorted.push_back(&weight);
+  std::sort(sorted.begin(), sorted.end(), [](auto a, auto b) { return a->offset < b->offset; });
+  for (const PlanWeight* weight : sorted) {
+    int64_t start = weight->offset - weight->offset % ALIGNMENT;
+    int64_t end = weight->offset + std::max<int64_t>(1, weight->elements * item_size(weight->type));
+    if (!segments.empty() && start - segments.back().end < ALIGNMENT)
+      segments.back().end = std::max(segments.back().end, end);
+    else
+      segments.push_back({start, end, 0});
+  }
+  for (Segment& segment : segments) {
+    segment.at = up_to(total, ALIGNMENT);
+    total = segment.at + segment.end - segment.start;
+  }
+  for (const auto& [name, each] : plan.inlined)
+    inlined.add(name, std::max<int64_t>(1, int64_t(each.bytes.size())));
+}
+
+int64_t WeightPlaces::place(int64_t offset) const {
+  auto after = std::upper_bound(segments.begin(), segments.end(), offset,
+                                [](int64_t at, const Segment& s) { return at < s.start; });
+  const Segment& segment = *(after - 1);
+  return segment.at + offset - segment.start;
+}
+
+namespace {
+
+struct Life {
+  std::string name;
+  size_t first, last;
+  int64_t size;
+};
+
+// Memory is used again once nothing reads what was in it: the largest value first, each at the
+// lowest place that is free all its life, as in runtime/cuda/arena.py.
+Offsets placed(const Plan& plan, const PlanProgram& program, const Sizes& sizes) {
+  std::map<std::string, Life> found;
+  for (size_t step = 0; step < program.launches.size(); step++)
+    for (const PlanArgument& a : plan.launches[program.launches[step]].arguments)
+      if (a.kind == PlanArgument::pointer && a.space == Space::value)
+        found.insert({a.name, {a.name, step, step, 0}}).first->second.last = step;
+  std::vector<Life> lives;
+  for (auto& [name, life] : found) {
+    if (name == "logits") life.last = program.launches.size() - 1;  // read after the run
+    const PlanBuffer& buffer = plan.values.at(name);
+    life.size = up_to(times(buffer.elements.value(sizes), item_size(buffer.type)), ALIGNMENT);
+    lives.push_back(life);
+  }
+  std::stable_sort(lives.begin(), lives.end(), [](const Life& a, const Life& b) {
+    return a.size != b.size ? a.size > b.size : a.first < b.first;
+  });
+  Offsets out;
+  std::vector<std::pair<int64_t, int64_t>> taken;
+  std::vector<const Life*> there;
+  for (const Life& life : lives) {
+    taken.clear();
+    for (const Life* other : there)
+      if (other->first <= life.last && life.first <= other->last)
+        taken.push_back({out.at[other->name], out.at[other->name] + other->size});
+    std::sort(taken.begin(), taken.end());
+    int64_t start = 0;
+    for (auto [begin, end] : taken) {
+      if (begin - start >= life.size) break;
+      start = std::max(start, end);
+    }
+    out.at[life.name] = start;
+    out.total = std::max(out.total, plus(start, life.size));
+    if (life.size) there.push_back(&life);
+  }
+  return out;
+}
+
+}  // namespace
+
+ProgramLayout::ProgramLayout(const Plan& plan, const PlanProgram& program, const Sizes& sizes)
+    : largest(sizes) {
+  plan.check_sizes(program, sizes);
+  for (size_t index : program.launches)
+    for (const PlanArgument& a : plan.launches[index].arguments) {
+      if (a.kind != PlanArgument::pointer || a.space != Space::input || inputs.at.count(a.name))
+        continue;
+      int64_t elements = plan.inputs.at(a.name).elements.value(sizes);
+      inputs.add(a.name,
+                 times(item_size(plan.inputs.at(a.name).type), std::max<int64_t>(1, elements)));
+    }
+  values = placed(plan, program, sizes);
+}
+
+RunLayouts::RunLayouts(const Bundle& bundle, const Plan& plan, const SessionSizes& sizes) {
+  int64_t longest = std::max(bundle.chunk, sizes.window);
+  for (const PlanProgram& program : plan.programs) {
+    bool settle = program.kind == PlanProgram::settle, any = program.max_rows == HUGE_SIZE;
+    int64_t tokens = settle ? 0 : std::min(longest, program.max_rows);
+    int64_t rows = settle ? 0 : any ? sizes.window : tokens;
+    programs.emplace_back(plan, program,
+                          Sizes{{tokens, 1, rows, sizes.capacity, log_slots(sizes.window)}});
+    inputs = std::max(inputs, programs.back().inputs.total);
+    values = std::max(values, programs.back().values.total);
+  }
+}
+
+StateLayout::StateLayout(const Config& config, const Plan& plan, const SessionSizes& sizes) {
+  auto put = [](std::vector<Tensor>& list, int64_t& block, const Tensor& tensor, int64_t slots) {
+    list.push_back(tensor);
+    list.back().offset = block;
+    block = plus(block, up_to(times(slots, tensor.slot), ALIGNMENT));
+  };
+  for (const Shape& shape : config.recurrent) {
+    DType type = plan.state_types.at(shape.name);
+    int64_t slot = times(shape.elements(), item_size(type));
+    put(recurrent, block, {shape.name, shape.dims, type, 0, slot}, 2);
+    slot_bytes = plus(slot_bytes, slot);
+  }
+  for (const auto& [name, log] : plan.logs)
+    put(logs, block, {name, {log.width}, log.type, 0, times(log.width, item_size(log.type))},
+        log_slots(sizes.window));
+  for (Shape shape : config.caches) {
+    shape.dims[2] = sizes.capacity;
+    int64_t bytes = times(shape.elements(), item_size(DType::f32));
+    put(caches, cache_block, {shape.name, shape.dims, DType::f32, 0, bytes}, 1);
+    cache_bytes = plus(cache_bytes, bytes);
+  }
+}
+
+Engine::Engine(std::shared_ptr<const OpenBundle> opened, int threads, const char* set)
+    : opened_(std::move(opened)), places_(opened_->plan), threads_(threads), process_(getpid()) {
+  within(threads, MAX_THREADS, "threads");
+  char names[256];
+  edge_cpu_sets(names, sizeof names);
+  std::istringstream here(names);
+  for (std::string each; here >> each;)
+    if (!set || each == set) set_ = each;  // the best one is last
+  if (set_.empty())
+    throw Fault{EDGE_ERROR_INPUT, "this machine has no " + brief(set) + ", only: " + names, "",
+                "instruction_set"};
+  try {
+    load_kernels();
+    load_weights();
+    pool_ = edge_cpu_pool(threads, 0);
+    if (!pool_)
+      throw Fault{EDGE_ERROR_ENGINE, "no " + std::to_string(threads) + " threads could be started",
+                  "", "threads"};
+  } catch (...) {
+    free_all();
+    throw;
+  }
+}
+
+Engine::~Engine() { free_all(); }
+
+void Engine::free_all() {
+  // a forked child has no such threads, and would wait for them
+  if (pool_ && (threads_ == 1 || process_ == getpid())) edge_cpu_pool_free(pool_);
+  for (void* kernel : kernels_) edge_cpu_kernel_free(kernel);
+}
+
+void Engine::load_kernels() {
+  const auto& variants = plan().variants;
+  kernels_.assign(variants.size(), nullptr);
+  Faults faults;
+  for (const PlanProgram& program : plan().programs)
+    for (size_t index : program.launches) {
+      size_t variant = plan().launches[index].variant;
+      if (kernels_[variant]) continue;
+      char problem[512] = "";
+      kernels_[variant] =
+          edge_cpu_kernel(set_.c_str(), variants[variant].text.c_str(), problem, sizeof problem);
+      if (!kernels_[variant]) faults.add("variants." + std::to_string(variant), problem);
+    }
+  faults.refuse(EDGE_ERROR_BUNDLE, plan().file);
+}
+
+void Engine::load_weights() {
+  inlined_ = Memory(places_.inlined.total);
+  for (const auto& [name, each] : plan().inlined)
+    std::memcpy(inlined(name), each.bytes.data(), each.bytes.size());
+  if (places_.segments.empty()) return;
+  weights_ = Memory(places_.total);
+  int64_t at = 0;
+  size_t first = 0;  // of the segments that are not done
+  bundle().read(WEIGHTS, [&](const char* data, size_t size) {
+    int64_t end = at + int64_t(size);
+    for (size_t i = first; i < places_.segments.size() && places_.segments[i].start < end; i++) {
+      const auto& segment = places_.segments[i];
+      int64_t from = std::max(at, segment.start), to = std::min(end, segment.end);
+      if (from < to)
+        std::memcpy(weights_.data() + segment.at + from - segment.start, data + (from - at),
+                    size_t(to - from));
+      if (segment.end <= end) first = i + 1;
+    }
+    at = end;
+  });
+}
+
+char* Engine::weight(const PlanWeight& weight) const {
+  return weights_.data() + places_.place(weight.offset);
+}
+
+std::shared_ptr<Memory> Engine::values(int64_t size) {
+  std::lock_guard<std::mutex> lock(turn_);
+  if (!values_ || values_->size() < size) values_ = std::make_shared<Memory>(size);
+  return values_;
+}
+
+void Engine::run(const EdgeCpuCall* calls, int64_t count) {
+  if (threads_ > 1 && getpid() != process_)
+    throw Fault{EDGE_ERROR_ENGINE,
+                "the model was loaded before this process was forked: its threads are not here", "",
+                ""};
+  if (edge_cpu_run(pool_, calls, count)) throw std::bad_alloc();
+}
+
+}  // namespace edge_lib

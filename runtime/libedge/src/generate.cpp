@@ -1,0 +1,110 @@
+// One answer: prefill, then sample and step until something ends it.
+#include <algorithm>
+#include <chrono>
+
+#include "session.h"
+
+namespace edge_lib {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+bool listed(const int32_t* ids, size_t count, int32_t token) {
+  return std::find(ids, ids + count, token) != ids + count;
+}
+
+}  // namespace
+
+size_t Session::recent_from(const edge_sampling& how) const {
+  size_t window = size_t(how.repetition_window);
+  return tokens_.size() > window ? tokens_.size() - window : 0;
+}
+
+int32_t Session::sample(const edge_sampling& how, size_t recent_from) {
+  if (!rows_)
+    throw Fault{EDGE_ERROR_INPUT, "there are no logits to sample from: run tokens first", "",
+                "session"};
+  recent_.clear();
+  const Bundle& known = bundle();
+  if (how.repetition_penalty != 1) {
+    // special tokens end turns and are no repetition
+    auto counts = [&](int32_t token) {
+      return token >= 0 && token != known.bos && token != known.pad &&
+             !listed(known.eos.data(), known.eos.size(), token);
+    };
+    size_t most = size_t(how.repetition_window);
+    if (most && counts(pending_)) recent_.push_back(pending_);
+    for (size_t i = tokens_.size(); i > recent_from && recent_.size() < most; i--)
+      if (counts(tokens_[i - 1])) recent_.push_back(tokens_[i - 1]);
+  }
+  size_t count = size_t(std::min(known.token_count, known.config.vocab));
+  const float* last =
+      reinterpret_cast<const float*>(logits_.data()) + (rows_ - 1) * known.config.vocab;
+  return sampler_.sample(last, count, how, recent_.data(), recent_.size(), rng_);
+}
+
+edge_finish Session::generate(const int32_t* prompt, size_t count, const edge_generation& how,
+                              const edge_sampling& sampling, edge_result& result) {
+  auto began = Clock::now();
+  check_sampling(sampling, bundle().config.vocab);
+  Faults faults;
+  if (how.max_tokens < 1) faults.add("max_tokens", "must be at least 1");
+  if (!(how.deadline_s >= 0)) faults.add("deadline_s", "must not be negative");
+  if ((how.stop_count && !how.stop) || (count && !prompt))
+    faults.add(count && !prompt ? "prompt" : "stop", "is NULL");
+  faults.refuse(EDGE_ERROR_INPUT);
+  needs_choice("generate");
+  size_t waiting = pending_ >= 0;
+  if (!count && !waiting && !rows_)
+    throw Fault{EDGE_ERROR_INPUT, "is empty, and there is nothing to go on from", "", "prompt"};
+  for (size_t i = 0; i < count; i++)
+    if (prompt[i] < 0 || prompt[i] >= bundle().config.vocab)
+      throw Fault{EDGE_ERROR_INPUT, "has a token id that is out of range", "", "prompt"};
+  check_room(ledger_.position + int64_t(waiting + count));
+  bool full = false;
+  auto halted = [&](edge_finish* why) {
+    *why = EDGE_FINISH_CANCELLED;
+    if (cancelled_.exchange(false, std::memory_order_acq_rel)) return true;
+    *why = EDGE_FINISH_DEADLINE;
+    if (how.deadline_s > 0 && seconds_since(began) >= how.deadline_s) return true;
+    *why = EDGE_FINISH_CONTEXT;
+    return full;
+  };
+  edge_finish why = EDGE_FINISH_STOP;
+  for (size_t fed = 0; fed < waiting + count;) {
+    if (halted(&why)) return result.prompt_s = seconds_since(began), why;
+    // the token that waits goes first, with the prompt's first ones
+    size_t here = std::min(size_t(bundle().chunk), waiting + count - fed);
+    feed_.clear();
+    for (size_t i = fed; i < fed + here; i++)
+      feed_.push_back(i < waiting ? pending_ : prompt[i - waiting]);
+    run(feed_.data(), here, nullptr, here > 1 ? uint32_t(EDGE_RUN_COMMIT) : 0);
+    fed += here;
+    result.prompt_tokens = int64_t(fed);
+  }
+  result.prompt_s = seconds_since(began);
+  if (sampling.has_seed) rng_ = Rng(sampling.seed);
+  size_t from = recent_from(sampling);
+  for (;;) {
+    int32_t token = sample(sampling, from);
+    pending_ = token;
+    result.tokens++;
+    bool over = how.on_token && how.on_token(how.user, token);
+    const auto& eos = bundle().eos;
+    if ((!how.ignore_eos && listed(eos.data(), eos.size(), token)) ||
+        (how.stop_count && listed(how.stop, how.stop_count, token)))
+      return EDGE_FINISH_STOP;
+    if (result.tokens >= how.max_tokens) return EDGE_FINISH_LENGTH;
+    if (over) return EDGE_FINISH_CANCELLED;
+    full = !layout_.caches.empty() && ledger_.position >= sizes_.capacity;
+    if (halted(&why)) return why;
+    run(&token, 1, nullptr, 0);
+  }
+}
+
+}  // namespace edge_lib

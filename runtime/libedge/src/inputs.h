@@ -1,0 +1,48 @@
+// What the host writes before a run, as runtime/cuda/inputs.py does.
+#pragma once
+
+#include "ledger.h"
+#include "plan.h"
+
+namespace edge_lib {
+
+struct RunInputs {
+  const Step& step;
+  const int32_t* tokens;  // nothing for a rehearsal: zeros
+  bool all_rows;
+};
+
+// One input of a program: its name resolved once, to be written before each run.
+class InputWriter {
+ public:
+  InputWriter(const Plan& plan, const std::string& name, char* target);
+  void write(const RunInputs& run) const;
+
+ private:
+  enum What {
+    fields,
+    tokens,
+    rows,
+    replay,
+    slots,
+    positions,
+    ancestors,
+    taps,
+    state_taps,
+    cosines,
+    sines
+  };
+  void write_taps(const RunInputs& run) const;
+  void write_angles(const RunInputs& run) const;
+
+  What what_;
+  int width_ = 0;  // of taps
+  const std::vector<float>* inverses_ = nullptr;
+  int32_t* whole_;
+  float* real_;
+};
+
+// A new token's place in its sequence.
+int64_t place_of(const Step& step, int token);
+
+}  // namespace edge_lib

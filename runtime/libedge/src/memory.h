@@ -1,0 +1,29 @@
+// Memory that is taken once, starts on 256 bytes and holds zeros.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+namespace edge_lib {
+
+constexpr int64_t ALIGNMENT = 256;
+
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(int64_t size);  // throws std::bad_alloc
+  Memory(Memory&& other) { *this = std::move(other); }
+  Memory& operator=(Memory&& other) {
+    std::swap(data_, other.data_), std::swap(size_, other.size_);
+    return *this;
+  }
+  ~Memory();
+  char* data() const { return data_; }
+  int64_t size() const { return size_; }
+
+ private:
+  char* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+}  // namespace edge_lib

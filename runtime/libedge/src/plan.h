@@ -1,0 +1,93 @@
+// The launch plan (edge/launch.py): parsed, and checked against the model and the weights.
+#pragma once
+
+#include <map>
+
+#include "bundle.h"
+
+namespace edge_lib {
+
+// What a run's sizes are: tokens T, sequences B, wanted rows L, capacity C, log slots S.
+struct Sizes {
+  int64_t of[5];  // by "TBLCS"
+};
+inline bool operator==(const Sizes& a, const Sizes& b) { return std::equal(a.of, a.of + 5, b.of); }
+
+struct Size {
+  int64_t times = 1, per = 1;
+  std::string of;
+  int64_t value(const Sizes& sizes) const;
+  bool operator==(const Size& b) const { return times == b.times && per == b.per && of == b.of; }
+};
+
+enum class Space : uint8_t { value, weight, inlined, input, state, log, cache };
+
+struct PlanArgument {
+  enum Kind { pointer, size, number } kind;
+  Space space;
+  std::string name;
+  int64_t at;
+  Size whole;
+  double real;
+};
+
+struct PlanVariant {
+  std::string kernel, text;  // the latter as the kernels read it: see Variant in kernel.h
+  std::vector<std::string> names, types;
+};
+
+struct PlanLaunch {
+  size_t variant;
+  Size grid[3];
+  std::vector<PlanArgument> arguments;
+};
+
+struct PlanProgram {
+  enum Kind { chain, tree, settle } kind;
+  int64_t max_rows;  // HUGE_SIZE for any number
+  std::vector<size_t> launches;
+};
+
+struct PlanBuffer {
+  DType type;
+  Size elements;
+};
+
+struct PlanWeight {
+  DType type;
+  int64_t offset, elements;
+};
+
+struct PlanInline {
+  DType type;
+  std::string bytes;
+};
+
+struct PlanLog {
+  DType type;
+  int64_t width;
+};
+
+struct Plan {
+  std::vector<PlanVariant> variants;
+  std::vector<PlanLaunch> launches;
+  std::vector<PlanProgram> programs;
+  std::map<std::string, PlanBuffer> values, inputs;
+  std::map<std::string, PlanWeight> weights;
+  std::map<std::string, PlanInline> inlined;
+  std::map<std::string, PlanLog> logs;
+  std::vector<int64_t> taps;
+  std::vector<std::vector<float>> inverses;  // of each rotation
+  std::map<std::string, DType> state_types;  // of recurrent tensors
+
+  // Throws Fault with every fault.
+  static Plan of(const Bundle& bundle);
+  // Refuses sizes that a program's launches cannot take. Throws Fault.
+  void check_sizes(const PlanProgram& program, const Sizes& sizes) const;
+  // The first program that takes so many rows; -1 for none.
+  int program(PlanProgram::Kind kind, int64_t rows) const;
+
+  std::string file;
+};
+
+}  // namespace edge_lib

@@ -1,0 +1,55 @@
+// From logits to a token, as runtime/sampling.py does it, with the same random numbers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../include/edge.h"
+
+namespace edge_lib {
+
+// NumPy's PCG64 and how it is seeded: PCG XSL RR 128/64 (O'Neill, HMC-CS-2014-0905).
+struct Rng {
+  unsigned __int128 state = 0, increment = 1;
+
+  Rng() = default;
+  explicit Rng(uint64_t seed);
+  static Rng from_system();
+  double uniform();  // in [0, 1)
+
+ private:
+  Rng(const uint32_t* entropy, size_t count);
+};
+
+std::string decimal(unsigned __int128 value);
+bool from_decimal(const std::string& text, unsigned __int128* value);
+
+class Sampler {
+ public:
+  Sampler() = default;
+  explicit Sampler(size_t vocab) : ids_(vocab), weights_(vocab), adjusted_(vocab) {
+    order_.reserve(vocab);
+  }
+
+  // `recent`: tokens that the repetition penalty looks at. Throws Fault where nothing can be said.
+  int32_t sample(const float* logits, size_t count, const edge_sampling& how, const int32_t* recent,
+                 size_t recent_count, Rng& rng);
+
+ private:
+  const float* adjust(const float* logits, size_t count, const edge_sampling& how,
+                      const int32_t* recent, size_t recent_count);
+  size_t keep_top(const float* logits, size_t count, float best, size_t wanted);
+  size_t keep_nucleus(size_t count, double top_p);
+
+  // candidates, in order of their ids until the nucleus sorts them
+  std::vector<int32_t> ids_;
+  std::vector<float> weights_, adjusted_;
+  std::vector<std::pair<float, int32_t>> order_;
+};
+
+// Raises what is out of range, all of it. Throws Fault.
+void check_sampling(const edge_sampling& how, int64_t vocab);
+
+}  // namespace edge_lib

@@ -1,0 +1,126 @@
+// A session: the state's memory and verbs, the tokens that led to it, random numbers.
+#pragma once
+
+#include "engine.h"
+#include "inputs.h"
+#include "sampler.h"
+
+namespace edge_lib {
+
+// A program's launches with every address filled in; sizes are filled in before a run.
+class PreparedProgram {
+ public:
+  PreparedProgram(const Engine& engine, const ProgramLayout& layout, const PlanProgram& program,
+                  char* inputs, char* values, const std::map<std::string, char*>& tensors);
+  void resize(const Sizes& sizes);
+  const EdgeCpuCall* calls() const { return calls_.data(); }
+  int64_t count() const { return int64_t(calls_.size()); }
+  const float* logits() const { return logits_; }
+  std::vector<InputWriter> writers;
+
+ private:
+  size_t index(const Size& size);
+
+  struct Hole {
+    int64_t* target;
+    size_t size;
+    bool grid;
+  };
+  std::vector<EdgeCpuCall> calls_;
+  std::vector<edge_cpu::Value> values_;
+  std::vector<Size> sizes_;
+  std::vector<int64_t> results_;
+  std::vector<Hole> holes_;
+  Sizes last_{{-1, -1, -1, -1, -1}};
+  const float* logits_ = nullptr;
+};
+
+// A copy of a session at one moment.
+struct Snapshot {
+  std::string model;
+  int64_t position = 0;
+  int rows = 0;                       // pending in logs
+  std::vector<char> state, logs, kv;  // slots, rows, used rows of the caches, one behind the other
+  std::vector<int32_t> tokens;
+  int32_t pending = -1;
+  Rng rng;
+  std::string messages, extra;
+
+  int64_t bytes() const {
+    return int64_t(state.size() + logs.size() + kv.size() + tokens.size() * sizeof(int32_t));
+  }
+};
+
+class Session {
+ public:
+  Session(std::shared_ptr<Engine> engine, const SessionSizes& sizes);
+
+  // Held by the thread that uses it. Throws Fault while another one does.
+  class Hold {
+   public:
+    explicit Hold(Session& session);
+    ~Hold() { session_.busy_.store(false, std::memory_order_release); }
+
+   private:
+    Session& session_;
+  };
+
+  // Logits [1 or count, V], until the next run.
+  const float* run(const int32_t* tokens, size_t count, const int32_t* parents, uint32_t flags);
+  void prepare();
+  void select(int32_t node);
+  void rewind(size_t count);
+  void clear();
+  std::unique_ptr<Session> fork();
+  std::unique_ptr<Snapshot> snapshot();
+  void restore(const Snapshot& snapshot);
+  void save(const std::string& path);
+  void load(const std::string& path);
+  int32_t sample(const edge_sampling& how, size_t recent_from);
+  edge_finish generate(const int32_t* prompt, size_t count, const edge_generation& how,
+                       const edge_sampling& sampling, edge_result& result);
+  // Where in the list of tokens a repetition penalty begins to look.
+  size_t recent_from(const edge_sampling& how) const;
+  void cancel() { cancelled_.store(true, std::memory_order_release); }
+
+  int64_t position() const { return ledger_.position; }
+  int64_t reach() const { return ledger_.reach(); }
+  const std::vector<int32_t>& tokens() const { return tokens_; }
+  int32_t pending() const { return pending_; }
+  const Bundle& bundle() const { return engine_->bundle(); }
+
+ private:
+  friend class StateFile;
+  enum class Copy { out, in };
+
+  void needs_choice(const char* verb) const;
+  void check_run(const int32_t* tokens, size_t count, const int32_t* parents, uint32_t flags) const;
+  void perform(PlanProgram::Kind kind, const RunInputs& run);
+  void apply();  // the live state, with nothing pending, to the spare slot
+  void check_room(int64_t position) const;
+  char* slot(const Tensor& tensor, int slot) const {
+    return state_.data() + tensor.offset + slot * tensor.slot;
+  }
+  // Copies the used rows of the caches to or from where they lie one behind the other.
+  void copy_rows(Copy direction, char* bytes, int64_t length);
+  void move_row(int64_t from, int64_t to);
+  void forget(int64_t count);  // tokens from the end of the list
+
+  std::shared_ptr<Engine> engine_;
+  SessionSizes sizes_;
+  StateLayout layout_;
+  Ledger ledger_;
+  Memory state_, caches_, inputs_, logits_;
+  std::shared_ptr<Memory> values_;
+  std::vector<PreparedProgram> programs_;
+  int64_t rows_ = 0;  // of logits that are valid
+  std::vector<int32_t> tokens_, tree_tokens_;
+  int32_t pending_ = -1;
+  Rng rng_;
+  Sampler sampler_;
+  std::vector<int32_t> recent_, feed_;
+  std::string messages_ = "[]", extra_;  // of a saved file, in JSON
+  std::atomic<bool> busy_{false}, cancelled_{false};
+};
+
+}  // namespace edge_lib

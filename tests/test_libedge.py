@@ -1,0 +1,193 @@
+"""libedge, the C library: to the bit what Python's `cpu` engine does, which runs its kernels."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edge
+from edge.plugins.cpu import library
+from edge.runtime.cpu import schemas
+from edge.runtime.model import EMBEDDED, Model, resolve
+from edge.runtime.state import State
+from tests import golden
+from tests.libedge import ALL_ROWS, COMMIT, CBundle, CModel, CSession, SessionOptions
+from tests.session_models import bundle
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "runtime/libedge"
+compiled = pytest.mark.skipif(
+    library.path() is None,
+    reason="needs the kernels for CPUs (run make test where there is a C++ compiler)",
+)
+# Mamba-1, Mamba-2, a hybrid with attention, bytes; all of random weights
+TINY = ("base", "chat", "hybrid", "bytes")
+
+
+@cache
+def python(kind: str) -> Model:
+    return edge.load(folder(kind), engine="cpu", threads=1)
+
+
+@cache
+def native(kind: str) -> CModel:
+    return CModel(folder(kind))
+
+
+def folder(kind: str) -> Path:
+    return resolve(kind) if kind in EMBEDDED else bundle(kind)
+
+
+class Pair:
+    """A state of Python's engine and a session of C's, of which the same is asked."""
+
+    def __init__(self, kind: str, window: int = 4) -> None:
+        self.engine = python(kind).engine
+        self.state: State = self.engine.new_state(window=window)
+        self.session: CSession = native(kind).session(window=window)
+        self._rng = np.random.default_rng(len(kind))
+
+    def run(self, count: int, flags: int = 0, parents: list[int] | None = None) -> None:
+        ids = self._rng.integers(0, 250, count)
+        expected = self.engine.run(
+            ids[None], self.state, parents=parents,
+            rows="all" if flags & ALL_ROWS else "last", commit=bool(flags & COMMIT),
+        )  # fmt: skip
+        found = self.session.run(ids.tolist(), flags, parents)
+        np.testing.assert_array_equal(found, expected[0])
+
+    def rewind(self, count: int) -> None:
+        self.state.rewind(count)
+        self.session.rewind(count)
+
+    def same(self, path: Path) -> None:
+        """By what C saves and Python reads."""
+        assert (self.session.position, self.session.reach) == (
+            self.state.position,
+            self.state.reach,
+        )
+        self.session.save(path)
+        other = self.engine.new_state(window=1)
+        other.load(path)
+        found = other.arrays()
+        for name, array in self.state.arrays().items():
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@compiled
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_golden_sentence(name: str) -> None:
+    expected = golden.SENTENCES[name]
+    said, _ = (
+        native(name)
+        .session()
+        .generate(expected.prompt_ids, max_tokens=len(expected.ids), ignore_eos=1)
+    )
+    assert said == expected.ids
+
+
+@compiled
+@pytest.mark.parametrize("kind", [*TINY, "demo"])
+def test_runs_and_states_are_those_of_python(kind: str, tmp_path: Path) -> None:
+    pair = Pair(kind)
+    pair.run(13, COMMIT)
+    for _ in range(6):  # the oldest are applied for good
+        pair.run(1)
+    pair.same(tmp_path / "steps")
+    pair.run(4, ALL_ROWS)
+    pair.rewind(3)
+    pair.run(2)
+    pair.same(tmp_path / "rewound")
+    for node, parents in ((2, [-1, -1, 1]), (1, [-1, 0, 0]), (-1, [-1])):
+        pair.run(len(parents), ALL_ROWS, parents)
+        pair.state.select(node)
+        pair.session.do("select", node)
+        pair.run(1)
+    pair.run(3, COMMIT)
+    pair.same(tmp_path / "trees")
+
+
+@compiled
+@pytest.mark.parametrize("kind", ["base", "hybrid"])
+def test_memory_plan(kind: str) -> None:
+    expected = python(kind).engine.memory_plan(window=3, capacity=50)
+    found = CBundle(folder(kind)).memory(SessionOptions(window=3, capacity=50))
+    assert found.weights == expected["weights"] and found.state == expected["state_ring"]
+    assert found.kv_cache == expected["kv_cache"] and found.snapshot == expected["snapshot"]
+    assert 0 < found.workspace <= expected["workspace"]  # it has no picks
+
+
+def test_schemas_are_those_of_the_models() -> None:
+    """python -m edge.runtime.cpu.schemas writes them anew."""
+    for name, content in schemas.files().items():
+        assert (SOURCE / "src" / name).read_text() == content, name
+
+
+def test_every_pattern_has_a_reader() -> None:
+    text = (SOURCE / "src/schema.cpp").read_text()
+    for content in schemas.files().values():
+        joined = content.replace('R"json(', "").replace(')json"\n', "")
+        for pattern in re.findall(r'"pattern":("(?:[^"\\]|\\.)*")', joined):
+            assert pattern in text, pattern
+
+
+# -- programs -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make install` of runtime/libedge puts somewhere, with the library that is here."""
+    for tool in ("make", "cc", "c++"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}: apt-get install build-essential")
+    where = tmp_path_factory.mktemp("edge")
+    prefix, build = f"PREFIX={where}", f"BUILD={where}/build"
+    ran("make", "-C", SOURCE, "install", f"LIBRARY={library.path()}", prefix, build)
+    return where
+
+
+def ran(*command: object, **options: Any) -> str:
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, timeout=120, **options
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def built(source: Path, where: Path, *flags: str) -> Path:
+    """A program, compiled with every warning an error."""
+    program = where / source.stem
+    compiler = ["cc", "-std=c99"] if source.suffix == ".c" else ["c++", "-std=c++17"]
+    ran(
+        *compiler, "-pedantic", "-Wall", "-Wextra", "-Werror", *flags, source, "-o", program,
+        f"-I{where}/include", f"-L{where}/lib", f"-Wl,-rpath,{where}/lib", "-ledge", "-pthread",
+    )  # fmt: skip
+    return program
+
+
+@compiled
+def test_the_c_example_says_the_golden_sentence(installed: Path) -> None:
+    program = built(ROOT / "docs/examples/c/chat_tokens.c", installed)
+    sentence = golden.SENTENCES["demo-draft"]
+    said = ran(program, folder("demo-draft"), *sentence.prompt_ids).split()
+    assert [int(token) for token in said][: len(sentence.ids)] == sentence.ids[: len(said)]
+    said_bytes = golden.SENTENCES["demo-bytes"]
+    text = ran(program, folder("demo-bytes"), input=bytes(said_bytes.prompt_ids).decode())
+    assert text.encode().startswith(bytes(said_bytes.ids))
+
+
+@compiled
+def test_the_cpp_example(installed: Path, tmp_path: Path) -> None:
+    program = built(ROOT / "docs/examples/c/robot_loop.cpp", installed)
+    prompt = golden.SENTENCES["demo-draft"].prompt_ids
+    said = ran(program, folder("demo-draft"), tmp_path / "state", *prompt).splitlines()
+    assert re.match(r"[1-9]\d* tokens within", said[0]) and said[1] == "0 tokens after a stop"
+    session = python("demo-draft").session()
+    assert said[2] == f"goes on after {session.load(tmp_path / 'state')} tokens"
