@@ -39,14 +39,18 @@ class ContextMark:
     state: Snapshot
     tokens: tuple[int, ...]
     pending: int | None
+    forgotten: int = 0
+    gap: int = 0
 
 
 class Context:
     """One sequence of an engine: a state together with the tokens it has consumed.
 
     Attributes:
-        tokens: ids consumed by the state, from the first one on.
+        tokens: ids consumed by the state, but for those that are forgotten.
         pending: the last sampled token when it has not been fed yet.
+        forgotten: how many tokens it has consumed that nobody keeps.
+        gap: they were all before this index of `tokens`, which cannot be gone behind.
     """
 
     def __init__(self, engine: Engine, state: State) -> None:
@@ -57,6 +61,7 @@ class Context:
         self.capacity = state.capacity
         self.tokens: list[int] = []
         self.pending: int | None = None
+        self.forgotten = self.gap = 0
 
     @property
     def full(self) -> bool:
@@ -148,13 +153,14 @@ class Context:
         feed. That is the first `known` tokens consumed, of which nothing is asked, and `wanted`.
 
         Returns how many tokens in all need not be run again: all that agree, when the state can be
-        rewound that far, else none.
+        rewound that far, and no interrupt left it with others than `tokens` says, else none.
         """
         held = self.tokens[known:]
         agree = known + common_prefix(held, wanted, min(len(held), len(wanted) - 1))
         excess = len(self.tokens) - agree
         self.pending = None
-        if excess > self.state.reach:
+        sound = len(self.tokens) + self.forgotten == self.state.position
+        if not sound or excess > self.state.reach or agree < self.gap:
             self.clear()
             return 0
         self.rewind(excess)
@@ -170,17 +176,26 @@ class Context:
         """Back to before any token."""
         self.state.clear()
         self.tokens.clear()
-        self.pending = None
+        self.pending, self.forgotten, self.gap = None, 0, 0
+
+    def forget(self, start: int, count: int) -> None:
+        """Keep no longer what `count` consumed tokens from `start` on were; the state has them."""
+        if count:
+            del self.tokens[start : start + count]
+            self.forgotten += count
+            self.gap = max(start, self.gap - count)
 
     def mark(self) -> ContextMark:
         """Where this is now; costs a copy of one state."""
-        return ContextMark(self.state.snapshot(), tuple(self.tokens), self.pending)
+        return ContextMark(
+            self.state.snapshot(), tuple(self.tokens), self.pending, self.forgotten, self.gap
+        )
 
     def restore(self, mark: ContextMark) -> None:
         """Back to a mark, by copying its state in."""
         self.state.restore(mark.state)
         self.tokens[:] = mark.tokens
-        self.pending = mark.pending
+        self.pending, self.forgotten, self.gap = mark.pending, mark.forgotten, mark.gap
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
@@ -485,9 +500,20 @@ class Generation(Iterator[str]):
         """End the answer within one step or chunk; from any thread, any time."""
         self._answer.cancelled.set()
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes."""
+        return getgeneratorstate(self._pieces) == GEN_CLOSED
+
+    def stopped(self) -> bool:
+        """Whether it has ended, as it does here if it was cancelled; for who holds the session."""
+        if not self.ended and self._answer.cancelled.is_set():
+            self._pieces.close()
+        return self.ended
+
     def close(self) -> None:
         """End the answer here. Nothing happens when it has ended."""
-        if getgeneratorstate(self._pieces) != GEN_CLOSED:
+        if not self.ended:
             with self._hold:
                 self._pieces.close()
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from edge import log
-from edge.errors import InputError, StateError, TokenizerError
+from edge.errors import EngineError, InputError, StateError, TokenizerError
 from edge.runtime import transcript
 from edge.runtime.constrain.mask import open_mask
 from edge.runtime.engine import DEFAULT_WINDOW
-from edge.runtime.generate import Answer, Context, ContextMark, Generation, Logits, generate
+from edge.runtime.generate import (
+    Answer,
+    Context,
+    Generation,
+    Logits,
+    common_prefix,
+    generate,
+)
+from edge.runtime.hold import Hold
 from edge.runtime.result import FinishReason
 from edge.runtime.sampling import (
     Sampler,
@@ -30,8 +38,9 @@ from edge.runtime.sampling import (
     rng_state,
     unknown_names,
 )
-from edge.runtime.state import Hold
-from edge.runtime.transcript import PromptReader
+from edge.runtime.settled import SessionSnapshot as SessionSnapshot
+from edge.runtime.settled import Settled, Turn
+from edge.runtime.transcript import SHOWN, PromptReader, SavedSession, Talk
 from edge.text.template import Message
 from edge.text.tokenizer import check_text
 
@@ -46,31 +55,6 @@ MAX_PROMPT_TOKENS = 1 << 17
 UNDO_LEVELS = 4
 
 
-@dataclass(frozen=True)
-class SessionSnapshot:
-    """All of a session at one moment. Holds a copy of one state."""
-
-    context: ContextMark
-    messages: tuple[Message, ...]
-    rng: Mapping[str, Any]
-
-
-@dataclass
-class Turn:
-    """A turn, kept for `regenerate`.
-
-    Attributes:
-        tokens: of the prompt.
-        messages: the transcript it answers, of a chat. tools: what that answer may call.
-        read: where the prompt had been read and nothing of the answer, and the logits [V] there.
-    """
-
-    tokens: list[int]
-    messages: list[Message] | None
-    tools: ToolUse | None = None
-    read: tuple[ContextMark, Logits] | None = None
-
-
 class SessionOptions(TypedDict, total=False):
     """Keywords of `Model.session`.
 
@@ -79,7 +63,7 @@ class SessionOptions(TypedDict, total=False):
         window: most tokens of a run that can be taken back; see `Engine.new_state`.
         capacity: tokens the KV caches hold; None is the trained context, at most 4096.
         seed: of random numbers that answers without a seed of their own draw from.
-        max_prompt_tokens: most tokens of one prompt.
+        max_prompt_tokens: most tokens of one prompt, besides those that the session holds.
         undo_levels: how many turns `undo` can take back; each holds a copy of one state.
         draft: another model, best one of the same vocabulary, or "ngram": it proposes tokens for
             this one to verify.
@@ -106,8 +90,10 @@ class Session:
     """One user of a model. Either a chat (`chat`) or a text that goes on (`generate`).
 
     The state always holds exactly the tokens of the transcript so far, so a turn runs only what is
-    new. One thread uses a session at a time, a second one gets an EngineError; only `cancel` may
-    come from anywhere.
+    new. Without attention a conversation has no end: of a long one only the last part is kept as
+    text and tokens, all of it is in the state. One thread uses a session at a time, a second one
+    gets an EngineError; only `cancel` may come from anywhere. After an interrupt, at whatever
+    moment, the session is as before the verb or after it.
 
     Attributes:
         model: what it runs on.
@@ -132,7 +118,7 @@ class Session:
         with collecting(faults):
             check_text(system or "")
         with collecting(faults):
-            self._rng = new_rng(SamplingParams(seed=options.get("seed")).seed)
+            rng = new_rng(SamplingParams(seed=options.get("seed")).seed)
         with collecting(faults):
             check_number("max_prompt_tokens", longest, 1, 1 << 31, whole=True)
         with collecting(faults):
@@ -148,20 +134,19 @@ class Session:
         refuse(faults)
 
         self._reader = PromptReader(model.tokenizer, longest)
-        self._opening = [] if system is None else [Message("system", system)]
-        self._messages = list(self._opening)
+        self._opening = Talk(() if system is None else (Message("system", system),))
+        self._settled = Settled(self._opening, rng_state(rng))
         if self._drafting is not None:
             window = max(window, self._drafting.window)
         self._open: Context | None = Context(
             model.engine, model.engine.new_state(window=window, capacity=capacity)
         )
-        self._undo: deque[SessionSnapshot] = deque(maxlen=max(1, levels))
+        self._levels = max(1, levels)
         self._hold = Hold(
             "the session is in use by another thread, or by the answer being made",
             "use one session per thread",
         )
-        self._answer: Answer | None = None
-        self._last: Turn | None = None
+        self._making: Callable[[], Generation | None] = lambda: None
 
     def __enter__(self) -> Session:
         return self
@@ -181,8 +166,9 @@ class Session:
         """
         self.cancel()
         with self._hold:
-            self._open = self._answer = self._last = None
-            self._undo.clear()
+            now = self._settled
+            self._open, self._making = None, lambda: None
+            self._settled = Settled(now.talk, now.rng)
 
     @property
     def _context(self) -> Context:
@@ -194,18 +180,28 @@ class Session:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The transcript, the system message included."""
-        return tuple(self._messages)
+        """The transcript, the system message included, as far as it is kept: a million characters
+        at least.
+        """
+        return self._settled.talk.messages
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Every token the state has consumed."""
-        return tuple(self._context.tokens)
+        """What the state has consumed, but for the tokens of a long conversation that are not kept:
+        those after the system message, or the first ones of a running text.
+        """
+        return tuple(self._calm().tokens)
+
+    @property
+    def position(self) -> int:
+        """How many tokens the state has consumed."""
+        context = self._calm()
+        return len(context.tokens) + context.forgotten
 
     @property
     def pending(self) -> int | None:
         """The last sampled token, when the state has not consumed it yet."""
-        return self._context.pending
+        return self._calm().pending
 
     @property
     def state_bytes(self) -> int:
@@ -235,12 +231,13 @@ class Session:
     @property
     def busy(self) -> bool:
         """Whether an answer is being made."""
-        return self._answer is not None
+        generation = self._making()
+        return generation is not None and not generation.ended
 
     @property
     def undo_levels(self) -> int:
         """How many turns `undo` can take back now."""
-        return len(self._undo)
+        return len(self._settled.undo)
 
     # -- answers ---------------------------------------------------------------------------------
 
@@ -256,8 +253,8 @@ class Session:
         Raises InputError: parameters, ids out of range, a prompt that is too long or, with nothing
         to go on from, empty; ContextFullError; InputError while another answer is unfinished.
         """
-        with self._idle():
-            if self._messages:
+        with self._hold:
+            if self._at_rest().talk.messages:
                 raise InputError(
                     "this session is a chat", remedy="use chat(), or a session without messages"
                 )
@@ -298,32 +295,69 @@ class Session:
 
         Raises as `generate` does, and TokenizerError: a base model has no chat template.
         """
-        with self._idle():
-            template = self.model.template
+        with self._hold:
+            now, template = self._at_rest(), self.model.template
             if template is None:
                 raise TokenizerError(
                     "this model has no chat template: it was not trained for conversations",
                     file=self.model.path,
                     remedy="use generate() to continue text",
                 )
-            if self._context.tokens and len(self._messages) == len(self._opening):
+            if self._context.tokens and now.talk.unanswered:
                 raise InputError(
                     "this session is a running text", remedy="use generate(), or another session"
                 )
-            messages = transcript.extended(self._messages, text)
-            self._reader.check_messages(messages)
+            talk = now.talk.asked(text)
+            anew = talk.messages[: len(now.talk.messages)] != now.talk.messages
+            self._reader.check_messages(talk.shown if anew else talk.messages[-1:])
             use = None
             if tools or tool_choice != "auto":
                 from edge.runtime.constrain.tools import tool_use
 
                 tokenizer = self.model.tokenizer
                 use = tool_use(tools, tool_choice, parallel_tool_calls, template, tokenizer)
-            wanted = template.encode(messages, tools=use.declared if use else ())
-            self._reader.check_length(len(wanted))
-            self._context.check_room(len(wanted))
-            if not wanted:
+            turn = self._shown(Turn(self._encoded(talk, use), talk, anew, tools=use))
+            held = [] if anew else self._kept_of(turn)
+            fresh = len(turn.tokens) - common_prefix(
+                held, turn.tokens, min(len(held), len(turn.tokens))
+            )
+            self._reader.check_length(fresh)
+            self._context.check_room(len(turn.tokens))
+            if not turn.tokens:
                 raise InputError("the conversation has no tokens", field="messages")
-            return self._begin(Turn(wanted, messages, use), sampling)
+            return self._begin(turn, sampling)
+
+    def _kept_of(self, turn: Turn) -> list[int]:
+        """The context's tokens without those that the turn leaves out."""
+        start, count = turn.cut
+        held = self._context.tokens
+        return held[:start] + held[start + count :] if count else held
+
+    def _shown(self, turn: Turn) -> Turn:
+        """The turn, with the older half of its messages left out where it has many tokens and the
+        state, having read them, stays what it is: the later ones are rendered alike without them.
+        Where they are not, they are left out of prompts that would be too long, and read again.
+        """
+        talk, long = turn.talk, turn.tokens
+        few = self._context.capacity is not None or len(long) <= 2 * SHOWN
+        if few or talk is None or (less := talk.halved()) is None:
+            return turn
+        short = self._encoded(less, turn.tools)
+        same = common_prefix(long, short, min(len(long), len(short)))
+        after = same + len(long) - len(short)
+        alike = after >= same and long[after:] == short[same:]
+        if alike and not turn.anew and self._context.tokens[:after] == long[:after]:
+            return Turn(short, less, cut=(same, after - same), tools=turn.tools)
+        if turn.anew or len(long) <= self._reader.max_tokens:
+            return turn
+        return Turn(short, less, tools=turn.tools)
+
+    def _encoded(self, talk: Talk, use: ToolUse | None = None) -> list[int]:
+        """Tokens of the prompt for what is shown of a talk; none of a base model."""
+        template = self.model.template
+        if template is None:
+            return []
+        return template.encode(talk.shown, tools=use.declared if use else ())
 
     def regenerate(self, **sampling: Unpack[Sampling]) -> Generation:
         """Answer the last turn again, from the state in which its prompt had been read.
@@ -331,27 +365,27 @@ class Session:
         The answer before is forgotten when this one leaves a trace. After `undo`, `restore` and
         `load` the prompt of a chat is read again. Raises StateError where there is no last turn.
         """
-        with self._idle():
-            last = self._last or self._last_said()
+        with self._hold:
+            last = self._at_rest().last or self._last_said()
             if last is None:
                 raise StateError("no answer to make again", remedy="say something first")
             return self._begin(last, sampling, again=True)
 
     def cancel(self) -> None:
         """End the answer that is being made, within one step or chunk; from any thread."""
-        answer = self._answer
-        if answer is not None:
-            answer.cancelled.set()
+        generation = self._making()
+        if generation is not None:
+            generation.cancel()
 
     def _last_said(self) -> Turn | None:
         """The last turn of a chat that came back by `undo`, `restore` or `load`: its prompt is read
         again. None of a running text, of which nobody knows where the prompt ended.
         """
-        template = self.model.template
-        if template is None or not self._messages or self._messages[-1].role != "assistant":
+        talk = self._settled.talk
+        if not talk.messages or talk.messages[-1].role != "assistant":
             return None
-        messages = self._messages[:-1]
-        return Turn(template.encode(messages), messages)
+        before = Talk(talk.messages[:-1], talk.skipped)
+        return Turn(self._encoded(before), before)
 
     def _begin(self, turn: Turn, sampling: Mapping[str, Any], *, again: bool = False) -> Generation:
         """The answer to a turn; `again`: another one, which takes the place of the first."""
@@ -361,41 +395,43 @@ class Session:
         params = make_params(self.model.defaults, given)
         for token in params.logit_bias:
             tokenizer.check_id(token)
-        # random numbers are copied: those of an answer that leaves no trace are not used up
-        continued = turn.messages is None
+        now = self._settled
+        continued = turn.talk is None
         mask = open_mask(tokenizer, params.constraint, continued=continued)
-        sampler = Sampler(params, restore_rng(rng_state(self._rng)), mask)
+        # random numbers are copied: those of an answer that leaves no trace are not used up
+        sampler = Sampler(params, restore_rng(now.rng), mask)
         drafting = self._drafting
         if drafting is None and mask is not None:
             # speculation is imported where something may be drafted only
             from edge.runtime.speculate.grammar import GRAMMAR_ALONE as drafting
-        answer = self._answer = Answer(params, continued=continued, tools=use)
+        answer = Answer(params, continued=continued, tools=use)
         before: SessionSnapshot | None = None
 
         def prefill() -> Logits | None:
             nonlocal before
             before = self._snapshot()
+            self._settled = replace(now, mark=before.context)
             return self._read(turn, answer)
 
         def finish(succeeded: bool) -> None:
-            if self._answer is answer:
-                self._answer = None
             _log(answer)
             if before is None or self._open is None:  # it never began, or the session is closed
                 return
             if not succeeded or not answer.tokens:
-                self._restore(before)
+                self._settle()
                 return
-            if not again:
-                self._undo.append(before)
-            self._last, self._rng = turn, sampler.rng
-            self._join(turn, answer)
+            talk = self._joined(turn, answer)
+            undo = now.undo if again else self._undoable(before)
+            self._settled = Settled(talk, rng_state(sampler.rng), undo, turn)
 
         pieces = generate(
             answer, self._context, sampler, tokenizer, drafting,
             prefill=prefill, finish=finish,
         )  # fmt: skip
-        return Generation(answer, pieces, self._hold)
+        generation = Generation(answer, pieces, self._hold)
+        # weakly: to drop an answer is to end it
+        self._making = weakref.ref(generation)
+        return generation
 
     def _read(self, turn: Turn, answer: Answer) -> Logits | None:
         """Bring the state to the end of the turn's prompt; the logits [V] there."""
@@ -405,7 +441,10 @@ class Session:
             context.restore(mark)
             answer.reused_tokens = len(context.tokens)
             return logits
-        chat = turn.messages is not None
+        chat = turn.talk is not None
+        if turn.anew and context.forgotten:
+            context.clear()  # what it has forgotten may not be in the new transcript
+        context.forget(*turn.cut)
         answer.reused_tokens = context.align(turn.tokens) if chat else len(context.tokens)
         feed = turn.tokens[answer.reused_tokens :] if chat else turn.tokens
         held, answer.prompt_length = len(context.tokens), len(feed)
@@ -420,15 +459,18 @@ class Session:
             turn.read = context.mark(), read.copy()
         return read
 
-    def _join(self, turn: Turn, answer: Answer) -> None:
-        """The answer joins state and transcript."""
+    def _joined(self, turn: Turn, answer: Answer) -> Talk:
+        """The transcript with the answer, of which the state keeps what belongs to it."""
         kept = self._drop_last(len(answer.tokens), answer.kept)
-        if turn.messages is not None:
-            ends = self.model.tokenizer.eos
-            said = tuple(token for token in answer.tokens[:kept] if token not in ends)
-            text = "".join(answer.text)
-            calls = answer.result.tool_calls if answer.result else ()
-            self._messages = [*turn.messages, Message("assistant", text, said, calls)]
+        if turn.talk is None:
+            context = self._context
+            if context.capacity is None and len(context.tokens) > 2 * SHOWN:
+                context.forget(0, len(context.tokens) - SHOWN)
+            return self._settled.talk
+        ends = self.model.tokenizer.eos
+        said = tuple(token for token in answer.tokens[:kept] if token not in ends)
+        calls = answer.result.tool_calls if answer.result else ()
+        return turn.talk.answered(Message("assistant", "".join(answer.text), said, calls))
 
     def _drop_last(self, made: int, kept: int) -> int:
         """Forget tokens after the first `kept`, if the state reaches that far; how many stay."""
@@ -452,26 +494,28 @@ class Session:
         """
         if system is not None:
             check_text(system)
-            self._opening = [Message("system", system)] if system else []
-        with self._idle():
-            self._undo.append(self._snapshot())
-            self._last = None
+            self._opening = Talk((Message("system", system),) if system else ())
+        with self._hold:
+            now, before = self._at_rest(), self._snapshot()
+            self._settled = replace(now, mark=before.context)
             self._context.clear()
-            self._messages = list(self._opening)
+            self._settled = Settled(self._opening, now.rng, self._undoable(before))
 
     def undo(self) -> None:
         """Take the last turn back, by copying the state from before it: nothing is run again.
 
         Raises StateError when no turn can be taken back.
         """
-        with self._idle():
-            if not self._undo:
-                raise StateError("nothing to undo", remedy=f"{self._undo.maxlen} turns are kept")
-            self._restore(self._undo.pop())
+        with self._hold:
+            undo = self._at_rest().undo
+            if not undo:
+                raise StateError("nothing to undo", remedy=f"{self._levels} turns are kept")
+            self._go(undo[-1], undo[:-1])
 
     def snapshot(self) -> SessionSnapshot:
         """All of this session now, to come back to with `restore`."""
-        with self._idle():
+        with self._hold:
+            self._at_rest()
             return self._snapshot()
 
     def restore(self, snapshot: SessionSnapshot, *, undoable: bool = False) -> None:
@@ -479,20 +523,23 @@ class Session:
 
         `undoable`: `undo` takes this back, as it does with a turn.
         """
-        with self._idle():
-            before = self._snapshot() if undoable else None
-            self._restore(snapshot)
-            if before is not None:
-                self._undo.append(before)
+        with self._hold:
+            now = self._at_rest()
+            self._context.state.check(snapshot.context.state)
+            self._go(snapshot, self._undoable(self._snapshot()) if undoable else now.undo)
+
+    def _go(self, to: SessionSnapshot, undo: tuple[SessionSnapshot, ...]) -> None:
+        """Become what a snapshot of this model says."""
+        self._settled = Settled(to.talk, to.rng, undo, mark=to.context)
+        self._settle()
 
     def _snapshot(self) -> SessionSnapshot:
-        return SessionSnapshot(self._context.mark(), self.messages, rng_state(self._rng))
+        now = self._settled
+        return SessionSnapshot(self._context.mark(), now.talk, now.rng)
 
-    def _restore(self, snapshot: SessionSnapshot) -> None:
-        self._last = None
-        self._context.restore(snapshot.context)
-        self._messages = list(snapshot.messages)
-        self._rng = restore_rng(snapshot.rng)
+    def _undoable(self, before: SessionSnapshot) -> tuple[SessionSnapshot, ...]:
+        """What `undo` goes back to, once something has been done that began at `before`."""
+        return (*self._settled.undo, before)[-self._levels :]
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -501,12 +548,13 @@ class Session:
 
         Raises StateError when it cannot be written.
         """
-        with self._idle():
-            extra = transcript.to_json(
-                self._messages, self._context.tokens, self._context.pending,
-                rng_state(self._rng), self.model.path.name,
+        with self._hold:
+            now, context = self._at_rest(), self._context
+            saved = SavedSession(
+                now.talk, tuple(context.tokens), context.forgotten, context.gap, context.pending,
+                now.rng,
             )  # fmt: skip
-            self._context.state.save(path, extra)
+            context.state.save(path, transcript.to_json(saved, self.model.path.name))
 
     def load(self, path: str | os.PathLike[str]) -> int:
         """Resume a saved session as if it had never been left; `undo` takes that back.
@@ -514,35 +562,60 @@ class Session:
         Returns how many tokens need not be run again. Raises StateError: damaged, or of another
         model, quantization, tokenizer or version; this session is then unchanged.
         """
-        with self._idle():
-            before = self._snapshot()
-            extra = self._context.state.load(path)
-            try:
-                saved = transcript.from_json(extra, self.model.tokenizer, path)
-                if len(saved.tokens) != self._context.state.position:
-                    raise StateError("transcript and state disagree", file=path)
-                rng = restore_rng(saved.rng)
-            except StateError:
-                self._restore(before)
-                raise
-            self._undo.append(before)
-            self._last = None
-            self._context.tokens[:] = saved.tokens
-            self._context.pending = saved.pending
-            self._messages, self._rng = list(saved.messages), rng
-            log.info("edge.session", "resumed %s: %d tokens", path, len(saved.tokens))
-            return len(saved.tokens)
-
-    @contextmanager
-    def _idle(self) -> Iterator[None]:
         with self._hold:
-            if self._open is None:
-                raise _closed()
-            if self._answer is not None:
-                raise InputError(
-                    "an answer is being made", remedy="finish it, or close() it, first"
-                )
-            yield
+            now, before = self._at_rest(), self._snapshot()
+            self._settled = replace(now, mark=before.context)
+            try:
+                saved = self._loaded(path)
+            except StateError:
+                self._settle()
+                raise
+            self._settled = Settled(saved.talk, saved.rng, self._undoable(before))
+            count = len(saved.tokens) + saved.forgotten
+            log.info("edge.session", "resumed %s: %d tokens", path, count)
+            return count
+
+    def _loaded(self, path: str | os.PathLike[str]) -> SavedSession:
+        """Bring the context to what a file holds; what it says besides. Raises StateError."""
+        context = self._context
+        extra = context.state.load(path)
+        saved = transcript.from_json(extra, self.model.tokenizer, path)
+        if len(saved.tokens) + saved.forgotten != context.state.position:
+            raise StateError("transcript and state disagree", file=path)
+        restore_rng(saved.rng)  # refuses what is malformed
+        context.tokens[:] = saved.tokens
+        context.pending, context.forgotten, context.gap = saved.pending, saved.forgotten, saved.gap
+        return saved
+
+    # -- at rest ---------------------------------------------------------------------------------
+
+    def _at_rest(self) -> Settled:
+        """What holds. An answer that was cancelled and waits to be iterated ends here. Raises
+        InputError while another one is being made, and when the session is closed.
+        """
+        if self._open is None:
+            raise _closed()
+        generation = self._making()
+        if generation is not None and not generation.stopped():
+            raise InputError(
+                "an answer is being made", remedy="finish it, close() it, or cancel() first"
+            )
+        return self._settle()
+
+    def _settle(self) -> Settled:
+        """What holds, once what was interrupted half-way is taken back."""
+        now = self._settled
+        if now.mark is not None:
+            self._context.restore(now.mark)
+            now = self._settled = replace(now, mark=None)
+        return now
+
+    def _calm(self) -> Context:
+        """The context, settled unless something is under way in it."""
+        if self._settled.mark is not None and not self.busy:
+            with suppress(EngineError), self._hold:
+                self._settle()
+        return self._context
 
 
 def _log(answer: Answer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import ContextFullError, EngineError, InputError, StateError
+from edge.errors import ContextFullError, InputError, StateError
 from edge.runtime import statefile
+from edge.runtime.hold import Hold
 from edge.runtime.layout import Identity, StateLayout, batch_axis
 from edge.runtime.ledger import Ledger, Slots, Tree
 
@@ -51,33 +51,6 @@ class Snapshot:
     def nbytes(self) -> int:
         arrays = (*self.recurrent.values(), *self.caches.values(), *self.rows.values())
         return sum(array.nbytes for array in arrays)
-
-
-class Hold:
-    """A lock for one thread at a time: it refuses another one, or `waits` for it, and may then be
-    taken again by the thread that has it.
-    """
-
-    def __init__(self, refusal: str, remedy: str, *, waits: bool = False) -> None:
-        self._busy: Any = threading.RLock() if waits else threading.Lock()
-        self._refusal, self._remedy, self._waits = refusal, remedy, waits
-
-    def __enter__(self) -> None:
-        if not self._busy.acquire(blocking=self._waits):
-            raise self.refused()
-
-    def __exit__(self, *_: object) -> None:
-        self._busy.release()
-
-    def taken(self) -> bool:
-        """Take it if it is free; `release` gives it back."""
-        return bool(self._busy.acquire(blocking=False))
-
-    def release(self) -> None:
-        self._busy.release()
-
-    def refused(self) -> EngineError:
-        return EngineError(self._refusal, remedy=self._remedy)
 
 
 class State(ABC):
@@ -180,18 +153,23 @@ class State(ABC):
         pending tokens that this state has no logs or no window for.
         """
         with self.held():
-            if snapshot.identity != self.identity:
-                raise StateError("the snapshot belongs to another model")
-            if snapshot.batch != self.batch:
-                raise StateError(f"the snapshot holds {snapshot.batch} sequences, not {self.batch}")
-            foreign = snapshot.rows.keys() != self.layout.logs.keys()
-            if snapshot.pending and (foreign or snapshot.pending > self.window):
-                raise StateError(
-                    f"the snapshot has {snapshot.pending} tokens pending in logs, which this state "
-                    "cannot hold: it is of another engine or has a smaller window",
-                    remedy="take the snapshot with applied=True",
-                )
+            self.check(snapshot)
             self.adopt(snapshot.recurrent, snapshot.caches, snapshot.position, snapshot.rows)
+
+    def check(self, snapshot: Snapshot) -> None:
+        """Raise StateError where `restore` would."""
+        if snapshot.identity != self.identity:
+            raise StateError("the snapshot belongs to another model")
+        if snapshot.batch != self.batch:
+            raise StateError(f"the snapshot holds {snapshot.batch} sequences, not {self.batch}")
+        foreign = snapshot.rows.keys() != self.layout.logs.keys()
+        if snapshot.pending and (foreign or snapshot.pending > self.window):
+            raise StateError(
+                f"the snapshot has {snapshot.pending} tokens pending in logs, which this state "
+                "cannot hold: it is of another engine or has a smaller window",
+                remedy="take the snapshot with applied=True",
+            )
+        self._check_room(snapshot.position)
 
     def rewind(self, count: int) -> None:
         """As if the last `count` tokens had never been run; scan states that are rebuilt from logs

@@ -1,4 +1,9 @@
-"""What goes into a session: prompts as token ids, a chat as it grows, and both in a saved state."""
+"""What goes into a session: prompts as token ids, a chat as it grows, and both in a saved state.
+
+A state of constant size can hold a conversation without end, a transcript cannot. So old turns are
+left out of the prompt that a turn is rendered as, once the state has read them, and in the end
+forgotten: how much is kept of a conversation is bounded, and so is what a turn costs.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,14 @@ import numpy as np
 
 from edge.bundle.strict_json import loads
 from edge.errors import EdgeError, InputError, StateError
-from edge.text.template import Message, check_messages
+from edge.text.template import MAX_MESSAGES, Message, check_messages
 from edge.text.tokenizer import Tokenizer, check_text
 from edge.text.tools import ToolCall
 
 VERSION = 1
 _OF_TOOLS = {"tool_calls", "tool_call_id"}
+SHOWN = 2048  # tokens of a conversation that prompts are rendered with, at least, where it is long
+KEPT = 1 << 20  # characters of the messages that are kept though prompts leave them out
 
 
 class PromptReader:
@@ -74,37 +81,90 @@ class PromptReader:
 
 
 @dataclass(frozen=True)
-class SavedSession:
-    """What a saved state says beside the state."""
+class Talk:
+    """A chat, as far as it is kept.
 
-    messages: tuple[Message, ...]
+    Attributes:
+        messages: the transcript, the system message included.
+        skipped: how many messages after that prompts leave out. The state has read them.
+    """
+
+    messages: tuple[Message, ...] = ()
+    skipped: int = 0
+
+    @property
+    def _first(self) -> int:
+        """Where the turns begin."""
+        return int(bool(self.messages) and self.messages[0].role == "system")
+
+    @property
+    def shown(self) -> tuple[Message, ...]:
+        """The messages that a prompt is made of."""
+        return self.messages[: self._first] + self.messages[self._first + self.skipped :]
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether nobody has said anything yet."""
+        return len(self.messages) == self._first
+
+    def asked(self, text: str | Sequence[Message | Mapping[str, Any]]) -> Talk:
+        """With a user's text added, or the list given instead of it.
+
+        Where the list repeats the transcript, answers keep the tokens they were generated as.
+        Raises InputError naming the message that cannot be used.
+        """
+        if isinstance(text, str):
+            return Talk((*self.messages, Message("user", text)), self.skipped)
+        out: list[Message] = []
+        known = 0  # messages that repeat the transcript
+        for index, item in enumerate(text):
+            message = item if isinstance(item, Message) else _message(index, item)
+            if known == index < len(self.messages):
+                own = self.messages[index]
+                if replace(own, tokens=None) == replace(message, tokens=None):
+                    message, known = own, known + 1
+            out.append(message)
+        if not out or out[-1].role == "assistant":
+            raise InputError("must end with a message to answer", field="messages")
+        check_messages(out)
+        return Talk(tuple(out), self.skipped if known == len(self.messages) else 0)
+
+    def answered(self, answer: Message) -> Talk:
+        """With an answer added, and without the oldest messages where too much is kept."""
+        messages, first = [*self.messages, answer], self._first
+        excess = sum(len(message.content) for message in messages) - KEPT
+        drop = 0
+        while drop < self.skipped and (excess > 0 or len(messages) - drop > MAX_MESSAGES):
+            excess -= len(messages[first + drop].content)
+            drop += 1
+        return Talk((*messages[:first], *messages[first + drop :]), self.skipped - drop)
+
+    def halved(self) -> Talk | None:
+        """Without the older half of what is shown, but with the last turn and the one before it, of
+        whose answer the state may lack the end; None where there are no others.
+        """
+        shown = self.shown[self._first :]
+        turns = [index for index, message in enumerate(shown) if message.role == "user"][:-1]
+        sizes = [len(message.tokens or message.content) for message in shown]
+        half = next((index for index in turns if 2 * sum(sizes[index:]) <= sum(sizes)), None)
+        skip = turns[-1] if half is None and turns else half
+        return Talk(self.messages, self.skipped + skip) if skip else None
+
+
+@dataclass(frozen=True)
+class SavedSession:
+    """What a saved state says beside the state.
+
+    Attributes:
+        forgotten, gap: see `Context`.
+    """
+
+    talk: Talk
     tokens: tuple[int, ...]
+    forgotten: int
+    gap: int
     pending: int | None
     rng: Mapping[str, Any]
-
-
-def extended(
-    messages: Sequence[Message], text: str | Sequence[Message | Mapping[str, Any]]
-) -> list[Message]:
-    """The transcript with a user's text added, or the list given instead of it.
-
-    Where the list repeats the transcript, answers keep the tokens they were generated as. Raises
-    InputError naming the message that cannot be used.
-    """
-    if isinstance(text, str):
-        return [*messages, Message("user", text)]
-    out: list[Message] = []
-    for index, item in enumerate(text):
-        message = item if isinstance(item, Message) else _message(index, item)
-        if len(out) == index < len(messages) and out == list(messages[:index]):
-            own = messages[index]
-            if replace(own, tokens=None) == replace(message, tokens=None):
-                message = own
-        out.append(message)
-    if not out or out[-1].role == "assistant":
-        raise InputError("must end with a message to answer", field="messages")
-    check_messages(out)
-    return out
 
 
 def _message(index: int, item: Mapping[str, Any]) -> Message:
@@ -151,13 +211,7 @@ def _call_to_json(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "function": {"name": call.name, "arguments": call.source}}
 
 
-def to_json(
-    messages: Sequence[Message],
-    tokens: Sequence[int],
-    pending: int | None,
-    rng: Mapping[str, Any],
-    model: str,
-) -> dict[str, Any]:
+def to_json(saved: SavedSession, model: str) -> dict[str, Any]:
     """A session as plain JSON. `model`: its name, for people."""
     return {
         "session": VERSION,
@@ -174,11 +228,14 @@ def to_json(
                 ),
                 **({"tool_call_id": named} if (named := message.tool_call_id) else {}),
             }
-            for message in messages
+            for message in saved.talk.messages
         ],
-        "tokens": list(tokens),
-        "pending": pending,
-        "rng": dict(rng),
+        "skipped": saved.talk.skipped,
+        "tokens": list(saved.tokens),
+        "forgotten": saved.forgotten,
+        "gap": saved.gap,
+        "pending": saved.pending,
+        "rng": dict(saved.rng),
     }
 
 
@@ -194,27 +251,37 @@ def from_json(
         )
     try:
         pending = extra["pending"]
-        saved = SavedSession(
-            messages=tuple(
-                _with_calls(
-                    Message(
-                        item["role"],
-                        item["content"],
-                        None if item["tokens"] is None else _ids(item["tokens"], tokenizer),
-                    ),
-                    item,
-                    "extra",
-                )
-                for item in extra["messages"]
-            ),
-            tokens=_ids(extra["tokens"], tokenizer),
+        messages = tuple(
+            _with_calls(
+                Message(
+                    item["role"],
+                    item["content"],
+                    None if item["tokens"] is None else _ids(item["tokens"], tokenizer),
+                ),
+                item,
+                "extra",
+            )
+            for item in extra["messages"]
+        )
+        check_messages(messages)
+        tokens = _ids(extra["tokens"], tokenizer)
+        # earlier versions kept everything
+        return SavedSession(
+            talk=Talk(messages, _count(extra.get("skipped", 0), len(messages))),
+            tokens=tokens,
+            forgotten=_count(extra.get("forgotten", 0), 1 << 62),
+            gap=_count(extra.get("gap", 0), len(tokens)),
             pending=None if pending is None else _ids([pending], tokenizer)[0],
             rng=dict(extra["rng"]),
         )
-        check_messages(saved.messages)
     except (KeyError, TypeError, ValueError, EdgeError) as problem:
         raise StateError(f"has a malformed transcript: {problem}", file=path) from None
-    return saved
+
+
+def _count(value: Any, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{value!r:.40} is not a number from 0 to {most}")
+    return value
 
 
 def _ids(values: Any, tokenizer: Tokenizer) -> tuple[int, ...]:

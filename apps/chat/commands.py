@@ -64,7 +64,7 @@ class Chat:
 
     def length(self) -> str:
         if self.session.model.template is None:
-            return f"a text of {len(self.session.tokens)} tokens"
+            return f"a text of {self.session.position} tokens"
         return f"a conversation of {len(self.session.messages)} messages"
 
     def copied(self) -> str:
@@ -228,7 +228,7 @@ def _show(this: Chat, argument: str) -> str:
         [
             f"{this.name}: {manifest.model.family}, {len(manifest.model.layers)} layers, "
             f"{manifest.quantization.recipe}, on {title(session.model.engine)}",
-            f"{this.length()}, {len(session.tokens)} tokens in the state",
+            f"{this.length()}, {session.position} tokens in the state",
             described(session),
             f"/undo, /regen and /fork keep copies, {megabytes(session.snapshot_bytes)} each now; "
             f"turns to take back: {session.undo_levels}",

@@ -25,7 +25,7 @@ def described(session: Session) -> str:
 
 def notice(session: Session) -> str | None:
     """How full the context is, once there is reason to know."""
-    used, capacity = len(session.tokens), session.capacity
+    used, capacity = session.position, session.capacity
     if capacity is None or used < NOTICED * capacity:
         return None
     return f"the context is {used / capacity:.0%} full: {used} of {capacity} tokens"

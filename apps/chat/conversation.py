@@ -289,7 +289,7 @@ def _hanging_up(session: Session) -> Iterator[list[int]]:
 
 
 def _save(session: Session) -> None:
-    if not session.tokens:
+    if not session.position:
         return
     # nobody may be there to read either line
     with suppress(OSError):

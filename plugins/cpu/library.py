@@ -6,6 +6,7 @@ import ctypes
 import functools
 import importlib.machinery
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from edge.errors import EngineError
@@ -141,7 +142,7 @@ class Pool:
         if self._library.edge_cpu_run(self.handle, calls, len(calls)):
             raise EngineError("no memory for a kernel's intermediate values")
 
-    def __del__(self) -> None:
-        # a forked child has no such threads, and would wait for them
-        if getattr(self, "handle", None) and self._process == os.getpid():
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
+        # a forked child has no such threads, and would wait for them; at the end there is no `os`
+        if getattr(self, "handle", None) and self._process == getpid():
             self._library.edge_cpu_pool_free(self.handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge.runtime.cuda.device import Bytes, Device, Memory
 from edge.runtime.engine import forked
-from edge.runtime.state import Hold
+from edge.runtime.hold import Hold
 
 STAGING = 4 << 20
 
@@ -41,7 +42,7 @@ class Exclusive:
 
     def __enter__(self) -> Device:
         self.check_process()
-        self._hold.__enter__()
+        self._hold.take(sys._getframe(1))
         if self._left:
             # what an interrupt left running still reads memory that is about to be written
             try:

@@ -340,7 +340,8 @@ class Talker:
 
         def save() -> int:
             self._session.save(Path(path))
-            return len(self._session.tokens)
+            position: int = self._session.position
+            return position
 
         found: int = self._between_goals(save)
         return found

@@ -1,0 +1,171 @@
+"""An interrupt before any bytecode of the runtime: what was under way has happened or has not, and
+the session goes on.
+
+EDGE_FAULT_INTERRUPTS=100000 interrupts at every one instead of a sample.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import edge.runtime
+from edge.errors import EngineError
+from edge.runtime.hold import Hold
+from edge.runtime.model import Model
+from edge.runtime.session import Session
+from tests.session_models import bundle, model
+
+POINTS = int(os.environ.get("EDGE_FAULT_INTERRUPTS", "40"))
+ROOM = str(Path(edge.runtime.__path__[0]))
+Verb = Callable[[Session], object]
+
+
+class Interrupt:
+    """A trace function that raises KeyboardInterrupt before bytecode number `at` of the runtime."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.seen = at, 0
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Interrupt | None:
+        if not frame.f_code.co_filename.startswith(ROOM):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.seen += 1
+            if self.seen == self.at:
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupted(verb: Verb, session: Session, at: int, *, held: bool = False) -> int:
+    """Bytecodes that were run; `held`: somebody keeps the exception, and with it every frame."""
+    tracer = Interrupt(at)
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        verb(session)
+    except KeyboardInterrupt as problem:
+        if held:
+            session.kept = problem  # type: ignore[attr-defined]
+    finally:
+        sys.settrace(before)
+    return tracer.seen
+
+
+def say(session: Session) -> None:
+    for _ in session.chat("and why", max_tokens=3, temperature=0):
+        pass
+
+
+def drop(session: Session) -> None:
+    """Stop iterating; the answer ends when nobody has it any more."""
+    answer = session.chat("and why", max_tokens=3, temperature=0)
+    next(answer)
+
+
+def again(session: Session) -> None:
+    session.regenerate(max_tokens=3, temperature=0).finish()
+
+
+@cache
+def snapshot(engine: str) -> Any:
+    return fresh(engine).snapshot()
+
+
+@cache
+def loaded(engine: str) -> Model:
+    return model("chat") if engine == "ort" else edge.load(bundle("chat"), engine=engine, threads=1)
+
+
+def fresh(engine: str, **options: Any) -> Session:
+    session = loaded(engine).session(window=4, seed=1, **options)
+    session.chat("a robot", max_tokens=3, temperature=0).finish()
+    return session
+
+
+def all_of(session: Session) -> tuple[Any, ...]:
+    """What a session is: transcript, tokens and the state's bytes."""
+    held = session.messages, session.tokens, session.pending, session.undo_levels
+    arrays = session._context.state.arrays()
+    return (*held, *(array.tobytes() for _, array in sorted(arrays.items())))
+
+
+def outcomes(verb: Verb, engine: str, **options: Any) -> list[tuple[Any, ...]]:
+    """Nothing, all of it, or an answer that ended after some token."""
+    found = [all_of(fresh(engine, **options))]
+    for most in (1, 2, 3):
+        session = fresh(engine, **options)
+        if verb is again:
+            session.regenerate(max_tokens=most, temperature=0).finish()
+        elif verb in (say, drop):
+            session.chat("and why", max_tokens=most, temperature=0).finish()
+        else:
+            verb(session)
+        found.append(all_of(session))
+    return found
+
+
+@pytest.mark.parametrize("engine", ["ort", "cpu"])
+@pytest.mark.parametrize("name", ["say", "drop", "again", "undo", "reset", "restore", "load"])
+def test_interrupted_at_any_bytecode(name: str, engine: str, tmp_path: Path) -> None:
+    fresh(engine).save(tmp_path / "talk")
+    verbs: dict[str, Verb] = {
+        "say": say, "drop": drop, "again": again,
+        "undo": Session.undo, "reset": Session.reset,
+        "restore": lambda session: session.restore(snapshot(engine), undoable=True),
+        "load": lambda session: session.load(tmp_path / "talk"),
+    }  # fmt: skip
+    verb = verbs[name]
+    options = {"draft": "ngram", "draft_tokens": 2} if engine == "ort" and name == "say" else {}
+    allowed = outcomes(verb, engine, **options)
+    every = interrupted(verb, fresh(engine, **options), 0)
+    points = sorted(random.Random(name).sample(range(1, every + 1), min(POINTS, every)))
+    seen = set()
+    for at in points:
+        session = fresh(engine, **options)
+        held = at % 2 == 0
+        interrupted(verb, session, at, held=held)
+        if held:  # so is the answer, which waits to be iterated
+            session.cancel()
+            session.snapshot()
+        assert not session.busy, at
+        now = all_of(session)
+        assert now in allowed, f"bytecode {at} of {every}"
+        seen.add(allowed.index(now))
+        session.chat("so", max_tokens=1, temperature=0).finish()
+        assert session.messages[-2].content == "so"
+    assert 0 in seen, "no interrupt came before the end"
+
+
+def test_a_hold_left_behind_is_taken_over_and_another_is_not() -> None:
+    hold = Hold("in use", "wait")
+
+    def leave() -> None:
+        hold.take(sys._getframe())
+
+    leave()
+    with hold, pytest.raises(EngineError, match="in use"), hold:
+        pass
+    waits, order = Hold("in use", "wait", waits=True), []
+
+    def hold_it(name: str) -> None:
+        with waits, waits:
+            order.append(name)
+
+    waits.take(sys._getframe())
+    thread = threading.Thread(target=hold_it, args=("second",))
+    thread.start()
+    order.append("first")
+    waits.release()
+    thread.join(60)
+    assert order == ["first", "second"]
