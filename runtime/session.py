@@ -23,7 +23,6 @@ from edge.runtime.generate import (
     common_prefix,
     generate,
 )
-from edge.runtime.hold import Hold
 from edge.runtime.result import FinishReason
 from edge.runtime.sampling import (
     Sampler,
@@ -40,6 +39,7 @@ from edge.runtime.sampling import (
 )
 from edge.runtime.settled import SessionSnapshot as SessionSnapshot
 from edge.runtime.settled import Settled, Turn
+from edge.runtime.state import Hold
 from edge.runtime.transcript import SHOWN, PromptReader, SavedSession, Talk
 from edge.text.template import Message
 from edge.text.tokenizer import check_text
@@ -231,6 +231,7 @@ class Session:
     @property
     def busy(self) -> bool:
         """Whether an answer is being made."""
+        self._hold.tidy()  # of an interrupted call, the answer that nobody else has
         generation = self._making()
         return generation is not None and not generation.ended
 

@@ -20,9 +20,9 @@ import pytest
 
 import edge.runtime
 from edge.errors import EngineError
-from edge.runtime.hold import Hold
 from edge.runtime.model import Model
 from edge.runtime.session import Session
+from edge.runtime.state import Hold
 from tests.session_models import bundle, model
 
 POINTS = int(os.environ.get("EDGE_FAULT_INTERRUPTS", "40"))
@@ -50,7 +50,8 @@ class Interrupt:
 def interrupted(verb: Verb, session: Session, at: int, *, held: bool = False) -> int:
     """Bytecodes that were run; `held`: somebody keeps the exception, and with it every frame."""
     tracer = Interrupt(at)
-    before = sys.gettrace()
+    before, hook = sys.gettrace(), sys.unraisablehook
+    sys.unraisablehook = lambda _: None  # pytest's keeps what is raised while an answer is dropped
     sys.settrace(tracer)
     try:
         verb(session)
@@ -59,6 +60,7 @@ def interrupted(verb: Verb, session: Session, at: int, *, held: bool = False) ->
             session.kept = problem  # type: ignore[attr-defined]
     finally:
         sys.settrace(before)
+        sys.unraisablehook = hook
     return tracer.seen
 
 

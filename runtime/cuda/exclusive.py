@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge.runtime.cuda.device import Bytes, Device, Memory
 from edge.runtime.engine import forked
-from edge.runtime.hold import Hold
+from edge.runtime.state import Hold
 
 STAGING = 4 << 20
 
