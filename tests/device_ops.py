@@ -32,13 +32,13 @@ _STATES = {32: np.float32, 16: np.float16, 8: np.int8}
 _SIZES = {
     "D": 48, "n": 48, "p": 12, "q": 4, "C": 19, "E": 23, "N": 9, "R": 7, "I": 21, "O": 33, "K": 4,
     "V": 31, "H": 6, "P": 8, "KV": 2, "dim/2": 3, "S": LOG_ROWS, "A": 1, "2": 2, "8": 8, "1": 1,
-    "block_size": 32,
+    "block_size": 32, "X": 6, "k": 2, "J": 1,
 }  # fmt: skip
 # attributes that are neither a variant's choice nor columns
 _ATTRIBUTES = {
     "K": 64, "N": 33, "block_size": 32, "eps": 1e-5, "heads": 6, "head_dim": 8, "kv_heads": 2,
     "d_state": 9, "dt_min": 0.001, "dt_max": 3.0, "scale": 0.3, "dim": 6, "conv_start": 5,
-    "first": 20,
+    "first": 20, "k": 2, "sigmoid": 1, "normalise": 1, "top_groups": 1, "parts": 1, "experts": 6,
 }  # fmt: skip
 _CHOICES = [
     dict(zip(("bits", "state_bits", "groups"), choice, strict=True))
@@ -205,6 +205,11 @@ class Case:
                 found[v.name] = self._memory(v, steps, known)
             elif v.role == "value":
                 found[v.name] = self._columns(v, self.values(v, **known))
+            elif v.name == "chosen":
+                found[v.name] = self._chosen(self.shape(v, **known))
+            elif v.name == "order":
+                order = np.argsort(found["chosen"], axis=None, kind="stable")
+                found[v.name] = _ints(order).reshape(found["chosen"].shape)
         return found
 
     def _memory(self, v: Value, steps: Steps, known: dict[str, int]) -> Array:
@@ -217,6 +222,13 @@ class Case:
             rows = [steps.source] if v.shape[0] == "2" else list(steps.pending)
             memory[rows] = real[rows]
         return memory
+
+    def _chosen(self, shape: list[int]) -> Array:
+        """Distinct experts a row, of those that weights have."""
+        stacks = [len(array) for array in self.constants.values()]
+        experts = int(self.attributes.get("experts", stacks[0] if stacks else 0))
+        rows = [self.rng.permutation(experts)[: shape[-1]] for _ in range(math.prod(shape[:-1]))]
+        return _ints(rows).reshape(shape)
 
     def _columns(self, v: Value, array: Array) -> Array:
         """`array` among poisoned columns."""

@@ -13,9 +13,16 @@ from edge.plugins.quantize.body import QUANTIZE_ROWS, ZERO
 
 # -- the router -----------------------------------------------------------------------------------
 
-_SCORE = {0: "    score = Softmax<axis=-1>(logits)\n", 1: "    score = Sigmoid(logits)\n"}
+_SCORE = """
+    flat = Constant<value = int64[1] {-1}>()
+    sigmoid_0 = Constant<value_int: int = @sigmoid>()
+    is_sigmoid = Cast<to=9>(sigmoid_0)
+    shares = Softmax<axis=-1>(logits)
+    each = Sigmoid(logits)
+    score = Where(is_sigmoid, each, shares)
+    ranked = Add(score, bias)
+"""
 _GROUPS = """
-    zero_1 = Constant<value = int64[1] {0}>()
     last_1 = Constant<value = int64[1] {-1}>()
     groups_0 = Constant<value_int: int = @groups>()
     groups_1 = Reshape(groups_0, last_1)
@@ -42,36 +49,26 @@ _GROUPS = """
     bounded = Where(is_open, apart, closed_column)
     open = Reshape(bounded, whole)
 """
-_GATES = {
-    0: "    shared = Identity(taken)\n",
-    1: """
-    tail = Constant<value = int64[1] {-1}>()
-    total = ReduceSum<keepdims=1>(taken, tail)
-    shared = Div(taken, total)
-""",
-}
-
-
-def route(sigmoid: int, normalise: int, groups: int | None) -> str:
-    """Of equal values ONNX's TopK takes the first."""
-    return (
-        _SCORE[sigmoid]
-        + "    ranked = Add(score, bias)\n"
-        + (_GROUPS if groups is None else "    open = Identity(ranked)\n")
-        + """
-    flat = Constant<value = int64[1] {-1}>()
+_CHOICE = """
     k_0 = Constant<value_int: int = @k>()
     k_1 = Reshape(k_0, flat)
     largest, at = TopK<axis=-1>(open, k_1)
     taken = GatherElements<axis=-1>(score, at)
     chosen = Cast<to=6>(at)
-"""
-        + _GATES[normalise]
-        + """
+    total = ReduceSum<keepdims=1>(taken, flat)
+    normalise_0 = Constant<value_int: int = @normalise>()
+    is_shared = Cast<to=9>(normalise_0)
+    unit = Constant<value = float {1.0}>()
+    divisor = Where(is_shared, total, unit)
+    shared = Div(taken, divisor)
     factor = Constant<value_float: float = @scale>()
     gates = Mul(shared, factor)
 """
-    )
+
+
+def route(groups: int | None) -> str:
+    """Of equal values ONNX's TopK takes the first."""
+    return _SCORE + (_GROUPS if groups is None else "    open = Identity(ranked)\n") + _CHOICE
 
 
 # Each pair by expert · P + its own number, so that no two are equal.
@@ -110,7 +107,7 @@ _WEIGHT = """
     columns = Shape<start=2>(weight)
     outputs = Shape<start=1, end=2>(weight)
 """
-_PACKED = """
+PACKED = """
     attribute_shape = Constant<value = int64[1] {-1}>()
     K_0 = Constant<value_int: int = @K>()
     N_0 = Constant<value_int: int = @N>()
@@ -145,14 +142,15 @@ _GATHERED = """
     each_shape = Concat<axis=0>(flat, outputs)
     each_y = Reshape(product, each_shape)
 """
-_ROUNDED = (
+ROUNDED = (
     QUANTIZE_ROWS.replace("(x)", "(pair_x)").replace("Div(x,", "Div(pair_x,").replace(" y ", " q ")
     + "    q_float = DequantizeLinear(q, one)\n"
 )
 _BY_STEP = "    each_y = Mul(unscaled, scale)\n"
 
 
-def _plain(shapes: str, rounds: str, weights: str) -> str:
+def plain(shapes: str, rounds: str, weights: str) -> str:
+    """`weights` makes `wide` [P, N, K] of every pair; `rounds`, `q_float` and `scale` of its x."""
     product = _GATHERED
     if rounds:
         product = product.replace("Unsqueeze(pair_x,", "Unsqueeze(q_float,")
@@ -189,23 +187,23 @@ def _bits(bits: int) -> str:
     )
 
 
-EXPERT_LINEAR = _plain(_WEIGHT, "", "    own = Gather(weight, pairs)\n    wide = Cast<to=1>(own)\n")
-EXPERT_LINEAR_INT8 = _plain(
+EXPERT_LINEAR = plain(_WEIGHT, "", "    own = Gather(weight, pairs)\n    wide = Cast<to=1>(own)\n")
+EXPERT_LINEAR_INT8 = plain(
     _WEIGHT,
-    _ROUNDED,
+    ROUNDED,
     """
-    own = Gather(weight, pairs)
-    own_float = Cast<to=1>(own)
+    weight_float = DequantizeLinear(weight, one)
+    own = Gather(weight_float, pairs)
     own_scale = Gather(weight_scale, pairs)
     own_column = Unsqueeze(own_scale, last)
-    wide = Mul(own_float, own_column)
+    wide = Mul(own, own_column)
 """,
 )
-EXPERT_LINEAR_INT4 = _plain(_PACKED, _ROUNDED, _bits(4))
+EXPERT_LINEAR_INT4 = plain(PACKED, ROUNDED, _bits(4))
 
 
 def expert_linear_bits(bits: int) -> str:
-    return _plain(_PACKED, "", _bits(bits))
+    return plain(PACKED, "", _bits(bits))
 
 
 # -- products for ONNX Runtime --------------------------------------------------------------------
@@ -254,7 +252,7 @@ ORT_EXPERT_LINEAR = _ort(
       own_y = Gemm<transB=1>(own_x, wide_w)
 """,
 )
-ORT_EXPERT_LINEAR_BITS = _ort(_PACKED, _MATMUL_BITS.format(x="own_x", y="own_y"))
+ORT_EXPERT_LINEAR_BITS = _ort(PACKED, _MATMUL_BITS.format(x="own_x", y="own_y"))
 # u8 by u8, 128 standing for 0: where u8 by s8 saturates, only constants are turned at load.
 ORT_EXPERT_LINEAR_INT8 = _ort(
     _WEIGHT,
@@ -272,7 +270,7 @@ ORT_EXPERT_LINEAR_INT8 = _ort(
 """,
 )
 ORT_EXPERT_LINEAR_INT4 = _ort(
-    _PACKED,
+    PACKED,
     _OWN_ROUNDED.replace(" y ", " own_q ")
     + "      q_float = Cast<to=1>(own_q)\n"
     + _MATMUL_BITS.format(x="q_float", y="unscaled")

@@ -1,7 +1,7 @@
 """A mixture of experts: which experts a token goes to, and products with the chosen ones alone.
 
 A token has k slots, one for each expert that it is routed to. Values of all slots lie side by side
-in a row: [..., k·N]. The weights of E experts are stacked, [E, N, K].
+in a row: [..., k·N]. The weights of X experts are stacked, [X, N, K].
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from edge.ops import Attribute, Op, Value, index, value, weight
 from edge.plugins.linear.statement import BITS, PACKED, SCALES
 from edge.plugins.quantize.statement import ROUND
 
-_X = value("x", "f32[...,S·K]", "a row of K for all slots of a token, or one for each")
-_CHOSEN = index("chosen", "i32[...,k]", "the expert of each slot, 0 to E-1")
+_X = value("x", "f32[...,J·K]", "a row of K for all slots of a token (J is 1), or one for each (k)")
+_CHOSEN = index("chosen", "i32[...,k]", "the expert of each slot, 0 to X-1")
 _ORDER = index("order", "i32[...,k]", "row·k + slot, those of the first expert first")
 _Y = value("y", "f32[...,k·N]", "[parts, k, N/parts] in a row")
 
@@ -24,8 +24,8 @@ _PARTS = Attribute(
 ROUTE = Op(
     "Route",
     (
-        value("logits", "f32[...,E]", "the router's"),
-        weight("bias", "f32[E]", "added to scores for the choice alone"),
+        value("logits", "f32[...,X]", "the router's"),
+        weight("bias", "f32[X]", "added to scores for the choice alone"),
     ),
     (
         index("chosen", "i32[...,k]", "experts, the best first; of equal ones the first"),
@@ -33,10 +33,10 @@ ROUTE = Op(
     ),
     (
         Attribute("k", "int", "experts a token"),
-        Attribute("sigmoid", "int", "1: scores are sigmoids; 0: a softmax", (0, 1)),
-        Attribute("normalise", "int", "1: gates are divided by their sum", (0, 1)),
+        Attribute("sigmoid", "int", "1: scores are sigmoids; 0: a softmax"),
+        Attribute("normalise", "int", "1: gates are divided by their sum"),
         Attribute("scale", "float", "what gates are multiplied by"),
-        Attribute("groups", "int", "parts that the experts fall into; divides E", (1, None)),
+        Attribute("groups", "int", "parts that the experts fall into; divides X", (1, None)),
         Attribute("top_groups", "int", "groups that a token may choose from"),
     ),
     "score = sigmoid(logits), or softmax(logits); s = score + bias\n"
@@ -50,14 +50,14 @@ EXPERT_ORDER = Op(
     "ExpertOrder",
     (_CHOSEN,),
     (_ORDER,),
-    (Attribute("experts", "int", "E"),),
+    (Attribute("experts", "int", "X"),),
     "order = numbers row·k + slot, sorted by chosen, then as they come",
     "MegaBlocks, arXiv 2211.15841, section 5.2 (what gathers the rows of an expert)",
 )
 
 
 def _of_experts(values: tuple[Value, ...]) -> tuple[Value, ...]:
-    return tuple(replace(v, shape=("E", *v.shape)) for v in values)
+    return tuple(replace(v, shape=("X", *v.shape)) for v in values)
 
 
 def _product(
@@ -70,7 +70,7 @@ _SLOT = "y of slot j = x (of slot j, if each has its own) · w[chosen[j]]ᵀ"
 
 EXPERT_LINEAR = _product(
     "ExpertLinear",
-    (weight("weight", "f32|f16[E,N,K]", "rows are outputs"),),
+    (weight("weight", "f32|f16[X,N,K]", "rows are outputs"),),
     f"{_SLOT}, w = weight; an implementation may round x as one of Linear",
     "torch.nn.Linear without bias, an expert's",
 )
@@ -90,8 +90,8 @@ _ROWS = (
 EXPERT_LINEAR_INT8 = _product(
     "ExpertLinearInt8",
     (
-        weight("weight", "i8[E,N,K]", "rows are outputs"),
-        weight("weight_scale", "f32[E,N]", "one a row of weight"),
+        weight("weight", "i8[X,N,K]", "rows are outputs"),
+        weight("weight_scale", "f32[X,N]", "one a row of weight"),
     ),
     f"{_ROWS}\n{_SLOT}, with q · step for x and weight · weight_scale for w; sums of integers are "
     "exact",

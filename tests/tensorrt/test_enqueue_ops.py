@@ -43,6 +43,11 @@ SOURCES: tuple[tuple[str, str, str | None], ...] = (
     ("plain gate", "w8a8", None),
     ("normed", "fp32", None),
     ("short", "fp32", None),
+    ("experts", "fp32", None),
+    ("experts", "w8", None),
+    ("experts", "w4", None),
+    ("experts", "w8a8", None),
+    ("experts", "w4a8", None),
 )
 # in no graph that the exporter makes: every recipe has the scan make its dt itself
 NOWHERE = {"SelectiveScanInt8_8", "SelectiveScanInt8_16", "SelectiveScanInt8_32"}
