@@ -42,9 +42,9 @@ def test_an_answer_ends_with_its_client() -> None:
         client = server.client()
         for _ in range(3):
             stream = streaming(client)
-            with pytest.raises(openai.InternalServerError) as refused:
+            with pytest.raises(openai.RateLimitError) as refused:
                 client.chat.completions.create(model=DRAFT, messages=HELLO)
-            assert refused.value.status_code == 503 and refused.value.code == "overloaded"
+            assert refused.value.status_code == 429 and refused.value.code == "overloaded"
             assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
             stream.close()
             _until(lambda: _answers(client))
@@ -216,7 +216,7 @@ def _answers(client: openai.OpenAI) -> bool:
     """Whether there is room for a short request; it is answered then."""
     try:
         client.chat.completions.create(model=DRAFT, messages=HELLO, max_tokens=1)
-    except openai.InternalServerError as problem:
+    except openai.RateLimitError as problem:
         assert problem.code == "overloaded"
         return False
     return True

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from edge.apps.serve import app, reader
+from edge.apps.serve.answers import AnswerFormat
 from edge.apps.serve.errors import ApiError
 from edge.apps.serve.reader import Reader
 from edge.apps.serve.worker import Piece
@@ -71,10 +72,12 @@ def test_a_fault_in_the_middle_of_a_stream_is_told(capsys: pytest.CaptureFixture
         def piece(self, piece: Piece) -> dict[str, str]:
             return {"text": piece.text}
 
+        line, error = staticmethod(AnswerFormat.line), staticmethod(AnswerFormat.error)
+
     async def sent() -> list[bytes]:
         form: Any = Form()
         broken: Any = Broken()
-        return [part async for part in app._chunks(form, Piece("a"), broken)]
+        return [part async for part in app._chunks(form, Piece("a"), broken, {})]
 
     first, last = asyncio.run(sent())
     assert json.loads(first[6:]) == {"text": "a"}

@@ -26,7 +26,7 @@ DRAFT = "demo-draft"  # without attention: its answers need not end
 
 def test_requests_are_answered_in_the_order_they_came() -> None:
     worker, events, order = _worker(), _Events(), _Events()
-    model = worker.check_ready()
+    model = _model(worker)
     running = Job(_ask(model, "x"), time.monotonic() + PATIENCE, events.append)
     worker.submit(running)
     assert isinstance(events.first(), Piece)
@@ -47,7 +47,7 @@ def test_a_cancel_takes_effect_within_one_step(at: int, monkeypatch: pytest.Monk
     """`at`: the run of the engine during which the client leaves; the first reads the prompt."""
     runs: list[int] = []
     worker = _worker()
-    model = worker.check_ready()
+    model = _model(worker)
     engine, events = model.engine, _Events()
     job = Job(_ask(model, "x " * 600), time.monotonic() + PATIENCE, events.append)
     real = engine.run
@@ -72,7 +72,7 @@ def test_a_cancel_takes_effect_within_one_step(at: int, monkeypatch: pytest.Monk
 
 def test_what_was_cancelled_while_it_waited_never_begins() -> None:
     worker, events, left = _worker(), _Events(), _Events()
-    model = worker.check_ready()
+    model = _model(worker)
     running = Job(_ask(model, "x"), time.monotonic() + PATIENCE, events.append)
     waiting = Job(_ask(model, "y"), time.monotonic() + PATIENCE, left.append)
     late = Job(_ask(model, "z"), time.monotonic() - 1, left.append)
@@ -94,7 +94,7 @@ def test_a_failure_inside_is_told_and_the_next_request_is_answered(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     worker, events = _worker(), _Events()
-    model = worker.check_ready()
+    model = _model(worker)
 
     def broken(*arguments: Any, **options: Any) -> Any:
         raise ZeroDivisionError("in the engine")
@@ -121,7 +121,7 @@ def test_while_it_loads_it_says_so() -> None:
         return model, Slot(model, capacity=None, cache_bytes=0)
 
     ready = threading.Event()
-    worker = ModelWorker(load, ready.set)
+    worker = ModelWorker(load, ready.set, name="demo")
     app = App(_settings(), worker)
     worker.start()
     status, headers, body = _call(app, "GET", "/health")
@@ -184,11 +184,16 @@ def _worker() -> ModelWorker:
     """One that is ready."""
     model, ready = edge.load(DRAFT, threads=1), threading.Event()
     worker = ModelWorker(
-        lambda: (model, Slot(model, capacity=None, cache_bytes=1 << 20)), ready.set
+        lambda: (model, Slot(model, capacity=None, cache_bytes=1 << 20)), ready.set, name="demo"
     )
     worker.start()
     assert ready.wait(PATIENCE)
     return worker
+
+
+def _model(worker: ModelWorker) -> Model:
+    assert worker.served is not None
+    return worker.served.model
 
 
 def _ask(model: Model, text: str, max_tokens: int = 1_000_000) -> ParsedRequest:

@@ -12,6 +12,7 @@ import math
 import os
 import secrets
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -90,6 +91,15 @@ def serve(
             min=1, metavar="N", help="Tokens the KV caches hold, for models with attention."
         ),
     ] = None,
+    pulled: Annotated[
+        bool,
+        options.running(
+            "--pulled", help="Serve every pulled model too: one that is asked for is loaded."
+        ),
+    ] = False,
+    log: Annotated[
+        bool, typer.Option("--log", help="Write a line of JSON for each request on stderr.")
+    ] = False,
     draft: options.Draft = "none",
     draft_tokens: options.DraftTokens = None,
     draft_tree: options.DraftTree = None,
@@ -100,7 +110,8 @@ def serve(
     threads: options.Threads = None,
     spin: options.Spin = False,
 ) -> None:
-    """Answer the OpenAI API: /v1/chat/completions, /v1/completions, /v1/models, /health.
+    """Answer the OpenAI API: /v1/chat/completions, /v1/completions, /v1/models; ollama's /api/chat
+    and /api/generate; /health and /metrics.
 
     Listens on this machine only, and asks for a key, unless told otherwise.
 
@@ -140,7 +151,10 @@ def serve(
             f"{host} can be reached from other machines", field="--no-key",
             remedy="let clients send a key, or listen on 127.0.0.1",
         )  # fmt: skip
-    settings = _settings(bundle, name, key, host, allow_host or [], allow_origin or [], limits)
+    settings = replace(
+        _settings(bundle, name, key, host, allow_host or [], allow_origin or [], limits),
+        pulled=pulled, log=log,
+    )  # fmt: skip
     say = _say_json if as_json else _say
     say(
         {
@@ -170,7 +184,18 @@ def serve(
                 )
         return model, Slot(model, capacity=context, cache_bytes=limits.cache_bytes, drafting=drafts)
 
-    raise typer.Exit(run.run(settings, listening, load, say))
+    def load_pulled(name: str) -> tuple[Any, Any]:
+        from edge.apps.serve.slot import Slot
+        from edge.bundle import store
+        from edge.runtime.model import load
+
+        found = store.find(name)
+        if found is None:
+            raise InputError(f"the model {name} is no longer here", field="model")
+        model = load(found, engine=engine, threads=threads, spin=spin, provider=provider)
+        return model, Slot(model, capacity=context, cache_bytes=limits.cache_bytes)
+
+    raise typer.Exit(run.run(settings, listening, load, say, load_pulled))
 
 
 def _key(option: str | None, no_key: bool) -> tuple[str | None, bool]:

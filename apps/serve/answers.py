@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edge.apps.serve.errors import ApiError, encode
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.worker import Ended, Piece
 from edge.runtime.model import Model
@@ -24,7 +25,13 @@ class AnswerFormat:
 
     Chat and completions differ in names only: `message` and `delta` hold the text of the one,
     `text` that of the other.
+
+    Attributes:
+        media_type: of a stream. end: its last bytes.
     """
+
+    media_type = "text/event-stream"
+    end = b"data: [DONE]\n\n"
 
     def __init__(self, asked: ParsedRequest, name: str, model: Model) -> None:
         self._asked = asked
@@ -39,6 +46,16 @@ class AnswerFormat:
             "model": name,
             "system_fingerprint": f"fp_{model.fingerprint[:12]}",
         }
+
+    @staticmethod
+    def line(chunk: Mapping[str, Any]) -> bytes:
+        """A chunk as it is sent."""
+        return b"data: " + encode(chunk) + b"\n\n"
+
+    @staticmethod
+    def error(problem: ApiError) -> dict[str, Any]:
+        """A refusal, or a failure on the way."""
+        return problem.body()
 
     def _shown(self, piece: Piece) -> str:
         """The text as clients get it: without white space that belongs to the template."""

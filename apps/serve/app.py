@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, suppress
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
@@ -17,19 +20,25 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from edge.apps.serve import requests
+import edge
+from edge.apps.measure import machine
+from edge.apps.serve import ollama, requests
 from edge.apps.serve.answers import AnswerFormat
 from edge.apps.serve.errors import ApiError, busy, encode, internal, of_edge_error, too_late
 from edge.apps.serve.guard import Guard, header
+from edge.apps.serve.metrics import CONTENT_TYPE, Sample
+from edge.apps.serve.ollama import KINDS, Kind, OllamaFormat
 from edge.apps.serve.reader import Reader
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.settings import ServerSettings
-from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece
-from edge.apps.terminal import tell_traceback
+from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece, Served
+from edge.apps.terminal import say, tell_traceback
+from edge.bundle import store
 from edge.errors import EdgeError
 
 MAX_BEHIND = 1 << 16  # pieces of text that a client may have left unread
 _OPEN = {"/health"}  # routes without a key: they say only whether the server is ready
+_UNTOLD = {"/health", "/metrics"}  # what supervisors ask again and again is not logged
 _EVERYWHERE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
@@ -47,20 +56,28 @@ class App:
         self._starlette = Starlette(
             routes=[
                 Route("/health", self._health),
+                Route("/metrics", self._metrics),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
-                Route("/v1/chat/completions", partial(self._generate, chat=True), methods=["POST"]),
-                Route("/v1/completions", partial(self._generate, chat=False), methods=["POST"]),
+                Route("/api/tags", self._tags),
+                Route("/api/version", _version),
+                *(
+                    Route(path, partial(self._generate, kind=kind), methods=["POST"])
+                    for path, kind in KINDS.items()
+                ),
             ],
             exception_handlers={ApiError: _refused, HTTPException: _unroutable, Exception: _failed},
         )
         self._starlette.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        extra = dict(_EVERYWHERE)
+        extra, began = dict(_EVERYWHERE), time.monotonic()
+        status = 0
 
         async def sending(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 MutableHeaders(scope=message).update(extra)
             await send(message)
 
@@ -81,6 +98,28 @@ class App:
             pass
         except Exception:  # answered already: a fault of ours must not look like silence
             tell_traceback()
+        finally:
+            # only routes that there are: a stranger must not fill the memory with names
+            route = scope.get("route")
+            path = getattr(route, "path", "other")
+            self._worker.metrics.requested(path, status)
+            if self._settings.log and path not in _UNTOLD:
+                self._tell(request, status, time.monotonic() - began)
+
+    def _tell(self, request: Request, status: int, took_s: float) -> None:
+        """Log a request: who, what, how it went, nothing of what was said."""
+        client = request.scope.get("client")
+        fact = {
+            "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            "client": client[0] if client else None,
+            "method": request.method,
+            "path": request.scope["path"][:200],
+            "status": status,  # 0: the client left before
+            "seconds": round(took_s, 3),
+            **request.scope.get("edge", {}),
+        }
+        with suppress(OSError):  # nobody may be left to read it
+            say(json.dumps(fact), file=sys.stderr, flush=True)
 
     # -- what can be seen ------------------------------------------------------------------------
 
@@ -92,22 +131,60 @@ class App:
             return _Json({"status": "ok"})
         return _Json({"status": state}, 503, {"retry-after": "2"})
 
+    async def _metrics(self, request: Request) -> Response:
+        worker = self._worker
+        gauges: list[Sample] = [
+            ("edge_requests_inside", {}, self._inside),
+            ("edge_requests_waiting", {}, worker.waiting),
+            ("edge_reader_stuck", {}, self._reader.stuck),
+        ]
+        if (served := worker.served) is not None:
+            model = {"model": worker.name}
+            gauges += [
+                ("edge_state_bytes", model, served.slot.state_bytes),
+                ("edge_kept_state_bytes", model, served.slot.store.nbytes),
+            ]
+        gauges += [
+            ("edge_temperature_celsius", {"sensor": sensor}, degrees)
+            for sensor, degrees in machine.conditions().temperatures_c.items()
+        ]
+        headers = {"content-type": CONTENT_TYPE}
+        return Response(worker.metrics.text(gauges), headers=headers)
+
     async def _models(self, request: Request) -> Response:
-        return _Json({"object": "list", "data": [self._described()]})
+        return _Json({"object": "list", "data": list(map(self._described, self._names()))})
 
     async def _model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name != self._settings.name:
-            raise ApiError(404, f"unknown model {name!r:.100}", code="model_not_found")
-        return _Json(self._described())
+        return _Json(self._described(self._known(request.path_params["name"])))
 
-    def _described(self) -> dict[str, Any]:
-        name = self._settings.name
+    async def _tags(self, request: Request) -> Response:
+        return _Json(ollama.tags(self._names(), self._began))
+
+    def _described(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._began, "owned_by": "edge"}
+
+    def _names(self) -> list[str]:
+        """What may be asked for, the first one first."""
+        first, pulled = self._settings.name, []
+        if self._settings.pulled:
+            with suppress(OSError):
+                pulled = store.names()
+        return [first, *(name for name in pulled if name != first)]
+
+    def _known(self, name: Any) -> str:
+        """The name of a model that is served; requests without one mean the first."""
+        if not isinstance(name, str):
+            return self._settings.name  # another kind of value is refused where all is checked
+        if name not in (names := self._names()):
+            raise ApiError(
+                404, f"unknown model {name!r:.100}; this server has {', '.join(names[:20])}",
+                code="model_not_found", param="model",
+            )  # fmt: skip
+        return name
 
     # -- answers ---------------------------------------------------------------------------------
 
-    async def _generate(self, request: Request, *, chat: bool) -> Response:
+    async def _generate(self, request: Request, *, kind: Kind) -> Response:
         until = time.monotonic() + self._limits.deadline_s
         _check_media(request)
         self._worker.check_ready()
@@ -118,40 +195,46 @@ class App:
         with ExitStack() as held:
             self._inside += 1
             held.callback(self._leave)
-            asked = await self._read(body, chat, until)
-            model = self._worker.check_ready()
-            answer = held.enter_context(Exchange(self._worker, asked, until, request.receive))
-            form = AnswerFormat(asked, self._settings.name, model)
+            sent = await self._reader.read(partial(requests.parse, body), until)
+            given = kind.given(sent)
+            name = self._known(given.get("model"))
+            served, asked = await self._read(given, name, kind.chat(sent), until)
+            answer = held.enter_context(
+                Exchange(self._worker, asked, until, request.receive, served)
+            )
+            form = kind.form(asked, name, served.model)
             # nothing is sent before something was made, so that refusals have a status of their own
             event = await answer.next()
             if asked.stream:
-                return _EventStream(_chunks(form, event, answer), held.pop_all())
+                chunks = _chunks(form, event, answer, request.scope)
+                return _Stream(chunks, form.media_type, held.pop_all())
             pieces: list[Piece] = []
             while isinstance(event, Piece):
                 pieces.append(event)
                 event = await answer.next()
+            request.scope["edge"] = _figures(asked, event)
             return _Json(form.whole(pieces, event))
 
     def _check_room(self) -> None:
         if self._inside > self._limits.waiting:
             raise busy(
                 f"{self._inside} requests are waiting already", "overloaded",
-                self._worker.retry_s(self._inside),
+                self._worker.retry_s(self._inside), 429,
             )  # fmt: skip
 
     def _leave(self) -> None:
         self._inside -= 1
 
-    async def _read(self, data: bytes, chat: bool, until: float) -> ParsedRequest:
-        most = self._limits.prompt_tokens
-        if self._worker.capacity is not None:
-            most = min(most, self._worker.capacity)
-        read = partial(
-            requests.read, data, chat=chat, model=self._worker.check_ready(),
-            name=self._settings.name, max_tokens=most,
-        )  # fmt: skip
+    async def _read(
+        self, given: Mapping[str, Any], name: str, chat: bool, until: float
+    ) -> tuple[Served, ParsedRequest]:
         try:
-            return await self._reader.read(read, until)
+            served = await self._worker.obtain(name, until)
+            most = self._limits.prompt_tokens
+            if served.slot.capacity is not None:
+                most = min(most, served.slot.capacity)
+            read = partial(requests.read, given, chat=chat, model=served.model, max_tokens=most)
+            return served, await self._reader.read(read, until)
         except EdgeError as problem:
             raise of_edge_error(problem) from None
 
@@ -163,12 +246,18 @@ class Exchange:
     """
 
     def __init__(
-        self, worker: ModelWorker, asked: ParsedRequest, until: float, receive: Receive
+        self,
+        worker: ModelWorker,
+        asked: ParsedRequest,
+        until: float,
+        receive: Receive,
+        served: Served | None = None,
     ) -> None:
         """Submits the request. `until`: on the monotonic clock. Raises ApiError 503."""
         self._loop = asyncio.get_running_loop()
+        self.asked = asked
         self._events: asyncio.Queue[Event | ClientDisconnect] = asyncio.Queue()
-        self._job = Job(asked, until, self._post)
+        self._job = Job(asked, until, self._post, served)
         worker.submit(self._job)
         self._gone = asyncio.ensure_future(_disconnected(receive))
         self._gone.add_done_callback(self._vanished)
@@ -217,32 +306,41 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _chunks(
-    form: AnswerFormat, event: Piece | Ended, answer: Exchange
+    form: AnswerFormat, event: Piece | Ended, answer: Exchange, scope: Scope
 ) -> AsyncIterator[bytes]:
-    """The answers as server-sent events; an error, too, once they have begun."""
+    """The answers as a stream of chunks; an error, too, once they have begun."""
     for opening in form.opening():
-        yield _event(opening)
+        yield form.line(opening)
     try:
         while isinstance(event, Piece):
             if chunk := form.piece(event):
-                yield _event(chunk)
+                yield form.line(chunk)
             event = await answer.next()
+        scope["edge"] = _figures(answer.asked, event)
         for chunk in form.closing(event):
-            yield _event(chunk)
+            yield form.line(chunk)
     except ClientDisconnect:
         raise
     except ApiError as problem:
-        yield _event(problem.body())
+        yield form.line(form.error(problem))
         return
     except Exception:  # the status was sent: an event is all that can still tell
         tell_traceback()
-        yield _event(internal().body())
+        yield form.line(form.error(internal()))
         return
-    yield b"data: [DONE]\n\n"
+    yield form.end
 
 
-def _event(payload: Mapping[str, Any]) -> bytes:
-    return b"data: " + encode(payload) + b"\n\n"
+def _figures(asked: ParsedRequest, ended: Ended) -> dict[str, Any]:
+    """What the log says of answers."""
+    first = ended.results[0]
+    return {
+        "prompt_tokens": len(asked.tokens),
+        "reused_tokens": ended.reused,
+        "generated_tokens": sum(len(result.tokens) for result in ended.results),
+        "finish_reason": first.finish_reason,
+        "prompt_s": round(first.timings.prompt_s, 4),
+    }
 
 
 # -- requests and responses ----------------------------------------------------------------------
@@ -253,13 +351,12 @@ class _Json(JSONResponse):
         return encode(content)
 
 
-class _EventStream(StreamingResponse):
-    """Server-sent events. `held` is left when the last one is sent, or cannot be sent."""
+class _Stream(StreamingResponse):
+    """Chunks of answers. `held` is left when the last one is sent, or cannot be sent."""
 
-    def __init__(self, chunks: AsyncIterator[bytes], held: ExitStack) -> None:
+    def __init__(self, chunks: AsyncIterator[bytes], media: str, held: ExitStack) -> None:
         # a buffering proxy would keep the text back
-        headers = {"x-accel-buffering": "no"}
-        super().__init__(chunks, media_type="text/event-stream", headers=headers)
+        super().__init__(chunks, media_type=media, headers={"x-accel-buffering": "no"})
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -306,9 +403,14 @@ def _preflight() -> Response:
     )
 
 
+async def _version(request: Request) -> Response:
+    return _Json({"version": edge.__version__})
+
+
 def _refused(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, ApiError)
-    return _Json(problem.body(), problem.status, problem.headers)
+    form = OllamaFormat if request.scope["path"].startswith("/api/") else AnswerFormat
+    return _Json(form.error(problem), problem.status, problem.headers)
 
 
 def _unroutable(request: Request, problem: Exception) -> Response:

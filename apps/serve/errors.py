@@ -39,6 +39,7 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
         return {
             "error": {
                 "message": self.message,
@@ -54,9 +55,9 @@ def invalid(message: str, param: str | None, code: str | None = None) -> ApiErro
     return ApiError(400, message, code=code or "invalid_value", param=param)
 
 
-def busy(message: str, code: str, retry_s: int) -> ApiError:
+def busy(message: str, code: str, retry_s: int, status: int = 503) -> ApiError:
     """A refusal for now: the same request may be sent again after `retry_s` seconds."""
-    return ApiError(503, message, code=code, headers={"retry-after": str(retry_s)})
+    return ApiError(status, message, code=code, headers={"retry-after": str(retry_s)})
 
 
 def too_late(message: str) -> ApiError:

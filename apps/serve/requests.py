@@ -380,18 +380,11 @@ class _Fault:
     code: str = "invalid_value"
 
 
-def read(data: bytes, *, chat: bool, model: Model, name: str, max_tokens: int) -> ParsedRequest:
-    """Parse, check, encode. Takes as long as the prompt does: not for the event loop.
+def read(given: Mapping[str, Any], *, chat: bool, model: Model, max_tokens: int) -> ParsedRequest:
+    """Check, encode. Takes as long as the prompt does: not for the event loop.
 
-    `name`: the model that is served. `max_tokens`: of the prompt. Raises ApiError, EdgeError.
+    `max_tokens`: of the prompt. Raises ApiError, EdgeError.
     """
-    given = parse(data)
-    asked = given.get("model")
-    if isinstance(asked, str) and asked != name:
-        raise ApiError(
-            404, f"unknown model {asked!r:.100}; this server has {name!r}",
-            code="model_not_found", param="model",
-        )  # fmt: skip
     encoder = _Encoder(model, max_tokens)
     body, params, tools = _checked(given, ChatBody if chat else CompletionBody, model)
     gap = ""

@@ -70,12 +70,13 @@ def run(
     listening: socket.socket,
     load: Callable[[], tuple[Model, Slot]],
     say: Say,
+    load_other: Callable[[str], tuple[Model, Slot]] | None = None,
 ) -> int:
     """Serve until a signal; the exit code. Raises what loading the model raised.
 
     0 after SIGTERM or SIGHUP, 130 after Ctrl-C. A second signal ends the process at once.
     """
-    serving = _Serving(settings, load, say)
+    serving = _Serving(settings, load, say, load_other)
     code = asyncio.run(serving.until_told(listening))
     if not serving.worker.join(JOIN_S):
         # loading cannot be interrupted; nothing of it needs to be put away
@@ -97,13 +98,17 @@ class _Server(uvicorn.Server):
 
 class _Serving:
     def __init__(
-        self, settings: ServerSettings, load: Callable[[], tuple[Model, Slot]], say: Say
+        self,
+        settings: ServerSettings,
+        load: Callable[[], tuple[Model, Slot]],
+        say: Say,
+        load_other: Callable[[str], tuple[Model, Slot]] | None,
     ) -> None:
         self._settings = settings
         self._say = say
         self._began = time.monotonic()
         self._code: int | None = None
-        self.worker = ModelWorker(load, self._loaded)
+        self.worker = ModelWorker(load, self._loaded, name=settings.name, load_other=load_other)
         limits = settings.limits
         self._server = _Server(
             uvicorn.Config(
@@ -151,9 +156,9 @@ class _Serving:
         if self.worker.problem is not None:
             self._server.should_exit = True
         elif self._code is None:
-            took, model = round(time.monotonic() - self._began, 3), self.worker.model
-            assert model is not None
-            self._tell({"event": "ready", "load_s": took, "engine": title(model.engine)})
+            took, served = round(time.monotonic() - self._began, 3), self.worker.served
+            assert served is not None
+            self._tell({"event": "ready", "load_s": took, "engine": title(served.model.engine)})
 
     def _tell(self, fact: dict[str, Any]) -> None:
         """Say it, if anybody is left to hear it: a terminal or a pipe may have been closed."""

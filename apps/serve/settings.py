@@ -44,6 +44,8 @@ class ServerSettings:
     key: what clients must send, None when none is asked for.
     hosts: names in the Host header that are ours; any_address: IP addresses are, too.
     origins: web origins whose pages may call.
+    pulled: models that were pulled are served too, loaded when they are asked for.
+    log: a line is written for each request.
     """
 
     name: str
@@ -51,4 +53,6 @@ class ServerSettings:
     hosts: frozenset[str]
     any_address: bool = False
     origins: frozenset[str] = frozenset()
+    pulled: bool = False
+    log: bool = False
     limits: ServerLimits = field(default_factory=ServerLimits)

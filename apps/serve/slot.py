@@ -41,6 +41,7 @@ class Slot:
 
     Attributes:
         capacity: most tokens the KV caches hold, None without attention.
+        state_bytes: memory of the state that runs.
         reused: tokens of the last prompt that were not run again.
         store: the states that are kept.
     """
@@ -66,6 +67,7 @@ class Slot:
         self._keeps = self._context.mark().state.nbytes <= cache_bytes
         self._reuses = cache_bytes > 0
         self.capacity = state.capacity
+        self.state_bytes = state.nbytes
         self.reused = 0
         self._rng = new_rng(None)
         self._prompt_end: tuple[ContextMark, Logits] | None = None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from edge.apps.serve.errors import ApiError, busy, internal, of_edge_error, stopping, too_late
+from edge.apps.serve.metrics import Metrics
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.slot import Slot
 from edge.apps.terminal import say, tell_traceback
@@ -44,19 +47,36 @@ class Ended:
 Event = Piece | Ended | ApiError  # text, then how it ended
 
 
+@dataclass(frozen=True)
+class Served:
+    """A model that is loaded, and the states it runs in."""
+
+    model: Model
+    slot: Slot
+
+
 class Job:
     """One request to answer.
 
     Attributes:
         until: on the monotonic clock, when nobody wants it any more.
+        served: by which model; None is the one that was loaded last.
         begun: whether the model has started on it.
     """
 
-    def __init__(self, asked: ParsedRequest, until: float, post: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        asked: ParsedRequest,
+        until: float,
+        post: Callable[[Event], None],
+        served: Served | None = None,
+    ) -> None:
         """`post` is called in the worker's thread with every event."""
         self.asked = asked
         self.until = until
         self.post = post
+        self.served = served
+        self.came = time.monotonic()
         self.begun = False
         self.cancelled = threading.Event()
         self._generation: Generation | None = None
@@ -75,28 +95,45 @@ class Job:
             generation.cancel()
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """A model that a request asks for; `found` gets it when its turn has come."""
+
+    name: str
+    found: Future[Served]
+
+
 class ModelWorker:
     """Owns the model. `state` is `loading`, then `ready` or `failed`, at last `stopping`.
 
+    One model is loaded at a time: another that is asked for takes its place.
+
     Attributes:
-        model: None until it is ready.
-        capacity: most tokens its state holds, None without such a limit.
+        name, served: the model, None until it is ready.
         problem: why loading failed.
+        metrics: of the answers.
     """
 
     def __init__(
         self,
         load: Callable[[], tuple[Model, Slot]],
         changed: Callable[[], None] = lambda: None,
+        *,
+        name: str = "",
+        load_other: Callable[[str], tuple[Model, Slot]] | None = None,
     ) -> None:
-        """`changed` is called in the worker's thread when loading has ended."""
+        """`name`: of the model that `load` loads; `load_other`: loads one by another name.
+        `changed` is called in the worker's thread when loading has ended.
+        """
         self.state = "loading"
-        self.model: Model | None = None
-        self.capacity: int | None = None
+        self.name = self._first = name
+        self.served: Served | None = None
         self.problem: BaseException | None = None
+        self.metrics = Metrics()
         self._load = load
+        self._load_other = load_other
         self._changed = changed
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[Job | _Wanted] = deque()
         self._running: Job | None = None
         self._wake = threading.Condition()
         self._typical_s = 1.0
@@ -107,17 +144,34 @@ class ModelWorker:
     def start(self) -> None:
         self._thread.start()
 
-    def check_ready(self) -> Model:
-        """The model. Raises ApiError 503 while it loads, and when the server stops."""
+    def check_ready(self) -> None:
+        """Raise ApiError 503 while the first model loads, and when the server stops."""
         if self.state == "loading":
             raise busy("the model is being loaded", "model_loading", 2)
         if self.state == "stopping":
             raise stopping()
-        if self.model is None:
+        if self.state == "failed":
             raise ApiError(503, "the model could not be loaded", code="model_failed")
-        return self.model
 
-    def submit(self, job: Job) -> None:
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for the model."""
+        return len(self._jobs)
+
+    async def obtain(self, name: str, until: float) -> Served:
+        """The model of this name, loaded in its turn. Raises ApiError, EdgeError."""
+        self.check_ready()
+        if name == self.name and self.served is not None:
+            return self.served
+        wanted = _Wanted(name, Future())
+        self.submit(wanted)
+        try:
+            left = max(0.0, until - time.monotonic())
+            return await asyncio.wait_for(asyncio.wrap_future(wanted.found), left)
+        except asyncio.TimeoutError:
+            raise too_late("the deadline passed before the model was loaded") from None
+
+    def submit(self, job: Job | _Wanted) -> None:
         """Queue a job. Raises ApiError 503 when the server takes none."""
         with self._wake:
             self.check_ready()
@@ -136,7 +190,10 @@ class ModelWorker:
             self._jobs.clear()
             self._wake.notify()
         for job in waiting:
-            job.post(stopping())
+            if isinstance(job, Job):
+                job.post(stopping())
+            else:
+                job.found.set_exception(stopping())
 
     def stop(self) -> None:
         """`drain`, and end the running answer, too."""
@@ -154,44 +211,69 @@ class ModelWorker:
 
     def _main(self) -> None:
         try:
-            model, slot = self._load()
+            self.served = Served(*self._load())
         except BaseException as problem:  # whatever it was, the process has to hear of it
             self.problem = problem
             self.state = "failed"
             self._changed()
             return
-        self.model, self.capacity = model, slot.capacity
         with self._wake:
             if self.state == "loading":
                 self.state = "ready"
         self._changed()
         while (job := self._next()) is not None:
+            if isinstance(job, _Wanted):
+                self._change(job)
+                continue
             began = time.monotonic()
-            job.post(self._answered(job, slot))
+            job.post(self._answered(job))
             self._running = None
             self._typical_s += 0.2 * (time.monotonic() - began - self._typical_s)
 
-    def _next(self) -> Job | None:
+    def _change(self, wanted: _Wanted) -> None:
+        """Load another model in the place of this one, or the first one again."""
+        if not wanted.found.set_running_or_notify_cancel():  # nobody waits for it any more
+            return
+        try:
+            if wanted.name != self.name or self.served is None:
+                # memory of the one before goes with the last request that it answers
+                self.name, self.served = wanted.name, None
+                if wanted.name == self._first:
+                    self.served = Served(*self._load())
+                elif self._load_other is not None:
+                    self.served = Served(*self._load_other(wanted.name))
+            assert self.served is not None
+            wanted.found.set_result(self.served)
+        except BaseException as problem:
+            self.name = ""
+            wanted.found.set_exception(problem)
+
+    def _next(self) -> Job | _Wanted | None:
         with self._wake:
             while not self._jobs:
                 if self.state == "stopping":
                     return None
                 self._wake.wait()
-            self._running = self._jobs.popleft()
-            return self._running
+            job = self._jobs.popleft()
+            self._running = job if isinstance(job, Job) else None
+            return job
 
-    def _answered(self, job: Job, slot: Slot) -> Event:
+    def _answered(self, job: Job) -> Event:
         """Run a job; returns how it ended."""
         try:
             if job.cancelled.is_set() or time.monotonic() >= job.until:
                 return too_late("the deadline passed before the request's turn came")
             job.begun = True
+            served = job.served or self.served
+            assert served is not None
+            slot, waited = served.slot, time.monotonic() - job.came
             results: list[GenerationResult] = []
             while len(results) < job.asked.count:
                 generation = self._begin(job, slot, again=bool(results))
                 job.attach(generation)
                 self._run(generation, job, len(results))
                 results.append(generation.result)
+            self.metrics.answered(len(job.asked.tokens), slot.reused, waited, results)
             return self._ended(results, slot)
         except EdgeError as problem:
             refusal = of_edge_error(problem)

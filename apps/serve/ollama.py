@@ -1,0 +1,166 @@
+"""The ollama API's chat and generate, put into words of the OpenAI API, and answers in its shape.
+
+Facts: github.com/ollama/ollama, docs/api.md. Durations are in nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, cast
+
+from edge.apps.serve.answers import AnswerFormat
+from edge.apps.serve.errors import ApiError, encode, invalid
+from edge.apps.serve.worker import Ended, Piece
+
+# options by their names here; others are refused by the names they have
+OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty",
+           "repeat_last_n": "repetition_window"}  # fmt: skip
+# of loading and placing, or without effect on what is said here
+WITHOUT_EFFECT = {"num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread",
+                  "use_mmap", "use_mlock", "numa", "low_vram"}  # fmt: skip
+RAW_TOKENS = 256  # of a raw text that nothing bounds
+Given = Mapping[str, Any]
+
+
+class OllamaFormat(AnswerFormat):
+    """One answer as lines of JSON."""
+
+    media_type = "application/x-ndjson"
+    end = b""
+
+    @staticmethod
+    def line(chunk: Given) -> bytes:
+        return encode(chunk) + b"\n"
+
+    @staticmethod
+    def error(problem: ApiError) -> dict[str, Any]:
+        return {"error": problem.message}
+
+    def opening(self) -> list[dict[str, Any]]:
+        return []
+
+    def piece(self, piece: Piece) -> dict[str, Any] | None:
+        text = self._shown(piece)
+        return self._part(text) if text else None
+
+    def closing(self, ended: Ended) -> list[dict[str, Any]]:
+        """Calls come whole, with the end."""
+        return [self._last("", ended)]
+
+    def whole(self, pieces: Sequence[Piece], ended: Ended) -> dict[str, Any]:
+        return self._last("".join(map(self._shown, pieces)), ended)
+
+    def _part(self, text: str) -> dict[str, Any]:
+        now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+        return {"model": self._head["model"], "created_at": now, **self._said(text), "done": False}
+
+    def _said(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def _last(self, text: str, ended: Ended) -> dict[str, Any]:
+        [result], times = ended.results, ended.results[0].timings
+        last = self._part(text)
+        if result.tool_calls:
+            last["message"]["tool_calls"] = [
+                {"function": {"name": call.name, "arguments": call.arguments}}
+                for call in result.tool_calls
+            ]
+        return last | {
+            "done": True,
+            "done_reason": "stop" if result.finish_reason == "stop" else "length",
+            "total_duration": _nanoseconds(times.total_s),
+            "load_duration": 0,
+            "prompt_eval_count": len(self._asked.tokens),
+            "prompt_eval_duration": _nanoseconds(times.prompt_s),
+            "eval_count": len(result.tokens),
+            "eval_duration": _nanoseconds(times.total_s - times.prompt_s),
+        }
+
+
+class GenerateFormat(OllamaFormat):
+    """The same of /api/generate."""
+
+    def _said(self, text: str) -> dict[str, Any]:
+        return {"response": text}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def tags(names: Sequence[str], began: int) -> dict[str, Any]:
+    """The models, as /api/tags lists them."""
+    at = datetime.fromtimestamp(began, timezone.utc).isoformat()
+    return {"models": [{"name": n, "model": n, "modified_at": at, "size": 0, "digest": "",
+                        "details": {"format": "edge"}} for n in names]}  # fmt: skip
+
+
+def chat(given: Given) -> dict[str, Any]:
+    """A body of /api/chat in words of the OpenAI API."""
+    messages = given.get("messages")
+    if isinstance(messages, list):
+        messages = [_message(one) if isinstance(one, dict) else one for one in messages]
+    return {**_common(given, {"messages", "tools"}), "messages": messages,
+            "tools": given.get("tools")}  # fmt: skip
+
+
+def generate(given: Given) -> dict[str, Any]:
+    """A body of /api/generate: a question to the chat template, or with `raw` a text to go on."""
+    out = _common(given, {"prompt", "system", "raw"})
+    prompt, system = given.get("prompt") or "", given.get("system")
+    if given.get("raw"):
+        if system:
+            raise invalid("system cannot be given with raw", "system")
+        return {"max_tokens": RAW_TOKENS, **out, "prompt": prompt}
+    said = [{"role": "system", "content": system}] if system else []
+    return {**out, "messages": [*said, {"role": "user", "content": prompt}]}
+
+
+def _common(given: Given, own: set[str]) -> dict[str, Any]:
+    options, form = given.get("options") or {}, given.get("format")
+    if not isinstance(options, dict):
+        raise invalid("options must be an object", "options")
+    out: dict[str, Any] = {}
+    for key, value in cast(dict[str, Any], options).items():
+        if key not in WITHOUT_EFFECT:
+            out[OPTIONS.get(key, key)] = value
+    if out.get("max_tokens") in (-1, -2):  # without a bound
+        out["max_tokens"] = 1 << 30
+    if isinstance(given.get("model"), str):
+        out["model"] = given["model"].removesuffix(":latest")
+    out["stream"] = given.get("stream", True)
+    if form:
+        out["structured_outputs"] = {"json_object": True} if form == "json" else {"json": form}
+    known = {"model", "stream", "options", "format", "keep_alive", *own}
+    for key, value in given.items():
+        if key not in known and value not in (None, False, "", []):
+            out[key] = value  # refused by its name, where it is not known here
+    return out
+
+
+def _message(given: Given) -> dict[str, Any]:
+    """A message; what tells only the name of a tool is left out."""
+    left_out = {"tool_name", "thinking"}
+    return {key: value for key, value in given.items()
+            if key not in left_out and (key != "images" or value)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A route that generates: its answers, how its body is put into words of the OpenAI API, and
+    whether a body asks for a message.
+    """
+
+    form: type[AnswerFormat]
+    given: Callable[[Given], Given] = dict
+    chat: Callable[[Given], bool] = lambda given: True
+
+
+KINDS = {
+    "/v1/chat/completions": Kind(AnswerFormat),
+    "/v1/completions": Kind(AnswerFormat, chat=lambda given: False),
+    "/api/chat": Kind(OllamaFormat, chat),
+    "/api/generate": Kind(GenerateFormat, generate, lambda given: not given.get("raw")),
+}

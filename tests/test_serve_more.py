@@ -1,0 +1,213 @@
+"""What a server tells of itself, ollama's API, and models that are loaded when asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from edge.apps.serve.metrics import Histogram, Metrics
+from tests.server_process import HELLO, Server
+from tests.session_models import bundle
+from tests.test_tools import SCHEMA, TOOLS, jsonschema
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models, as `edge pull` leaves them, and what is none."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, kind in (("tiny", "chat"), ("plain", "base")):
+        shutil.copytree(bundle(kind), folder / name)
+    (folder / "broken").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(store: Path) -> Iterator[Server]:
+    os.environ["EDGE_MODELS"] = str(store)
+    try:
+        with Server(
+            "--pulled", "--log", "--draft", "ngram", bundle=str(bundle("bytes"))
+        ) as running:
+            yield running
+    finally:
+        del os.environ["EDGE_MODELS"]
+
+
+def asked(server: Server, path: str, body: Any = None) -> tuple[int, dict[str, str], Any]:
+    return server.request("GET" if body is None else "POST", path, body)
+
+
+# -- what it tells of itself ---------------------------------------------------------------------
+
+
+def parsed(text: bytes) -> dict[str, float]:
+    """Samples of Prometheus' format; every family has its help and type before its first one."""
+    found: dict[str, float] = {}
+    told: dict[str, str] = {}
+    for line in text.decode().splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            told[name] = kind
+        elif not line.startswith("#"):
+            match = re.fullmatch(r'([a-z_]+)((?:\{[a-z_]+=".*"\})?) (\S+)', line)
+            assert match, line
+            family = re.sub(r"_(bucket|sum|count)$", "", match[1])
+            assert match[1] in told or told[family] == "histogram", line
+            found[match[1] + match[2]] = float(match[3])
+    return found
+
+
+def test_metrics_count_what_happened(server: Server) -> None:
+    before = parsed(asked(server, "/metrics")[2])
+    client = server.client()
+    hot: dict[str, Any] = {"model": "bytes", "messages": HELLO, "seed": 1, "max_tokens": 12}
+    usage = [client.chat.completions.create(**hot).usage for _ in range(2)]
+    asked(server, "/v1/nothing")
+    asked(server, "/v1/chat/completions", {"messages": []})
+    status, headers, text = asked(server, "/metrics")
+    after = parsed(text)
+    assert status == 200 and headers["content-type"].startswith("text/plain; version=0.0.4")
+
+    def rose(name: str) -> float:
+        return after[name] - before.get(name, 0)
+
+    assert rose('edge_requests_total{route="/v1/chat/completions",status="200"}') == 2
+    assert rose('edge_requests_total{route="/v1/chat/completions",status="400"}') == 1
+    assert rose('edge_requests_total{route="other",status="404"}') == 1
+    assert rose("edge_generated_tokens_total") == sum(u.completion_tokens for u in usage if u)
+    assert rose("edge_prompt_tokens_total") == sum(u.prompt_tokens for u in usage if u)
+    assert rose("edge_reused_tokens_total") >= 1
+    assert rose("edge_ttft_seconds_count") == rose("edge_tpot_seconds_count") == 2
+    assert rose('edge_ttft_seconds_bucket{le="+Inf"}') == 2 and rose("edge_ttft_seconds_sum") > 0
+    assert rose("edge_drafted_tokens_total") >= rose("edge_accepted_tokens_total") >= 0
+    assert after["edge_requests_inside"] == after["edge_requests_waiting"] == 0
+    assert after['edge_state_bytes{model="bytes"}'] > 0 == after["edge_reader_stuck"]
+    assert server.request("GET", "/metrics", headers={"authorization": None})[0] == 401
+
+
+def test_a_histogram_counts_up_to_each_bound() -> None:
+    histogram = Histogram((1, 2))
+    for value in (0.5, 1.0, 1.5, 9.0):
+        histogram.observe(value)
+    counts = {labels.get("le", name): value for name, labels, value in histogram.samples("x")}
+    assert counts == {"1": 2, "2": 3, "+Inf": 4, "x_sum": 12.0, "x_count": 4}
+    odd = Metrics().text([("edge_temperature_celsius", {"sensor": 'a"\\\nb'}, 40)])
+    assert 'edge_temperature_celsius{sensor="a\\"\\\\\\nb"} 40\n' in odd
+
+
+def test_the_log_has_a_line_a_request_and_nothing_that_was_said(server: Server) -> None:
+    secret = "the password is swordfish"
+    body = {"messages": [{"role": "user", "content": secret}], "max_tokens": 3, "stream": True}
+    asked(server, "/v1/chat/completions", body)
+    asked(server, "/v1/completions", {"prompt": secret, "stream": 5})
+    server.request("GET", "/v1/models\x1b[2J", headers={"authorization": "Bearer wrong"})
+    asked(server, "/health")
+    lines = [json.loads(line) for line in server.stderr.splitlines() if line.startswith("{")]
+    done, refused = [line for line in lines if line["path"].startswith("/v1/c")][-2:]
+    assert done["status"] == 200 and done["path"] == "/v1/chat/completions"
+    assert done["generated_tokens"] == 3 and done["finish_reason"] == "length"
+    assert done["client"] == "127.0.0.1" and done["prompt_tokens"] > 3 and done["seconds"] > 0
+    assert refused["status"] == 400 and "prompt_tokens" not in refused
+    assert "swordfish" not in server.stderr and server.key not in server.stderr
+    assert "\x1b" not in server.stderr and not any(line["path"] == "/health" for line in lines)
+
+
+# -- models that were pulled ---------------------------------------------------------------------
+
+
+def test_every_pulled_model_answers_when_it_is_asked_for(server: Server) -> None:
+    client = server.client()
+    names = [found.id for found in client.models.list()]
+    assert names == ["bytes", "plain", "tiny"] and client.models.retrieve("tiny").id == "tiny"
+    given: dict[str, Any] = {"prompt": "one two", "max_tokens": 4, "temperature": 0}
+    first = {name: client.completions.create(model=name, **given) for name in names}
+    assert len({answer.system_fingerprint for answer in first.values()}) == 3
+    for name in (*names, "tiny"):
+        again = client.completions.create(model=name, **given)
+        assert again.model == name and again.choices[0].text == first[name].choices[0].text
+    with pytest.raises(openai.BadRequestError) as untaught:
+        client.chat.completions.create(model="plain", messages=HELLO)
+    assert untaught.value.code == "no_chat_template"
+    for missing in ("broken", "../tiny", "demo"):
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model=missing, **given)
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_others(server: Server, store: Path) -> None:
+    shutil.copytree(store / "plain", store / "bad")
+    try:
+        (store / "bad" / "weights.bin").write_bytes(b"")
+        status, _, body = asked(server, "/v1/completions", {"model": "bad", "prompt": "x"})
+        assert status == 500 and str(store) not in body["error"]["message"]
+    finally:
+        shutil.rmtree(store / "bad")
+    for body in ({"prompt": "x"}, {"model": "tiny", "prompt": "x"}):
+        assert asked(server, "/v1/completions", body | {"max_tokens": 1})[0] == 200
+
+
+# -- ollama's API --------------------------------------------------------------------------------
+
+SHORT = {"seed": 1, "num_predict": 6, "temperature": 1.0}
+
+
+def lines(body: bytes) -> list[dict[str, Any]]:
+    """Of a response in chunks, each of which is here one line."""
+    return [json.loads(line) for line in body.split(b"\r\n") if line.startswith(b"{")]
+
+
+def test_ollamas_chat_and_generate(server: Server) -> None:
+    ask = {"model": "bytes:latest", "messages": HELLO, "options": SHORT, "keep_alive": "5m"}
+    status, headers, body = asked(server, "/api/chat", ask)
+    assert status == 200 and headers["content-type"] == "application/x-ndjson"
+    streamed = lines(body)
+    assert [line["done"] for line in streamed] == [False] * (len(streamed) - 1) + [True]
+    text = "".join(line["message"]["content"] for line in streamed)
+    _, _, whole = asked(server, "/api/chat", ask | {"stream": False})
+    assert whole["message"] == {"role": "assistant", "content": text} and text
+    last = streamed[-1]
+    assert (last["done_reason"], last["eval_count"]) == ("length", 6)
+    assert last["total_duration"] > last["prompt_eval_duration"] > 0 < last["prompt_eval_count"]
+    openai_said = server.client().chat.completions.create(
+        model="bytes", messages=HELLO, seed=1, max_tokens=6, temperature=1.0
+    )
+    assert openai_said.choices[0].message.content == text
+
+    one = {"model": "bytes", "prompt": HELLO[0]["content"], "options": SHORT, "stream": False}
+    assert asked(server, "/api/generate", one)[2]["response"] == text
+    raw = asked(server, "/api/generate", one | {"raw": True})[2]
+    expected = server.client().completions.create(
+        model="bytes", prompt=one["prompt"], seed=1, max_tokens=6, temperature=1.0
+    )
+    assert raw["response"] == expected.choices[0].text
+    formed = asked(server, "/api/generate", one | {"format": {"enum": [1, 2]}})[2]
+    assert formed["response"] in ("1", "2") and formed["done_reason"] == "stop"
+    names = [model["name"] for model in asked(server, "/api/tags")[2]["models"]]
+    assert names == ["bytes", "plain", "tiny"] and asked(server, "/api/version")[2]["version"]
+
+
+def test_ollamas_tools_and_refusals(server: Server) -> None:
+    ask = {"messages": HELLO, "tools": TOOLS[:1], "format": None,
+           "options": {"seed": 2, "num_predict": 500}, "stream": False}  # fmt: skip
+    body: dict[str, Any] = asked(server, "/api/chat", ask)[2]
+    called = [body["message"], {"role": "tool", "content": "there", "tool_name": "go"}]
+    for call in body["message"].get("tool_calls", []):
+        jsonschema.validate(call["function"]["arguments"], SCHEMA)
+    assert asked(server, "/api/chat", ask | {"messages": [*HELLO, *called]})[0] == 200
+    for path, wrong, said in (
+        ("/api/chat", {"messages": HELLO, "options": {"mirostat": 1}}, "mirostat"),
+        ("/api/chat", {"messages": HELLO, "options": 5}, "options"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["y"]}]}, "images"),
+        ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"),
+        ("/api/generate", {"prompt": "x", "raw": True, "system": "y"}, "system"),
+        ("/api/generate", {"prompt": "x", "model": "nobody"}, "unknown model"),
+    ):
+        status, _, body = asked(server, path, wrong)
+        assert status in (400, 404) and isinstance(body["error"], str) and said in body["error"]
