@@ -2,7 +2,8 @@
 
 A layer is always ``x + mixer(norm(x))``. A transformer block (attention, then MLP) is two
 layers here, so hybrids need no special case. In blocks of GPT-NeoX both read the same x: their MLP
-is `parallel` to the layer before it.
+is `parallel` to the layer before it. In Zamba2 attention and MLP run aside: what they make of x
+and the embedded token is added to what the next layer reads, and x stays as it was.
 
 Symbols (Mamba, arXiv 2312.00752; Mamba-2, arXiv 2405.21060):
 
@@ -76,12 +77,20 @@ class ModelConfig(Frozen):
     max_context: Positive | None = None
 
     @model_validator(mode="after")
-    def _has_what_is_parallel(self) -> ModelConfig:
-        refuse_all(
-            f"layers.{index} is parallel to no layer before it"
-            for index in range(len(self.layers))
-            if self.parallel(index) and (index == 0 or self.parallel(index - 1))
-        )
+    def _has_what_layers_read(self) -> ModelConfig:
+        before: MixerConfig | None = None
+        faults = []
+        for index, layer in enumerate(self.layers):
+            beside = before is None or before.is_parallel or before.is_aside
+            if layer.is_parallel and (beside or layer.is_aside):
+                faults.append(f"layers.{index} is parallel to no layer before it")
+            recalls = layer.input_width(self.d_model) != self.d_model
+            if layer.is_aside and recalls == (before is not None and before.is_aside):
+                faults.append(f"layers.{index} is aside of no layer before it, or of two")
+            before = layer
+        if before is not None and before.is_aside:
+            faults.append("the last layer is aside, and nothing reads it")
+        refuse_all(faults)
         return self
 
     def parallel(self, index: int) -> bool:

@@ -18,9 +18,12 @@ def tensor_shapes(config: ModelConfig) -> Shapes:
     """
     shapes: Shapes = {"embedding.weight": (config.vocab_size, config.d_model)}
     for index, layer in enumerate(config.layers):
-        local = _norm(config) | layer.tensor_shapes(config.d_model)
+        width = layer.input_width(config.d_model)
+        local = _norm(config, width) | layer.tensor_shapes(config.d_model)
         shapes |= {f"layers.{index}.{name}": shape for name, shape in local.items()}
-    shapes |= {f"norm_f.{n.removeprefix('norm.')}": s for n, s in _norm(config).items()}
+    shapes |= {
+        f"norm_f.{n.removeprefix('norm.')}": s for n, s in _norm(config, config.d_model).items()
+    }
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.d_model)
     return shapes
@@ -31,10 +34,10 @@ def parameters(config: ModelConfig) -> int:
     return sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
-def _norm(config: ModelConfig) -> Shapes:
-    shapes: Shapes = {"norm.weight": (config.d_model,)}
+def _norm(config: ModelConfig, width: int) -> Shapes:
+    shapes: Shapes = {"norm.weight": (width,)}
     if config.norm.kind == "layernorm":
-        shapes["norm.bias"] = (config.d_model,)
+        shapes["norm.bias"] = (width,)
     return shapes
 
 

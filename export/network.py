@@ -46,13 +46,13 @@ class Norm(nn.Module):
 
 
 class Layer(nn.Module):
-    """x + mixer(norm(read)), read being x but in a parallel layer. The mixer's parameters sit
-    directly under the layer's name.
+    """x + mixer(norm(read)), read being x but in a parallel layer and aside of the stream. The
+    mixer's parameters sit directly under the layer's name.
     """
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
-        self.norm = Norm(config.norm, config.d_model)
+        self.norm = Norm(config.norm, config.layers[index].input_width(config.d_model))
         self.mixer = mixer_of(config.layers[index]).module(config.d_model, config.norm.eps)
 
     def forward(
@@ -70,12 +70,19 @@ def empty_state(layer: MixerConfig, batch: int) -> Shapes:
 def through(
     config: ModelConfig, layers: Iterable[tuple[nn.Module, State]], x: Tensor, position: int
 ) -> tuple[Tensor, list[State]]:
-    """x [B, T, D] through layers, each given with the state before; `position` is x's first."""
+    """x [B, T, D], embedded tokens, through layers, each given with the state before; `position` is
+    x's first.
+    """
     after: list[State] = []
-    found = x  # the stream as the layer before found it
+    found = embedded = x  # the stream as the layer before found it, and before all layers
+    aside: Tensor | None = None
     for index, (layer, before) in enumerate(layers):
-        read = found if config.parallel(index) else x
-        found, (x, state) = x, layer(x, before, position, read)
+        if config.layers[index].is_aside:
+            read = torch.cat([x, embedded], -1) if aside is None else aside
+            aside, state = layer(x.new_zeros(()), before, position, read)
+        else:
+            read = found if config.parallel(index) else x if aside is None else x + aside
+            found, aside, (x, state) = x, None, layer(x, before, position, read)
         after.append(state)
     return x, after
 

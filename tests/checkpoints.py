@@ -96,11 +96,17 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 
 def _save_transformers(
-    path: Path, config: Any, kind: Callable[[Any], Any], dtype: torch.dtype
+    path: Path,
+    config: Any,
+    kind: Callable[[Any], Any],
+    dtype: torch.dtype,
+    embedding: float = 1.0,
 ) -> Path:
+    """`embedding` multiplies the embedding, and so the logits of a tied head."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model = kind(config)
     randomise(model)
+    model.get_input_embeddings().weight.data *= embedding
     model.to(dtype).save_pretrained(path)
     return save_tokenizer(path)
 
@@ -304,6 +310,20 @@ def save_with_experts(
     values = _LLAMA | sizes | dict(num_hidden_layers=3, num_experts_per_tok=3, pad_token_id=0)
     config = AutoConfig.for_model(family, **(values | overrides))
     return _save_transformers(path, config, AutoModelForCausalLM.from_config, dtype)
+
+
+def save_zamba2(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `Zamba2ForCausalLM`: 3 Mamba-2 layers, two with the shared block, adapted."""
+    from transformers import Zamba2Config, Zamba2ForCausalLM
+
+    values = _LLAMA | dict(
+        num_hidden_layers=3, layers_block_type=["hybrid", "hybrid", "mamba"], hidden_size=16,
+        num_key_value_heads=4, mamba_d_state=6, n_mamba_heads=8, mamba_ngroups=2, adapter_rank=3,
+        use_shared_attention_adapter=True, use_mem_rope=True, chunk_size=16, time_step_min=1e-30,
+        pad_token_id=0,
+    )  # fmt: skip
+    config = Zamba2Config(**(values | overrides))
+    return _save_transformers(path, config, Zamba2ForCausalLM, dtype, embedding=0.2)
 
 
 def save_state_spaces(

@@ -39,6 +39,7 @@ SAVE: dict[str, Callable[[Path], Path]] = {
     "falcon_h1": checkpoints.save_falcon_h1,
     "gpt_neox": checkpoints.save_gpt_neox,
     "jamba": checkpoints.save_jamba,
+    "zamba2": checkpoints.save_zamba2,
     "lfm2": lambda path: checkpoints.save_lfm2(path, conv_bias=True),
     "padded": lambda path: checkpoints.save_state_spaces(path, 2, **ATTENTION),
     "mambabyte": lambda path: checkpoints.save_mambabyte(path, "layernorm"),

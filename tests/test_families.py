@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from tests.checkpoints import (
     save_smollm3,
     save_state_spaces,
     save_with_experts,
+    save_zamba2,
 )
 
 Save = Callable[[Path], Path]
@@ -67,10 +69,13 @@ SAVE: dict[str, Save] = {
     "qwen3": save_qwen3,
     "qwen3_moe": partial(save_with_experts, family="qwen3_moe", head_dim=12, decoder_sparse_step=2),
     "smollm3": save_smollm3,
+    "zamba2": partial(save_zamba2, hidden_size=32),
 }
 # a family of every form of layer that a recipe treats
 ROUNDED = ("falcon_h1", "jamba", "lfm2", "nemotron_h", "qwen3")
 RECIPES = ("fp16", "w8", "w4", "w8a8", "w4a16", "w4a8")
+# whose layers aside are those of others, behind a wider norm
+APPLIED = [*product(ROUNDED, RECIPES), ("zamba2", "w4"), ("zamba2", "w8a8")]
 LENGTH = 45
 ENGINES = ("ort", *(["cpu"] if library.path() is not None else []))
 
@@ -155,8 +160,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("quant", RECIPES)
-@pytest.mark.parametrize("family", ROUNDED)
+@pytest.mark.parametrize(("family", "quant"), APPLIED)
 def test_every_recipe_applies(
     family: str, quant: str, sources: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import onnxruntime as ort
 import pytest
 import torch
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from edge.config import (
     AttentionConfig,
@@ -32,6 +33,7 @@ from edge.errors import ExportError
 from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, build_graph
 from edge.export.graph.run import GraphRunner, open_reference, open_session, session_options
 from edge.export.network import Network
+from edge.export.nodes.builder import WeightWriter
 from edge.export.quantize.weights import dequantize_blocks, quantize_blocks
 from edge.export.recipes import plan_model, recipe
 from edge.tensors import tensor_shapes
@@ -362,3 +364,14 @@ def test_wrong_or_broken_weights_are_refused(tmp_path: Path) -> None:
         build_graph(net.config, big, tmp_path, "fp16")
     with pytest.raises(ExportError, match="w3"):
         build_graph(net.config, tensors, tmp_path, "w3")
+
+
+def test_large_weights_that_are_the_same_are_stored_once(tmp_path: Path) -> None:
+    made = np.random.default_rng(0).random((3, 512, 512), np.float32)
+    with (tmp_path / "weights.bin").open("wb") as file:
+        weights = WeightWriter(file)
+        found = [weights.add(name, made[of]) for name, of in (("a", 0), ("b", 1), ("c", 0))]
+    assert weights.size == 2 * made[0].nbytes == (tmp_path / "weights.bin").stat().st_size
+    for tensor, of in zip(found, (0, 1, 0), strict=True):
+        loaded = numpy_helper.to_array(tensor, str(tmp_path))
+        np.testing.assert_array_equal(loaded, made[of])

@@ -73,10 +73,12 @@ class AttentionConfig(MixerConfig, Grown):
         d_conv: width K of a causal convolution of q, k and v before the rotation, without SiLU and
             with a bias; conv_state [B, K-1, (n_heads + 2·n_kv_heads)·P]. None without it.
         parallel: it reads the stream as the layer before it did, not what that made of it.
+        recalls: it reads the stream and the embedded token side by side, and what it gives goes
+            to the next layer aside of the stream.
     """
 
     attends: ClassVar[bool] = True
-    later: ClassVar[frozenset[str]] = frozenset({"qk_norm", "parallel", "d_conv"})
+    later: ClassVar[frozenset[str]] = frozenset({"qk_norm", "parallel", "d_conv", "recalls"})
 
     kind: Literal["attention"] = "attention"
     n_heads: Positive
@@ -87,6 +89,7 @@ class AttentionConfig(MixerConfig, Grown):
     out_bias: bool = False
     qk_norm: bool = False
     parallel: bool = False
+    recalls: bool = False
     d_conv: Annotated[int, Field(ge=2, le=16)] | None = None
 
     @model_validator(mode="after")
@@ -111,6 +114,13 @@ class AttentionConfig(MixerConfig, Grown):
         return self.parallel
 
     @property
+    def is_aside(self) -> bool:
+        return self.recalls
+
+    def input_width(self, d_model: int) -> int:
+        return 2 * d_model if self.recalls else d_model
+
+    @property
     def conv_width(self) -> int | None:
         return self.d_conv
 
@@ -129,16 +139,16 @@ class AttentionConfig(MixerConfig, Grown):
 
     def tensor_shapes(self, d_model: int) -> Shapes:
         q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        norm = (self.head_dim,)
+        read, norm = self.input_width(d_model), (self.head_dim,)
         conv = (
             {}
             if self.d_conv is None
             else linear_shapes("conv1d", self.conv_channels, self.d_conv, True)
         )
         return (
-            linear_shapes("q_proj", q, d_model, self.qkv_bias)
-            | linear_shapes("k_proj", kv, d_model, self.qkv_bias)
-            | linear_shapes("v_proj", kv, d_model, self.qkv_bias)
+            linear_shapes("q_proj", q, read, self.qkv_bias)
+            | linear_shapes("k_proj", kv, read, self.qkv_bias)
+            | linear_shapes("v_proj", kv, read, self.qkv_bias)
             | ({"q_norm.weight": norm, "k_norm.weight": norm} if self.qk_norm else {})
             | conv
             | linear_shapes("o_proj", d_model, q, self.out_bias)

@@ -65,6 +65,15 @@ class MixerConfig(Frozen, ABC):
         return False
 
     @property
+    def is_aside(self) -> bool:
+        """Whether the next layer reads what it gives, and the residual stream does not get it."""
+        return False
+
+    def input_width(self, d_model: int) -> int:
+        """How wide its norm is: twice the stream where the embedded token lies beside it."""
+        return d_model
+
+    @property
     def conv_width(self) -> int | None:
         """K of its causal convolution."""
         return None

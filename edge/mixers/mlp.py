@@ -8,29 +8,36 @@ from edge.mixers.base import Grown, MixerConfig, Positive, Shapes, linear_shapes
 
 
 class MlpConfig(MixerConfig, Grown):
-    """`swiglu` is down(silu(gate(x)) · up(x)), `gelu` down(gelu(up(x))), and `gelu_tanh` the same
-    with the tanh approximation of GELU; `squared_relu` is down(max(up(x), 0)²).
+    """`swiglu` is down(silu(gate(x)) · up(x)), `geglu` down(gelu(gate(x)) · up(x)), `gelu`
+    down(gelu(up(x))), and `gelu_tanh` the same with the tanh approximation of GELU; `squared_relu`
+    is down(max(up(x), 0)²).
 
     Attributes:
         parallel: it reads the stream as the layer before it did, not what that made of it:
             x + before(norm(x)) + mlp(norm'(x)).
+        aside: it reads what the layer before it gave aside of the stream, and gives so itself.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"form", "parallel"})
+    later: ClassVar[frozenset[str]] = frozenset({"form", "parallel", "aside"})
 
     kind: Literal["mlp"] = "mlp"
     d_intermediate: Positive
     bias: bool = False
-    form: Literal["swiglu", "gelu", "gelu_tanh", "squared_relu"] = "swiglu"
+    form: Literal["swiglu", "geglu", "gelu", "gelu_tanh", "squared_relu"] = "swiglu"
     parallel: bool = False
+    aside: bool = False
 
     @property
     def gated(self) -> bool:
-        return self.form == "swiglu"
+        return self.form in ("swiglu", "geglu")
 
     @property
     def is_parallel(self) -> bool:
         return self.parallel
+
+    @property
+    def is_aside(self) -> bool:
+        return self.aside
 
     @property
     def first_matrix(self) -> str:

@@ -104,6 +104,13 @@ class Checkpoint:
         parts = [taken(self._weights.read(self._stored[each]), piece) for each in piece.sources]
         whole = parts[0] if len(parts) == 1 else torch.stack(parts)
         tensor = whole.reshape(piece.shape).contiguous()
+        if piece.adapter:
+            up, down = (self._weights.read(self._stored[part.name]) for part in piece.adapter)
+            tensor = (
+                tensor.float() + taken(up, piece).reshape(-1, up.shape[1]).float() @ down.float()
+            )
+        if piece.behind:
+            tensor = self._weights.read(self._stored[piece.behind.name]).float() @ tensor.float()
         bad = _count_not_finite(tensor)
         if bad:
             raise CheckpointError(
@@ -122,7 +129,7 @@ class Checkpoint:
 
     def dtype(self, name: str) -> torch.dtype:
         """The dtype of a tensor, by canonical name, without reading it."""
-        if name in self._layout.constants or self._layout.pieces[name].factors:
+        if name in self._layout.constants or self._layout.pieces[name].computed:
             return torch.float32
         dtype = self._weights.entries[self._stored[self._layout.pieces[name].source]].dtype
         assert dtype is not None, "refused when opened"
@@ -224,9 +231,7 @@ def _check_headers(
     path: Path, layout: Layout, weights: CheckpointWeights, stored: dict[str, str]
 ) -> None:
     """Refuse the checkpoint with everything that is wrong with its tensors, not only the first."""
-    expected = {
-        source: piece.source_shape for piece in layout.pieces.values() for source in piece.sources
-    }
+    expected = {n: shape for p in layout.pieces.values() for n, shape in p.shapes.items()}
     embedding = layout.pieces["embedding.weight"].source_shape
     expected_here = expected | {h: embedding for h in layout.tied_heads if h in stored}
     missing, misshaped, mistyped = [], [], []

@@ -128,5 +128,4 @@ UNREAD: dict[str, str] = {
     "starcoder2": "StarCoder2",
     "xlstm": "xLSTM",
     "zamba": "Zamba",
-    "zamba2": "Zamba2",
 }

@@ -13,6 +13,14 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class Stored:
+    """A source tensor that has a part in others: its name, and the shape it must have."""
+
+    name: str
+    shape: Shape
+
+
+@dataclass(frozen=True)
 class TensorPlace:
     """One canonical tensor's place: the whole of a source tensor, or some of its rows.
 
@@ -27,6 +35,8 @@ class TensorPlace:
         factors: (first row, behind the last, factor), of rows that the model multiplies.
         stack: the tensors that it is a stack of, such as experts' own; `source` is the first, and
             all have its shape. () is `source` alone.
+        adapter: (up, down) of a low-rank adapter: the tensor's own rows of up · down are added.
+        behind: a matrix that multiplies what the tensor gives, and so the tensor from the left.
     """
 
     source: str
@@ -38,10 +48,23 @@ class TensorPlace:
     rows: tuple[int, ...] = ()
     factors: tuple[tuple[int, int, float], ...] = ()
     stack: tuple[str, ...] = ()
+    adapter: tuple[Stored, Stored] | None = None
+    behind: Stored | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
         return self.stack or (self.source,)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The tensors that it is made of, and the shapes they must have."""
+        others = [*(self.adapter or ()), *([self.behind] if self.behind else [])]
+        return dict.fromkeys(self.sources, self.source_shape) | {n.name: n.shape for n in others}
+
+    @property
+    def computed(self) -> bool:
+        """Whether its values are others than the source's."""
+        return bool(self.factors or self.adapter or self.behind)
 
 
 def _unchanged(name: str) -> str:

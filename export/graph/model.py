@@ -100,11 +100,12 @@ def build_graph(
 def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
     config = g.config
     shared = _inputs(g, plan)
-    total = len(config.layers) + 2
-    progress("embedding", 0, total)
+    count = len(config.layers) + 2
+    progress("embedding", 0, count)
     x, added = embed(g, "tokens", "embedding.weight", plan.embedding, "embedded"), ""
+    embedded, aside = x, ""
     for i, (layer, how) in enumerate(zip(config.layers, plan.layers, strict=True)):
-        progress(f"layer {i}", i + 1, total)
+        progress(f"layer {i}", i + 1, count)
         prefix = f"layers.{i}"
         reader = next(iter(how.products.values()))
         mixer, names = mixer_of(layer), (f"{prefix}.normed", f"{prefix}.residual")
@@ -114,9 +115,18 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
             u, _ = _norm(g, x, "", f"{prefix}.norm", names, reader)
             added = g.node("Add", [added, mixer.nodes(at, u)], f"{prefix}.beside")
             continue
-        u, x = _norm(g, x, added, f"{prefix}.norm", names, reader)
+        if layer.is_aside:
+            if not aside:
+                x, added = g.node("Add", [x, added], f"{prefix}.stream") if added else x, ""
+                aside = g.node("Concat", [x, embedded], f"{prefix}.recalled", axis=-1)
+            width = layer.input_width(config.d_model)
+            u, _ = _norm(g, aside, "", f"{prefix}.norm", names, reader, width)
+            aside = mixer.nodes(at, u)
+            continue
+        u, total = _norm(g, x, aside or added, f"{prefix}.norm", names, reader)
+        x, aside = x if aside else total, ""
         added = mixer.nodes(at, u)
-    progress("head", total - 1, total)
+    progress("head", count - 1, count)
     # Only the wanted rows go through the head: it is a third of a small model.
     x = g.node("Gather", [x, "rows"], "wanted.residual", axis=0)
     added = g.node("Gather", [added, "rows"], "wanted.added", axis=0)
@@ -124,7 +134,7 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
     matrix = "embedding.weight" if config.tie_embeddings else "lm_head.weight"
     linear(g, hidden, matrix, "logits", plan.head)
     g.outputs.insert(0, g.outputs.pop(_logits(g)))
-    progress("head", total, total)
+    progress("head", count, count)
 
 
 def _logits(g: GraphBuilder) -> int:
@@ -133,11 +143,17 @@ def _logits(g: GraphBuilder) -> int:
 
 
 def _norm(
-    g: GraphBuilder, x: str, added: str, name: str, outputs: tuple[str, str], reader: Product
+    g: GraphBuilder,
+    x: str,
+    added: str,
+    name: str,
+    outputs: tuple[str, str],
+    reader: Product,
+    width: int | None = None,
 ) -> tuple[ProductInput, str]:
     """(norm(x + added) as `reader` reads it, x + added); without `added`, of x alone."""
     weights = [g.weight(f"{name}.weight")]
-    kind, (output, total), width = "RMSNorm", outputs, g.config.d_model
+    kind, (output, total), width = "RMSNorm", outputs, width or g.config.d_model
     if g.config.norm.kind == "layernorm":
         weights.append(g.weight(f"{name}.bias"))
         kind = "LayerNorm"

@@ -33,9 +33,10 @@ class Attention(nn.Module):
         super().__init__()
         self.config, self.eps = config, eps
         q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(d_model, q, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(d_model, kv, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(d_model, kv, bias=config.qkv_bias)
+        read = config.input_width(d_model)
+        self.q_proj = nn.Linear(read, q, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(read, kv, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(read, kv, bias=config.qkv_bias)
         if config.d_conv is not None:
             self.conv1d = Conv1d(config.conv_channels, config.d_conv, True)
         if config.qk_norm:
@@ -95,7 +96,9 @@ class AttentionExport(MixerExport[AttentionConfig]):
     def matrices(self, d_model: int) -> dict[str, Matrix]:
         out = self.config.n_heads * self.wide
         return {
-            "qkv_proj": Matrix(sum(self.parts.values()) * self.wide, d_model, "normed"),
+            "qkv_proj": Matrix(
+                sum(self.parts.values()) * self.wide, self.config.input_width(d_model), "normed"
+            ),
             "o_proj": Matrix(d_model, out, "attended_time"),
         }
 

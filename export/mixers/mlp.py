@@ -1,4 +1,4 @@
-"""A feed-forward layer: down(silu(gate) · up), gate and up being one product; or down(f(up))."""
+"""A feed-forward layer: down(f(gate) · up), gate and up being one product; or down(f(up))."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Mlp(nn.Module):
     def forward(self, u: Tensor, state: State, position: int) -> tuple[Tensor, State]:
         up = self.up_proj(u)
         if self.config.gated:
-            return self.down_proj(F.silu(self.gate_proj(u)) * up), {}
+            activation = F.silu if self.config.form == "swiglu" else F.gelu
+            return self.down_proj(activation(self.gate_proj(u)) * up), {}
         if self.config.form == "squared_relu":
             return self.down_proj(F.relu(up).square()), {}
         tanh = self.config.form == "gelu_tanh"
@@ -72,7 +73,10 @@ class MlpExport(MixerExport[MlpConfig]):
         if self.config.gated:
             both = at.linear("gate_up_proj", u, "gate_up", bias)
             gate, up = at.split(both, {"gate": wide, "up": wide})
-            y = at.g.call("SiluGate", [up, gate], [at.named("gated")])[0]
+            if self.config.form == "geglu":
+                gate = at.g.call("Gelu", [gate], [at.named("activated")])[0]
+            gated = "Multiply" if self.config.form == "geglu" else "SiluGate"
+            y = at.g.call(gated, [up, gate], [at.named("gated")])[0]
         else:
             up = at.linear("up_proj", u, "up", bias)
             y = at.g.call(_OPS[self.config.form], [up], [at.named("activated")])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol, cast
@@ -57,22 +58,20 @@ def to_numpy(tensor: Any) -> F32:
 class WeightWriter:
     """Appends tensors to weights.bin and hands back the ONNX initializers that point into it.
 
-    The bytes depend on the tensors and their order alone.
+    The bytes depend on the tensors and their order alone. Large ones of the same bytes, as blocks
+    that share their weights have, are there once.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self.size = 0
         self._file = file
         self._name = Path(file.name).name
+        self._large: dict[bytes, int] = {}  # SHA-256 → offset
 
     def add(self, name: str, array: NDArray[Any]) -> TensorProto:
         """Append `array` little-endian and in C order; return its external initializer."""
         array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
-        padding = -self.size % (PAGE if array.nbytes >= _LARGE else ALIGNMENT)
-        self._file.write(b"\0" * padding)
-        self._file.write(array.reshape(-1).view(np.uint8).data)
-        offset = self.size + padding
-        self.size = offset + array.nbytes
+        offset = self._offset(array.reshape(-1).view(np.uint8).data)
         tensor = TensorProto(
             name=name,
             dims=array.shape,
@@ -83,6 +82,21 @@ class WeightWriter:
         for key, entry in where.items():
             tensor.external_data.add(key=key, value=str(entry))
         return tensor
+
+    def _offset(self, data: memoryview) -> int:
+        """Where the bytes are; they are appended where there are none like them."""
+        large = data.nbytes >= _LARGE
+        content = hashlib.sha256(data).digest() if large else b""
+        if content in self._large:
+            return self._large[content]
+        padding = -self.size % (PAGE if large else ALIGNMENT)
+        self._file.write(b"\0" * padding)
+        self._file.write(data)
+        offset = self.size + padding
+        self.size = offset + data.nbytes
+        if large:
+            self._large[content] = offset
+        return offset
 
 
 class GraphBuilder:

@@ -1,0 +1,190 @@
+"""Zamba2: Mamba-2 layers, some of which also read what a shared block of attention and MLP gives.
+
+Source: transformers 5.23 models/zamba2, `Zamba2ForCausalLM`. The shared blocks take turns. What is
+each use's own, the adapters of low rank and the matrix behind the block, is multiplied out here, so
+that every use has matrices of its own. transformers clamps dt to `time_step_min` and more in runs,
+and not in steps; Zyphra's kernels do neither, and nor is it done here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig, NormConfig
+from edge.export.checkpoint.family import (
+    MAX_BLOCKS,
+    UNSUPPORTED,
+    Family,
+    is_transformers,
+    known_only,
+    layer_types,
+    rope,
+)
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout, Stored
+
+NAME = "zamba2"
+EPS = 1e-5  # the gated norm's, whatever the others have
+_OWN = {
+    "adapter_rank", "add_bias_linear", "attention_head_dim", "attention_hidden_size", "chunk_size",
+    "hybrid_layer_ids", "kv_channels", "layers_block_type", "layer_types", "mamba_d_conv",
+    "mamba_d_state", "mamba_expand", "mamba_headdim", "mamba_ngroups", "n_mamba_heads",
+    "num_mem_blocks", "num_query_groups", "time_step_limit", "use_conv_bias", "use_long_context",
+    "use_mem_eff_path", "use_mem_rope", "use_shared_attention_adapter",
+}  # fmt: skip
+_FORK = "use_shared_block_lora"  # Zyphra's fork of transformers, with other fields and tensors
+_KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
+
+
+def claims(fields: Fields) -> bool:
+    return is_transformers(fields, NAME, "Zamba2ForCausalLM")
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    if _FORK in fields:
+        remedy = "take the checkpoint in transformers' own form"
+        fields.stop(_FORK, "is a field of Zyphra's fork of transformers", remedy)
+    known_only(fields, _OWN)
+    for name, expected in (
+        ("hidden_act", "gelu"), ("rms_norm_eps", EPS), ("use_long_context", False),
+        ("tie_word_embeddings", True),  # or its class ties no blocks either
+    ):  # fmt: skip
+        fields.demand(name, expected, UNSUPPORTED)
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    kinds = layer_types(fields, blocks, _KINDS, "mamba")
+    if "layers_block_type" not in fields:
+        fields.refuse("layers_block_type", "is missing")
+    bias = fields.boolean("add_bias_linear", False)
+    width = fields.integer("hidden_size")
+    mlp = fields.build(
+        MlpConfig,
+        d_intermediate=fields.integer("intermediate_size", 4 * width),
+        bias=bias,
+        form="geglu",
+        aside=True,
+    )
+    mamba, attention = _mamba(fields, bias), _attention(fields)
+    layers: list[Any] = []
+    for kind in kinds:
+        layers += [attention, mlp, mamba] if kind == "hybrid" else [mamba]
+    context = fields.integer("max_position_embeddings", 4096)
+    config = fields.model(
+        family=NAME,
+        vocab_size=fields.integer("vocab_size"),
+        d_model=width,
+        layers=layers,
+        norm=fields.build(NormConfig, eps=EPS),
+        max_context=context if "hybrid" in kinds else None,
+    )
+    adapted = fields.boolean("use_shared_attention_adapter", False)
+    return _place(
+        config,
+        [kind == "hybrid" for kind in kinds],
+        fields.integer("num_mem_blocks", 1),
+        fields.integer("adapter_rank", 128),
+        ("q_proj", "k_proj", "v_proj") if adapted else (),
+    )
+
+
+def _mamba(fields: Fields, bias: bool) -> Mamba2Config:
+    d_inner = fields.scaled("mamba_expand", fields.integer("hidden_size"), 2)
+    heads = fields.integer("n_mamba_heads", 8)
+    if d_inner % heads:
+        fields.inconsistent("n_mamba_heads", f"does not divide {d_inner} channels")
+    return fields.build(
+        Mamba2Config,
+        d_inner=d_inner,
+        d_ssm=d_inner,
+        d_state=fields.integer("mamba_d_state", 64),
+        d_conv=fields.taps("mamba_d_conv"),
+        head_dim=max(1, d_inner // heads),
+        n_groups=fields.integer("mamba_ngroups", 1),
+        proj_bias=bias,
+    )
+
+
+def _attention(fields: Fields) -> AttentionConfig:
+    heads, width = fields.integer("num_attention_heads", 32), 2 * fields.integer("hidden_size")
+    if width % heads:
+        fields.inconsistent("num_attention_heads", f"does not divide {width}")
+    size = max(1, width // heads)
+    if fields.integer("num_key_value_heads", heads) != heads:
+        fields.refuse("num_key_value_heads", f"is not {heads}", UNSUPPORTED)
+    turned = fields.boolean("use_mem_rope", False)
+    return fields.build(
+        AttentionConfig,
+        n_heads=heads,
+        n_kv_heads=heads,
+        head_dim=size,
+        rope=rope(fields, size, kinds=("default",)) if turned else None,
+        recalls=True,
+    )
+
+
+def _place(
+    config: ModelConfig, hybrid: list[bool], shared: int, rank: int, adapted: tuple[str, ...]
+) -> Layout:
+    layout = Layout(config)
+    hybrids = [block for block, is_hybrid in enumerate(hybrid) if is_hybrid]
+    layer = 0
+    for block, is_hybrid in enumerate(hybrid):
+        source = f"model.layers.{block}"
+        if is_hybrid:
+            use = hybrids.index(block)
+            first = f"model.layers.{hybrids[use % shared]}.shared_transformer"
+            _place_shared(layout, layer, first, use, rank, adapted)
+            linear = Stored(f"{source}.linear.weight", (config.d_model, config.d_model))
+            for kind in layout.kinds(f"layers.{layer + 1}.down_proj"):
+                name = f"layers.{layer + 1}.down_proj.{kind}"
+                layout.pieces[name] = replace(layout.pieces[name], behind=linear)
+            source, layer = f"{source}.mamba_decoder", layer + 2
+        layout.place_layer(
+            layer,
+            norm=f"{source}.input_layernorm",
+            mixer=f"{source}.mamba",
+            rename={"gated_norm": "norm"},
+        )
+        layer += 1
+    layout.place_ends(
+        embedding="model.embed_tokens.weight",
+        norm_f="model.final_layernorm",
+        lm_head="lm_head.weight",
+    )
+    return layout
+
+
+def _place_shared(
+    layout: Layout, layer: int, source: str, use: int, rank: int, adapted: tuple[str, ...]
+) -> None:
+    """One use of a shared block: attention is `layer`, the MLP the layer behind it."""
+    layout.place_layer(layer, norm=f"{source}.input_layernorm", mixer=f"{source}.self_attn")
+    # scores are divided by the root of half a head's size
+    layout.multiply(f"layers.{layer}.q_proj", math.sqrt(2))
+    for name in adapted:
+        adapter = f"{source}.self_attn.linear_{name[0]}_adapter_list.{use}"
+        _adapt(layout, f"layers.{layer}.{name}.weight", adapter, rank)
+    ours, theirs = f"layers.{layer + 1}", f"{source}.feed_forward"
+    layout.place_norm(f"{ours}.norm", f"{source}.pre_ff_layernorm")
+    for kind in layout.kinds(f"{ours}.down_proj"):
+        both = (f"{ours}.gate_proj.{kind}", f"{ours}.up_proj.{kind}")
+        layout.place_rows(both, f"{theirs}.gate_up_proj.{kind}")
+        layout.place(f"{ours}.down_proj.{kind}", f"{theirs}.down_proj.{kind}")
+    for name in ("gate_proj", "up_proj"):
+        adapter = f"{theirs}.gate_up_proj_adapter_list.{use}"
+        _adapt(layout, f"{ours}.{name}.weight", adapter, rank)
+
+
+def _adapt(layout: Layout, name: str, source: str, rank: int) -> None:
+    piece = layout.pieces[name]
+    rows, columns = piece.source_shape
+    up, down = (
+        Stored(f"{source}.1.weight", (rows, rank)),
+        Stored(f"{source}.0.weight", (rank, columns)),
+    )
+    layout.pieces[name] = replace(piece, adapter=(up, down))
+
+
+FAMILY = Family(NAME, "model_type zamba2, in transformers' own form", claims, read)
