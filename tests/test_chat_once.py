@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
+from edge.apps.chat import main
 from edge.apps.chat.output import Stream
+from tests.programs import called
 from tests.session_models import bundle, model
 
 HOT = ["--temperature", "5", "--seed", "3"]
@@ -88,7 +90,7 @@ def test_options_reach_the_sampler_and_a_base_model_says_that_it_continues() -> 
     ],
 )
 def test_refusals_are_one_line_with_what_to_do(arguments: list[str], code: int, says: str) -> None:
-    got, out, err = run(*arguments)
+    got, out, err = called(main, *arguments)
     assert (got, out) == (code, "")
     assert says in err
     assert "Usage:" in err or (err.startswith("error: ") and err.count("\n") == 1)
@@ -96,7 +98,7 @@ def test_refusals_are_one_line_with_what_to_do(arguments: list[str], code: int, 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"ab\xff", b"word " * 200])
 def test_input_that_cannot_be_answered_is_refused(text: bytes) -> None:
-    code, out, err = run(str(bundle("hybrid")), text=text)  # 64 positions
+    code, out, err = called(main, bundle("hybrid"), text=text)  # 64 positions
     assert (code, out) == (1, "")
     assert err.startswith("error: ") and err.count("\n") == 1
 

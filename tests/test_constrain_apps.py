@@ -14,8 +14,10 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from edge.apps.chat import main
 from edge.apps.constraints import read_constraint
 from jetson.ros2.edge_chat.edge_chat.talker import GoalRequest, NodeSettings, Talker
+from tests.programs import called
 from tests.server_process import HELLO, Server, is_error
 from tests.session_models import bundle
 from tests.test_chat_once import run
@@ -60,7 +62,7 @@ def test_options_of_edge_chat(tmp_path: Path) -> None:
     ],
 )
 def test_refusals_of_edge_chat_name_the_option(options: list[str], said: str) -> None:
-    code, out, err = run(str(bundle("bytes")), "-p", "hello", *options)
+    code, out, err = called(main, bundle("bytes"), "-p", "hello", *options)
     assert (code, out) == (1 if "cannot be read" in said else 2, "") and said in err
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from edge.apps.demo import talks as demo_talks
 from edge.apps.demo import train as training
 from edge.apps.demo.data import load_tokenizer, make_codec
 from edge.apps.demo.distill import Taught, TeacherLessons, load_network, read_talks, start_from
+from edge.apps.demo.figures import converse
 from edge.apps.demo.save import write_checkpoint
 from edge.apps.demo.shapes import chat_config, draft_config
 from edge.apps.demo.tokenizer import train_tokenizer
@@ -31,6 +33,11 @@ from edge.export.network import Network
 from edge.runtime.model import load
 
 WORDS = ["the", "cat", "dog", "bird", "sees", "hears", "a", "red", "green", "house", "tree", "runs"]
+
+
+@pytest.fixture(autouse=True)
+def short_talks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "converse", partial(converse, limit=8))
 
 
 def write_chats(path: Path, count: int, seed: int) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from edge.apps.demo.data import (
     pack,
     read_conversations,
 )
+from edge.apps.demo.figures import converse
 from edge.apps.demo.save import write_checkpoint
 from edge.apps.demo.shapes import bytes_config, chat_config, draft_config
 from edge.apps.demo.tokenizer import train_tokenizer
@@ -39,6 +41,12 @@ from edge.export.network import Network
 WORDS = ["the", "cat", "dog", "bird", "sees", "hears", "a", "red", "green", "house", "tree", "runs"]
 TOY = bytes_config(d_model=32, layers=2)
 TALK = SourcedChat((("user", "Hi."), ("assistant", "Hello!\n\nYou?"), ("user", "Fine.")), "tldr")
+
+
+@pytest.fixture(autouse=True)
+def short_talks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few characters of what the network says at the end of its training will do."""
+    monkeypatch.setattr(training, "converse", partial(converse, limit=8))
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from edge.apps.cli import main
 from edge.apps.evaluate.score import Comparison
 from edge.export.exporter import export_checkpoint
+from tests.programs import called
 from tests.session_models import bundle
 
 PROSE = Path(__file__).parents[1] / "docs/inside/decisions.md"
@@ -35,6 +37,10 @@ def run(*arguments: object) -> tuple[int, str, str]:
     )  # fmt: skip
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout, done.stderr
+
+
+def refused(*arguments: object) -> tuple[int, str, str]:
+    return called(main, "eval", *arguments)
 
 
 def write(folder: Path, text: str | bytes, name: str = "text.txt") -> Path:
@@ -77,7 +83,7 @@ def test_figures_for_people_and_for_scripts(tmp_path: Path) -> None:
 def test_refusals_are_one_line(
     tmp_path: Path, text: str | bytes, options: tuple[str, ...], says: str
 ) -> None:
-    code, out, err = run(bundle("bytes"), write(tmp_path, text), *options)
+    code, out, err = refused(bundle("bytes"), write(tmp_path, text), *options)
     usage = says.startswith(("--", "unknown engine"))
     assert (code, out) == (2 if usage else 1, "") and says in err
     assert "Usage:" in err or (err.startswith("error: ") and err.count("\n") == 1)
@@ -86,13 +92,13 @@ def test_refusals_are_one_line(
 def test_refusals_name_the_line_of_a_record(tmp_path: Path) -> None:
     for line, says in (("{", "is not JSON"), ('{"messages": [{"role": "user"}]}', "has neither")):
         path = write(tmp_path, f'{{"text": "fine"}}\n{line}\n', "a.jsonl")
-        code, _, err = run(bundle("bytes"), path)
+        code, _, err = refused(bundle("bytes"), path)
         assert code == 1 and f"a.jsonl: line 2: {says}" in err
-    code, _, err = run(bundle("bytes"), tmp_path / "absent.txt")
+    code, _, err = refused(bundle("bytes"), tmp_path / "absent.txt")
     assert code == 1 and "absent.txt: is not a file" in err
-    code, _, err = run(bundle("bytes"))
+    code, _, err = refused(bundle("bytes"))
     assert code == 1 and "TEXT" in err
-    code, _, err = run(bundle("bytes"), "--tasks", "arc_easy")
+    code, _, err = refused(bundle("bytes"), "--tasks", "arc_easy")
     assert code == 1 and "pip install 'mamba-edge[eval]'" in err
 
 

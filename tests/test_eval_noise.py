@@ -25,7 +25,7 @@ from edge.apps.evaluate.windows import TextSource, Windows
 from edge.errors import InputError
 from edge.text.template import Message
 from tests.session_models import bundle, model
-from tests.test_eval_command import PROSE, run, write
+from tests.test_eval_command import PROSE, refused, run, write
 
 LONG = "abcdefghij" * 5000
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
@@ -206,5 +206,5 @@ def test_the_command_measures_each_kind(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_mean_nothing_are_refused(tmp_path: Path, options: tuple[str, ...]) -> None:
-    code, out, err = run(bundle("bytes"), write(tmp_path, "word " * 300), *options)
+    code, out, err = refused(bundle("bytes"), write(tmp_path, "word " * 300), *options)
     assert (code, out) == (2, "") and err.startswith("error: --") and err.count("\n") == 1

@@ -1,0 +1,35 @@
+"""Programs called in the tests' own process: a refusal is not worth another Python's start."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+from collections.abc import Callable
+
+import pytest
+
+
+def called(
+    main: Callable[[], object], *arguments: object, text: bytes = b""
+) -> tuple[int, str, str]:
+    """Exit code, standard output and error of a program with `text` on its standard input."""
+    streams = {
+        name: io.TextIOWrapper(io.BytesIO(given), "utf-8", write_through=True)
+        for name, given in (("stdin", text), ("stdout", b""), ("stderr", b""))
+    }
+    terminated, code = signal.getsignal(signal.SIGTERM), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["program", *map(str, arguments)])
+        patch.setenv("NO_COLOR", "1")
+        for name, stream in streams.items():
+            patch.setattr(sys, name, stream)
+        try:
+            main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        finally:
+            signal.signal(signal.SIGTERM, terminated)
+    out, err = (streams[name].buffer.getvalue().decode() for name in ("stdout", "stderr"))  # type: ignore[attr-defined]
+    assert "Traceback" not in err
+    return code, out, err
