@@ -34,6 +34,31 @@ def parameters(config: ModelConfig) -> int:
     return sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
+def read_parameters(config: ModelConfig, tokens: int = 1) -> int:
+    """How many of them a run of `tokens` reads: of experts those that it chooses, were all as
+    likely as each other.
+    """
+    total = 0.0
+    for name, shape in tensor_shapes(config).items():
+        first, _, rest = name.partition(".")
+        index, _, module = rest.partition(".")
+        share = 1.0
+        if first == "layers":
+            share = config.layers[int(index)].read_share(module.partition(".")[0])
+        total += math.prod(shape) * (1 - (1 - share) ** tokens)
+    return round(total)
+
+
+def read_bytes(config: ModelConfig, weight_bytes: int, tokens: int = 1) -> int:
+    """Of `weight_bytes`, what a run of `tokens` reads: the share of the parameters that it reads.
+
+    An embedding that is not the head's matrix too is looked up, not read: a row a token, which is
+    left out.
+    """
+    looked_up = 0 if config.tie_embeddings else config.vocab_size * config.d_model
+    return weight_bytes * (read_parameters(config, tokens) - looked_up) // parameters(config)
+
+
 def _norm(config: ModelConfig, width: int) -> Shapes:
     shapes: Shapes = {"norm.weight": (width,)}
     if config.norm.kind == "layernorm":

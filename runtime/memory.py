@@ -15,7 +15,7 @@ from edge.config import ModelConfig
 from edge.errors import EdgeError, EngineError, StateError
 from edge.runtime.layout import StateLayout
 from edge.runtime.ring import ring_bases, ring_slots
-from edge.tensors import parameters
+from edge.tensors import parameters, tensor_shapes
 
 CHECK_VARIABLE = "EDGE_MEMORY_CHECK"
 _MEMINFO = "/proc/meminfo"
@@ -117,7 +117,9 @@ def _weights(manifest: Manifest) -> tuple[int, int]:
     # the table of embeddings is read where it lies in the file, in bytes at the least
     table = config.vocab_size * config.d_model * max(1, bits // 8)
     if bits in _LOADING:
-        size = _FLOAT * parameters(config)
+        # experts' matrices stay as they are: nobody knows which will be read
+        stacked = sum(math.prod(shape) for shape in tensor_shapes(config).values() if shape[2:])
+        size = _FLOAT * (parameters(config) - stacked) + bits // 8 * stacked
         return size + nodes + table, int(_LOADING[bits] * size) + nodes
     return int(_ROUNDED * files) + nodes + table, int(_LOADING_ROUNDED * files) + nodes
 

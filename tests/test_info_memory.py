@@ -15,9 +15,12 @@ from edge.apps.info import boards
 from edge.apps.info import memory as info_memory
 from edge.apps.info.memory import PlanSizes
 from edge.bundle import Manifest, open_bundle
+from edge.config import ExpertsConfig
 from edge.errors import InputError
 from edge.runtime import memory
+from edge.tensors import parameters, read_bytes, read_parameters
 from tests.session_models import bundle
+from tests.test_graph_models import network
 
 GIB = 1 << 30
 SIZES = PlanSizes(context=2048, batch=3, snapshots=40)
@@ -51,6 +54,7 @@ def test_the_plan_and_the_keys_that_scripts_read(run: Any, monkeypatch: pytest.M
     assert facts.keys() >= {
         "layers", "parameters", "weight_bytes", "state_bytes", "quantization", "files",
     }  # fmt: skip
+    assert facts["active_parameters"] == facts["parameters"]  # there are no experts
     found, plan = facts["memory"], facts["memory"]["plan"]
     assert (found["context"], found["batch"], found["snapshots"]) == (100, 3, 5)
     assert (found["available_bytes"], found["fits"], found["lower"]) == (GIB, True, [])
@@ -64,6 +68,18 @@ def test_the_plan_and_the_keys_that_scripts_read(run: Any, monkeypatch: pytest.M
     assert code == 0
     for line in ("memory on this machine", "100 tokens, batch 3", "total", "fits in 1.07 GB"):
         assert line in out
+
+
+def test_a_token_reads_the_experts_that_it_chooses() -> None:
+    config = network("experts").config
+    softmax, _, latent = config.layers
+    assert isinstance(softmax, ExpertsConfig) and isinstance(latent, ExpertsConfig)
+    idle = 4 * (3 * 32 * 64) + 5 * (2 * 24 * 32)
+    assert read_parameters(config) == parameters(config) - idle
+    assert read_bytes(config, 2 * parameters(config)) == 2 * read_parameters(config)
+    # two tokens choose others, in part; many choose all
+    assert read_parameters(config) < read_parameters(config, 2) < 2 * read_parameters(config)
+    assert read_parameters(config, 1000) == parameters(config)
 
 
 def test_constant_memory_has_no_context(run: Any) -> None:

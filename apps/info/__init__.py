@@ -19,7 +19,7 @@ from edge.bundle import Bundle, open_bundle
 from edge.bundle.kernels import DEVICE_GRAPH, PLAN, open_kernels, open_plan
 from edge.bundle.kernels import sizes as kernel_sizes
 from edge.errors import InputError
-from edge.tensors import parameters
+from edge.tensors import parameters, read_bytes, read_parameters
 
 
 def info(
@@ -86,6 +86,7 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
     kinds = [layer.kind for layer in manifest.model.layers]
     state = StateLayout.of(manifest.model, capacity=context, dtypes=manifest.state_dtypes)
     weights = manifest.entry("weights.bin")
+    size = weights.size if weights else 0
     return {
         "bundle": str(bundle.path),
         "family": manifest.model.family,
@@ -93,7 +94,9 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
         "d_model": manifest.model.d_model,
         "vocab_size": manifest.model.vocab_size,
         "parameters": parameters(manifest.model),
-        "weight_bytes": weights.size if weights else 0,
+        "active_parameters": read_parameters(manifest.model),
+        "weight_bytes": size,
+        "token_bytes": read_bytes(manifest.model, size),
         "state_bytes": state.slot_bytes,
         "state_dtypes": sorted(set(manifest.state_dtypes.values())),
         "kv_cache_bytes": state.cache_bytes,
@@ -122,11 +125,14 @@ def describe(facts: dict[str, Any]) -> str:
         state += (
             f"; plus KV cache {megabytes(facts['kv_cache_bytes'])} at {facts['context']} tokens"
         )
+    some = facts["active_parameters"] < facts["parameters"]
+    active = f", of which a token uses {facts['active_parameters'] / 1e6:.1f} M" if some else ""
     rows = {
         "family": facts["family"],
         "layers": f"{layers}; d_model {facts['d_model']}, vocabulary {facts['vocab_size']}",
-        "parameters": f"{facts['parameters'] / 1e6:.1f} M",
-        "weights": f"{megabytes(facts['weight_bytes'])}, {facts['quantization']['recipe']}",
+        "parameters": f"{facts['parameters'] / 1e6:.1f} M{active}",
+        "weights": f"{megabytes(facts['weight_bytes'])}, {facts['quantization']['recipe']}; "
+        f"a token reads about {megabytes(facts['token_bytes'])}",
         "state": state,
         "tokenizer": f"{facts['tokenizer']['kind']}, {facts['tokenizer']['vocab_size']} tokens"
         + (", with a chat template" if facts["chat_template"] else ", no chat template"),

@@ -21,7 +21,7 @@ from edge.apps.measure.stopwatch import Clock, seconds
 from edge.config import ModelConfig
 from edge.runtime.cuda.core import CoreDevice
 from edge.runtime.cuda.device import Device
-from edge.tensors import parameters
+from edge.tensors import read_bytes, read_parameters
 
 CACHES = 8  # times the last cache that is read
 _SMALLEST, _LARGEST = 64 << 20, 1 << 30
@@ -145,16 +145,12 @@ class Demand:
 
 
 def work(config: ModelConfig, weight_bytes: int, state_bytes: int, tokens: int) -> Demand:
-    """What a run of `tokens` reads and computes.
-
-    An embedding that is not the head's matrix too is looked up, not read: a row a token, which is
-    left out. Its bytes are its share of the parameters.
-    """
-    numbers, table = parameters(config), config.vocab_size * config.d_model
+    """What a run of `tokens` reads (`edge.tensors.read_bytes`) and computes."""
+    table = config.vocab_size * config.d_model
     looked_up = 0 if config.tie_embeddings else table
-    read = weight_bytes * (numbers - looked_up) // numbers
+    read = read_bytes(config, weight_bytes, tokens)
     # of the head only the last token's row of logits is computed
-    products = tokens * (numbers - table - looked_up) + table
+    products = tokens * (read_parameters(config) - table - looked_up) + table
     return Demand(tokens, read + 2 * state_bytes, 2.0 * products)
 
 
