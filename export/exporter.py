@@ -198,16 +198,24 @@ def export_checkpoint(
             checkpoint_bytes=source.nbytes,
             accuracy=accuracy_line(accuracy),
             verdict=f"{size_line(manifest, count)}; {perplexity_line(accuracy)}",
-            notice=_notice(source),
+            notice=_notice(source, prepared),
             unplanned=added.unplanned,
             unbuildable=added.unbuildable,
         )
 
 
-def _notice(source: Checkpoint) -> str | None:
+def _notice(source: Checkpoint, prepared: PreparedPlan) -> str | None:
     """What the user should know."""
-    unknown = source.unknown_fields
-    return f"{unknown_line(unknown)}; they were left out of account" if unknown else None
+    unknown, found = source.unknown_fields, []
+    if unknown:
+        found.append(f"{unknown_line(unknown)}; they were left out of account")
+    if thin := {} if prepared.hessian is None else prepared.hessian.thin():
+        count, least = sum(map(len, thin.values())), min(thin)
+        found.append(
+            f"{count} experts read too few tokens of the calibration text to be rounded by them, "
+            f"such as {thin[least][0]} of {least}: calibrate with more text"
+        )
+    return "\n".join(found) or None
 
 
 def _text_choice(
@@ -254,6 +262,8 @@ def _quantization(
     details |= mixed.choices()
     if prepared.text is not None:
         record = {"text": prepared.text.record(), "sites": dict(prepared.plan.record)}
+        if thin := {} if prepared.hessian is None else prepared.hessian.thin():
+            record["experts_with_few_tokens"] = thin
         data = json.dumps(record, indent=1, sort_keys=True, allow_nan=False) + "\n"
         writer.path(CALIBRATION_FILE).write_text(data, "utf-8", newline="\n")
         details["calibration"] = prepared.text.record() | {"sites": CALIBRATION_FILE}

@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
 from edge.errors import ExportError
 from edge.export.calibration.calibrate import calibrate, calibration_graph, hessians
+from edge.export.calibration.hessians import HessianSource
 from edge.export.calibration.texts import CalibrationText
-from edge.export.graph import build_graph
+from edge.export.graph import GRAPH_FILE, build_graph
 from edge.export.graph.run import GraphRunner, open_reference
 from edge.export.network import Network
 from edge.export.quantize.observers import Statistics, scale_of
+from edge.export.recipes import plan_model, recipe
 from edge.plugins.hadamard.matrices import rotate
 from tests.test_graph_models import V, network
 
@@ -190,6 +193,30 @@ def test_a_value_that_is_always_zero_has_a_range_of_zero(tmp_path: Path) -> None
     silent, other = (found.statistics(f"layers.0.{name}") for name in ("scan", "conv"))
     assert silent.count == 16 * 128 and silent.absmax == 0 and other.absmax > 0
     assert scale_of(silent.absmax) == 1
+
+
+def test_experts_are_rounded_by_what_each_of_them_reads(tmp_path: Path) -> None:
+    net = build("experts", tmp_path)
+    graph, text = calibration_graph(tmp_path), text_of(3, 12)
+    source = HessianSource(tmp_path, net.config, text, plan_model(net.config, recipe("w4a16")))
+    found = source("layers.0.down_proj.weight")
+    runner, total = GraphRunner(graph, net.config), np.zeros((6, 32, 32))
+    for row in text.sequences:
+        feeds = runner.feeds(row[None], runner.initial(1))
+        x, chosen = graph.run(["layers.0.gated", "layers.0.chosen"], feeds)
+        for slot, expert in zip(x.reshape(-1, 32).astype(float), chosen.flatten(), strict=True):
+            total[expert] += np.outer(slot, slot)
+    assert found is not None
+    np.testing.assert_allclose(found, total, rtol=1e-6, atol=1e-9)
+    # 36 tokens and 2 experts each: none of the six has seen as many as it has columns
+    assert source.thin()["layers.0.down_proj"] == [0, 1, 2, 3, 4, 5]
+    rounded = tmp_path / "rounded"
+    rounded.mkdir()
+    plan = plan_model(net.config, recipe("w4a16"))
+    build_graph(net.config, net.canonical_tensors(), rounded, plan, hessian=source)
+    stored = onnx.load(rounded / GRAPH_FILE, load_external_data=False).graph.initializer
+    dims = {tensor.name: tuple(tensor.dims) for tensor in stored}
+    assert dims["layers.0.down_proj.weight.packed"] == (6, 64, 1, 16)
 
 
 def test_hessians_are_those_of_all_tokens_in_any_order(tmp_path: Path) -> None:

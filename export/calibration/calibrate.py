@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from edge.export.calibration.texts import CalibrationText
 from edge.export.graph.model import GRAPH_FILE
 from edge.export.graph.run import GraphRunner, GraphState, states_after
 from edge.export.mixers import mixer_of
-from edge.export.quantize.observers import Calibration, Hessian, Statistics
+from edge.export.quantize.observers import Calibration, ExpertHessians, Hessian, Routes, Statistics
 from edge.export.training_ops import selective_scan_heads_chunked
 from edge.plugins.hadamard.matrices import factors
 from edge.plugins.hadamard.reference import hadamard
@@ -33,7 +34,7 @@ from edge.plugins.selective_scan_heads.reference import (
 )
 
 Progress = Callable[[int, int], None]
-Observer = Statistics | Hessian
+Observer = Statistics | Hessian | ExpertHessians | Routes
 _T = TypeVar("_T")
 Tokens = NDArray[np.int64]
 
@@ -101,20 +102,23 @@ def hessians(
     text: CalibrationText,
     wanted: Collection[str],
     rotated: Collection[str] = (),
+    routed: Mapping[str, tuple[str, Routes]] = MappingProxyType({}),
     progress: Progress | None = None,
-) -> tuple[dict[str, Hessian], dict[str, Hessian]]:
-    """Xᵀ·X of the values `wanted`, and of the rotations of `rotated`, by name.
+) -> tuple[dict[str, Hessian | ExpertHessians], dict[str, Hessian]]:
+    """Xᵀ·X of the values `wanted`, and of the rotations of `rotated`, by name; and of the values
+    `routed` expert by expert, as the value beside each says.
 
     Each is K² numbers of 8 bytes: ask for a few layers at a time. Sequences are taken in the order
     of their tokens, so that the sums, which are floating, do not depend on the order given.
 
     Raises ExportError as `calibrate` does.
     """
-    values = {name: Hessian(name) for name in wanted}
+    values: dict[str, Hessian | ExpertHessians] = {name: Hessian(name) for name in wanted}
+    values |= {name: ExpertHessians(name, routes) for name, (_, routes) in routed.items()}
     turned = {name: Hessian(f"{name}, rotated") for name in rotated}
     with _one_thread():
         for done, row in enumerate(text.sequences[np.lexsort(text.sequences.T[::-1])]):
-            _watch(graph, config, row, values, turned)
+            _watch(graph, config, row, {**values, **dict(routed.values())}, turned)
             _tell(progress, done + 1, text)
     return values, turned
 

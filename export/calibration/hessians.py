@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +12,21 @@ from edge.config import ModelConfig
 from edge.export.calibration.calibrate import Progress, calibration_graph, hessians
 from edge.export.calibration.texts import CalibrationText
 from edge.export.mixers import mixer_of
-from edge.export.quantize.observers import Hessian
+from edge.export.quantize.observers import ExpertHessians, Hessian, Routes
 from edge.export.quantize.plan import ModelPlan
 
 F64 = NDArray[np.float64]
 # Bytes of matrices held at once. Each batch runs the text through the model again.
 LIMIT = 2 << 30
+
+
+class _Wanted(NamedTuple):
+    """What a weight multiplies: a value, rotated or not, and where its slots go."""
+
+    value: str
+    rotated: bool
+    chosen: str
+    routes: Routes | None
 
 
 class HessianSource:
@@ -29,22 +39,32 @@ class HessianSource:
         self, folder: Path, config: ModelConfig, text: CalibrationText, plan: ModelPlan
     ) -> None:
         self.folder, self.config, self.text = folder, config, text
-        # weight → the value that it multiplies, and whether that is rotated
-        self._batches: list[dict[str, tuple[str, bool]]] = []
-        self._held: dict[str, Hessian] = {}
+        self._batches: list[dict[str, _Wanted]] = []
+        self._held: dict[str, Hessian | ExpertHessians] = {}
+        # matrix of experts → tokens that each of them read, and how many it needs
+        self._read: dict[str, tuple[Routes, int]] = {}
         size = LIMIT
         for index, (layer, how) in enumerate(zip(config.layers, plan.layers, strict=True)):
             for name, matrix in mixer_of(layer).matrices(config.d_model).items():
                 product = how.products[name]
-                if product.weight.bits != 4 or matrix.experts:
+                if product.weight.bits != 4:
                     continue
-                size += 8 * matrix.columns**2
+                own = 8 * matrix.columns**2 * (matrix.experts if matrix.routed else 1)
+                size += own
                 if not self._batches or size > LIMIT:
                     self._batches.append({})
-                    size = 8 * matrix.columns**2
-                rotated = product.input is not None and product.input.rotate
-                value = f"layers.{index}.{matrix.reads}"
-                self._batches[-1][f"layers.{index}.{name}.weight"] = (value, rotated)
+                    size = own
+                prefix = f"layers.{index}"
+                routes = None
+                if matrix.routed:
+                    routes = Routes(matrix.experts)
+                    self._read[f"{prefix}.{name}"] = routes, matrix.columns
+                self._batches[-1][f"{prefix}.{name}.weight"] = _Wanted(
+                    f"{prefix}.{matrix.reads}",
+                    product.input is not None and product.input.rotate,
+                    f"{prefix}.{matrix.routed}",
+                    routes,
+                )
 
     def __call__(self, weight: str) -> F64 | None:
         """XᵀX of a matrix's input, as the product rounds it: rotated, where it is. None for a
@@ -59,6 +79,13 @@ class HessianSource:
         if self._batches:
             self._next(progress)
 
+    def thin(self) -> dict[str, list[int]]:
+        """Matrix → experts that read fewer tokens than their matrix has columns: too few to tell
+        columns apart. What was asked for until now counts.
+        """
+        read = {name: np.flatnonzero(r.tokens < least) for name, (r, least) in self._read.items()}
+        return {name: few.tolist() for name, few in read.items() if few.size}
+
     def _next(self, progress: Progress | None = None) -> None:
         batch = self._batches.pop(0)
         self._held.clear()
@@ -66,11 +93,11 @@ class HessianSource:
             calibration_graph(self.folder),
             self.config,
             self.text,
-            [value for value, rotated in batch.values() if not rotated],
-            [value for value, rotated in batch.values() if rotated],
+            [one.value for one in batch.values() if not one.rotated and one.routes is None],
+            [one.value for one in batch.values() if one.rotated],
+            {one.value: (one.chosen, one.routes) for one in batch.values() if one.routes},
             progress=progress,
         )
         self._held = {
-            weight: (turned if rotated else plain)[value]
-            for weight, (value, rotated) in batch.items()
+            weight: (turned if one.rotated else plain)[one.value] for weight, one in batch.items()
         }

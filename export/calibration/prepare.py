@@ -23,7 +23,7 @@ from edge.export.calibration.texts import (
 )
 from edge.export.checkpoint import Checkpoint
 from edge.export.graph import build_graph
-from edge.export.nodes.builder import HessianOf, to_numpy
+from edge.export.nodes.builder import to_numpy
 from edge.export.quantize.observers import Calibration
 from edge.export.quantize.plan import ModelPlan
 from edge.export.recipes import Mixture, plan_model
@@ -56,7 +56,7 @@ class PreparedPlan:
     plan: ModelPlan
     text: CalibrationText | None = None
     held_out: Tokens | None = None
-    hessian: HessianOf | None = None
+    hessian: HessianSource | None = None
 
 
 @contextmanager

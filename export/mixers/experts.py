@@ -82,13 +82,18 @@ class ExpertsExport(MixerExport[ExpertsConfig]):
             found["latent_in"] = Matrix(narrow, d_model, "normed")
         if c.gated:
             found["gate_up_proj"] = Matrix(2 * wide, narrow, reads, experts=c.n_experts)
-            found["down_proj"] = Matrix(narrow, wide, "gated", experts=c.n_experts)
+            found["down_proj"] = Matrix(narrow, wide, "gated", experts=c.n_experts, routed="chosen")
         else:
             found["up_proj"] = Matrix(
                 wide, narrow, reads, listed="gate_up_proj", experts=c.n_experts
             )
             found["down_proj"] = Matrix(
-                narrow, wide, "activated", reads_listed="gated", experts=c.n_experts
+                narrow,
+                wide,
+                "activated",
+                reads_listed="gated",
+                experts=c.n_experts,
+                routed="chosen",
             )
         if c.d_latent is not None:
             found["latent_out"] = Matrix(d_model, narrow, "summed")

@@ -153,11 +153,16 @@ def store(
 def _blocks(
     g: GraphBuilder, name: str, array: F32, bits: int, block: int
 ) -> tuple[NDArray[np.uint8], F32]:
-    """In blocks; by GPTQ where the inputs of a 4-bit matrix are known."""
+    """In blocks; by GPTQ where the inputs of a 4-bit matrix are known: experts by their own."""
     hessian = g.hessian(name) if bits == 4 and g.hessian is not None else None
     if hessian is None:
         return quantize_blocks(array, bits, block)
-    return quantize_gptq(array, hessian, block)
+    if hessian.ndim == 2:
+        return quantize_gptq(array, hessian, block)
+    each = np.split(array, len(hessian))
+    done = [quantize_gptq(own, of_own, block) for own, of_own in zip(each, hessian, strict=True)]
+    packed, scales = zip(*done, strict=True)
+    return np.concatenate(packed), np.concatenate(scales)
 
 
 def _changes(product: Product) -> bool:

@@ -52,6 +52,7 @@ class Matrix:
         listed, reads_listed: what recipes call the matrix and that value, where the layer has a
             rarer form and other names.
         experts: how many of it there are, stacked; 0 is a single one, of no expert.
+        routed: the value that says which expert each slot of `reads` goes to, where it has slots.
     """
 
     rows: int
@@ -60,6 +61,7 @@ class Matrix:
     listed: str = ""
     reads_listed: str = ""
     experts: int = 0
+    routed: str = ""
 
 
 @dataclass

@@ -201,3 +201,48 @@ class Hessian:
         product: Any = (wide.T @ wide).numpy()
         self.total = product if self.total is None else self.total + product
         self.rows += wide.shape[0]
+
+
+@dataclass
+class Routes:
+    """Which experts tokens went to: of the value `chosen`, i32 [..., k].
+
+    Attributes:
+        tokens: i64 [X], how many went to each of X experts.
+        last: what was seen last.
+    """
+
+    experts: int
+    tokens: I64 = field(init=False)
+    last: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = np.zeros(self.experts, np.int64)
+
+    def observe(self, x: Tensor) -> None:
+        self.last = x
+        self.tokens = self.tokens + torch.bincount(x.flatten(), minlength=self.experts).numpy()
+
+
+@dataclass
+class ExpertHessians:
+    """`Hessian` of what each expert reads of a value with a slot for each, f64 [X, K, K].
+
+    `routes` has to have seen where the slots went.
+    """
+
+    name: str
+    routes: Routes
+    total: F64 | None = None
+
+    def observe(self, x: Tensor) -> None:
+        """Add x, fp32 [..., k·K]. Raises ExportError naming the value for what is not finite."""
+        chosen = self.routes.last
+        assert chosen is not None
+        _require_finite(self.name, int((~torch.isfinite(x)).sum()), x.numel())
+        rows = x.double().unflatten(-1, (chosen.shape[-1], -1))
+        if self.total is None:
+            self.total = np.zeros((self.routes.experts, rows.shape[-1], rows.shape[-1]))
+        for expert in chosen.unique().tolist():
+            own = rows[chosen == expert]
+            self.total[expert] += (own.T @ own).numpy()
