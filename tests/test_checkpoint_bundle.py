@@ -38,7 +38,7 @@ SAVE: dict[str, Callable[[Path], Path]] = {
     "bamba": lambda path: checkpoints.save_bamba(path, attention_bias=True, mlp_bias=True),
     "falcon_h1": checkpoints.save_falcon_h1,
     "gpt_neox": checkpoints.save_gpt_neox,
-    "jamba": checkpoints.save_jamba,
+    "jamba": lambda path: checkpoints.save_jamba(path, num_experts=3),
     "zamba2": checkpoints.save_zamba2,
     "lfm2": lambda path: checkpoints.save_lfm2(path, conv_bias=True),
     "padded": lambda path: checkpoints.save_state_spaces(path, 2, **ATTENTION),
