@@ -253,6 +253,9 @@ def _say(fact: dict[str, Any]) -> None:
         lines = [f"{fact['model']} at {fact['url']}"]
         if fact["api_key"] is not None:
             lines.append(f"API key: {fact['api_key']}")
+        # what stands behind # stays in the browser
+        page = fact["url"].removesuffix("v1")
+        lines.append(f"page: {page}#{fact['api_key']}" if fact["api_key"] else f"page: {page}")
         lines.append("loading the model …")
     elif fact["event"] == "ready":
         lines = [f"ready on {fact['engine']} after {fact['load_s']:.1f} s; Ctrl-C stops"]

@@ -84,7 +84,7 @@ class AnswerFormat:
             "object": self._kind,
             "choices": choices,
             "usage": self._usage(ended),
-            **_drafting(ended.results[-1]),
+            **_extras(ended.results[-1]),
         }
 
     def opening(self) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ class AnswerFormat:
         """The last chunks, with the reasons; then the usage, if it was asked for."""
         said: Any = {} if self._asked.chat else ""
         chunks = [self._chunk(i, said, result) for i, result in enumerate(ended.results)]
-        chunks[-1] |= _drafting(ended.results[-1])
+        chunks[-1] |= _extras(ended.results[-1])
         if self._asked.include_usage:
             last = {**self._head, "object": self._chunk_kind, "choices": []}
             chunks.append({**last, "usage": self._usage(ended)})
@@ -203,15 +203,22 @@ def _reason(result: GenerationResult) -> dict[str, Any]:
     return {"finish_reason": "length", "finish_detail": reason}
 
 
-def _drafting(result: GenerationResult) -> dict[str, Any]:
-    """`speculation`, beyond the API: what drafts did for an answer, and the rule of acceptance.
+def _extras(result: GenerationResult) -> dict[str, Any]:
+    """Beyond the API: `timings` of an answer, from when the model began on it; `speculation`, what
+    drafts did for it, and the rule of acceptance.
 
     Why a drafter was given up is for the log, which may name files.
     """
+    first, speed = result.timings.ttft_s, result.timings.tokens_per_s
+    timings = {
+        "ttft_ms": first and round(first * 1e3, 3),
+        "tokens_per_s": speed and round(speed, 3),
+    }
     drafted = result.speculation
     if drafted is None:
-        return {}
+        return {"timings": timings}
     return {
+        "timings": timings,
         "speculation": {
             "drafter": drafted.drafter,
             "accept": drafted.accept,
@@ -225,5 +232,5 @@ def _drafting(result: GenerationResult) -> dict[str, Any]:
                 share.rounds for source, share in drafted.sources.items() if source == LOOK_UP
             ),
             "given_up": drafted.problem != "",
-        }
+        },
     }

@@ -28,6 +28,7 @@ from edge.apps.serve.errors import ApiError, busy, encode, internal, of_edge_err
 from edge.apps.serve.guard import Guard, header
 from edge.apps.serve.metrics import CONTENT_TYPE, Sample
 from edge.apps.serve.ollama import KINDS, Kind, OllamaFormat
+from edge.apps.serve.page import page
 from edge.apps.serve.reader import Reader
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.settings import ServerSettings
@@ -37,7 +38,7 @@ from edge.bundle import store
 from edge.errors import EdgeError
 
 MAX_BEHIND = 1 << 16  # pieces of text that a client may have left unread
-_OPEN = {"/health"}  # routes without a key: they say only whether the server is ready
+_OPEN = {"/", "/health"}  # routes without a key: an empty page, and whether the server is ready
 _UNTOLD = {"/health", "/metrics"}  # what supervisors ask again and again is not logged
 _EVERYWHERE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
@@ -53,9 +54,11 @@ class App:
         self._began = int(time.time())
         self._inside = 0  # requests that are being read, waiting or answered
         self._reader = Reader()
+        self._page_file = page()
         self._starlette = Starlette(
             routes=[
                 Route("/health", self._health),
+                Route("/", self._page),
                 Route("/metrics", self._metrics),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
@@ -130,6 +133,10 @@ class App:
         if state == "ready":
             return _Json({"status": "ok"})
         return _Json({"status": state}, 503, {"retry-after": "2"})
+
+    async def _page(self, request: Request) -> Response:
+        body, headers = self._page_file
+        return Response(body, headers=headers)
 
     async def _metrics(self, request: Request) -> Response:
         worker = self._worker

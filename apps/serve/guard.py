@@ -70,10 +70,15 @@ class Guard:
         )
 
     def check_origin(self, request: Request) -> str | None:
-        """The origin to name in the response: None for a request that no page made, else 403."""
+        """The origin to name in the response: None for a request that no page made, or our own
+        page, whose origin is the host that was checked; else 403.
+        """
         origin = header(request, "origin")
         if origin is None or origin.lower() in self._settings.origins:
             return origin
+        scheme, _, host = origin.lower().partition("://")
+        if scheme in ("http", "https") and host == (header(request, "host") or "").lower():
+            return None
         raise ApiError(
             403,
             f"pages of {origin!r:.100} may not call this server; --allow-origin adds one",

@@ -1,0 +1,123 @@
+"""The page at `/`: what it may do, and what a person does with it in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser import Browser
+from tests.server_process import Server, is_error
+
+LAST = "document.querySelector('#log article:last-child {}')"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(bundle="demo-draft") as running:  # without attention: an answer need not end
+        yield running
+
+
+def test_the_page_needs_no_key_and_may_do_little(server: Server) -> None:
+    status, headers, body = server.request("GET", "/", headers={"authorization": None})
+    assert status == 200 and headers["content-type"] == "text/html; charset=utf-8"
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'" and policy["frame-ancestors"] == "'none'"
+    for tag in ("script", "style"):
+        inside = re.search(rb"<%s>(.*?)</%s>" % (tag.encode(), tag.encode()), body, re.DOTALL)
+        assert inside
+        digest = base64.b64encode(hashlib.sha256(inside[1]).digest()).decode()
+        assert policy[f"{tag}-src"] == f"'sha256-{digest}'"
+    assert not re.search(rb"https?:|//[a-z]|innerHTML|eval\(|style=| on[a-z]+=", body)
+    assert server.key.encode() not in body
+
+
+def test_only_our_own_page_may_call(server: Server) -> None:
+    own = {"origin": f"http://127.0.0.1:{server.port}"}
+    status, headers, _ = server.request("GET", "/v1/models", headers=own)
+    assert status == 200 and "access-control-allow-origin" not in headers
+    others = (
+        f"http://127.0.0.1:{server.port + 1}", f"http://localhost:{server.port}",
+        f"file://127.0.0.1:{server.port}", "http://evil", "null",
+    )  # fmt: skip
+    for origin in others:
+        status, _, body = server.request("GET", "/v1/models", headers={"origin": origin})
+        assert status == 403 and is_error(body)
+
+
+def test_a_person_talks_stops_takes_back_and_forks(server: Server) -> None:
+    with Browser() as browser:
+        page = f"http://127.0.0.1:{server.port}/"
+        browser.open(page, width=900, height=700)
+        browser.until("problem.textContent.includes('API key is missing')")
+        assert browser.value("document.activeElement.id") == "key"
+        browser.open(f"{page}#{server.key}", width=900, height=700)
+        browser.open(f"{page}?again#{server.key}", width=900, height=700)
+        browser.until("model.options.length === 1")
+        assert server.key not in browser.value("location.href")
+
+        def ask(text: str) -> None:
+            browser.value("text.focus()")
+            browser.type(text)
+            browser.press("Enter")
+
+        def said() -> str:
+            return str(browser.value(LAST.format("p") + ".textContent"))
+
+        ended = f"!running && {LAST.format('footer')}?.textContent.includes(' ms')"
+        browser.value("temperature.value = 0")
+        ask("Hello, how are you?")
+        browser.until(ended)
+        expected = server.client().chat.completions.create(
+            model="demo-draft", messages=[{"role": "user", "content": "Hello, how are you?"}],
+            temperature=0,
+        )  # fmt: skip
+        first = said()
+        assert first == expected.choices[0].message.content
+        footer = str(browser.value(LAST.format("footer") + ".textContent"))
+        assert re.search(r"\d+ tokens · prompt \d+.* · first after \d+ ms · .*stop", footer)
+
+        browser.value("most.value = 1000000, temperature.value = 3")
+        ask("Tell me <b>all</b>.")
+        browser.until(f"{LAST.format('p')}.textContent.length > 20")
+        browser.press("Escape")
+        browser.until("!running")
+        assert "stopped" in browser.value(LAST.format("footer") + ".textContent")
+        assert browser.value("document.querySelectorAll('#log b').length") == 0  # text is text
+        click = (
+            "[...log.querySelectorAll('button')].findLast((b) => b.textContent === '{}').click()"
+        )
+        browser.value(click.format("Undo"))
+        assert said() == first and browser.value("text.value") == "Tell me <b>all</b>."
+        browser.value("text.value = '', most.value = '', temperature.value = 0")
+        browser.value(click.format("Fork"))
+        ask("And you?")
+        browser.until(ended)
+        assert browser.value("talk.messages.length") == 4 and browser.value("talks.length") == 2
+        assert browser.value("talks[0].messages.length") == 2
+        other = said()
+        browser.value(click.format("Again"))
+        browser.until(ended)
+        assert said() == other and browser.value("talk.messages.length") == 4
+        if folder := os.environ.get("EDGE_SCREENSHOTS"):
+            _screens(browser, page, server.key, Path(folder))
+        # on a phone nothing is wider than the screen
+        browser.open(f"{page}#{server.key}", width=360, height=640, dark=True)
+        assert browser.value("document.documentElement.scrollWidth") <= 360
+        unasked = [line for line in browser.said if "401" not in line]
+        assert unasked == []
+
+
+def _screens(browser: Browser, page: str, key: str, folder: Path) -> None:
+    """Pictures for people to look at."""
+    for name, width, height, dark in (("light", 900, 560, False), ("dark", 390, 700, True)):
+        browser.send("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                     deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        browser.send("Emulation.setEmulatedMedia", features=[scheme])
+        browser.screenshot(folder / f"page-{name}.png")
