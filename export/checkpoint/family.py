@@ -5,14 +5,15 @@ transformers' Transformer models say of sizes and RoPE.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge.config import RopeConfig, RopeScaling
+from edge.config import AttentionConfig, ModelConfig, NormConfig, RopeConfig, RopeScaling
 from edge.export.checkpoint.fields import MAX_DIM, Fields, show
 from edge.export.checkpoint.known import BOOKKEEPING, CHANGING
 from edge.export.checkpoint.layout import Layout
+from edge.mixers.base import MixerConfig
 
 UNSUPPORTED = "this variant cannot be exported"
 MAX_BLOCKS = 2048
@@ -89,6 +90,55 @@ def known_only(fields: Fields, own: Iterable[str]) -> None:
         elif value not in harmless:
             only = " or ".join(["null", *(show(v) for v in harmless)])
             fields.refuse(name, f"is {show(value)}; only {only} is supported", UNSUPPORTED)
+
+
+def whole(
+    fields: Fields,
+    family: str,
+    layers: Sequence[MixerConfig],
+    *,
+    eps: float = 1e-5,
+    norm: str = "rms_norm_eps",
+    tied: bool = False,
+    context: int | None = None,
+) -> ModelConfig:
+    """The model of these layers, whose RMSNorms add the field `norm`; `eps` and `tied` are what
+    it and `tie_word_embeddings` are where nothing is said. A context is for layers that attend.
+
+    Raises CheckpointError with everything that is wrong with the file.
+    """
+    return fields.model(
+        family=family,
+        vocab_size=fields.integer("vocab_size"),
+        d_model=fields.integer("hidden_size"),
+        layers=layers,
+        norm=fields.build(NormConfig, eps=fields.epsilon(norm, eps)),
+        tie_embeddings=fields.boolean("tie_word_embeddings", tied),
+        max_context=context if any(layer.attends for layer in layers) else None,
+    )
+
+
+def attention(
+    fields: Fields,
+    *,
+    kv_heads: int | None = None,
+    size: int | None = None,
+    bias: bool = False,
+    **values: Any,
+) -> AttentionConfig:
+    """Attention by the fields that configs share; `values` are set beside them.
+
+    `kv_heads` is the default, where None are as many as heads. A `size` of None is
+    `hidden_size / num_attention_heads`.
+    """
+    heads = fields.integer("num_attention_heads", 32)
+    return fields.build(
+        AttentionConfig,
+        n_heads=heads,
+        n_kv_heads=fields.integer("num_key_value_heads", kv_heads or heads),
+        head_dim=head_dim(fields, heads) if size is None else size,
+        **{"qkv_bias": bias, "out_bias": bias, **values},
+    )
 
 
 def layer_types(fields: Fields, count: int, kinds: Mapping[str, str], default: str) -> list[str]:

@@ -13,15 +13,16 @@ from edge.config import (
     Mamba2Config,
     MlpConfig,
     ModelConfig,
-    NormConfig,
     RopeConfig,
 )
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     UNSUPPORTED,
     Family,
+    attention,
     is_transformers,
     known_only,
+    whole,
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
@@ -51,7 +52,7 @@ def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
-    attention = set(fields.indices("attn_layer_indices", blocks))
+    attends = set(fields.indices("attn_layer_indices", blocks))
     fields.demand("hidden_act", "silu", UNSUPPORTED)
     mamba, attn = mamba2(fields), _attention(fields)
     mlp = fields.build(
@@ -61,18 +62,10 @@ def read(fields: Fields) -> Layout:
     )
     layers: list[Any] = []
     for block in range(blocks):
-        layers += [attn if block in attention else mamba, mlp]
+        layers += [attn if block in attends else mamba, mlp]
     context = fields.integer("max_position_embeddings", 262144)
-    config = fields.model(
-        family=NAME,
-        vocab_size=fields.integer("vocab_size"),
-        d_model=fields.integer("hidden_size"),
-        layers=layers,
-        norm=fields.build(NormConfig, eps=fields.epsilon("rms_norm_eps", 1e-5)),
-        tie_embeddings=fields.boolean("tie_word_embeddings", False),
-        max_context=context if attention else None,
-    )
-    layout = place(config, [b in attention for b in range(blocks)], {"gated_norm": "norm"})
+    config = whole(fields, NAME, layers, context=context)
+    layout = place(config, [block in attends for block in range(blocks)], {"gated_norm": "norm"})
     layout.ignored = lambda name: name.endswith("rotary_emb.inv_freq")
     return layout
 
@@ -108,17 +101,9 @@ def mamba2(fields: Fields, width: str = "mamba_expand", **values: Any) -> Mamba2
 
 def _attention(fields: Fields) -> AttentionConfig:
     heads = fields.integer("num_attention_heads", 32)
-    head_dim = fields.integer("head_dim", max(1, fields.integer("hidden_size") // heads))
+    size = fields.integer("head_dim", max(1, fields.integer("hidden_size") // heads))
     bias = fields.boolean("attention_bias", False)
-    return fields.build(
-        AttentionConfig,
-        n_heads=heads,
-        n_kv_heads=fields.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        rope=_rope(fields, head_dim),
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    return attention(fields, size=size, bias=bias, rope=_rope(fields, size))
 
 
 def _rope(fields: Fields, head_dim: int) -> RopeConfig:

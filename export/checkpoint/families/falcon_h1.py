@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
-from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig, NormConfig
+from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig
 from edge.export.checkpoint.families import bamba
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     UNSUPPORTED,
     Family,
+    attention,
     head_dim,
     is_transformers,
     known_only,
     rope,
+    whole,
 )
 from edge.export.checkpoint.fields import Fields, show
 from edge.export.checkpoint.layout import Layout
@@ -65,15 +67,8 @@ def read(fields: Fields) -> Layout:
     for name in ("embedding_multiplier", "lm_head_multiplier"):
         if not factors[name] > 0:
             fields.refuse(name, f"is {factors[name]}, not above 0")
-    config = fields.model(
-        family=NAME,
-        vocab_size=fields.integer("vocab_size"),
-        d_model=fields.integer("hidden_size"),
-        layers=[mamba, _attention(fields), mlp] * blocks,
-        norm=fields.build(NormConfig, eps=fields.epsilon("rms_norm_eps", 1e-5)),
-        tie_embeddings=fields.boolean("tie_word_embeddings", False),
-        max_context=fields.integer("max_position_embeddings", 8192),
-    )
+    context = fields.integer("max_position_embeddings", 8192)
+    config = whole(fields, NAME, [mamba, _attention(fields), mlp] * blocks, context=context)
     layout = _place(config, blocks, biases)
     for block in range(blocks):
         _multiply(layout, 3 * block, mamba, factors, of_ssm, of_mlp)
@@ -99,16 +94,8 @@ def _attention(fields: Fields) -> AttentionConfig:
     heads = fields.integer("num_attention_heads", 32)
     size = fields.integer("head_dim") if "head_dim" in fields else head_dim(fields, heads)
     bias = fields.boolean("attention_bias", False)
-    return fields.build(
-        AttentionConfig,
-        n_heads=heads,
-        n_kv_heads=fields.integer("num_key_value_heads", 8),
-        head_dim=size,
-        rope=rope(fields, size),
-        qkv_bias=bias,
-        out_bias=bias,
-        parallel=True,
-    )
+    turned = rope(fields, size)
+    return attention(fields, kv_heads=8, size=size, bias=bias, rope=turned, parallel=True)
 
 
 def _place(config: ModelConfig, blocks: int, biases: dict[str, bool]) -> Layout:

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import math
 
-from edge.config import Mamba1Config, NormConfig
+from edge.config import Mamba1Config
 from edge.export.checkpoint import state_spaces
 from edge.export.checkpoint.families import mamba
-from edge.export.checkpoint.family import UNSUPPORTED, Family, is_transformers, known_only
+from edge.export.checkpoint.family import (
+    UNSUPPORTED,
+    Family,
+    is_transformers,
+    known_only,
+    whole,
+)
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -42,14 +48,8 @@ def read(fields: Fields) -> Layout:
         proj_bias=fields.boolean("use_bias", False),
         inner_eps=fields.epsilon("mixer_rms_eps", 1e-6),
     )
-    config = fields.model(
-        family=NAME,
-        vocab_size=fields.integer("vocab_size"),
-        d_model=width,
-        layers=[mixer] * fields.integer("num_hidden_layers", high=4096),
-        norm=fields.build(NormConfig, eps=fields.epsilon("layer_norm_epsilon", 1e-5)),
-        tie_embeddings=fields.boolean("tie_word_embeddings", True),
-    )
+    layers = [mixer] * fields.integer("num_hidden_layers", high=4096)
+    config = whole(fields, NAME, layers, norm="layer_norm_epsilon", tied=True)
     layout = state_spaces.place_transformers(config)
     for name in [name for name in layout.pieces if name.endswith("_norm.weight")]:
         del layout.pieces[name]

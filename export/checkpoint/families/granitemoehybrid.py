@@ -14,7 +14,6 @@ from edge.config import (
     ExpertsConfig,
     MlpConfig,
     ModelConfig,
-    NormConfig,
 )
 from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import bamba, granite
@@ -22,11 +21,13 @@ from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     UNSUPPORTED,
     Family,
+    attention,
     head_dim,
     is_transformers,
     known_only,
     layer_types,
     rope,
+    whole,
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
@@ -57,7 +58,7 @@ def read(fields: Fields) -> Layout:
     attends = [kind == "attention" for kind in kinds]
     # a model of attention alone may leave the other's sizes at defaults that fit nothing
     mamba = None if all(attends) else bamba.mamba2(fields)
-    attention = _attention(fields)
+    attending = _attention(fields)
     routed = _experts(fields)
     shared = fields.build(
         MlpConfig,
@@ -65,17 +66,10 @@ def read(fields: Fields) -> Layout:
         parallel=bool(routed),
     )
     layers: list[Any] = []
-    for attending in attends:
-        layers += [attention if attending else mamba, *routed, shared]
-    config = fields.model(
-        family=NAME,
-        vocab_size=fields.integer("vocab_size"),
-        d_model=fields.integer("hidden_size"),
-        layers=layers,
-        norm=fields.build(NormConfig, eps=fields.epsilon("rms_norm_eps", 1e-6)),
-        tie_embeddings=fields.boolean("tie_word_embeddings", False),
-        max_context=fields.integer("max_position_embeddings", 2048) if any(attends) else None,
-    )
+    for attend in attends:
+        layers += [attending if attend else mamba, *routed, shared]
+    context = fields.integer("max_position_embeddings", 2048)
+    config = whole(fields, NAME, layers, eps=1e-6, context=context)
     return granite.multiplied(fields, _place(config, attends))
 
 
@@ -88,21 +82,13 @@ def _experts(fields: Fields) -> list[ExpertsConfig]:
 
 
 def _attention(fields: Fields) -> AttentionConfig:
-    heads = fields.integer("num_attention_heads", 32)
-    size = head_dim(fields, heads)
+    size = head_dim(fields, fields.integer("num_attention_heads", 32))
     turned = fields.values.get("position_embedding_type")
     if turned not in (None, "rope", "nope"):
         fields.refuse("position_embedding_type", "is not rope or nope", UNSUPPORTED)
     bias = fields.boolean("attention_bias", False)
-    return fields.build(
-        AttentionConfig,
-        n_heads=heads,
-        n_kv_heads=fields.integer("num_key_value_heads", heads),
-        head_dim=size,
-        rope=rope(fields, size) if turned == "rope" else None,
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    rotation = rope(fields, size) if turned == "rope" else None
+    return attention(fields, size=size, bias=bias, rope=rotation)
 
 
 def _place(config: ModelConfig, attends: list[bool]) -> Layout:

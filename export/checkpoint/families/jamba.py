@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from edge.config import AttentionConfig, Mamba1Config, MlpConfig, NormConfig
+from edge.config import Mamba1Config, MlpConfig
 from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import bamba
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     UNSUPPORTED,
     Family,
-    head_dim,
+    attention,
     is_transformers,
     known_only,
+    whole,
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
@@ -45,23 +46,15 @@ def read(fields: Fields) -> Layout:
     fields.demand("mamba_inner_layernorms", True, UNSUPPORTED)
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     attends = _every(fields, "attn", blocks, (8, 4))
-    mamba, attention = _mamba(fields), _attention(fields)
+    mamba, attending = _mamba(fields), attention(fields, kv_heads=8)
     count, width = fields.integer("num_experts", 16), fields.integer("intermediate_size")
     mlp = fields.build(MlpConfig, d_intermediate=width)
     mixed = experts(fields, count, width, normalise=False) if count > 1 else mlp
     layers: list[Any] = []
-    for attending, chosen in zip(attends, _every(fields, "expert", blocks, (2, 1)), strict=True):
-        layers += [attention if attending else mamba, mixed if chosen else mlp]
+    for attend, chosen in zip(attends, _every(fields, "expert", blocks, (2, 1)), strict=True):
+        layers += [attending if attend else mamba, mixed if chosen else mlp]
     context = fields.integer("max_position_embeddings", 262144)
-    config = fields.model(
-        family=NAME,
-        vocab_size=fields.integer("vocab_size"),
-        d_model=fields.integer("hidden_size"),
-        layers=layers,
-        norm=fields.build(NormConfig, eps=fields.epsilon("rms_norm_eps", 1e-6)),
-        tie_embeddings=fields.boolean("tie_word_embeddings", False),
-        max_context=context if any(attends) else None,
-    )
+    config = whole(fields, NAME, layers, eps=1e-6, context=context)
     return bamba.place(config, attends, _NORMS)
 
 
@@ -87,16 +80,6 @@ def _mamba(fields: Fields) -> Mamba1Config:
         conv_bias=fields.boolean("mamba_conv_bias", True),
         proj_bias=fields.boolean("mamba_proj_bias", False),
         inner_eps=fields.epsilon("rms_norm_eps", 1e-6),
-    )
-
-
-def _attention(fields: Fields) -> AttentionConfig:
-    heads = fields.integer("num_attention_heads", 32)
-    return fields.build(
-        AttentionConfig,
-        n_heads=heads,
-        n_kv_heads=fields.integer("num_key_value_heads", 8),
-        head_dim=head_dim(fields, heads),
     )
 
 

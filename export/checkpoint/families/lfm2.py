@@ -13,6 +13,7 @@ from edge.config import AttentionConfig, MlpConfig, ModelConfig, NormConfig, Sho
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     Family,
+    attention,
     head_dim,
     is_transformers,
     known_only,
@@ -104,16 +105,9 @@ def _mlp_width(fields: Fields) -> int:
 
 
 def _attention(fields: Fields) -> AttentionConfig:
-    heads = fields.integer("num_attention_heads", 32)
-    size = head_dim(fields, heads)
-    return fields.build(
-        AttentionConfig,
-        n_heads=heads,
-        n_kv_heads=fields.integer("num_key_value_heads", 8),
-        head_dim=size,
-        rope=rope(fields, size, theta=THETA),
-        qk_norm=True,
-    )
+    size = head_dim(fields, fields.integer("num_attention_heads", 32))
+    rotation = rope(fields, size, theta=THETA)
+    return attention(fields, kv_heads=8, size=size, rope=rotation, qk_norm=True)
 
 
 def _place(config: ModelConfig, kinds: list[str]) -> Layout:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edge.config import AttentionConfig, MlpConfig, ModelConfig, NormConfig
+from edge.config import AttentionConfig, MlpConfig, ModelConfig
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     ROPES,
     UNSUPPORTED,
     Family,
+    attention,
     head_dim,
     is_transformers,
     known_only,
     positions,
     rope,
     rope_magnitude,
+    whole,
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
@@ -83,36 +85,28 @@ def read_blocks(
     if rotation.dim != size:
         name = "rope_parameters.partial_rotary_factor"
         fields.inconsistent(name, "is not 1", UNSUPPORTED)
-    attention = fields.build(
-        AttentionConfig,
-        n_heads=heads,
-        n_kv_heads=fields.integer("num_key_value_heads", kv_heads or heads),
-        head_dim=size,
+    turning = attention(
+        fields,
+        kv_heads=kv_heads,
+        size=size,
+        bias=attention_bias,
         rope=rotation,
-        qkv_bias=attention_bias,
-        out_bias=attention_bias if out_bias is None else out_bias,
         qk_norm=qk_norm,
+        **({} if out_bias is None else {"out_bias": out_bias}),
     )
     if feed is None:
         width = fields.integer("intermediate_size")
         mlp = fields.build(MlpConfig, d_intermediate=width, bias=mlp_bias)
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
-    config = fields.model(
-        family=family,
-        vocab_size=fields.integer("vocab_size"),
-        d_model=fields.integer("hidden_size"),
-        layers=[
-            layer
-            for block, turned in enumerate(rotates or [True] * blocks)
-            for layer in (
-                attention if turned else attention.model_copy(update={"rope": None}),
-                mlp if feed is None else feed(block),
-            )
-        ],
-        norm=fields.build(NormConfig, eps=fields.epsilon("rms_norm_eps", eps)),
-        tie_embeddings=fields.boolean("tie_word_embeddings", tied),
-        max_context=context,
-    )
+    layers = [
+        layer
+        for block, turned in enumerate(rotates or [True] * blocks)
+        for layer in (
+            turning if turned else turning.model_copy(update={"rope": None}),
+            mlp if feed is None else feed(block),
+        )
+    ]
+    config = whole(fields, family, layers, eps=eps, tied=tied, context=context)
     layout, magnitude = place(config, blocks), rope_magnitude(fields)
     for index, layer in enumerate(config.layers):
         if isinstance(layer, AttentionConfig) and layer.rope is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from edge.config import Mamba1Config, NormConfig
+from edge.config import Mamba1Config
 from edge.export.checkpoint import state_spaces
 from edge.export.checkpoint.family import (
     UNSUPPORTED,
@@ -16,6 +16,7 @@ from edge.export.checkpoint.family import (
     is_state_spaces,
     is_transformers,
     known_only,
+    whole,
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
@@ -51,14 +52,8 @@ def read(fields: Fields) -> Layout:
         conv_bias=fields.boolean("use_conv_bias", True),
         proj_bias=fields.boolean("use_bias", False),
     )
-    config = fields.model(
-        family=NAME,
-        vocab_size=fields.integer("vocab_size"),
-        d_model=width,
-        layers=[mixer] * fields.integer("num_hidden_layers", high=4096),
-        norm=fields.build(NormConfig, eps=fields.epsilon("layer_norm_epsilon", 1e-5)),
-        tie_embeddings=fields.boolean("tie_word_embeddings", True),
-    )
+    layers = [mixer] * fields.integer("num_hidden_layers", high=4096)
+    config = whole(fields, NAME, layers, norm="layer_norm_epsilon", tied=True)
     return state_spaces.place_transformers(config)
 
 

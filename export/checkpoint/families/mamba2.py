@@ -7,7 +7,7 @@ config has, is not read there either: the norm is behind the gate.
 
 from __future__ import annotations
 
-from edge.config import Mamba2Config, NormConfig
+from edge.config import Mamba2Config
 from edge.export.checkpoint import state_spaces
 from edge.export.checkpoint.family import (
     UNSUPPORTED,
@@ -15,6 +15,7 @@ from edge.export.checkpoint.family import (
     is_state_spaces,
     is_transformers,
     known_only,
+    whole,
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
@@ -58,14 +59,8 @@ def read(fields: Fields) -> Layout:
         proj_bias=fields.boolean("use_bias", False),
         dt_limit=fields.limits("time_step_limit"),
     )
-    config = fields.model(
-        family=NAME,
-        vocab_size=fields.integer("vocab_size"),
-        d_model=width,
-        layers=[mixer] * fields.integer("num_hidden_layers", high=4096),
-        norm=fields.build(NormConfig, eps=fields.epsilon("layer_norm_epsilon", 1e-5)),
-        tie_embeddings=fields.boolean("tie_word_embeddings", False),
-    )
+    layers = [mixer] * fields.integer("num_hidden_layers", high=4096)
+    config = whole(fields, NAME, layers, norm="layer_norm_epsilon")
     return state_spaces.place_transformers(config)
 
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig, NormConfig
+from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig
 from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     UNSUPPORTED,
     Family,
+    attention,
     is_transformers,
     known_only,
     layer_types,
+    whole,
 )
 from edge.export.checkpoint.fields import Fields, show
 from edge.export.checkpoint.layout import Layout
@@ -67,15 +69,8 @@ def read(fields: Fields) -> Layout:
         "moe": _experts(fields) if "moe" in kinds else [],
     }
     context = fields.integer("max_position_embeddings", 4096)
-    config = fields.model(
-        family=NAME,
-        vocab_size=fields.integer("vocab_size"),
-        d_model=fields.integer("hidden_size"),
-        layers=[layer for kind in kinds for layer in made[kind]],
-        norm=fields.build(NormConfig, eps=fields.epsilon("layer_norm_epsilon", 1e-5)),
-        tie_embeddings=fields.boolean("tie_word_embeddings", False),
-        max_context=context if "attention" in kinds else None,
-    )
+    layers = [layer for kind in kinds for layer in made[kind]]
+    config = whole(fields, NAME, layers, norm="layer_norm_epsilon", context=context)
     return _place(config, kinds)
 
 
@@ -148,12 +143,7 @@ def _mamba(fields: Fields) -> Mamba2Config:
 
 def _attention(fields: Fields) -> AttentionConfig:
     name = "attention_head_dim" if "attention_head_dim" in fields else "head_dim"
-    return fields.build(
-        AttentionConfig,
-        n_heads=fields.integer("num_attention_heads", 32),
-        n_kv_heads=fields.integer("num_key_value_heads", 8),
-        head_dim=fields.integer(name, 128),
-    )
+    return attention(fields, kv_heads=8, size=fields.integer(name, 128))
 
 
 def _place(config: ModelConfig, kinds: list[str]) -> Layout:
