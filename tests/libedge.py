@@ -269,7 +269,7 @@ class CSession:
 
         def hear(_: Any, token: int) -> int:
             said.append(token)
-            return 0 if on_token is None else int(on_token(token))
+            return int(on_token is not None and bool(on_token(token)))
 
         how = Sampling(**(sampling or {"temperature": 0}))
         asks = Generation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 
 import edge
+from edge.bundle import open_bundle
 from edge.plugins.cpu import library
 from edge.runtime.cpu import schemas
+from edge.runtime.cpu.engine import CpuEngine
+from edge.runtime.engine import Engine
 from edge.runtime.model import EMBEDDED, Model, resolve
 from edge.runtime.state import State
-from tests import golden
+from tests import golden, libedge, libedge_bundles
 from tests.libedge import ALL_ROWS, COMMIT, CBundle, CModel, CSession, SessionOptions
-from tests.session_models import bundle
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "runtime/libedge"
@@ -27,8 +30,17 @@ compiled = pytest.mark.skipif(
     library.path() is None,
     reason="needs the kernels for CPUs (run make test where there is a C++ compiler)",
 )
-# Mamba-1, Mamba-2, a hybrid with attention, bytes; all of random weights
-TINY = ("base", "chat", "hybrid", "bytes")
+# every mixer; states that are not fp32
+TINY = {
+    "mamba1": ("mamba1", "fp32", None),
+    "mamba2": ("mamba2 groups", "fp16", None),
+    "all": ("all", "fp32", None),
+    "parallel": ("parallel", "fp32", None),
+    "normed": ("normed", "fp32", None),
+    "short": ("short", "fp32", None),
+    "experts": ("experts", "fp32", None),
+    "int8": ("mamba1", "w8a8", "int8"),
+}
 
 
 @cache
@@ -37,25 +49,37 @@ def python(kind: str) -> Model:
 
 
 @cache
+def engine(kind: str) -> Engine:
+    """Python's, without a tokenizer."""
+    if kind not in TINY:
+        return python(kind).engine
+    with open_bundle(folder(kind)) as opened:
+        return CpuEngine.from_bundle(opened, threads=1)
+
+
+@cache
 def native(kind: str) -> CModel:
     return CModel(folder(kind))
 
 
 def folder(kind: str) -> Path:
-    return resolve(kind) if kind in EMBEDDED else bundle(kind)
+    if kind in TINY:
+        return libedge_bundles.bundle(*TINY[kind])
+    return resolve(kind)
 
 
 class Pair:
     """A state of Python's engine and a session of C's, of which the same is asked."""
 
     def __init__(self, kind: str, window: int = 4) -> None:
-        self.engine = python(kind).engine
+        self.engine = engine(kind)
         self.state: State = self.engine.new_state(window=window)
         self.session: CSession = native(kind).session(window=window)
         self._rng = np.random.default_rng(len(kind))
+        self._vocab = native(kind).vocab
 
     def run(self, count: int, flags: int = 0, parents: list[int] | None = None) -> None:
-        ids = self._rng.integers(0, 250, count)
+        ids = self._rng.integers(0, self._vocab, count)
         expected = self.engine.run(
             ids[None], self.state, parents=parents,
             rows="all" if flags & ALL_ROWS else "last", commit=bool(flags & COMMIT),
@@ -94,7 +118,7 @@ def test_golden_sentence(name: str) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("kind", [*TINY, "demo"])
+@pytest.mark.parametrize("kind", [*TINY, *EMBEDDED])
 def test_runs_and_states_are_those_of_python(kind: str, tmp_path: Path) -> None:
     pair = Pair(kind)
     pair.run(13, COMMIT)
@@ -115,9 +139,9 @@ def test_runs_and_states_are_those_of_python(kind: str, tmp_path: Path) -> None:
 
 
 @compiled
-@pytest.mark.parametrize("kind", ["base", "hybrid"])
+@pytest.mark.parametrize("kind", ["mamba1", "demo-draft", "demo"])
 def test_memory_plan(kind: str) -> None:
-    expected = python(kind).engine.memory_plan(window=3, capacity=50)
+    expected = engine(kind).memory_plan(window=3, capacity=50)
     found = CBundle(folder(kind)).memory(SessionOptions(window=3, capacity=50))
     assert found.weights == expected["weights"] and found.state == expected["state_ring"]
     assert found.kv_cache == expected["kv_cache"] and found.snapshot == expected["snapshot"]
@@ -191,3 +215,39 @@ def test_the_cpp_example(installed: Path, tmp_path: Path) -> None:
     assert re.match(r"[1-9]\d* tokens within", said[0]) and said[1] == "0 tokens after a stop"
     session = python("demo-draft").session()
     assert said[2] == f"goes on after {session.load(tmp_path / 'state')} tokens"
+
+
+@compiled
+@pytest.mark.parametrize("name", ["demo", "demo-bytes"])
+def test_nothing_is_allocated_per_token(name: str, installed: Path) -> None:
+    """And what has no room is refused."""
+    program = built(ROOT / "tests/libedge_memory.c", installed)
+    assert ran(program, folder(name)).split() == ["0", str(libedge.MEMORY)]
+
+
+@compiled
+def test_packages_find_it(installed: Path, tmp_path: Path) -> None:
+    if shutil.which("pkg-config") is not None:
+        where = {**os.environ, "PKG_CONFIG_PATH": f"{installed}/lib/pkgconfig"}
+        flags = ran("pkg-config", "--cflags", "--libs", "edge", env=where)
+        assert flags.split() == [f"-I{installed}/include", f"-L{installed}/lib", "-ledge"]
+    if shutil.which("cmake") is None:
+        pytest.skip("needs cmake: apt-get install cmake")
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\nproject(it C)\nfind_package(edge 0.1 REQUIRED)\n"
+        f"add_executable(it {ROOT}/docs/examples/c/chat_tokens.c)\n"
+        "target_link_libraries(it edge::edge)\n"
+    )
+    ran("cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={installed}")
+    ran("cmake", "--build", tmp_path / "build")
+    assert ran(tmp_path / "build/it", folder("demo-draft"), "1").strip()
+
+
+def test_the_header_says_what_there_is() -> None:
+    """No function more or fewer than the library gives out, and each said once."""
+    header = (SOURCE / "include/edge.h").read_text()
+    stated = re.findall(r"^EDGE_API [^(]*?(edge_\w+)\(", header, re.M)
+    written = re.findall(
+        r"^[a-z][^(\n]*?\b(edge_\w+)\(", (SOURCE / "src/api.cpp").read_text(), re.M
+    )
+    assert sorted(stated) == sorted(set(written)) and len(set(stated)) == len(stated) > 30

@@ -208,7 +208,8 @@ typedef struct edge_sampling {
 EDGE_API edge_status edge_bundle_sampling(const edge_bundle *bundle, edge_sampling *sampling,
                                           edge_error *error);
 
-/* The next token from the logits of the session's last run. Nothing is run. */
+/* The next token from the logits of the session's last run, by its random numbers (`has_seed` is for
+ * edge_generate). Nothing is run. */
 EDGE_API edge_status edge_session_sample(edge_session *session, const edge_sampling *sampling,
                                          int32_t *token, edge_error *error);
 

@@ -10,7 +10,7 @@ namespace edge_lib {
 
 namespace {
 
-constexpr int64_t MAX_WINDOW = 256, CAPACITY = 4096, MAX_CAPACITY = 1 << 24, MAX_HISTORY = 1 << 30;
+constexpr int64_t MAX_WINDOW = 256, CAPACITY = 4096, MAX_CAPACITY = 1 << 24, MAX_HISTORY = 1 << 28;
 constexpr int MAX_THREADS = 1024;
 const char WEIGHTS[] = "weights.bin";
 
@@ -222,6 +222,7 @@ void Engine::load_weights() {
   for (const auto& [name, each] : plan().inlined)
     std::memcpy(inlined(name), each.bytes.data(), each.bytes.size());
   if (places_.segments.empty()) return;
+  check_room(places_.total);
   weights_ = Memory(places_.total);
   int64_t at = 0;
   size_t first = 0;  // of the segments that are not done

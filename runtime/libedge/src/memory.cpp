@@ -2,8 +2,10 @@
 
 #include <sys/mman.h>
 
-#include <cstring>
+#include <cstdio>
 #include <new>
+
+#include "fault.h"
 
 namespace edge_lib {
 
@@ -26,6 +28,20 @@ Memory::Memory(int64_t size) : size_(size) {
 
 Memory::~Memory() {
   if (data_) munmap(data_, size_t(size_ + SPARE));
+}
+
+void check_room(int64_t bytes) {
+  long long kilobytes = -1;
+  char line[128];
+  FILE* file = std::fopen("/proc/meminfo", "re");
+  while (file && kilobytes < 0 && std::fgets(line, sizeof line, file))
+    if (std::sscanf(line, "MemAvailable: %lld", &kilobytes) != 1) kilobytes = -1;
+  if (file) std::fclose(file);
+  if (kilobytes >= 0 && bytes / 1024 > kilobytes)
+    throw Fault{EDGE_ERROR_MEMORY,
+                "needs " + std::to_string(bytes) + " bytes, " + std::to_string(kilobytes * 1024) +
+                    " are available",
+                "", "memory"};
 }
 
 }  // namespace edge_lib

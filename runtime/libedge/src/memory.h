@@ -26,4 +26,8 @@ class Memory {
   int64_t size_ = 0;
 };
 
+// Refuses what the system has no room for now, before pages are touched: it would end the process
+// instead. Throws Fault.
+void check_room(int64_t bytes);
+
 }  // namespace edge_lib

@@ -90,10 +90,13 @@ Session::Session(std::shared_ptr<Engine> engine, const SessionSizes& sizes)
       ledger_(int(sizes.window)),
       rng_(sizes.has_seed ? Rng(sizes.seed) : Rng::from_system()) {
   RunLayouts layouts(bundle(), engine_->plan(), sizes);
+  int64_t logits = times(times(4, sizes.window), bundle().config.vocab);
+  edge_lib::check_room(plus(plus(layout_.block, layout_.cache_block),
+                            plus(plus(layouts.inputs, layouts.values), logits)));
   state_ = Memory(layout_.block);
   caches_ = Memory(layout_.cache_block);
   inputs_ = Memory(layouts.inputs);
-  logits_ = Memory(times(times(4, sizes.window), bundle().config.vocab));
+  logits_ = Memory(logits);
   values_ = engine_->values(layouts.values);
   sampler_ = Sampler(size_t(bundle().config.vocab));
   tokens_.reserve(size_t(sizes.history));

@@ -1,18 +1,14 @@
 // State files, as runtime/statefile.py has them, with what Session.save of Python puts beside a
 // state.
 #include <fcntl.h>
-#include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
+#include "replace.h"
 #include "session.h"
 #include "sha256.h"
 
@@ -73,71 +69,6 @@ bool finite(const char* data, int64_t size, DType type) {
     wrong |= (bits & 0x7c00) == 0x7c00;
   }
   return !wrong;
-}
-
-// -- replacing a file
-// --------------------------------------------------------------------------------------
-
-struct Saving {
-  std::string folder, name, temporary;
-
-  // `.NAME.saving-`, then random digits: edge/leftovers.py removes what is not locked.
-  std::string fresh() const {
-    uint8_t random[8];
-    if (getrandom(random, sizeof random, 0) != sizeof random) throw std::string("no random name");
-    std::string out = folder + "/." + name.substr(0, 180) + ".saving-";
-    char digits[3];
-    for (uint8_t byte : random) {
-      std::snprintf(digits, sizeof digits, "%02x", byte);
-      out += digits;
-    }
-    return out;
-  }
-};
-
-void check(bool good) {
-  if (!good) throw std::string(std::strerror(errno));
-}
-
-void write_all(int fd, const std::string& part) {
-  for (size_t at = 0; at < part.size();) {
-    ssize_t done = write(fd, part.data() + at, part.size() - at);
-    if (done < 0 && errno == EINTR) continue;
-    check(done >= 0);
-    at += size_t(done);
-  }
-}
-
-// Whole or not at all; what was there before is then at `path`~. Throws a text.
-void replace_file(const std::string& path, const std::vector<const std::string*>& parts) {
-  char real[PATH_MAX];
-  std::string file = realpath(path.c_str(), real) ? real : path;
-  struct stat info;
-  if (!lstat(file.c_str(), &info) && !S_ISREG(info.st_mode))
-    throw std::string("is there, and is no regular file");
-  size_t slash = file.rfind('/');
-  Saving saving{slash == file.npos ? "." : file.substr(0, std::max<size_t>(slash, 1)),
-                slash == file.npos ? file : file.substr(slash + 1), ""};
-  saving.temporary = saving.fresh();
-  Descriptor out(open(saving.temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  check(out.get() >= 0);
-  flock(out.get(), LOCK_EX | LOCK_NB);
-  try {
-    for (const std::string* part : parts) write_all(out.get(), *part);
-    check(!fsync(out.get()));
-    // at any time there is a file before the last; without hard links there is none, and it goes on
-    std::string passing = saving.fresh();
-    if (!linkat(AT_FDCWD, file.c_str(), AT_FDCWD, passing.c_str(), 0)) {
-      rename(passing.c_str(), (file + "~").c_str());
-      unlink(passing.c_str());  // of two names of one file, a rename leaves both
-    }
-    check(!rename(saving.temporary.c_str(), file.c_str()));
-  } catch (...) {
-    unlink(saving.temporary.c_str());
-    throw;
-  }
-  Descriptor folder(open(saving.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  check(folder.get() >= 0 && !fsync(folder.get()));
 }
 
 }  // namespace

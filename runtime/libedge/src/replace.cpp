@@ -1,0 +1,107 @@
+#include "replace.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "folder.h"
+
+namespace edge_lib {
+
+namespace {
+
+void check(bool good) {
+  if (!good) throw std::string(std::strerror(errno));
+}
+
+// `.NAME.saving-` begins what belongs to a target; who writes it holds a lock on it.
+class Place {
+ public:
+  explicit Place(const std::string& path) : file_(path) {
+    char real[PATH_MAX];
+    if (realpath(path.c_str(), real)) file_ = real;  // a link is followed to the file that it names
+    struct stat info;
+    if (!lstat(file_.c_str(), &info) && !S_ISREG(info.st_mode))
+      throw std::string("is there, and is no regular file");
+    size_t slash = file_.rfind('/');
+    bool here = slash == file_.npos;
+    folder_ = here ? "." : file_.substr(0, slash ? slash : 1);
+    // a name has at most 255 bytes
+    prefix_ = "." + (here ? file_ : file_.substr(slash + 1)).substr(0, 180) + ".saving-";
+  }
+  const std::string& file() const { return file_; }
+  const std::string& folder() const { return folder_; }
+
+  std::string fresh() const {
+    uint64_t random;
+    check(getrandom(&random, sizeof random, 0) == sizeof random);
+    char digits[17];
+    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(random));
+    return folder_ + "/" + prefix_ + digits;
+  }
+
+  // Nothing depends on it, so what cannot be removed stays.
+  void sweep() const {
+    DIR* entries = opendir(folder_.c_str());
+    while (const dirent* entry = entries ? readdir(entries) : nullptr) {
+      if (std::strncmp(entry->d_name, prefix_.c_str(), prefix_.size())) continue;
+      std::string left = folder_ + "/" + entry->d_name;
+      Descriptor fd(open(left.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+      if (fd.get() >= 0 && !flock(fd.get(), LOCK_EX | LOCK_NB)) unlink(left.c_str());
+    }
+    if (entries) closedir(entries);
+  }
+
+ private:
+  std::string file_, folder_, prefix_;
+};
+
+void write_all(int fd, const std::string& part) {
+  for (size_t at = 0; at < part.size();) {
+    ssize_t done = write(fd, part.data() + at, part.size() - at);
+    if (done < 0 && errno == EINTR) continue;
+    check(done >= 0);
+    at += size_t(done);
+  }
+}
+
+// At any time there is a file before the last; without hard links there is none, and the save goes on.
+void keep(const Place& place) {
+  std::string passing = place.fresh();
+  if (linkat(AT_FDCWD, place.file().c_str(), AT_FDCWD, passing.c_str(), 0)) return;
+  rename(passing.c_str(), (place.file() + "~").c_str());
+  unlink(passing.c_str());  // of two names of one file, a rename leaves both
+}
+
+}  // namespace
+
+void replace_file(const std::string& path, const std::vector<const std::string*>& parts) {
+  Place place(path);
+  place.sweep();
+  std::string temporary = place.fresh();
+  Descriptor out(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  check(out.get() >= 0);
+  flock(out.get(), LOCK_EX | LOCK_NB);  // a sweep in the moment between makes the rename fail
+  try {
+    for (const std::string* part : parts) write_all(out.get(), *part);
+    check(!fsync(out.get()));
+    keep(place);
+    check(!rename(temporary.c_str(), place.file().c_str()));
+  } catch (...) {
+    unlink(temporary.c_str());
+    throw;
+  }
+  Descriptor folder(open(place.folder().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  check(folder.get() >= 0 && !fsync(folder.get()));
+}
+
+}  // namespace edge_lib

@@ -1,0 +1,44 @@
+"""Bundles of the tiny models of tests/test_graph_models.py, for what reads them from a folder."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edge.bundle import BundleWriter, Limits, Provenance, Quantization
+from edge.bundle.manifest import TokenizerInfo
+from edge.export.graph import build_graph
+from edge.export.kernels import add_plan
+from tests import quantized_models
+
+_ROOT = tempfile.TemporaryDirectory(prefix="edge-bundles-")
+GRAPH = "graphs/ort.onnx"
+
+
+@cache
+def bundle(name: str, quant: str = "fp32", state: str | None = None) -> Path:
+    """The model `name` by the recipe `quant`, its scans' states of type `state`."""
+    target = Path(_ROOT.name) / f"{name}-{quant}-{state}".replace(" ", "-")
+    net = quantized_models.network(name)
+    plan: Any = quant
+    if quant not in ("fp32", "fp16"):
+        choices = {} if state is None else {"ssm_state": state}
+        plan = quantized_models.plan_of(name, quant, **choices)[1]
+    with BundleWriter(target) as writer:
+        made = build_graph(net.config, net.canonical_tensors(), writer.folder, plan)
+        added = add_plan(writer, GRAPH, ())
+        writer.finish(
+            created_by="test",
+            model=net.config,
+            quantization=Quantization(recipe=quant, bits=32),
+            state_dtypes=made.state_dtypes,
+            scan_logs=made.scan_logs,
+            opset=made.opsets,
+            graphs={"ort": GRAPH, **added.graphs},
+            limits=Limits(chunk=48),
+            tokenizer=TokenizerInfo(kind="bytes", vocab_size=net.config.vocab_size),
+            provenance=Provenance(source="test", family="test", fingerprint="0" * 64),
+        )
+    return target
