@@ -260,7 +260,7 @@ def test_damaged_and_foreign_files(tmp_path: Path) -> None:
     session.save(file)
     before = session.tokens
     data = file.read_bytes()
-    for at in range(0, len(data), len(data) // 150):
+    for at in range(0, len(data), len(data) // 50):
         file.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
         refused(libedge.STATE, session.load, file)
         file.write_bytes(data[:at])

@@ -74,7 +74,8 @@ void write_all(int fd, const std::string& part) {
   }
 }
 
-// At any time there is a file before the last; without hard links there is none, and the save goes on.
+// At any time there is a file before the last; without hard links there is none, and the save goes
+// on.
 void keep(const Place& place) {
   std::string passing = place.fresh();
   if (linkat(AT_FDCWD, place.file().c_str(), AT_FDCWD, passing.c_str(), 0)) return;

@@ -6,8 +6,8 @@
 
 namespace edge_lib {
 
-// Puts `parts` in the place of `path`; what was there before is then at `path`~. What a killed process
-// left of earlier attempts is removed. Throws std::string: why not.
+// Puts `parts` in the place of `path`; what was there before is then at `path`~. What a killed
+// process left of earlier attempts is removed. Throws std::string: why not.
 void replace_file(const std::string& path, const std::vector<const std::string*>& parts);
 
 }  // namespace edge_lib

@@ -1,0 +1,175 @@
+"""Bundles and states that are damaged or made to do harm: libedge refuses what Python refuses.
+
+`make -C runtime/libedge asan` runs many more of them under the address sanitizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import struct
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from edge.bundle import open_bundle
+from edge.bundle.kernels import open_plan
+from edge.errors import EdgeError
+from tests.libedge import BUNDLE, STATE, CBundle, CModel, EdgeFault
+from tests.malformed import file_cases, link_cases, manifest_cases, resigned, text_cases
+from tests.mutations import mutated
+from tests.test_libedge import compiled, folder, native
+
+pytestmark = compiled
+# of demo-draft, whose plan is small
+SOURCE = "demo-draft"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    shutil.copytree(folder(SOURCE), tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def judged(target: Path) -> str:
+    """ "refused" by C, else "taken": what C takes Python takes too."""
+    try:
+        CBundle(target)
+    except EdgeFault as fault:
+        assert fault.status == BUNDLE and fault.message and fault.file, fault
+        return "refused"
+    try:
+        with open_bundle(target) as opened:
+            open_plan(opened)
+    except EdgeError as problem:
+        raise AssertionError(f"taken, and refused by Python: {problem}") from problem
+    return "taken"
+
+
+def test_every_field_of_a_manifest(target: Path) -> None:
+    manifest = target / "manifest.json"
+    before = manifest.read_bytes()
+    found, wrong = Counter[str](), []
+    for number, (name, spoil) in enumerate([*manifest_cases(json.loads(before)), *text_cases()]):
+        if number % 7 and not name.startswith("manifest:"):
+            continue  # other numbers, other wrongs: all places come up
+        spoil(target)
+        try:
+            found[judged(target)] += 1
+        except AssertionError as problem:
+            wrong.append(f"{name}: {problem}"[:300])
+        manifest.write_bytes(before)
+    assert not wrong, "\n".join(wrong)
+    assert found["refused"] > 80 and found["refused"] > 3 * found["taken"]
+
+
+def test_files_that_are_not_what_they_were(tmp_path: Path) -> None:
+    """Damaged, hashed anew and loaded: refused, or run as Python would."""
+    paths = ["graphs/cuda.json", "weights.bin"]
+    found = Counter[str]()
+    for _, spoil in [*file_cases(paths), *link_cases(paths)]:
+        target = tmp_path / "bundle"
+        shutil.copytree(folder(SOURCE), target)
+        spoil(target)
+        try:
+            CModel(target).session()
+            found["taken"] += 1
+        except EdgeFault as fault:
+            assert fault.status == BUNDLE, fault
+            found["refused"] += 1
+        shutil.rmtree(target)
+        (tmp_path / "outside").unlink(missing_ok=True)
+    # weights of other values are weights
+    assert found["refused"] >= 0.6 * found.total() and found["taken"] > 0
+
+
+def test_altered_after_it_was_listed(target: Path) -> None:
+    for path in ("weights.bin", "graphs/cuda.json"):
+        data = bytearray((target / path).read_bytes())
+        data[len(data) // 2] ^= 1
+        (target / path).write_bytes(data)
+        with pytest.raises(EdgeFault, match="SHA-256") as caught:
+            CModel(target)
+        assert caught.value.file.endswith(path)
+        shutil.copy(folder(SOURCE) / path, target / path)
+    os.mkfifo(target / "more")
+    with pytest.raises(EdgeFault, match="does not list: more"):
+        CBundle(target)
+
+
+def test_mutated_plans(target: Path) -> None:
+    plan = target / "graphs/cuda.json"
+    before, found = plan.read_bytes(), Counter[str]()
+    for seed in range(100):
+        plan.write_bytes(mutated(before, random.Random(seed)))
+        resigned(target)
+        found[judged(target)] += 1
+    assert found["refused"] > 40
+
+
+def test_plans_that_say_something_else(target: Path) -> None:
+    """What is well-formed and does not belong to the model, or leads out of its memory."""
+    before = json.loads((target / "graphs/cuda.json").read_text())
+    pointer = before["launches"][1]["arguments"][0]
+    assert pointer["space"] == "value"
+    changes = {
+        "launches.1": lambda plan: plan["launches"][1]["arguments"][0].update(at=1 << 40),
+        "values.logits": lambda plan: plan["values"]["logits"].update(dtype="f16"),
+        "programs": lambda plan: plan["programs"].pop(),
+        "launches.0": lambda plan: plan["launches"][0].update(variant=999),
+        "weights.": lambda plan: next(iter(plan["weights"].values())).update(offset=1 << 40),
+        "logs.": lambda plan: next(iter(plan["logs"].values())).update(width=1),
+        "taps": lambda plan: plan.update(taps=[9]),
+        "inputs.tokens": lambda plan: plan["inputs"]["tokens"].update(dtype="i8"),
+        "launches.0.tokens": lambda plan: plan["variants"][0]["types"].__setitem__(0, "*fp32"),
+        "variants.0.constants": lambda plan: plan["variants"][0]["constants"].update(D=1 << 40),
+        "variants.0.constants.D": lambda plan: plan["variants"][0]["constants"].update(D=[]),
+        "more": lambda plan: plan.update(more=1),
+    }
+    for field, change in changes.items():
+        plan = json.loads(json.dumps(before))
+        change(plan)
+        (target / "graphs/cuda.json").write_text(json.dumps(plan))
+        resigned(target)
+        with pytest.raises(EdgeFault) as caught:
+            model = CModel(target)
+            model.session()
+        fault = caught.value
+        assert fault.status == BUNDLE and fault.file.endswith("cuda.json"), (field, fault)
+        assert fault.field.startswith(field), fault
+
+
+def test_states_that_were_hashed_anew(tmp_path: Path) -> None:
+    """Behind the digest: header, tensors and transcript are looked at before anything is taken."""
+    session = native("demo").session(capacity=16)
+    session.run([1, 2, 3], 1)
+    session.save(tmp_path / "state")
+    data = (tmp_path / "state").read_bytes()
+    _, _, header, payload, extra = struct.unpack("<8sIIQQ", data[:32])
+    parts = [data[64 : 64 + header], data[64 + header : 64 + header + payload],
+             data[64 + header + payload :]]  # fmt: skip
+    assert len(parts[2]) == extra
+    found = Counter[str]()
+    rng = random.Random(0)
+    for number in range(90):
+        changed = list(parts)
+        which = number % 3
+        # of the payload what names the tensors
+        cut = len(changed[which]) if which != 1 else 1000
+        changed[which] = mutated(changed[which][:cut], rng) + changed[which][cut:]
+        prefix = struct.pack("<8sIIQQ", b"EDGESTAT", 1, *map(len, changed))
+        digest = hashlib.sha256(prefix + b"".join(changed)).digest()
+        (tmp_path / "other").write_bytes(prefix + digest + b"".join(changed))
+        before = session.tokens
+        try:
+            session.load(tmp_path / "other")
+            found["taken"] += 1
+        except EdgeFault as fault:
+            assert fault.status == STATE, fault
+            assert session.tokens == before
+            found["refused"] += 1
+    assert found["refused"] > 55
