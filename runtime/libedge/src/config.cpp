@@ -33,7 +33,7 @@ int64_t Shape::elements() const {
 
 namespace {
 
-constexpr int64_t HEAD_MULTIPLE = 8;
+constexpr int64_t HEAD_MULTIPLE = 8, MOST_ROTATED = 1 << 16;
 
 // A layer's fields, with their defaults.
 struct Layer {
@@ -44,24 +44,20 @@ struct Layer {
     return given ? *given : *Schema::manifest().fallback(kind, key);
   }
   int64_t operator[](const char* key) const { return get(key).whole(); }
-  bool truth(const char* key) const { return get(key).truth(); }
 };
 
 class Reader {
  public:
   Reader(Config& config, Faults& faults) : config_(config), faults_(faults) {}
 
-  // Whether the layer reads the stream as the one before it did.
-  bool read(const Json& json, size_t index) {
+  // Kinds that are not named here have no state; a plan that names one of theirs is refused.
+  void read(const Json& json, size_t index) {
     at_ = "layers." + std::to_string(index);
     const std::string& kind = json["kind"].string();
-    if (kind == "mamba1") return mamba1({json, "Mamba1Config"});
-    if (kind == "mamba2") return mamba2({json, "Mamba2Config"});
-    if (kind == "shortconv") return shortconv({json, "ShortConvConfig"});
-    if (kind == "attention") return attention({json, "AttentionConfig"});
-    // others have no state; a plan that names one of theirs is refused
-    const Json* parallel = json.find("parallel");
-    return parallel && parallel->truth();
+    if (kind == "mamba1") mamba1({json, "Mamba1Config"});
+    if (kind == "mamba2") mamba2({json, "Mamba2Config"});
+    if (kind == "shortconv") shortconv({json, "ShortConvConfig"});
+    if (kind == "attention") attention({json, "AttentionConfig"});
   }
 
  private:
@@ -75,17 +71,16 @@ class Reader {
   }
   void log(const char* name, int64_t width) { config_.logs.push_back({at_ + "." + name, {width}}); }
 
-  bool mamba1(const Layer& layer) {
+  void mamba1(const Layer& layer) {
     int64_t inner = layer["d_inner"], states = layer["d_state"];
     convolution(layer["d_conv"], inner);
     config_.recurrent.push_back({at_ + ".ssm_state", {1, states, inner}});
     log("scan_x", inner);
     log("scan_dt", inner);
     log("scan_B", states);
-    return false;
   }
 
-  bool mamba2(const Layer& layer) {
+  void mamba2(const Layer& layer) {
     int64_t d_ssm = layer["d_ssm"], dim = layer["head_dim"], groups = layer["n_groups"];
     int64_t heads = d_ssm / dim, group_states = times(groups, layer["d_state"]);
     if (d_ssm % dim)
@@ -100,15 +95,11 @@ class Reader {
     log("scan_x", d_ssm);
     log("scan_dt", heads);
     log("scan_B", group_states);
-    return false;
   }
 
-  bool shortconv(const Layer& layer) {
-    convolution(layer["d_conv"], layer["d_model"]);
-    return false;
-  }
+  void shortconv(const Layer& layer) { convolution(layer["d_conv"], layer["d_model"]); }
 
-  bool attention(const Layer& layer) {
+  void attention(const Layer& layer) {
     int64_t heads = layer["n_heads"], kv = layer["n_kv_heads"], dim = layer["head_dim"];
     const Json &rope = layer.get("rope"), &width = layer.get("d_conv");
     if (heads % kv)
@@ -124,13 +115,13 @@ class Reader {
     }
     for (const char* name : {".key_cache", ".value_cache"})
       config_.caches.push_back({at_ + name, {1, kv, 0, up_to(dim, HEAD_MULTIPLE)}});
-    return layer.truth("parallel");
   }
 
   Rope rotation(const Json& json) {
     Layer fields{json, "RopeConfig"};
     const Json &theta = fields.get("theta"), &scaling = fields.get("scaling");
     if (fields["dim"] % 2) wrong("rope.dim", "is odd");
+    if (fields["dim"] > MOST_ROTATED) wrong("rope.dim", "is beyond what any model has");
     return {theta.is(Json::text) ? INFINITY : theta.number(), fields["dim"],
             !scaling.is(Json::null)};
   }
@@ -159,13 +150,7 @@ Config Config::of(const Json& model, Faults& faults) {
   Reader reader(out, faults);
   const auto& layers = model["layers"].items();
   out.layers = layers.size();
-  bool before = true;  // nothing is before the first
-  for (size_t i = 0; i < layers.size(); i++) {
-    bool parallel = reader.read(layers[i], i);
-    if (parallel && before)
-      faults.add("model.layers." + std::to_string(i), "is parallel to no layer before it");
-    before = parallel;
-  }
+  for (size_t i = 0; i < layers.size(); i++) reader.read(layers[i], i);
   std::sort(out.conv_widths.begin(), out.conv_widths.end());
   return out;
 }

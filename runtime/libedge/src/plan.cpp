@@ -393,8 +393,10 @@ Plan Plan::of(const Bundle& bundle) {
   Json json =
       parse_document(bundle.read(named->string(), LARGEST), plan.file, Schema::plan(), false);
   Faults faults;
-  for (auto [name, most] :
-       {std::pair("variants", 1 << 12), {"launches", 1 << 18}, {"programs", 64}})
+  for (auto [name, most] : {std::pair("variants", 1 << 12),
+                            {"launches", 1 << 18},
+                            {"programs", 64},
+                            {"values", 1 << 15}})
     if (json[name].items().size() > size_t(most))
       faults.add(name, "has more than " + std::to_string(most) + " entries");
   faults.refuse(EDGE_ERROR_BUNDLE, plan.file);  // the rest would take for ever
