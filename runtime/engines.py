@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
-from edge.errors import EngineError
-from edge.runtime import ort_providers
+from edge.errors import BundleError, EdgeError, EngineError
+from edge.plugins.cpu.library import SET_VARIABLE
+from edge.runtime import memory, ort_providers
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
+    from edge.runtime.cpu.engine import CpuEngine
     from edge.runtime.engine import Engine
+    from edge.runtime.ort import OrtEngine
 
 ENGINES = ("auto", "ort", "cpu", "cuda", "tensorrt")
 CHOICES = f"{', '.join(ENGINES[:-1])} or {ENGINES[-1]}"
 
 
-def choose_engine(name: str) -> str:
-    """The engine that `name` means here. Raises EngineError: unknown.
-
-    "auto" is "ort": `cpu` is slower in some recipes, and no consumer GPU has run `cuda` yet.
-    """
+def check_engine(name: str) -> None:
+    """Raises EngineError: there is no such engine."""
     if name not in ENGINES:
         raise EngineError(
             f"unknown engine {name!r:.60}",
             field="engine",
             remedy=f"choose {CHOICES}",
         )
-    return "ort" if name == "auto" else name
+
+
+def has_providers(engine: str) -> bool:
+    """Whether a provider may be named with the engine: `auto` then is ONNX Runtime."""
+    return engine in ("auto", "ort")
 
 
 def check_provider(engine: str, provider: str | None) -> None:
     """Refuse a provider that means nothing to the engine. Raises EngineError: that, or an unknown
     name, here or in EDGE_ORT_PROVIDERS.
     """
-    chosen = choose_engine(engine)
-    if chosen == "ort":
+    check_engine(engine)
+    if has_providers(engine):
         ort_providers.choose(provider)
     elif provider is not None:
         raise EngineError(
-            f"engine {chosen} has no providers, which are ONNX Runtime's",
+            f"engine {engine} has no providers, which are ONNX Runtime's",
             field="provider",
             remedy="choose --engine ort, or leave the provider out",
         )
@@ -52,6 +57,11 @@ def on_cpu(engine: str, provider: str | None) -> bool:
 def provider_of(engine: Engine) -> str | None:
     """What an engine of ONNX Runtime runs on: `cpu`, `cuda` or `tensorrt`; None for the others."""
     return getattr(engine, "provider", None)
+
+
+def passed_over(engine: Engine) -> EdgeError | None:
+    """Why `auto` did not take `cpu`; None where it did, or another engine was named."""
+    return getattr(engine, "passed_over", None)
 
 
 def title(engine: Engine) -> str:
@@ -68,7 +78,11 @@ def open_engine(
     spin: bool = False,
     provider: str | None = None,
 ) -> Engine:
-    """Load a bundle's graph into the engine called `name`.
+    """Load a bundle into the engine called `name`.
+
+    "auto" is `cpu` where its kernels are compiled and the bundle has a launch plan for them, else
+    `ort`, which then says why (`passed_over`). Who names a provider, here or in
+    EDGE_ORT_PROVIDERS, means `ort`. No consumer GPU has run `cuda` yet.
 
     `threads` is for `ort` and `cpu`: None is one per physical core this process may use, one for a
     small model. `spin` and `provider` are for `ort`: threads that spin wait for work awake, quicker
@@ -78,19 +92,46 @@ def open_engine(
     engine, or kernels for CPUs that were not compiled.
     """
     check_provider(name, provider)
-    chosen = choose_engine(name)
-    if chosen == "cpu":
-        from edge.runtime.cpu.engine import CpuEngine
-
-        return CpuEngine.from_bundle(bundle, threads=threads)
-    if chosen == "cuda":
+    if name == "cpu":
+        return _cpu(bundle, threads)
+    if name == "cuda":
         from edge.runtime.cuda.opening import from_bundle
 
         return from_bundle(bundle)
-    if chosen == "tensorrt":
+    if name == "tensorrt":
         from edge.runtime.tensorrt import opening
 
         return opening.from_bundle(bundle)
+    if name == "ort" or provider is not None or ort_providers.listed():
+        return _ort(bundle, threads, spin, provider)
+    try:
+        return _cpu(bundle, threads)
+    except (BundleError, EngineError) as problem:
+        if problem.field == SET_VARIABLE:
+            raise
+        why: EdgeError = problem
+    try:
+        importlib.import_module("edge.runtime.ort")
+    except EngineError as absent:
+        raise EngineError(
+            f"{why.message}, and {absent.message}",
+            file=why.file,
+            field=why.field,
+            remedy=f"{why.remedy}; or {absent.remedy}",
+        ) from None
+    engine = _ort(bundle, threads, spin, None)
+    engine.passed_over = why
+    return engine
+
+
+def _cpu(bundle: Bundle, threads: int | None) -> CpuEngine:
+    from edge.runtime.cpu.engine import CpuEngine
+
+    return CpuEngine.from_bundle(bundle, threads=threads)
+
+
+def _ort(bundle: Bundle, threads: int | None, spin: bool, provider: str | None) -> OrtEngine:
     from edge.runtime.ort import OrtEngine
 
+    memory.check_load(memory.plan_bundle(bundle.manifest, window=1, capacity=1), bundle.path)
     return OrtEngine.from_bundle(bundle, threads=threads, spin=spin, provider=provider)

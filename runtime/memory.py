@@ -30,6 +30,8 @@ _FLOAT = 4
 PROGRAM = 68_000_000
 # ONNX Runtime's own code that loading and the first runs bring in: 8 MB, then 4 to 8.
 _LIBRARY = 14_000_000
+# The least that any engine takes beside weights and states.
+LEAST = 12_000_000
 # Nodes of a session, beyond its weights: 21 to 24 MB for 24 Mamba layers.
 _MAMBA_NODES, _OTHER_NODES = 900_000, 300_000
 # Rounded weights, unpacked scales included, in files' sizes: 1.02 (w8), 1.08 (w8a8), 1.17 (w4).
@@ -78,7 +80,7 @@ def plan_bundle(
     snapshots: int = 0,
     program: int = 0,
 ) -> dict[str, int]:
-    """The plan of a bundle not yet loaded: `plan`, with what loading adds, estimated.
+    """The plan of a bundle not yet loaded by `ort`: `plan`, with what loading adds, estimated.
 
     `weights` are what ONNX Runtime keeps of them and maps. Besides the keys of `plan`: `program`
     (the `program` bytes given, and the code that loading brings in), `snapshots` (that many, with
@@ -175,10 +177,19 @@ def check_fits(
         )
 
 
-def check_load(manifest: Manifest, path: Path) -> None:
-    """Refuse a bundle that has no room here even with the smallest state. Raises EngineError."""
+def check_weights(manifest: Manifest, path: Path) -> None:
+    """Refuse a bundle whose weights alone have no room here. Raises EngineError."""
+    weights = sum(entry.size for entry in manifest.files if entry.path.endswith(".bin"))
+    check_load({"total": weights + LEAST}, path)
+
+
+def check_load(least: Mapping[str, int], path: Path) -> None:
+    """Refuse a bundle that has no room here with the `least`, its plan with the smallest state.
+
+    Raises EngineError.
+    """
     remedy = "use a bundle of fewer bits (edge export --quant w4), or stop other programs"
-    check_fits(plan_bundle(manifest, window=1, capacity=1), file=path, remedy=remedy)
+    check_fits(least, file=path, remedy=remedy)
 
 
 def check_state(plan: Mapping[str, int]) -> None:

@@ -16,7 +16,7 @@ from edge.config import ModelConfig
 from edge.errors import BundleError, EngineError
 from edge.runtime import memory
 from edge.runtime.engine import Engine
-from edge.runtime.engines import check_provider, choose_engine, open_engine, title
+from edge.runtime.engines import check_provider, open_engine, title
 from edge.runtime.session import Session, SessionOptions
 from edge.text import ChatTemplate, Tokenizer, load_template, load_tokenizer
 
@@ -93,11 +93,10 @@ def load(
     TokenizerError.
     """
     check_provider(engine, provider)
-    chosen = choose_engine(engine)
     path = resolve(bundle)
     with _enough_memory(path), open_bundle(path) as opened:
-        if chosen in ("ort", "cpu"):
-            memory.check_load(opened.manifest, path)
+        if engine in ("auto", "cpu", "ort"):
+            memory.check_weights(opened.manifest, path)
         tokenizer = load_tokenizer(opened)
         template = load_template(opened, tokenizer)
         running = open_engine(opened, engine, threads=threads, spin=spin, provider=provider)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge import cpu
 from edge.config import ModelConfig
-from edge.errors import BundleError, EngineError, InputError, StateError
+from edge.errors import BundleError, EdgeError, EngineError, InputError, StateError
 from edge.onnx_runtime import onnxruntime
 from edge.runtime import memory, ort_providers, ort_session
 from edge.runtime.bindings import BindingKey, Bindings, BoundValues, Constants
@@ -44,11 +44,13 @@ class OrtEngine:
         provider: what it runs on: `cpu`, `cuda` or `tensorrt`. States are in the CPU's memory, and
             ONNX Runtime copies what another provider reads and writes.
         identity: what the states it makes belong to.
+        passed_over: why `auto` means this engine instead of `cpu`; None where it was named.
         inputs: names of the graph's.
     """
 
     name = "ort"
     trees = True
+    passed_over: EdgeError | None = None
     longest_window = MAX_WINDOW
 
     def __init__(

@@ -57,9 +57,13 @@ def choose(provider: str | None = None) -> Choice:
     """
     if provider is not None:
         return Choice((_known(provider, "provider"),), "provider")
-    listed = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))
-    names = tuple(dict.fromkeys(_known(name, VARIABLE) for name in listed if name))
-    return Choice(names or (CPU,), VARIABLE)
+    return Choice(listed() or (CPU,), VARIABLE)
+
+
+def listed() -> tuple[str, ...]:
+    """What EDGE_ORT_PROVIDERS lists. Raises EngineError: an unknown name."""
+    names = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))
+    return tuple(dict.fromkeys(_known(name, VARIABLE) for name in names if name))
 
 
 def _known(name: str, field: str) -> str:

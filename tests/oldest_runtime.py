@@ -10,6 +10,7 @@ an emulated aarch64.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
@@ -21,15 +22,16 @@ import numpy as np
 import onnxruntime
 
 import edge
+from edge.plugins.cpu import library
 from edge.runtime.model import EMBEDDED
 from tests import golden
 
 TEXT = "Hello! How was your day? I went to the park and it was lovely."
 
 
-def logits(name: str) -> np.ndarray:
+def logits(name: str, engine: str = "ort") -> np.ndarray:
     """Logits [T, V] of TEXT under one embedded bundle, in one run."""
-    with edge.load(name, threads=1) as model:
+    with edge.load(name, engine=engine, threads=1) as model:
         ids = model.tokenizer.encode(TEXT)[:24]
         state = model.engine.new_state(window=len(ids))
         return np.array(model.engine.run(np.array([ids]), state, rows="all")[0])
@@ -37,18 +39,18 @@ def logits(name: str) -> np.ndarray:
 
 def answer(name: str) -> str:
     """The greedy answer to, or continuation of, a short greeting."""
-    with edge.load(name, threads=1) as model:
+    with edge.load(name, engine="ort", threads=1) as model:
         session = model.session(seed=1)
         say = session.generate if model.template is None else session.chat
         return "".join(say("Hello, how are you?", max_tokens=40, temperature=0))
 
 
-def check(name: str) -> None:
+def check(name: str, engine_name: str) -> None:
     """The golden sentence; chunks, steps, rewind, snapshots, trees and files, done two ways."""
-    with edge.load(name, threads=1) as model:
+    with edge.load(name, engine=engine_name, threads=1) as model:
         golden.check(name, model)
         ids = np.array([model.tokenizer.encode(TEXT)[:24]])
-        engine, whole = model.engine, logits(name)
+        engine, whole = model.engine, logits(name, engine_name)
         state = engine.new_state(window=8)
 
         engine.run(ids[:, :7], state, commit=True)
@@ -102,13 +104,14 @@ def main() -> None:
     if "--answers" in sys.argv:
         print(json.dumps({name: answer(name) for name in EMBEDDED}))
         return
-    for name in EMBEDDED:
-        check(name)
+    engines = ("ort", "cpu") if library.path() else ("ort",)
+    for name, engine in itertools.product(EMBEDDED, engines):
+        check(name, engine)
     heavy = {"torch", "triton", "transformers", "onnx"} & set(sys.modules)
     if heavy:
         raise AssertionError(f"the runtime imported {heavy}")
     version = ".".join(map(str, sys.version_info[:3]))
-    print(f"ok: Python {version}, onnxruntime {onnxruntime.__version__}")
+    print(f"ok: Python {version}, {', '.join(engines)}, onnxruntime {onnxruntime.__version__}")
 
 
 if __name__ == "__main__":

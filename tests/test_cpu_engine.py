@@ -115,6 +115,23 @@ def test_a_run_gives_the_bits_of_steps(name: str, quant: str) -> None:
 
 
 @compiled
+def test_trees_of_any_size() -> None:
+    """Of more nodes than GPUs' kernels for trees take."""
+    rng = np.random.default_rng(0)
+    ids, prompt = rng.integers(5, 250, (1, 49)), rng.integers(5, 250, (1, 9))
+    parents = [-1, *(int(rng.integers(max(-1, node - 6), node)) for node in range(1, 49))]
+    found = []
+    for name in ("cpu", "ort"):
+        engine = edge.load("demo-draft", engine=name, threads=1).engine
+        state = engine.new_state(window=49, capacity=64)
+        engine.run(prompt, state, commit=True)
+        rows = [engine.run(ids, state, parents=parents, rows="all").copy()]
+        state.select(48)
+        found.append(np.concatenate([*rows, engine.run(prompt[:, :1], state)], axis=1))
+    np.testing.assert_allclose(found[0], found[1], atol=2e-3 * np.abs(found[1]).max())
+
+
+@compiled
 def test_engines_on_threads_of_their_own() -> None:
     """Four callers, each with an engine of two threads, at once: each says what it says alone."""
     failures: list[BaseException] = []

@@ -153,7 +153,7 @@ def test_the_api_reference_has_what_users_ask_for(tmp_path: Path) -> None:
 def test_a_token_crosses_the_files_that_its_page_names() -> None:
     table = text_of("docs/inside/token.md").partition("## A token")[2].partition("## After")[0]
     named = {path for line in code_of(table) for path in PATH.findall(line)}
-    with edge.load("demo", threads=1) as model:
+    with edge.load("demo", engine="ort", threads=1) as model:
         pieces = model.session(seed=1).chat("Hello, how are you?", max_tokens=32)
         for _ in range(5):
             next(pieces)

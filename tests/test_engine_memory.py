@@ -19,9 +19,13 @@ from edge.apps.exits import exit_code_of
 from edge.apps.info import collect, describe
 from edge.apps.serve.worker import ModelWorker
 from edge.bundle import open_bundle
+from edge.bundle.kernels import open_plan
 from edge.errors import BundleError, EngineError, StateError
 from edge.export.exporter import export_checkpoint
+from edge.plugins.cpu import library
 from edge.runtime import memory, ort_session
+from edge.runtime.cpu import planning
+from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.engines import open_engine
 from edge.runtime.layout import Identity, StateLayout
 from tests import checkpoints
@@ -84,7 +88,7 @@ def test_a_bundle_says_what_its_states_are_kept_in(tmp_path: Path) -> None:
     with open_bundle(save_int8_bundle(tmp_path / "b", ("int8", "fp16"))) as bundle:
         facts = collect(bundle, context=64)
         before = memory.plan_bundle(bundle.manifest, capacity=64)
-        loaded = open_engine(bundle, threads=1)
+        loaded = open_engine(bundle, "ort", threads=1)
     state = loaded.new_state(capacity=64)
     loaded.run(tokens(5), state)
     ring = {name: array.dtype.name for name, array in state.rings.items()}
@@ -107,20 +111,34 @@ def test_a_manifest_that_says_other_types(tmp_path: Path) -> None:
     said["state_dtypes"]["layers.0.ssm_state"] = "float16"
     (folder / "manifest.json").write_text(json.dumps(said))
     with open_bundle(folder) as bundle, pytest.raises(EngineError, match="the manifest") as caught:
-        open_engine(bundle, threads=1)
+        open_engine(bundle, "ort", threads=1)
     assert caught.value.field == "layers.0.ssm_state"
 
 
 def test_the_plan_before_loading(exported: Path) -> None:
     with open_bundle(exported) as bundle:
         before = memory.plan_bundle(bundle.manifest, window=4, capacity=64)
-        after = open_engine(bundle, threads=1).memory_plan(window=4, capacity=64)
+        after = open_engine(bundle, "ort", threads=1).memory_plan(window=4, capacity=64)
     assert before["weights"] > (exported / "weights.bin").stat().st_size
     assert before["snapshots"] == 0
     same = after.keys() - {"weights", "total"}
     assert {key: before[key] for key in same} == {key: after[key] for key in same}
     parts = ("weights", "state_ring", "kv_cache", "logits", "workspace", "program", "snapshots")
     assert before["total"] == max(sum(before[part] for part in parts), before["loading"])
+
+
+@pytest.mark.skipif(library.path() is None, reason="needs the kernels for CPUs")
+def test_the_plan_before_loading_is_that_of_the_engine_cpu(exported: Path) -> None:
+    with open_bundle(exported) as bundle:
+        sizes: dict[str, Any] = {"window": 4, "capacity": 64}
+        before = planning.plan_bundle(bundle.manifest, open_plan(bundle), snapshots=2, **sizes)
+        after = open_engine(bundle, "cpu", threads=1).memory_plan(**sizes)
+    same = after.keys() - {"weights", "total"}
+    assert {key: before[key] for key in same} == {key: after[key] for key in same}
+    assert abs(before["weights"] - after["weights"]) <= 0.05 * after["weights"]
+    parts = ("weights", "state_ring", "kv_cache", "logits", "workspace", "program", "snapshots")
+    assert before["total"] == sum(before[part] for part in parts) >= before["loading"]
+    assert before["snapshots"] == 2 * before["snapshot"]
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
@@ -154,14 +172,24 @@ def test_refused_before_it_is_loaded() -> None:
     assert memory.private_bytes() > 0
 
 
-def test_no_load_begins_that_has_no_room(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["ort", "cpu"])
+def test_no_load_begins_that_has_no_room(
+    engine: str, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if engine == "cpu" and library.path() is None:
+        pytest.skip("needs the kernels for CPUs")
     with open_bundle(exported) as bundle:
-        least = memory.plan_bundle(bundle.manifest, window=1, capacity=1)["total"]
+        sizes = {"window": 1, "capacity": 1}
+        if engine == "cpu":
+            least = planning.plan_bundle(bundle.manifest, open_plan(bundle), **sizes)["total"]
+        else:
+            least = memory.plan_bundle(bundle.manifest, **sizes)["total"]
     started: list[object] = []
     monkeypatch.setattr(ort_session, "load", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(DeviceWeights, "read", lambda *arguments: started.append(arguments))
     monkeypatch.setattr(memory, "available_bytes", lambda: least - 1)
     with pytest.raises(EngineError, match="MiB are available") as caught:
-        edge.load(exported)
+        edge.load(exported, engine=engine)
     assert not started
     assert caught.value.file == str(exported)
     assert "fewer bits" in str(caught.value.remedy)
@@ -169,7 +197,7 @@ def test_no_load_begins_that_has_no_room(exported: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     for available in (least, None):
         monkeypatch.setattr(memory, "available_bytes", lambda it=available: it)
-        edge.load(exported, threads=1)
+        edge.load(exported, engine=engine, threads=1)
 
 
 def test_a_state_without_room_and_what_is_tried_all_the_same(
@@ -296,12 +324,12 @@ def test_a_folder_swapped_while_loading_is_not_read(exported: Path, tmp_path: Pa
     path.symlink_to(good)
     tokens = np.array([[1, 2, 3]])
     with open_bundle(path) as bundle:
-        expected = _first_logits(open_engine(bundle, threads=1), tokens)
+        expected = _first_logits(open_engine(bundle, "ort", threads=1), tokens)
     with open_bundle(path) as bundle:
         bundle.verify()
         path.unlink()
         path.symlink_to(evil)
-        loaded = open_engine(bundle, threads=1)
+        loaded = open_engine(bundle, "ort", threads=1)
         path.unlink()
         path.symlink_to(good)
     assert np.array_equal(_first_logits(loaded, tokens), expected)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edge.errors import EdgeError, EngineError, InputError
+from edge.runtime.cuda.state import DeviceState
 from edge.runtime.session import Session
 from tests.session_models import model
 
@@ -184,7 +185,12 @@ def test_row_31_a_cleared_state_holds_nothing_of_before(kind: str) -> None:
     model(kind).engine.run(rng.integers(0, 40, (1, 16)), used, commit=True)
     model(kind).engine.run(rng.integers(0, 40, (1, 3)), used)
     # canaries: worse than anything a run could have left
-    for array in (*used.rings.values(), *used.caches.values()):  # type: ignore[attr-defined]
+    if isinstance(used, DeviceState):
+        pieces = [piece for piece in (used.recurrent, used.caches) if piece]
+        arrays = [piece.data.view(np.float32) for piece in pieces]  # type: ignore[attr-defined]
+    else:
+        arrays = [*used.rings.values(), *used.caches.values()]  # type: ignore[attr-defined]
+    for array in arrays:
         array.fill(np.float32(1e30).astype(array.dtype))
     used.clear()
     assert used.position == used.reach == 0

@@ -18,6 +18,7 @@ from edge.bundle import Manifest, open_bundle
 from edge.config import ExpertsConfig
 from edge.errors import InputError
 from edge.runtime import memory
+from edge.runtime.cpu import planning
 from edge.tensors import parameters, read_bytes, read_parameters
 from tests.session_models import bundle
 from tests.test_graph_models import network
@@ -61,7 +62,8 @@ def test_the_plan_and_the_keys_that_scripts_read(run: Any, monkeypatch: pytest.M
     assert plan["state"] == 3 * facts["state_bytes"]  # those of one sequence
     assert plan["kv_cache"] == 3 * facts["kv_cache_bytes"] > 0
     assert plan["snapshots"] == 5 * (plan["state"] + plan["kv_cache"])
-    assert plan["program"] > memory.PROGRAM
+    by_engine = {"ort": memory.PROGRAM, "cpu": planning.PROGRAM}
+    assert plan["program"] > by_engine[found["engine"]]
     parts = ("weights", "state_ring", "kv_cache", "logits", "workspace", "program", "snapshots")
     assert plan["total"] == max(sum(plan[part] for part in parts), plan["loading"])
     code, out, _ = run(bundle("hybrid"), *sizes)
@@ -93,7 +95,8 @@ def test_constant_memory_has_no_context(run: Any) -> None:
 
 
 def test_a_board_that_it_does_not_fit_is_exit_code_1(run: Any) -> None:
-    total = PlanSizes(2048, 1, 4).plan(manifest("hybrid"))["total"]
+    _, out, _ = run(bundle("hybrid"), "--memory", "1GB", "--json")
+    total = json.loads(out)["memory"]["plan"]["total"]
     code, out, _ = run(bundle("hybrid"), "--memory", f"{total}B")
     assert (code, "lower:" in out) == (0, False)
     code, out, _ = run(bundle("hybrid"), "--memory", f"{total - 1}")

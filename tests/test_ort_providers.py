@@ -28,6 +28,7 @@ from edge.apps.profile import report, words
 from edge.apps.profile.run import ProfileRequest, profile
 from edge.errors import EngineError
 from edge.onnx_runtime import onnxruntime
+from edge.plugins.cpu import library
 from edge.runtime import ort_providers
 from edge.runtime.cuda import install
 from edge.runtime.engines import check_provider, provider_of, title
@@ -127,7 +128,8 @@ def test_other_engines_have_no_providers(engine: str, monkeypatch: pytest.Monkey
 
 def test_the_cpu_is_the_default_and_real(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    plain, named = edge.load("demo-draft"), edge.load("demo-draft", engine="ort", provider="cpu")
+    plain = edge.load("demo-draft", engine="ort")
+    named = edge.load("demo-draft", engine="ort", provider="cpu")
     assert provider_of(plain.engine) == provider_of(named.engine) == "cpu"
     assert plain.engine._session.get_providers() == [CPU]  # type: ignore[attr-defined]
     assert np.array_equal(logits(plain), logits(named))
@@ -388,7 +390,7 @@ def without(code: str, path: Path | None = None) -> str:
 LOAD = """
 import edge
 try:
-    edge.load("demo-draft")
+    edge.load("demo-draft", engine="ort")
 except edge.EngineError as problem:
     print(problem)
 """
@@ -414,7 +416,7 @@ def test_a_signal_while_it_loads_is_no_fault_of_it(tmp_path: Path) -> None:
     for cause in ("KeyboardInterrupt()", "SystemExit(143)"):
         (tmp_path / "onnxruntime.py").write_text(fake.format(cause))
         caught = f"except BaseException as found:\n    assert repr(found) == '{cause}', found\n"
-        without(f"import edge\ntry:\n    edge.load('demo-draft')\n{caught}", tmp_path)
+        without(f"import edge\ntry:\n    edge.load('demo-draft', engine='ort')\n{caught}", tmp_path)
 
 
 DOCTOR = """
@@ -429,6 +431,13 @@ def test_doctor_finds_it_absent() -> None:
     first, second = without(DOCTOR).splitlines()
     assert first.startswith("absent ONNX Runtime is not installed pip install")
     assert second == "absent ONNX Runtime is not installed None"
+
+
+@pytest.mark.skipif(library.path() is None, reason="needs the kernels for CPUs")
+def test_talking_needs_it_only_where_kernels_are_not_compiled() -> None:
+    talk = "sys.argv = ['edge-chat', '-p', 'Hello!', '--max-tokens', '4', '--temperature', '0']\n"
+    end = "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
+    assert without(f"{talk}from edge.apps.chat import main\n{end}").strip()
 
 
 def test_other_engines_do_without_it() -> None:

@@ -1,4 +1,6 @@
-"""Where time goes: events of ONNX Runtime's profiler, told their layer by the optimized graph."""
+"""Where time goes: events of ONNX Runtime's profiler, told their layer by the optimized graph; on
+`cpu` calls of kernels, told theirs by the launch plan.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,20 @@ import numpy as np
 import onnx
 import pytest
 
+from edge.apps.measure import cpu_profile
 from edge.apps.measure.ort_profile import (
-    DECODE,
-    PREFILL,
     GraphNode,
     NodePlace,
-    RunKind,
     breakdown,
     node_places,
-    ranked,
     read_events,
     read_nodes,
     summarise,
 )
+from edge.apps.measure.run_cost import DECODE, PREFILL, RunKind, ranked
 from edge.bundle import open_bundle
 from edge.errors import EngineError
+from edge.plugins.cpu import library
 from edge.runtime import ort_session
 from edge.runtime.ort import OrtEngine
 from tests.session_models import bundle, model
@@ -115,18 +116,22 @@ def test_graphs_are_read_as_onnx_reads_them(tmp_path: Path) -> None:
     assert size < 2_000_000 and not (tmp_path / "weights").is_file()
 
 
+@pytest.mark.parametrize("engine", ["ort", "cpu"])
 @pytest.mark.parametrize("kind", ["base", "chat", "hybrid", "bytes"])
-def test_every_layer_and_op_has_its_share(kind: str) -> None:
+def test_every_layer_and_op_has_its_share(kind: str, engine: str) -> None:
+    if engine == "cpu" and library.path() is None:
+        pytest.skip("needs the kernels for CPUs")
     kinds = {"decode": DECODE, "prefill": PREFILL, "run": RunKind(4, 2)}
-    found = breakdown(bundle(kind), 1, kinds)
+    profiled = {"ort": breakdown, "cpu": cpu_profile.breakdown}[engine]
+    found = profiled(bundle(kind), 1, kinds)
     layers = model(kind).config.layers
     wanted = {f"layer {index}" for index in range(len(layers))} | {"embedding", "head"}
     for name, cost in found.items():
         assert wanted <= cost.layers.keys() <= wanted | {"once"}, name
         assert sum(cost.layers.values()) == pytest.approx(sum(cost.parts.values()))
         assert sum(cost.layers.values()) <= cost.total
-        assert any(part.startswith("SelectiveScan") for part in cost.parts)
-        assert "Linear" in cost.parts
+        assert any(part.startswith(("SelectiveScan", "scan")) for part in cost.parts)
+        assert {"Linear", "linear"} & cost.parts.keys()
     assert found["prefill"].title == "fp32 prefill, one run of 16"  # the bundle's chunk
 
 

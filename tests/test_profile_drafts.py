@@ -165,8 +165,9 @@ def test_rounds_without_any_draft_say_nothing_of_its_cost() -> None:
 
 
 def test_timed_engine_runs_the_same_and_keeps_count() -> None:
-    copy, engine = timed(model("base"))
-    plain, watched = model("base").session(seed=0), copy.session(seed=0)
+    model = edge.load(bundle("base"), engine="ort", threads=1)
+    copy, engine = timed(model)
+    plain, watched = model.session(seed=0), copy.session(seed=0)
     wanted = plain.generate("one two", temperature=0, max_tokens=5).finish()
     assert watched.generate("one two", temperature=0, max_tokens=5).finish().tokens == wanted.tokens
     assert len(engine.runs) == math.ceil(wanted.prompt_tokens / engine.chunk) + 4

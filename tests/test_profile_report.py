@@ -9,9 +9,9 @@ import pytest
 
 from edge.apps.measure import table
 from edge.apps.measure.machine import Conditions
-from edge.apps.measure.ort_profile import RunCost
 from edge.apps.measure.power import PowerLog, PowerSource, Unit
 from edge.apps.measure.roofline import Roof
+from edge.apps.measure.run_cost import RunCost
 from edge.apps.profile import page, report, words
 from edge.apps.profile.answers import AnswerPlan, Depth, Sample
 from edge.apps.profile.run import OTHER, THIS, ProfileRequest, ProfileResult, ProfileSide

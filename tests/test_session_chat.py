@@ -307,6 +307,7 @@ def test_an_answer_made_again_that_fails_leaves_the_one_before(
 
     with monkeypatch.context() as patch:
         patch.setattr(session.model.engine, "run", fails)
+        patch.setattr(session.model.engine, "run_greedy", fails, raising=False)
         with pytest.raises(EngineError):
             session.regenerate(temperature=0, max_tokens=5).finish()
     assert (session.messages, session.tokens) == (messages, tokens)

@@ -88,7 +88,8 @@ def test_closing_in_the_middle_of_a_round(after: int) -> None:
 def test_stop_strings_end_inside_a_round() -> None:
     text = _session("base", "none").generate(PROMPT, temperature=0, max_tokens=24).finish().text
     stop = text[7:9]
-    plain, drafting = _session("base", "none"), _session("base", "model", 4)
+    # a string of bytes that are tokens, all of which are taken back, behind those of a round
+    plain, drafting = (_session("base", draft, 4, window=16) for draft in ("none", "model"))
     results = [
         session.generate(PROMPT, temperature=0, max_tokens=24, stop=(stop,)).finish()
         for session in (plain, drafting)

@@ -10,6 +10,7 @@ import pytest
 
 import edge
 from edge.errors import EngineError, InputError
+from edge.runtime.cuda.state import DeviceState
 from edge.runtime.model import Model
 from edge.runtime.session import Session
 from edge.runtime.speculate.policy import Bandit
@@ -255,8 +256,12 @@ def test_a_drafter_that_says_nan_is_given_up_and_taken_up_again() -> None:
     context = drafting._drafting.drafter._context
     for turn in range(3):
         if turn == 1:
-            for ring in context.state.rings.values():
-                ring[:] = np.nan
+            state = context.state
+            if isinstance(state, DeviceState):
+                state.recurrent.data.view(np.float32)[:] = np.nan
+            else:
+                for ring in state.rings.values():
+                    ring[:] = np.nan
         results = [
             session.generate(PROMPT, temperature=0, max_tokens=9).finish()
             for session in (plain, drafting)

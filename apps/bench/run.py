@@ -20,7 +20,8 @@ from edge.apps.bench.models import SHAPES, model_named
 from edge.apps.bench.peers import PEERS, RUN, ModelFolder, Peer, Tokens, TransformersPeer, missing
 from edge.apps.measure.agreement import Agreement, Logits, agreement
 from edge.apps.measure.machine import BUSY, OtherLoad, installed, machine, stamp
-from edge.apps.measure.ort_profile import DECODE, PREFILL, RunKind, breakdown, ranked
+from edge.apps.measure.ort_profile import breakdown
+from edge.apps.measure.run_cost import DECODE, PREFILL, RunKind, ranked
 from edge.apps.measure.stopwatch import PAUSE, Say, in_turn, seconds, silent, without_collections
 from edge.apps.measure.table import FigureTable, shares
 from edge.apps.units import megabytes

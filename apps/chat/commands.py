@@ -12,7 +12,7 @@ from edge.apps.chat import files
 from edge.apps.chat.context import described
 from edge.apps.units import megabytes
 from edge.errors import InputError
-from edge.runtime.engines import title
+from edge.runtime.engines import passed_over, title
 from edge.runtime.sampling import SamplingParams, make_params
 
 if TYPE_CHECKING:
@@ -224,10 +224,12 @@ def _show(this: Chat, argument: str) -> str:
         raise InputError(
             f"cannot show {argument!r:.40}", field="/show", remedy=f"choose {', '.join(SHOWN)}"
         )
+    why = passed_over(session.model.engine)
     return "\n".join(
         [
             f"{this.name}: {manifest.model.family}, {len(manifest.model.layers)} layers, "
-            f"{manifest.quantization.recipe}, on {title(session.model.engine)}",
+            f"{manifest.quantization.recipe}, on {title(session.model.engine)}"
+            + ("" if why is None else f", not on cpu: {why.message}"),
             f"{this.length()}, {session.position} tokens in the state",
             described(session),
             f"/undo, /regen and /fork keep copies, {megabytes(session.snapshot_bytes)} each now; "

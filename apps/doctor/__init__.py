@@ -41,10 +41,7 @@ def doctor(
     """
     # checks run in processes of their own as `python -m` of this module
     from edge.apps.doctor import checks
-    from edge.runtime.engines import choose_engine
 
-    if engine is not None:
-        choose_engine(engine)
     findings = []
     for name in checks.CHECKS:
         finding = checks.examine(name, bundle)

@@ -106,6 +106,19 @@ def cpu_engine(bundle: str) -> tuple[str, str, str | None]:
     return status, f"{detail}; {library.instruction_set()}", remedy
 
 
+def chosen_engine(bundle: str) -> tuple[str, str, str | None]:
+    """Which engine `auto` means for the bundle, and why where it is not `cpu`."""
+    from edge.runtime.engines import passed_over, title
+    from edge.runtime.model import load
+
+    with load(bundle) as model:
+        detail = f"runs {bundle} on {title(model.engine)}"
+        why = passed_over(model.engine)
+    if why is None:
+        return "ok", detail, None
+    return "ok", f"{detail}, not on cpu: {why.message}", why.remedy
+
+
 def driver(_: str) -> tuple[str, str, str | None]:
     """The NVIDIA driver."""
     version = install.driver_version()
@@ -223,6 +236,7 @@ CHECKS: Mapping[str, Check] = {
     "jetson": about_jetson,
     "onnxruntime": onnx_runtime,
     "cpu engine": cpu_engine,
+    "engine auto": chosen_engine,
     "driver": driver,
     "cuda-core": cuda_core,
     "gpu": gpu,
@@ -240,7 +254,7 @@ CHECKS: Mapping[str, Check] = {
 HERE = {"machine", "memory", "jetson", "driver", "export"}
 # engine: the check that says whether it runs here, and what that needs, in the order to fix it
 ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "auto": ("onnxruntime", ()),
+    "auto": ("engine auto", ()),
     "ort": ("onnxruntime", ()),
     "cpu": ("cpu engine", ()),
     "cuda": ("cuda engine", ("driver", "cuda-core", "gpu", "kernels")),

@@ -19,6 +19,7 @@ from edge.bundle import Bundle, open_bundle
 from edge.bundle.kernels import DEVICE_GRAPH, PLAN, open_kernels, open_plan
 from edge.bundle.kernels import sizes as kernel_sizes
 from edge.errors import InputError
+from edge.plugins.cpu import library
 from edge.tensors import parameters, read_bytes, read_parameters
 
 
@@ -54,9 +55,12 @@ def info(
             "cannot be given together with --board", field="--memory", remedy="choose one"
         )
     asked = named(board) if board is not None else sized(memory) if memory is not None else None
-    sizes = memory_plan.PlanSizes(context, batch, snapshots)
     with open_bundle(resolve(bundle)) as opened:
         check(opened)
+        # that of the engine which `auto` means there; a board's install compiles the kernels
+        on_cpu = PLAN in opened.manifest.graphs and (asked or library.path())
+        plan = open_plan(opened) if on_cpu else None
+        sizes = memory_plan.PlanSizes(context, batch, snapshots, plan)
         facts = collect(opened, context)
         place = asked or memory_plan.this_machine()
         facts["memory"] = memory_plan.facts(opened.manifest, sizes, place)

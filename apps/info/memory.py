@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edge.apps.info.boards import MemoryBudget
 from edge.apps.units import megabytes
 from edge.bundle import Manifest
+from edge.launch import LaunchPlan
 from edge.tensors import parameters
 
 # files' bytes a weight: 129 M parameters took 141 MB in w8 and 91 MB in w4
@@ -26,23 +27,26 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class PlanSizes:
-    """What to plan for: tokens of KV cache, sequences, copies of a state."""
+    """What to plan for: tokens of KV cache, sequences, copies of a state.
+
+    Attributes:
+        launches: the plan that the `cpu` engine runs; None is for `ort`.
+    """
 
     context: int
     batch: int
     snapshots: int
+    launches: LaunchPlan | None = None
 
     def plan(self, manifest: Manifest) -> dict[str, int]:
         """Bytes by purpose, of a whole process (`edge.runtime.memory.plan_bundle`)."""
-        from edge.runtime.memory import PROGRAM, plan_bundle
+        from edge.runtime import memory
+        from edge.runtime.cpu import planning
 
-        return plan_bundle(
-            manifest,
-            batch=self.batch,
-            capacity=self.context,
-            snapshots=self.snapshots,
-            program=PROGRAM,
-        )
+        sizes = {"batch": self.batch, "capacity": self.context, "snapshots": self.snapshots}
+        if self.launches is None:
+            return memory.plan_bundle(manifest, **sizes, program=memory.PROGRAM)
+        return planning.plan_bundle(manifest, self.launches, **sizes, program=planning.PROGRAM)
 
 
 def this_machine() -> MemoryBudget:
@@ -59,7 +63,10 @@ def facts(manifest: Manifest, sizes: PlanSizes, place: MemoryBudget) -> dict[str
         "place": place.name,
         "available_bytes": place.available,
         "available_basis": place.basis,
-        **asdict(sizes),
+        "context": sizes.context,
+        "batch": sizes.batch,
+        "snapshots": sizes.snapshots,
+        "engine": "ort" if sizes.launches is None else "cpu",
         "plan": plan,
         "fits": fits,
         "lower": lower(manifest, sizes, place.available or 0) if fits is False else [],
@@ -88,7 +95,7 @@ def lower(manifest: Manifest, sizes: PlanSizes, available: int) -> list[str]:
             if total <= available:
                 found.append(f"--quant {recipe} when exporting: about {megabytes(total)}")
     if not found:
-        least = PlanSizes(1, 1, 0)
+        least = PlanSizes(1, 1, 0, sizes.launches)
         smallest = [manifest, *(rounded(manifest, recipe) for recipe in _SMALLER)]
         total = min(least.plan(one)["total"] for one in smallest)
         enough = ", which fits" if total <= available else ": use a smaller model"
@@ -127,7 +134,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         "snapshots": f"{facts['snapshots']} of {megabytes(plan['snapshot'])}",
     }
     shown = [part for part in notes if plan[part]]
-    out = [f"  memory on {facts['place']}"]
+    out = [f"  memory on {facts['place']}, engine {facts['engine']}"]
     out += [f"    {megabytes(plan[p]):>9}  {p.replace('_', ' '):<11}{notes[p]}" for p in shown]
     out.append(f"    {megabytes(plan['total']):>9}  total")
     if plan["total"] == plan["loading"]:

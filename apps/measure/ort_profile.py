@@ -12,72 +12,24 @@ import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from edge.apps.measure.run_cost import HEAD, RunCost, RunKind, along, runs
 from edge.bundle import open_bundle
 from edge.errors import EngineError
 from edge.plugins.catalogue import OPS
 from edge.protobuf import fields, message
-from edge.runtime.engine import Engine
 
 Event = dict[str, Any]
-CONTEXT = 4  # tokens a step or a short run has before it
 _RUN, _KERNEL = "model_run", "_kernel_time"
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _INLINED = "_inlfunc_"
 # onnx.proto: ModelProto.graph, GraphProto.node, and what is read of NodeProto
 _GRAPH, _NODE, _INPUT, _OUTPUT, _OPERATOR = 7, 1, 1, 2, 4
 # how far along the model a node is: before all layers, the embedding, layer N at N + 1, the head
-_ONCE, _EMBEDDING, _HEAD = -1, 0, 1 << 30
-
-
-@dataclass(frozen=True)
-class RunKind:
-    """What is run: `tokens` at once, `repeats` times; a prefill keeps its last state only."""
-
-    tokens: int
-    repeats: int
-    prefill: bool = False
-
-
-DECODE, PREFILL = RunKind(1, 20), RunKind(1 << 16, 2, prefill=True)
-
-
-@dataclass(frozen=True)
-class RunCost:
-    """Milliseconds of one run.
-
-    Attributes:
-        total: from entering ONNX Runtime to leaving it.
-        ops: ONNX operator → its own time without that of its subgraph's operators, and how often.
-        parts: op of the model → its time; empty where nodes could not be told.
-        layers: `layer N`, `embedding`, `head` or `once` (for all layers together) → its time.
-    """
-
-    title: str
-    total: float
-    ops: dict[str, tuple[float, int]]
-    parts: dict[str, float] = field(default_factory=dict)
-    layers: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def between(self) -> float:
-        """What passes between operators: the executor, and the profiler's own events."""
-        return self.total - sum(spent for spent, _ in self.ops.values())
-
-    def to_dict(self) -> dict[str, object]:
-        ops = {name: {"ms": spent, "count": count} for name, (spent, count) in self.ops.items()}
-        return {
-            "total_ms": self.total,
-            "between_ms": self.between,
-            "ops": ops,
-            "parts_ms": self.parts,
-            "layers_ms": self.layers,
-        }
+_ONCE, _EMBEDDING, _HEAD = -1, 0, HEAD
 
 
 def breakdown(
@@ -90,13 +42,6 @@ def breakdown(
     return {name: _profiled(bundle, threads, name, kind, spin) for name, kind in kinds.items()}
 
 
-def ranked(values: Mapping[str, float], most: int) -> list[tuple[str, float]]:
-    """The largest few, the others together as the last."""
-    ordered = sorted(values.items(), key=lambda item: -item[1])
-    rest = sum(value for _, value in ordered[most:])
-    return [*ordered[:most], *([("others", rest)] if rest > 0 else [])]
-
-
 def _profiled(bundle: Path, threads: int | None, name: str, kind: RunKind, spin: bool) -> RunCost:
     # other engines are measured where ONNX Runtime is not installed
     from edge.runtime.ort import OrtEngine
@@ -106,7 +51,7 @@ def _profiled(bundle: Path, threads: int | None, name: str, kind: RunKind, spin:
         engine = OrtEngine.from_bundle(
             opened, threads=threads, spin=spin, profile=Path(folder), provider="cpu"
         )
-        count = _run(engine, kind)
+        *_, count = runs(engine, kind)
         events = read_events(engine.end_profile())
         graph = Path(folder) / OPTIMIZED_GRAPH
         try:
@@ -117,25 +62,6 @@ def _profiled(bundle: Path, threads: int | None, name: str, kind: RunKind, spin:
             ) from None
         recipe = opened.manifest.quantization.recipe
         return summarise(f"{recipe} {name}, one run of {count}", events, kind.repeats, places)
-
-
-def _run(engine: Engine, kind: RunKind) -> int:
-    """One run to warm up and `repeats` more; how many tokens each had."""
-    room = engine.config.max_context or kind.tokens + CONTEXT
-    count = max(1, min(kind.tokens, engine.chunk, room - CONTEXT))
-    state = engine.new_state(
-        window=8 if kind.prefill else max(8, count),
-        capacity=count + CONTEXT if engine.config.has_attention else None,
-    )
-    tokens = (np.arange(count, dtype=np.int64) % engine.config.vocab_size)[None]
-    for _ in range(kind.repeats + 1):
-        if kind.prefill:
-            state.clear()
-            engine.run(tokens, state, commit=True)
-        else:
-            engine.run(tokens, state, rows="all")
-            state.rewind(count)
-    return count
 
 
 # -- the optimized graph --------------------------------------------------------------------------
@@ -288,13 +214,7 @@ def _by_place(
     for event, place in zip(ordered, places, strict=True):
         parts[place.part] += event["dur"] / 1e3
         layers[place.layer] += event["dur"] / 1e3
-    return dict(parts), {name: layers[name] for name in sorted(layers, key=_along)}
-
-
-def _along(layer: str) -> int:
-    """Sorts names of layers as a token passes through them."""
-    ends = {"once": -2, "embedding": -1, "head": _HEAD}
-    return ends[layer] if layer in ends else int(layer.removeprefix("layer "))
+    return dict(parts), {name: layers[name] for name in sorted(layers, key=along)}
 
 
 def _own_times(nodes: Iterable[Event]) -> Iterator[tuple[Event, float, bool]]:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from edge.apps import options
+from edge.apps.measure import cpu_profile, ort_profile
 from edge.apps.measure.machine import Conditions, OtherLoad, conditions
 from edge.apps.measure.memory import Usage, release
-from edge.apps.measure.ort_profile import DECODE, PREFILL, RunCost, breakdown
 from edge.apps.measure.power import Meter, NvmlGpu, PowerLog, PowerSource, Rails, Rapl
 from edge.apps.measure.roofline import Roof, device_roof, measure_roof
+from edge.apps.measure.run_cost import DECODE, PREFILL, RunCost
 from edge.apps.measure.stopwatch import Say, silent, without_collections
 from edge.apps.profile import drafts
 from edge.apps.profile.answers import AnswerPlan, Depth, Sample, answers, depths
@@ -23,9 +24,8 @@ from edge.bundle import open_bundle
 from edge.bundle.manifest import Manifest
 from edge.cpu import usable_cores
 from edge.errors import InputError
-from edge.runtime import ort_providers
 from edge.runtime.cuda.opening import open_device
-from edge.runtime.engines import ENGINES, check_provider, choose_engine, on_cpu, provider_of
+from edge.runtime.engines import ENGINES, check_provider, has_providers, on_cpu, provider_of
 from edge.runtime.generate import Context, ContextMark, Logits
 from edge.runtime.model import Model, load, resolve
 from edge.runtime.sampling import Sampler, SamplingParams
@@ -69,14 +69,14 @@ class ProfileRequest:
 
     def provider_on(self, engine: str) -> str | None:
         """The provider asked for, where `engine`, one side's, has providers."""
-        return self.provider if choose_engine(engine) == "ort" else None
+        return self.provider if has_providers(engine) else None
 
     def check(self) -> None:
         """Refuse what can be refused before anything is loaded. Raises EngineError."""
         engines = [engine for _, engine in self.sides.values()]
         for engine in engines:
             check_provider(engine, self.provider_on(engine))
-        if not any(choose_engine(engine) == "ort" for engine in engines):
+        if not any(map(has_providers, engines)):
             check_provider(self.engine, self.provider)
 
 
@@ -339,11 +339,16 @@ def _sources(sides: Mapping[str, ProfileSide], gpu: NvmlGpu | None) -> list[Powe
 
 
 def _explain(request: ProfileRequest, sides: Mapping[str, ProfileSide], say: Say) -> None:
+    kinds = {"decode": DECODE, "prefill": PREFILL}
     for name, (bundle, _) in request.sides.items():
+        side = sides[name]
         # of a GPU's kernels ONNX Runtime's profiler would time the launches
-        if sides[name].facts["provider"] == ort_providers.CPU:
-            say(f"profiling {bundle}")
-            sides[name].costs = breakdown(
-                resolve(bundle), request.threads, {"decode": DECODE, "prefill": PREFILL},
-                spin=request.spin,
-            )  # fmt: skip
+        if not on_cpu(side.facts["engine"], side.facts["provider"]):
+            continue
+        say(f"profiling {bundle}")
+        if side.facts["engine"] == "cpu":
+            side.costs = cpu_profile.breakdown(resolve(bundle), request.threads, kinds)
+        else:
+            side.costs = ort_profile.breakdown(
+                resolve(bundle), request.threads, kinds, spin=request.spin
+            )

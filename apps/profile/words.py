@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from edge.apps.measure.ort_profile import ranked
+from edge.apps.measure.run_cost import ranked
 from edge.apps.measure.table import FigureTable, ms, plus_minus, shares
 from edge.apps.profile import draft_report
 from edge.apps.profile.report import backend, inside

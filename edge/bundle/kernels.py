@@ -78,7 +78,7 @@ def open_plan(bundle: Bundle) -> LaunchPlan:
     file = bundle.manifest.graphs.get(PLAN)
     if file is None:
         raise BundleError(
-            "has no launch plan, which the CUDA engine runs",
+            "has no launch plan, which the engines cpu and cuda run",
             file=f"{bundle.path}/manifest.json",
             field=f"graphs.{PLAN}",
             remedy=f"add it with this version: {_export(bundle, 'cpu')}",

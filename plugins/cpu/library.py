@@ -15,6 +15,7 @@ from edge.launch import Variant
 SET_VARIABLE = "EDGE_CPU_SET"
 VERSION = 2  # edge_cpu_version of src/library.cpp
 _MESSAGE = 512
+_REMEDY = "install a C++ compiler and run pip install again, or use --engine ort"
 
 
 class CallValue(ctypes.Union):
@@ -52,9 +53,12 @@ def library() -> ctypes.CDLL:
     if file is None:
         raise EngineError(
             "the kernels for CPUs are not compiled",
-            remedy="install a C++ compiler and run pip install again, or use --engine ort",
+            remedy=_REMEDY,
         )
-    native = ctypes.CDLL(str(file))
+    try:
+        native = ctypes.CDLL(str(file))
+    except OSError as problem:
+        raise EngineError(f"does not load: {problem}", file=file, remedy=_REMEDY) from problem
     if getattr(native, "edge_cpu_version", int)() != VERSION:
         raise EngineError(
             "was compiled from other sources than these",

@@ -50,6 +50,7 @@ class CpuDevice:
     Attributes:
         name: with the instruction set.
         sm: 0, for kernels are found by the variant alone.
+        pool: what runs the calls.
     """
 
     sm = 0
@@ -61,7 +62,7 @@ class CpuDevice:
         """
         self.isa = instruction_set() if isa is None else isa
         self.name = f"CPU, {self.isa}, {threads} thread{'s' if threads > 1 else ''}"
-        self._pool = Pool(threads, finest=finest)
+        self.pool = Pool(threads, finest=finest)
         self._copy = CpuKernel("kernel copy", self.isa)
         self._fill = CpuKernel("kernel fill", self.isa)
         self._recording: tuple[list[CpuCall], list[Any]] | None = None
@@ -122,7 +123,7 @@ class CpuDevice:
         for value, member, argument in zip(values, members, arguments, strict=True):
             setattr(value, member, argument)
         if self._recording is None:
-            self._pool.run((CpuCall * 1)(_call(made, values, grid)))
+            self.pool.run((CpuCall * 1)(_call(made, values, grid)))
         else:
             self._add(made, values, grid, None)
 
@@ -144,7 +145,7 @@ class CpuDevice:
             yield out
         finally:
             self._recording = None
-        out.append(CallList(self._pool, *recording))
+        out.append(CallList(self.pool, *recording))
 
     def wait(self) -> None:
         """Nothing is under way."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edge import cpu
+from edge.bundle.kernels import open_plan
 from edge.errors import InputError
 from edge.runtime import memory
 from edge.runtime.cpu.device import CpuDevice
+from edge.runtime.cpu.planning import any_tree, plan_bundle
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.opening import from_bundle
 from edge.runtime.cuda.state import DeviceState
@@ -46,6 +48,9 @@ class CpuEngine(CudaEngine):
             threads = 1 if weights <= _SMALL else cpu.usable_cores()
         if threads < 1:
             raise InputError(f"threads must be positive, got {threads}", field="threads")
-        engine = from_bundle(bundle, CpuDevice(threads), CpuEngine)
+        device, plan = CpuDevice(threads), any_tree(open_plan(bundle))
+        least = plan_bundle(bundle.manifest, plan, window=1, capacity=1)
+        memory.check_load(least, bundle.path)
+        engine = from_bundle(bundle, device, CpuEngine, plan)
         assert isinstance(engine, CpuEngine)
         return engine

@@ -15,7 +15,7 @@ from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.executor import Executor
 from edge.runtime.cuda.inputs import DeviceRun, Sources
 from edge.runtime.cuda.runs import StateRuns
-from edge.runtime.cuda.state import DeviceState, blocks
+from edge.runtime.cuda.state import DeviceState
 from edge.runtime.cuda.workspace import DeviceWorkspace, Floats
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, layout_of
 from edge.runtime.layout import Identity, StateLayout
@@ -116,20 +116,7 @@ class CudaEngine:
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> dict[str, int]:
         """See `Engine.memory_plan`. On the device, but for `logits`, which are here."""
-        layout = self._layout(batch, window, capacity)
-        recurrent, caches = blocks(layout, window)
-        runs = self.runs(layout, window)
-        out = {
-            "weights": self.executor.weights_bytes,
-            "state_ring": recurrent.nbytes,
-            "kv_cache": caches.nbytes,
-            "logits": runs.logits_bytes(window),
-            "workspace": runs.values_bytes + runs.inputs_bytes + self.executor.scratch_bytes,
-        }
-        out["total"] = sum(out.values())
-        out["state"] = layout.slot_bytes
-        out["snapshot"] = layout.slot_bytes + layout.cache_bytes
-        return out
+        return self.runs(self._layout(batch, window, capacity), window).memory_plan()
 
     # -- running ---------------------------------------------------------------------------------
 

@@ -26,14 +26,18 @@ INTERPRET = "interpret"
 
 
 def from_bundle(
-    bundle: Bundle, device: Device | None = None, kind: type[CudaEngine] = CudaEngine
+    bundle: Bundle,
+    device: Device | None = None,
+    kind: type[CudaEngine] = CudaEngine,
+    plan: LaunchPlan | None = None,
 ) -> CudaEngine:
-    """The engine for a bundle; `device` None is the one EDGE_DEVICE means. `kind`: its class.
+    """The engine for a bundle; `device` None is the one EDGE_DEVICE means. `kind`: its class;
+    `plan`: the bundle's, where it was opened before.
 
     Raises BundleError: no plan, no kernels for this device, an altered file; EngineError: no
     device, no memory.
     """
-    plan = open_plan(bundle)
+    plan = open_plan(bundle) if plan is None else plan
     device = open_device() if device is None else device
     exclusive, manifest = Exclusive(device), bundle.manifest
     return kind(

@@ -10,6 +10,7 @@ from edge.launch import ITEM_SIZE, LaunchPlan, Sizes
 from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.executor import Executor
 from edge.runtime.cuda.inputs import InputBlock
+from edge.runtime.cuda.state import blocks
 from edge.runtime.layout import StateLayout
 from edge.runtime.ledger import log_slots
 
@@ -143,6 +144,21 @@ class StateRuns:
     def _spacious(self, rows: int) -> list[RunKey]:
         """The layouts there are for runs with logits of `rows` tokens at most."""
         return [self.spacious(RunKey(index, 0, rows)) for index in range(len(self.plan.programs))]
+
+    def memory_plan(self) -> dict[str, int]:
+        """See `Engine.memory_plan`."""
+        recurrent, caches = blocks(self.layout, self.window)
+        out = {
+            "weights": self.executor.weights_bytes,
+            "state_ring": recurrent.nbytes,
+            "kv_cache": caches.nbytes,
+            "logits": self.logits_bytes(self.window),
+            "workspace": self.values_bytes + self.inputs_bytes + self.executor.scratch_bytes,
+        }
+        out["total"] = sum(out.values())
+        out["state"] = self.layout.slot_bytes
+        out["snapshot"] = self.layout.slot_bytes + self.layout.cache_bytes
+        return out
 
     def picked_bytes(self, rows: int) -> int:
         return ITEM_SIZE["i32"] * rows * self.batch

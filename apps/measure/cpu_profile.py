@@ -1,0 +1,114 @@
+"""Where the time of a run goes on the `cpu` engine: each call of a kernel, by the clock."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from typing import NamedTuple
+
+from edge.apps.info.launches import layer_of
+from edge.apps.measure.run_cost import RunCost, RunKind, along, runs
+from edge.bundle import open_bundle
+from edge.launch import LOGITS, Launch, Pointer
+from edge.plugins.cpu.library import CpuCall, Pool
+from edge.runtime.cpu.device import CpuDevice
+from edge.runtime.cpu.engine import CpuEngine
+from edge.runtime.cuda.launching import PlanExecutor
+from edge.runtime.cuda.runs import choose_program
+
+
+class TimedCall(NamedTuple):
+    """A call of the kernel with this handle: from when to when, in nanoseconds."""
+
+    kernel: int
+    start: int
+    end: int
+
+
+class TimedPool(Pool):
+    """A pool that runs calls one by one and keeps the time of each.
+
+    Attributes:
+        calls: since they were last cleared.
+    """
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self.calls: list[TimedCall] = []
+
+    def run(self, calls: ctypes.Array[CpuCall]) -> None:
+        """See `Pool.run`."""
+        for call in calls:
+            start = perf_counter_ns()
+            super().run((CpuCall * 1)(call))
+            self.calls.append(TimedCall(call.kernel, start, perf_counter_ns()))
+
+
+def breakdown(
+    bundle: Path, threads: int | None, kinds: Mapping[str, RunKind]
+) -> dict[str, RunCost]:
+    """Each kind of run, by the engine a session would use; see `ort_profile.breakdown`.
+
+    Raises BundleError, EngineError.
+    """
+    with open_bundle(bundle) as opened:
+        engine = CpuEngine.from_bundle(opened, threads=threads)
+        recipe = opened.manifest.quantization.recipe
+    device = engine.exclusive.device
+    assert isinstance(device, CpuDevice)
+    pool = device.pool = TimedPool(device.pool.threads)
+    found = {}
+    for name, kind in kinds.items():
+        made = []
+        for tokens in runs(engine, kind):
+            made.append((tokens, list(pool.calls)))
+            pool.calls.clear()
+        tokens, best = min(made[1:], key=lambda run: run[1][-1].end - run[1][0].start)
+        found[name] = _cost(f"{recipe} {name}, one run of {tokens}", engine, best, tokens)
+    return found
+
+
+def _cost(title: str, engine: CpuEngine, calls: Sequence[TimedCall], tokens: int) -> RunCost:
+    """Of one run's calls: launches in the order of the program, and copies between them."""
+    assert isinstance(engine.executor, PlanExecutor)
+    plan, kernels = engine.plan, engine.executor.kernels
+    names = {kernel.handle: plan.variants[n].kernel for n, (kernel, _) in kernels.items()}
+    ops: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    for call in calls:
+        name = names.get(call.kernel, "copy")
+        ops[name] += _ms(call)
+        counts[name] += 1
+    program = choose_program(plan, "chain", tokens)
+    assert program is not None
+    launches = [plan.launches[index] for index in plan.programs[program].launches]
+    parts: dict[str, float] = defaultdict(float)
+    layers: dict[str, float] = defaultdict(float)
+    launched = [call for call in calls if call.kernel in names]
+    for call, launch in zip(launched, launches, strict=True):
+        parts[names[call.kernel].partition(".")[0]] += _ms(call)
+        layers[_layer(launch)] += _ms(call)
+    return RunCost(
+        title,
+        (calls[-1].end - calls[0].start) / 1e6,
+        {name: (spent, counts[name]) for name, spent in ops.items()},
+        dict(parts),
+        {name: layers[name] for name in sorted(layers, key=along)},
+    )
+
+
+def _ms(call: TimedCall) -> float:
+    return (call.end - call.start) / 1e6
+
+
+def _layer(launch: Launch) -> str:
+    """`layer N`, `embedding`, `head`, or `once`: what all layers read."""
+    if (layer := layer_of(launch)) is not None:
+        return f"layer {layer}"
+    names = [argument.name for argument in launch.arguments if isinstance(argument, Pointer)]
+    if any(name == LOGITS or name.startswith(("norm_f", "lm_head")) for name in names):
+        return "head"
+    return "embedding" if any(name.startswith("embed") for name in names) else "once"

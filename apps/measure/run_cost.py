@@ -1,0 +1,91 @@
+"""What one run of a model costs and where: what the profilers of all engines tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edge.runtime.engine import Engine
+
+CONTEXT = 4  # tokens a step or a short run has before it
+HEAD = 1 << 30  # behind all layers
+
+
+@dataclass(frozen=True)
+class RunKind:
+    """What is run: `tokens` at once, `repeats` times; a prefill keeps its last state only."""
+
+    tokens: int
+    repeats: int
+    prefill: bool = False
+
+
+DECODE, PREFILL = RunKind(1, 20), RunKind(1 << 16, 2, prefill=True)
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """Milliseconds of one run.
+
+    Attributes:
+        total: from entering the engine's library to leaving it.
+        ops: ONNX operator, or kernel → its own time without that of what it runs inside, how often.
+        parts: op of the model → its time; empty where nodes could not be told.
+        layers: `layer N`, `embedding`, `head` or `once` (for all layers together) → its time.
+    """
+
+    title: str
+    total: float
+    ops: dict[str, tuple[float, int]]
+    parts: dict[str, float] = field(default_factory=dict)
+    layers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def between(self) -> float:
+        """What passes between operators: the executor, and the profiler's own events."""
+        return self.total - sum(spent for spent, _ in self.ops.values())
+
+    def to_dict(self) -> dict[str, object]:
+        ops = {name: {"ms": spent, "count": count} for name, (spent, count) in self.ops.items()}
+        return {
+            "total_ms": self.total,
+            "between_ms": self.between,
+            "ops": ops,
+            "parts_ms": self.parts,
+            "layers_ms": self.layers,
+        }
+
+
+def ranked(values: Mapping[str, float], most: int) -> list[tuple[str, float]]:
+    """The largest few, the others together as the last."""
+    ordered = sorted(values.items(), key=lambda item: -item[1])
+    rest = sum(value for _, value in ordered[most:])
+    return [*ordered[:most], *([("others", rest)] if rest > 0 else [])]
+
+
+def along(layer: str) -> int:
+    """Sorts names of layers as a token passes through them."""
+    ends = {"once": -2, "embedding": -1, "head": HEAD}
+    return ends[layer] if layer in ends else int(layer.removeprefix("layer "))
+
+
+def runs(engine: Engine, kind: RunKind) -> Iterator[int]:
+    """One run to warm up and `repeats` more; after each how many tokens it had."""
+    room = engine.config.max_context or kind.tokens + CONTEXT
+    count = max(1, min(kind.tokens, engine.chunk, room - CONTEXT))
+    state = engine.new_state(
+        window=8 if kind.prefill else max(8, count),
+        capacity=count + CONTEXT if engine.config.has_attention else None,
+    )
+    tokens = (np.arange(count, dtype=np.int64) % engine.config.vocab_size)[None]
+    for _ in range(kind.repeats + 1):
+        if kind.prefill:
+            state.clear()
+            engine.run(tokens, state, commit=True)
+        else:
+            engine.run(tokens, state, rows="all")
+        yield count
+        if not kind.prefill:
+            state.rewind(count)
