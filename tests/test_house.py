@@ -21,7 +21,7 @@ ROOMS = ("edge", "export", "plugins", "runtime", "apps")
 
 @pytest.fixture(scope="module")
 def demo() -> Model:
-    return edge.load("demo", threads=1)
+    return edge.load("demo", engine="ort", threads=1)
 
 
 def crossed(work: Callable[[], object]) -> set[str]:
@@ -44,7 +44,9 @@ def crossed(work: Callable[[], object]) -> set[str]:
 
 
 def test_a_steady_token_crosses_few_files(demo: Model) -> None:
-    """Sampled as `edge-chat` does, without a drafter."""
+    """Sampled as `edge-chat` does, without a drafter, on `ort`: engines of a launch plan share a
+    road of more files (docs/inside/token.md).
+    """
     prompt = "Write a long list of animals, fruits and colours."
     answer = demo.session().chat(prompt, temperature=0.7, seed=1)
     for _ in range(6):
