@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.plugins.norm.body import LAST, RMS
+from edge.plugins.norm.body import LAST, RMS, norm_of_groups
 
 _GATED = """
     open = Sigmoid(%(z)s)
@@ -14,22 +14,6 @@ _ORT_WIDE_GATE = """
     quants = Cast<to=1>(z)
     gate_in = Mul(quants, z_scale)
 """
-_NORM_OF_GROUPS = (
-    """
-    groups_column = Constant<value_int: int = @groups>()
-    axes = Constant<value = int64[1] {-1}>()
-    group_count = Reshape(groups_column, axes)
-    stay = Constant<value = int64[2] {0, 0}>()
-    split_shape = Concat<axis=0>(stay, group_count, axes)
-    grouped = Reshape(gated, split_shape)
-"""
-    + RMS % {"x": "grouped"}
-    + """
-    joined_shape = Constant<value = int64[3] {0, 0, -1}>()
-    joined = Reshape(unit, joined_shape)
-    y = Mul(joined, weight)
-"""
-)
 # One group needs no reshaping, and is then a norm ONNX Runtime fuses.
 _NORM_OF_ONE_GROUP = LAST + RMS % {"x": "gated"} + "    y = Mul(unit, weight)\n"
 
@@ -41,7 +25,7 @@ SILU_GATE = """
 
 
 def gated_rms_norm(groups: int | None, gate: str = "z") -> str:
-    return _GATED % {"z": gate} + (_NORM_OF_ONE_GROUP if groups == 1 else _NORM_OF_GROUPS)
+    return _GATED % {"z": gate} + (_NORM_OF_ONE_GROUP if groups == 1 else norm_of_groups("gated"))
 
 
 def gated_rms_norm_int8(groups: int | None, ort: bool) -> str:

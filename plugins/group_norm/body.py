@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import re
 
-from edge.plugins.norm.body import RMS
+from edge.plugins.norm.body import RMS, norm_of_groups
 
-GROUP_RMS_NORM = (
-    """
-    groups_0 = Constant<value_int: int = @groups>()
-    axes = Constant<value = int64[1] {-1}>()
-    groups_1 = Reshape(groups_0, axes)
-    stay = Constant<value = int64[2] {0, 0}>()
-    split_shape = Concat<axis=0>(stay, groups_1, axes)
-    grouped = Reshape(x, split_shape)
-"""
-    + RMS % {"x": "grouped"}
-    + """
-    joined_shape = Constant<value = int64[3] {0, 0, -1}>()
-    joined = Reshape(unit, joined_shape)
-    y = Mul(joined, weight)
-"""
-)
+GROUP_RMS_NORM = norm_of_groups("x")
 
 
 def _part(name: str) -> str:

@@ -67,3 +67,23 @@ ORT_ADD_RMS_NORM_QUANTIZE = (
 """
     + _SCALED_TO_U8
 )
+
+
+def norm_of_groups(x: str) -> str:
+    """Each of `groups` parts of a row of `x` normed alone, and weighted as one row."""
+    return (
+        f"""
+    groups_column = Constant<value_int: int = @groups>()
+    axes = Constant<value = int64[1] {{-1}}>()
+    group_count = Reshape(groups_column, axes)
+    stay = Constant<value = int64[2] {{0, 0}}>()
+    split_shape = Concat<axis=0>(stay, group_count, axes)
+    grouped = Reshape({x}, split_shape)
+"""
+        + RMS % {"x": "grouped"}
+        + """
+    joined_shape = Constant<value = int64[3] {0, 0, -1}>()
+    joined = Reshape(unit, joined_shape)
+    y = Mul(joined, weight)
+"""
+    )
