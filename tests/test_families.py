@@ -138,15 +138,17 @@ def test_attention_behind_a_convolution_runs_on_the_engines(tmp_path: Path) -> N
 
 
 def in_pieces(engine: edge.runtime.engine.Engine, tokens: np.ndarray) -> np.ndarray:
-    state = engine.new_state(window=5, capacity=64)
-    found = [engine.run(tokens[:, :23], state, rows="all", commit=True).copy()]
-    found += [engine.run(tokens[:, t : t + 1], state, rows="all").copy() for t in range(23, 27)]
-    while state.position < LENGTH:
+    """Logits of a chunk, of steps, and of runs of which a part is taken back."""
+    state, half = engine.new_state(window=5, capacity=64), tokens.shape[1] // 2
+    found = [engine.run(tokens[:, :half], state, rows="all", commit=True).copy()]
+    for past in range(half, half + 4):
+        found.append(engine.run(tokens[:, past : past + 1], state, rows="all").copy())
+    while state.position < tokens.shape[1]:
         past = state.position
         drafted = tokens[:, past : past + 5].copy()
         drafted[:, 3:] = (drafted[:, 3:] + 1) % 270
         logits = engine.run(drafted, state, rows="all")
-        kept = min(3, LENGTH - past)
+        kept = min(3, tokens.shape[1] - past)
         found.append(logits[:, :kept].copy())
         state.rewind(drafted.shape[1] - kept)
     return np.concatenate(found, 1)
