@@ -161,7 +161,7 @@ class ChatTemplate:
                 written = self.tools.form.write(calls)
                 text = f"{message.content}\n{written}" if message.content else written
                 message = replace(message, content=text, tool_calls=())
-            elif message.role == "tool" and not self.tools.declares:
+            elif message.role == "tool" and not (self.tools.declares and self.tools.answers):
                 text = f"<tool_response>\n{message.content}\n</tool_response>"
                 message = Message("user", text)
             out.append(message)

@@ -2,10 +2,9 @@
 
 A template is asked: it renders a conversation with one call and one with two, and what stands
 around names and arguments is its form. So all templates are read that write a name and then
-arguments as JSON, one by one or in a list: those of Qwen, Hermes, SmolLM3, Granite 4, Falcon-H1,
-Nemotron-H and Llama. A template that declares tools but writes no calls is known by its marker. For
-one that knows no tools at all, the system message declares them and asks for calls as Hermes writes
-them.
+arguments as JSON, one by one or in a list. A template that declares tools but writes no calls is
+known by its marker. For all others, those that write no JSON too, the system message declares tools
+and asks for calls as Hermes writes them.
 """
 
 from __future__ import annotations
@@ -59,7 +58,9 @@ class CallDelta:
 
 @dataclass(frozen=True)
 class CallForm:
-    """What stands before the first name, between name and arguments, between calls, at the end."""
+    """What stands before the first name, between name and arguments, between calls, at the end.
+    There is one call at most where `joint` is "".
+    """
 
     head: str
     middle: str
@@ -89,7 +90,10 @@ HERMES = _form("<tool_call>\n", "\n</tool_call>")
 _BY_MARKER = {
     "<|tool_call|>": _form("<|tool_call|>", "", listed=True),
     "<TOOLCALL>": _form("<TOOLCALL>", "</TOOLCALL>", listed=True),
+    "[TOOL_CALLS]": _form("[TOOL_CALLS]", "", listed=True),
+    "<tool_call>": HERMES,
 }
+_NO_JSON = ("<function=", "<arg_key>")  # in what stands between `<tool_call>` and its end
 
 
 @dataclass(frozen=True)
@@ -98,11 +102,13 @@ class ToolSupport:
 
     Attributes:
         form: of calls. declares: it writes what tools there are. writes: it writes earlier calls.
+        answers: it writes what tools returned.
     """
 
     form: CallForm
     declares: bool
     writes: bool
+    answers: bool
 
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Declared] | None], str]
@@ -115,9 +121,8 @@ def support(render: Render, source: str) -> ToolSupport:
     answer; may raise InputError and TokenizerError. `source`: of the template.
     """
 
-    def rendered(said: Mapping[str, Any], tools: Sequence[Declared] | None = None) -> str:
-        messages = [{"role": "user", "content": "x"}, {"role": "assistant", **said},
-                    {"role": "user", "content": "z"}]  # fmt: skip
+    def rendered(said: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", **said}, after]
         try:
             return render(messages, tools)
         except (InputError, TokenizerError):
@@ -126,14 +131,18 @@ def support(render: Render, source: str) -> ToolSupport:
     parameters = {"type": "object", "properties": {"probe_key": {"type": "string"}}}
     tools = [{"type": "function", "function": {
         "name": name, "description": "", "parameters": parameters}} for name in _NAMES]  # fmt: skip
-    plain = rendered({"content": "\u2603"}, tools)
+    asked = {"role": "user", "content": "z"}
+    plain = rendered({"content": "\u2603"}, asked)
     declares = _NAMES[0] in plain
     before, _, after = plain.partition("\u2603")
 
-    def written(count: int) -> str:
+    def called(count: int) -> dict[str, Any]:
         calls = [{"id": _ID, "type": "function", "function": {"name": name, "arguments": _KEY}}
                  for name in _NAMES[:count]]  # fmt: skip
-        found = rendered({"content": "", "tool_calls": calls}, tools)
+        return {"content": "", "tool_calls": calls}
+
+    def written(count: int) -> str:
+        found = rendered(called(count), asked)
         start = before.rstrip()
         if not found.startswith(start) or not found.endswith(after):
             return ""
@@ -142,10 +151,17 @@ def support(render: Render, source: str) -> ToolSupport:
     pattern = f"(.*?){_NAMES[0]}(.*?){_ARGUMENTS}(.*)"
     one = re.fullmatch(pattern, written(1), re.DOTALL)
     two = re.fullmatch(f"{pattern}{_NAMES[1]}.*?{_ARGUMENTS}(.*)", written(2), re.DOTALL)
-    if one and two and one[1] and one[2] and two[3] and _ID not in two[3] + one[3]:
-        return ToolSupport(CallForm(one[1], one[2], two[3], one[3]), declares, True)
-    known = (form for marker, form in _BY_MARKER.items() if marker in source)
-    return ToolSupport(next(known, HERMES) if declares else HERMES, declares, False)
+    joint = two[3] if two else ""
+    writes = bool(one and one[1] and one[2] and _ID not in joint + one[3])
+    result = {"role": "tool", "content": "probe_result", "tool_call_id": _ID}
+    answers = "probe_result" in rendered(called(1) if writes else {"content": "y"}, result)
+    if one and writes:
+        return ToolSupport(CallForm(one[1], one[2], joint, one[3]), declares, True, answers)
+    known = None
+    if not any(part in source for part in _NO_JSON):
+        known = next((form for marker, form in _BY_MARKER.items() if marker in source), None)
+    # where the form is not known, tools are declared in our words
+    return ToolSupport(known or HERMES, declares and known is not None, False, answers)
 
 
 def described(tools: Sequence[Declared], form: CallForm) -> str:
@@ -253,7 +269,7 @@ class CallReader:
         return not self._depth
 
     def _after(self) -> str:
-        if self._held.startswith(self._form.joint):
+        if self._form.joint and self._held.startswith(self._form.joint):
             self._take(len(self._form.joint))
             self._step = self._named
         return ""

@@ -111,7 +111,7 @@ class _Rules:
     ) -> str:
         begin, trigger = self._text(form.head), form.trigger
         rest = "one"
-        if several:
+        if several and form.joint:
             rest += f" ({self._text(form.joint)} one)*"
         rest += " " + self._text(form.tail)
         if not free:
