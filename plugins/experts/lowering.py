@@ -88,7 +88,9 @@ def _product(
     y = at.new(node.outputs["y"], "f32", x.rows, chosen.width * outputs)
     rows = 64 if at.regime.many else 16
     block_n = 64 if at.regime.many else 32
-    warps: Warps = 4 if at.regime.many else 2
+    # blocks of 128 columns take 255 registers on 4 warps, and spill, and 80 KB of three stages
+    wide = columns >= 128
+    warps: Warps = (8 if wide else 4) if at.regime.many else 2
     at.launch(
         f"experts.{kernel}",
         {
@@ -112,7 +114,7 @@ def _product(
         },
         (Size(times=experts), Size(times=cdiv(outputs, block_n)), ONE),
         warps=warps,
-        stages=3,
+        stages=2 if wide else 3,
     )
 
 
