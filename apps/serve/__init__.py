@@ -1,8 +1,9 @@
 """`edge serve BUNDLE`: an OpenAI-compatible server.
 
 `run` owns the process (socket, signals, exit code), `protocol` the bytes of a connection, `guard`
-who may call, `app` the routes, `requests` and `answers` what is read and written, `worker` the one
-thread in which the model runs, `slot` the states it reuses.
+who may call, `app` the routes, `bodies`, `requests` and `answers` what is read and written
+(`ollama` in that API's words), `exchange` and `worker` the way to the one thread in which the model
+runs and back, `slot` the states it reuses, `metrics` what happened, `page` the chat at `/`.
 """
 
 from __future__ import annotations

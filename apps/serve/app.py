@@ -1,8 +1,7 @@
-"""The routes of the API, and how an answer travels from the model's thread to its client."""
+"""The routes of the API, and how answers are sent."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
@@ -24,7 +23,8 @@ import edge
 from edge.apps.measure import machine
 from edge.apps.serve import ollama, requests
 from edge.apps.serve.answers import AnswerFormat
-from edge.apps.serve.errors import ApiError, busy, encode, internal, of_edge_error, too_late
+from edge.apps.serve.errors import ApiError, busy, encode, internal, of_edge_error
+from edge.apps.serve.exchange import Exchange
 from edge.apps.serve.guard import Guard, header
 from edge.apps.serve.metrics import CONTENT_TYPE, Sample
 from edge.apps.serve.ollama import KINDS, Kind, OllamaFormat
@@ -32,12 +32,11 @@ from edge.apps.serve.page import page
 from edge.apps.serve.reader import Reader
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.settings import ServerSettings
-from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece, Served
+from edge.apps.serve.worker import Ended, ModelWorker, Piece, Served
 from edge.apps.terminal import say, tell_traceback
 from edge.bundle import store
 from edge.errors import EdgeError
 
-MAX_BEHIND = 1 << 16  # pieces of text that a client may have left unread
 _OPEN = {"/", "/health"}  # routes without a key: an empty page, and whether the server is ready
 _UNTOLD = {"/health", "/metrics"}  # what supervisors ask again and again is not logged
 _EVERYWHERE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
@@ -244,72 +243,6 @@ class App:
             return served, await self._reader.read(read, until)
         except EdgeError as problem:
             raise of_edge_error(problem) from None
-
-
-class Exchange:
-    """One answer: what the worker makes of it, until it ends, its time is over or the client left.
-
-    Leaving the context cancels it; nothing happens when it has ended.
-    """
-
-    def __init__(
-        self,
-        worker: ModelWorker,
-        asked: ParsedRequest,
-        until: float,
-        receive: Receive,
-        served: Served | None = None,
-    ) -> None:
-        """Submits the request. `until`: on the monotonic clock. Raises ApiError 503."""
-        self._loop = asyncio.get_running_loop()
-        self.asked = asked
-        self._events: asyncio.Queue[Event | ClientDisconnect] = asyncio.Queue()
-        self._job = Job(asked, until, self._post, served)
-        worker.submit(self._job)
-        self._gone = asyncio.ensure_future(_disconnected(receive))
-        self._gone.add_done_callback(self._vanished)
-        self._timer = self._loop.call_later(until - time.monotonic(), self._expire)
-
-    def __enter__(self) -> Exchange:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        self._gone.remove_done_callback(self._vanished)
-        self._gone.cancel()
-        self._job.cancel()
-
-    async def next(self) -> Piece | Ended:
-        """The next piece of text, or the end. Raises ApiError; ClientDisconnect."""
-        event = await self._events.get()
-        if isinstance(event, Exception):
-            raise event
-        return event
-
-    def _post(self, event: Event) -> None:
-        """From the worker's thread."""
-        with suppress(RuntimeError):  # the loop has been closed: nobody is waiting
-            self._loop.call_soon_threadsafe(self._deliver, event)
-
-    def _deliver(self, event: Event) -> None:
-        self._events.put_nowait(event)
-        if self._events.qsize() > MAX_BEHIND:
-            self._job.cancel()
-
-    def _vanished(self, _: object) -> None:
-        self._job.cancel()
-        self._events.put_nowait(ClientDisconnect())
-
-    def _expire(self) -> None:
-        if not self._job.begun:
-            self._job.cancel()
-            self._events.put_nowait(too_late("the deadline passed before the request's turn came"))
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Return when the client has closed the connection; only after the body was read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _chunks(

@@ -1,0 +1,82 @@
+"""One request between the event loop and the model's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from edge.apps.serve.errors import too_late
+from edge.apps.serve.requests import ParsedRequest
+from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece, Served
+
+MAX_BEHIND = 1 << 16  # pieces of text that a client may have left unread
+
+
+class Exchange:
+    """One answer: what the worker makes of it, until it ends, its time is over or the client left.
+
+    Leaving the context cancels it; nothing happens when it has ended.
+    """
+
+    def __init__(
+        self,
+        worker: ModelWorker,
+        asked: ParsedRequest,
+        until: float,
+        receive: Receive,
+        served: Served | None = None,
+    ) -> None:
+        """Submits the request. `until`: on the monotonic clock. Raises ApiError 503."""
+        self._loop = asyncio.get_running_loop()
+        self.asked = asked
+        self._events: asyncio.Queue[Event | ClientDisconnect] = asyncio.Queue()
+        self._job = Job(asked, until, self._post, served)
+        worker.submit(self._job)
+        self._gone = asyncio.ensure_future(_disconnected(receive))
+        self._gone.add_done_callback(self._vanished)
+        self._timer = self._loop.call_later(until - time.monotonic(), self._expire)
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._gone.remove_done_callback(self._vanished)
+        self._gone.cancel()
+        self._job.cancel()
+
+    async def next(self) -> Piece | Ended:
+        """The next piece of text, or the end. Raises ApiError; ClientDisconnect."""
+        event = await self._events.get()
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def _post(self, event: Event) -> None:
+        """From the worker's thread."""
+        with suppress(RuntimeError):  # the loop has been closed: nobody is waiting
+            self._loop.call_soon_threadsafe(self._deliver, event)
+
+    def _deliver(self, event: Event) -> None:
+        self._events.put_nowait(event)
+        if self._events.qsize() > MAX_BEHIND:
+            self._job.cancel()
+
+    def _vanished(self, _: object) -> None:
+        self._job.cancel()
+        self._events.put_nowait(ClientDisconnect())
+
+    def _expire(self) -> None:
+        if not self._job.begun:
+            self._job.cancel()
+            self._events.put_nowait(too_late("the deadline passed before the request's turn came"))
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has closed the connection; only after the body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
