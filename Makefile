@@ -10,7 +10,7 @@ OTHERS = from importlib.metadata import packages_distributions as p; \
 	print(*{*p().get("onnxruntime", ())} - {"onnxruntime"})
 ORT = $$(test -n "$$($(BIN)/python -c '$(OTHERS)')" || echo ort)
 
-.PHONY: chat real test jetpack6 aarch64 libedge lint types layers bench bench-drafts docs plugins plugins-aarch64 clean
+.PHONY: chat real test jetpack6 aarch64 libedge lint types layers bench bench-drafts docs sanitize plugins plugins-aarch64 clean
 
 chat: $(VENV)/.runtime
 	@$(BIN)/edge-chat
@@ -78,6 +78,10 @@ plugins-aarch64:
 
 clean:
 	rm -rf $(VENV) .venv310 build dist *.egg-info
+
+# the kernels for CPUs under the sanitizers for addresses, undefined behaviour and threads
+sanitize: $(VENV)/.dev
+	tests/sanitize.sh $(BIN)/python $(ARGS)
 
 # what the install compiles
 NATIVE := $(wildcard plugins/cpu/src/* plugins/*/cpu*.h runtime/libedge/*/*)

@@ -13,6 +13,7 @@ from edge.errors import EngineError
 from edge.launch import Variant
 
 SET_VARIABLE = "EDGE_CPU_SET"
+LIBRARY_VARIABLE = "EDGE_CPU_LIBRARY"
 VERSION = 2  # edge_cpu_version of src/library.cpp
 _MESSAGE = 512
 _REMEDY = "install a C++ compiler and run pip install again, or use --engine ort"
@@ -40,7 +41,11 @@ class CpuCall(ctypes.Structure):
 
 @functools.cache
 def path() -> Path | None:
-    """Where the library is; None where the install could not compile it."""
+    """Where the library is, or the one that EDGE_CPU_LIBRARY names (`make sanitize`); None where
+    the install could not compile it.
+    """
+    if named := os.environ.get(LIBRARY_VARIABLE):
+        return Path(named)
     here = Path(__file__).parent
     names = ["_native" + suffix for suffix in importlib.machinery.EXTENSION_SUFFIXES]
     return next((here / name for name in names if (here / name).exists()), None)

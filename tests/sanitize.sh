@@ -1,0 +1,29 @@
+#!/bin/bash
+# The kernels for CPUs under sanitizers: tests/sanitize.sh PYTHON [address|thread] [pytest options]
+#
+# Compiles plugins/cpu/src with them into build/sanitize, then runs the tests of kernels, on each
+# instruction set of this machine, and of whole models on several threads. Python is not
+# instrumented: a report is about the kernels. Needs g++; about twenty minutes of one core.
+set -euo pipefail
+python=$1 only=${2:-} options=("${@:3}")
+cd "$(dirname "$0")/.."
+
+sanitize() { # NAME LIBRARY FLAG...
+  local out=build/sanitize/$1 runtime=$2
+  mkdir -p "$out"
+  if [ ! -e "$out/kernels.so" ] || [ -n "$(find plugins \( -name '*.h' -o -name '*.cpp' \) -newer "$out/kernels.so")" ]; then
+    g++ -std=c++17 -O1 -g1 -fno-math-errno -fPIC -Wno-psabi -shared -pthread "${@:3}" \
+      plugins/cpu/src/*.cpp -o "$out/kernels.so"
+  fi
+  # what Python and its packages leave behind, and their threads, are theirs
+  LD_PRELOAD="$(g++ -print-file-name="$runtime") $(g++ -print-file-name=libstdc++.so)" \
+    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+    TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
+    EDGE_CPU_LIBRARY="$PWD/$out/kernels.so" \
+    "$python" -m pytest -n 0 -q -p no:cacheprovider tests/kernels tests/test_cpu_engine.py \
+    -k "plain or avx or dotprod or change_no_bit" "${options[@]}"
+}
+
+[ "$only" = thread ] ||
+  sanitize address libasan.so -fsanitize=address,undefined -fno-sanitize-recover=undefined
+[ "$only" = address ] || sanitize thread libtsan.so -fsanitize=thread
