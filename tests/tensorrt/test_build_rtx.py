@@ -146,7 +146,7 @@ def test_the_demonstrations_are_parsed(rtx: TensorRT, name: str) -> None:
         assert config.num_optimization_profiles == 3
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
+@pytest.mark.parametrize("name", ["demo", "demo-fp16"])
 def test_the_demonstrations_are_built(rtx: TensorRT, name: str) -> None:
     with open_bundle(resolve(name)) as bundle:
         manifest, file = bundle.manifest, machine.graph_file(bundle)
