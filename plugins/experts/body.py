@@ -236,12 +236,62 @@ def _ort(shapes: str, product: str) -> str:
     return shapes + _PAIRS + _LOOP.substitute(product=product) + _JOINED
 
 
-_MATMUL_BITS = """
+# Blocks are summed apart, less their zero point, and scaled then: MatMulNBits would dequantize
+# weights that are no constants, which takes 4 times as long.
+_BLOCKS = Template("""
       own_packed = Gather(packed, expert)
       own_scales = Gather(scales, expert)
-      {y} = com.microsoft.MatMulNBits<K: int = @K, N: int = @N, bits: int = @bits,
-          block_size: int = @block_size, accuracy_level: int = 1>({x}, own_packed, own_scales)
-"""
+      block_count = Shape<start=1>(own_scales)
+      block_size_0 = Constant<value_int: int = @block_size>()
+      block_size_1 = Reshape(block_size_0, minus)
+      by_block = Concat<axis=0>(minus, block_count, block_size_1)
+      x_blocks = Reshape($x, by_block)
+      x_columns = Transpose<perm=[1, 2, 0]>(x_blocks)
+$products
+      zero_point = Constant<value = float {$zero.0}>()
+      inner = Constant<value = int64[1] {1}>()
+      x_sums = ReduceSum<keepdims=1>(x_columns, inner)
+      excess = Mul(x_sums, zero_point)
+      centred = Sub(products, excess)
+      scale_rows = Transpose<perm=[1, 0]>(own_scales)
+      scale_columns = Unsqueeze(scale_rows, minus)
+      weighed = Mul(centred, scale_columns)
+      outer = Constant<value = int64[1] {0}>()
+      turned_y = ReduceSum<keepdims=0>(weighed, outer)
+      $y = Transpose<perm=[1, 0]>(turned_y)
+""")
+_PRODUCTS = {
+    8: """
+      bytes_wide = Cast<to=1>(own_packed)
+      bytes_turned = Transpose<perm=[1, 0, 2]>(bytes_wide)
+      products = MatMul(bytes_turned, x_columns)
+""",
+    4: """
+      two = Constant<value = int64[1] {2}>()
+      pair_shape = Concat<axis=0>(block_count, minus, two, row_count_own)
+      x_pairs = Reshape(x_columns, pair_shape)
+      even_x, odd_x = Split<axis=2, num_outputs=2>(x_pairs)
+      even_columns = Squeeze(even_x, two)
+      odd_columns = Squeeze(odd_x, two)
+      low_mask = Constant<value = uint8 {15}>()
+      four = Constant<value = uint8 {4}>()
+      turned = Transpose<perm=[1, 0, 2]>(own_packed)
+      low = BitwiseAnd(turned, low_mask)
+      high = BitShift<direction="RIGHT">(turned, four)
+      low_wide = Cast<to=1>(low)
+      high_wide = Cast<to=1>(high)
+      of_even = MatMul(low_wide, even_columns)
+      of_odd = MatMul(high_wide, odd_columns)
+      products = Add(of_even, of_odd)
+""",
+}
+
+
+def _blocks(bits: int, x: str, y: str) -> str:
+    products = "      row_count_own = Shape<end=1>(own_x)\n" + _PRODUCTS[bits]
+    return _BLOCKS.substitute(x=x, y=y, zero=1 << (bits - 1), products=products)
+
+
 _OWN_ROUNDED = QUANTIZE_ROWS.replace("(x)", "(own_x)").replace("Div(x,", "Div(own_x,")
 
 ORT_EXPERT_LINEAR = _ort(
@@ -252,7 +302,12 @@ ORT_EXPERT_LINEAR = _ort(
       own_y = Gemm<transB=1>(own_x, wide_w)
 """,
 )
-ORT_EXPERT_LINEAR_BITS = _ort(PACKED, _MATMUL_BITS.format(x="own_x", y="own_y"))
+
+
+def ort_expert_linear_bits(bits: int) -> str:
+    return _ort(PACKED, _blocks(bits, "own_x", "own_y"))
+
+
 # u8 by u8, 128 standing for 0: where u8 by s8 saturates, only constants are turned at load.
 ORT_EXPERT_LINEAR_INT8 = _ort(
     _WEIGHT,
@@ -273,7 +328,7 @@ ORT_EXPERT_LINEAR_INT4 = _ort(
     PACKED,
     _OWN_ROUNDED.replace(" y ", " own_q ")
     + "      q_float = Cast<to=1>(own_q)\n"
-    + _MATMUL_BITS.format(x="q_float", y="unscaled")
+    + _blocks(4, "q_float", "unscaled")
     + "      own_y = Mul(unscaled, scale)\n",
 )
 
