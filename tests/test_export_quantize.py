@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
 
@@ -11,8 +12,10 @@ from edge.export.quantize.plan import F32, Storage, fitting
 from edge.export.quantize.weights import (
     dequantize_blocks,
     dequantize_int8,
+    on_a_grid,
     quantize_blocks,
     quantize_int8,
+    quantize_minimum,
     round_int8,
 )
 from edge.export.recipes import Recipe, names, plan_model, recipe, register
@@ -47,6 +50,49 @@ def test_four_bits_beat_plain_rounding() -> None:
     assert np.square(ours).mean() < 0.85 * np.square(plain).mean()
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_blocks_of_a_gguf_file_stay_as_they_are(kind: str) -> None:
+    random = np.random.default_rng(4)
+    wide = random.standard_normal((300, 192)).astype(np.float32) + np.float32(0.3)
+    kept = getattr(gguf.GGMLQuantizationType, kind)
+    weight = gguf.quants.dequantize(gguf.quants.quantize(wide, kept), kept)
+    packed, scales, minimums = quantize_minimum(weight, 32)
+    assert scales.dtype == minimums.dtype == np.float16 and packed.shape == (300, 6, 16)
+    assert on_a_grid(weight) and not on_a_grid(wide)
+    back = dequantize_blocks(packed, scales, 4, minimums)
+    # Q4_1's numbers are the file's; Q4_0 has no minimum, and fp16 rounds the one that it gets
+    atol = 0 if kind == "Q4_1" else 5e-3 * float(scales.mean())
+    np.testing.assert_allclose(back, weight, rtol=0 if atol else 1e-6, atol=atol)
+
+
+def test_a_minimum_halves_the_error_of_weights_of_one_side() -> None:
+    weight = np.random.default_rng(5).standard_normal((64, 512)).astype(np.float32)
+    for moved, most in ((weight, 0.85), (weight + 1, 0.5)):
+        plain = np.square(dequantize_blocks(*quantize_blocks(moved, 4, 32), 4) - moved).mean()
+        packed, scales, minimums = quantize_minimum(moved, 32)
+        ours = dequantize_blocks(packed, scales, 4, minimums) - moved
+        assert np.square(ours).mean() < most * plain
+    # columns that count ten times as much lose less, whatever the others lose
+    counts = np.where(np.arange(512) % 4, 1, 10).astype(np.float32)
+    packed, scales, minimums = quantize_minimum(moved, 32, counts)
+    uneven = dequantize_blocks(packed, scales, 4, minimums) - moved
+    assert np.square(uneven[:, ::4]).mean() < 0.9 * np.square(ours[:, ::4]).mean()
+
+
+def test_scales_that_fp16_cannot_hold_stay_fp32() -> None:
+    random = np.random.default_rng(6)
+    weight = random.standard_normal((8, 64)).astype(np.float32)
+    for size in (1e-6, 1e6):
+        packed, scales, minimums = quantize_minimum(weight * np.float32(size), 32)
+        assert scales.dtype == minimums.dtype == np.float32
+        back = dequantize_blocks(packed, scales, 4, minimums) / np.float32(size)
+        assert np.abs(back - weight).max() < 0.2
+    weight[3] = 0
+    weight[4] = 1e-41
+    back = dequantize_blocks(*(found := quantize_minimum(weight, 32))[:2], 4, found[2])
+    assert not back[3].any() and np.abs(back[4]).max() <= 1e-7
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_zeros_and_tiny_values_stay_finite(bits: int) -> None:
     weight = np.zeros((2, 64), np.float32)
@@ -69,6 +115,10 @@ def test_what_cannot_be_rounded_is_refused() -> None:
         quantize_blocks(np.zeros((2, 48), np.float32), 8, 32)
     with pytest.raises(ExportError, match="NaN or infinite"):
         quantize_blocks(np.full((2, 32), np.inf, np.float32), 8, 32)
+    with pytest.raises(ExportError, match="do not divide"):
+        quantize_minimum(np.zeros((2, 48), np.float32), 32)
+    with pytest.raises(ExportError, match="NaN or infinite"):
+        quantize_minimum(np.full((2, 32), np.nan, np.float32), 32)
 
 
 def test_recipes_spare_what_is_sensitive() -> None:
@@ -79,13 +129,14 @@ def test_recipes_spare_what_is_sensitive() -> None:
         layers=(Mamba1Config(d_inner=1536, dt_rank=48),),
     )
     w8, w4, fp16 = (plan_model(mamba, recipe(name)) for name in ("w8", "w4", "fp16"))
-    assert w8.embedding == w8.head.weight == Storage(8, 128) and w4.embedding == Storage(4, 32)
+    assert w8.embedding == w8.head.weight == w4.embedding == w4.head.weight == Storage(8, 128)
     kept = {name: product.weight for name, product in w8.layers[0].products.items()}
     assert kept == {"in_proj": Storage(8, 128), "x_proj": Storage(8, 128), "dt_proj": F32,
                     "out_proj": Storage(8, 128)}  # fmt: skip
     kept = {name: product.weight for name, product in w4.layers[0].products.items()}
-    assert kept == {"in_proj": Storage(4, 32), "x_proj": Storage(8, 128), "dt_proj": F32,
-                    "out_proj": Storage(4, 32)}  # fmt: skip
+    four = Storage(4, 32, minimum=True)
+    assert kept == {"in_proj": four, "x_proj": Storage(8, 128), "dt_proj": F32, "out_proj": four}
+    assert fitting(Storage(4, 128, minimum=True), 96) == four
     assert fp16.layers[0].products["dt_proj"].weight == F32
     assert fitting(Storage(8, 128), 96) == Storage(8, 32) and fitting(Storage(8, 128), 40) == F32
 

@@ -8,7 +8,12 @@ from numpy.typing import NDArray
 
 from edge.errors import ExportError
 from edge.export.quantize.gptq import quantize_gptq
-from edge.export.quantize.weights import dequantize_blocks, quantize_blocks
+from edge.export.quantize.weights import (
+    Scales,
+    dequantize_blocks,
+    quantize_blocks,
+    quantize_minimum,
+)
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -27,8 +32,11 @@ def _inputs(rows: int, columns: int, rank: int, seed: int = 1) -> F64:
     return noisy * np.exp(sizes)
 
 
-def _error(weight: F32, packed: NDArray[np.uint8], scales: F32, x: F64) -> float:
-    difference = x @ (weight - dequantize_blocks(packed, scales, 4)).T.astype(np.float64)
+def _error(
+    weight: F32, packed: NDArray[np.uint8], scales: Scales, x: F64, minimums: Scales | None = None
+) -> float:
+    wide = dequantize_blocks(packed, scales, 4, minimums)
+    difference = x @ (weight - wide).T.astype(np.float64)
     return float(np.square(difference).sum() / np.square(x @ weight.T.astype(np.float64)).sum())
 
 
@@ -43,6 +51,18 @@ def test_output_error_is_well_below_rounding_to_nearest(columns: int, block: int
     nearest = _error(weight, *quantize_blocks(weight, 4, block), unseen)
     found = _error(weight, *quantize_gptq(weight, x.T @ x, block), unseen)
     assert found < 0.5 * nearest
+
+
+def test_with_minimums() -> None:
+    """Less error than without; a weight that a file had in such blocks comes back exactly."""
+    weight, x = _weight(70, 256) + np.float32(0.1), _inputs(2000, 256, 32)
+    plain = _error(weight, *quantize_gptq(weight, x.T @ x, 32), x)
+    packed, scales, minimums = quantize_gptq(weight, x.T @ x, 32, minimum=True)  # type: ignore[misc]
+    assert _error(weight, packed, scales, x, minimums) < 0.8 * plain
+    packed, scales, minimums = quantize_minimum(weight, 32)
+    kept = dequantize_blocks(packed, scales, 4, minimums)
+    again = quantize_gptq(kept, x.T @ x, 32, minimum=True)
+    assert all(np.array_equal(a, b) for a, b in zip(again, (packed, scales, minimums), strict=True))
 
 
 def test_a_weight_of_16_levels_a_block_comes_back_exactly() -> None:

@@ -34,7 +34,11 @@ from edge.export.graph import GRAPH_FILE, WEIGHT_FILE, build_graph
 from edge.export.graph.run import GraphRunner, open_reference, open_session, session_options
 from edge.export.network import Network
 from edge.export.nodes.builder import WeightWriter
-from edge.export.quantize.weights import dequantize_blocks, quantize_blocks
+from edge.export.quantize.weights import (
+    dequantize_blocks,
+    quantize_blocks,
+    quantize_minimum,
+)
 from edge.export.recipes import plan_model, recipe
 from edge.tensors import tensor_shapes
 from tests.onnx_ops import all_nodes, path_to, random_parents
@@ -274,8 +278,12 @@ def rounded(net: Network, quant: str) -> Network:
                 products = plan.layers[int(place.removeprefix("layers."))].products
                 kept = products[joined.get(matrix, matrix)].weight
             if kept.block is not None:
-                packed = quantize_blocks(parameter.numpy(), kept.bits, kept.block)
-                wide = dequantize_blocks(*packed, kept.bits)
+                if kept.minimum:
+                    packed, scales, minimums = quantize_minimum(parameter.numpy(), kept.block)
+                    wide = dequantize_blocks(packed, scales, 4, minimums)
+                else:
+                    packed, scales = quantize_blocks(parameter.numpy(), kept.bits, kept.block)
+                    wide = dequantize_blocks(packed, scales, kept.bits)
                 parameter.copy_(torch.from_numpy(wide))
             elif kept.bits == 16:
                 parameter.copy_(parameter.half().float())

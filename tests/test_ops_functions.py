@@ -9,7 +9,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edge.export.quantize.weights import dequantize_blocks, quantize_blocks
+from edge.export.quantize.weights import (
+    dequantize_blocks,
+    quantize_blocks,
+    quantize_minimum,
+)
 from edge.plugins.attention import reference as attention
 from edge.plugins.causal_conv1d import reference as causal_conv1d
 from edge.plugins.gated_norm import reference as gated_norm
@@ -173,6 +177,17 @@ def test_quantized_linear_and_embedding(
     tokens = rng.integers(0, 40, (7, 2))
     rows = run_op(f"EmbedBits_{bits}", flavour, feeds | {"tokens": tokens}, **attributes)["y"]
     assert np.array_equal(rows, wide[tokens])
+
+
+@ort_alone
+def test_product_of_blocks_with_a_minimum(flavour: Flavour, rng: np.random.Generator) -> None:
+    w, x = normal(rng, 40, 256) + np.float32(0.5), normal(rng, 5, 2, 256) + np.float32(0.2)
+    packed, scales, minimums = quantize_minimum(w, 32)
+    wide = dequantize_blocks(packed, scales, 4, minimums)
+    feeds = {"x": x, "packed": packed, "scales": scales, "minimums": minimums}
+    sizes = {"K": 256, "N": 40, "bits": 4, "block_size": 32}
+    y = run_op("LinearBitsMinimum", flavour, feeds, constant=True, **sizes)["y"]
+    close(y, torch.from_numpy(x) @ torch.from_numpy(wide).T, 1e-2)
 
 
 # -- convolution -----------------------------------------------------------------------------------

@@ -245,7 +245,8 @@ class _Finder:
 
     def _blocks(self, node: NodeProto, inputs: dict[str, str]) -> F32:
         packed, scales = (self._constants[inputs[name]] for name in ("packed", "scales"))
-        return dequantize_blocks(packed, scales, _attributes(node)["bits"])
+        minimums = self._constants[inputs["minimums"]] if "minimums" in inputs else None
+        return dequantize_blocks(packed, scales, _attributes(node)["bits"], minimums)
 
     def _weight(self, name: str, weight: F32) -> None:
         same = self._floating.get(name)

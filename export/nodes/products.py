@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,18 @@ from edge.errors import ExportError
 from edge.export.nodes.builder import F32, GraphBuilder
 from edge.export.quantize.gptq import quantize_gptq
 from edge.export.quantize.plan import Product, Rounding, Storage
-from edge.export.quantize.weights import quantize_blocks, quantize_int8
+from edge.export.quantize.weights import (
+    GRID_BLOCK,
+    on_a_grid,
+    quantize_blocks,
+    quantize_int8,
+    quantize_minimum,
+)
 from edge.plugins.hadamard.matrices import factors, rotate
 
 Make = Callable[[], F32]
+# A matrix in blocks; the last where they have one.
+_PARTS = ("packed", "scales", "minimums")
 # Rounds every finite activation to 0 in columns whose floating value goes through another product.
 _NEVER = np.float32(1e30)
 
@@ -127,18 +136,20 @@ def store(
     """
     if name in g.stored:
         kept, shape = g.stored[name]
-        if kept != product.weight or _changes(product):
+        if replace(kept, block=product.weight.block) != product.weight or _changes(product):
             raise ExportError(f"is wanted as {product} and kept as {kept}", field=name)
         return shape
     array = g.tensor(name) if make is None else make()
     *lead, rows, columns = array.shape
-    g.stored[name] = (product.weight, (rows, columns))
     array = _prepared(g, name, product, array.reshape(-1, columns))
     storage = product.weight
+    if storage.minimum and columns % GRID_BLOCK == 0 and on_a_grid(array):
+        storage = replace(storage, block=GRID_BLOCK)
+    g.stored[name] = (storage, (rows, columns))
     if storage.block is not None:
-        packed, scales = _blocks(g, name, array, storage.bits, storage.block)
-        g.raw(f"{name}.packed", packed.reshape(*lead, rows, *packed.shape[1:]))
-        g.raw(f"{name}.scales", scales.reshape(*lead, rows, -1))
+        made = _blocks(g, name, array, storage, storage.block)
+        for part, blocks in zip(_PARTS, made, strict=False):
+            g.raw(f"{name}.{part}", blocks.reshape(*lead, rows, *blocks.shape[1:]))
     elif storage.int8:
         quants, scale = quantize_int8(array, storage.rows)
         g.raw(name, quants.reshape(*lead, rows, columns))
@@ -151,18 +162,18 @@ def store(
 
 
 def _blocks(
-    g: GraphBuilder, name: str, array: F32, bits: int, block: int
-) -> tuple[NDArray[np.uint8], F32]:
+    g: GraphBuilder, name: str, array: F32, storage: Storage, block: int
+) -> tuple[NDArray[Any], ...]:
     """In blocks; by GPTQ where the inputs of a 4-bit matrix are known: experts by their own."""
-    hessian = g.hessian(name) if bits == 4 and g.hessian is not None else None
-    if hessian is None:
-        return quantize_blocks(array, bits, block)
-    if hessian.ndim == 2:
-        return quantize_gptq(array, hessian, block)
-    each = np.split(array, len(hessian))
-    done = [quantize_gptq(own, of_own, block) for own, of_own in zip(each, hessian, strict=True)]
-    packed, scales = zip(*done, strict=True)
-    return np.concatenate(packed), np.concatenate(scales)
+    hessian = g.hessian(name) if storage.bits == 4 and g.hessian is not None else None
+    if hessian is not None:
+        every = hessian.reshape(-1, *hessian.shape[-2:])
+        each = zip(np.split(array, len(every)), every, strict=True)
+        done = [quantize_gptq(own, of_own, block, storage.minimum) for own, of_own in each]
+        return tuple(np.concatenate(parts) for parts in zip(*done, strict=True))
+    if storage.minimum:
+        return quantize_minimum(array, block)
+    return quantize_blocks(array, storage.bits, block)
 
 
 def _changes(product: Product) -> bool:
@@ -264,8 +275,10 @@ def _int8_or_floating(
         if product.weight.block is None:
             g.call("Linear", [x.value, name], [output])
         else:
-            packed = [f"{name}.packed", f"{name}.scales"]
-            g.call("LinearBits", [x.value, *packed], [output], **_bits(g, name))
+            minimum = product.weight.minimum
+            parts = [f"{name}.{part}" for part in _PARTS[: 2 + minimum]]
+            op = "LinearBitsMinimum" if minimum else "LinearBits"
+            g.call(op, [x.value, *parts], [output], **_bits(g, name))
     elif product.weight.block is not None:
         packed = [_x_scale(g, x, product, columns), f"{name}.packed", f"{name}.scales"]
         g.call("LinearInt4", [x.rounded, *packed], [output], **_bits(g, name))

@@ -8,7 +8,7 @@ which is what the graph builder is told; the plan is data, and knows no recipe.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -28,11 +28,14 @@ class Storage:
         block: columns that share a scale (`edge::LinearBits`, unsigned, for floating activations,
             or `edge::LinearInt4`); None with 8 bits is signed int8 for `edge::LinearInt8`.
         rows: with signed int8, one scale a row instead of one for the matrix.
+        minimum: blocks of 4 bits have one, beside a scale, both in fp16 (`edge::LinearBitsMinimum`,
+            for floating activations).
     """
 
     bits: Literal[4, 8, 16, 32]
     block: int | None = None
     rows: bool = False
+    minimum: bool = False
 
     @property
     def int8(self) -> bool:
@@ -54,7 +57,7 @@ def fitting(wanted: Storage, columns: int) -> Storage:
         return wanted
     largest = wanted.block
     block = next((b for b in _BLOCKS if b <= largest and columns % b == 0), None)
-    return F32 if block is None else Storage(wanted.bits, block)
+    return F32 if block is None else replace(wanted, block=block)
 
 
 @dataclass(frozen=True)

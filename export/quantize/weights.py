@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from edge.errors import ExportError
 
 F32 = NDArray[np.float32]
+# Numbers kept in fp16, or in fp32 where that is too coarse for them.
+Scales = NDArray[np.float16] | NDArray[np.float32]
 U8 = NDArray[np.uint8]
 I8 = NDArray[np.int8]
 
@@ -17,6 +19,14 @@ I8 = NDArray[np.int8]
 _SLAB_ELEMENTS = 1 << 22
 # Shrinking the 4-bit grid a little clips the largest value and serves the others better.
 _SHRINKS_4 = (1.0, 0.94, 0.88, 0.82)
+# Of blocks with a minimum: steps from the smallest value to the largest. More than 15 clip both.
+_STEPS_4 = (15, 16, 17, 18)
+# Columns of a block of llama.cpp's 4-bit types.
+GRID_BLOCK = 32
+# Steps between the ends of a block that was on a grid of 16 values already, and rows looked at.
+_STEPS_BEFORE, _LOOKED_AT = tuple(range(15, 7, -1)), 64
+# Rows of so many elements at a time stay in a processor's cache.
+_CACHED_ELEMENTS = 1 << 18
 
 
 def quantize_blocks(weight: F32, bits: int, block: int) -> tuple[U8, F32]:
@@ -74,12 +84,120 @@ def _four(blocks: F32) -> tuple[U8, F32]:
     return best[..., 0::2] | (best[..., 1::2] << np.uint8(4)), best_scale
 
 
-def dequantize_blocks(packed: U8, scales: F32, bits: int) -> F32:
-    """The inverse: packed and scales → weight [N, K]."""
+def quantize_minimum(
+    weight: F32, block: int, importance: F32 | None = None
+) -> tuple[U8, Scales, Scales]:
+    """weight [N, K] → packed [N, K/block, block/2], scales and minimums [N, K/block], 4 bits.
+
+    The layout is that of `edge::LinearBitsMinimum`: w = q · scale + minimum. A weight whose blocks
+    are on such a grid already, as those of a Q4_0 or Q4_1 file are, stays as it is. For any other
+    the grid is the best of a few widths in squared error, each moved to where its codes say
+    (least squares, as k-quants of llama.cpp do). importance [K]: what the error of a column counts.
+
+    Raises ExportError as `quantize_blocks`.
+    """
+    rows, columns = weight.shape
+    if columns % block:
+        raise ExportError(f"blocks of {block} do not divide {columns} columns")
+    if not np.isfinite(weight).all():
+        raise ExportError("a weight is NaN or infinite")
+    wide = weight.astype(np.float32, copy=False).reshape(rows, -1, block)
+    counts = np.ones(columns, np.float32) if importance is None else importance
+    counts = counts.reshape(1, -1, block)
+    some = wide[:: max(1, rows // _LOOKED_AT)]
+    dtype = _scale_type(some)
+    before = _lossless(some, dtype)
+    packed = np.empty((rows, columns // block, block // 2), np.uint8)
+    scales, minimums = (np.empty(packed.shape[:2], dtype) for _ in range(2))
+    slab = max(1, _CACHED_ELEMENTS // columns)
+    for start in range(0, rows, slab):
+        part = slice(start, start + slab)
+        quants, scales[part], minimums[part], _ = _from_minimum(wide[part], counts, before, dtype)
+        packed[part] = quants[..., 0::2] | (quants[..., 1::2] << np.uint8(4))
+    return packed, scales, minimums
+
+
+def _scale_type(blocks: F32) -> type[np.float16] | type[np.float32]:
+    """fp16 where its smallest steps are small beside the scales."""
+    mean = np.ptp(blocks, axis=-1).mean() / 15 if blocks.size else 0.0
+    fits = np.abs(blocks).max(initial=0) < np.finfo(np.float16).max
+    return np.float16 if fits and mean >= np.finfo(np.float16).tiny else np.float32
+
+
+def on_a_grid(weight: F32) -> bool:
+    """Whether blocks of GRID_BLOCK columns, which must divide K, have 16 even steps already."""
+    some = weight[:: max(1, len(weight) // _LOOKED_AT)].reshape(-1, GRID_BLOCK)
+    return _lossless(some, _scale_type(some))
+
+
+def _lossless(blocks: F32, dtype: type) -> bool:
+    _, scales, _, error = _from_minimum(blocks, np.ones(1, np.float32), True, dtype)
+    return bool(error.sum() <= 1e-4 * blocks.shape[-1] * np.square(scales.astype(np.float32)).sum())
+
+
+def _from_minimum(
+    blocks: F32, counts: F32, before: bool, dtype: type
+) -> tuple[U8, Scales, Scales, F32]:
+    """Quants, scales, minimums and what is left as error, of the best grid tried. `before`: they
+    are on one."""
+    low, high = blocks.min(-1, keepdims=True), blocks.max(-1, keepdims=True)
+    best: list[F32] = []
+    for steps in _STEPS_BEFORE if before else _STEPS_4:
+        scale = (high - low) / np.float32(steps)
+        minimum = low if steps <= 15 else (low + high) / 2 - np.float32(7.5) * scale
+        found = _rounded(blocks, counts, scale, minimum, dtype)
+        best = _better(found, best)
+        if not before:
+            moved = _refitted(blocks, counts, found[0], scale, minimum)
+            best = _better(_rounded(blocks, counts, *moved, dtype), best)
+    quants, scale, minimum, error = best
+    return (
+        quants.astype(np.uint8), scale[..., 0].astype(dtype), minimum[..., 0].astype(dtype),
+        error[..., 0],
+    )  # fmt: skip
+
+
+def _rounded(blocks: F32, counts: F32, scale: F32, minimum: F32, dtype: type) -> list[F32]:
+    """Quants, the scale and the minimum as they are kept, and the error."""
+    scale, minimum = (x.astype(dtype).astype(np.float32) for x in (scale, minimum))
+    quants = np.clip(np.rint((blocks - minimum) * inverse(scale)), 0, 15)
+    error = (np.square(quants * scale + minimum - blocks) * counts).sum(-1, keepdims=True)
+    return [quants, scale, minimum, error]
+
+
+def _better(found: list[F32], best: list[F32]) -> list[F32]:
+    if not best:
+        return found
+    less = found[-1] < best[-1]
+    return [np.where(less, new, old) for new, old in zip(found, best, strict=True)]
+
+
+def _refitted(blocks: F32, counts: F32, quants: F32, scale: F32, minimum: F32) -> tuple[F32, F32]:
+    """The scale and the minimum with the least squared error for these quants."""
+    weighted = quants * counts
+    n, q = counts.sum(-1, keepdims=True), weighted.sum(-1, keepdims=True)
+    x, qq, qx = ((a * b).sum(-1, keepdims=True) for a, b in (
+        (blocks, counts), (weighted, quants), (weighted, blocks)
+    ))  # fmt: skip
+    spread = n * qq - q * q
+    some = spread > 1e-6 * n * qq  # else all quants are the same
+    spread = np.where(some, spread, 1)
+    return (
+        np.where(some, (n * qx - q * x) / spread, scale),
+        np.where(some, (qq * x - q * qx) / spread, minimum),
+    )
+
+
+def dequantize_blocks(packed: U8, scales: Scales, bits: int, minimums: Scales | None = None) -> F32:
+    """The inverse: packed, scales and minimums, where there are any → weight [N, K]."""
     if bits == 4:
         packed = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], -1).reshape(
             *packed.shape[:-1], -1
         )
+    scales = scales.astype(np.float32)
+    if minimums is not None:
+        wide = packed * scales[..., None] + minimums.astype(np.float32)[..., None]
+        return wide.reshape(packed.shape[0], -1)
     centred = packed.astype(np.float32) - np.float32(1 << (bits - 1))
     return (centred * scales[..., None]).reshape(packed.shape[0], -1)
 

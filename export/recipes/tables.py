@@ -28,20 +28,23 @@ from edge.export.recipes.base import Recipe
 Layers = dict[str, Table]
 
 # A scale a row and so many columns, or a smaller number that divides the matrix.
-_W8, _W4, _INT4 = Storage(8, 128), Storage(4, 32), Storage(4, 128)
+_W8, _INT4 = Storage(8, 128), Storage(4, 128)
+# Of floating activations: a scale and a minimum a block.
+_W4, _W4_128 = Storage(4, 32, minimum=True), Storage(4, 128, minimum=True)
 
 
 # -- weights alone --------------------------------------------------------------------------------
 
 
 def _weights(most: Storage, x_proj: Storage = _W8) -> Layers:
+    stacked = replace(most, minimum=False)  # as products of experts have them
     return {
         "mamba1": {"in_proj": most, "x_proj": x_proj, "out_proj": most},
         "mamba2": {"in_proj": most, "out_proj": most},
         "attention": {"qkv_proj": most, "o_proj": most},
         "mlp": {"gate_up_proj": most, "down_proj": most},
         "shortconv": {"in_proj": most, "out_proj": most},
-        "experts": {"gate_up_proj": most, "down_proj": most},
+        "experts": {"gate_up_proj": stacked, "down_proj": stacked},
     }
 
 
@@ -56,17 +59,17 @@ W8 = Recipe(
     {"weights": "int8, absmax", "activations": "fp32"},
 )  # fmt: skip
 W4 = Recipe(
-    "w4", 4, 32, _ends(_W4), _weights(_W4),
-    {"weights": "int4, least squares; x_proj int8", "activations": "fp32"},
+    "w4", 4, 32, _ends(_W8), _weights(_W4),
+    {"weights": "int4 with minimums; x_proj, embedding, head int8", "activations": "fp32"},
 )  # fmt: skip
 
 # "in groups of 128 for the big projections", as Quamba2 keeps weights in 4 bits; calibrated, GPTQ
 # rounds them. `dt_proj` stays 16 bits wide, as in Quamba2's code.
-_GROUPED = _weights(_INT4)
+_GROUPED = _weights(_W4_128)
 W4A16 = Recipe(
     "w4a16", 4, 128, _ends(_W8),
     _GROUPED | {"mamba1": dict(_GROUPED["mamba1"]) | {"dt_proj": F16}},
-    {"weights": "int4; x_proj, embedding, head int8", "activations": "fp32"},
+    {"weights": "int4 with minimums; x_proj, embedding, head int8", "activations": "fp32"},
 )  # fmt: skip
 
 # -- Quamba ---------------------------------------------------------------------------------------

@@ -186,8 +186,9 @@ struct ExpertsBits : OfExperts {
           for (int64_t b = 0; b < count; b++)
             worth[b] = round_block(row + b * shared, shared, q + b * shared);
       });
-      blocked.multiply(prepared, packed.in<const uint8_t>(a) + e * N * blocked.bytes(),
-                       scales.in<const float>(a) + e * N * count, rows, pool, store);
+      Units<float> units{scales.in<const float>(a) + e * N * count, nullptr};
+      blocked.multiply(prepared, packed.in<const uint8_t>(a) + e * N * blocked.bytes(), units, rows,
+                       pool, store);
     });
   }
 };

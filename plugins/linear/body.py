@@ -33,6 +33,28 @@ ORT_LINEAR_BITS = """
         block_size: int = @block_size, accuracy_level: int = 4>(x, packed, scales)
 """
 
+# MatMulNBits is fast with zero points that are whole steps, 8 here; what a block lacks then is the
+# same for all its columns, so that a small product with the sums of x makes up for it.
+ORT_LINEAR_BITS_MINIMUM = """
+    wide = Cast<to=1>(scales)
+    least = Cast<to=1>(minimums)
+    eight = Constant<value = float {8.0}>()
+    half = Mul(wide, eight)
+    centres = Add(least, half)
+    columns = Transpose<perm=[1, 0]>(centres)
+    steps = com.microsoft.MatMulNBits<K: int = @K, N: int = @N, bits: int = @bits,
+        block_size: int = @block_size, accuracy_level: int = 4>(x, packed, wide)
+    keep = Constant<value = int64[3] {0, 0, -1}>()
+    last = Constant<value = int64[1] {-1}>()
+    block_column = Constant<value_int: int = @block_size>()
+    block = Reshape(block_column, last)
+    shape = Concat<axis=0>(keep, block)
+    blocks = Reshape(x, shape)
+    sums = ReduceSum<keepdims=0>(blocks, last)
+    rest = MatMul(sums, columns)
+    y = Add(steps, rest)
+"""
+
 _FLOATING_X = "    floating = DequantizeLinear<axis=-1>(x, x_scale)\n"
 
 _COLUMNS = "    columns = Transpose<perm=[1, 0]>(weight)\n"

@@ -37,15 +37,23 @@ inline float round_block(const float* x, int64_t count, int8_t* out) {
   return step + sum(spoiled);
 }
 
+// What quants are worth, [N, blocks]: their scales and, where they count from it, the minimum.
+template <class S> struct Units {
+  const S *scales, *minimums;
+};
+
 // How the rows of one product are summed. A vector of packed weights may hold several blocks, which
 // its lanes then keep apart.
 struct Blocked {
   int64_t N, K, bits, shared;
+  bool minimum;  // quants count from one
   int64_t vector, block, step, count, groups;  // bytes of each; blocks of a step; steps of a row
 
-  Blocked(const Variant& v, int64_t bits_)
-      : N(v.integer("N")), K(v.integer("K")), bits(bits_), shared(v.within("SHARED", 8 / bits_)) {
+  Blocked(const Variant& v, int64_t bits_, bool minimum_ = false)
+      : N(v.integer("N")), K(v.integer("K")), bits(bits_), shared(v.within("SHARED", 8 / bits_)),
+        minimum(minimum_) {
     if (K % shared || shared * bits % 8) refuse("SHARED must divide K, into whole bytes");
+    if (minimum && bits != 4) refuse("BITS must be 4 beside minimums");
     vector = bits == 8 ? BYTES : SMALL;
     block = step = shared * bits / 8;
     count = 1;
@@ -57,8 +65,9 @@ struct Blocked {
   }
   int64_t bytes() const { return K * bits / 8; }
   int64_t blocks_a_row() const { return K / shared; }
+  int64_t padded() const { return (blocks_a_row() + W - 1) / W * W; }
   // nibbles count from 0, weights from -8; bytes likewise, if the product takes them as they are
-  int32_t zero() const { return bits == 4 ? 8 : BIASED ? 128 : 0; }
+  int32_t zero() const { return minimum ? 0 : bits == 4 ? 8 : BIASED ? 128 : 0; }
   bool in_panels(int64_t rows) const {
     return AddBytes::here && rows > FEW && shared % (32 / bits) == 0;
   }
@@ -68,12 +77,14 @@ struct Blocked {
     int8_t* q;       // [rows, K], and room for a vector behind
     float* worth;    // [rows, blocks], or [rows, groups, W]
     int32_t* start;  // what a sum starts from so that weights count from their zero point
+    float* sums;     // [rows, padded]: of x in each block, for minimums
   };
   template <class Round> Prepared prepare(int64_t rows, Pool& pool, Round round) const {
     bool panels = in_panels(rows);
     int64_t each = panels ? blocks_a_row() : groups * W;
     Prepared out{pool.scratch<int8_t>(2, rows * K + BYTES), pool.scratch<float>(1, rows * each),
-                 pool.scratch<int32_t>(0, rows * each)};
+                 pool.scratch<int32_t>(0, rows * each),
+                 minimum ? pool.scratch<float>(3, rows * padded()) : nullptr};
     pool.each(rows, items_a_piece(8 * K), [&](int64_t first, int64_t last) {
       int64_t of_blocks = blocks_a_row() * int64_t(sizeof(float));
       char* room = static_cast<char*>(thread_bytes(1, K + 2 * of_blocks + 64));
@@ -87,7 +98,10 @@ struct Blocked {
           int32_t total = 0;
           for (int64_t k = 0; k < shared; k++) total += whole[b * shared + k];
           start[b] = -zero() * total;
+          if (minimum) out.sums[m * padded() + b] = worth[b] * float(total);
         }
+        if (minimum)
+          for (int64_t b = blocks_a_row(); b < padded(); b++) out.sums[m * padded() + b] = 0.f;
         if (bits == 4) apart(whole, K, panels ? shared : K, out.q + m * K);
         if (panels) {
           std::memcpy(out.worth + m * each, worth, size_t(of_blocks));
@@ -110,23 +124,24 @@ struct Blocked {
   }
 
   // f(m, n, sums, count) for all rows and columns
-  template <class F> void multiply(const Prepared& x, const uint8_t* packed, const float* scales,
-                                   int64_t rows, Pool& pool, F f) const {
-    if (in_panels(rows)) return by_panels(x, packed, scales, rows, pool, f);
+  template <class S, class F> void multiply(const Prepared& x, const uint8_t* packed,
+                                            Units<S> units, int64_t rows, Pool& pool, F f) const {
+    if (in_panels(rows)) return by_panels(x, packed, units, rows, pool, f);
     pool.each(N, columns_a_piece(bytes(), rows), [&](int64_t first, int64_t last) {
       for (int64_t n = first; n < last; n += NR) {
         int columns = (int)std::min<int64_t>(NR, last - n);
         const uint8_t* w[NR];
-        const float* unit[NR];
+        Units<S> unit[NR];
         for (int j = 0; j < NR; j++) {
           int64_t row = n + std::min(j, columns - 1);
           w[j] = packed + row * bytes();
-          unit[j] = scales + row * blocks_a_row();
+          unit[j] = of_row(units, row);
         }
         for (int64_t m = 0; m < rows; m += MR) {
           float sums[MR][NR];
           int some = (int)std::min<int64_t>(MR, rows - m);
-          Prepared from{x.q + m * K, x.worth + m * groups * W, x.start + m * groups * W};
+          Prepared from{x.q + m * K, x.worth + m * groups * W, x.start + m * groups * W,
+                        minimum ? x.sums + m * padded() : nullptr};
           bits == 8 ? tile<8>(from, some, w, unit, sums) : tile<4>(from, some, w, unit, sums);
           for (int i = 0; i < some; i++) {
             vf four{};
@@ -139,8 +154,12 @@ struct Blocked {
   }
 
  private:
-  template <int BITS> void tile(const Prepared& x, int rows, const uint8_t* const* w,
-                                const float* const* unit, float (*sums)[NR]) const {
+  template <class S> Units<S> of_row(Units<S> units, int64_t n) const {
+    int64_t at = n * blocks_a_row();
+    return {units.scales + at, minimum ? units.minimums + at : nullptr};
+  }
+  template <int BITS, class S> void tile(const Prepared& x, int rows, const uint8_t* const* w,
+                                         const Units<S>* unit, float (*sums)[NR]) const {
     switch (rows) {
       case 1: return tile_of<1, BITS>(x, w, unit, sums);
       case 2: return tile_of<2, BITS>(x, w, unit, sums);
@@ -148,19 +167,22 @@ struct Blocked {
       default: return tile_of<4, BITS>(x, w, unit, sums);
     }
   }
-  template <int ROWS, int BITS> void tile_of(const Prepared& x, const uint8_t* const* w,
-                                             const float* const* unit, float (*sums)[NR]) const {
+  template <int ROWS, int BITS, class S>
+  void tile_of(const Prepared& x, const uint8_t* const* w, const Units<S>* unit,
+               float (*sums)[NR]) const {
     const SpreadLanes spread(count);
     const int64_t whole = step % vector == 0 ? bytes() / step : 0;  // steps that are whole vectors
     vf acc[ROWS][NR];
     for (int j = 0; j < NR; j++) {
       vf of_row[ROWS] = {};
+      if (minimum) add_minimums(x, unit[j].minimums, of_row);
+      const S* scales = unit[j].scales;
       int64_t g = 0;
       for (; g < whole; g++) {
         vi total[ROWS];
         begin(x, g, total);
         sum_up<BITS>(x, w[j], g * step, g * step + step, total);
-        scale(x, g, spread(unit[j] + g * count), total, of_row);
+        scale(x, g, spread(scales + g * count), total, of_row);
       }
       for (; g < groups; g++) {
         vi total[ROWS];
@@ -173,12 +195,19 @@ struct Blocked {
           else
             add_nibbles(x, k, load_small_rest(w[j] + k, end - k), total);
         }
-        vf worth = spread.some(unit[j] + g * count, blocks_a_row() - g * count);
+        vf worth = spread.some(scales + g * count, blocks_a_row() - g * count);
         scale(x, g, worth, total, of_row);
       }
       for (int m = 0; m < ROWS; m++) acc[m][j] = of_row[m];
     }
     for (int m = 0; m < ROWS; m++) sums4(acc[m], sums[m]);
+  }
+  template <int ROWS, class S>
+  EDGE_INLINE void add_minimums(const Prepared& x, const S* minimums, vf (&of_row)[ROWS]) const {
+    blocks(blocks_a_row(), [&](int64_t b, int n) {
+      vf least = load_some(minimums + b, n);
+      for (int m = 0; m < ROWS; m++) of_row[m] += least * load(x.sums + m * padded() + b);
+    });
   }
   template <int ROWS>
   EDGE_INLINE void begin(const Prepared& x, int64_t g, vi (&total)[ROWS]) const {
@@ -217,30 +246,32 @@ struct Blocked {
     }
   }
 
-  template <class F> void by_panels(const Prepared& x, const uint8_t* packed, const float* scales,
-                                    int64_t rows, Pool& pool, F f) const {
+  template <class S, class F> void by_panels(const Prepared& x, const uint8_t* packed,
+                                             Units<S> units, int64_t rows, Pool& pool, F f) const {
     int64_t of_row = blocks_a_row(), words = shared / 4;  // of a block
     pool.each((N + WIDE - 1) / WIDE, 1, [&](int64_t first, int64_t last) {
       int64_t of_panel = K * WIDE, of_scales = of_row * WIDE * int64_t(sizeof(float));
-      char* room = static_cast<char*>(thread_bytes(1, of_panel + of_scales));
+      char* room = static_cast<char*>(thread_bytes(1, of_panel + (1 + minimum) * of_scales));
       int32_t* panel = reinterpret_cast<int32_t*>(room);
-      float* units = reinterpret_cast<float*>(room + of_panel);
+      float* scales = reinterpret_cast<float*>(room + of_panel);
+      float* minimums = reinterpret_cast<float*>(room + of_panel + of_scales);
       for (int64_t each = first; each < last; each++) {
         int64_t n = each * WIDE, end = std::min(n + WIDE, N);
         fill(packed, n, end, panel);
-        for (int64_t j = 0; j < WIDE; j++)
-          for (int64_t b = 0; b < of_row; b++)
-            units[b * WIDE + j] = scales[std::min(n + j, end - 1) * of_row + b];
+        turn_units(units.scales, n, end, scales);
+        if (minimum) turn_units(units.minimums, n, end, minimums);
         tiles(rows, [&](auto tile, int64_t m) {
           constexpr int R = decltype(tile)::rows;
           vf acc[R][2] = {};
+          if (minimum)
+            tall<R>(x.sums + m * padded(), padded(), minimums, WIDE, of_row, acc, AddFloats());
           for (int64_t b = 0; b < of_row; b++) {
             vi total[R][2];
             for (int r = 0; r < R; r++)
               total[r][0] = total[r][1] = vi{} + x.start[(m + r) * of_row + b];
             tall<R>(x.q + m * K + b * shared, K, panel + b * words * WIDE, WIDE, words, total,
                     AddBytes());
-            vf left = load(units + b * WIDE), right = load(units + b * WIDE + W);
+            vf left = load(scales + b * WIDE), right = load(scales + b * WIDE + W);
             for (int r = 0; r < R; r++) {
               vf worth = splat(x.worth[(m + r) * of_row + b]);
               acc[r][0] += __builtin_convertvector(total[r][0], vf) * (left * worth);
@@ -254,6 +285,16 @@ struct Blocked {
         });
       }
     });
+  }
+  // Those of a panel's outputs side by side, block after block.
+  template <class S> void turn_units(const S* units, int64_t n, int64_t end, float* out) const {
+    for (int64_t j = 0; j < WIDE; j++) {
+      const S* row = units + std::min(n + j, end - 1) * blocks_a_row();
+      blocks(blocks_a_row(), [&](int64_t b, int count) {
+        vf some = load_some(row + b, count);
+        for (int i = 0; i < count; i++) out[(b + i) * WIDE + j] = some[i];
+      });
+    }
   }
   // Words of a panel: of 4 bits, a block's even columns and then its odd ones.
   void fill(const uint8_t* packed, int64_t n, int64_t end, int32_t* panel) const {
@@ -269,12 +310,15 @@ struct Blocked {
 
 // Float rows; a row and block is rounded to int8, as the statement of the op allows.
 struct LinearBits : Kernel {
-  Argument x, packed, scales, y, M;
+  Argument x, packed, scales, minimums, y, M;
   int64_t x_stride;
   Blocked blocked;
   LinearBits(const Variant& v)
-      : x(v, "x"), packed(v, "packed"), scales(v, "scales"), y(v, "y"), M(v, "M"),
-        x_stride(v.integer("X_STRIDE")), blocked(v, bits_of(v)) {}
+      : x(v, "x"), packed(v, "packed"), scales(v, "scales"),
+        minimums(Argument::optional(v, "minimums")), y(v, "y"), M(v, "M"),
+        x_stride(v.integer("X_STRIDE")), blocked(v, bits_of(v), bool(minimums)) {
+    if (minimums && minimums.type != scales.type) refuse("minimums must be of the type of scales");
+  }
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     int64_t rows = M.integer(a), shared = blocked.shared, N = blocked.N;
     auto prepared = blocked.prepare(rows, pool, [&](int64_t m, int8_t* q, float* worth) {
@@ -282,10 +326,15 @@ struct LinearBits : Kernel {
       for (int64_t b = 0; b < blocked.blocks_a_row(); b++)
         worth[b] = round_block(in + b * shared, shared, q + b * shared);
     });
-    blocked.multiply(prepared, packed.in<const uint8_t>(a), scales.in<const float>(a), rows, pool,
-                     [&](int64_t m, int64_t n, vf sums, int count) {
-                       store_some(y.in<float>(a) + m * N + n, sums, count);
-                     });
+    auto multiply = [&](auto* t) {
+      using S = std::remove_pointer_t<decltype(t)>;
+      Units<S> units{scales.in<const S>(a), minimums.in<const S>(a)};
+      blocked.multiply(prepared, packed.in<const uint8_t>(a), units, rows, pool,
+                       [&](int64_t m, int64_t n, vf sums, int count) {
+                         store_some(y.in<float>(a) + m * N + n, sums, count);
+                       });
+    };
+    scales.type == Type::f16 ? multiply((Half*)nullptr) : multiply((float*)nullptr);
   }
 };
 
@@ -304,7 +353,8 @@ struct LinearInt4 : Kernel {
       std::memcpy(q, x.in<const int8_t>(a) + m * x_stride, size_t(K));
       for (int64_t b = 0; b < blocked.blocks_a_row(); b++) worth[b] = 1.f;
     });
-    blocked.multiply(prepared, packed.in<const uint8_t>(a), scales.in<const float>(a), rows, pool,
+    Units<float> units{scales.in<const float>(a), nullptr};
+    blocked.multiply(prepared, packed.in<const uint8_t>(a), units, rows, pool,
                      [&](int64_t m, int64_t n, vf sums, int count) {
                        scaled.store(a, m, n, sums, count);
                      });

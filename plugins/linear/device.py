@@ -42,13 +42,26 @@ _QUANTS_4 = """
 QUANTS = {8: _QUANTS_8, 4: _QUANTS_4}
 
 
-def _product(bits: int, x: str, y: str) -> str:
+_SCALED = """
+    scale = Unsqueeze(scales, end)
+    blocks = Mul(centred, scale)
+"""
+_FROM_MINIMUM = """
+    wide_scales = Cast<to=1>(scales)
+    scale = Unsqueeze(wide_scales, end)
+    wide_minimums = Cast<to=1>(minimums)
+    minimum = Unsqueeze(wide_minimums, end)
+    steps = Mul(unpacked, scale)
+    blocks = Add(steps, minimum)
+"""
+
+
+def _product(bits: int, x: str, y: str, scaled: str = _SCALED) -> str:
     return (
         SIGNED
         + QUANTS[bits] % {"bytes": "signed"}
+        + scaled
         + f"""
-    scale = Unsqueeze(scales, end)
-    blocks = Mul(centred, scale)
     keep = Constant<value = int64[2] {{0, -1}}>()
     wide = Reshape(blocks, keep)
     columns = Transpose<perm=[1, 0]>(wide)
@@ -60,6 +73,8 @@ def _product(bits: int, x: str, y: str) -> str:
 def linear_bits(bits: int) -> str:
     return CONSTANTS + views(["x"]) + _product(bits, "x_own", "y")
 
+
+LINEAR_BITS_MINIMUM = CONSTANTS + views(["x"]) + _product(4, "x_own", "y", _FROM_MINIMUM)
 
 _FLOATING = "    floating = DequantizeLinear<axis=-1>(x_own, x_scale)\n"
 LINEAR_INT4 = CONSTANTS + views(["x"]) + _FLOATING + _product(4, "floating", "y")

@@ -91,11 +91,14 @@ def _product(
     shape: tuple[int, int],
     tile: Tile,
     constants: Mapping[str, int],
+    later: tuple[str, ...] = (),
 ) -> None:
-    """x [rows, K] by a weight of `shape` [N, K]; `names`: the inputs in the kernel's order."""
+    """x [rows, K] by a weight of `shape` [N, K]; `names`: the inputs in the kernel's order;
+    `later`: those that it got after all others."""
     x = at.view(node.inputs["x"])
     y = at.new(node.outputs["y"], "i8" if "y_scale" in node.inputs else "f32", x.rows, shape[0])
     pointers = {**at.given(node, *names), "y": at.pointer(y), "M": at.size(x.rows)}
+    pointers |= at.given(node, *later)
     sizes = {"N": shape[0], "K": shape[1], "X_STRIDE": x.stride}
     launch_product(at, kernel, pointers, {**sizes, **constants}, tile, x.rows)
 
@@ -249,4 +252,8 @@ def lower_linear_bits(at: Lowering, node: Node) -> None:
         **steps,
     }
     names = ("x", "packed", "scales")
-    _product(at, node, "linear_bits", names, (outputs, columns), tile, constants)
+    later = ("minimums",) if "minimums" in node.inputs else ()
+    _product(at, node, "linear_bits", names, (outputs, columns), tile, constants, later)
+
+
+lower_linear_bits_minimum = lower_linear_bits

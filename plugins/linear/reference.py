@@ -40,6 +40,17 @@ def linear_bits(x: Tensor, packed: Tensor, scales: Tensor, bits: int) -> Tensor:
     return linear(x, dequantize_bits(packed, scales, bits))
 
 
+def dequantize_minimum(packed: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
+    """packed u8 [N, K/block, block/2], scales and minimums [N, K/block] → fp32 [N, K]."""
+    quants = unpack_bits(packed, 4).float() + 8
+    return (quants * scales.float()[..., None] + minimums.float()[..., None]).flatten(-2)
+
+
+def linear_bits_minimum(x: Tensor, packed: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
+    """x · dequantize_minimum(…)ᵀ."""
+    return linear(x, dequantize_minimum(packed, scales, minimums))
+
+
 def linear_int8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """(Σ_k x · weight) · (x_scale · weight_scale).
 

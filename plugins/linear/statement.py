@@ -46,6 +46,21 @@ LINEAR_BITS = Op(
     "com.microsoft.MatMulNBits, accuracy_level 4",
 )
 
+LINEAR_BITS_MINIMUM = Op(
+    "LinearBitsMinimum",
+    (
+        value("x", "f32[T,B,K]", "activations"),
+        replace(PACKED, doc="quants from 0; even columns in the low nibble"),
+        weight("scales", "f16|f32[N,K/block_size]", "one a block; not negative"),
+        weight("minimums", "f16|f32[N,K/block_size]", "what quant 0 stands for"),
+    ),
+    LINEAR_BITS.outputs,
+    tuple(replace(attribute, forms=()) for attribute in BITS),
+    "w[n,k] = unpack(packed)[n,k] · scales[n, k // block_size] + minimums[n, k // block_size]\n"
+    "y = x · wᵀ; an implementation may round x as LinearBits; bits is 4",
+    "Q4_1 of llama.cpp, whose blocks have 32 columns",
+)
+
 _INT8_X = value("x", "i8|u8[...,K]", "activations")
 
 _X_SCALE = weight("x_scale", "f32[1]", "of x; one, because the sum runs over channels")

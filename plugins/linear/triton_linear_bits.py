@@ -37,7 +37,7 @@ def both_half(x, j, mask, PAIRED: tl.constexpr):
 def few(
     x,  # f32 [M, K], rows X_STRIDE apart; M is at most 16
     packed,  # u8 [N, K·BITS/8]
-    scales,  # f32 [N, K/SHARED]
+    scales,  # f32 or f16 [N, K/SHARED]
     y,  # f32 [M, N]
     M,
     N: tl.constexpr,
@@ -51,6 +51,7 @@ def few(
     BLOCK_K: tl.constexpr,  # columns of a block, rounded up to a power of 2
     UNROLL: tl.constexpr,  # blocks of a step, divides K/SHARED
     STAGES: tl.constexpr,  # said here, so that scales too are fetched ahead
+    minimums=None,  # as scales: what quant 0 stands for; else it is the one in the middle, for 0
 ):
     m = tl.arange(0, ROWS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -59,6 +60,9 @@ def few(
     j = tl.arange(0, BLOCK_K * BITS // 8)
     packed += n.to(tl.int64)[:, None] * (BLOCKS * BYTES) + j[None, :]
     scales += n.to(tl.int64) * BLOCKS
+    ZERO: tl.constexpr = (8 if BITS == 4 else 128) if minimums is None else 0
+    if minimums is not None:
+        minimums += n.to(tl.int64) * BLOCKS
     x += m[None, :] * X_STRIDE
     rows = (m < M)[None, :] & (j < BYTES)[:, None]
     columns = (n < N)[:, None] & (j < BYTES)[None, :]
@@ -71,12 +75,16 @@ def few(
             unit = tl.load(scales + start + block, mask=n < N, other=0.0)
             if BITS == 4:
                 even, odd = both_half(x, first + j[:, None], rows, PAIRED)
-                sums = dot_float(centred(w & 15, 8), even, zeros)
-                sums = dot_float(centred(w >> 4, 8), odd, sums)
+                sums = dot_float(centred(w & 15, ZERO), even, zeros)
+                sums = dot_float(centred(w >> 4, ZERO), odd, sums)
             else:
                 of_x = tl.load(x + first + j[:, None], mask=rows, other=0.0)
-                sums = dot_float(centred(w, 128), to_half(of_x), zeros)
+                sums = dot_float(centred(w, ZERO), to_half(of_x), zeros)
             total += sums * unit[:, None]
+            if minimums is not None:
+                least = tl.load(minimums + start + block, mask=n < N, other=0.0)
+                of_x = tl.sum(even.to(tl.float32) + odd.to(tl.float32), axis=0)
+                total += least.to(tl.float32)[:, None] * of_x[None, :]
     out = tl.trans(total)
     tl.store(y + m[:, None] * N + n[None, :], out, mask=(m < M)[:, None] & (n < N)[None, :])
 
@@ -99,6 +107,7 @@ def many(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    minimums=None,
 ):
     # Neighbouring programs share their weights: a chunk of rows is in L2, and weights come once.
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -108,6 +117,9 @@ def many(
     j = tl.arange(0, BLOCK_K * BITS // 8)
     packed += n.to(tl.int64)[None, :] * (PIECES * BYTES) + j[:, None]
     scales += n.to(tl.int64) * (K // SHARED)
+    ZERO: tl.constexpr = (8 if BITS == 4 else 128) if minimums is None else 0
+    if minimums is not None:
+        minimums += n.to(tl.int64) * (K // SHARED)
     x += m.to(tl.int64)[:, None] * X_STRIDE
     rows = (m < M)[:, None] & (j < BYTES)[None, :]
     columns = (n < N)[None, :] & (j < BYTES)[:, None]
@@ -119,11 +131,15 @@ def many(
         unit = tl.load(scales + piece // (SHARED // PIECE), mask=n < N, other=0.0)
         if BITS == 4:
             even, odd = both_half(x, first + j[None, :], rows, PAIRED)
-            sums = dot_float(even, centred(w & 15, 8), zeros)
-            sums = dot_float(odd, centred(w >> 4, 8), sums)
+            sums = dot_float(even, centred(w & 15, ZERO), zeros)
+            sums = dot_float(odd, centred(w >> 4, ZERO), sums)
         else:
             of_x = tl.load(x + first + j[None, :], mask=rows, other=0.0)
-            sums = dot_float(to_half(of_x), centred(w, 128), zeros)
+            sums = dot_float(to_half(of_x), centred(w, ZERO), zeros)
         total += sums * unit[None, :]
+        if minimums is not None:
+            least = tl.load(minimums + piece // (SHARED // PIECE), mask=n < N, other=0.0)
+            of_x = tl.sum(even.to(tl.float32) + odd.to(tl.float32), axis=1)
+            total += least.to(tl.float32)[None, :] * of_x[:, None]
     place = m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(y + place, total, mask=(m < M)[:, None] & (n < N)[None, :])

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from edge.plugins.linear.reference import dequantize_bits
+from edge.plugins.linear.reference import dequantize_bits, dequantize_minimum
 from edge.plugins.lowering.context import Regime
 from edge.plugins.lowering.lowerings import LOWER
 from edge.plugins.quantize.reference import fake_quantize_rows
@@ -48,21 +48,68 @@ def test_products_are_the_references(
     shape = (outputs, columns // block, block * bits // 8)
     packed = torch.randint(256, shape, generator=make, dtype=torch.uint8)
     scales = torch.randn(shape[:2], generator=make) * 0.01
-    bench = Workbench(regime, T=steps, B=batch, L=0)
+    feeds = {"packed": packed, "scales": scales}
+    multiply(regime, (steps, batch), x, feeds, dequantize_bits(packed, scales, bits), start)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("regime", "steps", "batch", "columns", "outputs", "block"),
+    [
+        (ONE, 1, 1, 640, 48, 128),
+        (CHAIN, 5, 3, 160, 100, 32),
+        (CHAIN, 7, 1, 100, 33, 20),
+        (MANY, 29, 1, 1120, 33, 32),
+        (MANY, 17, 1, 384, 40, 128),
+        (ONE, 1, 1, 352, 5, 16),
+    ],
+)
+def test_blocks_with_a_minimum(
+    regime: Regime,
+    steps: int,
+    batch: int,
+    columns: int,
+    outputs: int,
+    block: int,
+    dtype: torch.dtype,
+) -> None:
+    make = torch.Generator().manual_seed(columns + outputs)
+    x = torch.randn(steps * batch, columns, generator=make) + 0.5
+    shape = (outputs, columns // block, block // 2)
+    packed = torch.randint(256, shape, generator=make, dtype=torch.uint8)
+    scales = (torch.rand(shape[:2], generator=make) * 0.01).to(dtype)
+    minimums = (-7 * scales.float() + 0.01 * torch.randn(shape[:2], generator=make)).to(dtype)
+    feeds = {"packed": packed, "scales": scales, "minimums": minimums}
+    multiply(regime, (steps, batch), x, feeds, dequantize_minimum(**feeds))
+
+
+def multiply(
+    regime: Regime,
+    size: tuple[int, int],
+    x: torch.Tensor,
+    feeds: dict[str, torch.Tensor],
+    weight: torch.Tensor,
+    start: int = 0,
+) -> None:
+    """Hold x · weightᵀ by the kernel against the product in fp64."""
+    (outputs, columns), (count, width) = weight.shape, feeds["packed"].shape[1:]
+    block = columns // count
+    bench = Workbench(regime, T=size[0], B=size[1], L=0)
     bench.value("x", x, stride=columns + 8, start=start)
-    bench.constant("packed", packed)
-    bench.constant("scales", scales)
-    sizes = {"K": columns, "N": outputs, "bits": bits, "block_size": block}
-    bench.lower(LOWER, "LinearBits", ("x", "packed", "scales"), ("y",), **sizes)
+    for name, array in feeds.items():
+        bench.constant(name, array)
+    op = "LinearBitsMinimum" if "minimums" in feeds else "LinearBits"
+    sizes = {"K": columns, "N": outputs, "bits": width * 8 // block, "block_size": block}
+    bench.lower(LOWER, op, ("x", *feeds), ("y",), **sizes)
     bench.run()
-    weight = dequantize_bits(packed, scales, bits).double()
     taken = x.clamp(-65504, 65504).half()
     if on_device.native():  # rounded to int8 in the same blocks
         taken = fake_quantize_rows(x.unflatten(1, (-1, block))).flatten(1)
-    expected = F.linear(taken.double(), weight).float()
+    expected = F.linear(taken.double(), weight.double()).float()
     near = 1e-5 * columns**0.5
-    # the first row's largest product is some 10⁴: what the sums lose is in proportion
-    torch.testing.assert_close(bench.read("y")[:1], expected[:1], rtol=near, atol=1e4 * near)
+    # the first row's largest product may be some 10⁴: what the sums lose is in proportion
+    first = max(1.0, float(x[0].abs().max()) / 100)
+    torch.testing.assert_close(bench.read("y")[:1], expected[:1], rtol=near, atol=first * near)
     torch.testing.assert_close(bench.read("y")[1:], expected[1:], rtol=near, atol=near)
 
 

@@ -145,7 +145,8 @@ inline void store_some(Half* p, vf v, int count) {
 inline void store_some(int8_t* p, vf v, int count) {
   _mm_mask_storeu_epi8(p, first_lanes(count), __m128i(float_to_bytes(v)));
 }
-#elif EDGE_ISA_AVX2
+#else
+#if EDGE_ISA_AVX2
 inline vf load_some(const float* p, int count) {
   if (count >= W) return load(p);
   vi lane;
@@ -153,6 +154,18 @@ inline vf load_some(const float* p, int count) {
   return vf(_mm256_maskload_ps(p, __m256i(lane < count)));
 }
 #endif
+inline vf load_some(const Half* p, int count) {
+  vh few{};
+  switch (count) {  // copies of known sizes are moves
+    case 1: std::memcpy(&few, p, 2); break;
+    case 2: std::memcpy(&few, p, 4); break;
+    default: std::memcpy(&few, p, 2 * size_t(count < W ? count : W));
+  }
+  return half_to_float(few);
+}
+#endif
+inline vf splat(const float* p) { return splat(*p); }
+inline vf splat(const Half* p) { return half_to_float(vh{} + p->bits); }
 
 // -- rounding ---------------------------------------------------------------------------------------
 
@@ -425,17 +438,17 @@ inline Small load_small_rest(const void* p, int64_t count) {
   return load_small(rest);
 }
 
-// The first `count` of a row of floats, each in as many lanes as another.
+// The first `count` of a row of numbers, each in as many lanes as another.
 struct SpreadLanes {
   int count;
   vi index;
   explicit SpreadLanes(int64_t count_) : count((int)count_), index{} {
     for (int i = 0; i < W; i++) index[i] = i * count / W;
   }
-  EDGE_INLINE vf operator()(const float* p) const { return some(p, count); }
+  template <class T> EDGE_INLINE vf operator()(const T* p) const { return some(p, count); }
   // zeros where fewer are left
-  EDGE_INLINE vf some(const float* p, int64_t left) const {
-    if (count == 1) return splat(*p);
+  template <class T> EDGE_INLINE vf some(const T* p, int64_t left) const {
+    if (count == 1) return splat(p);
     vf few = load_some(p, (int)std::min<int64_t>(count, left));
 #if EDGE_ISA_AVX512
     return vf(_mm512_permutexvar_ps(__m512i(index), __m512(few)));
