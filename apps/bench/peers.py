@@ -113,7 +113,7 @@ class EdgePeer:
 
     def __init__(
         self,
-        workspace: ModelFolder,
+        path: Path,
         recipe: Rounding,
         threads: int,
         *,
@@ -127,7 +127,7 @@ class EdgePeer:
             self.note = "threads wait awake (edge.load(…, spin=True)), as llama.cpp's do"
         if not ort:
             self.note = f"engine {engine}: the launch plan over compiled kernels"
-        with open_bundle(workspace.bundle(recipe)) as bundle:
+        with open_bundle(path) as bundle:
             self.weight_bytes = sum(entry.size for entry in bundle.manifest.files)
             provider = "cpu" if ort else None
             self._engine = open_engine(
@@ -162,7 +162,7 @@ class EdgePeer:
 
 
 BATCH = 512  # a prompt of 256 is then one physical batch
-_ROUNDING: dict[str, Rounding] = {"f16": "fp16", "q8_0": "w8", "q4_0": "w4"}
+_ROUNDING: dict[str, Rounding] = {"f16": "fp16", "q8_0": "w8", "q4_0": "w4", "q4_1": "w4"}
 
 
 class LlamaPeer:
@@ -172,12 +172,11 @@ class LlamaPeer:
 
     note = ""
 
-    def __init__(self, workspace: ModelFolder, kind: str, threads: int) -> None:
+    def __init__(self, path: Path, kind: str, vocab_size: int, threads: int) -> None:
         self.name = f"llama-{kind}"
         self.rounding = _ROUNDING[kind]
         self.version = f"llama-cpp-python {installed('llama-cpp-python')}"
-        self._vocab_size = workspace.config.vocab_size
-        path = workspace.gguf(kind)
+        self._vocab_size = vocab_size
         self.weight_bytes = path.stat().st_size
         self._llama = llama = importlib.import_module("llama_cpp")
         self._quiet = llama.llama_log_callback(_ignore)
@@ -321,13 +320,16 @@ _NEEDS_TORCH = ("torch", "transformers"), ".venv/bin/pip install torch transform
 
 def _edge(recipe: Rounding, spin: bool = False, engine: Literal["ort", "cpu"] = "ort") -> PeerEntry:
     def make(where: ModelFolder, threads: int) -> Peer:
-        return EdgePeer(where, recipe, threads, spin=spin, engine=engine)
+        return EdgePeer(where.bundle(recipe), recipe, threads, spin=spin, engine=engine)
 
     return PeerEntry(*_NEEDS_EXPORT, make)
 
 
 def _llama(kind: str) -> PeerEntry:
-    return PeerEntry(*_NEEDS_LLAMA, lambda where, threads: LlamaPeer(where, kind, threads))
+    def make(where: ModelFolder, threads: int) -> Peer:
+        return LlamaPeer(where.gguf(kind), kind, where.config.vocab_size, threads)
+
+    return PeerEntry(*_NEEDS_LLAMA, make)
 
 
 PEERS = {

