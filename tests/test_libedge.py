@@ -139,6 +139,16 @@ def test_runs_and_states_are_those_of_python(kind: str, tmp_path: Path) -> None:
 
 
 @compiled
+def test_a_tree_of_many_tokens() -> None:
+    pair = Pair("all", window=24)
+    pair.run(5, COMMIT)
+    pair.run(20, ALL_ROWS, [-1, *(node // 2 for node in range(19))])
+    pair.state.select(17)
+    pair.session.do("select", 17)
+    pair.run(3, ALL_ROWS)
+
+
+@compiled
 @pytest.mark.parametrize("kind", ["mamba1", "demo-draft", "demo"])
 def test_memory_plan(kind: str) -> None:
     expected = engine(kind).memory_plan(window=3, capacity=50)

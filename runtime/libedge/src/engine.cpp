@@ -137,7 +137,8 @@ RunLayouts::RunLayouts(const Bundle& bundle, const Plan& plan, const SessionSize
   int64_t longest = std::max(bundle.chunk, sizes.window);
   for (const PlanProgram& program : plan.programs) {
     bool settle = program.kind == PlanProgram::settle, any = program.max_rows == HUGE_SIZE;
-    int64_t tokens = settle ? 0 : std::min(longest, program.max_rows);
+    int64_t most = program.kind == PlanProgram::tree ? sizes.window : longest;
+    int64_t tokens = settle ? 0 : std::min(most, program.max_rows);
     int64_t rows = settle ? 0 : any ? sizes.window : tokens;
     programs.emplace_back(plan, program,
                           Sizes{{tokens, 1, rows, sizes.capacity, log_slots(sizes.window)}});

@@ -362,7 +362,9 @@ void read_launches(Plan& plan, const Json& json, Faults& faults) {
     out.kind = kind == "chain"  ? PlanProgram::chain
                : kind == "tree" ? PlanProgram::tree
                                 : PlanProgram::settle;
-    out.max_rows = v["max_rows"].is(Json::null) ? HUGE_SIZE : v["max_rows"].whole();
+    // only GPUs have other kernels for a tree of many rows
+    bool any = v["max_rows"].is(Json::null) || out.kind == PlanProgram::tree;
+    out.max_rows = any ? HUGE_SIZE : v["max_rows"].whole();
     for (const char* key : {"launches", "picks"})
       each(v, key, [&](auto&, auto& launch) {
         if (launch.whole() >= int64_t(plan.launches.size()))
