@@ -10,7 +10,7 @@ OTHERS = from importlib.metadata import packages_distributions as p; \
 	print(*{*p().get("onnxruntime", ())} - {"onnxruntime"})
 ORT = $$(test -n "$$($(BIN)/python -c '$(OTHERS)')" || echo ort)
 
-.PHONY: chat real test jetpack6 aarch64 libedge lint types layers bench bench-drafts docs sanitize plugins plugins-aarch64 clean
+.PHONY: fuzz soak chat real test jetpack6 aarch64 libedge lint types layers bench bench-drafts docs sanitize plugins plugins-aarch64 clean
 
 chat: $(VENV)/.runtime
 	@$(BIN)/edge-chat
@@ -75,6 +75,16 @@ plugins-aarch64:
 		-DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
 		-DTENSORRT_INCLUDE="$(TENSORRT_INCLUDE)" -DCUDA_INCLUDE="$(CUDA_INCLUDE)"
 	@$(CMAKE) --build build/tensorrt-aarch64
+
+# every parser on changed and made-up input, for so many minutes; what it finds is kept in CORPUS
+MINUTES ?= 10
+CORPUS ?= build/fuzz
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --corpus $(CORPUS) $(ARGS)
+
+# mixed requests against `edge serve`, for so many minutes: memory and latency stay as they are
+soak: $(VENV)/.dev
+	$(BIN)/python -m tests.soak_serve --minutes $(MINUTES) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv310 build dist *.egg-info

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -17,6 +18,10 @@ REFUSED, USAGE, INTERRUPTED = 1, 2, 130
 # what a disk says that takes no more
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
+# address space that libraries take before a bundle is looked at: 86 MiB measured, one BLAS thread
+START = 112 << 20
+_NO_ROOM = "error: not enough memory: raise the limit (ulimit -v), or stop other programs"
+
 
 def exit_code_of(program: Callable[[], object]) -> int:
     """Run a program and turn how it ended into an exit code; errors become one line on stderr. An
@@ -27,6 +32,9 @@ def exit_code_of(program: Callable[[], object]) -> int:
     """
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _leave)
+    if not _has_room():
+        say(_NO_ROOM, file=sys.stderr)
+        return REFUSED
     try:
         code = _ended(program)
         # what is left in the buffer is written here, where it may fail
@@ -58,6 +66,12 @@ def _ended(program: Callable[[], object]) -> int:
         # a file is refused, whichever option names it
         usage = of_option and isinstance(problem, InputError) and problem.file is None
         return USAGE if usage else REFUSED
+    except (MemoryError, ImportError) as problem:
+        # so the loader says that a library has no room
+        if isinstance(problem, ImportError) and "failed to map" not in str(problem):
+            raise
+        say(_NO_ROOM, file=sys.stderr)
+        return REFUSED
     except KeyboardInterrupt:
         say("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -66,6 +80,20 @@ def _ended(program: Callable[[], object]) -> int:
             return leaving.code
         return 0 if leaving.code is None else REFUSED
     return 0
+
+
+def _has_room() -> bool:
+    """Whether libraries can begin: within a limit of address space some end the process instead."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most == resource.RLIM_INFINITY:
+        return True
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each thread takes 40 MB of it
+    try:
+        with open("/proc/self/statm") as sizes:
+            used = int(sizes.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return True
+    return most - used >= START
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

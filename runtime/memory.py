@@ -40,6 +40,9 @@ _ROUNDED = 1.1
 # size; fp32: 1.45; rounded: 1.3 to 1.7 times the files.
 _LOADING = {32: 1.5, 16: 2.1}
 _LOADING_ROUNDED = 1.7
+# Of a limited address space also what is mapped and never touched: libraries, stacks of threads.
+# Where it is short of that, native code aborts: measured up to 30 MB with two threads.
+_MAPPED, _STACK = 32_000_000, 8_000_000
 # Heap, bindings and the least an arena takes.
 _RUN = 4_000_000
 
@@ -189,7 +192,10 @@ def check_load(least: Mapping[str, int], path: Path) -> None:
     Raises EngineError.
     """
     remedy = "use a bundle of fewer bits (edge export --quant w4), or stop other programs"
-    check_fits(least, file=path, remedy=remedy)
+    needed = dict(least)
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        needed["total"] += _MAPPED + _STACK * (os.cpu_count() or 1)
+    check_fits(needed, file=path, remedy=remedy)
 
 
 def check_state(plan: Mapping[str, int]) -> None:

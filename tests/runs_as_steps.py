@@ -33,6 +33,9 @@ def measured(model: Model, count: int) -> dict[str, Any]:
     here = other = moved = 0
     most = gap = 0.0
     while here < len(ids) - WINDOW:
+        if steps.capacity is not None and steps.position + WINDOW > steps.capacity:
+            steps.clear()
+            runs.clear()
         size = rng.randint(2, WINDOW)
         kept = rng.randint(1, size)
         rows = engine.run(np.asarray([ids[here : here + size]]), runs, rows="all")[0].copy()

@@ -20,6 +20,7 @@ import pytest
 import edge
 from edge.bundle import open_bundle
 from edge.errors import EdgeError, EngineError
+from edge.runtime.model import resolve
 from tests.faulty_calls import in_child
 from tests.test_faults_disk import names
 
@@ -192,11 +193,27 @@ def test_row_46_no_memory_at_load() -> None:
     said = []
     for mib in (0, 8, 24, 40, 1024):
         said.append(in_child(
-            load_within, edge.runtime.model.resolve("demo-draft"), mib << 20,
+            load_within, resolve("demo-draft"), mib << 20,
             environment={"OMP_NUM_THREADS": "1"},
         ).strip())  # fmt: skip
     assert all(text == "loaded" or text.startswith("refused: ") for text in said), said
     assert said[0].startswith("refused: ") and said[-1] == "loaded"
+
+
+@pytest.mark.parametrize("mib", [100, 150, 162, 174, 400])
+def test_row_46_a_limit_of_address_space(mib: int) -> None:
+    """Too little for libraries, for ONNX Runtime, for a model; and enough."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({mib << 20},) * 2); "
+    program = "import sys; from edge.apps.chat import main; sys.argv[0] = 'edge-chat'; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", limit + program, "demo-draft", "-p", "Hello", "--max-tokens", "2"],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    said = ended.stderr.splitlines()
+    if mib < 400:
+        assert ended.returncode in (0, 1) and "Traceback" not in ended.stderr, ended.stderr
+        assert ended.returncode == 0 or said[-1].startswith("error: "), said
+    assert ended.returncode == (1 if mib == 100 else 0 if mib == 400 else ended.returncode)
 
 
 def test_row_46_a_memory_error_at_load_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:

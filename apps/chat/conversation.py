@@ -64,10 +64,13 @@ def _piped(patient: bool) -> str:
             if not select.select([sys.stdin], [], [], WAIT_S)[0]:
                 output.note(f"note: nothing came on standard input in {WAIT_S:g} s; it is not read")
                 return ""
-    data = sys.stdin.buffer.read(MAX_INPUT + 1)
+    # piece by piece: room for all of it at once is seldom needed, nor always there
+    data = bytearray()
+    while len(data) <= MAX_INPUT and (piece := sys.stdin.buffer.read(1 << 16)):
+        data += piece
     if len(data) > MAX_INPUT:
         raise InputError(f"is larger than {MAX_INPUT} bytes", field="standard input")
-    return files.decoded(data, field="standard input").removesuffix("\n")
+    return files.decoded(bytes(data), field="standard input").removesuffix("\n")
 
 
 def answer_once(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -44,6 +45,12 @@ SMALL = NodeLaunches(
     programs=(NodeProgram(True, 16, (1, 0)), NodeProgram(False, None, ())),
 )
 HEADER = 8
+
+
+def _calls(place: Place) -> tuple[Call, ...]:
+    return (replace(SMALL.calls[0], arguments=(place,)), SMALL.calls[1])
+
+
 NUMBERS = (0, 1, 2, 3, 8, 127, 128, 1 << 31, (1 << 48) + 1, (1 << 62) + 5, (1 << 63) - 1)
 
 
@@ -151,6 +158,12 @@ def test_changed_launches_are_refused_or_read_as_what_they_say(program: Path) ->
         ({"kernels": (Kernel("", 32), *SMALL.kernels)}, "a kernel has no key"),
         ({"kernels": (Kernel("a", 1025),) * 2}, "a block's threads is 1025, not in 1 to 1024"),
         ({"workspace": SMALL.workspace[:1]}, "there is no workspace buffer 1, only 1"),
+        ({"calls": _calls(Place("output", 0, 599))}, ""),
+        ({"calls": _calls(Place("output", 0, 600))}, "begins 600 bytes behind an operand of 600"),
+        ({"calls": _calls(Place("output", 1, 1 << 48))}, "bytes behind an operand of 4"),
+        ({"calls": _calls(Place("workspace", 0, 639))}, ""),
+        ({"calls": _calls(Place("workspace", 0, 640))}, "bytes behind an operand of 640"),
+        ({"outputs": (Output("f16", ("T", 1 << 40, 1 << 40)),) * 2}, "output 0 is too large"),
         ({"inputs": (Input("f16", 9), *SMALL.inputs[1:])}, "an input's rank is 9"),
     ],
 )

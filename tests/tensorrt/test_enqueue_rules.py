@@ -238,6 +238,21 @@ def test_other_shapes_than_were_promised_are_refused() -> None:
             plugin.issue(wrong, [right, right])
 
 
+def test_a_launch_behind_its_input_is_refused() -> None:
+    """How long an input is, only a run says."""
+    launches = _in_place()
+    first, second = launches.calls
+    bytes_of_row = 4 * WIDTH
+    places = (Place("input", 0, bytes_of_row), *first.arguments[1:])
+    behind = replace(launches, calls=(replace(first, arguments=places), second))
+    plugin = _plugin(behind, [ADD], [Tensor("f32", (5, 1, WIDTH))] * 2, {1: 0})
+    address = empty(Tensor("f32", (5, 1, WIDTH))).tensor.address
+    tensors = [[Tensor("f32", (rows, 1, WIDTH), address)] * 2 for rows in (2, 1)]
+    plugin.plugin.shape_change(tensors[0], tensors[0])
+    with pytest.raises(PluginError, match=f"{bytes_of_row} bytes behind input 0"):
+        plugin.plugin.shape_change(tensors[1], tensors[1])
+
+
 @pytest.mark.skipif(ON_GPU, reason="what is launched is only seen on a CPU")
 def test_a_run_that_needs_a_workspace_is_refused_without_one() -> None:
     plugin = _plugin(_two_stages(4), [ADD, JOIN], [Tensor("f32", (4, 1, WIDTH))] * 2)

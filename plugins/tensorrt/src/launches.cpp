@@ -237,7 +237,31 @@ private:
                     "input", "output", "workspace buffer"};
                 const auto space = static_cast<std::size_t>(place->space);
                 below(NAMES[space], place->index, counts[space]);
+                within(*place);
             }
+        }
+    }
+
+    // A launch begins within its operand, be that as short as it can be. How long an input is,
+    // only a run says: `check_tensors`.
+    void within(const Place& place) const {
+        if (place.space == Space::input) {
+            return;
+        }
+        std::int64_t bytes = 0;
+        if (place.space == Space::workspace) {
+            bytes = of_.workspace[place.index].row_bytes;
+        } else {
+            const Output& output = of_.outputs[place.index];
+            bytes = item_bytes(output.dtype);
+            for (const Dim& dim : output.dims) {
+                if (!dim.symbol && __builtin_mul_overflow(bytes, dim.number, &bytes)) {
+                    refuse("launches: output ", place.index, " is too large");
+                }
+            }
+        }
+        if (place.at != 0 && place.at >= bytes) {
+            refuse("launches: a launch begins ", place.at, " bytes behind an operand of ", bytes);
         }
     }
 
@@ -245,6 +269,18 @@ private:
 };
 
 }  // namespace
+
+std::int64_t item_bytes(DType dtype) {
+    switch (dtype) {
+    case DType::i8:
+    case DType::u8: return 1;
+    case DType::f16: return 2;
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::i64: return 8;
+    }
+    refuse("there is no dtype ", static_cast<int>(dtype));
+}
 
 Launches decode_launches(std::string_view bytes) {
     if (bytes.substr(0, MAGIC.size()) != MAGIC) {

@@ -11,6 +11,8 @@
 namespace edge {
 
 enum class DType { f32, f16, i8, u8, i32, i64 };
+std::int64_t item_bytes(DType dtype);
+
 enum class Space { input, output, workspace };
 
 struct Input {

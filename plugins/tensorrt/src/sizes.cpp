@@ -53,6 +53,22 @@ std::int64_t Sizes::of(const Size& size) const {
     return whole / size.per + (whole % size.per != 0);
 }
 
+void check_places(const Launches& launches, const std::vector<std::int64_t>& input_bytes) {
+    for (const Call& call : launches.calls) {
+        for (const Argument& argument : call.arguments) {
+            const auto* place = std::get_if<Place>(&argument);
+            if (place == nullptr || place->space != Space::input || place->at == 0) {
+                continue;
+            }
+            const std::int64_t bytes = input_bytes[place->index];
+            if (bytes != 0 && place->at >= bytes) {
+                refuse("a launch begins ", place->at, " bytes behind input ", place->index,
+                       ", which has ", bytes);
+            }
+        }
+    }
+}
+
 const Program& program_for(const Launches& launches, const Sizes& sizes) {
     const auto is_tree = [](const Program& one) { return one.tree; };
     // a node that does the same for trees and for chains has programs for chains alone

@@ -40,6 +40,25 @@ private:
     std::array<std::int64_t, 26> lengths_{};
 };
 
+// Throws Problem where a launch begins behind an input of so many bytes; what is empty is given as it
+// is. Of other operands it is known without a run.
+void check_places(const Launches& launches, const std::vector<std::int64_t>& input_bytes);
+
+// Likewise. `length(input, axis)` as of `Sizes`.
+template <typename Length>
+void check_places(const Launches& launches, Length length) {
+    std::vector<std::int64_t> bytes;
+    for (std::size_t input = 0; input < launches.inputs.size(); ++input) {
+        bytes.push_back(item_bytes(launches.inputs[input].dtype));
+        for (int axis = 0; axis < launches.inputs[input].rank; ++axis) {
+            if (__builtin_mul_overflow(bytes.back(), length(input, axis), &bytes.back())) {
+                bytes.back() = INT64_MAX;
+            }
+        }
+    }
+    check_places(launches, bytes);
+}
+
 // The first that fits. Throws Problem where none does.
 const Program& program_for(const Launches& launches, const Sizes& sizes);
 

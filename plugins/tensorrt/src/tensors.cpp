@@ -62,6 +62,9 @@ void check_tensors(const Launches& launches, const nvinfer1::PluginTensorDesc* i
             }
         }
     }
+    check_places(launches, [in](std::size_t input, int axis) {
+        return std::int64_t{in[input].dims.d[axis]};
+    });
 }
 
 Sizes sizes_of(const Launches& launches, const nvinfer1::PluginTensorDesc* in) {

@@ -58,6 +58,9 @@ void check(Node const &node, EdgeTensor const *in, int32_t inputs) {
         right = wanted[i].rank == in[i].rank &&
                 TYPES[static_cast<size_t>(wanted[i].dtype)] == in[i].type;
     if (!right) edge::refuse("inputs of other types or ranks");
+    edge::check_places(node.launches, [in](size_t input, int axis) {
+        return static_cast<int64_t>(in[input].dims[axis]);
+    });
 }
 
 }  // namespace

@@ -1,0 +1,256 @@
+"""A fuzzer of each parser: `make fuzz MINUTES=60`, or one with `ARGS="--only gguf"`.
+
+Each parser reads, in a process of its own, inputs that are changed from good ones and from those
+before that were refused for a reason not met till then: they are kept in CORPUS/PARSER. It has to
+end in a typed error or a sound value, within seconds and within memory. Whatever else happens, a
+crash and a hang too, is printed with its seed, and the input is kept as CORPUS/PARSER/found-….
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import re
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edge.errors import EdgeError
+from tests.mutations import mutated
+
+Parse = Callable[[bytes], object]
+HANG_S = 60  # of CPU time, for one input
+MEMORY = 4 << 30
+KEPT = 500  # inputs in the corpus of a parser
+
+
+def _mutations(name: str, folder: Path) -> tuple[list[bytes], Parse]:
+    from tests import test_faults_mutations as mutations
+
+    makers = {
+        "manifest": mutations._manifest, "plan": mutations._plan, "json": mutations._json,
+        "wire": mutations._wire, "state": lambda: mutations._state(folder),
+    }  # fmt: skip
+    good, parse = makers[name]()
+    return [good], lambda raw: parse(raw, len(raw))
+
+
+def _graph(folder: Path) -> tuple[list[bytes], Parse]:
+    from edge.runtime import graph
+    from tests.session_models import bundle
+
+    sizes = {"weights.bin": 1 << 30}
+    good = [(bundle(kind) / "graphs/ort.onnx").read_bytes() for kind in ("base", "hybrid")]
+    return good, lambda raw: graph.check(raw, sizes, "graph")
+
+
+def _tokenizer(folder: Path) -> tuple[list[bytes], Parse]:
+    from edge.text.hf import HfTokenizer
+    from tests.text_samples import byte_level, spaced_bpe, unigram
+
+    def parse(raw: bytes) -> None:
+        made = HfTokenizer(raw)
+        made.decode(made.encode("the state of a robot é🤖  <|end|>"))
+
+    return [byte_level(), spaced_bpe(), unigram()], parse
+
+
+def _sentencepiece(folder: Path) -> tuple[list[bytes], Parse]:
+    from edge.text.spm import SentencePieceTokenizer
+    from tests.text_samples import spm_model
+
+    def parse(raw: bytes) -> None:
+        made = SentencePieceTokenizer(raw)
+        made.decode(made.encode("the state of a robot é🤖  <|end|>"))
+
+    return [spm_model("bpe"), spm_model("unigram")], parse
+
+
+def _template(folder: Path) -> tuple[list[bytes], Parse]:
+    from edge.text import ChatTemplate, Message
+    from tests.session_models import BYTES_CHAT, CHAT, model
+
+    tokenizer = model("bytes").tokenizer
+    talk = [Message("user", "why?"), Message("assistant", "so"), Message("user", "ah")]
+    more = (
+        "{% set ns = namespace(n=0) %}{% for m in messages if m.role != 'tool' %}"
+        "{% set ns.n = ns.n + loop.index0 %}{{ (m.content | trim | upper).split(' ')[0:2] | join }}"
+        "{% if loop.last and not (ns.n > 3) %}{{ '%s' | format(ns.n) }}{% endif %}{% endfor %}"
+        "{% macro f(a, b=[1, {'x': 2}]) %}{{ a ~ b[-1]['x'] }}{% endmacro %}{{ f(bos_token) }}"
+    )
+    good = [text.encode() for text in (CHAT, BYTES_CHAT, more)]
+    return good, lambda raw: ChatTemplate(raw.decode(errors="replace"), tokenizer).encode(talk)
+
+
+def _checkpoint(name: str, folder: Path) -> tuple[list[bytes], Parse]:
+    from edge.export.checkpoint import open_checkpoint
+    from tests.checkpoints import save_llama, save_mamba
+    from tests.gguf_files import write_gguf
+
+    source = folder / "checkpoint"
+    if name == "gguf":
+        save_llama(source)
+        file = place = write_gguf(source, folder / "model.gguf")
+    else:
+        save_mamba(source)
+        file, place = source / "model.safetensors", source
+    good = file.read_bytes()
+
+    def parse(raw: bytes) -> None:
+        file.write_bytes(raw)
+        list(open_checkpoint(place).tensors())
+
+    return [good], parse
+
+
+@contextmanager
+def _http() -> Iterator[tuple[list[bytes], Parse]]:
+    from tests.server_process import KEY, Server
+
+    body = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "stop": ["a"]}'
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+        f"content-type: application/json\r\nauthorization: Bearer {KEY}\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    ).encode()
+    with Server(bundle="demo-draft") as server:
+
+        def parse(raw: bytes) -> None:
+            assert server.process.poll() is None, "the server has ended"
+            with server.connect() as connection:
+                connection.settimeout(30)
+                try:
+                    connection.sendall(raw)
+                    connection.shutdown(socket.SHUT_WR)
+                    answer = connection.recv(1 << 16)
+                except (ConnectionResetError, BrokenPipeError):
+                    return
+            status = answer.split(b" ", 2)[1:2]
+            assert not answer or status[0][:1] in b"24" or status == [b"501"], answer[:300]
+            if status and status[0] != b"200":
+                raise EdgeError(answer.partition(b"\r\n\r\n")[2].decode(errors="replace"))
+
+        yield [head + body, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"], parse
+
+
+PARSERS = ("manifest", "plan", "json", "wire", "state", "graph", "tokenizer", "sentencepiece",
+           "template", "safetensors", "gguf", "http")  # fmt: skip
+
+
+@contextmanager
+def opened(name: str) -> Iterator[tuple[list[bytes], Parse]]:
+    """Good inputs of a parser, and the parser."""
+    if name == "http":
+        with _http() as made:
+            yield made
+        return
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        if name in ("safetensors", "gguf"):
+            yield _checkpoint(name, folder)
+        elif name in ("graph", "tokenizer", "sentencepiece", "template"):
+            yield globals()[f"_{name}"](folder)
+        else:
+            yield _mutations(name, folder)
+
+
+def work(name: str, corpus: Path, seed: int, seconds: float) -> None:
+    """Parse for so long: a line for each seed and each find."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    current = corpus / "current"
+    with opened(name) as (good, parse):
+        inputs = deque([*good, *(file.read_bytes() for file in corpus.glob("seen-*"))], KEPT)
+        met: set[str] = set()
+        print(f"ready {seed}", flush=True)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            seed += 1
+            rng = random.Random(seed)
+            raw = mutated(inputs[rng.randrange(len(inputs))], rng)
+            if rng.random() < 0.1:  # two in one
+                other = inputs[rng.randrange(len(inputs))]
+                raw = raw[: rng.randrange(len(raw) + 1)] + other[-rng.randrange(1, 99) :]
+            current.write_bytes(raw)
+            print(f"seed {seed}", flush=True)
+            resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + HANG_S, -1))
+            try:
+                parse(raw)
+            except EdgeError as problem:
+                reason = re.sub(r"[0-9]+|'[^']*'|\"[^\"]*\"", "#", str(problem))[:80]
+                if reason not in met and len(raw) < 1 << 16:
+                    met.add(reason)
+                    inputs.append(raw)
+                    digest = hashlib.sha256(reason.encode()).hexdigest()[:12]
+                    (corpus / f"seen-{digest}").write_bytes(raw)
+            except BaseException as problem:
+                _keep(corpus, raw)
+                print(f"found {name}, seed {seed}: {problem!r:.300}", flush=True)
+    print(f"done {seed}", flush=True)
+
+
+def _keep(corpus: Path, raw: bytes) -> None:
+    (corpus / f"found-{hashlib.sha256(raw).hexdigest()[:12]}").write_bytes(raw)
+
+
+def fuzz(name: str, corpus: Path, seed: int, left: float) -> tuple[int, int]:
+    """(inputs, finds) of one parser; a process that dies is a find, and another one goes on."""
+    corpus.mkdir(parents=True, exist_ok=True)
+    finds, first = 0, seed
+    while left > 0:
+        command = [sys.executable, "-m", "tests.fuzz", "--worker", name, "--corpus", str(corpus),
+                   "--seed", str(seed), "--seconds", str(left)]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None
+            began = time.monotonic()
+            for line in worker.stdout:
+                if line.startswith("ready"):
+                    began = time.monotonic()
+                elif line.startswith("found"):
+                    finds += 1
+                    print(line, end="", flush=True)
+                else:
+                    seed = int(line.split()[1])
+        left -= time.monotonic() - began
+        if worker.returncode:
+            finds += 1
+            _keep(corpus, (corpus / "current").read_bytes())
+            print(f"found {name}, seed {seed}: ended with {worker.returncode}", flush=True)
+            if seed == first:
+                break  # it does not begin
+    return seed - first, finds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--corpus", type=Path, default=Path("build/fuzz"))
+    parser.add_argument("--only", action="append", choices=PARSERS)
+    parser.add_argument("--seed", type=int, default=None, help="the first; else from the clock")
+    parser.add_argument("--worker")
+    parser.add_argument("--seconds", type=float)
+    given = parser.parse_args()
+    if given.worker:
+        work(given.worker, given.corpus, given.seed, given.seconds)
+        return 0
+    names = given.only or PARSERS
+    seed = given.seed if given.seed is not None else int(time.time()) * 1_000_000
+    each, found = 60 * given.minutes / len(names), 0
+    for name in names:
+        count, finds = fuzz(name, given.corpus / name, seed, each)
+        found += finds
+        print(f"{name:14} {count:9} inputs, {finds} finds", flush=True)
+    return min(found, 1)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
