@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge.errors import BundleError, EdgeError, EngineError
 from edge.plugins.cpu.library import SET_VARIABLE
-from edge.runtime import memory, ort_providers
+from edge.runtime import ort_providers
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -131,6 +131,7 @@ def _cpu(bundle: Bundle, threads: int | None) -> CpuEngine:
 
 
 def _ort(bundle: Bundle, threads: int | None, spin: bool, provider: str | None) -> OrtEngine:
+    from edge.runtime import memory  # not above: programs start without numpy, where room is short
     from edge.runtime.ort import OrtEngine
 
     memory.check_load(memory.plan_bundle(bundle.manifest, window=1, capacity=1), bundle.path)

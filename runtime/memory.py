@@ -183,7 +183,10 @@ def check_fits(
 def check_weights(manifest: Manifest, path: Path) -> None:
     """Refuse a bundle whose weights alone have no room here. Raises EngineError."""
     weights = sum(entry.size for entry in manifest.files if entry.path.endswith(".bin"))
-    check_load({"total": weights + LEAST}, path)
+    least = weights + LEAST
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        least += _MAPPED + _STACK * (os.cpu_count() or 1)
+    check_load({"total": least}, path)
 
 
 def check_load(least: Mapping[str, int], path: Path) -> None:
@@ -192,10 +195,7 @@ def check_load(least: Mapping[str, int], path: Path) -> None:
     Raises EngineError.
     """
     remedy = "use a bundle of fewer bits (edge export --quant w4), or stop other programs"
-    needed = dict(least)
-    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-        needed["total"] += _MAPPED + _STACK * (os.cpu_count() or 1)
-    check_fits(needed, file=path, remedy=remedy)
+    check_fits(least, file=path, remedy=remedy)
 
 
 def check_state(plan: Mapping[str, int]) -> None:
