@@ -10,6 +10,7 @@ OTHERS = from importlib.metadata import packages_distributions as p; \
 	print(*{*p().get("onnxruntime", ())} - {"onnxruntime"})
 ORT = $$(test -n "$$($(BIN)/python -c '$(OTHERS)')" || echo ort)
 
+.PHONY: lock audit sbom
 .PHONY: fuzz soak chat real test jetpack6 aarch64 libedge lint types layers bench bench-drafts docs sanitize plugins plugins-aarch64 clean
 
 chat: $(VENV)/.runtime
@@ -86,6 +87,27 @@ fuzz: $(VENV)/.dev
 soak: $(VENV)/.dev
 	$(BIN)/python -m tests.soak_serve --minutes $(MINUTES) $(ARGS)
 
+# The locks anew, by uv, which resolves for all platforms at once. It and pip-audit have an environment of
+# their own
+TOOLS := $(VENV)/tools
+$(TOOLS)/bin/uv:
+	@$(PYTHON) -m venv $(TOOLS)
+	@$(TOOLS)/bin/python -m pip install --quiet uv pip-audit
+COMPILE := $(TOOLS)/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
+	--no-emit-index-url --python-version 3.10 locks/build.in pyproject.toml
+lock: $(TOOLS)/bin/uv
+	$(COMPILE) -o locks/runtime.txt
+	$(COMPILE) --extra ort -o locks/ort.txt
+
+# known vulnerabilities of what the lock names, as PyPI's database has them
+audit: $(TOOLS)/bin/uv
+	$(TOOLS)/bin/pip-audit --disable-pip --require-hashes -r locks/ort.txt
+
+# the lock as a bill of materials (CycloneDX)
+sbom: $(TOOLS)/bin/uv
+	@mkdir -p build
+	@$(TOOLS)/bin/pip-audit --disable-pip --require-hashes -r locks/ort.txt -f cyclonedx-json -o build/sbom.json
+
 clean:
 	rm -rf $(VENV) .venv310 build dist *.egg-info
 
@@ -100,9 +122,13 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.runtime: $(VENV)/bin/python pyproject.toml $(NATIVE)
+# every file by its hash, and nothing besides; the package itself is built by what is then there. Another
+# build of ONNX Runtime, which one asks for, is not in the lock
+$(VENV)/.runtime: $(VENV)/bin/python pyproject.toml locks/runtime.txt locks/ort.txt $(NATIVE)
 	@echo "installing the runtime (about a minute)"
-	@ort=$(ORT); $(PIP) -e ".$${ort:+[$$ort]}"
+	@ort=$(ORT); $(PIP) --require-hashes --no-deps -r locks/$$(test "$$ort" = ort && echo ort || echo runtime).txt
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@ort=$(ORT); test -z "$$ort" || test "$$ort" = ort || $(PIP) -e ".[$$ort]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)

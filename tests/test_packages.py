@@ -78,7 +78,7 @@ def install(venv: Path, package: str) -> None:
 
 
 def made(venv: Path, target: str, *arguments: str) -> str:
-    """The requirement that `make` hands to pip with -e."""
+    """What `make` hands to pip with -r and -e."""
     if shutil.which("make") is None:
         pytest.skip("no make here")
     # what the make that runs these tests was given is not for this one
@@ -87,19 +87,19 @@ def made(venv: Path, target: str, *arguments: str) -> str:
         ["make", f"VENV={venv}", *arguments, f"{venv}/{target}"],
         cwd=ROOT, env=outside, check=True, capture_output=True, timeout=60,
     )  # fmt: skip
-    (line,) = (venv / "asked").read_text().splitlines()
-    return line.split(" -e ")[1]
+    asked = (venv / "asked").read_text().splitlines()
+    return " ".join(line.rpartition(" ")[2] for line in asked)
 
 
 @pytest.mark.parametrize(
     ("there", "arguments", "chat", "test"),
     [
-        ((), (), ".[ort]", ".[dev,ort]"),
-        (("onnxruntime",), (), ".[ort]", ".[dev,ort]"),
-        (("onnxruntime-gpu",), (), ".", ".[dev]"),
-        (("onnxruntime", "onnxruntime-gpu"), (), ".", ".[dev]"),
-        ((), ("ORT=ort-gpu",), ".[ort-gpu]", ".[dev,ort-gpu]"),
-        ((), ("ORT=",), ".", ".[dev]"),
+        ((), (), "locks/ort.txt .", ".[dev,ort]"),
+        (("onnxruntime",), (), "locks/ort.txt .", ".[dev,ort]"),
+        (("onnxruntime-gpu",), (), "locks/runtime.txt .", ".[dev]"),
+        (("onnxruntime", "onnxruntime-gpu"), (), "locks/runtime.txt .", ".[dev]"),
+        ((), ("ORT=ort-gpu",), "locks/runtime.txt . .[ort-gpu]", ".[dev,ort-gpu]"),
+        ((), ("ORT=",), "locks/runtime.txt .", ".[dev]"),
     ],
 )
 @pytest.mark.parametrize("target", [".runtime", ".dev"])
@@ -110,3 +110,19 @@ def test_make_leaves_another_build_where_it_is(
     for package in there:
         install(environment, package)
     assert made(environment, target, *arguments) == (chat if target == ".runtime" else test)
+
+
+@pytest.mark.parametrize(("name", "extra"), [("runtime", []), ("ort", EXTRAS["ort"])])
+def test_the_lock_has_all_that_is_installed_and_every_file_by_its_hash(
+    name: str, extra: list[str]
+) -> None:
+    """And no version that the project does not take; `make lock` writes it anew."""
+    entries = (ROOT / "locks" / f"{name}.txt").read_text().replace("\\\n", " ").splitlines()
+    locked: dict[str, set[str]] = {}
+    for entry in entries:
+        assert "--hash=sha256:" in entry, entry
+        pinned = Requirement(entry.partition(" --hash")[0])
+        locked.setdefault(pinned.name, set()).add(str(pinned.specifier).removeprefix("=="))
+    for wanted in map(Requirement, [*PROJECT["dependencies"], *extra, "setuptools>=77"]):
+        versions = locked[wanted.name]
+        assert versions and all(wanted.specifier.contains(version) for version in versions)

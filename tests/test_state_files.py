@@ -376,10 +376,13 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         buffers().save(tmp_path / "missing" / "state")
 
 
-def test_a_file_of_an_earlier_version_goes_on_where_it_was() -> None:
-    """Saved by 0.1 after one answer of `demo-draft`; the tokens are what that version said next."""
+@pytest.mark.parametrize("name", ["", "-e4b635f", "-db49596"])
+def test_a_file_of_an_earlier_version_goes_on_where_it_was(name: str) -> None:
+    """Saved by earlier commits, which named the model and the transcript in other ways, after one
+    answer of `demo-draft`; the tokens are what those said next.
+    """
     session = edge.load("demo-draft").session()
-    assert session.load(Path(__file__).parent / "states" / "demo-draft.edge") > 0
+    assert session.load(Path(__file__).parent / "states" / f"demo-draft{name}.edge") > 0
     answer = session.chat("And of Spain?", max_tokens=24, temperature=0).finish()
     assert list(answer.tokens) == [
         4034, 391, 312, 4037, 4016, 266, 463, 745, 281, 486, 3600, 305, 361, 544, 4029, 6,
