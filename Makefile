@@ -94,7 +94,7 @@ $(TOOLS)/bin/uv:
 	@$(PYTHON) -m venv $(TOOLS)
 	@$(TOOLS)/bin/python -m pip install --quiet uv pip-audit
 COMPILE := $(TOOLS)/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
-	--no-emit-index-url --python-version 3.10 locks/build.in pyproject.toml
+	--no-emit-index-url --python-version 3.10 -c locks/tested.in locks/build.in pyproject.toml
 lock: $(TOOLS)/bin/uv
 	$(COMPILE) -o locks/runtime.txt
 	$(COMPILE) --extra ort -o locks/ort.txt
