@@ -13,11 +13,12 @@ from tests.session_models import model
 
 ROOT = Path(__file__).parent.parent
 YEARS = 10 * 365.25 * 24 * 3600
-# where the time of day is told and nothing waits for it: the API's `created`, a template's date,
-# reports, the lists of saved talks and of models
+# where the time of day is told and nothing waits for it: dates of answers and of the log of
+# requests, a template's date, reports, the lists of saved talks and of models
 TELLING = {
     "apps/serve/answers.py": {"time.time"},
-    "apps/serve/app.py": {"time.time"},
+    "apps/serve/app.py": {"time.time", "datetime.now"},
+    "apps/serve/ollama.py": {"datetime.now"},
     "edge/text/jinja_values.py": {"datetime.now"},
     "apps/measure/machine.py": {"datetime.now"},
     "apps/chat/files.py": {"time.localtime"},
@@ -82,12 +83,12 @@ def test_row_54_answers_deadlines_and_timings(jumping: list[float]) -> None:
 def test_row_54_a_server_keeps_its_deadlines(jumping: list[float]) -> None:
     from edge.apps.serve.worker import Ended, Job
     from tests.server_process import PATIENCE
-    from tests.test_serve_worker import _ask, _Events, _worker
+    from tests.test_serve_worker import _ask, _Events, _model, _worker
 
     worker, events = _worker(), _Events()
-    served = worker.check_ready()
+    model = _model(worker)
     for _ in range(2):
-        worker.submit(Job(_ask(served, "x", 5), time.monotonic() + PATIENCE, events.append))
+        worker.submit(Job(_ask(model, "x", 5), time.monotonic() + PATIENCE, events.append))
         ended = events.last()
         assert isinstance(ended, Ended) and len(ended.result.tokens) == 5
     worker.stop()
