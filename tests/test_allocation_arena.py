@@ -32,7 +32,7 @@ ort_session.session_options = talkative
 import edge
 
 onnxruntime.set_default_logger_severity(1)
-model = edge.load(sys.argv[1], threads=2)
+model = edge.load(sys.argv[1], engine="ort", threads=2)
 state = model.engine.new_state(window=4)
 ids = np.arange(4)[None]
 

@@ -90,6 +90,6 @@ def test_row_54_a_server_keeps_its_deadlines(jumping: list[float]) -> None:
     for _ in range(2):
         worker.submit(Job(_ask(model, "x", 5), time.monotonic() + PATIENCE, events.append))
         ended = events.last()
-        assert isinstance(ended, Ended) and len(ended.result.tokens) == 5
+        assert isinstance(ended, Ended) and len(ended.results[0].tokens) == 5
     worker.stop()
     assert worker.join(PATIENCE)

@@ -80,7 +80,7 @@ def test_row_8_weights_outside_of_the_bundle(how: str, nested: bool, tmp_path: P
         os.symlink(secret, folder / "weights.lnk")
     _escaping(folder, location, nested)
     with pytest.raises(EdgeError):
-        load(folder, threads=1).session().generate("one", max_tokens=1).finish()
+        load(folder, engine="ort", threads=1).session().generate("one", max_tokens=1).finish()
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -89,4 +89,4 @@ def test_row_8_the_same_graph_with_its_own_weights_runs(nested: bool, tmp_path: 
     folder = tmp_path / "bundle"
     shutil.copytree(bundle("chat"), folder)
     _escaping(folder, "weights.bin", nested)
-    load(folder, threads=1).session().generate("one", max_tokens=1).finish()
+    load(folder, engine="ort", threads=1).session().generate("one", max_tokens=1).finish()
