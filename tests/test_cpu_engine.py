@@ -236,7 +236,8 @@ def test_profile() -> None:
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["ttft_ms"] > 0 and facts["tpot_ms"] > 0
-    assert "cpu" in facts["absent"]["breakdown"] and "roofline" not in facts["absent"]
+    assert {"decode", "prefill"} == facts["breakdown"].keys()
+    assert "roofline" not in facts["absent"]
 
 
 @compiled
