@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge.errors import TokenizerError as TokenizerError
     from edge.runtime.model import Model as Model
     from edge.runtime.model import load as load
-    from edge.runtime.sampling import SamplingParams as SamplingParams
+    from edge.runtime.parameters import SamplingParams as SamplingParams
     from edge.runtime.session import Session as Session
 
 # public names by the module that they are fetched from
@@ -33,7 +33,7 @@ _PUBLIC = {
     "edge.errors": "BundleError CheckpointError ContextFullError EdgeError EngineError ExportError "
     "InputError StateError TokenizerError",
     "edge.runtime.model": "Model load",
-    "edge.runtime.sampling": "SamplingParams",
+    "edge.runtime.parameters": "SamplingParams",
     "edge.runtime.session": "Session",
 }
 _HOMES = {name: module for module, names in _PUBLIC.items() for name in names.split()}

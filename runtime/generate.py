@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from edge.errors import ContextFullError, EdgeError, InputError
 from edge.runtime.engine import Engine, GreedyEngine
+from edge.runtime.parameters import SamplingParams
 from edge.runtime.result import FinishReason, GenerationResult, Timings, TokenLogprob
-from edge.runtime.sampling import Sampler, SamplingParams, logprob_of
+from edge.runtime.sampling import Sampler, logprob_of
 from edge.runtime.state import Snapshot, State
 from edge.text.stream import StopMatcher, StreamDecoder
 from edge.text.tokenizer import Tokenizer

@@ -23,20 +23,17 @@ from edge.runtime.generate import (
     common_prefix,
     generate,
 )
-from edge.runtime.result import FinishReason
-from edge.runtime.sampling import (
-    Sampler,
+from edge.runtime.parameters import (
     Sampling,
     SamplingParams,
     check_number,
     collecting,
     make_params,
-    new_rng,
     refuse,
-    restore_rng,
-    rng_state,
     unknown_names,
 )
+from edge.runtime.result import FinishReason
+from edge.runtime.sampling import Sampler, new_rng, restore_rng, rng_state
 from edge.runtime.settled import SessionSnapshot as SessionSnapshot
 from edge.runtime.settled import Settled, Turn
 from edge.runtime.state import Hold

@@ -18,7 +18,7 @@ import typer.main
 
 import edge
 from edge.apps import chat, cli
-from edge.runtime.sampling import SamplingParams
+from edge.runtime.parameters import SamplingParams
 from tests.test_house import crossed
 
 ROOT = Path(__file__).parent.parent

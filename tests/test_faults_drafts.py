@@ -19,7 +19,8 @@ import edge
 from edge.apps import chat, cli
 from edge.apps.serve.slot import Slot
 from edge.export.exporter import export_checkpoint
-from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.parameters import SamplingParams
+from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.choose import drafting
 from edge.runtime.speculate.draft import Draft, Drafter
 from edge.runtime.speculate.shape import Shape

@@ -23,8 +23,8 @@ from edge.apps.doctor import tensorrt
 from edge.apps.profile.run import ProfileRequest, Subject
 from edge.cpu import usable_cores
 from edge.errors import EngineError, InputError, StateError
+from edge.runtime.parameters import SamplingParams
 from edge.runtime.result import GenerationResult, Timings
-from edge.runtime.sampling import SamplingParams
 from tests.session_models import bundle, model
 from tests.terminal import SHORT, Terminal
 

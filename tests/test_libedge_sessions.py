@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from edge.runtime.model import resolve
-from edge.runtime.sampling import Sampler, SamplingParams, new_rng
+from edge.runtime.parameters import SamplingParams
+from edge.runtime.sampling import Sampler, new_rng
 from tests import golden, libedge
 from tests.libedge import COMMIT, CModel, CSession, EdgeFault, Handle, Sampling
 from tests.test_libedge import compiled, folder, native, python

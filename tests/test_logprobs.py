@@ -13,7 +13,7 @@ import pytest
 import edge
 from edge.apps.serve.slot import Slot
 from edge.runtime.model import Model
-from edge.runtime.sampling import SamplingParams
+from edge.runtime.parameters import SamplingParams
 from tests.server_process import END, HELLO, Server
 from tests.session_models import bundle, model
 

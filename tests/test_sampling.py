@@ -13,16 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from edge.errors import EngineError, InputError, StateError
-from edge.runtime.sampling import (
-    Distribution,
-    Sampler,
-    Sampling,
-    SamplingParams,
-    make_params,
-    new_rng,
-    restore_rng,
-    rng_state,
-)
+from edge.runtime.parameters import Sampling, SamplingParams, make_params
+from edge.runtime.sampling import Distribution, Sampler, new_rng, restore_rng, rng_state
 from tests.markov_models import shares
 
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0, 1.5, -math.inf], np.float32)

@@ -17,7 +17,7 @@ from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.slot import Slot
 from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece
 from edge.errors import EngineError, InputError
-from edge.runtime.sampling import SamplingParams
+from edge.runtime.parameters import SamplingParams
 from edge.runtime.speculate.choose import drafting
 from edge.runtime.speculate.draft import Drafter
 from edge.text.template import Message

@@ -14,8 +14,8 @@ from edge.apps.serve import slot as slot_module
 from edge.apps.serve.slot import WORTH, PrefixStore, Slot, agree, as_tokens
 from edge.runtime.generate import Context, ContextMark
 from edge.runtime.model import Model
+from edge.runtime.parameters import SamplingParams
 from edge.runtime.result import GenerationResult
-from edge.runtime.sampling import SamplingParams
 from edge.text.template import Message
 from tests.server_process import Server
 from tests.session_models import model as tiny

@@ -18,7 +18,7 @@ from edge.apps.serve.settings import ServerLimits, ServerSettings
 from edge.apps.serve.slot import Slot
 from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece
 from edge.runtime.model import Model
-from edge.runtime.sampling import SamplingParams
+from edge.runtime.parameters import SamplingParams
 from tests.server_process import PATIENCE, is_error
 
 DRAFT = "demo-draft"  # without attention: its answers need not end

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edge.runtime.sampling import Distribution, Sampler, SamplingParams
+from edge.runtime.parameters import SamplingParams
+from edge.runtime.sampling import Distribution, Sampler
 from edge.runtime.speculate.accept import EXACT, Row, Uniform, accept
 from edge.runtime.speculate.draft import Draft
 from tests.markov_models import VOCAB, dense, deviation

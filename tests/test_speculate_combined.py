@@ -13,7 +13,8 @@ import edge
 from edge.errors import EngineError
 from edge.runtime.generate import Stepper
 from edge.runtime.model import Model
-from edge.runtime.sampling import Distribution, Sampler, SamplingParams
+from edge.runtime.parameters import SamplingParams
+from edge.runtime.sampling import Distribution, Sampler
 from edge.runtime.session import Session
 from edge.runtime.speculate.decode import Speculative
 from edge.runtime.speculate.draft import NOTHING, Draft, Drafter

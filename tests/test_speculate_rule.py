@@ -11,7 +11,8 @@ import pytest
 import edge
 from edge.errors import InputError
 from edge.runtime.model import Model
-from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.parameters import SamplingParams
+from edge.runtime.sampling import Sampler
 from edge.runtime.session import Session
 from edge.runtime.speculate.accept import EXACT, Row, Rule, Top, rule_of
 from edge.runtime.speculate.draft import Draft

@@ -11,7 +11,8 @@ import pytest
 import edge
 from edge.errors import EngineError, InputError
 from edge.runtime.model import Model
-from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.parameters import SamplingParams
+from edge.runtime.sampling import Sampler
 from edge.runtime.session import Session
 from edge.runtime.speculate.draft import Draft
 from edge.runtime.speculate.model_drafter import Vocabulary

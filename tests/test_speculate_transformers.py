@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from edge.apps.chat import app as chat
-from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.parameters import SamplingParams
+from edge.runtime.sampling import Sampler
 from edge.runtime.session import Session
 from edge.runtime.speculate.model_drafter import Vocabulary, shared_ids
 from tests import session_models

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from edge.runtime.generate import Stepper
-from edge.runtime.sampling import Distribution, Logits, Sampler, SamplingParams
+from edge.runtime.parameters import SamplingParams
+from edge.runtime.sampling import Distribution, Logits, Sampler
 from edge.runtime.speculate import accept, model_drafter
 from edge.runtime.speculate.decode import Speculative
 from edge.runtime.speculate.draft import Draft

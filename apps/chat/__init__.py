@@ -16,7 +16,7 @@ from edge.apps.terminal import say
 from edge.errors import InputError
 
 if TYPE_CHECKING:
-    from edge.runtime.sampling import SamplingParams
+    from edge.runtime.parameters import SamplingParams
 
 # plain usage errors: boxes do not survive narrow and dumb terminals
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
@@ -164,7 +164,7 @@ def chat(
 
 def _check(sampling: dict[str, Any], threads: int | None) -> SamplingParams:
     """Refuse what can be refused before anything is loaded, naming options."""
-    from edge.runtime.sampling import make_params
+    from edge.runtime.parameters import make_params
 
     if threads is not None and threads < 1:
         raise InputError(f"must be at least 1, not {threads}", field="--threads")

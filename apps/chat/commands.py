@@ -13,7 +13,7 @@ from edge.apps.chat.context import described
 from edge.apps.units import megabytes
 from edge.errors import InputError
 from edge.runtime.engines import passed_over, title
-from edge.runtime.sampling import SamplingParams, make_params
+from edge.runtime.parameters import SamplingParams, make_params
 
 if TYPE_CHECKING:
     from edge.apps.chat.gain import Gain

@@ -19,7 +19,7 @@ from edge.apps.terminal import say
 from edge.errors import EdgeError, InputError
 from edge.runtime.engines import title
 from edge.runtime.model import EMBEDDED
-from edge.runtime.sampling import make_params
+from edge.runtime.parameters import make_params
 
 if TYPE_CHECKING:
     from types import FrameType

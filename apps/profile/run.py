@@ -28,7 +28,8 @@ from edge.runtime.cuda.opening import open_device
 from edge.runtime.engines import ENGINES, check_provider, has_providers, on_cpu, provider_of
 from edge.runtime.generate import Context, ContextMark, Logits
 from edge.runtime.model import Model, load, resolve
-from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.parameters import SamplingParams
+from edge.runtime.sampling import Sampler
 from edge.tensors import parameters
 
 DEFAULT_PROMPT = 512

@@ -17,7 +17,7 @@ from edge.errors import InputError
 from edge.runtime.constrain.mask import open_mask
 from edge.runtime.constrain.tools import ToolUse, tool_use
 from edge.runtime.model import Model
-from edge.runtime.sampling import SamplingParams, make_params
+from edge.runtime.parameters import SamplingParams, make_params
 from edge.text.tools import Declared
 
 # where clients wrote what holds an answer to a form

@@ -26,7 +26,8 @@ from edge.runtime.constrain.mask import open_mask
 from edge.runtime.constrain.tools import ToolUse
 from edge.runtime.generate import Answer, Context, ContextMark, Generation, Logits, generate
 from edge.runtime.model import Model
-from edge.runtime.sampling import Sampler, SamplingParams, new_rng
+from edge.runtime.parameters import SamplingParams
+from edge.runtime.sampling import Sampler, new_rng
 from edge.runtime.speculate.decode import Drafting
 from edge.runtime.speculate.grammar import GRAMMAR_ALONE
 

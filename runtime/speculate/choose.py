@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from edge.errors import InputError
 from edge.runtime.engine import MAX_WINDOW
 from edge.runtime.generate import Context
-from edge.runtime.sampling import collecting, refuse
+from edge.runtime.parameters import collecting, refuse
 from edge.runtime.speculate.accept import EXACT, Rule, rule_of
 from edge.runtime.speculate.decode import Drafting
 from edge.runtime.speculate.draft import Drafter

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from edge.errors import EngineError
 from edge.runtime.generate import Context, Logits
-from edge.runtime.sampling import Sampler, SamplingParams
+from edge.runtime.parameters import SamplingParams
+from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
 from edge.runtime.speculate.shape import Shape
 from edge.runtime.speculate.text import (

@@ -1,0 +1,215 @@
+"""Sampling parameters: their ranges, and all that is wrong with those given."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.runtime.constrain.statement import KINDS, Constraint, constraint_of
+from edge.text.stream import check_stops
+
+
+def _within(
+    default: float | None, low: float, high: float, *, whole: bool = False, above: bool = False
+) -> Any:
+    """A parameter from `low`, or above it, to `high`; None is allowed where it is the default."""
+    return field(default=default, metadata={"range": (low, high, whole, above)})
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How an answer is sampled and when it ends. Raises InputError naming every fault there is.
+
+    Attributes:
+        temperature: divides the logits; 0 is greedy, and the filters below then change nothing.
+        top_k: keep the k likeliest (ties included); 0 is off.
+        top_p: keep the smallest set of likeliest tokens whose probabilities sum to p; 1 is off.
+        min_p: drop tokens less likely than this share of the likeliest; 0 is off.
+        repetition_penalty: divides the positive logits of recent tokens, multiplies negative ones.
+        presence_penalty: is taken from the logits of recent tokens; below 0 it favours them.
+        frequency_penalty: the same, as often as they occurred.
+        repetition_window: how many recent tokens the three concern, prompt included.
+        logit_bias: token id → number added to its logit.
+        seed: None continues the session's own random numbers.
+        max_tokens: most tokens to sample.
+        stop: strings that end the answer; never part of it.
+        deadline_s: seconds after which the answer ends with what there is; None is never.
+        logprobs: report the log probability of each token, and of so many likeliest in its place;
+            None reports nothing. See `TokenLogprob`.
+        json_schema: the answer is JSON of this schema: an object or its JSON, a pydantic model, or
+            True for any JSON.
+        regex: the answer matches this expression, in the syntax of Rust's `regex`.
+        grammar: the answer is in this grammar, in llguidance's dialect of Lark.
+        choices: the answer is one of these texts.
+    """
+
+    temperature: float = _within(0.7, 0, 100)
+    top_k: int = _within(0, 0, 1 << 31, whole=True)
+    top_p: float = _within(1.0, 0, 1, above=True)
+    min_p: float = _within(0.0, 0, 1)
+    repetition_penalty: float = _within(1.0, 0, 100, above=True)
+    presence_penalty: float = _within(0.0, -2, 2)
+    frequency_penalty: float = _within(0.0, -2, 2)
+    repetition_window: int = _within(64, 0, 1 << 20, whole=True)
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = _within(None, 0, (1 << 64) - 1, whole=True)
+    max_tokens: int = _within(256, 1, 1 << 31, whole=True)
+    stop: tuple[str, ...] = ()
+    deadline_s: float | None = _within(None, 0, 1e9, above=True)
+    logprobs: int | None = _within(None, 0, 1000, whole=True)
+    json_schema: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+    choices: Iterable[str] | None = None
+
+    def __post_init__(self) -> None:
+        faults: list[InputError] = []
+        with collecting(faults):
+            # read once: choices may come from an iterator
+            self.__dict__["_constraint"] = constraint_of({k: getattr(self, k) for k in KINDS})
+        for item in fields(self):
+            if item.name in KINDS:
+                continue
+            value = getattr(self, item.name)
+            with collecting(faults):
+                if item.name == "logit_bias":
+                    value = _check_bias(value)
+                elif item.name == "stop":
+                    value = check_stops(value)
+                elif value is not None or item.default is not None:
+                    value = check_number(item.name, value, *item.metadata["range"])
+                object.__setattr__(self, item.name, value)
+        refuse(faults)
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the answer has to be: that of the last four which was given."""
+        found: Constraint | None = self.__dict__["_constraint"]
+        return found
+
+    @property
+    def remembered(self) -> int:
+        """How many of the last tokens make a difference to the next one, besides the logits."""
+        penalties = self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty
+        return self.repetition_window if any(penalties) else 0
+
+    @property
+    def plainly_greedy(self) -> bool:
+        """Whether the likeliest token is always taken, and nothing else of the logits is asked."""
+        free = not self.logit_bias and not self.remembered and self.constraint is None
+        return self.temperature == 0 and free and self.logprobs is None
+
+
+class Sampling(TypedDict, total=False):
+    """`SamplingParams` as keywords of `Session.chat` and `Session.generate`; None is not given."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_window: int | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    max_tokens: int | None
+    stop: str | Iterable[str] | None
+    deadline_s: float | None
+    logprobs: int | None
+    json_schema: Any
+    regex: str | None
+    grammar: str | None
+    choices: Iterable[str] | None
+
+
+def make_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
+    """`given` over `defaults`; None means not given. The stop strings among the defaults do not
+    count in an answer that a grammar holds.
+
+    Raises InputError naming every unknown parameter and every wrong value.
+    """
+    faults = unknown_names(given, Sampling.__annotations__)
+    values = {name: value for name, value in defaults.items() if value is not None}
+    if any(given.get(kind) is not None for kind in KINDS):
+        # a model's own are for its talk, and would cut what has to be whole
+        values.pop("stop", None)
+    values |= {name: value for name, value in given.items() if value is not None}
+    with collecting(faults):
+        params = SamplingParams(
+            **{k: v for k, v in values.items() if k in Sampling.__annotations__}
+        )
+    refuse(faults)
+    return params
+
+
+@contextmanager
+def collecting(faults: list[InputError]) -> Iterator[None]:
+    """Take note of what is refused, to look at the rest before all of it is: see `refuse`."""
+    try:
+        yield
+    except InputError as fault:
+        faults.append(fault)
+
+
+def unknown_names(given: Iterable[str], known: Collection[str]) -> list[InputError]:
+    """A fault for each unknown name."""
+    faults = []
+    for name in sorted(set(given) - set(known)):
+        alike = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {alike[0]!r}?" if alike else f"choose from {', '.join(sorted(known))}"
+        faults.append(InputError(f"unknown parameter {name!r:.60}", remedy=hint))
+    return faults
+
+
+def refuse(faults: Sequence[InputError]) -> None:
+    """Raise what is wrong, all of it in one InputError; its field is that of the first fault."""
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        first, *others = faults
+        said = [InputError(first.message, remedy=first.remedy), *others]
+        raise InputError("; ".join(map(str, said)), field=first.field)
+
+
+def check_number(
+    name: str, value: Any, low: float, high: float, whole: bool = False, above: bool = False
+) -> float:
+    """The value as a float, or as an int of `whole` numbers. Raises InputError: not from `low`, or
+    `above` it, to `high`.
+    """
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        kind = "a whole number" if whole else "a number"
+        raise InputError(f"must be {kind}, not {value!r:.40}", field=name)
+    # NaN fails every comparison
+    if not (low <= value <= high) or (above and value <= low):
+        bounds = f"{'above' if above else 'from'} {_plain(low)} to {_plain(high)}"
+        raise InputError(f"must be {bounds}, not {value}", field=name)
+    return int(value) if whole else float(value)
+
+
+def _plain(number: float) -> str:
+    """A bound as people write it: 2,147,483,648."""
+    return f"{int(number):,}" if number == int(number) else f"{number:g}"
+
+
+def _check_bias(bias: Any) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise InputError("must map token ids to numbers", field="logit_bias")
+    out: dict[int, float] = {}
+    for token, value in bias.items():
+        if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or token < 0:
+            raise InputError(f"{token!r:.40} is not a token id", field="logit_bias")
+        number = isinstance(value, (int, float, np.integer, np.floating))
+        if not number or not math.isfinite(value):
+            raise InputError(f"{value!r:.40} is not a finite number", field=f"logit_bias.{token}")
+        out[int(token)] = float(value)
+    return out
