@@ -100,7 +100,7 @@ class GgufFile(WeightFile):
         _, size = self._gguf.GGML_QUANT_SIZES[self._gguf.GGMLQuantizationType(place.kind)]
         try:
             self._dequantize(np.zeros((1, size), np.uint8), place.kind)
-        except NotImplementedError:
+        except NotImplementedError:  # so the package says that it knows no such type
             return False
         return True
 
