@@ -20,7 +20,6 @@ PAIRS = (
         few=True,
     ),
 )
-_GATE_BLOCK = 512
 _TILE = 16  # the smallest of `tl.dot`: most programs for a row, and least padding
 
 
@@ -55,17 +54,7 @@ def lower(at: Lowering, node: Node) -> None:
 
 
 def lower_silu_gate(at: Lowering, node: Node) -> None:
-    """Every row in pieces of 512 channels, 4 a thread."""
-    x, z = at.view(node.inputs["x"]), at.view(node.inputs["z"])
-    y = at.new(node.outputs["y"], "f32", x.rows, x.width)
-    at.launch(
-        "gated_norm.silu_gate",
-        {**at.given(node, "x", "z"), "y": at.pointer(y)},
-        {"WIDTH": x.width, "BLOCK": _GATE_BLOCK, "X_STRIDE": x.stride, "Z_STRIDE": z.stride},
-        (Size(of=x.rows), Size(times=cdiv(x.width, _GATE_BLOCK))),
-        warps=4,
-        stages=1,
-    )
+    at.elementwise("gated_norm.silu_gate", node, ("x", "z"))
 
 
 def lower_gated_rms_norm_int8_hadamard_quantize(at: Lowering, node: Node) -> None:

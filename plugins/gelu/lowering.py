@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
-from edge.launch import Size
-from edge.plugins.lowering.context import Lowering, Node, cdiv
-
-_BLOCK = 512
+from edge.plugins.lowering.context import Lowering, Node
 
 
 def lower(at: Lowering, node: Node) -> None:
-    """Every row in pieces of 512 channels, 4 a thread."""
-    x = at.view(node.inputs["x"])
-    y = at.new(node.outputs["y"], "f32", x.rows, x.width)
-    at.launch(
-        "gelu.gelu",
-        {"x": at.pointer(x), "y": at.pointer(y)},
-        {"WIDTH": x.width, "X_STRIDE": x.stride, "TANH": node.op == "GeluTanh", "BLOCK": _BLOCK},
-        (Size(of=x.rows), Size(times=cdiv(x.width, _BLOCK))),
-        warps=4,
-        stages=1,
-    )
+    at.elementwise("gelu.gelu", node, ("x",), TANH=node.op == "GeluTanh")

@@ -31,6 +31,7 @@ Rows = Literal["TB", "LB"]
 Warps = Literal[1, 2, 4, 8, 16]
 _TRITON = {"f32": "fp32", "f16": "fp16", "i8": "i8", "u8": "u8", "i32": "i32", "i64": "i64"}
 _LONGEST = 128
+_PIECE = 512
 _WARPS: tuple[Warps, ...] = (16, 8, 4, 2, 1)
 ONE = Size()
 # A kernel's run-time arguments with their Triton types, in its order; None is not there.
@@ -315,6 +316,26 @@ class Lowering:
         key = launch.model_dump_json()
         self.order.append(
             self._tables.launches.setdefault(key, (len(self._tables.launches), launch))[0]
+        )
+
+    def elementwise(self, kernel: str, node: Node, names: tuple[str, ...], **constants: int) -> None:
+        """Launch `kernel` on equally wide rows of the inputs `names`, for the output y: every row
+        in pieces of 512 channels, 4 a thread.
+        """
+        views = [self.view(node.inputs[name]) for name in names]
+        x = views[0]
+        if any(view.width != x.width for view in views):
+            widths = " and ".join(str(view.width) for view in views)
+            raise ExportError(f"{node.op} of {widths} values", field=node.name)
+        y = self.new(node.outputs["y"], "f32", x.rows, x.width)
+        strides = {f"{n.upper()}_STRIDE": v.stride for n, v in zip(names, views, strict=True)}
+        self.launch(
+            kernel,
+            {**self.given(node, *names), "y": self.pointer(y)},
+            {"WIDTH": x.width, **strides, **constants, "BLOCK": _PIECE},
+            (Size(of=x.rows), Size(times=cdiv(x.width, _PIECE))),
+            warps=4,
+            stages=1,
         )
 
 
