@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -11,20 +12,28 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
 import edge
+from edge.apps.chat import app as chat
+from edge.apps.cli import app
+from edge.errors import ContextFullError, ExportError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.exporter import export_checkpoint
+from edge.export.exporter import ExportSummary, export_checkpoint
 from edge.export.network import Network
+from edge.export.recipes import names
 from edge.plugins.cpu import library
 from tests.checkpoints import (
     CORPUS,
     save_falcon_h1,
     save_falcon_mamba,
+    save_gpt_neox,
     save_granite,
     save_granite_hybrid,
     save_jamba,
     save_lfm2,
+    save_llama,
+    save_mistral,
     save_nemotron_h,
     save_qwen2,
     save_qwen3,
@@ -33,11 +42,13 @@ from tests.checkpoints import (
     save_with_experts,
     save_zamba2,
 )
+from tests.test_checkpoint_transformers import LLAMA3
 
 Save = Callable[[Path], Path]
 SAVE: dict[str, Save] = {
     "falcon_h1": partial(save_falcon_h1, mamba_rms_norm=True),
     "falcon_mamba": save_falcon_mamba,
+    "gpt_neox": partial(save_gpt_neox, num_attention_heads=2, max_position_embeddings=64),
     "granite": save_granite,
     "granitemoe": partial(save_with_experts, family="granitemoe", residual_multiplier=0.5),
     "granitemoehybrid": partial(
@@ -52,6 +63,13 @@ SAVE: dict[str, Save] = {
         routed_scaling_factor=1.5,
         layer_types=["conv", "full_attention", "conv"],
     ),
+    "llama": partial(
+        save_llama,
+        head_dim=12,
+        max_position_embeddings=2048,
+        rope_parameters=LLAMA3 | {"rope_theta": 100.0, "original_max_position_embeddings": 64},
+    ),
+    "mistral": partial(save_mistral, sliding_window=64),
     "mixtral": partial(save_with_experts, family="mixtral"),
     "nemotron_h": partial(
         save_nemotron_h,
@@ -75,8 +93,16 @@ SAVE: dict[str, Save] = {
 ROUNDED = ("falcon_h1", "jamba", "lfm2", "nemotron_h", "qwen3")
 RECIPES = ("fp16", "w8", "w4", "w8a8", "w4a16", "w4a8")
 # whose layers aside are those of others, behind a wider norm
-APPLIED = [*product(ROUNDED, RECIPES), ("zamba2", "w4"), ("zamba2", "w8a8")]
-LENGTH = 45
+APPLIED = [
+    *product(ROUNDED, RECIPES),
+    *(("gpt_neox", name) for name in names()),
+    ("llama", "w8a8"),
+    ("zamba2", "w4"),
+    ("zamba2", "w8a8"),
+]
+# of Transformers, which have no state but this
+CONTEXT = {"gpt_neox": 64, "llama": 2048, "mistral": 64}
+LENGTH = 60
 ENGINES = ("ort", *(["cpu"] if library.path() is not None else []))
 
 
@@ -94,21 +120,32 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: save(folder / family) for family, save in SAVE.items()}
 
 
+@pytest.fixture(scope="module")
+def exported(
+    sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], ExportSummary]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return cache(lambda family: export_checkpoint(sources[family], folder / family))
+
+
 @pytest.mark.parametrize("family", SAVE)
 def test_the_engines_give_transformers_logits(
-    family: str, sources: dict[str, Path], tmp_path: Path
+    family: str, sources: dict[str, Path], exported: Callable[[str], ExportSummary]
 ) -> None:
     """In a chunk, in steps, and in runs of which a part is taken back."""
-    summary = export_checkpoint(sources[family], tmp_path / "bundle")
+    summary = exported(family)
     assert summary.manifest.accuracy["relative_difference"] < 1e-4
     assert summary.manifest.model.family == family and summary.notice is None
     assert summary.unplanned is None and summary.unbuildable is None
     tokens = np.random.default_rng(0).integers(0, 270, (1, LENGTH))
+    if family in CONTEXT:
+        assert summary.manifest.model.max_context == CONTEXT[family]
+        assert not any(layer.recurrent for layer in summary.manifest.model.layers)
     theirs = AutoModelForCausalLM.from_pretrained(sources[family], dtype=torch.float32)
     with torch.no_grad():
         expected = theirs(torch.from_numpy(tokens)).logits.numpy()
     for engine in ENGINES:
-        with edge.load(tmp_path / "bundle", engine=engine, threads=1) as model:
+        with edge.load(summary.path, engine=engine, threads=1) as model:
             found = in_pieces(model.engine, tokens)
         difference = np.abs(found - expected).max()
         assert difference < 1e-4 * np.abs(expected).max(), engine
@@ -167,16 +204,20 @@ def test_every_recipe_applies(
     family: str, quant: str, sources: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:
     given = {"calibrate": text, "calibrate_sequences": 4, "calibrate_length": 32}
-    calibrated = "a8" in quant
+    integers = "a8" in quant
+    calibrated = integers and quant != "w8a8-dynamic"
     summary = export_checkpoint(
         sources[family], tmp_path / "bundle", quant=quant, **(given if calibrated else {})
     )
     accuracy = summary.manifest.accuracy
     assert summary.unplanned is None and summary.unbuildable is None
-    if calibrated:
+    if integers:
         engine = accuracy["engine"]
         assert isinstance(engine, dict)
         assert engine["kl_nats_per_token"] <= 1e-4 and engine["top1_agreement"] >= 0.99
+    if family in CONTEXT:
+        assert summary.manifest.state_dtypes == {}
+        assert not integers or "32-bit matrices" not in summary.manifest.quantization.details
     assert accuracy["perplexity"] < 1.3 * accuracy["perplexity_before"]  # type: ignore[operator]
     if "cpu" in ENGINES:
         tokens = np.random.default_rng(1).integers(0, 270, (1, LENGTH))
@@ -189,3 +230,57 @@ def test_every_recipe_applies(
         # 8 bits of the weights change in Zamba2's random ones is 0.04 of the spread
         most = 0.06 if (family, quant) == ("zamba2", "w4") else 0.02
         assert np.abs(found[1] - found[0]).mean() < most * spread
+
+
+@pytest.mark.parametrize(
+    ("choices", "field"),
+    [({"ssm_state": "int8"}, "ssm_state"), ({"groups": True}, "groups"),
+     ({"percentile": 99.0}, "percentile")],
+)  # fmt: skip
+def test_choices_for_mamba_layers_are_refused(
+    choices: dict[str, object], field: str, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError) as refused:
+        export_checkpoint(sources["llama"], tmp_path / "bundle", quant="w8a8", **choices)
+    assert refused.value.field == field and refused.value.remedy
+
+
+def test_info_says_what_it_is(exported: Callable[[str], ExportSummary]) -> None:
+    bundle = str(exported("gpt_neox").path)
+    done = CliRunner().invoke(app, ["info", bundle, "--context", "64", "--json"])
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert facts["layers"] == {"attention": 2, "mlp": 2}
+    assert facts["state_bytes"] == 0
+    assert facts["kv_cache_bytes"] == 2 * 2 * 64 * 32 * 4, "2 layers of keys and values"
+    done = CliRunner().invoke(app, ["info", bundle, "--launches"])
+    assert done.exit_code == 0 and "gelu" in done.stdout, done.output
+
+
+@pytest.mark.parametrize("family", CONTEXT)
+def test_a_session_generates_undoes_and_comes_to_its_contexts_end(
+    family: str, exported: Callable[[str], ExportSummary]
+) -> None:
+    model = edge.load(exported(family).path, threads=1)
+    session = model.session(seed=1, capacity=64)
+    mark = session.snapshot()
+    say = {"temperature": 0, "max_tokens": 9}
+    first = session.generate("the state of", **say).finish()
+    session.restore(mark)
+    again = session.generate("the state of", **say).finish()
+    assert again.tokens == first.tokens and len(first.tokens) == 9
+    result = session.generate(" the model", temperature=0, max_tokens=200).finish()
+    assert result.finish_reason == "context" and len(session.tokens) == 64
+    with pytest.raises(ContextFullError, match="do not fit"):
+        session.generate(" and more")
+
+
+def test_chat_talks_to_it(exported: Callable[[str], ExportSummary]) -> None:
+    bundle = exported("llama").path
+    model = edge.load(bundle, threads=1)
+    expected = model.session().generate("the robot", temperature=0, max_tokens=8).finish()
+    arguments = [str(bundle), "-p", "the robot", "--temperature", "0",
+                 "--max-tokens", "8", "--threads", "1"]  # fmt: skip
+    done = CliRunner().invoke(chat, arguments)
+    assert done.exit_code == 0, done.output
+    assert done.stdout == expected.text + "\n"
