@@ -318,7 +318,9 @@ class Lowering:
             self._tables.launches.setdefault(key, (len(self._tables.launches), launch))[0]
         )
 
-    def elementwise(self, kernel: str, node: Node, names: tuple[str, ...], **constants: int) -> None:
+    def elementwise(
+        self, kernel: str, node: Node, names: tuple[str, ...], **constants: int
+    ) -> None:
         """Launch `kernel` on equally wide rows of the inputs `names`, for the output y: every row
         in pieces of 512 channels, 4 a thread.
         """
