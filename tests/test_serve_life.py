@@ -66,6 +66,9 @@ def test_those_who_wait_have_places_until_they_leave() -> None:
         with _asked(server, body) as first, _asked(server, body) as last:
             with _asked(server, body):
                 assert not _answers(client)
+                # who has none there finds a place
+                with _asked(server, body, "127.0.0.2") as newcomer:
+                    assert not select.select([newcomer], [], [], 0.3)[0]
 
             def taken() -> bool:
                 another = stack.enter_context(_asked(server, body))
@@ -85,6 +88,17 @@ def test_a_prompt_that_outlasts_the_deadline_is_given_up() -> None:
         with pytest.raises(openai.InternalServerError) as late:
             server.client().completions.create(model=DRAFT, prompt=[5] * 32_000)
         assert late.value.status_code == 504 and late.value.code == "deadline_exceeded"
+
+
+def test_a_stream_that_nobody_reads_makes_room() -> None:
+    """However long it may stay unread where nobody else asks."""
+    unread = {"messages": HELLO, "stream": True, **ENDLESS}
+    with Server("--send-timeout", "1000", bundle=DRAFT) as server, socket.socket() as idle:
+        idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        idle.connect(("127.0.0.1", server.port))
+        idle.sendall(_request(server, unread))
+        _settle(server)
+        assert _answers(server.client())
 
 
 # -- signals and exit codes (fault 35) -----------------------------------------------------------
@@ -230,18 +244,25 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def _asked(server: Server, body: dict[str, Any]) -> Iterator[socket.socket]:
-    """A connection on which a chat was asked for; the server has taken it up."""
+def _asked(
+    server: Server, body: dict[str, Any], address: str = "127.0.0.1"
+) -> Iterator[socket.socket]:
+    """A connection from `address` on which a chat was asked for; the server has taken it up."""
+    there = "127.0.0.1", server.port
+    with socket.create_connection(there, PATIENCE, (address, 0)) as connection:
+        connection.sendall(_request(server, body))
+        _settle(server)
+        yield connection
+
+
+def _request(server: Server, body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
         f"authorization: Bearer {server.key}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(data)}\r\n\r\n"
     )
-    with server.connect() as connection:
-        connection.sendall(head.encode() + data)
-        _settle(server)
-        yield connection
+    return head.encode() + data
 
 
 def _settle(server: Server) -> None:

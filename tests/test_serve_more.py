@@ -208,6 +208,8 @@ def test_ollamas_tools_and_refusals(server: Server) -> None:
         ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"),
         ("/api/generate", {"prompt": "x", "raw": True, "system": "y"}, "system"),
         ("/api/generate", {"prompt": "x", "model": "nobody"}, "unknown model"),
+        ("/api/chat", {"messages": HELLO, "n": 2, "logprobs": True}, "n, logprobs"),
+        ("/api/chat", {"messages": HELLO, "options": {"n": 2, "tools": [1]}}, "options.n, options"),
     ):
         status, _, body = asked(server, path, wrong)
         assert status in (400, 404) and isinstance(body["error"], str) and said in body["error"]

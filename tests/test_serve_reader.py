@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -115,16 +116,25 @@ def test_bodies_that_trickle_in_take_nobodys_place(server: Server) -> None:
 
 
 def test_connections_that_say_nothing_make_room(server: Server) -> None:
-    """Without a key, and more of them than there may be."""
-    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(270)]
+    """Without a key, and more of them than there may be; who came with it, stays."""
+    body = json.dumps({"messages": HELLO, "max_tokens": 1}).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {server.key}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    ).encode()
+    known = server.connect()
+    silent: list[socket.socket] = []
     try:
-        for connection in silent[::2]:
-            connection.sendall(b"GET /health HTTP/1.1\r\n")
-        time.sleep(0.2)
-        for _ in range(5):
+        for _ in range(2):
+            known.sendall(head + body)
+            assert known.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            silent += [server.connect() for _ in range(270)]
+            for connection in silent[::2]:
+                with suppress(OSError):
+                    connection.sendall(b"GET /health HTTP/1.1\r\n")
             assert server.request("POST", CHAT, {"messages": HELLO, "max_tokens": 1})[0] == 200
     finally:
-        for connection in silent:
+        for connection in (known, *silent):
             connection.close()
 
 

@@ -24,20 +24,22 @@ from tests.server_process import PATIENCE, is_error
 DRAFT = "demo-draft"  # without attention: its answers need not end
 
 
-def test_requests_are_answered_in_the_order_they_came() -> None:
+def test_clients_take_turns_and_each_is_answered_in_the_order_it_asked() -> None:
     worker, events, order = _worker(), _Events(), _Events()
     model = _model(worker)
-    running = Job(_ask(model, "x"), time.monotonic() + PATIENCE, events.append)
+    running = Job(_ask(model, "x"), time.monotonic() + PATIENCE, events.append, client="many")
     worker.submit(running)
     assert isinstance(events.first(), Piece)
-    for name in "abcd":
+    asked = [("many", "a"), ("many", "b"), ("many", "c"), ("one", "d"), ("other", "e")]
+    for client, name in asked:
         ask = _ask(model, name, 2)
         worker.submit(
             Job(ask, time.monotonic() + PATIENCE,
-                lambda event, name=name: None if isinstance(event, Piece) else order.append(name))
+                lambda event, name=name: None if isinstance(event, Piece) else order.append(name),
+                client=client)
         )  # fmt: skip
     running.cancel()
-    assert [order.first() for _ in range(4)] == ["a", "b", "c", "d"]
+    assert [order.first() for _ in asked] == ["d", "e", "a", "b", "c"]
     worker.stop()
     assert worker.join(PATIENCE)
 

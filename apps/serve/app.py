@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
@@ -29,6 +30,7 @@ from edge.apps.serve.guard import Guard, header
 from edge.apps.serve.metrics import CONTENT_TYPE, Sample
 from edge.apps.serve.ollama import KINDS, Kind, OllamaFormat
 from edge.apps.serve.page import page
+from edge.apps.serve.protocol import KNOWN
 from edge.apps.serve.reader import Reader
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.settings import ServerSettings
@@ -51,7 +53,7 @@ class App:
         self._worker = worker
         self._guard = Guard(settings)
         self._began = int(time.time())
-        self._inside = 0  # requests that are being read, waiting or answered
+        self._inside: Counter[str] = Counter()  # requests of clients: read, waiting or answered
         self._reader = Reader()
         self._page_file = page()
         self._starlette = Starlette(
@@ -93,6 +95,7 @@ class App:
                 return
             if request.scope["path"] not in _OPEN:
                 self._guard.check_key(request)
+                scope[KNOWN] = True
             await self._starlette(scope, receive, sending)
         except ApiError as problem:
             await _refused(request, problem)(scope, receive, sending)
@@ -140,7 +143,7 @@ class App:
     async def _metrics(self, request: Request) -> Response:
         worker = self._worker
         gauges: list[Sample] = [
-            ("edge_requests_inside", {}, self._inside),
+            ("edge_requests_inside", {}, self._inside.total()),
             ("edge_requests_waiting", {}, worker.waiting),
             ("edge_reader_stuck", {}, self._reader.stuck),
         ]
@@ -194,19 +197,20 @@ class App:
         until = time.monotonic() + self._limits.deadline_s
         _check_media(request)
         self._worker.check_ready()
-        self._check_room()
+        client = request.client.host if request.client else ""
+        self._check_room(client)
         # whose body trickles in takes nobody's place
         body = await _body(request, self._limits.body_bytes)
-        self._check_room()
+        self._check_room(client)
         with ExitStack() as held:
-            self._inside += 1
-            held.callback(self._leave)
+            self._inside[client] += 1
+            held.callback(self._leave, client)
             sent = await self._reader.read(partial(requests.parse, body), until)
             given = kind.given(sent)
             name = self._known(given.get("model"))
-            served, asked = await self._read(given, name, kind.chat(sent), until)
+            served, asked = await self._read(given, name, kind.chat(sent), until, client)
             answer = held.enter_context(
-                Exchange(self._worker, asked, until, request.receive, served)
+                Exchange(self._worker, asked, until, request.receive, served, client)
             )
             form = kind.form(asked, name, served.model)
             # nothing is sent before something was made, so that refusals have a status of their own
@@ -221,21 +225,27 @@ class App:
             request.scope["edge"] = _figures(asked, event)
             return _Json(form.whole(pieces, event))
 
-    def _check_room(self) -> None:
-        if self._inside > self._limits.waiting:
+    def _check_room(self, client: str) -> None:
+        """Raise ApiError 429 where too many are inside; who has none there finds room in as many
+        places again.
+        """
+        inside, most = self._inside.total(), self._limits.waiting
+        if inside > most and (self._inside[client] or inside > 2 * most):
             raise busy(
-                f"{self._inside} requests are waiting already", "overloaded",
-                self._worker.retry_s(self._inside), 429,
+                f"{inside} requests are waiting already", "overloaded",
+                self._worker.retry_s(inside), 429,
             )  # fmt: skip
 
-    def _leave(self) -> None:
-        self._inside -= 1
+    def _leave(self, client: str) -> None:
+        self._inside[client] -= 1
+        if not self._inside[client]:
+            del self._inside[client]
 
     async def _read(
-        self, given: Mapping[str, Any], name: str, chat: bool, until: float
+        self, given: Mapping[str, Any], name: str, chat: bool, until: float, client: str
     ) -> tuple[Served, ParsedRequest]:
         try:
-            served = await self._worker.obtain(name, until)
+            served = await self._worker.obtain(name, until, client)
             most = self._limits.prompt_tokens
             if served.slot.capacity is not None:
                 most = min(most, served.slot.capacity)

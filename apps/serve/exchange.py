@@ -14,6 +14,7 @@ from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece, Served
 
 MAX_BEHIND = 1 << 16  # pieces of text that a client may have left unread
+WAITED_FOR = 256  # and while others wait for the model, besides what sockets hold
 
 
 class Exchange:
@@ -29,12 +30,14 @@ class Exchange:
         until: float,
         receive: Receive,
         served: Served | None = None,
+        client: str = "",
     ) -> None:
-        """Submits the request. `until`: on the monotonic clock. Raises ApiError 503."""
+        """Submits the request of `client`. `until`: on the monotonic clock. Raises ApiError 503."""
         self._loop = asyncio.get_running_loop()
         self.asked = asked
         self._events: asyncio.Queue[Event | ClientDisconnect] = asyncio.Queue()
-        self._job = Job(asked, until, self._post, served)
+        self._worker = worker
+        self._job = Job(asked, until, self._post, served, client)
         worker.submit(self._job)
         self._gone = asyncio.ensure_future(_disconnected(receive))
         self._gone.add_done_callback(self._vanished)
@@ -63,7 +66,7 @@ class Exchange:
 
     def _deliver(self, event: Event) -> None:
         self._events.put_nowait(event)
-        if self._events.qsize() > MAX_BEHIND:
+        if self._events.qsize() > (WAITED_FOR if self._worker.waiting else MAX_BEHIND):
             self._job.cancel()
 
     def _vanished(self, _: object) -> None:

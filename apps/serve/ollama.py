@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, cast
+from typing import Any
 
 from edge.apps.serve.answers import AnswerFormat
+from edge.apps.serve.bodies import SAMPLING
 from edge.apps.serve.errors import ApiError, encode, invalid
 from edge.apps.serve.worker import Ended, Piece
 
@@ -20,6 +21,7 @@ OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty",
 # of loading and placing, or without effect on what is said here
 WITHOUT_EFFECT = {"num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread",
                   "use_mmap", "use_mlock", "numa", "low_vram"}  # fmt: skip
+KNOWN = {*OPTIONS, *SAMPLING, "stop", "seed"}
 RAW_TOKENS = 256  # of a raw text that nothing bounds
 Given = Mapping[str, Any]
 
@@ -119,13 +121,18 @@ def generate(given: Given) -> dict[str, Any]:
 
 
 def _common(given: Given, own: set[str]) -> dict[str, Any]:
-    options, form = given.get("options") or {}, given.get("format")
+    options: dict[str, Any] = given.get("options") or {}
+    form = given.get("format")
     if not isinstance(options, dict):
         raise invalid("options must be an object", "options")
-    out: dict[str, Any] = {}
-    for key, value in cast(dict[str, Any], options).items():
-        if key not in WITHOUT_EFFECT:
-            out[OPTIONS.get(key, key)] = value
+    known = {"model", "stream", "options", "format", "keep_alive", *own}
+    unknown = [key for key, value in given.items()
+               if key not in known and value not in (None, False, "", [])]  # fmt: skip
+    unknown += [f"options.{key}" for key in options if key not in KNOWN | WITHOUT_EFFECT]
+    if unknown:
+        named = ", ".join(f"{name:.40}" for name in unknown[:20])
+        raise invalid(f"not known here: {named}", unknown[0][:40], "unknown_parameter")
+    out: dict[str, Any] = {OPTIONS.get(key, key): options[key] for key in options if key in KNOWN}
     if out.get("max_tokens") in (-1, -2):  # without a bound
         out["max_tokens"] = 1 << 30
     if isinstance(given.get("model"), str):
@@ -133,10 +140,6 @@ def _common(given: Given, own: set[str]) -> dict[str, Any]:
     out["stream"] = given.get("stream", True)
     if form:
         out["structured_outputs"] = {"json_object": True} if form == "json" else {"json": form}
-    known = {"model", "stream", "options", "format", "keep_alive", *own}
-    for key, value in given.items():
-        if key not in known and value not in (None, False, "", []):
-            out[key] = value  # refused by its name, where it is not known here
     return out
 
 

@@ -17,6 +17,8 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from edge.apps.serve.errors import ApiError, encode
 from edge.apps.serve.settings import ServerLimits
 
+KNOWN = "edge.known"  # in the scope of a request that came with the key
+
 
 class BoundedProtocol(H11Protocol):
     """One connection under `limits`."""
@@ -42,13 +44,19 @@ class BoundedProtocol(H11Protocol):
             self._watch(True)
 
     def _quietest(self) -> BoundedProtocol:
-        """The connection that has had no whole request for longest; this one if all have one."""
+        """The other connection that has had no whole request for longest, of those that never came
+        with the key where there are any; this one if all are being answered.
+        """
         others = (
             one for one in self.connections
             if isinstance(one, BoundedProtocol) and not one.transport.is_closing()
-            and (one.cycle is None or one.cycle.response_complete)
+            and one is not self and (one.cycle is None or one.cycle.response_complete)
         )  # fmt: skip
-        return min(others, key=lambda one: one._quiet_since, default=self)
+        return min(others, key=lambda one: (one._known, one._quiet_since), default=self)
+
+    @property
+    def _known(self) -> bool:
+        return self.cycle is not None and KNOWN in self.cycle.scope
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch(False)

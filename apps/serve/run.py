@@ -26,6 +26,7 @@ from edge.runtime.engines import title
 from edge.runtime.model import Model
 
 Say = Callable[[dict[str, Any]], None]
+SENT_BYTES = 64 << 10
 JOIN_S = 5.0  # a run of the engine may be under way; it takes milliseconds, or seconds at most
 
 
@@ -40,6 +41,8 @@ def bind(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # of each connection: text that a client leaves unread waits here, where it can be seen
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_BYTES)
             listening.bind(address)
             listening.listen(128)
         except BaseException:

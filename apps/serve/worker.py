@@ -7,7 +7,6 @@ import math
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -61,6 +60,7 @@ class Job:
     Attributes:
         until: on the monotonic clock, when nobody wants it any more.
         served: by which model; None is the one that was loaded last.
+        client: whose it is.
         begun: whether the model has started on it.
     """
 
@@ -70,12 +70,14 @@ class Job:
         until: float,
         post: Callable[[Event], None],
         served: Served | None = None,
+        client: str = "",
     ) -> None:
         """`post` is called in the worker's thread with every event."""
         self.asked = asked
         self.until = until
         self.post = post
         self.served = served
+        self.client = client
         self.came = time.monotonic()
         self.begun = False
         self.cancelled = threading.Event()
@@ -101,12 +103,14 @@ class _Wanted:
 
     name: str
     found: Future[Served]
+    client: str
 
 
 class ModelWorker:
     """Owns the model. `state` is `loading`, then `ready` or `failed`, at last `stopping`.
 
-    One model is loaded at a time: another that is asked for takes its place.
+    One model is loaded at a time: another that is asked for takes its place. Clients take turns:
+    who has many requests waiting does not keep others waiting for all of them.
 
     Attributes:
         name, served: the model, None until it is ready.
@@ -133,7 +137,8 @@ class ModelWorker:
         self._load = load
         self._load_other = load_other
         self._changed = changed
-        self._jobs: deque[Job | _Wanted] = deque()
+        self._jobs: list[Job | _Wanted] = []
+        self._turns: dict[str, int] = {}  # of clients: when each had its last one
         self._running: Job | None = None
         self._wake = threading.Condition()
         self._typical_s = 1.0
@@ -158,12 +163,12 @@ class ModelWorker:
         """How many requests wait for the model."""
         return len(self._jobs)
 
-    async def obtain(self, name: str, until: float) -> Served:
+    async def obtain(self, name: str, until: float, client: str = "") -> Served:
         """The model of this name, loaded in its turn. Raises ApiError, EdgeError."""
         self.check_ready()
         if name == self.name and self.served is not None:
             return self.served
-        wanted = _Wanted(name, Future())
+        wanted = _Wanted(name, Future(), client)
         self.submit(wanted)
         try:
             left = max(0.0, until - time.monotonic())
@@ -254,7 +259,11 @@ class ModelWorker:
                 if self.state == "stopping":
                     return None
                 self._wake.wait()
-            job = self._jobs.popleft()
+            job = min(self._jobs, key=lambda one: self._turns.get(one.client, 0))
+            self._jobs.remove(job)
+            self._turns[job.client] = 1 + max(self._turns.values(), default=0)
+            if not self._jobs:
+                self._turns = {job.client: 1}
             self._running = job if isinstance(job, Job) else None
             return job
 
