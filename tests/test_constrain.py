@@ -18,6 +18,7 @@ from pydantic import BaseModel
 import edge
 from edge.apps.bench import constrained
 from edge.errors import EngineError, InputError
+from edge.runtime.constrain import mask as grammars
 from edge.runtime.constrain.mask import GrammarVocabulary, open_mask
 from edge.runtime.constrain.statement import constraint_of
 from edge.runtime.model import Model
@@ -390,8 +391,37 @@ def test_what_a_vocabulary_cannot_write_is_refused() -> None:
     mask = open_mask(narrow, constraint_of({"regex": "t(\u2603|\u2604)"}), continued=True)
     assert mask is not None
     mask.say(next(i for i in range(90) if narrow.token_bytes(i) == b"t"))
-    with pytest.raises(EngineError, match="cannot write what the grammar wants"):
+    with pytest.raises(InputError, match="regex: can go on with nothing"):
         mask.allowed(np.zeros(90, np.float32))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [  # answers that would go on for ever
+        {"json_schema": {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]},
+                                   "b": {"allOf": [{"$ref": "#/$defs/a"}]}},
+                         "$ref": "#/$defs/a"}},
+        {"grammar": "start: a\na: b\nb: a"},
+    ],
+)  # fmt: skip
+def test_a_grammar_that_cannot_be_followed_is_the_askers_fault(form: dict[str, Any]) -> None:
+    session = model("base").session()
+    with pytest.raises(InputError, match=f"{next(iter(form))}: can go on with nothing"):
+        session.generate(PROMPT, max_tokens=4, **form).finish()
+    assert session.generate(PROMPT, max_tokens=2, choices=["a"]).finish().text == "a"
+
+
+def test_what_compiling_takes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of keys that may be left out it takes the square: a body of 1 MiB took a minute."""
+    assert grammars.MAX_SYMBOLS <= 50_000
+    monkeypatch.setattr(grammars, "MAX_SYMBOLS", 20_000)
+    many = {f"key{number}": {"type": "string"} for number in range(10_000)}
+    with pytest.raises(InputError, match=r"json_schema: .*too big"):
+        open_mask(
+            model("base").tokenizer,
+            constraint_of({"json_schema": {"type": "object", "properties": many}}),
+            continued=True,
+        )
 
 
 def test_without_llguidance_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from edge.mixers.base import Frozen, MixerConfig, Positive, Shapes, refuse_all
 
 # Matrices that have all experts' weights; graphs join the first two.
 STACKED = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+MAX_EXPERTS = 4096  # of a layer; checkpoints have tensors of their own for each
 
 
 class RouterConfig(Frozen):
@@ -43,7 +44,7 @@ class ExpertsConfig(MixerConfig):
     """
 
     kind: Literal["experts"] = "experts"
-    n_experts: Positive
+    n_experts: int = Field(gt=0, le=MAX_EXPERTS)
     d_intermediate: Positive
     router: RouterConfig
     form: Literal["swiglu", "squared_relu"] = "swiglu"

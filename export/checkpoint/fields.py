@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -177,10 +178,11 @@ class Fields:
         numbers = isinstance(value, list | tuple) and all(
             isinstance(v, int | float) and not isinstance(v, bool) for v in value
         )
-        if not numbers or len(value) != 2 or not 0 <= value[0] <= value[1]:
-            self.refuse(name, f"is {show(value)}, not a pair 0 <= low <= high")
-            return 0.0, math.inf
-        return float(value[0]), float(value[1])
+        if numbers and len(value) == 2 and 0 <= value[0] <= value[1]:
+            with suppress(OverflowError):  # a whole number beyond all floats
+                return float(value[0]), float(value[1])
+        self.refuse(name, f"is {show(value)}, not a pair 0 <= low <= high")
+        return 0.0, math.inf
 
     def scaled(self, name: str, factor: int, default: float) -> int:
         """int(number · factor), as upstream computes widths from `expand`, within MAX_DIM."""

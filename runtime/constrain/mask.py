@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EngineError, InputError
-from edge.runtime.constrain.statement import Constraint
+from edge.runtime.constrain.statement import Constraint, Kind
 from edge.text.tokenizer import Segment, Tokenizer
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ Logits = NDArray[np.float32]
 # with nothing else, and less of an answer is forced
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 KEPT = 32  # compiled grammars of a vocabulary
+MAX_SYMBOLS = 50_000  # of a grammar: what compiling takes grows with the square of optional keys
 REMEDY = "pip install 'mamba-edge[constrain]'"
 # of the 8 tokens of a byte of the mask: 0 where its bit is set, else -inf
 _BIAS = np.where(
@@ -44,15 +45,18 @@ class Mask:
         complete: the grammar leaves nothing more to say.
     """
 
-    def __init__(self, matcher: LLMatcher, vocabulary: GrammarVocabulary) -> None:
-        """`matcher`: at the grammar's beginning, this mask's own."""
+    def __init__(self, matcher: LLMatcher, vocabulary: GrammarVocabulary, kind: Kind) -> None:
+        """`matcher`: at the grammar's beginning, this mask's own. `kind`: of the grammar."""
         self._matcher = matcher
+        self._kind = kind
         self._vocabulary = vocabulary
         self._ahead: list[int] = []  # consumed beyond what has been said
         self.complete = False
 
     def say(self, token: int) -> None:
-        """A token joins the answer. Raises EngineError for one that the grammar does not allow."""
+        """A token joins the answer. Raises EngineError for one that the grammar does not allow,
+        InputError as `allowed` does.
+        """
         if self._ahead[:1] == [token]:
             del self._ahead[0]
         else:
@@ -64,7 +68,7 @@ class Mask:
         """A copy of logits [V] in which tokens are -inf that may not come after `path`, which comes
         after what has been said. Behind the grammar's end, where nothing counts, the logits.
 
-        Raises EngineError: the grammar became too complex, or wants what the vocabulary lacks.
+        Raises InputError: the grammar became too complex, or wants what the vocabulary lacks.
         """
         if not self._go(path):
             return logits
@@ -104,20 +108,21 @@ class Mask:
 
     def _consume(self, token: int) -> None:
         if not self._matcher.consume_token(token):
-            said = _said(self._matcher.get_error())
-            raise EngineError(f"token {token} is outside the grammar: {said}")
+            self._check()
+            raise EngineError(f"token {token} is outside the grammar")
 
     def _check(self) -> None:
-        if not self._matcher.is_error():
+        """Raise InputError where the grammar, not a token, is why it goes no further."""
+        said = _said(self._matcher.get_error()) if self._matcher.is_error() else ""
+        if not said or "doesn't satisfy the grammar" in said:
             return
-        said = _said(self._matcher.get_error())
         if said == "NoExtensionBias":
-            raise EngineError(
-                "the model's vocabulary cannot write what the grammar wants next",
+            raise InputError(
+                "can go on with nothing that the model's vocabulary can write", field=self._kind,
                 remedy="change the grammar, or use a model whose tokenizer knows all bytes",
-            )
-        raise EngineError(
-            f"the grammar cannot be followed further: {said}", remedy="use a simpler grammar"
+            )  # fmt: skip
+        raise InputError(
+            f"cannot be followed further: {said}", field=self._kind, remedy="use a simpler grammar"
         )
 
 
@@ -168,7 +173,7 @@ class GrammarVocabulary:
                 while len(self._compiled) > KEPT:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(key)
-            return Mask(found.deep_copy(), self)
+            return Mask(found.deep_copy(), self, constraint.kind)
 
     def _compile(self, constraint: Constraint, stripped: bool) -> LLMatcher:
         body = _grammar(constraint)
@@ -191,7 +196,7 @@ class GrammarVocabulary:
     def _matcher(self, constraint: Constraint, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(verbose_errors=False)
+        limits = LLParserLimits(verbose_errors=False, max_grammar_size=MAX_SYMBOLS)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise InputError(_said(matcher.get_error()), field=constraint.kind)
