@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _MASK = (1 << 64) - 1
-VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -44,7 +44,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         if wire == VARINT:
             value, at = _varint(data, at)
         else:
-            if wire == _BYTES:
+            if wire == BYTES:
                 size, at = _varint(data, at)
             elif wire in (_FIXED64, _FIXED32):
                 size = 8 if wire == _FIXED64 else 4
@@ -61,7 +61,7 @@ def put(number: int, wire: int, value: int | bytes) -> bytes:
     key = _put_varint(number << 3 | wire)
     if isinstance(value, int):
         return key + _put_varint(value)
-    return key + (_put_varint(len(value)) if wire == _BYTES else b"") + value
+    return key + (_put_varint(len(value)) if wire == BYTES else b"") + value
 
 
 def message(value: int | bytes) -> bytes:

@@ -219,14 +219,6 @@ class ReplayLedger(NamedTuple):
         """No token: the live state is written to the spare slot. It stays where it was too."""
         return ReplayStep(self.pending, 0, self.source, LAST, self.position, (), None, self)
 
-    def rehearsal(self, count: int, *, tree: bool) -> ReplayStep:
-        """A run that stores nothing and leaves the state where it is; of `tree`, a fan of roots.
-
-        It writes rows of the KV caches from `position` on, as every run does.
-        """
-        slots, parents = (-1,) * count, (-1,) * count if tree else None
-        return ReplayStep((), 0, self.source, KEEP, self.position, slots, parents, self)
-
     def back(self, count: int) -> ReplayLedger:
         """See `Ledger`."""
         pending = self.pending[: len(self.pending) - count]

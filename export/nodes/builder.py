@@ -36,7 +36,8 @@ _TYPES = {
 # Types of a recurrent state other than fp32; no other input has them.
 _STATE_DTYPES: dict[str, Literal["int8", "float16"]] = {"i8": "int8", "f16": "float16"}
 
-ALIGNMENT = 64
+# What TensorRT asks of the address of an input, which a weight may be.
+ALIGNMENT = 256
 PAGE = 4096
 # Tensors at least this large start on a page, so that they can be mapped one by one.
 _LARGE = 1 << 20

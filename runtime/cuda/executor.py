@@ -38,7 +38,7 @@ class PreparedWork(Protocol):
 
     @property
     def recordable(self) -> bool:
-        """Whether `issue` may be recorded; asked after a rehearsal."""
+        """Whether `issue` may be recorded; asked after it was issued once where it `rehearses`."""
         ...
 
     def issue(self) -> None:
@@ -54,7 +54,7 @@ class Issuer(Protocol):
     """Prepares the runs of one state.
 
     Attributes:
-        rehearses: a run must have been made once before it can be recorded.
+        rehearses: a run is made once before it is recorded.
     """
 
     @property

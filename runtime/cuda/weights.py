@@ -91,6 +91,10 @@ class DeviceWeights:
                 return segment.memory.address + segment.at + offset - segment.start
         raise BundleError("lies in no segment of the weights", field=f"weights.{name}")
 
+    def addresses(self) -> dict[str, int]:
+        """Where each starts."""
+        return {name: self.address(name) for name in self._plan.weights}
+
     def inline(self, name: str) -> int:
         """Where the small constant starts."""
         return self._constants.address + self._inline[name]

@@ -16,7 +16,7 @@ from edge.runtime.cuda.inputs import DeviceRun
 from edge.runtime.cuda.launching import KernelCall, Launches
 from edge.runtime.cuda.runs import RunKey
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.ledger import ReplayLedger, ReplayStep, Slots
+from edge.runtime.ledger import ReplayStep, Slots
 
 if TYPE_CHECKING:
     from edge.runtime.cuda.engine import CudaEngine
@@ -37,7 +37,8 @@ class PreparedRun:
         inputs: views of the block that is copied to the device.
         logits: [L, B, V], what is copied back; of a run that picks, its ids [L, B] instead.
         work: what the executor does between the two copies.
-        graph: the recorded run, or None: it is issued piece by piece.
+        recorded: it is to be issued in one piece.
+        graph: what was recorded of it; None until then, when it is issued piece by piece.
     """
 
     def __init__(self, workspace: DeviceWorkspace, key: RunKey, *, recorded: bool = False) -> None:
@@ -48,6 +49,8 @@ class PreparedRun:
         self._host = workspace.host[: block.nbytes]
         self.inputs = block.views(workspace.host, runs.sizes(key))
         places = workspace.places(spacious)
+        self.recorded = recorded
+        self._issued = False
         self.work: PreparedWork = workspace.issuer.prepare(key, places, recorded=recorded)
         offsets, shape = runs.arena(spacious).offsets, (key.rows, runs.batch)
         self.logits: Floats = np.zeros((0, *shape[1:], runs.vocab), np.float32)
@@ -70,8 +73,11 @@ class PreparedRun:
 
     def run(self, step: ReplayStep) -> None:
         """Until it is done; the inputs of `step` are written. Raises EngineError."""
+        if self.graph is None and self.recorded and self._issued and self.work.recordable:
+            self.record()
         if self.graph is None:
             self._issue()
+            self._issued = True
         else:
             self.graph.replay()
         self.work.finish(step)
@@ -107,6 +113,7 @@ class DeviceWorkspace:
         self._kept: Any = (state.recurrent, state.caches)
         self._prepared: OrderedDict[RunKey, PreparedRun] = OrderedDict()
         self.issuer: Issuer = engine.executor.issuer(runs, state)
+        self._recorded = dict.fromkeys(runs.recorded())
         self._finite = np.zeros((runs.batch, runs.vocab), np.bool_)
         with engine.exclusive as device:
             nbytes = runs.inputs_bytes
@@ -115,7 +122,7 @@ class DeviceWorkspace:
             self.out: Bytes = device.host(runs.logits_bytes(runs.window))
             self.picked: Bytes = device.host(runs.picked_bytes(runs.window))
             self.arena: Memory = engine.arena(runs.values_bytes)
-            self._record(rehearse=self.issuer.rehearses)
+            self._record()
 
     def run(self, run: DeviceRun) -> Floats:
         """Logits [L, B, V] of a run; a view of memory that the next one overwrites.
@@ -173,17 +180,13 @@ class DeviceWorkspace:
         self.engine.sources.fill(prepared.inputs, run)
         prepared.run(run.step)
 
-    def _record(self, *, rehearse: bool = False) -> None:
-        for key in self.runs.recorded():
+    def _record(self) -> None:
+        """What must be run before it is recorded waits for its second run."""
+        if self.issuer.rehearses:
+            return
+        for key in self._recorded:
             prepared = self._prepared[key] = PreparedRun(self, key, recorded=True)
-            kind = self.runs.plan.programs[key.program].kind
-            if rehearse and kind != "settle":
-                # of a state that is new: what it overwrites holds nothing yet
-                step = ReplayLedger(self.runs.window).rehearsal(key.tokens, tree=kind == "tree")
-                tokens = np.zeros((key.tokens, self.runs.batch), np.int64)
-                self._perform(prepared, DeviceRun(tokens, step, (0,) * key.rows))
-            if prepared.work.recordable:
-                prepared.record()
+            prepared.record()
 
     def _ready(self, key: RunKey) -> PreparedRun:
         found = self._prepared.get(key)
@@ -191,7 +194,7 @@ class DeviceWorkspace:
             self._prepared.move_to_end(key)
             return found
         self._grow(key)
-        found = self._prepared[key] = PreparedRun(self, key)
+        found = self._prepared[key] = PreparedRun(self, key, recorded=key in self._recorded)
         spare = [each for each, prepared in self._prepared.items() if prepared.graph is None]
         if len(spare) > _KEPT:
             del self._prepared[spare[0]]

@@ -6,6 +6,7 @@ ops alone, also ahead of time for GPUs that are elsewhere: the same road, but fo
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 import time
@@ -18,18 +19,18 @@ from typing import Any
 from edge.bundle import Bundle
 from edge.bundle.kernels import WEIGHT_FILE, open_plan
 from edge.errors import EngineError
+from edge.launch import Weight
 from edge.plugins.tensorrt import blob
 from edge.runtime import graph, memory
-from edge.runtime.tensorrt import cache, machine, sealed, watch
+from edge.runtime.tensorrt import cache, graphfile, machine, sealed, watch
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.compile import CompiledEngine, GraphSource, Order, compile_graph
-from edge.runtime.tensorrt.graphfile import form_for
 from edge.runtime.tensorrt.library import PluginLibrary
 from edge.runtime.tensorrt.profiles import EngineSizes, Profile, profiles
 from edge.runtime.tensorrt.watch import Report
 
-# Of TensorRT and CUDA themselves, and of each weight: as parsed, on the device, in the engine.
-# Estimated: no build was measured on a GPU.
+# Of TensorRT and CUDA themselves, and of each weight that is in the engine: as parsed, on the
+# device, in the engine. Estimated: no build was measured on a GPU.
 _LIBRARIES = 700 << 20
 _COPIES = 3
 
@@ -73,7 +74,7 @@ def build(
         with sealed.read(path) as found:
             return job.built(path, len(found.body))
     sealed.check_writable()
-    _check_memory(bundle, order, gpu)
+    job.check_memory()
     stop = threading.Event()
     started = time.monotonic()
     made = watch.Interruptible(lambda: job.compiled(stop), stop).result()
@@ -134,12 +135,46 @@ class _Job:
             )
 
     def _source(self) -> GraphSource:
+        data, where = self._graph
+        entry, weights = self._bundle.manifest.entry(WEIGHT_FILE), self._weights
+        model = graphfile.form_for(self._trt, data, where, weights)
+        return GraphSource(model, None if entry is None else self._bundle.fd(WEIGHT_FILE), where)
+
+    @functools.cached_property
+    def _graph(self) -> tuple[bytes, str]:
+        """The bundle's device graph, checked, and its name in messages."""
         bundle, file = self._bundle, machine.graph_file(self._bundle)
         where = f"{bundle.path}/{file}"
         entry, data = bundle.manifest.entry(WEIGHT_FILE), bundle.read(file)
         graph.check(data, {} if entry is None else {WEIGHT_FILE: entry.size}, where, plugins=True)
-        model = form_for(self._trt, data, where)
-        return GraphSource(model, None if entry is None else bundle.fd(WEIGHT_FILE), where)
+        graphfile.check(data, where)
+        return data, where
+
+    @functools.cached_property
+    def _weights(self) -> Mapping[str, Weight]:
+        return open_plan(self._bundle).weights
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the build takes at most, estimated."""
+        entry = self._bundle.manifest.entry(WEIGHT_FILE)
+        constants = 0 if entry is None else entry.size
+        if self._trt.kind == "tensorrt":
+            constants = graphfile.constant_bytes(self._graph[0], self._weights)
+        return _LIBRARIES + _COPIES * constants + (self._order.workspace << 20)
+
+    def check_memory(self) -> None:
+        """Raises EngineError where the build would run out of memory. MemAvailable counts: what
+        CUDA calls free on a Jetson leaves out the page cache.
+        """
+        remedy = (
+            "lower --workspace, use a bundle of fewer bits (edge export --quant w4), or stop other "
+            "programs"
+        )
+        plan, file = {"total": self.needed_bytes}, self._bundle.path
+        memory.check_fits(plan, file=file, remedy=remedy)
+        if self._gpu is not None and not self._gpu.integrated:
+            memory.check_fits(plan, available=self._gpu.memory()[0], file=file, remedy=remedy)
 
 
 def _keep_timings(components: Mapping[str, str], timings: bytes) -> tuple[str, ...]:
@@ -161,23 +196,3 @@ def kernels_of(bundle: Bundle, sm: int, report: Report = lambda _what, _done: No
         bundle, plan, sm, lambda done, of: report("compiling kernels", done / max(1, of))
     )
     return blob.pack(sm, {each.key: source.get(each) for each in plan.variants})
-
-
-def needed_bytes(bundle: Bundle, order: Order) -> int:
-    """What a build takes at most, estimated."""
-    weights = bundle.manifest.entry(WEIGHT_FILE)
-    return _LIBRARIES + _COPIES * (weights.size if weights else 0) + (order.workspace << 20)
-
-
-def _check_memory(bundle: Bundle, order: Order, gpu: Any) -> None:
-    """Raises EngineError where a build would run out of memory. MemAvailable counts: what CUDA
-    calls free on a Jetson leaves out the page cache.
-    """
-    remedy = (
-        "lower --workspace, use a bundle of fewer bits (edge export --quant w4), or stop other "
-        "programs"
-    )
-    plan = {"total": needed_bytes(bundle, order)}
-    memory.check_fits(plan, file=bundle.path, remedy=remedy)
-    if gpu is not None and not gpu.integrated:
-        memory.check_fits(plan, available=gpu.memory()[0], file=bundle.path, remedy=remedy)

@@ -182,9 +182,8 @@ class EngineContext:
 
     def tell(self, contexts: EngineContexts, run: GraphRun) -> None:
         """Shapes and addresses, where they differ. Raises EngineError for what it refuses."""
-        for name in contexts.inputs:
-            shape = run.shapes[name]
-            if self._shapes.get(name) != shape:
+        for name, shape in run.shapes.items():
+            if name in contexts.inputs and self._shapes.get(name) != shape:
                 if not self.native.set_input_shape(name, shape):
                     raise contexts.failed(f"giving {name} the shape {shape}")
                 self._shapes[name] = shape

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from edge.launch import LaunchPlan, Pointer
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.layout import StateLayout
@@ -34,9 +36,9 @@ class TensorRTEngine(CudaEngine):
         return True
 
 
-def applying(plan: LaunchPlan) -> tuple[LaunchPlan, tuple[int, ...]]:
-    """The plan with those constants alone that its settle program reads, and which variants that
-    launches: all that has to be on the device besides the graph.
+def applying(plan: LaunchPlan, inputs: Collection[str]) -> tuple[LaunchPlan, tuple[int, ...]]:
+    """The plan with those constants alone that its settle program reads or that are `inputs` of the
+    engine, and which variants that program launches: all that has to be on the device besides.
     """
     launches = [
         plan.launches[index]
@@ -50,7 +52,8 @@ def applying(plan: LaunchPlan) -> tuple[LaunchPlan, tuple[int, ...]]:
         for argument in launch.arguments
         if isinstance(argument, Pointer)
     }
-    weights = {name: w for name, w in plan.weights.items() if ("weight", name) in read}
+    weights = {name: w for name, w in plan.weights.items()
+               if ("weight", name) in read or name in inputs}  # fmt: skip
     inline = {name: c for name, c in plan.inline.items() if ("inline", name) in read}
     reduced = plan.model_copy(update={"weights": weights, "inline": inline})
     return reduced, tuple(sorted({launch.variant for launch in launches}))

@@ -31,8 +31,8 @@ class GraphRun(NamedTuple):
 
     Attributes:
         symbols: sizes, such as {"T": 4, "A": 1}.
-        shapes: of every input.
-        addresses: of every input and output, on the device.
+        shapes: of every input but weights, which have one shape.
+        addresses: of every input and output, on the device; others may be among them.
     """
 
     symbols: Mapping[str, int]
@@ -106,6 +106,8 @@ class GraphExecutor:
         self.sizes = sizes
         self._contexts = contexts
         self._rebuild = rebuild
+        # what the engine does not have of them are inputs of it
+        self.constants = launches.weights.addresses()
         programs = launches.plan.programs
         self._applies = [program.kind == "settle" for program in programs]
         self._inputs = [
@@ -170,7 +172,8 @@ class GraphExecutor:
     def issuer(self, runs: StateRuns, state: DeviceState) -> GraphIssuer:
         """See `Executor.issuer`."""
         copies = None if self._contexts.in_place else Copies(state, self.launches.device)
-        return GraphIssuer(self._contexts, self.launches.issuer(runs, state), runs, copies)
+        launches = self.launches.issuer(runs, state)
+        return GraphIssuer(self._contexts, launches, runs, self.constants, copies)
 
 
 class GraphIssuer:
@@ -179,11 +182,17 @@ class GraphIssuer:
     rehearses = True
 
     def __init__(
-        self, contexts: Contexts, launches: Issuer, runs: StateRuns, copies: Copies | None
+        self,
+        contexts: Contexts,
+        launches: Issuer,
+        runs: StateRuns,
+        constants: Mapping[str, int],
+        copies: Copies | None,
     ) -> None:
         self._contexts = contexts
         self._launches = launches
         self._runs = runs
+        self._constants = constants
         self._copies = copies
         self._own: dict[RunKey, Bound] = {}
 
@@ -213,7 +222,7 @@ class GraphIssuer:
             for name, address in places.tensors.items()
         }
         values = {name: places.values[name] for name in (LOGITS, PICKED)}
-        return {**places.inputs, **places.tensors, **after, **values}
+        return {**self._constants, **places.inputs, **places.tensors, **after, **values}
 
 
 class GraphWork:

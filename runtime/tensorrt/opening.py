@@ -48,7 +48,7 @@ def from_bundle(bundle: Bundle, device: Any = None) -> TensorRTEngine:
     _check_names(contexts, bundle, plan, cache.command(bundle.path, sizes, *flags))
     exclusive = Exclusive(gpu)
     executor = GraphExecutor(
-        load_executor(bundle, plan, exclusive, *applying(plan)),
+        load_executor(bundle, plan, exclusive, *applying(plan, contexts.inputs)),
         contexts,
         sizes,
         rebuild=lambda larger: cache.command(bundle.path, larger, *flags),
@@ -92,7 +92,8 @@ def _here(bundle: Bundle, trt: TensorRT, plugins: PluginLibrary | None, gpu: Any
 def _check_names(contexts: EngineContexts, bundle: Bundle, plan: LaunchPlan, command: str) -> None:
     """Raises EngineError for an engine whose tensors are not those of the bundle's plan."""
     inputs, outputs = tensors.names(plan, StateLayout.of(bundle.manifest.model))
-    strange = (set(contexts.inputs) - inputs) | (set(contexts.outputs) ^ outputs)
+    strange = set(contexts.inputs) - inputs - set(plan.weights)
+    strange |= set(contexts.outputs) ^ outputs
     if strange:
         raise EngineError(
             f"the engine is not of this bundle's graph: {', '.join(sorted(strange))}",

@@ -68,12 +68,12 @@ def tensorrt_engine(cuda: CudaEngine, graph: Path, kind: Kind) -> TensorRTEngine
     trt = TensorRT(kind, ort_tensorrt.module(device), (10, 3, 0))
     contexts = EngineContexts(
         trt,
-        ort_tensorrt.serialized(graph, built, trees=trees),
+        ort_tensorrt.serialized(graph, built, plan.weights if trees else None),
         device,
         profiles(built, trees=trees),
     )
     exclusive = Exclusive(device)
-    rest, variants = applying(plan)
+    rest, variants = applying(plan, contexts.inputs)
     weights = DeviceWeights(rest, exclusive)
     if rest.weights:
         weights.read([(graph.parent.parent / "weights.bin").read_bytes()])

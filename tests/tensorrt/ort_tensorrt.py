@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from edge.launch import Weight
 from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.runtime import ort_session
-from edge.runtime.tensorrt import profiles
+from edge.runtime.tensorrt import graphfile, profiles
 from edge.runtime.tensorrt.compile import EnginePort
 
 STREAM = 0x57AE
@@ -66,9 +67,17 @@ class Stream(InterpretDevice):
         self._issue(action)
 
 
-def serialized(graph: Path, built: profiles.EngineSizes, *, trees: bool = False) -> bytes:
-    """An engine; `graph` lies in the folder `graphs` beside weights.bin."""
-    facts = {"graph": str(graph), "sizes": built.model_dump(), "trees": trees}
+def serialized(
+    graph: Path, built: profiles.EngineSizes, weights: Mapping[str, Weight] | None = None
+) -> bytes:
+    """An engine; `graph` lies in the folder `graphs` beside weights.bin. `weights`: the plan's, of
+    an engine of plugins, of which all that can be are inputs.
+    """
+    facts = {
+        "graph": str(graph),
+        "sizes": built.model_dump(),
+        "weights": None if weights is None else {n: w.model_dump() for n, w in weights.items()},
+    }
     return json.dumps(facts).encode()
 
 
@@ -112,7 +121,12 @@ class Execution:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.error_recorder = engine.error_recorder
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        # an input of one shape has it
+        self._shapes: dict[str, tuple[int, ...]] = {
+            name: tuple(map(int, engine.ports[name].dims))
+            for name in engine.inputs
+            if all(isinstance(dim, int) for dim in engine.ports[name].dims)
+        }
         self._addresses: dict[str, int] = {}
         self._profile: int | None = None
         self._memory = (0, 0)
@@ -183,7 +197,9 @@ class Engine:
 
     def __init__(self, facts: Mapping[str, Any], device: Stream, error_recorder: Any) -> None:
         path = Path(facts["graph"])
-        model = path.read_bytes()
+        trees, weights = facts["weights"] is not None, facts["weights"] or {}
+        placed = {name: Weight.model_validate(each) for name, each in weights.items()}
+        model = graphfile.with_inputs(path.read_bytes(), placed, least=0)
         graph = ModelProto.FromString(model).graph
         self.device = device
         self.error_recorder = error_recorder
@@ -191,7 +207,7 @@ class Engine:
         self.outputs = tuple(value.name for value in graph.output)
         self.ports = {value.name: _port(value) for value in (*graph.input, *graph.output)}
         built = profiles.EngineSizes.model_validate(facts["sizes"])
-        self.profiles = profiles.profiles(built, trees=facts["trees"])
+        self.profiles = profiles.profiles(built, trees=trees)
         self.ran: list[tuple[int, ...]] = []
         self.contexts: list[Execution] = []
         self._session = ort_session.load(model, path, ort_session.session_options(1))

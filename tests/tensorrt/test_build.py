@@ -35,6 +35,7 @@ from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.compile import Order
 from edge.runtime.tensorrt.profiles import EngineSizes, sizes
 from tests.malformed import resigned
+from tests.tensorrt.graphs import made
 
 MODEL = "demo-draft"
 FLAGS = ("--rtx", "--sm", "86,89", "--window", "1", "--chunk", "16")
@@ -129,7 +130,7 @@ def test_too_little_memory_says_how_much_and_what_to_lower(
     rtx: TensorRT, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = order(bundle, workspace=4096)
-    needed = build.needed_bytes(bundle, asked)
+    needed = build._Job(bundle, asked, rtx, None, None, lambda *_: None).needed_bytes
     assert needed > (4096 + 700) << 20
     monkeypatch.setattr(memory, "available_bytes", lambda: needed - 1)
     with pytest.raises(EngineError) as caught:
@@ -330,13 +331,44 @@ def test_gpus_of_one_model_share_engines() -> None:
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_a_graph_of_plugins_has_their_names_and_no_functions(name: str) -> None:
     data = (resolve(name) / "graphs" / "tensorrt.onnx").read_bytes()
-    whole, named = ModelProto.FromString(data), ModelProto.FromString(graphfile.of_plugins(data))
+    whole = ModelProto.FromString(data)
+    named = ModelProto.FromString(graphfile.of_plugins(data, {}))
     assert len(whole.functions) > 5 and not named.functions
     del whole.functions[:]
     for node in whole.graph.node:
         if node.domain == DEVICE_DOMAIN:
             node.op_type = PLUGIN_PREFIX + node.op_type
     assert named == whole
+
+
+def test_large_weights_of_plugins_are_inputs_where_they_are_the_plans() -> None:
+    """Not those that another op reads, that lie elsewhere, or that no address can be."""
+    model = made("mamba1", "w8a8")
+    data, weights = model.device.SerializeToString(deterministic=True), dict(model.plan.weights)
+    constants = {each.name: each for each in model.device.graph.initializer}
+    before = [each.name for each in model.device.graph.input]
+    names = graphfile.bound(data, weights, least=4096)
+    assert "embedding.weight" in names and names < constants.keys()
+
+    graph = ModelProto.FromString(graphfile.with_inputs(data, weights, least=4096)).graph
+    assert {each.name for each in graph.initializer} == constants.keys() - names
+    added = {each.name: each.type.tensor_type for each in graph.input if each.name not in before}
+    assert added.keys() == names and len(graph.input) == len(before) + len(names)
+    for name, kind in added.items():
+        assert kind.elem_type == constants[name].data_type
+        assert [dim.dim_value for dim in kind.shape.dim] == list(constants[name].dims)
+    for node in model.device.graph.node:
+        assert node.domain == DEVICE_DOMAIN or names.isdisjoint(node.input)
+
+    name, found = "embedding.weight", weights["embedding.weight"]
+    for changed in (
+        {"offset": found.offset + 256},
+        {"offset": found.offset + 64},
+        {"elements": found.elements - 1},
+        {"dtype": "f32"},
+    ):
+        others = weights | {name: found.model_copy(update=changed)}
+        assert graphfile.bound(data, others, least=4096) == names - {name}
 
 
 def test_a_graph_that_is_cut_anywhere_is_refused_or_whole() -> None:

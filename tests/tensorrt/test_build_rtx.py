@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from onnx import ModelProto
 
 from edge.bundle import open_bundle
 from edge.bundle.kernels import open_plan
@@ -20,7 +21,7 @@ from edge.errors import EdgeError, EngineError, InputError
 from edge.launch import LaunchPlan
 from edge.runtime.layout import StateLayout
 from edge.runtime.model import EMBEDDED, resolve
-from edge.runtime.tensorrt import bindings, machine
+from edge.runtime.tensorrt import bindings, graphfile, machine
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.compile import (
     CompiledEngine,
@@ -128,6 +129,18 @@ def test_a_random_model_of_each_family_is_built(rtx: TensorRT, name: str, quant:
         assert port.encode() in data, f"{port} is not in the engine"
 
 
+@pytest.mark.parametrize("quant", ["fp16", "w8a8"])
+def test_weights_may_be_inputs(rtx: TensorRT, quant: str) -> None:
+    """In int8 and fp16, as they are for plugins: the network, and an engine without them."""
+    model = made("all", quant)
+    data, weights = model.device.SerializeToString(deterministic=True), model.plan.weights
+    moved = graphfile.with_inputs(data, weights, least=4096)
+    names = graphfile.bound(data, weights, least=4096)
+    engine = built(rtx, model._replace(device=ModelProto.FromString(moved)), GPUS[:1])
+    assert names <= engine.inputs.keys()
+    assert {"i8", "f16"} & {engine.inputs[name].dtype for name in names}
+
+
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_the_demonstrations_are_parsed(rtx: TensorRT, name: str) -> None:
     """As the file of the bundle says, with the weights of the bundle."""
@@ -185,7 +198,7 @@ def test_a_gpu_that_rtx_does_not_know_is_refused(rtx: TensorRT) -> None:
 def test_a_graph_of_plugins_is_refused_by_node_and_op(rtx: TensorRT) -> None:
     """TensorRT for RTX has no plugins: the bare graph is one whose library is missing."""
     model = made("mamba1", "fp16")
-    without = of_plugins(model.device.SerializeToString(deterministic=True))
+    without = of_plugins(model.device.SerializeToString(deterministic=True), {})
     first = model.nodes[0]
     weights = os.open(model.folder / "weights.bin", os.O_RDONLY)
     try:

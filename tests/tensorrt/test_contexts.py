@@ -120,6 +120,7 @@ def test_shapes_and_addresses_that_are_refused() -> None:
     made = trio("mamba1", "fp32")
     engine = tensorrt_engine(made.cuda, made.graph, "tensorrt")
     state = engine.new_state(window=2)
+    engine.run(tokens(7), state, commit=True)
     contexts, found = engine.executor._contexts, native(engine)  # type: ignore[attr-defined]
     bound = state.workspace._ready(state.workspace.runs.key("chain", 7, 1)).work._bound
     run: GraphRun = bound._run
@@ -141,7 +142,8 @@ def test_nothing_waits_for_the_garbage_collector() -> None:
     made = trio("mamba1", "fp32")
     engine = tensorrt_engine(made.cuda, made.graph, "tensorrt")
     state = engine.new_state(window=1)
-    engine.run(tokens(3), state, commit=True)
+    for count in (1, 3):
+        engine.run(tokens(count), state, commit=True)
     ready = state.workspace._ready
     own, shared = (ready(state.workspace.runs.key("chain", n, 1)).work._bound for n in (1, 3))
     held, kept = own._context.held, shared._context.held

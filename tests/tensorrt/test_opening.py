@@ -16,6 +16,7 @@ import pytest
 import edge
 from edge.apps.evaluate import modes
 from edge.bundle import open_bundle
+from edge.bundle.kernels import open_plan
 from edge.errors import EngineError, InputError
 from edge.runtime.model import Model
 from edge.runtime.tensorrt import bindings, cache, library, machine, opening
@@ -53,7 +54,8 @@ def store(
     with open_bundle(path) as opened:
         found = machine.components(opened, trt, made_with, device)
         graph = path / machine.graph_file(opened)
-    data = ort_tensorrt.serialized(graph, sizes, trees=made_with is not None)
+        weights = None if made_with is None else open_plan(opened).weights
+    data = ort_tensorrt.serialized(graph, sizes, weights)
     return cache.store({**found, "kernels": "", "flags": "", **others}, sizes, data, {})
 
 
