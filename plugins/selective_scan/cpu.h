@@ -35,7 +35,7 @@ struct Scan : Kernel {
     if (A_scale && !(D_scale && dt_bias_scale)) refuse("A_scale without the others");
     if (!ends && !y) refuse("y is None");
   }
-  static constexpr int64_t LIMIT = 256;
+  static constexpr int64_t LIMIT = 256, AHEAD = 4;
 
   // A token's inputs, as floats times their units, for one block of channels.
   struct Token {
@@ -198,7 +198,14 @@ struct Scan : Kernel {
     template <int COUNT> void work() {
       vf h[COUNT ? COUNT : LIMIT];
       Rows states = rows_of(s.state, a, 0);
-      for (int64_t n = 0; n < s.N; n++) h[n] = states.at(0, state_at(course.source, n), some);
+      // 2·N streams of memory are more than processors foresee
+      const char* base = static_cast<const char*>(s.state.in<const void>(a));
+      const int64_t item = kind == Type::f32 ? 4 : kind == Type::f16 ? 2 : 1;
+      for (int64_t n = 0; n < s.N; n++) {
+        h[n] = states.at(0, state_at(course.source, n), some);
+        __builtin_prefetch(base + (state_at(course.source, n) + AHEAD * W) * item);
+        if (course.store) __builtin_prefetch(base + (state_at(course.target, n) + AHEAD * W) * item, 1);
+      }
       for (int64_t j = 0; j < course.pending; j++) {
         int64_t row = course.replay[j] * course.batch + sequence;
         update<COUNT>(h, log_xs.at(row, e, some), step_size(log_steps.at(row, e, some)),
