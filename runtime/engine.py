@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.config import ModelConfig
-from edge.errors import EngineError, InputError
+from edge.errors import EdgeError, EngineError, InputError
 from edge.launch import Log
 from edge.runtime.layout import StateLayout
 from edge.runtime.state import Rows as Rows
@@ -131,5 +132,37 @@ class GreedyEngine(Engine, Protocol):
     def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
         """`run` of a chain that can be taken back; the likeliest token [B] after the last one, the
         lowest of equal ones. Raises as `run` does.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class JointStep:
+    """The next token of one state. `greedy`: the likeliest token after it is wanted, no logits."""
+
+    token: int
+    state: State
+    greedy: bool = False
+
+
+# logits [V], a view of memory the state owns; or the likeliest token; or why there is none
+Stepped = NDArray[np.float32] | int | EdgeError
+
+
+@runtime_checkable
+class JointEngine(Engine, Protocol):
+    """An engine that steps several states in one run, which reads each weight once."""
+
+    @property
+    def most_joined(self) -> int:
+        """Most states of one such run; 1 where this model's steps cannot be joined."""
+        ...
+
+    def step_jointly(self, steps: Sequence[JointStep]) -> list[Stepped]:
+        """One token for each of at most `most_joined` states of one sequence, as `run` and
+        `run_greedy` would give it one by one, to the bit.
+
+        What is wrong with one state is its own result, and the others go on. Raises EngineError
+        where the run itself failed: every state is then where it was.
         """
         ...

@@ -107,5 +107,11 @@ struct LinearConv : Kernel {
   }
 };
 
+// The convolution of a pair alone, whose product was made before.
+struct ConvOfPair : Conv {
+  ConvOfPair(const Variant& v) : Conv(v, true) {}
+};
+
 KERNEL("conv.conv", Conv)
+KERNEL("linear_conv.conv", ConvOfPair)
 KERNEL("linear_conv.few", LinearConv)

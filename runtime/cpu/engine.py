@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from edge import cpu
@@ -9,11 +11,12 @@ from edge.bundle.kernels import open_plan
 from edge.errors import InputError
 from edge.runtime import memory
 from edge.runtime.cpu.device import CpuDevice
+from edge.runtime.cpu.joint import JointRuns, SplitPlan, split, step_jointly
 from edge.runtime.cpu.planning import any_tree, plan_bundle
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.opening import from_bundle
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.engine import DEFAULT_WINDOW
+from edge.runtime.engine import DEFAULT_WINDOW, JointStep, Stepped, within
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -27,6 +30,7 @@ class CpuEngine(CudaEngine):
     """A launch plan on this machine's CPU: the states, files and ledger of the CUDA engine."""
 
     name = "cpu"
+    _joint: JointRuns | None = None
 
     def new_state(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
@@ -34,6 +38,24 @@ class CpuEngine(CudaEngine):
         """See `Engine.new_state`."""
         memory.check_state(self.memory_plan(batch=batch, window=window, capacity=capacity))
         return super().new_state(batch=batch, window=window, capacity=capacity)
+
+    @cached_property
+    def _parts(self) -> SplitPlan | None:
+        return split(self.plan)
+
+    @property
+    def most_joined(self) -> int:
+        """See `JointEngine`."""
+        return 1 if self._parts is None else self._parts.rows
+
+    def step_jointly(self, steps: Sequence[JointStep]) -> list[Stepped]:
+        """See `JointEngine`."""
+        self.exclusive.check_process()
+        within(len(steps), self.most_joined, "steps")
+        if self._joint is None:
+            assert self._parts is not None
+            self._joint = JointRuns(self, self._parts)
+        return step_jointly(self, self._joint, steps)
 
     @staticmethod
     def from_bundle(bundle: Bundle, *, threads: int | None = None) -> CpuEngine:

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
-_REMEDY = "check the bundle, or clear the state"
-
 # sizes kept ready besides the recorded ones
 _KEPT = 64
+
+
+def not_finite() -> EngineError:
+    """Why a run has no answer."""
+    return EngineError("the logits are not finite", remedy="check the bundle, or clear the state")
 
 
 class PreparedRun:
@@ -135,7 +138,7 @@ class DeviceWorkspace:
         self._perform(prepared, run)
         for row in prepared.logits:
             if not np.isfinite(row, out=self._finite).all():
-                raise EngineError("the logits are not finite", remedy=_REMEDY)
+                raise not_finite()
         return prepared.logits
 
     def pick(self, run: DeviceRun) -> Ids:
@@ -147,8 +150,14 @@ class DeviceWorkspace:
         prepared = self._ready(key._replace(picked=True))
         self._perform(prepared, run)
         if (prepared.picked < 0).any():
-            raise EngineError("the logits are not finite", remedy=_REMEDY)
+            raise not_finite()
         return prepared.picked
+
+    def own(self, row: Floats) -> Floats:
+        """Logits [V] that another run made for this state, in its own memory."""
+        mine = self.out[: row.nbytes].view(np.float32)
+        mine[:] = row
+        return mine
 
     def calls(self, key: RunKey) -> list[KernelCall]:
         """What a run launches, to measure its kernels one by one."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from edge.config import ModelConfig
 from edge.plugins.lowering.plan import lower
+from edge.runtime.cpu.engine import CpuEngine
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.launching import PlanExecutor
@@ -82,7 +83,8 @@ def cuda_engine(
     exclusive = Exclusive(device)
     weights = DeviceWeights(plan, exclusive)
     weights.read([(folder / "weights.bin").read_bytes()])
-    return CudaEngine(
+    kind = CpuEngine if on_device.native() else CudaEngine
+    return kind(
         config, exclusive, PlanExecutor(plan, kernels, weights, device),
         chunk=chunk, identity=identity, state_dtypes=dtypes,
     )  # fmt: skip

@@ -1,0 +1,297 @@
+"""Steps of several states, each of one sequence, in one run of the plan.
+
+A run of M tokens of one sequence reads each weight once. Here its M rows are the next tokens of M
+states. Launches that touch no state are made once, for all rows. Those that do, scans, convolutions
+and attention, are made for each state with one row, and so are those that read where it stands. No
+kernel knows of it, and a row's sums do not depend on the others: every state gets the bits of its
+own step.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from edge.errors import EdgeError, StateError
+from edge.launch import ITEM_SIZE, LOGITS, Launch, LaunchPlan, Pointer, Program, Sizes, Variant
+from edge.runtime.cuda.arena import place
+from edge.runtime.cuda.device import RecordedGraph
+from edge.runtime.cuda.inputs import DeviceRun, InputBlock
+from edge.runtime.cuda.launching import KernelCall, PlanExecutor, Template, reads
+from edge.runtime.cuda.runs import RunKey
+from edge.runtime.cuda.state import DeviceState
+from edge.runtime.cuda.workspace import Floats, not_finite
+from edge.runtime.engine import MAX_WINDOW, JointStep, Stepped
+from edge.runtime.ledger import log_slots
+from edge.runtime.state import Array, State, check_run
+
+if TYPE_CHECKING:
+    from edge.runtime.cpu.engine import CpuEngine
+
+_SHARED, _EACH = range(2)  # programs of a plan that is split
+_OF_ROWS = ("tokens", "rows")  # inputs that say nothing of where a state stands
+_PAIR, _CONV = "linear_conv.few", "linear_conv.conv"
+_KEPT = 32  # lists of calls for states that came together
+
+
+class SplitPlan(NamedTuple):
+    """A plan's chain of some rows as two programs: launches for all rows, and for each state.
+
+    Attributes:
+        plan: has these two programs alone; variants that were added are its last.
+        order: of both, whether a launch is one for each state.
+        program: which of the plan it was.
+        rows: most states.
+    """
+
+    plan: LaunchPlan
+    order: tuple[bool, ...]
+    program: int
+    rows: int
+
+
+def split(plan: LaunchPlan) -> SplitPlan | None:
+    """The program for some rows, split; None where its rows cannot be those of several states."""
+    chains = [i for i, p in enumerate(plan.programs) if p.kind == "chain" and p.max_rows]
+    if not chains:
+        return None
+    program = max(chains, key=lambda index: plan.programs[index].max_rows or 0)
+    rows = plan.programs[program].max_rows or 1
+    variants, launches = list(plan.variants), []
+    order: list[bool] = []
+    for index in plan.programs[program].launches:
+        launch = plan.launches[index]
+        variant = plan.variants[launch.variant]
+        each = _of_a_state(launch)
+        if each and not all(_in_rows(plan, a) for a in launch.arguments if isinstance(a, Pointer)):
+            return None
+        parts = [(each, launch.variant)]
+        if variant.kernel == _PAIR:  # its product reads the most weights of all
+            parts = [(False, len(variants)), (True, len(variants) + 1)]
+            variants += [_renamed(variant, _product(variant)), _renamed(variant, _CONV)]
+        for own, number in parts:
+            order.append(own)
+            launches.append(launch.model_copy(update={"variant": number}))
+    programs = tuple(
+        Program(
+            kind="chain", max_rows=rows,
+            launches=tuple(i for i, own in enumerate(order) if own == bool(which)),
+        )
+        for which in (_SHARED, _EACH)
+    )  # fmt: skip
+    parted = plan.model_copy(
+        update={"variants": tuple(variants), "launches": tuple(launches), "programs": programs}
+    )
+    return SplitPlan(parted, tuple(order), program, rows)
+
+
+def _of_a_state(launch: Launch) -> bool:
+    """Whether it touches a state, or reads where it stands."""
+    return any(
+        a.space in ("state", "log", "cache") or (a.space == "input" and a.name not in _OF_ROWS)
+        for a in launch.arguments
+        if isinstance(a, Pointer)
+    )
+
+
+def _in_rows(plan: LaunchPlan, pointer: Pointer) -> bool:
+    """Whether a value is rows of the run's tokens, so that one row of it is a state's."""
+    if pointer.space != "value":
+        return True
+    size = plan.values[pointer.name].elements
+    return size.per == 1 and sorted(size.of) in (["B", "T"], ["B", "L"])
+
+
+def _product(variant: Variant) -> str:
+    of = dict(zip(variant.arguments, variant.types, strict=True))
+    return "linear_int8.few" if of["weight"].startswith("*i8") else "linear.few"
+
+
+def _renamed(variant: Variant, kernel: str) -> Variant:
+    return variant.model_copy(update={"kernel": kernel})
+
+
+class JointRuns:
+    """The joint runs of an engine: inputs for as many states as there may be, and lists of calls
+    for those that came together. Values lie in the engine's arena.
+    """
+
+    def __init__(self, engine: CpuEngine, parts: SplitPlan) -> None:
+        """Takes memory, some 100 kB besides the engine's arena.
+
+        Raises EngineError: no memory, or kernels of another version.
+        """
+        self._engine = weakref.proxy(engine)
+        self._parts, self._device = parts, engine.exclusive.device
+        executor = engine.executor
+        assert isinstance(executor, PlanExecutor)
+        self._executor = executor
+        new = range(len(engine.plan.variants), len(parts.plan.variants))
+        self._kernels = dict(executor.kernels) | {
+            index: self._device.load(parts.plan.variants[index], None, b"") for index in new
+        }
+        program = engine.plan.programs[parts.program]
+        places = place(program, engine.plan, _sizes(parts.rows), (LOGITS,))
+        self._memory, self._values = engine.arena(places.total), places.offsets
+        self._shared = _Inputs(self, _SHARED, parts.rows)
+        self._seats = [_Inputs(self, _EACH, 1) for _ in range(parts.rows)]
+        nbytes = ITEM_SIZE["f32"] * parts.rows * engine.config.vocab_size
+        self._out = self._device.host(nbytes)
+        self._logits: Floats = self._out.view(np.float32).reshape(parts.rows, -1)
+        self._made: OrderedDict[tuple[int, ...], tuple[list[weakref.ref[State]], RecordedGraph]] = (
+            OrderedDict()
+        )
+
+    def run(self, members: Sequence[tuple[State, DeviceRun]]) -> Floats:
+        """Logits [M, V] of one token of each state; a view of memory that the next run overwrites.
+
+        Raises EngineError: no memory.
+        """
+        states, runs = zip(*members, strict=True)
+        calls, sources = self._calls(states), self._engine.sources
+        tokens = np.concatenate([run.tokens for run in runs])
+        every = DeviceRun(tokens, runs[0].step, range(len(runs)))
+        sources.fill(self._shared.views(len(runs)), every)
+        for seat, run in zip(self._seats, runs, strict=False):
+            sources.fill(seat.views(1), run)
+        calls.replay()
+        return self._logits[: len(runs)]
+
+    def _calls(self, states: Sequence[State]) -> RecordedGraph:
+        key = tuple(map(id, states))
+        found = self._made.get(key)
+        # another state may have got the address of one that is gone
+        if found and all(ref() is s for ref, s in zip(found[0], states, strict=True)):
+            self._made.move_to_end(key)
+            return found[1]
+        made = self._assembled(states)
+        self._made[key] = [weakref.ref(state) for state in states], made
+        if len(self._made) > _KEPT:
+            self._made.popitem(last=False)
+        return made
+
+    def _assembled(self, states: Sequence[State]) -> RecordedGraph:
+        shared = iter(self._launches(_SHARED, states[0], 0, len(states)))
+        of_states = [self._launches(_EACH, state, row, 1) for row, state in enumerate(states)]
+        each = iter(list(zip(*of_states, strict=True)))
+        with self._device.record() as made:
+            for own in self._parts.order:
+                for call in next(each) if own else (next(shared),):
+                    call.issue(self._device)
+            wanted = self._out[: self._logits[: len(states)].nbytes]
+            self._device.read(wanted, self._memory, self._values[LOGITS])
+        return made[0]
+
+    def _launches(self, program: int, state: State, row: int, rows: int) -> list[KernelCall]:
+        """The launches of one of the two programs for `rows` rows from `row` on."""
+        plan, executor = self._parts.plan, self._executor
+        runs = state.workspace.runs
+        inputs = self._seats[row] if program == _EACH else self._shared
+        one = runs.sizes(RunKey(self._parts.program, 1, 1))
+        sizes = runs.sizes(RunKey(self._parts.program, rows, rows))
+
+        def value(name: str) -> int:
+            buffer = plan.values[name]
+            ahead = row * buffer.elements.value(one) * ITEM_SIZE[buffer.dtype]
+            return self._memory.address + self._values[name] + ahead
+
+        starts: dict[str, Callable[[str], int]] = {
+            "value": value,
+            "input": inputs.address,
+            "weight": executor.weights.address,
+            "inline": executor.weights.inline,
+        }
+
+        def resolve(pointer: Pointer) -> int:
+            start = starts.get(pointer.space, state.workspace.addresses.__getitem__)
+            return start(pointer.name) + pointer.at * executor.item_size(pointer, runs.layout)
+
+        return Template(plan, program, sizes, self._kernels, resolve).calls(sizes)
+
+
+class _Inputs:
+    """What the host writes before the launches of one of the two programs."""
+
+    def __init__(self, joint: JointRuns, program: int, rows: int) -> None:
+        engine, plan = joint._engine, joint._parts.plan
+        self._block = InputBlock(
+            {name: plan.inputs[name] for name in reads(plan, program)}, _sizes(rows)
+        )
+        self._memory = engine.exclusive.device.host(max(1, self._block.nbytes))
+        self._each = program == _EACH
+        self._made: dict[int, dict[str, Array]] = {}
+
+    def address(self, name: str) -> int:
+        return int(self._memory.ctypes.data) + self._block.offsets[name]
+
+    def views(self, rows: int) -> dict[str, Array]:
+        if rows not in self._made:
+            views = self._block.views(self._memory, _sizes(rows))
+            # the product of a pair is handed what its convolution reads, and reads nothing of it
+            read = views if self._each else {n: v for n, v in views.items() if n in _OF_ROWS}
+            self._made[rows] = read
+        return self._made[rows]
+
+
+def _sizes(rows: int) -> Sizes:
+    """For as many rows of one sequence, and the longest window there is."""
+    return {"T": rows, "B": 1, "L": rows, "C": 1, "S": log_slots(MAX_WINDOW)}
+
+
+def step_jointly(engine: CpuEngine, joint: JointRuns, steps: Sequence[JointStep]) -> list[Stepped]:
+    """See `JointEngine.step_jointly`."""
+    found: dict[int, Stepped] = {}
+    taken: dict[int, DeviceRun] = {}
+    frame = sys._getframe()
+    try:
+        for index, step in enumerate(steps):
+            try:
+                step.state.held().take(frame)
+            except EdgeError as problem:
+                found[index] = problem
+                continue
+            try:
+                taken[index] = _checked(engine, step)
+            except EdgeError as problem:
+                found[index] = problem
+                step.state.held().release()
+        if taken:
+            with engine.exclusive:
+                logits = joint.run([(steps[index].state, run) for index, run in taken.items()])
+                for row, index in zip(logits, taken, strict=True):
+                    found[index] = _finished(steps[index], row, taken[index])
+    finally:
+        for index in taken:
+            steps[index].state.held().release()
+    return [found[index] for index in range(len(steps))]
+
+
+def _checked(engine: CpuEngine, step: JointStep) -> DeviceRun:
+    state = step.state
+    if not isinstance(state, DeviceState) or getattr(state.workspace, "engine", None) is not engine:
+        raise StateError("the state belongs to another engine")
+    request = check_run(
+        [[step.token]], state, None, "last", False,
+        vocab_size=engine.config.vocab_size, chunk=engine.chunk,
+    )  # fmt: skip
+    return DeviceRun(request.tokens, state.ledger.run(1), (0,))
+
+
+def _finished(step: JointStep, row: Floats, run: DeviceRun) -> Stepped:
+    """What a state's row of logits gives; the state is then where the run has left it."""
+    out: Stepped
+    if step.greedy:
+        out = int(row.argmax())
+        sound = not np.isnan(row[out])
+    else:
+        sound = bool(np.isfinite(row).all())
+        out = step.state.workspace.own(row)
+    if not sound:
+        return not_finite()
+    step.state.ledger = run.step.after
+    return out
