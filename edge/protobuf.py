@@ -34,7 +34,12 @@ def _put_varint(value: int) -> bytes:
 
 def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     """(field number, wire type, value) of every field; ValueError where the message is cut."""
-    at = 0
+    for number, wire, value, _ in placed_fields(data):
+        yield number, wire, value
+
+
+def placed_fields(data: bytes, at: int = 0) -> Iterator[tuple[int, int, int | bytes, int]]:
+    """`fields` from byte `at` on, each with where the next one starts."""
     while at < len(data):
         key, at = _varint(data, at)
         number, wire = key >> 3, key & 7
@@ -53,7 +58,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
             if size > len(data) - at:
                 raise ValueError(f"field {number} of {size} bytes runs past the end")
             value, at = data[at : at + size], at + size
-        yield number, wire, value
+        yield number, wire, value, at
 
 
 def put(number: int, wire: int, value: int | bytes) -> bytes:

@@ -53,7 +53,8 @@ class Identity:
         manifest = bundle.manifest
         graphs = {manifest.graphs.get("ort") or min(manifest.graphs.values(), default="")}
         depends = {
-            "config": manifest.model.model_dump(mode="json"),
+            # by the manifest's own serializer: that of the part alone would have to be built
+            "config": manifest.model_dump(mode="json", include={"model"})["model"],
             "states": dict(manifest.state_dtypes),
             "files": {
                 entry.path: entry.sha256

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from importlib.metadata import packages_distributions
 from typing import TYPE_CHECKING, Any
 
 from edge.errors import EngineError
@@ -83,6 +82,9 @@ def available() -> tuple[str, ...]:
 
 def packages() -> list[str]:
     """The installed packages that bring the module. More than one: they overwrote each other."""
+    # takes 10 ms to import
+    from importlib.metadata import packages_distributions
+
     return sorted(set(packages_distributions().get("onnxruntime", ())))
 
 

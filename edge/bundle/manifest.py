@@ -20,7 +20,9 @@ Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class _ManifestModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), defer_build=True
+    )
 
 
 class FileEntry(_ManifestModel):

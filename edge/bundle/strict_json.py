@@ -19,17 +19,19 @@ from edge.errors import BundleError, Faults
 Document = TypeVar("Document", bound=BaseModel)
 MAX_DEPTH = 64
 # a string without an end runs to the end of the text, so that no start is scanned twice
-_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def _depth(text: str) -> int:
+def _depth(data: bytes) -> int:
     """Deepest nesting of brackets outside strings, without recursion."""
     depth = deepest = 0
-    for token in _STRING_OR_BRACKET.finditer(text):
-        if token[0] in "[{":
+    for bracket in _STRING.sub(b"", data).translate(None, _OTHERS):
+        if bracket in b"[{":
             depth += 1
-            deepest = max(deepest, depth)
-        elif token[0] in "]}":
+            if depth > deepest:
+                deepest = depth
+        else:
             depth -= 1
     return deepest
 
@@ -48,7 +50,7 @@ def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     duplicate keys, or with the `Infinity` and `NaN` that Python alone calls JSON.
     """
     text = data.decode("utf-8", errors="strict")
-    depth = _depth(text)
+    depth = _depth(data)
     if depth > max_depth:
         raise ValueError(f"nested {depth} deep, {max_depth} allowed")
 

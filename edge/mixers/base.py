@@ -28,7 +28,8 @@ Shapes = dict[str, tuple[int, ...]]
 class Frozen(BaseModel):
     """A config: immutable, without fields that nobody stated."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # what is part of a document is built with it, once
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Grown(Frozen):

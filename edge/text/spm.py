@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge.errors import TokenizerError
-from edge.protobuf import VARINT, fields, message, put
+from edge.protobuf import BYTES, VARINT, fields, message, placed_fields, put
 from edge.text.tokenizer import (
     MAX_FILE,
     MAX_PIECE,
@@ -30,6 +31,8 @@ from edge.text.tokenizer import (
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"  # how pieces write a space
 BYTE_NAME = re.compile(r"<0x[0-9A-F]{2}>")
+# keys on the wire: a piece, and in it text, score and type
+_PIECE, _TEXT, _SCORE, _KIND = 0x0A, 0x0A, 0x15, 0x18
 REMEDY = "export the model again from an intact checkpoint"
 
 
@@ -83,7 +86,7 @@ class SentencePieceTokenizer(Tokenizer):
             if piece.kind == BYTE and value
         }
         control = frozenset(i for i in ids if self._pieces[i].kind == USER_DEFINED)
-        plain = rewrite_model(data, control=control, no_dummy_prefix=self._own_prefix)
+        plain = rewrite_model(data, model.starts, control=control, no_dummy_prefix=self._own_prefix)
         self._processor = _load(plain, file)
 
     @property
@@ -172,8 +175,7 @@ def _load(data: bytes, file: str) -> Any:
 # -- the file --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SpmPiece:
+class SpmPiece(NamedTuple):
     """One entry of the vocabulary; its id is its place."""
 
     text: str
@@ -182,9 +184,14 @@ class SpmPiece:
 
 @dataclass(frozen=True)
 class SpmModel:
-    """The pieces by id, and whether the normalizer adds or removes spaces."""
+    """The pieces by id, and whether the normalizer adds or removes spaces.
+
+    Attributes:
+        starts: where the field of each piece starts in the file.
+    """
 
     pieces: tuple[SpmPiece, ...]
+    starts: list[int]
     add_dummy_prefix: bool
     remove_extra_whitespaces: bool
 
@@ -199,33 +206,62 @@ def _piece(data: bytes) -> SpmPiece:
     return SpmPiece(text.decode("utf-8"), kind)
 
 
+def _short_pieces(data: bytes) -> tuple[list[SpmPiece], list[int], int]:
+    """The pieces that the file begins with, where each starts, and where they end.
+
+    Only those as the library writes them: the text, the score, and the type where it is not
+    `NORMAL`, in less than 128 bytes. There are tens of thousands, of which `fields` would make half
+    of the time to the first token.
+    """
+    pieces, starts, at = [], [], 0
+    while at + 2 <= len(data) and data[at] == _PIECE and (size := data[at + 1]) < 0x80:
+        end = at + 2 + size
+        if size < 7 or end > len(data) or data[at + 2] != _TEXT:
+            break
+        score, kind = at + 4 + data[at + 3], NORMAL
+        if score + 7 == end and data[score + 5] == _KIND:
+            kind = data[score + 6]
+        elif score + 5 != end:
+            break
+        if data[score] != _SCORE or kind > 0x7F:
+            break
+        pieces.append(SpmPiece(data[at + 4 : score].decode("utf-8"), kind))
+        starts.append(at)
+        at = end
+    return pieces, starts, at
+
+
 def read_model(data: bytes) -> SpmModel:
     """Parse a `.model`. Raises ValueError (UnicodeDecodeError included) when it is malformed."""
-    pieces: list[SpmPiece] = []
+    pieces, starts, at = _short_pieces(data)
     add_dummy_prefix = remove_extra_whitespaces = True  # the defaults of the .proto
-    for number, _, value in fields(data):
+    for number, _, value, end in placed_fields(data, at):
         if number == 1:
             pieces.append(_piece(message(value)))
+            starts.append(at)
         elif number == 3:
             for inner, _, setting in fields(message(value)):
                 if inner == 3:
                     add_dummy_prefix = bool(setting)
                 elif inner == 4:
                     remove_extra_whitespaces = bool(setting)
-    return SpmModel(tuple(pieces), add_dummy_prefix, remove_extra_whitespaces)
+        at = end
+    return SpmModel(tuple(pieces), starts, add_dummy_prefix, remove_extra_whitespaces)
 
 
-def rewrite_model(data: bytes, *, control: frozenset[int], no_dummy_prefix: bool) -> bytes:
-    """The same model with the pieces `control` made control symbols, which text never yields."""
-    out, index = bytearray(), 0
-    for number, wire, value in fields(data):
-        if number == 1:
-            if index in control:
-                kept = [f for f in fields(message(value)) if f[0] != 3]
-                value = b"".join(put(*field) for field in [*kept, (3, VARINT, CONTROL)])
-            index += 1
-        elif number == 3 and no_dummy_prefix:
-            kept = [f for f in fields(message(value)) if f[0] != 3]
-            value = b"".join(put(*field) for field in [*kept, (3, VARINT, 0)])
-        out += put(number, wire, value)
+def rewrite_model(
+    data: bytes, starts: Sequence[int], *, control: frozenset[int], no_dummy_prefix: bool
+) -> bytes:
+    """The same model with the pieces `control` made control symbols, which text never yields.
+
+    `starts` are of `read_model`. Of equal fields the last one holds, so what changes is added.
+    """
+    out, done = bytearray(), 0
+    for start in (starts[index] for index in sorted(control)):
+        _, _, piece, end = next(placed_fields(data, start))
+        out += data[done:start] + put(1, BYTES, message(piece) + put(3, VARINT, CONTROL))
+        done = end
+    out += data[done:]
+    if no_dummy_prefix:
+        out += put(3, BYTES, put(3, VARINT, 0))
     return bytes(out)

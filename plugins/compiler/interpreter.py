@@ -93,6 +93,7 @@ class InterpretDevice:
 
     name = "Triton's interpreter"
     sm = 0
+    records_early = True
 
     def __init__(self, package: str | None = None) -> None:
         """`package`: where the kernels' files are; None: in the ops' folders."""

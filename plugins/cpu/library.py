@@ -8,9 +8,12 @@ import importlib.machinery
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge.errors import EngineError
-from edge.launch import Variant
+
+if TYPE_CHECKING:
+    from edge.launch import Variant
 
 SET_VARIABLE = "EDGE_CPU_SET"
 LIBRARY_VARIABLE = "EDGE_CPU_LIBRARY"

@@ -54,6 +54,7 @@ class CpuDevice:
     """
 
     sm = 0
+    records_early = False
 
     def __init__(self, threads: int, isa: str | None = None, *, finest: bool = False) -> None:
         """`isa`: the instruction set; None is the best one. `finest`: see `Pool`.

@@ -39,9 +39,12 @@ class CoreDevice:
     Attributes:
         name: for messages.
         sm: compute capability, 87 for 8.7.
+        records_early: see `Device`.
         integrated: it shares the CPU's memory.
         multiprocessors: SMs.
     """
+
+    records_early = True
 
     def __init__(
         self,

@@ -46,6 +46,8 @@ class Device(Protocol):
     Attributes:
         name: for messages.
         sm: compute capability, 87 for 8.7; 0 where any variant can be run (the interpreter).
+        records_early: recording takes time or memory that a state is to have taken when it is made;
+            else a run is recorded when it is asked for again.
     """
 
     @property
@@ -53,6 +55,9 @@ class Device(Protocol):
 
     @property
     def sm(self) -> int: ...
+
+    @property
+    def records_early(self) -> bool: ...
 
     def allocate(self, nbytes: int) -> Memory:
         """Zeroed device memory. EngineError when there is none, naming how much was asked for."""

@@ -71,11 +71,10 @@ class PlanExecutor:
 class LaunchIssuer:
     """See `executor.Issuer`. Addresses are filled into a program once for all lengths."""
 
-    rehearses = False
-
     def __init__(self, executor: PlanExecutor, runs: StateRuns) -> None:
         self._executor = executor
         self._runs = runs
+        self.rehearses = not executor.device.records_early
         self._templates: dict[RunKey, Template] = {}
 
     def prepare(self, key: RunKey, places: Places, *, recorded: bool) -> Launches:
