@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from edge import log
 from edge.errors import EngineError, InputError, StateError, TokenizerError
-from edge.runtime import transcript
+from edge.runtime import statefile, transcript
 from edge.runtime.constrain.mask import open_mask
 from edge.runtime.engine import DEFAULT_WINDOW
 from edge.runtime.generate import (
@@ -554,24 +554,41 @@ class Session:
             )  # fmt: skip
             context.state.save(path, transcript.to_json(saved, self.model.path.name))
 
-    def load(self, path: str | os.PathLike[str]) -> int:
+    def load(self, path: str | os.PathLike[str], *, replay: bool = False) -> int:
         """Resume a saved session as if it had never been left; `undo` takes that back.
 
         Returns how many tokens need not be run again. Raises StateError: damaged, or of another
-        model, quantization, tokenizer or version; this session is then unchanged.
+        model, quantization, tokenizer or version; this session is then unchanged. `replay`: of a
+        chat whose state cannot be used here the messages are taken all the same, and the next
+        answer reads those that prompts are made of; the return is 0.
         """
         with self._hold:
             now, before = self._at_rest(), self._snapshot()
             self._settled = replace(now, mark=before.context)
             try:
                 saved = self._loaded(path)
-            except StateError:
-                self._settle()
-                raise
+            except StateError as problem:
+                talk = self._replayed(path) if replay else None
+                if talk is None:
+                    self._settle()
+                    raise
+                log.info("edge.session", "%s: read again, %s", path, problem.message)
+                self._context.clear()
+                saved = SavedSession(talk, (), 0, 0, None, now.rng)
             self._settled = Settled(saved.talk, saved.rng, self._undoable(before))
             count = len(saved.tokens) + saved.forgotten
             log.info("edge.session", "resumed %s: %d tokens", path, count)
             return count
+
+    def _replayed(self, path: str | os.PathLike[str]) -> Talk | None:
+        """The chat of a file whose state is of no use here; None where there is none."""
+        if self.model.template is None:
+            return None
+        try:
+            talk = transcript.talk_from_json(statefile.read_extra(path), None, path)
+        except StateError:
+            return None
+        return talk if talk.messages else None
 
     def _loaded(self, path: str | os.PathLike[str]) -> SavedSession:
         """Bring the context to what a file holds; what it says besides. Raises StateError."""

@@ -45,6 +45,8 @@ MAX_HEADER = 4 << 20
 MAX_EXTRA = 64 << 20
 # room for safetensors' own header beyond the tensors' bytes
 _PAYLOAD_SLACK = 8 << 20
+MAX_UNUSED = 16 << 30  # of a state that is only hashed, in pieces
+_PIECE = 1 << 20
 
 _PREFIX = struct.Struct("<8sIIQQ")
 _DIGEST = 32
@@ -133,31 +135,56 @@ def _digest(*parts: bytes) -> bytes:
 def read(path: str | os.PathLike[str], identity: Identity, layout: StateLayout) -> Saved:
     """Read and check a state file. Raises StateError naming what does not fit; changes nothing."""
     file = Path(path)
-    try:
-        return _read(file, identity, layout)
-    except OSError as problem:
-        raise StateError(f"cannot be read: {problem.strerror or problem}", file=file) from problem
-
-
-def _read(file: Path, identity: Identity, layout: StateLayout) -> Saved:
-    # not blocking, or a pipe in the file's place would wait for a writer
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(fd, "rb") as stream:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise StateError("is not a file", file=file)
-        prefix = stream.read(_PREFIX.size)
-        lengths = _lengths(file, prefix, info.st_size, layout)
-        digest = stream.read(_DIGEST)
-        header, payload, extra = (_exactly(stream.read(n), n, file) for n in lengths)
-    if _digest(prefix, header, payload, extra) != digest:
-        raise StateError("does not match its SHA-256", file=file, remedy=_DAMAGED)
+    most = layout.slot_bytes + layout.cache_bytes + _PAYLOAD_SLACK
+    header, payload, extra = _read(file, most)
     position = _check_header(file, header, identity, layout, extra)
     tensors = _check_payload(file, payload, layout, position)
     return Saved(tensors, position, _parse_extra(file, extra))
 
 
-def _lengths(file: Path, prefix: bytes, size: int, layout: StateLayout) -> tuple[int, int, int]:
+def read_extra(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What was saved beside a state of any model. Raises StateError for a file that is damaged."""
+    file = Path(path)
+    return _parse_extra(file, _read(file, MAX_UNUSED, keep=False)[2])
+
+
+def _read(file: Path, most: int, *, keep: bool = True) -> tuple[bytes, bytes, bytes]:
+    """Header, payload of at most so many bytes, and extra, all as they were written. `keep`: the
+    payload too, which is else empty.
+    """
+    try:
+        # not blocking, or a pipe in the file's place would wait for a writer
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, "rb") as stream:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise StateError("is not a file", file=file)
+            prefix = stream.read(_PREFIX.size)
+            lengths = _lengths(file, prefix, info.st_size, most)
+            told, found = stream.read(_DIGEST), hashlib.sha256(prefix)
+
+            def taken(length: int) -> bytes:
+                part = stream.read(length)
+                if len(part) != length:
+                    raise StateError("was cut short while it was read", file=file, remedy=_DAMAGED)
+                found.update(part)
+                return part
+
+            header, payload = taken(lengths[0]), b""
+            if keep:
+                payload = taken(lengths[1])
+            else:
+                for at in range(0, lengths[1], _PIECE):
+                    taken(min(_PIECE, lengths[1] - at))
+            extra = taken(lengths[2])
+    except OSError as problem:
+        raise StateError(f"cannot be read: {problem.strerror or problem}", file=file) from problem
+    if found.digest() != told:
+        raise StateError("does not match its SHA-256", file=file, remedy=_DAMAGED)
+    return header, payload, extra
+
+
+def _lengths(file: Path, prefix: bytes, size: int, most: int) -> tuple[int, int, int]:
     """Lengths of header, payload and extra, which must make up the whole file."""
     if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
         raise StateError("is not a saved state", file=file)
@@ -170,7 +197,6 @@ def _lengths(file: Path, prefix: bytes, size: int, layout: StateLayout) -> tuple
             remedy="update mamba-edge" if version > VERSION else None,
         )
     # bounded before anything of that length is read
-    most = layout.slot_bytes + layout.cache_bytes + _PAYLOAD_SLACK
     for name, length, limit in (
         ("header", header, MAX_HEADER), ("payload", payload, most), ("extra", extra, MAX_EXTRA),
     ):  # fmt: skip
@@ -181,12 +207,6 @@ def _lengths(file: Path, prefix: bytes, size: int, layout: StateLayout) -> tuple
         what = "is cut short" if size < expected else "has bytes after its end"
         raise StateError(f"{what}: {size} bytes, {expected} expected", file=file, remedy=_DAMAGED)
     return header, payload, extra
-
-
-def _exactly(data: bytes, length: int, file: Path) -> bytes:
-    if len(data) != length:
-        raise StateError("was cut short while it was read", file=file, remedy=_DAMAGED)
-    return data
 
 
 def _check_header(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -239,41 +240,51 @@ def to_json(saved: SavedSession, model: str) -> dict[str, Any]:
     }
 
 
-def from_json(
-    extra: Mapping[str, Any], tokenizer: Tokenizer, path: str | os.PathLike[str]
-) -> SavedSession:
-    """What `to_json` wrote, checked. Raises StateError when it is something else."""
+def talk_from_json(
+    extra: Mapping[str, Any], tokenizer: Tokenizer | None, path: str | os.PathLike[str]
+) -> Talk:
+    """The chat that `to_json` wrote, checked; without a tokenizer no answer's tokens are. Raises
+    StateError when it is something else.
+    """
     if extra.get("session") != VERSION:
         raise StateError(
             f"holds session version {extra.get('session')!r}, this runtime reads {VERSION}",
             file=path,
             remedy="save it again with this version",
         )
-    try:
-        pending = extra["pending"]
-        messages = tuple(
-            _with_calls(
-                Message(
-                    item["role"],
-                    item["content"],
-                    None if item["tokens"] is None else _ids(item["tokens"], tokenizer),
-                ),
-                item,
-                "extra",
-            )
-            for item in extra["messages"]
-        )
+    with _malformed(path):
+        messages: list[Message] = []
+        for item in extra["messages"]:
+            said = item["tokens"]
+            tokens = None if said is None or tokenizer is None else _ids(said, tokenizer)
+            message = Message(item["role"], item["content"], tokens)
+            messages.append(_with_calls(message, item, "extra"))
         check_messages(messages)
-        tokens = _ids(extra["tokens"], tokenizer)
         # earlier versions kept everything
+        return Talk(tuple(messages), _count(extra.get("skipped", 0), len(messages)))
+
+
+def from_json(
+    extra: Mapping[str, Any], tokenizer: Tokenizer, path: str | os.PathLike[str]
+) -> SavedSession:
+    """What `to_json` wrote, checked. Raises StateError when it is something else."""
+    talk = talk_from_json(extra, tokenizer, path)
+    with _malformed(path):
+        pending, tokens = extra["pending"], _ids(extra["tokens"], tokenizer)
         return SavedSession(
-            talk=Talk(messages, _count(extra.get("skipped", 0), len(messages))),
+            talk=talk,
             tokens=tokens,
             forgotten=_count(extra.get("forgotten", 0), 1 << 62),
             gap=_count(extra.get("gap", 0), len(tokens)),
             pending=None if pending is None else _ids([pending], tokenizer)[0],
             rng=dict(extra["rng"]),
         )
+
+
+@contextmanager
+def _malformed(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
     except (KeyError, TypeError, ValueError, EdgeError) as problem:
         raise StateError(f"has a malformed transcript: {problem}", file=path) from None
 

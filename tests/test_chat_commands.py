@@ -83,6 +83,11 @@ def test_saved_by_name_and_listed(home: dict[str, str]) -> None:
     terminal.wait_for("resumed a conversation of 2 messages (")
     terminal.ask("/bye")
     assert terminal.leave() == 0
+    terminal = Terminal(str(bundle("bytes")), *SHORT, **home)  # another model's
+    terminal.ask("/load monday")
+    terminal.wait_for("took over a conversation of 2 messages: the saved state does not fit")
+    terminal.ask("/bye")
+    assert terminal.leave() == 0
 
 
 def test_parameters_are_checked_before_they_are_taken(home: dict[str, str]) -> None:

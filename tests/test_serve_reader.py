@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from edge.apps.serve.answers import AnswerFormat
 from edge.apps.serve.errors import ApiError
 from edge.apps.serve.reader import Reader
 from edge.apps.serve.worker import Piece
-from tests.server_process import HELLO, Server
+from tests.server_process import HELLO, PATIENCE, Server
 
 CHAT = "/v1/chat/completions"
 
@@ -117,24 +118,22 @@ def test_bodies_that_trickle_in_take_nobodys_place(server: Server) -> None:
 
 def test_connections_that_say_nothing_make_room(server: Server) -> None:
     """Without a key, and more of them than there may be; who came with it, stays."""
-    body = json.dumps({"messages": HELLO, "max_tokens": 1}).encode()
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {server.key}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    ).encode()
-    known = server.connect()
+    ask = {"messages": HELLO, "max_tokens": 1}
+    headers = {"content-type": "application/json", "authorization": f"Bearer {server.key}"}
+    known = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     silent: list[socket.socket] = []
     try:
         for _ in range(2):
-            known.sendall(head + body)
-            assert known.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            known.request("POST", CHAT, json.dumps(ask), headers)
+            assert json.loads(known.getresponse().read())["choices"]
             silent += [server.connect() for _ in range(270)]
             for connection in silent[::2]:
                 with suppress(OSError):
                     connection.sendall(b"GET /health HTTP/1.1\r\n")
-            assert server.request("POST", CHAT, {"messages": HELLO, "max_tokens": 1})[0] == 200
+            assert server.request("POST", CHAT, ask)[0] == 200
     finally:
-        for connection in (known, *silent):
+        known.close()
+        for connection in silent:
             connection.close()
 
 

@@ -137,7 +137,10 @@ def _load(this: Chat, argument: str) -> str:
     if argument in this.forks:
         this.session.restore(this.forks[argument], undoable=True)
         return f"returned to {argument}: {this.length()}; {this.copied()}"
-    spared = this.session.load(files.named("/load", argument))
+    spared = this.session.load(files.named("/load", argument), replay=True)
+    if not spared and any(one.role == "assistant" for one in this.session.messages):
+        return (f"took over {this.length()}: the saved state does not fit this model, so they are "
+                "read again with the next message")  # fmt: skip
     return f"resumed {this.length()} ({spared} tokens restored from the saved state)"
 
 
