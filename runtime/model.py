@@ -17,6 +17,7 @@ from edge.errors import BundleError, EngineError
 from edge.runtime import memory
 from edge.runtime.engine import Engine
 from edge.runtime.engines import check_provider, open_engine, title
+from edge.runtime.joined import JoinedEngine
 from edge.runtime.session import Session, SessionOptions
 from edge.text import ChatTemplate, Tokenizer, load_template, load_tokenizer
 
@@ -62,6 +63,16 @@ class Model:
     def session(self, **options: Unpack[SessionOptions]) -> Session:
         """A new session; see `SessionOptions`. Its memory is taken here."""
         return Session(self, **options)
+
+    def joined(self) -> Model:
+        """The same model for several threads, each with a session of its own: their single tokens
+        are run together, which costs little more than one of them where the engine is a
+        `JointEngine`. What a session says does not depend on the others.
+        """
+        engine = JoinedEngine(self.engine)
+        return Model(
+            self.path, self.manifest, self.fingerprint, engine, self.tokenizer, self.template
+        )
 
     def __enter__(self) -> Model:
         return self

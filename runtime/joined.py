@@ -1,0 +1,229 @@
+"""An engine for several threads, each with its own conversation: their steps are made together.
+
+Who wants a step waits for the others that made the last one with it, no longer than that one took,
+and the last to come makes the step of all. Longer runs, prompts and drafts, are made one by one, in
+the order they came, and never two in a row while somebody waits for a step: a prompt is read in
+short chunks, so the others wait for one at most.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.config import ModelConfig
+from edge.errors import EdgeError, EngineError
+from edge.runtime.engine import (
+    DEFAULT_WINDOW,
+    Engine,
+    GreedyEngine,
+    JointEngine,
+    JointStep,
+    Rows,
+    Stepped,
+)
+from edge.runtime.state import State
+
+CHUNK = 64  # tokens of a prompt that others wait for
+T = TypeVar("T")
+
+
+class _Asked:
+    """A step that is waited for, and what came of it."""
+
+    def __init__(self, step: JointStep) -> None:
+        self.step = step
+        self.found: Stepped | None = None
+
+
+class JoinedEngine:
+    """See `Engine` and the module. A state belongs to one thread at a time; what it gives does not
+    depend on the others.
+
+    An engine that cannot join steps makes them in turn.
+
+    Attributes:
+        engine: the one that is shared.
+        chunk: most tokens of one committing run, fewer than alone.
+        size: states of the last step.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.chunk = min(engine.chunk, CHUNK)
+        self.size = 0
+        joint = isinstance(engine, JointEngine) and engine.most_joined > 1
+        self._joint = engine if joint and isinstance(engine, JointEngine) else None
+        self._greedy = engine if isinstance(engine, GreedyEngine) else None
+        self._changed = threading.Condition()
+        self._steps: deque[_Asked] = deque()
+        self._alone: deque[object] = deque()  # who wants a run of their own, in order
+        self._turn: object = None  # whose run is under way
+        self._stepped = True  # since the last run of one alone
+        self._due: set[int] = set()  # states of the last step that have not come back
+        self._until = 0.0  # when they are no longer waited for
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.engine.config
+
+    @property
+    def trees(self) -> bool:
+        return self.engine.trees
+
+    @property
+    def longest_window(self) -> int:
+        return self.engine.longest_window
+
+    @property
+    def finds_argmax(self) -> bool:
+        """See `GreedyEngine`."""
+        return self._greedy is not None and self._greedy.finds_argmax
+
+    def new_state(
+        self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
+    ) -> State:
+        """See `Engine.new_state`."""
+        return self.engine.new_state(batch=batch, window=window, capacity=capacity)
+
+    def memory_plan(
+        self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
+    ) -> dict[str, int]:
+        """See `Engine.memory_plan`."""
+        return self.engine.memory_plan(batch=batch, window=window, capacity=capacity)
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def run(
+        self,
+        tokens: NDArray[np.int64],
+        state: State,
+        *,
+        parents: Sequence[int] | None = None,
+        rows: Rows = "last",
+        commit: bool = False,
+    ) -> NDArray[np.float32]:
+        """See `Engine.run`."""
+        single = np.shape(tokens) == (1, 1) and parents is None and not commit
+        if self._joint is not None and single and isinstance(rows, str):
+            found = self._step(JointStep(int(np.asarray(tokens)[0, 0]), state))
+            assert isinstance(found, np.ndarray)
+            return found[None, None]
+        return self._in_turn(
+            state, lambda: self.engine.run(tokens, state, parents=parents, rows=rows, commit=commit)
+        )
+
+    def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
+        """See `GreedyEngine.run_greedy`."""
+        engine = self._greedy
+        assert engine is not None
+        if self._joint is not None and np.shape(tokens) == (1, 1):
+            found = self._step(JointStep(int(np.asarray(tokens)[0, 0]), state, greedy=True))
+            return np.asarray([found], np.int64)
+        return self._in_turn(state, lambda: engine.run_greedy(tokens, state))
+
+    def leave(self, state: State) -> None:
+        """Nobody need wait for the next step of this state."""
+        with self._changed:
+            self._due.discard(id(state))
+            if not self._due:
+                self._changed.notify_all()
+
+    # -- turns -----------------------------------------------------------------------------------
+
+    def _in_turn(self, state: State, work: Callable[[], T]) -> T:
+        mine = object()
+        try:
+            with self._changed:
+                self._due.discard(id(state))
+                self._alone.append(mine)
+                while not self._may_run_alone(mine):
+                    self._changed.wait()
+                self._turn, self._stepped = mine, False
+            return work()
+        finally:
+            self._leave_queue(self._alone, mine)
+
+    def _may_run_alone(self, mine: object) -> bool:
+        first = self._alone[0] is mine and self._turn is None
+        return first and (self._stepped or not self._steps)
+
+    def _may_step(self) -> bool:
+        if self._turn is not None or (self._alone and self._stepped):
+            return False
+        most = self._joint.most_joined if self._joint else 1
+        return not self._due or len(self._steps) >= most or time.monotonic() >= self._until
+
+    def _leave_queue(self, queue: deque[Any], mine: object) -> None:
+        """Also where an interrupt came before the turn did, or in the middle of it."""
+        with self._changed:
+            if mine in queue:
+                queue.remove(mine)
+            if self._turn is mine:
+                self._turn = None
+            self._changed.notify_all()
+
+    def _step(self, step: JointStep) -> Stepped:
+        mine = _Asked(step)
+        try:
+            with self._changed:
+                self._due.discard(id(step.state))
+                self._steps.append(mine)
+            while mine.found is None:
+                self._wait_or_lead(mine)
+        finally:
+            if mine in self._steps or self._turn is mine:
+                self._leave_queue(self._steps, mine)
+        if isinstance(mine.found, EdgeError):
+            raise mine.found
+        return mine.found
+
+    def _wait_or_lead(self, mine: _Asked) -> None:
+        assert self._joint is not None
+        with self._changed:
+            while mine.found is None and not self._may_step():
+                left = self._until - time.monotonic()
+                self._changed.wait(left if self._due and left > 0 else None)
+            if mine.found is not None:
+                return
+            self._turn = mine
+            count = min(len(self._steps), self._joint.most_joined)
+            members = [self._steps.popleft() for _ in range(count)]
+        began = time.monotonic()
+        found: Sequence[Stepped] = [EngineError("the step failed in another thread")] * count
+        try:
+            found = self._made([asked.step for asked in members])
+        except EdgeError as problem:
+            found = [problem] * count
+        finally:
+            with self._changed:
+                for asked, one in zip(members, found, strict=True):
+                    asked.found = one
+                self.size, self._stepped, self._turn = count, True, None
+                self._due = {id(asked.step.state) for asked in members}
+                self._until = 2 * time.monotonic() - began
+                self._changed.notify_all()
+
+    def _made(self, steps: Sequence[JointStep]) -> Sequence[Stepped]:
+        assert self._joint is not None
+        if len(steps) > 1:
+            return self._joint.step_jointly(steps)
+        # a run of one state is recorded
+        step = steps[0]
+        token = np.asarray([[step.token]], np.int64)
+        if step.greedy and self._greedy is not None:
+            return [int(self._greedy.run_greedy(token, step.state)[0])]
+        logits: NDArray[np.float32] = self.engine.run(token, step.state)[0, 0]
+        return [logits]

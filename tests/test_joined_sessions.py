@@ -1,0 +1,172 @@
+"""Conversations in several threads of one model, whose tokens are run together: each says what it
+says alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edge
+from edge.errors import EngineError, InputError
+from edge.runtime.joined import JoinedEngine
+from edge.runtime.model import Model
+from edge.runtime.result import GenerationResult
+
+TOKENS = 24
+# what each is asked, and how
+TALKS: list[tuple[str, dict[str, Any]]] = [
+    ("Hello", {"temperature": 0}),
+    ("What is a robot? " * 12, {"temperature": 0.9, "seed": 3, "top_k": 20}),
+    ("Go", {"temperature": 1.2, "seed": 4, "repetition_penalty": 1.3, "logprobs": 2}),
+    ("Left or right?", {"temperature": 0.8, "seed": 5, "choices": ["left", "right", "nowhere"]}),
+    ("Hello", {"temperature": 0, "stop": ["e "]}),
+    ("Count", {"temperature": 0.7, "seed": 6, "min_p": 0.05, "presence_penalty": 0.5}),
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return edge.load("demo", threads=1).joined()
+
+
+def answer(model: Model, talk: tuple[str, dict[str, Any]]) -> GenerationResult:
+    text, how = talk
+    with model.session() as session:
+        return session.generate(text, max_tokens=TOKENS, **how).finish()
+
+
+def together(*work: Callable[[], Any]) -> list[Any]:
+    """What each gives, run in a thread of its own."""
+    found: list[Any] = [None] * len(work)
+
+    def one(index: int) -> None:
+        try:
+            found[index] = work[index]()
+        except Exception as problem:
+            found[index] = problem
+
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(work))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found
+
+
+def test_each_says_what_it_says_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy, seeded, penalised, with log probabilities, a grammar and a stop string; they end at
+    different times, and prompts are read in between.
+    """
+    alone = [answer(model, talk) for talk in TALKS]
+    sizes = _sizes(model, monkeypatch)
+    found = together(*(lambda talk=talk: answer(model, talk) for talk in TALKS))
+    for one, other in zip(alone, found, strict=True):
+        assert (one.text, one.tokens, one.finish_reason) == (
+            other.text, other.tokens, other.finish_reason)  # fmt: skip
+        assert one.logprobs == other.logprobs
+    if model.engine.name == "cpu":
+        assert max(sizes) > 2
+
+
+def test_one_that_is_cancelled_late_or_failing_leaves_the_others_whole(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = answer(model, TALKS[0])
+
+    def cancelled() -> GenerationResult:
+        with model.session() as session:
+            talk = session.generate("Hello", max_tokens=10_000, temperature=0, stop=[])
+            next(talk)
+            talk.cancel()
+            return talk.finish()
+
+    def late() -> GenerationResult:
+        with model.session() as session:
+            return session.generate("Hello", max_tokens=10_000, deadline_s=0.05).finish()
+
+    def failing() -> None:
+        state = model.engine.new_state()
+        model.engine.run(np.asarray([[1]]), state)
+        model.engine.run(np.asarray([[1 << 30]]), state)
+
+    found = together(lambda: answer(model, TALKS[0]), cancelled, late, failing)
+    assert found[0].tokens == expected.tokens
+    assert found[1].finish_reason in ("cancelled", "stop")
+    assert found[2].finish_reason in ("deadline", "stop")
+    assert isinstance(found[3], InputError)
+
+    joint = model.engine.engine
+    if not hasattr(joint, "step_jointly"):
+        return
+
+    def broken(steps: Any) -> Any:
+        raise EngineError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(joint, "step_jointly", broken)
+        gate = threading.Barrier(2)
+
+        def step() -> Any:
+            state = model.engine.new_state()
+            gate.wait(10)
+            for token in range(50):
+                model.engine.run(np.asarray([[token]]), state)
+
+        for problem in together(step, step):
+            assert problem is None or "no memory" in str(problem)
+    assert answer(model, TALKS[0]).tokens == expected.tokens
+
+
+def test_who_reads_a_long_prompt_lets_others_step_in_between(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, order = model.engine, []
+    assert isinstance(engine, JoinedEngine)
+    real = engine.engine.run
+
+    def run(tokens: Any, *arguments: Any, **options: Any) -> Any:
+        order.append(tokens.shape[1])
+        time.sleep(0.002)  # so that the other one comes meanwhile
+        return real(tokens, *arguments, **options)
+
+    monkeypatch.setattr(engine.engine, "run", run)
+    ids = np.ones((1, engine.chunk), np.int64)
+    states = [engine.new_state(capacity=8 * engine.chunk) for _ in range(2)]
+    started = threading.Event()
+
+    def read() -> None:
+        started.wait(10)
+        for _ in range(6):
+            engine.run(ids, states[0], commit=True)
+
+    def step() -> None:
+        for index in range(40):
+            engine.run(ids[:, :1], states[1])
+            if index == 2:
+                started.set()
+        engine.leave(states[1])
+
+    together(read, step)
+    first = order.index(engine.chunk)
+    assert order[first : first + 11].count(1) >= 5
+    assert states[0].position == 6 * engine.chunk and states[1].position == 40
+
+
+def _sizes(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """States of each joint run from now on."""
+    sizes, joint = [1], model.engine.engine
+    if hasattr(joint, "step_jointly"):
+        real = joint.step_jointly
+
+        def counted(steps: Any) -> Any:
+            sizes.append(len(steps))
+            return real(steps)
+
+        monkeypatch.setattr(joint, "step_jointly", counted)
+    return sizes
