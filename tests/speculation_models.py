@@ -12,11 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.torch import load_file, save_file
 
 import edge
 from edge.export.exporter import export_checkpoint
 from edge.runtime.model import Model
+from edge.runtime.session import Session
 from tests import checkpoints
 
 _ROOT = tempfile.TemporaryDirectory(prefix="edge-speculation-")
@@ -50,6 +52,16 @@ def bundle(kind: str, added: tuple[str, ...] = ()) -> Path:
     _rewrite(source / "tokenizer.json", added, indent=None if kind == "mamba" else 1)
     export_checkpoint(source, out, quant="fp32", verify=False, chunk=16)
     return out
+
+
+def check_same(plain: Session, drafting: Session) -> None:
+    """Both hold the same tokens, and states that are as good as equal."""
+    assert plain.tokens == drafting.tokens and plain.pending == drafting.pending
+    assert plain.messages == drafting.messages
+    state, expected = drafting._context.state, plain._context.state.arrays()
+    assert state.tree is None and state.position == len(drafting.tokens)
+    for name, values in state.arrays().items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-5)
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-import numpy as np
 import pytest
 
 import edge
@@ -20,6 +19,7 @@ from edge.runtime.speculate.ngram import NgramDrafter
 from edge.runtime.speculate.shape import Shape
 from tests.session_models import bundle, model
 from tests.speculate_samples import third_tokens_are_alike
+from tests.speculation_models import check_same
 
 KINDS = ["chat", "hybrid", "base"]
 PROMPT = "one two three one two three one two"
@@ -38,14 +38,6 @@ def _session(kind: str, draft: str, tokens: int | None = 3, **options: object) -
     )
 
 
-def _same(a: Session, b: Session) -> None:
-    assert a.tokens == b.tokens
-    assert a.pending == b.pending
-    state, other_state = a._context.state, b._context.state
-    for name, values in state.arrays().items():
-        np.testing.assert_allclose(values, other_state.arrays()[name], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("draft", ["ngram", "model"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_and_state_are_those_without_drafting(kind: str, draft: str) -> None:
@@ -57,7 +49,7 @@ def test_greedy_tokens_and_state_are_those_without_drafting(kind: str, draft: st
         assert result.tokens == expected.tokens
         assert result.text == expected.text
         assert result.finish_reason == expected.finish_reason
-        _same(plain, drafting)
+        check_same(plain, drafting)
     if draft == "model":
         assert result.speculation is not None
         assert result.speculation.acceptance_length > 2
@@ -69,7 +61,7 @@ def test_an_answer_may_end_at_any_token_of_a_round(length: int) -> None:
     plain, drafting = _session("chat", "none"), _session("chat", "model", 5)
     for session in (plain, drafting):
         session.generate(PROMPT, temperature=0, max_tokens=length).finish()
-    _same(plain, drafting)
+    check_same(plain, drafting)
 
 
 @pytest.mark.parametrize("after", range(1, 8))
@@ -83,7 +75,7 @@ def test_closing_in_the_middle_of_a_round(after: int) -> None:
         generation.close()
         sampled.append(generation.result.tokens)
     assert sampled[0] == sampled[1]
-    _same(plain, drafting)
+    check_same(plain, drafting)
 
 
 def test_stop_strings_end_inside_a_round() -> None:
@@ -96,7 +88,7 @@ def test_stop_strings_end_inside_a_round() -> None:
         for session in (plain, drafting)
     ]
     assert results[0].text == results[1].text == text[: text.index(stop)]
-    _same(plain, drafting)
+    check_same(plain, drafting)
 
 
 def test_sampled_tokens_have_the_targets_distribution() -> None:
@@ -111,7 +103,7 @@ def test_undo_after_speculation_restores_what_was() -> None:
         one.chat("and then", temperature=0, max_tokens=9).finish()
         one.undo()
         one.chat("instead", temperature=0, max_tokens=9).finish()
-    _same(plain, session)
+    check_same(plain, session)
 
 
 def test_a_drafter_reads_what_is_new_and_all_of_another_talk(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,6 +30,7 @@ from edge.runtime.speculate.text_drafter import BACK, TextDrafter
 from tests.checkpoints import save_mamba
 from tests.session_models import model
 from tests.speculate_samples import third_tokens_are_alike
+from tests.speculation_models import check_same
 from tests.text_samples import byte_level, tokenizer
 
 KINDS = ["bytes", "spm", "spm-prefix", "spm-unigram", "byte-level", "spaced", "unigram"]
@@ -184,13 +184,6 @@ def _watched(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
     return drafts
 
 
-def _same(plain: Session, drafting: Session) -> None:
-    assert plain.tokens == drafting.tokens and plain.pending == drafting.pending
-    expected = plain._context.state.arrays()
-    for name, values in drafting._context.state.arrays().items():
-        np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(("target", "drafter"), PAIRS)
 def test_greedy_words_and_states_are_those_without_drafting(
     target: str, drafter: str, monkeypatch: pytest.MonkeyPatch
@@ -203,7 +196,7 @@ def test_greedy_words_and_states_are_those_without_drafting(
             for session in (plain, drafting)
         ]
         assert results[0].tokens == results[1].tokens and results[0].text == results[1].text
-        _same(plain, drafting)
+        check_same(plain, drafting)
     assert any(draft.tokens for draft in drafts)
 
 
@@ -251,7 +244,7 @@ def test_undo_and_another_text_leave_nothing_behind(monkeypatch: pytest.MonkeyPa
         session.regenerate(temperature=0, max_tokens=7).finish()
         session.reset()
         session.chat("and then", temperature=0, max_tokens=7).finish()
-    _same(plain, drafting)
+    check_same(plain, drafting)
 
 
 def test_sampled_tokens_have_the_targets_distribution() -> None:

@@ -3,89 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from typer.testing import CliRunner
 
 from edge.apps.chat import app as chat
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.sampling import Sampler
-from edge.runtime.session import Session
 from edge.runtime.speculate.model_drafter import Vocabulary, shared_ids
 from tests import session_models
 from tests.markov_models import shares
-from tests.speculate_samples import third_tokens_are_alike
 from tests.speculation_models import bundle, model
 
-TARGETS = ["gpt_neox", "llama", "hybrid"]
 PROMPT = "the state of the model"
 CONTROL = ("<|turn|>", "<|over|>")
-
-
-def _sessions(target: str, tokens: int | None = 4, **options: object) -> tuple[Session, Session]:
-    made = model(target)
-    drafting = made.session(draft=model("mamba"), draft_tokens=tokens, seed=3, **options)
-    return made.session(seed=3, **options), drafting
-
-
-def _same(plain: Session, drafting: Session) -> None:
-    assert plain.tokens == drafting.tokens and plain.pending == drafting.pending
-    expected = plain._context.state.arrays()
-    for name, values in drafting._context.state.arrays().items():
-        np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_greedy_words_and_states_are_those_without_drafting(target: str) -> None:
-    """Attention is cut short and Mamba goes back to a kept state; some drafts stand, some fall."""
-    plain, drafting = _sessions(target)
-    accepted = drafted = 0
-    for prompt in (PROMPT, " is the whole of the past", " then"):
-        results = [
-            session.generate(prompt, temperature=0, max_tokens=11).finish()
-            for session in (plain, drafting)
-        ]
-        assert results[0].tokens == results[1].tokens and results[0].text == results[1].text
-        figures = results[1].speculation
-        assert figures is not None and figures.problem == ""
-        accepted, drafted = accepted + figures.accepted, drafted + figures.drafted
-        _same(plain, drafting)
-    assert 0 < accepted < drafted, "a drafter that is always or never right proves less"
-
-
-@pytest.mark.parametrize("after", range(1, 7))
-def test_an_answer_may_end_at_any_token_of_a_round(after: int) -> None:
-    sessions = _sessions("hybrid")
-    for session in sessions:
-        session.generate(PROMPT, temperature=0, max_tokens=after).finish()
-    _same(*sessions)
-
-
-def test_the_context_fills_up_as_it_would_without() -> None:
-    plain, drafting = _sessions("gpt_neox", 6)
-    results = [
-        session.generate(PROMPT, temperature=0, max_tokens=500).finish()
-        for session in (plain, drafting)
-    ]
-    assert results[0].finish_reason == results[1].finish_reason == "context"
-    assert results[0].tokens == results[1].tokens and len(plain.tokens) == 96
-
-
-def test_a_drafter_of_less_context_falls_silent_when_it_is_full() -> None:
-    target = model("llama")
-    plain = target.session(capacity=80)
-    drafting = target.session(draft=model("drafting hybrid"), draft_tokens=3, capacity=80)
-    results = [
-        session.generate(PROMPT, temperature=0, max_tokens=60).finish()
-        for session in (plain, drafting)
-    ]
-    assert results[0].tokens == results[1].tokens
-    figures = results[1].speculation
-    assert figures is not None and figures.problem == ""
-    assert figures.rounds > 5 and figures.steps > 20
-
-
-def test_sampled_tokens_have_the_targets_distribution() -> None:
-    third_tokens_are_alike(_sessions("gpt_neox", 2), [5, 9, 11], 500, temperature=0.9, top_k=4)
 
 
 def test_one_vocabulary_in_two_files_is_the_same() -> None:

@@ -17,13 +17,14 @@ from edge.runtime.session import Session
 from edge.runtime.speculate.policy import Bandit
 from edge.runtime.speculate.shape import NO_DRAFT
 from edge.runtime.speculate.ucb import ARMS
-from tests import session_models, speculation_models
+from tests import session_models
 from tests.speculate_samples import third_tokens_are_alike
+from tests.speculation_models import check_same, model
 
 TREE = (2, 2, 1)
+CHAIN = {"draft_tree": None, "draft_tokens": 4}
 PROMPT = "the state of the model"
 PENALIZED = {"repetition_penalty": 1.3, "repetition_window": 8}
-model = speculation_models.model
 
 
 @cache
@@ -35,23 +36,13 @@ def again(kind: str) -> Model:
 def _sessions(target: str, drafter: str = "mamba", **options: object) -> tuple[Session, Session]:
     options = {"draft_tree": TREE, "seed": 3} | options
     drafting = model(target).session(draft=model(drafter), **options)
-    del options["draft_tree"]
-    return model(target).session(**options), drafting
+    plain = {name: value for name, value in options.items() if not name.startswith("draft_")}
+    return model(target).session(**plain), drafting
 
 
 def _mamba2() -> tuple[Session, Session]:
     target = session_models.model("chat")
     return target.session(seed=3), target.session(draft=again("chat"), draft_tree=TREE, seed=3)
-
-
-def _same(plain: Session, drafting: Session) -> None:
-    assert plain.tokens == drafting.tokens and plain.pending == drafting.pending
-    assert plain.messages == drafting.messages
-    state = drafting._context.state
-    assert state.tree is None and state.position == len(drafting.tokens)
-    expected = plain._context.state.arrays()
-    for name, values in state.arrays().items():
-        np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-5)
 
 
 def test_trees_that_ucb_chooses_change_no_word() -> None:
@@ -65,16 +56,20 @@ def test_trees_that_ucb_chooses_change_no_word() -> None:
         _sessions("mamba", draft_tree="best")
 
 
-@pytest.mark.parametrize("sampling", [{}, PENALIZED], ids=["plain", "penalized"])
+@pytest.mark.parametrize(
+    ("draft", "sampling"), [({}, {}), ({}, PENALIZED), (CHAIN, {})],
+    ids=["tree", "tree penalized", "chain"],
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("target", "drafter"),
     [("mamba", "llama"), ("gpt_neox", "mamba"), ("llama", "mamba"), ("hybrid", "mamba"),
      ("hybrid", "gpt_neox"), ("llama", "hybrid")],
 )  # fmt: skip
 def test_greedy_words_and_states_are_those_without_drafting(
-    target: str, drafter: str, sampling: dict[str, float]
+    target: str, drafter: str, draft: dict[str, object], sampling: dict[str, float]
 ) -> None:
-    plain, drafting = _sessions(target, drafter)
+    """Attention is cut short and Mamba goes back to a kept state; some drafts stand, some fall."""
+    plain, drafting = _sessions(target, drafter, **draft)
     accepted = drafted = 0
     for prompt in (PROMPT, " is the whole of the past", " then"):
         results = [
@@ -85,7 +80,7 @@ def test_greedy_words_and_states_are_those_without_drafting(
         figures = results[1].speculation
         assert figures is not None and figures.problem == ""
         accepted, drafted = accepted + figures.accepted, drafted + figures.drafted
-        _same(plain, drafting)
+        check_same(plain, drafting)
     assert 0 < accepted < drafted
 
 
@@ -95,7 +90,7 @@ def test_mamba2_and_a_drafter_that_is_always_right() -> None:
         options = {"temperature": 0, "max_tokens": 13}
         results = [session.chat(text, **options).finish() for session in (plain, drafting)]
         assert results[0].tokens == results[1].tokens
-        _same(plain, drafting)
+        check_same(plain, drafting)
         figures = results[1].speculation
         assert figures is not None and figures.acceptance_length is not None
         assert figures.acceptance_length > 3
@@ -111,14 +106,19 @@ def test_second_children_stand_where_first_ones_do_not() -> None:
     assert taken[1] > taken[0] + 0.1
 
 
-@pytest.mark.parametrize("target", ["mamba", "hybrid"])
+@pytest.mark.parametrize(
+    ("target", "draft"), [("mamba", {}), ("hybrid", {}), ("hybrid", CHAIN)],
+    ids=["mamba", "hybrid", "hybrid chain"],
+)  # fmt: skip
 @pytest.mark.parametrize("length", range(1, 9))
-def test_an_answer_may_end_at_any_token_of_a_path(target: str, length: int) -> None:
-    sessions = _sessions(target, "mamba")
+def test_an_answer_may_end_at_any_token_of_a_path(
+    target: str, draft: dict[str, object], length: int
+) -> None:
+    sessions = _sessions(target, "mamba", **draft)
     for session in sessions:
         session.generate(PROMPT, temperature=0, max_tokens=length).finish()
         session.generate(" more", temperature=0, max_tokens=2).finish()
-    _same(*sessions)
+    check_same(*sessions)
 
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["closed", "cancelled"])
@@ -136,7 +136,7 @@ def test_ending_it_in_the_middle_of_a_path(after: int, cancelled: bool) -> None:
         assert generation.result.finish_reason == "cancelled"
         made.append(generation.result.tokens)
     assert made[0] == made[1] and len(made[0]) < 16
-    _same(*sessions)
+    check_same(*sessions)
 
 
 def test_stop_strings_end_inside_a_path() -> None:
@@ -146,7 +146,7 @@ def test_stop_strings_end_inside_a_path() -> None:
     for session in (plain, drafting):
         result = session.generate(PROMPT, temperature=0, max_tokens=24, stop=(stop,)).finish()
         assert result.text == text[: text.index(stop)]
-    _same(plain, drafting)
+    check_same(plain, drafting)
 
 
 def test_end_tokens_end_inside_a_path() -> None:
@@ -160,13 +160,17 @@ def test_end_tokens_end_inside_a_path() -> None:
         ]
         assert results[0].tokens == results[1].tokens
         assert results[0].finish_reason == results[1].finish_reason
-        _same(plain, drafting)
+        check_same(plain, drafting)
     assert results[0].finish_reason == "stop"
 
 
-@pytest.mark.parametrize("drafter", ["mamba", "llama"])
-def test_the_context_fills_up_as_it_would_without(drafter: str) -> None:
-    plain, drafting = _sessions("gpt_neox", drafter, draft_tree=(2, 2, 2))
+@pytest.mark.parametrize(
+    ("drafter", "draft"),
+    [("mamba", {"draft_tree": (2, 2, 2)}), ("llama", {"draft_tree": (2, 2, 2)}),
+     ("mamba", CHAIN | {"draft_tokens": 6})],
+)  # fmt: skip
+def test_the_context_fills_up_as_it_would_without(drafter: str, draft: dict[str, object]) -> None:
+    plain, drafting = _sessions("gpt_neox", drafter, **draft)
     results = [
         session.generate(PROMPT, temperature=0, max_tokens=500).finish()
         for session in (plain, drafting)
@@ -175,8 +179,9 @@ def test_the_context_fills_up_as_it_would_without(drafter: str) -> None:
     assert results[0].tokens == results[1].tokens and len(plain.tokens) == 96
 
 
-def test_a_drafter_of_less_context_falls_silent_when_it_is_full() -> None:
-    plain, drafting = _sessions("llama", "drafting hybrid", capacity=80)
+@pytest.mark.parametrize("draft", [{}, CHAIN], ids=["tree", "chain"])
+def test_a_drafter_of_less_context_falls_silent_when_it_is_full(draft: dict[str, object]) -> None:
+    plain, drafting = _sessions("llama", "drafting hybrid", capacity=80, **draft)
     results = [
         session.generate(PROMPT, temperature=0, max_tokens=60).finish()
         for session in (plain, drafting)
@@ -232,7 +237,7 @@ def test_a_walk_over_what_a_session_can_do(target: str, tmp_path: Path) -> None:
                 session.load(tmp_path / str(at))
             outcomes.append(made)
         assert outcomes[0] == outcomes[1], (step, verb)
-        _same(*sessions)
+        check_same(*sessions)
 
 
 def test_a_failure_in_the_middle_of_a_tree_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,10 +252,10 @@ def test_a_failure_in_the_middle_of_a_tree_leaves_no_trace(monkeypatch: pytest.M
         patch.setattr("edge.runtime.speculate.accept.agree", interrupted)
         with pytest.raises(KeyboardInterrupt):
             drafting.generate(" more", temperature=0, max_tokens=9).finish()
-    _same(plain, drafting)
+    check_same(plain, drafting)
     for session in (plain, drafting):
         session.generate(" more", temperature=0, max_tokens=9).finish()
-    _same(plain, drafting)
+    check_same(plain, drafting)
 
 
 def test_a_drafter_that_says_nan_is_given_up_and_taken_up_again() -> None:
@@ -270,7 +275,7 @@ def test_a_drafter_that_says_nan_is_given_up_and_taken_up_again() -> None:
         ]
         assert results[0].tokens == results[1].tokens
         assert ("not finite" in results[1].speculation.problem) is (turn == 1)
-    _same(plain, drafting)
+    check_same(plain, drafting)
 
 
 def test_memory_is_taken_with_the_session_and_counted() -> None:
