@@ -43,7 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def measured(folder: Path) -> Facts:
     names = NAMES + (LLAMA if HAS_LLAMA else [])
-    return run.run("tiny", names, folder, threads=1, rounds=1, profiled=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "BUDGET", 0.01)
+        return run.run("tiny", names, folder, threads=1, rounds=1, profiled=True)
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ def test_regen_fork_and_undo_copy_states_and_say_so(home: dict[str, str]) -> Non
     terminal.ask("hello")
     terminal.wait_for("[ prompt")
     terminal.ask("/regen")
+    terminal.wait_for("[ prompt 0 |")
     assert "reused" in terminal.wait_for("state ")
     terminal.ask("/fork before")
     terminal.wait_for("forked as before; /load before returns here;")
@@ -52,17 +53,6 @@ def test_regen_fork_and_undo_copy_states_and_say_so(home: dict[str, str]) -> Non
     terminal.ask("/undo")
     terminal.wait_for("undone; a conversation of 2 messages")
     terminal.ask("/bye")
-    assert terminal.leave() == 0
-
-
-def test_a_regenerated_turn_feeds_nothing(home: dict[str, str]) -> None:
-    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
-    terminal.ask("hello")
-    terminal.wait_for("[ prompt")
-    terminal.wait_for("]")
-    terminal.ask("/regen")
-    terminal.wait_for("[ prompt 0 |")
-    terminal.ask("/quit")
     assert terminal.leave() == 0
 
 
@@ -90,9 +80,18 @@ def test_saved_by_name_and_listed(home: dict[str, str]) -> None:
     assert terminal.leave() == 0
 
 
-def test_parameters_are_checked_before_they_are_taken(home: dict[str, str]) -> None:
-    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
+def test_parameters_system_messages_and_files(home: dict[str, str], tmp_path: Path) -> None:
+    """Parameters are checked before they are taken; files become part of the next message."""
+    (tmp_path / "notes.txt").write_text("one two three\n")
+    (tmp_path / "bad.bin").write_bytes(b"ok \xff\xfe")
+    terminal = Terminal(str(bundle("chat")), *SHORT, "--system", "one", **home)
     for line, says in [
+        ("/show system", "one"),
+        ("/system two three", "set the system message"),
+        ("/show system", "two three"),
+        ("/system", "two three"),
+        ('/system ""', "removed the system message"),
+        ("/show system", "no system message"),
         ("/set temperature 0", "temperature 0.0"),
         ("/set temperature -1", "error: temperature: must be from 0 to 100, not -1.0"),
         ("/set temperature warm", "error: temperature: 'warm' is not a number"),
@@ -110,36 +109,7 @@ def test_parameters_are_checked_before_they_are_taken(home: dict[str, str]) -> N
         ("/show", "a conversation of 4 messages"),
         ("/show transcript", "user: again"),
         ("/show me", "error: /show: cannot show 'me'"),
-    ]:
-        terminal.ask(line)
-        terminal.wait_for(says)
-        if says == ">>>":
-            terminal.type("\r")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
-
-
-def test_another_system_message(home: dict[str, str]) -> None:
-    terminal = Terminal(str(bundle("chat")), *SHORT, "--system", "one", **home)
-    for line, says in [
-        ("/show system", "one"),
-        ("/system two three", "set the system message"),
-        ("/show system", "two three"),
-        ("/system", "two three"),
-        ('/system ""', "removed the system message"),
-        ("/show system", "no system message"),
-    ]:
-        terminal.ask(line)
-        terminal.wait_for(says)
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
-
-
-def test_files_become_part_of_the_next_message(home: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("one two three\n")
-    (tmp_path / "bad.bin").write_bytes(b"ok \xff\xfe")
-    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
-    for line, says in [
+        ("/stats on", "figures on"),
         (f"/read {tmp_path}/notes.txt", "tokens, sent with the next message"),
         (f"/read {tmp_path}/bad.bin", "is not UTF-8 at byte 3"),
         (f"/read {tmp_path}/none.txt", "cannot be read: No such file"),
@@ -149,7 +119,16 @@ def test_files_become_part_of_the_next_message(home: dict[str, str], tmp_path: P
     ]:
         terminal.ask(line)
         terminal.wait_for(says)
+        if says == ">>>":
+            terminal.type("\r")
     assert "what is this?" in terminal.wait_for("assistant:")
+    terminal.wait_for(">>>")
+    terminal.type("/rege\t")
+    terminal.wait_for("/regen")
+    terminal.type("\x15/read ~/not\t")
+    terminal.wait_for("notes.txt")
+    terminal.type("\r")
+    terminal.wait_for("sent with the next message")
     terminal.ask("/bye")
     assert terminal.leave() == 0
 
@@ -185,20 +164,6 @@ def test_history_is_kept_privately_and_comes_back(home: dict[str, str]) -> None:
     terminal.type("\x1b[A\x1b[A")  # up: /bye, then what was said before it
     terminal.wait_for("remember me")
     terminal.type("\x03")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
-
-
-def test_commands_and_files_are_completed(home: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "a-long-name.txt").write_text("text")
-    terminal = Terminal(str(bundle("chat")), *SHORT, **home)
-    terminal.wait_for(">>>")
-    terminal.type("/rege\t")
-    terminal.wait_for("/regen")
-    terminal.type("\x15/read ~/a-lo\t")
-    terminal.wait_for("a-long-name.txt")
-    terminal.type("\r")
-    terminal.wait_for("sent with the next message")
     terminal.ask("/bye")
     assert terminal.leave() == 0
 

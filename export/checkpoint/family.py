@@ -57,6 +57,20 @@ class Family:
     read: Callable[[Fields], Layout]
     first: bool = False
 
+    @classmethod
+    def of_transformers(
+        cls, name: str, architecture: str, read: Callable[[Fields], Layout], form: str = ""
+    ) -> Family:
+        """A family of transformers, whose `model_type` is its name; `form`: what else it has to be.
+
+        `architecture` is the class that a config without a type names.
+        """
+
+        def claims(fields: Fields) -> bool:
+            return is_transformers(fields, name, architecture)
+
+        return cls(name, ", ".join(filter(None, (f"model_type {name}", form))), claims, read)
+
 
 def is_transformers(fields: Fields, model_type: str, architecture: str) -> bool:
     """A `-hf` checkpoint. These often keep state-spaces' own keys too, beside `hidden_size`."""

@@ -1,6 +1,7 @@
 """`tests/gpu/run.sh` itself: no failure ends it, and none is lost; what it calls is there.
 
-A Python that only notes what it was called with stands for the real one, but for the rehearsal.
+A Python that only notes what it was called with stands for the real one; a rehearsal with that is
+in `test_gpu_pack`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -181,19 +181,6 @@ class TestCommandLines:
         assert sorted(map(len, lines.values()))[0] == 1 and len(lines) == 2
         for options, files in lines.items():
             assert_collected([*options, *files], files)
-
-
-def test_rehearsal(tmp_path: Path) -> None:
-    """Stage C as it is run on a GPU, with kernels interpreted."""
-    settings: dict[str, Any] = {"PYTHON": sys.executable, "EDGE_TEST_DEVICE": "cpu", "JOBS": "2"}
-    files = "tests/kernels/test_embed.py tests/kernels/test_rows.py"
-    done = script(tmp_path, "C", FILES=files, **settings)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "failed: none" in done.stdout
-    for name in ("test_embed", "test_rows"):
-        (line,) = [x for x in done.stdout.splitlines() if x.startswith(name)]
-        assert line.split()[1] == "ok" and "passed" in line and "skipped" not in line
-        assert (tmp_path / f"out/{name}.xml").exists()
 
 
 def test_without_a_driver_nothing_is_begun(tmp_path: Path) -> None:

@@ -13,15 +13,14 @@ from edge.config import (
     Mamba2Config,
     MlpConfig,
     ModelConfig,
-    RopeConfig,
 )
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     UNSUPPORTED,
     Family,
     attention,
-    is_transformers,
     known_only,
+    rope,
     whole,
 )
 from edge.export.checkpoint.fields import Fields
@@ -42,10 +41,6 @@ _OWN = MAMBA | {
     "z_loss_coefficient",
 }
 ROTATED = 0.5  # the class sets partial_rotary_factor whenever rope_parameters does not
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, "bamba", "BambaForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -103,25 +98,9 @@ def _attention(fields: Fields) -> AttentionConfig:
     heads = fields.integer("num_attention_heads", 32)
     size = fields.integer("head_dim", max(1, fields.integer("hidden_size") // heads))
     bias = fields.boolean("attention_bias", False)
-    return attention(fields, size=size, bias=bias, rope=_rope(fields, size))
-
-
-def _rope(fields: Fields, head_dim: int) -> RopeConfig:
-    """`rope_parameters` (transformers 5) or `rope_theta` beside `rope_scaling` (before).
-
-    As the class does, the older `partial_rotary_factor` beside them is not believed: it is 0.5.
-    """
-    for name in ("rope_scaling", "rope_parameters"):
-        for kind in ("rope_type", "type"):
-            fields.section(name).demand(kind, "default", "scaled RoPE cannot be exported")
-    new = fields.section("rope_parameters")
-    theta = new.number("rope_theta", fields.number("rope_theta", 10000.0))
-    rotated = new.number("partial_rotary_factor", ROTATED)
-    dim = int(head_dim * rotated) if 0 < rotated <= 1 else 0
-    if dim < 2 or dim % 2:
-        message = f"is {rotated}, which makes no whole pairs of a head of {head_dim}"
-        new.inconsistent("partial_rotary_factor", message)
-    return fields.build(RopeConfig, theta=theta, dim=dim)
+    # as the class does, an older `partial_rotary_factor` beside these is not believed
+    turned = rope(fields, size, share=ROTATED, kinds=("default",))
+    return attention(fields, size=size, bias=bias, rope=turned)
 
 
 def place(config: ModelConfig, attends: Sequence[bool], rename: dict[str, str]) -> Layout:
@@ -149,4 +128,4 @@ def place(config: ModelConfig, attends: Sequence[bool], rename: dict[str, str]) 
     return layout
 
 
-FAMILY = Family(NAME, "model_type bamba", claims, read)
+FAMILY = Family.of_transformers(NAME, "BambaForCausalLM", read)

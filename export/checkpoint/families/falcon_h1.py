@@ -17,7 +17,6 @@ from edge.export.checkpoint.family import (
     Family,
     attention,
     head_dim,
-    is_transformers,
     known_only,
     rope,
     whole,
@@ -35,10 +34,6 @@ _OWN = bamba.MAMBA | {
     "mamba_rms_norm", "mamba_use_mlp", "mlp_bias", "mlp_expansion_factor", "mlp_multipliers",
     "projectors_bias", "ssm_multipliers", "layers_block_type", "layer_types",
 }  # fmt: skip
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "FalconH1ForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -151,4 +146,4 @@ def _multiply(
     layout.multiply(f"{mlp}.down_proj", of_mlp[1])
 
 
-FAMILY = Family(NAME, "model_type falcon_h1", claims, read)
+FAMILY = Family.of_transformers(NAME, "FalconH1ForCausalLM", read)

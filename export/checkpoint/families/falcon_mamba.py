@@ -14,7 +14,6 @@ from edge.export.checkpoint.families import mamba
 from edge.export.checkpoint.family import (
     UNSUPPORTED,
     Family,
-    is_transformers,
     known_only,
     whole,
 )
@@ -23,10 +22,6 @@ from edge.export.checkpoint.layout import Layout
 
 NAME = "falcon_mamba"
 _OWN = mamba.OWN | {"mixer_rms_eps", "use_falcon_mambapy"}
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "FalconMambaForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -57,4 +52,4 @@ def read(fields: Fields) -> Layout:
     return layout
 
 
-FAMILY = Family(NAME, "model_type falcon_mamba", claims, read)
+FAMILY = Family.of_transformers(NAME, "FalconMambaForCausalLM", read)

@@ -13,7 +13,6 @@ from edge.export.checkpoint.family import (
     UNSUPPORTED,
     Family,
     head_dim,
-    is_transformers,
     known_only,
     rope,
 )
@@ -32,10 +31,6 @@ _GELU = {
 }  # fmt: skip
 # Masks and tables that older files carry.
 _BUFFERS = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "GPTNeoXForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -114,4 +109,4 @@ def _place(config: ModelConfig, attention: AttentionConfig) -> Layout:
     return layout
 
 
-FAMILY = Family(NAME, "model_type gpt_neox", claims, read)
+FAMILY = Family.of_transformers(NAME, "GPTNeoXForCausalLM", read)

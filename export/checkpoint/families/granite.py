@@ -10,7 +10,7 @@ import math
 
 from edge.config import AttentionConfig
 from edge.export.checkpoint.families import llama
-from edge.export.checkpoint.family import Family, is_transformers, known_only, positions
+from edge.export.checkpoint.family import Family, known_only, positions
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -19,22 +19,10 @@ FACTORS = {"attention_multiplier", "embedding_multiplier", "logits_scaling", "re
 _LAST = {"attention": "o_proj", "experts": "down_proj", "mlp": "down_proj", "mamba2": "out_proj"}
 
 
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "GraniteForCausalLM")
-
-
 def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, FACTORS | {"attention_bias", "mlp_bias"})
-    layout = llama.read_blocks(
-        fields,
-        NAME,
-        kv_heads=None,
-        eps=1e-6,
-        context=positions(fields, 2048),
-        attention_bias=fields.boolean("attention_bias", False),
-        mlp_bias=fields.boolean("mlp_bias", False),
-    )
+    layout = llama.read_blocks(fields, NAME, context=positions(fields, 2048))
     return multiplied(fields, layout)
 
 
@@ -57,4 +45,4 @@ def multiplied(fields: Fields, layout: Layout) -> Layout:
     return layout
 
 
-FAMILY = Family(NAME, "model_type granite", claims, read)
+FAMILY = Family.of_transformers(NAME, "GraniteForCausalLM", read)

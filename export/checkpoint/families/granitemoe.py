@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import granite, granitemoehybrid, llama
-from edge.export.checkpoint.family import Family, is_transformers, known_only, positions
+from edge.export.checkpoint.family import Family, known_only, positions
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
 NAME = "granitemoe"
 _OWN = granite.FACTORS | {"attention_bias", "num_experts_per_tok", "num_local_experts"}
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "GraniteMoeForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -27,10 +23,7 @@ def read(fields: Fields) -> Layout:
     layout = llama.read_blocks(
         fields,
         NAME,
-        kv_heads=None,
-        eps=1e-6,
         context=positions(fields, 2048),
-        attention_bias=fields.boolean("attention_bias", False),
         feed=lambda block: mixed,
     )
     for index in range(1, len(layout.config.layers), 2):
@@ -38,4 +31,4 @@ def read(fields: Fields) -> Layout:
     return granite.multiplied(fields, layout)
 
 
-FAMILY = Family(NAME, "model_type granitemoe", claims, read)
+FAMILY = Family.of_transformers(NAME, "GraniteMoeForCausalLM", read)

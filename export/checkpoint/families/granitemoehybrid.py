@@ -23,7 +23,6 @@ from edge.export.checkpoint.family import (
     Family,
     attention,
     head_dim,
-    is_transformers,
     known_only,
     layer_types,
     rope,
@@ -42,10 +41,6 @@ _KINDS = {
     "mamba": "mamba", "linear_attention": "mamba",
     "attention": "attention", "full_attention": "attention",
 }  # fmt: skip
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "GraniteMoeHybridForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -124,4 +119,4 @@ def place_experts(layout: Layout, index: int, source: str) -> None:
     layout.place(f"{ours}.down_proj.weight", f"{theirs}.output_linear.weight")
 
 
-FAMILY = Family(NAME, "model_type granitemoehybrid", claims, read)
+FAMILY = Family.of_transformers(NAME, "GraniteMoeHybridForCausalLM", read)

@@ -18,7 +18,6 @@ from edge.export.checkpoint.family import (
     UNSUPPORTED,
     Family,
     attention,
-    is_transformers,
     known_only,
     whole,
 )
@@ -33,10 +32,6 @@ _OWN = {
     "n_ctx", "num_experts", "num_experts_per_tok", "use_associative_scan",
 }  # fmt: skip
 _NORMS = {"dt_norm": "dt_layernorm", "B_norm": "b_layernorm", "C_norm": "c_layernorm"}
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "JambaForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -83,4 +78,4 @@ def _mamba(fields: Fields) -> Mamba1Config:
     )
 
 
-FAMILY = Family(NAME, "model_type jamba", claims, read)
+FAMILY = Family.of_transformers(NAME, "JambaForCausalLM", read)

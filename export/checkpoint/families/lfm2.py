@@ -15,7 +15,6 @@ from edge.export.checkpoint.family import (
     Family,
     attention,
     head_dim,
-    is_transformers,
     known_only,
     layer_types,
     rope,
@@ -40,10 +39,6 @@ _KINDS = {"conv": "conv", "full_attention": "attention"}
 _ATTENTION = {
     "o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm",
 }  # fmt: skip
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "Lfm2ForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -134,4 +129,4 @@ def _place(config: ModelConfig, kinds: list[str]) -> Layout:
     return layout
 
 
-FAMILY = Family(NAME, "model_type lfm2", claims, read)
+FAMILY = Family.of_transformers(NAME, "Lfm2ForCausalLM", read)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from edge.config import ExpertsConfig, MlpConfig
 from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import lfm2
-from edge.export.checkpoint.family import Family, is_transformers, known_only
+from edge.export.checkpoint.family import Family, known_only
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -19,10 +19,6 @@ _OWN = {
     "norm_topk_prob", "num_dense_layers", "num_experts", "num_experts_per_tok",
     "routed_scaling_factor", "tie_embedding", "use_expert_bias",
 }  # fmt: skip
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "Lfm2MoeForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -48,4 +44,4 @@ def read(fields: Fields) -> Layout:
     return layout
 
 
-FAMILY = Family(NAME, "model_type lfm2_moe", claims, read)
+FAMILY = Family.of_transformers(NAME, "Lfm2MoeForCausalLM", read)

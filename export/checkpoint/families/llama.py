@@ -16,7 +16,6 @@ from edge.export.checkpoint.family import (
     Family,
     attention,
     head_dim,
-    is_transformers,
     known_only,
     positions,
     rope,
@@ -31,34 +30,21 @@ NAME = "llama"
 _OWN = {"attention_bias", "head_dim", "mlp_bias"}
 
 
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "LlamaForCausalLM")
-
-
 def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
-    return read_blocks(
-        fields,
-        NAME,
-        kv_heads=None,
-        eps=1e-6,
-        context=positions(fields, 2048),
-        attention_bias=fields.boolean("attention_bias", False),
-        mlp_bias=fields.boolean("mlp_bias", False),
-    )
+    return read_blocks(fields, NAME, context=positions(fields, 2048))
 
 
 def read_blocks(
     fields: Fields,
     family: str,
     *,
-    kv_heads: int | None,
-    eps: float,
     context: int,
-    attention_bias: bool = False,
+    kv_heads: int | None = None,
+    eps: float = 1e-6,
+    attention_bias: bool | None = None,
     out_bias: bool | None = None,
-    mlp_bias: bool = False,
     qk_norm: bool = False,
     size: int | None = None,
     theta: float = 10000.0,
@@ -70,6 +56,7 @@ def read_blocks(
 
     Args:
         kv_heads: by default; None are as many as heads.
+        attention_bias: None is as the field says.
         out_bias: of `o_proj`; None is `attention_bias`, of q, k and v.
         size: of a head where `head_dim` is absent; None is `hidden_size / num_attention_heads`.
         theta: of RoPE, where the config does not say.
@@ -85,6 +72,8 @@ def read_blocks(
     if rotation.dim != size:
         name = "rope_parameters.partial_rotary_factor"
         fields.inconsistent(name, "is not 1", UNSUPPORTED)
+    if attention_bias is None:
+        attention_bias = fields.boolean("attention_bias", False)
     turning = attention(
         fields,
         kv_heads=kv_heads,
@@ -95,8 +84,11 @@ def read_blocks(
         **({} if out_bias is None else {"out_bias": out_bias}),
     )
     if feed is None:
-        width = fields.integer("intermediate_size")
-        mlp = fields.build(MlpConfig, d_intermediate=width, bias=mlp_bias)
+        mlp = fields.build(
+            MlpConfig,
+            d_intermediate=fields.integer("intermediate_size"),
+            bias=fields.boolean("mlp_bias", False),
+        )
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     layers = [
         layer
@@ -135,4 +127,4 @@ def place(config: ModelConfig, blocks: int) -> Layout:
     return layout
 
 
-FAMILY = Family(NAME, "model_type llama", claims, read)
+FAMILY = Family.of_transformers(NAME, "LlamaForCausalLM", read)

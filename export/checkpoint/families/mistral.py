@@ -7,7 +7,7 @@ does never slides: in it the model is Llama's, so that is the context it gets.
 from __future__ import annotations
 
 from edge.export.checkpoint.families import llama
-from edge.export.checkpoint.family import Family, is_transformers, known_only, positions
+from edge.export.checkpoint.family import Family, known_only, positions
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -16,17 +16,13 @@ WINDOW = 4096  # the class's default: only null is no window
 _OWN = {"head_dim", "sliding_window"}
 
 
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "MistralForCausalLM")
-
-
 def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     context = positions(fields, 1 << 17)
     if "sliding_window" in fields or "sliding_window" not in fields.values:
         context = min(context, fields.integer("sliding_window", WINDOW))
-    return llama.read_blocks(fields, NAME, kv_heads=8, eps=1e-6, context=context)
+    return llama.read_blocks(fields, NAME, kv_heads=8, context=context)
 
 
-FAMILY = Family(NAME, "model_type mistral", claims, read)
+FAMILY = Family.of_transformers(NAME, "MistralForCausalLM", read)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import llama
-from edge.export.checkpoint.family import Family, is_transformers, known_only
+from edge.export.checkpoint.family import Family, known_only
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -20,10 +20,6 @@ _NAMES = {
     ".mlp.": ".block_sparse_moe.",
     ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2.",
 }  # fmt: skip
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "MixtralForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -54,4 +50,4 @@ def _theirs(name: str) -> str:
     return name
 
 
-FAMILY = Family(NAME, "model_type mixtral", claims, read)
+FAMILY = Family.of_transformers(NAME, "MixtralForCausalLM", read)

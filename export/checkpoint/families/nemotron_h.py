@@ -17,7 +17,6 @@ from edge.export.checkpoint.family import (
     UNSUPPORTED,
     Family,
     attention,
-    is_transformers,
     known_only,
     layer_types,
     whole,
@@ -49,10 +48,6 @@ _KINDS = {
     "mamba": "mamba", "linear_attention": "mamba", "attention": "attention",
     "full_attention": "attention", "mlp": "mlp", "moe": "moe",
 }  # fmt: skip
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "NemotronHForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -168,4 +163,4 @@ def _place(config: ModelConfig, kinds: list[str]) -> Layout:
     return layout
 
 
-FAMILY = Family(NAME, "model_type nemotron_h", claims, read)
+FAMILY = Family.of_transformers(NAME, "NemotronHForCausalLM", read)

@@ -7,16 +7,12 @@ window does nothing slides, so that is the context of a config that uses one.
 from __future__ import annotations
 
 from edge.export.checkpoint.families import llama
-from edge.export.checkpoint.family import Family, context_of, is_transformers, known_only
+from edge.export.checkpoint.family import Family, context_of, known_only
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
 NAME = "qwen2"
 OWN = {"layer_types", "max_window_layers", "sliding_window", "use_sliding_window"}
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "Qwen2ForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -26,11 +22,10 @@ def read(fields: Fields) -> Layout:
         fields,
         NAME,
         kv_heads=32,
-        eps=1e-6,
         context=context_of(fields, 32768),
         attention_bias=True,
         out_bias=False,
     )
 
 
-FAMILY = Family(NAME, "model_type qwen2", claims, read)
+FAMILY = Family.of_transformers(NAME, "Qwen2ForCausalLM", read)

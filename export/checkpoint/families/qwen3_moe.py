@@ -8,7 +8,7 @@ from __future__ import annotations
 from edge.config import MlpConfig
 from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import llama, qwen2
-from edge.export.checkpoint.family import Family, context_of, is_transformers, known_only
+from edge.export.checkpoint.family import Family, context_of, known_only
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -18,10 +18,6 @@ _OWN = qwen2.OWN | {
     "moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok",
     "num_local_experts",
 }  # fmt: skip
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "Qwen3MoeForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -43,12 +39,10 @@ def read(fields: Fields) -> Layout:
         fields,
         NAME,
         kv_heads=4,
-        eps=1e-6,
         context=context_of(fields, 32768),
-        attention_bias=fields.boolean("attention_bias", False),
         qk_norm=True,
         feed=lambda block: mlp if block in dense or (block + 1) % step else mixed,
     )
 
 
-FAMILY = Family(NAME, "model_type qwen3_moe", claims, read)
+FAMILY = Family.of_transformers(NAME, "Qwen3MoeForCausalLM", read)

@@ -11,7 +11,6 @@ from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     Family,
     context_of,
-    is_transformers,
     known_only,
 )
 from edge.export.checkpoint.fields import Fields, show
@@ -25,10 +24,6 @@ _OWN = {
 }  # fmt: skip
 
 
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "SmolLM3ForCausalLM")
-
-
 def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
@@ -36,10 +31,7 @@ def read(fields: Fields) -> Layout:
         fields,
         NAME,
         kv_heads=4,
-        eps=1e-6,
         context=context_of(fields, 32768),
-        attention_bias=fields.boolean("attention_bias", False),
-        mlp_bias=fields.boolean("mlp_bias", False),
         theta=THETA,
         rotates=_rotates(fields),
         tied=True,
@@ -60,4 +52,4 @@ def _rotates(fields: Fields) -> list[bool]:
     return [bool(value) for value in given]
 
 
-FAMILY = Family(NAME, "model_type smollm3", claims, read)
+FAMILY = Family.of_transformers(NAME, "SmolLM3ForCausalLM", read)

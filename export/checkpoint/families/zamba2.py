@@ -17,7 +17,6 @@ from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     UNSUPPORTED,
     Family,
-    is_transformers,
     known_only,
     layer_types,
     rope,
@@ -36,10 +35,6 @@ _OWN = {
 }  # fmt: skip
 _FORK = "use_shared_block_lora"  # Zyphra's fork of transformers, with other fields and tensors
 _KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
-
-
-def claims(fields: Fields) -> bool:
-    return is_transformers(fields, NAME, "Zamba2ForCausalLM")
 
 
 def read(fields: Fields) -> Layout:
@@ -187,4 +182,4 @@ def _adapt(layout: Layout, name: str, source: str, rank: int) -> None:
     layout.pieces[name] = replace(piece, adapter=(up, down))
 
 
-FAMILY = Family(NAME, "model_type zamba2, in transformers' own form", claims, read)
+FAMILY = Family.of_transformers(NAME, "Zamba2ForCausalLM", read, form="in transformers' own form")
