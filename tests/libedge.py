@@ -91,6 +91,19 @@ class Sampling(Sized):
         super().__init__(**{**usual, **fields})
 
 
+class Part(c.Structure):
+    _fields_ = (("text", c.c_char_p), ("bytes", c.c_size_t), ("trusted", c.c_int32))
+
+
+class DecoderOptions(Sized):
+    _fields_ = (
+        ("size", c.c_size_t),
+        ("stop_count", c.c_size_t),
+        ("stop", c.POINTER(c.c_char_p)),
+        ("continued", c.c_int32),
+    )
+
+
 OnToken = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_int32)
 
 
@@ -146,7 +159,7 @@ def call(name: str, *arguments: Any) -> None:
             status,
             error.file.decode(),
             error.field.decode(),
-            error.message.decode("utf-8", "replace"),
+            error.message.decode(),
         )
 
 
@@ -178,6 +191,53 @@ class CBundle:
     def info(self) -> Info:
         out = Info()
         call("edge_bundle_info", self.handle, c.byref(out))
+        return out
+
+    def prompt(self, *parts: str | tuple[str, bool]) -> list[int]:
+        """Ids of texts, of which some are told to be trusted."""
+        told = [part if isinstance(part, tuple) else (part, False) for part in parts]
+        given = [(text.encode(), trusted) for text, trusted in told]
+        asked = (Part * len(given))(*(Part(text, len(text), on) for text, on in given))
+        count = c.c_size_t(sum(len(text) for text, _ in given))
+        while True:
+            room = count.value
+            out = (c.c_int32 * room)()
+            call("edge_bundle_prompt", self.handle, asked, c.c_size_t(len(given)), out,
+                 c.c_size_t(room), c.byref(count))  # fmt: skip
+            if count.value <= room:
+                return list(out[: count.value])
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        count = c.c_size_t()
+        for _ in range(2):
+            room = count.value
+            out = c.create_string_buffer(room + 1)
+            call("edge_bundle_decode", self.handle, ints(ids), c.c_size_t(len(ids)), out,
+                 c.c_size_t(room), c.byref(count))  # fmt: skip
+        return out.raw[: count.value]
+
+    def token(self, text: str) -> int:
+        out = c.c_int32()
+        call("edge_bundle_token", self.handle, text.encode(), c.byref(out))
+        return out.value
+
+    def stream(self, ids: Sequence[int], stops: Sequence[str] = (), **options: int) -> list[str]:
+        """The pieces of text that a decoder gives for these ids, the rest last."""
+        handle, text, count = Handle(), c.c_char_p(), c.c_size_t()
+        stopped = c.c_int32()
+        given = (c.c_char_p * len(stops))(*(stop.encode() for stop in stops))
+        options_ = DecoderOptions(stop=given, stop_count=len(stops), **options)
+        call("edge_decoder_new", self.handle, c.byref(options_), c.byref(handle))
+        out = []
+        for token in ids:
+            call("edge_decoder_feed", handle, c.c_int32(token), c.byref(text), c.byref(count),
+                 c.byref(stopped))  # fmt: skip
+            out.append(c.string_at(text, count.value).decode())
+            if stopped.value:
+                break
+        call("edge_decoder_finish", handle, c.byref(text), c.byref(count))
+        out.append(c.string_at(text, count.value).decode())
+        asked("edge_decoder_free", None, handle)
         return out
 
 

@@ -1,36 +1,218 @@
-// Mutated bundles and states, for a build of libedge with sanitizers: each is refused, or opened
-// and closed again. What was taken is not run: a plan is a program (docs/inside/threat-model.md).
+// What libedge reads of strangers, mutated: each input is refused, or taken and closed again. A plan
+// that was taken is not run: it is a program (docs/inside/threat-model.md).
 //
-//   libedge_fuzz BUNDLE FOLDER [COUNT [SEED]]    FOLDER: where copies are made
+//   EDGE_FUZZ_BUNDLE=… EDGE_FUZZ_FOLDER=… libedge_fuzz [COUNT [SEED]]      by mutations of its own
+//   EDGE_FUZZ_BUNDLE=… EDGE_FUZZ_FOLDER=… libedge_fuzz -max_total_time=60  as clang's libFuzzer
+//
+// The first byte of an input says what the others are; seeds are made of the bundle. FOLDER is
+// written anew for each input: on a memory disk it is quick.
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <random>
 #include <sstream>
 
+#include "../runtime/libedge/src/json.h"
 #include "../runtime/libedge/src/sha256.h"
+#include "../runtime/libedge/src/tokenizer.h"
 
 #include <edge.h>
 
 namespace fs = std::filesystem;
 
-static std::mt19937 random_numbers;
+namespace {
 
-static size_t below(size_t count) { return random_numbers() % count; }
+enum Kind { manifest, plan, state, json, pieces, vocabulary, kinds };
+const char* const FILES[kinds] = {"manifest.json", "graphs/cuda.json",          "",
+                                  "",              "tokenizer/tokenizer.model", ""};
+// with a word of each kind, and an added token
+const char VOCABULARY[] = R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "\u0120": 2,
+"ab": 3, "\u0120ab": 4, "1": 5, "<s>": 6}, "merges": ["a b", ["\u0120", "ab"]]}, "added_tokens":
+[{"id": 6, "content": "<s>", "special": true}, {"id": 7, "content": "  ", "normalized": true}],
+"normalizer": {"type": "NFC"}, "decoder": {"type": "ByteLevel"}, "pre_tokenizer": {"type":
+"Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": true}, {"type": "ByteLevel",
+"add_prefix_space": false, "use_regex": true}]}})";
 
-static std::string read(const fs::path& path) {
+std::string read(const fs::path& path) {
   std::ostringstream out;
   out << std::ifstream(path, std::ios::binary).rdbuf();
   return out.str();
 }
 
-static void write(const fs::path& path, const std::string& data) {
+void write(const fs::path& path, const std::string& data) {
   std::ofstream(path, std::ios::binary) << data;
 }
 
+// The bundle that inputs are put into, and a session that states are loaded into.
+struct World {
+  fs::path folder;
+  std::string seeds[kinds];
+  edge_session* session = nullptr;
+  std::unique_ptr<edge_lib::Bundle> bundle;
+
+  World() {
+    const char *from = std::getenv("EDGE_FUZZ_BUNDLE"), *to = std::getenv("EDGE_FUZZ_FOLDER");
+    if (!from || !to) std::cerr << "set EDGE_FUZZ_BUNDLE and EDGE_FUZZ_FOLDER\n", std::exit(2);
+    folder = to;
+    fs::remove_all(folder);
+    fs::create_directories(folder);
+    fs::copy(from, folder / "bundle", fs::copy_options::recursive);
+    for (int kind = 0; kind < kinds; kind++)
+      if (*FILES[kind]) seeds[kind] = read(folder / "bundle" / FILES[kind]);
+    edge_error error;
+    edge_bundle* bundle = nullptr;
+    edge_model* model = nullptr;
+    const int32_t tokens[] = {1, 2, 3};
+    std::string file = (folder / "state").string();
+    if (edge_bundle_open((folder / "bundle").c_str(), &bundle, &error) ||
+        edge_model_load(bundle, nullptr, &model, &error) ||
+        edge_session_new(model, nullptr, &session, &error) ||
+        edge_session_run(session, tokens, 3, nullptr, 0, nullptr, &error) ||
+        edge_session_save(session, file.c_str(), &error))
+      std::cerr << error.message << "\n", std::exit(1);
+    edge_model_close(model);
+    edge_bundle_close(bundle);
+    seeds[state] = read(file);
+    this->bundle = std::make_unique<edge_lib::Bundle>((folder / "bundle").string());
+    seeds[vocabulary] = VOCABULARY;
+    seeds[json] = "{\"a\": [1, -2.5e-3, true, null, \"\\u00fc\\ud83d\\ude00\"]}";
+  }
+  ~World() { edge_session_free(session); }
+};
+
+World& world() {
+  static World made;
+  return made;
+}
+
+// The manifest with the size and hash that a file has now.
+std::string listed(std::string text, const std::string& path, const std::string& before,
+                   const std::string& now) {
+  std::string was = edge_lib::sha256(before);
+  for (size_t at; (at = text.find(was)) != text.npos;)
+    text.replace(at, was.size(), edge_lib::sha256(now));
+  // keys are sorted: path, sha256, size
+  size_t entry = text.find("\"path\": \"" + path + "\"");
+  size_t size = text.find("\"size\": ", entry) + 8;
+  return text.replace(size, text.find_first_not_of("0123456789", size) - size,
+                      std::to_string(now.size()));
+}
+
+bool opens(const fs::path& folder) {
+  edge_error error;
+  edge_bundle* bundle = nullptr;
+  edge_model* model = nullptr;
+  edge_session* session = nullptr;
+  edge_memory memory = EDGE_MEMORY;
+  edge_session_options options = EDGE_SESSION_OPTIONS;
+  options.history = 16;
+  bool taken = !edge_bundle_open(folder.c_str(), &bundle, &error) &&
+               !edge_bundle_memory(bundle, &options, &memory, &error) && memory.total < 1 << 28 &&
+               !edge_model_load(bundle, nullptr, &model, &error) &&
+               !edge_session_new(model, &options, &session, &error);
+  edge_session_free(session);
+  edge_model_close(model);
+  edge_bundle_close(bundle);
+  return taken;
+}
+
+bool opens_with(Kind kind, const std::string& data) {
+  World& own = world();
+  fs::path bundle = own.folder / "bundle";
+  const std::string& before = own.seeds[manifest];
+  write(bundle / FILES[kind], data);
+  if (kind != manifest)
+    write(bundle / FILES[manifest], listed(before, FILES[kind], own.seeds[kind], data));
+  bool taken = opens(bundle);
+  write(bundle / FILES[kind], own.seeds[kind]);
+  write(bundle / FILES[manifest], before);
+  return taken;
+}
+
+// With the digest that it has to have.
+bool loads(std::string data) {
+  if (data.size() > 64) {
+    edge_lib::Sha256 digest;
+    digest.add(data.data(), 32);
+    digest.add(data.data() + 64, data.size() - 64);
+    digest.end(reinterpret_cast<uint8_t*>(data.data()) + 32);
+  }
+  std::string file = (world().folder / "state").string();
+  write(file, data);
+  edge_error error;
+  return !edge_session_load(world().session, file.c_str(), &error);
+}
+
+bool parses(const std::string& data) {
+  std::string once, twice;
+  try {
+    write_json(once, edge_lib::parse_json(data));
+  } catch (const std::string&) {
+    return false;
+  }
+  // what is written reads as the same; infinities come of numbers that are refused
+  write_json(twice, edge_lib::parse_json(once));
+  if (once != twice) std::abort();
+  return true;
+}
+
+// And a text, which the file's end is part of, is made tokens of and back.
+bool reads(Kind kind, const std::string& data) {
+  auto read = kind == pieces ? edge_lib::read_sentencepiece : edge_lib::read_tokenizer_json;
+  try {
+    auto tokenizer = read(data, *world().bundle);
+    std::string text = " ab  ab 12<s>\n \xc3\xa9" + data.substr(data.size() - data.size() % 64);
+    edge_part part = {text.data(), text.size(), int32_t(data.size() % 2)};
+    for (int32_t id : tokenizer->encode(&part, 1)) tokenizer->bytes(id);
+  } catch (const std::string&) {
+    return false;
+  } catch (const edge_lib::Fault&) {
+    return false;
+  }
+  return true;
+}
+
+bool taken(const std::string& input) {
+  if (input.empty()) return false;
+  std::string data = input.substr(1);
+  switch (uint8_t(input[0]) % kinds) {
+    case state: return loads(data);
+    case json: return parses(data);
+    case pieces: return reads(pieces, data);
+    case vocabulary: return reads(vocabulary, data);
+    default: return opens_with(Kind(uint8_t(input[0]) % kinds), data);
+  }
+}
+
+}  // namespace
+
+#ifdef EDGE_LIBFUZZER
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  fs::create_directories(world().folder / "corpus");
+  for (int kind = 0; kind < kinds; kind++)
+    write(world().folder / "corpus" / std::to_string(kind),
+          std::string(1, char(kind)) + world().seeds[kind]);
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  taken(std::string(reinterpret_cast<const char*>(data), size));
+  return 0;
+}
+
+#else
+
+namespace {
+
+std::mt19937 random_numbers;
+
+size_t below(size_t count) { return random_numbers() % count; }
+
 // One to four changes: bits, bytes, cuts, repeats, numbers and punctuation, as tests/mutations.py.
-static std::string mutated(std::string data) {
+std::string mutated(std::string data) {
   static const char* const pieces[] = {"0",     "-1", "255", "2147483648", "18446744073709551615",
                                        "1e999", "{",  "}",   "[",          "]",
                                        "\"",    ":",  ",",   "null",       "\\ud800"};
@@ -49,84 +231,14 @@ static std::string mutated(std::string data) {
   return data;
 }
 
-// The manifest with the size and hash that a file has now.
-static std::string listed(std::string manifest, const std::string& path, const std::string& before,
-                          const std::string& now) {
-  auto change = [&](const std::string& from, const std::string& to) {
-    size_t at = manifest.find(from);
-    if (at != manifest.npos) manifest.replace(at, from.size(), to);
-  };
-  change(edge_lib::sha256(before), edge_lib::sha256(now));
-  // keys are sorted: path, sha256, size
-  size_t entry = manifest.find("\"path\": \"" + path + "\"");
-  size_t size = manifest.find("\"size\": ", entry) + 8;
-  manifest.replace(size, manifest.find_first_not_of("0123456789", size) - size,
-                   std::to_string(now.size()));
-  return manifest;
-}
-
-static bool opens(const fs::path& folder) {
-  edge_error error;
-  edge_bundle* bundle = nullptr;
-  edge_model* model = nullptr;
-  edge_session* session = nullptr;
-  edge_memory memory = EDGE_MEMORY;
-  edge_session_options options = EDGE_SESSION_OPTIONS;
-  options.history = 16;
-  bool taken = !edge_bundle_open(folder.c_str(), &bundle, &error) &&
-               !edge_bundle_memory(bundle, &options, &memory, &error) && memory.total < 1 << 28 &&
-               !edge_model_load(bundle, nullptr, &model, &error) &&
-               !edge_session_new(model, &options, &session, &error);
-  edge_session_free(session);
-  edge_model_close(model);
-  edge_bundle_close(bundle);
-  return taken;
-}
+}  // namespace
 
 int main(int count, char** words) {
-  if (count < 3) return std::cerr << "usage: libedge_fuzz BUNDLE FOLDER [COUNT [SEED]]\n", 2;
-  size_t rounds = count > 3 ? std::strtoul(words[3], nullptr, 10) : 3000, taken = 0;
-  random_numbers.seed(count > 4 ? std::strtoul(words[4], nullptr, 10) : 0);
-  fs::path folder = fs::path(words[2]) / "bundle", state = fs::path(words[2]) / "state";
-  fs::remove_all(folder);
-  fs::copy(words[1], folder, fs::copy_options::recursive);
-  std::string manifest = read(folder / "manifest.json"), plan = read(folder / "graphs/cuda.json");
-  for (size_t i = 0; i < rounds; i++) {
-    bool of_plan = i % 2;
-    std::string now = of_plan ? mutated(plan) : plan;
-    write(folder / "graphs/cuda.json", now);
-    write(folder / "manifest.json",
-          of_plan ? listed(manifest, "graphs/cuda.json", plan, now) : mutated(manifest));
-    taken += opens(folder);
-  }
-  write(folder / "manifest.json", manifest);
-  write(folder / "graphs/cuda.json", plan);
-
-  edge_error error;
-  edge_bundle* bundle = nullptr;
-  edge_model* model = nullptr;
-  edge_session* session = nullptr;
-  const int32_t tokens[] = {1, 2, 3};
-  if (edge_bundle_open(folder.c_str(), &bundle, &error) ||
-      edge_model_load(bundle, nullptr, &model, &error) ||
-      edge_session_new(model, nullptr, &session, &error) ||
-      edge_session_run(session, tokens, 3, nullptr, 0, nullptr, &error) ||
-      edge_session_save(session, state.c_str(), &error))
-    return std::cerr << error.message << "\n", 1;
-  std::string saved = read(state);
-  for (size_t i = 0; i < rounds; i++) {
-    std::string body = mutated(saved.substr(64)), prefix = saved.substr(0, 32);
-    if (body.size() != saved.size() - 64) continue;  // lengths are in the prefix
-    edge_lib::Sha256 digest;
-    digest.add(prefix.data(), prefix.size());
-    digest.add(body.data(), body.size());
-    uint8_t sum[32];
-    digest.end(sum);
-    write(state, prefix + std::string(reinterpret_cast<char*>(sum), 32) + body);
-    taken += !edge_session_load(session, state.c_str(), &error);
-  }
-  edge_session_free(session);
-  edge_model_close(model);
-  edge_bundle_close(bundle);
-  std::cout << taken << " of " << 2 * rounds << " were taken\n";
+  size_t rounds = count > 1 ? std::strtoul(words[1], nullptr, 10) : 10000, good = 0;
+  random_numbers.seed(count > 2 ? std::strtoul(words[2], nullptr, 10) : 0);
+  for (size_t i = 0; i < rounds; i++)
+    good += taken(std::string(1, char(i % kinds)) + mutated(world().seeds[i % kinds]));
+  std::cout << good << " of " << rounds << " were taken\n";
 }
+
+#endif

@@ -123,7 +123,7 @@ def test_plans_that_say_something_else(target: Path) -> None:
         "launches.0": lambda plan: plan["launches"][0].update(variant=999),
         "weights.": lambda plan: next(iter(plan["weights"].values())).update(offset=1 << 40),
         "logs.": lambda plan: next(iter(plan["logs"].values())).update(width=1),
-        "taps": lambda plan: plan.update(taps=[9]),
+        "taps": lambda plan: plan.update(taps=[9, -(1 << 63)]),
         "inputs.tokens": lambda plan: plan["inputs"]["tokens"].update(dtype="i8"),
         "launches.0.tokens": lambda plan: plan["variants"][0]["types"].__setitem__(0, "*fp32"),
         "variants.0.constants": lambda plan: plan["variants"][0]["constants"].update(D=1 << 40),
@@ -173,3 +173,29 @@ def test_states_that_were_hashed_anew(tmp_path: Path) -> None:
             assert session.tokens == before
             found["refused"] += 1
     assert found["refused"] > 55
+
+
+def test_plans_of_more_values_than_memory_is_for(target: Path) -> None:
+    """Each of the file's two bytes would take fifty."""
+    (target / "graphs/cuda.json").write_text("[" + "0," * (1 << 22) + "0]")
+    resigned(target)
+    with pytest.raises(EdgeFault, match="too many values"):
+        CBundle(target)
+
+
+def test_messages_are_fit_to_print(target: Path) -> None:
+    """No control characters of strangers, no half characters, no open files left."""
+    (target / "manifest.json").write_text(
+        (target / "manifest.json")
+        .read_text()
+        .replace("weights.bin", "\\u001b[31m\\u009b\\u0007", 1)
+    )
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(EdgeFault, match=r"[?]") as caught:
+        CBundle(target)
+    assert caught.value.message.isprintable(), caught.value
+    for length in range(505, 513):
+        with pytest.raises(EdgeFault) as caught:
+            CBundle(target / ("x" * length + "ü" * 100))
+        assert caught.value.file.startswith(str(target)[:8])  # read as strict UTF-8
+    assert len(os.listdir("/proc/self/fd")) == before

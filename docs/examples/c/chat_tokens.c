@@ -1,15 +1,16 @@
-/* Goes on from token ids, or, with a bundle whose tokens are bytes, from text.
+/* Goes on from token ids, or from a prompt as text.
  *
- *   chat_tokens BUNDLE ID...            ids in, ids out
- *   printf 'User: Hello' | chat_tokens BUNDLE   text in, text out
+ *   chat_tokens BUNDLE ID...                    ids in, ids out
+ *   printf '<|user|>Hello<|end|><|assistant|>' | chat_tokens BUNDLE     text in, text out
+ *
+ * The text is the whole prompt, special tokens written out: what people type belongs into a part
+ * that is not trusted (robot_speech.cpp).
  *
  * cc chat_tokens.c $(pkg-config --cflags --libs edge) -o chat_tokens
  */
 #include <edge.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-static edge_bundle *bundle;
 
 static int fail(const edge_error *error) {
   fprintf(stderr, "%s %s: %s\n", error->file, error->field, error->message);
@@ -24,10 +25,9 @@ static int print_id(void *user, int32_t token) {
 }
 
 static int print_text(void *user, int32_t token) {
-  char byte;
-  size_t length;
-  (void)user;
-  if (!edge_bundle_decode(bundle, &token, 1, &byte, 1, &length, NULL)) putchar(byte);
+  const char *text;
+  if (edge_decoder_feed((edge_decoder *)user, token, &text, NULL, NULL, NULL)) return 1;
+  fputs(text, stdout);
   fflush(stdout);
   return 0;
 }
@@ -37,6 +37,7 @@ int main(int count, char **words) {
   edge_memory memory = EDGE_MEMORY;
   edge_generation how = EDGE_GENERATION;
   edge_sampling greedy = EDGE_SAMPLING;
+  edge_bundle *bundle = NULL;
   edge_model *model = NULL;
   edge_session *session = NULL;
   int32_t prompt[4096];
@@ -60,11 +61,17 @@ int main(int count, char **words) {
     failed = edge_generate(session, prompt, length, &how, NULL, &error) && fail(&error);
   } else {
     char text[4096];
-    size_t bytes = fread(text, 1, sizeof text, stdin);
+    const char *rest = "";
+    edge_decoder *decoder = NULL;
+    edge_part whole = {text, fread(text, 1, sizeof text, stdin), 1};
     how.on_token = print_text;
-    failed = (edge_bundle_encode(bundle, text, bytes, prompt, 4096, &length, &error) ||
-              edge_generate(session, prompt, length, &how, NULL, &error)) &&
+    failed = (edge_decoder_new(bundle, NULL, &decoder, &error) ||
+              edge_bundle_prompt(bundle, &whole, 1, prompt, 4096, &length, &error) ||
+              ((how.user = decoder), edge_generate(session, prompt, length, &how, NULL, &error)) ||
+              edge_decoder_finish(decoder, &rest, NULL, &error)) &&
              fail(&error);
+    fputs(rest, stdout);
+    edge_decoder_free(decoder);
   }
   putchar('\n');
   edge_session_free(session);

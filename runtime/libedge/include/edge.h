@@ -5,8 +5,9 @@
  *   that is not NULL. What it was to make is then NULL and nothing has changed, unless it says so.
  * - Option structures begin with their size: `edge_session_options o = EDGE_SESSION_OPTIONS;` and then
  *   the fields that matter. NULL stands for the defaults.
- * - One thread uses a session at a time; a second one gets EDGE_ERROR_ENGINE. Sessions of one model
- *   may be used on threads of their own: their runs follow one another. A model is never changed.
+ * - One thread uses a session at a time; a second one gets EDGE_ERROR_ENGINE from what returns a
+ *   status, and must not call the rest but edge_session_cancel. Sessions of one model may be used on
+ *   threads of their own: their runs follow one another. Bundles and models are never changed.
  * - A session holds all the memory that its runs need: see edge_session_prepare.
  * - The library keeps no global state, starts no thread unless `threads` asks for more than one,
  *   writes no log and reads no environment variable.
@@ -257,15 +258,57 @@ EDGE_API void edge_session_cancel(edge_session *session);
 
 /* -- text ------------------------------------------------------------------------------------------- */
 
-/* Text of bundles whose tokenizer is "bytes": a token is a byte of UTF-8. For others these return
- * EDGE_ERROR_INPUT: use the tokenizer's own library with `tokenizer_file`.
- * `length` and `count` get what there is, also beyond `capacity`; then nothing is written. */
+/* Read here are tokenizers of bytes, SentencePiece models of the kind BPE that leave the text as it is
+ * (Llama's, the demonstrations'), and byte-level BPE of a tokenizer.json with the words of GPT-2,
+ * Llama 3 or Qwen 2. Others get EDGE_ERROR_INPUT, which says why: use the tokenizer's own library
+ * with `tokenizer_file`. The file is read when it is first needed. These functions may be called from
+ * several threads at once; a decoder is used by one. */
+
+/* A part of a prompt. In a trusted one, which a chat template made, special tokens that are written
+ * out become their ids. In other parts, which people typed, they never do. */
+typedef struct edge_part {
+  const char *text; /* UTF-8 */
+  size_t bytes;
+  int32_t trusted;
+} edge_part;
+/* The ids of a prompt, without `bos`. `count` gets what there is, also beyond `capacity`; then
+ * nothing is written. */
+EDGE_API edge_status edge_bundle_prompt(const edge_bundle *bundle, const edge_part *parts,
+                                        size_t part_count, int32_t *tokens, size_t capacity,
+                                        size_t *count, edge_error *error);
+/* The same of one part that is not trusted. */
 EDGE_API edge_status edge_bundle_encode(const edge_bundle *bundle, const char *text, size_t bytes,
                                         int32_t *tokens, size_t capacity, size_t *count,
                                         edge_error *error);
+/* The special token that is written so, to stop at it. */
+EDGE_API edge_status edge_bundle_token(const edge_bundle *bundle, const char *text, int32_t *token,
+                                       edge_error *error);
+/* The bytes that tokens stand for, which may begin and end inside a character. Special tokens stand
+ * for none. `bytes` is as `count` above. */
 EDGE_API edge_status edge_bundle_decode(const edge_bundle *bundle, const int32_t *tokens, size_t count,
                                         char *text, size_t capacity, size_t *bytes,
                                         edge_error *error);
+
+/* The text of an answer while it is made: whole characters, and none that may belong to a stop text.
+ * What is no UTF-8 becomes U+FFFD. Nothing is allocated per token. */
+typedef struct edge_decoder edge_decoder;
+typedef struct edge_decoder_options {
+  size_t size;
+  size_t stop_count;       /* at most 64 */
+  const char *const *stop; /* texts that end the answer, of at most 4096 bytes; they are copied */
+  int32_t continued;       /* 1: other text precedes, and a space at the beginning stays */
+} edge_decoder_options;
+#define EDGE_DECODER_OPTIONS {sizeof(edge_decoder_options), 0, NULL, 0}
+EDGE_API edge_status edge_decoder_new(const edge_bundle *bundle, const edge_decoder_options *options,
+                                      edge_decoder **decoder, edge_error *error);
+EDGE_API void edge_decoder_free(edge_decoder *decoder);
+/* The text that is certain after this token, perhaps none; it ends with a zero and is valid until the
+ * next call. `stopped` gets 1 once a stop text was found: no more text comes. */
+EDGE_API edge_status edge_decoder_feed(edge_decoder *decoder, int32_t token, const char **text,
+                                       size_t *bytes, int32_t *stopped, edge_error *error);
+/* What was held back, where the answer has ended otherwise. The decoder then begins anew. */
+EDGE_API edge_status edge_decoder_finish(edge_decoder *decoder, const char **text, size_t *bytes,
+                                         edge_error *error);
 
 #ifdef __cplusplus
 }

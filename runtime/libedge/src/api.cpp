@@ -1,9 +1,12 @@
 // The C interface: nothing is thrown across it.
+#include <cxxabi.h>
+
+#include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <new>
 
+#include "decoder.h"
 #include "session.h"
 
 using namespace edge_lib;
@@ -17,19 +20,23 @@ struct edge_model {
 struct edge_session {
   std::unique_ptr<Session> own;
 };
+struct edge_decoder {
+  Decoder own;
+};
 struct edge_snapshot {
   std::unique_ptr<Snapshot> own;
 };
 
 namespace {
 
-edge_status fail(edge_error* error, edge_status status, const std::string& message,
-                 const std::string& file = "", const std::string& field = "") {
+// Takes no memory: it may be said that there is none.
+edge_status fail(edge_error* error, edge_status status, std::string_view message,
+                 std::string_view file = "", std::string_view field = "") {
   if (error) {
     error->status = status;
-    std::snprintf(error->message, sizeof error->message, "%s", message.c_str());
-    std::snprintf(error->file, sizeof error->file, "%s", file.c_str());
-    std::snprintf(error->field, sizeof error->field, "%s", field.c_str());
+    print(error->message, sizeof error->message, message);
+    print(error->file, sizeof error->file, file);
+    print(error->field, sizeof error->field, field);
   }
   return status;
 }
@@ -46,6 +53,12 @@ edge_status guarded(edge_error* error, F work) {
     return fail(error, EDGE_ERROR_MEMORY, "there is not so much memory");
   } catch (const std::exception& problem) {
     return fail(error, EDGE_ERROR_ENGINE, problem.what());
+#ifdef __GLIBCXX__
+  } catch (const abi::__forced_unwind&) {
+    throw;  // the thread is being cancelled, which is no error of ours
+#endif
+  } catch (...) {  // thrown by a callback
+    return fail(error, EDGE_ERROR_ENGINE, "the callback has thrown an exception");
   }
 }
 
@@ -115,9 +128,9 @@ edge_status edge_bundle_info(const edge_bundle* bundle, edge_info* info, edge_er
   return guarded(error, [&] {
     const Bundle& own = given(bundle, "bundle").opened->bundle;
     edge_info out = EDGE_INFO;
-    out.vocab_size = int32_t(own.config.vocab), out.token_count = int32_t(own.token_count);
+    out.vocab_size = narrowed(own.config.vocab), out.token_count = narrowed(own.token_count);
     out.layers = int32_t(own.config.layers), out.chunk = int32_t(own.chunk);
-    out.max_context = own.config.caches.empty() ? 0 : int32_t(own.config.max_context);
+    out.max_context = own.config.caches.empty() ? 0 : narrowed(own.config.max_context);
     out.bos = own.bos, out.add_bos = own.add_bos;
     out.eos_count = own.eos.size(), out.eos = own.eos.data();
     out.family = own.config.family.c_str(), out.quantization = own.recipe.c_str();
@@ -151,12 +164,13 @@ edge_status edge_bundle_memory(const edge_bundle* bundle, const edge_session_opt
 edge_status edge_bundle_sampling(const edge_bundle* bundle, edge_sampling* sampling,
                                  edge_error* error) {
   return guarded(error, [&] {
+    constexpr double MOST = INT32_MAX;  // an integer has no more; other numbers are far below
     edge_sampling out = EDGE_SAMPLING;
     const Json* own = given(bundle, "bundle").opened->bundle.manifest.find("generation");
     auto number = [&](const char* name, auto& field) {
       const Json* found = own ? own->find(name) : nullptr;
       if (found && !found->is(Json::null))
-        field = std::remove_reference_t<decltype(field)>(found->number());
+        field = std::remove_reference_t<decltype(field)>(std::min(found->number(), MOST));
     };
     number("temperature", out.temperature);
     number("top_k", out.top_k);
@@ -167,40 +181,82 @@ edge_status edge_bundle_sampling(const edge_bundle* bundle, edge_sampling* sampl
   });
 }
 
-// -- text: bytes are tokens
-// ---------------------------------------------------------------------------
+// -- text
+// ---------------------------------------------------------------------------------------------
 
-static void needs_bytes(const Bundle& bundle) {
-  if (bundle.tokenizer != "bytes")
-    throw Fault{EDGE_ERROR_INPUT,
-                "is of the kind " + bundle.tokenizer +
-                    ", which this library does not read: use a library for it with the file " +
-                    bundle.path() + "/" + bundle.tokenizer_file,
-                "", "tokenizer"};
+edge_status edge_bundle_prompt(const edge_bundle* bundle, const edge_part* parts, size_t part_count,
+                               int32_t* tokens, size_t capacity, size_t* count, edge_error* error) {
+  return guarded(error, [&] {
+    const Tokenizer& tokenizer = given(bundle, "bundle").opened->tokenizer();
+    given(count, "count");
+    for (size_t i = 0; i < part_count; i++)
+      if (!given(parts, "parts").text && parts[i].bytes) given(parts[i].text, "text");
+    std::vector<int32_t> ids = tokenizer.encode(parts, part_count);
+    *count = ids.size();
+    if (ids.empty() || ids.size() > capacity) return;
+    std::copy(ids.begin(), ids.end(), &given(tokens, "tokens"));
+  });
 }
 
 edge_status edge_bundle_encode(const edge_bundle* bundle, const char* text, size_t bytes,
                                int32_t* tokens, size_t capacity, size_t* count, edge_error* error) {
+  edge_part whole = {text, bytes, 0};
+  return edge_bundle_prompt(bundle, &whole, 1, tokens, capacity, count, error);
+}
+
+edge_status edge_bundle_token(const edge_bundle* bundle, const char* text, int32_t* token,
+                              edge_error* error) {
   return guarded(error, [&] {
-    needs_bytes(given(bundle, "bundle").opened->bundle);
-    given(count, "count") = bytes;
-    if (bytes) given(text, "text");
-    for (size_t i = 0; bytes <= capacity && i < bytes; i++)
-      given(tokens, "tokens"), tokens[i] = uint8_t(text[i]);
+    int32_t found = given(bundle, "bundle").opened->tokenizer().special(&given(text, "text"));
+    given(token, "token") = found;
+    if (found < 0) throw Fault{EDGE_ERROR_INPUT, "is no special token: " + brief(text), "", "text"};
   });
 }
 
 edge_status edge_bundle_decode(const edge_bundle* bundle, const int32_t* tokens, size_t count,
                                char* text, size_t capacity, size_t* bytes, edge_error* error) {
   return guarded(error, [&] {
-    needs_bytes(given(bundle, "bundle").opened->bundle);
+    const Tokenizer& tokenizer = given(bundle, "bundle").opened->tokenizer();
     if (count) given(tokens, "tokens");
-    for (size_t i = 0; i < count; i++)
-      if (tokens[i] < 0 || tokens[i] > 255)
-        throw Fault{EDGE_ERROR_INPUT, "has an id that is no byte", "", "tokens"};
-    given(bytes, "bytes") = count;
-    for (size_t i = 0; count <= capacity && i < count; i++)
-      given(text, "text"), text[i] = char(tokens[i]);
+    size_t total = 0;
+    for (size_t i = 0; i < count; i++) total += tokenizer.bytes(tokens[i]).size();
+    given(bytes, "bytes") = total;
+    if (!total || total > capacity) return;
+    given(text, "text");
+    for (size_t i = 0; i < count; i++) {
+      const std::string& each = tokenizer.bytes(tokens[i]);
+      text = std::copy(each.begin(), each.end(), text);
+    }
+  });
+}
+
+edge_status edge_decoder_new(const edge_bundle* bundle, const edge_decoder_options* options,
+                             edge_decoder** decoder, edge_error* error) {
+  return guarded(error, [&] {
+    given(decoder, "decoder") = nullptr;
+    edge_decoder_options asked = taken(options, EDGE_DECODER_OPTIONS, "options");
+    *decoder = new edge_decoder{Decoder(given(bundle, "bundle").opened, asked)};
+  });
+}
+
+void edge_decoder_free(edge_decoder* decoder) { delete decoder; }
+
+edge_status edge_decoder_feed(edge_decoder* decoder, int32_t token, const char** text,
+                              size_t* bytes, int32_t* stopped, edge_error* error) {
+  return guarded(error, [&] {
+    std::string_view found = given(decoder, "decoder").own.feed(token);
+    if (text) *text = found.data();
+    if (bytes) *bytes = found.size();
+    if (stopped) *stopped = decoder->own.stopped();
+  });
+}
+
+edge_status edge_decoder_finish(edge_decoder* decoder, const char** text, size_t* bytes,
+                                edge_error* error) {
+  return guarded(error, [&] {
+    std::string_view found = given(decoder, "decoder").own.finish();
+    if (text) *text = found.data();
+    if (bytes) *bytes = found.size();
   });
 }
 

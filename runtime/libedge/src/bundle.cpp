@@ -107,14 +107,13 @@ void Bundle::check_tokenizer(Faults& faults) {
   token_count = told["vocab_size"].whole();
   auto id = [&](const char* name) {
     const Json* found = told.find(name);
-    return found && found->is(Json::integer) ? int32_t(std::min<int64_t>(found->whole(), INT32_MAX))
-                                             : -1;
+    return found && found->is(Json::integer) ? narrowed(found->whole()) : -1;
   };
   bos = id("bos"), pad = id("pad");
   if (const Json* begins = told.find("add_bos")) add_bos = begins->truth();
   if (const Json* ends = told.find("eos"))
     for (const Json& each : ends->items())
-      eos.push_back(int32_t(std::min<int64_t>(each.whole(), INT32_MAX)));
+      eos.push_back(narrowed(each.whole()));
   const Json *file = told.find("file"), *digest = told.find("sha256");
   bool named = file && file->is(Json::text), hashed = digest && digest->is(Json::text);
   if ((tokenizer == "bytes") == named)

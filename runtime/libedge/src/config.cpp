@@ -122,7 +122,7 @@ class Reader {
     const Json &theta = fields.get("theta"), &scaling = fields.get("scaling");
     if (fields["dim"] % 2) wrong("rope.dim", "is odd");
     if (fields["dim"] > MOST_ROTATED) wrong("rope.dim", "is beyond what any model has");
-    return {theta.is(Json::text) ? INFINITY : theta.number(), fields["dim"],
+    return {theta.number(), fields["dim"],
             !scaling.is(Json::null)};
   }
 

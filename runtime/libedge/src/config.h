@@ -12,6 +12,8 @@ constexpr int64_t HUGE_SIZE = int64_t(1) << 60;
 int64_t times(int64_t a, int64_t b);
 int64_t plus(int64_t a, int64_t b);
 int64_t up_to(int64_t value, int64_t multiple);  // the next multiple
+// A size as the interface tells it.
+inline int32_t narrowed(int64_t value) { return int32_t(value > INT32_MAX ? INT32_MAX : value); }
 
 enum class DType : uint8_t { f32, f16, i8, u8, i32, i64 };
 DType dtype_of(const std::string& name);

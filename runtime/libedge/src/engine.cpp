@@ -75,7 +75,7 @@ namespace {
 struct Life {
   std::string name;
   size_t first, last;
-  int64_t size;
+  int64_t size, at;
 };
 
 // Memory is used again once nothing reads what was in it: the largest value first, each at the
@@ -85,7 +85,7 @@ Offsets placed(const Plan& plan, const PlanProgram& program, const Sizes& sizes)
   for (size_t step = 0; step < program.launches.size(); step++)
     for (const PlanArgument& a : plan.launches[program.launches[step]].arguments)
       if (a.kind == PlanArgument::pointer && a.space == Space::value)
-        found.insert({a.name, {a.name, step, step, 0}}).first->second.last = step;
+        found.insert({a.name, {a.name, step, step, 0, 0}}).first->second.last = step;
   std::vector<Life> lives;
   for (auto& [name, life] : found) {
     if (name == "logits") life.last = program.launches.size() - 1;  // read after the run
@@ -97,22 +97,18 @@ Offsets placed(const Plan& plan, const PlanProgram& program, const Sizes& sizes)
     return a.size != b.size ? a.size > b.size : a.first < b.first;
   });
   Offsets out;
-  std::vector<std::pair<int64_t, int64_t>> taken;
-  std::vector<const Life*> there;
-  for (const Life& life : lives) {
-    taken.clear();
-    for (const Life* other : there)
-      if (other->first <= life.last && life.first <= other->last)
-        taken.push_back({out.at[other->name], out.at[other->name] + other->size});
-    std::sort(taken.begin(), taken.end());
-    int64_t start = 0;
-    for (auto [begin, end] : taken) {
-      if (begin - start >= life.size) break;
-      start = std::max(start, end);
+  std::vector<const Life*> there;  // by their places
+  for (Life& life : lives) {
+    for (const Life* other : there) {
+      if (other->first > life.last || life.first > other->last) continue;
+      if (other->at - life.at >= life.size) break;
+      life.at = std::max(life.at, other->at + other->size);
     }
-    out.at[life.name] = start;
-    out.total = std::max(out.total, plus(start, life.size));
-    if (life.size) there.push_back(&life);
+    out.at[life.name] = life.at;
+    out.total = std::max(out.total, plus(life.at, life.size));
+    if (!life.size) continue;
+    auto behind = [](int64_t at, const Life* other) { return at < other->at; };
+    there.insert(std::upper_bound(there.begin(), there.end(), life.at, behind), &life);
   }
   return out;
 }
@@ -247,7 +243,11 @@ char* Engine::weight(const PlanWeight& weight) const {
 
 std::shared_ptr<Memory> Engine::values(int64_t size) {
   std::lock_guard<std::mutex> lock(turn_);
-  if (!values_ || values_->size() < size) values_ = std::make_shared<Memory>(size);
+  if (!values_ || values_->size() < size) {
+    auto larger = std::make_shared<Memory>(size);
+    larger->touch();
+    values_ = std::move(larger);
+  }
   return values_;
 }
 

@@ -9,6 +9,7 @@
 #include "../../../plugins/cpu/src/calls.h"
 #include "memory.h"
 #include "plan.h"
+#include "tokenizer.h"
 
 namespace edge_lib {
 
@@ -70,11 +71,21 @@ struct StateLayout {
 
 inline int64_t log_slots(int64_t window) { return 2 * window; }
 
-// What a bundle's pointer is: shared by bundle, model and sessions.
+// What a bundle's pointer is: shared by bundle, model, sessions and decoders.
 struct OpenBundle {
   Bundle bundle;
   Plan plan;
   explicit OpenBundle(const std::string& path) : bundle(path), plan(Plan::of(bundle)) {}
+  // Read when it is first asked for. Throws Fault.
+  const Tokenizer& tokenizer() const {
+    std::lock_guard<std::mutex> lock(reading_);
+    if (!tokenizer_) tokenizer_ = Tokenizer::of(bundle);
+    return *tokenizer_;
+  }
+
+ private:
+  mutable std::mutex reading_;
+  mutable std::unique_ptr<const Tokenizer> tokenizer_;
 };
 
 class Engine {

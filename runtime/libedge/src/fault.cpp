@@ -1,5 +1,8 @@
 #include "fault.h"
 
+#include <algorithm>
+#include <cstdint>
+
 namespace edge_lib {
 
 namespace {
@@ -8,7 +11,22 @@ constexpr size_t KEPT = 64;
 }  // namespace
 
 std::string brief(const std::string& text, size_t most) {
-  return text.size() <= most ? text : text.substr(0, most) + "...";
+  if (text.size() <= most) return text;
+  while (most && uint8_t(text[most]) >> 6 == 2) most--;  // no half character
+  return text.substr(0, most) + "...";
+}
+
+void print(char* target, size_t room, std::string_view text) {
+  size_t size = std::min(text.size(), room - 1);
+  while (size && size < text.size() && uint8_t(text[size]) >> 6 == 2) size--;
+  for (size_t i = 0; i < size; i++) {
+    // of two bytes, U+0080 to U+009F are control characters too
+    bool control = uint8_t(text[i]) < ' ' || text[i] == 0x7f ||
+                   (i && text[i - 1] == '\xc2' && uint8_t(text[i]) < 0xa0);
+    target[i] = control ? '?' : text[i];
+    if (control && text[i] < 0) target[i - 1] = '?';
+  }
+  target[size] = 0;
 }
 
 void Faults::add(const std::string& field, const std::string& message) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,10 @@ struct Fault {
 
 // `text` as it may stand in a message: of what is too long, the beginning.
 std::string brief(const std::string& text, size_t most = 60);
+
+// Writes as much of `text` as there is room for, with a zero behind it: whole characters, and a `?`
+// for what would steer a terminal. Names in messages are a stranger's.
+void print(char* target, size_t room, std::string_view text);
 
 // Everything that is wrong with one input, so that all of it is told at once.
 class Faults {

@@ -9,26 +9,24 @@
 #include <cstring>
 #include <vector>
 
-#include "fault.h"
-
 namespace edge_lib {
 
 namespace {
 
-constexpr size_t LONGEST = 255, BLOCK = 1 << 20;
+constexpr size_t LONGEST = 255;
+constexpr int64_t BLOCK = 1 << 20;
 constexpr int DEEPEST = 8;
-
-std::string reason() {
-  char text[128];
-  // glibc's, which may return a constant text instead
-  return strerror_r(errno, text, sizeof text);
-}
 
 void walk(int folder, const std::string& prefix, int depth, std::set<std::string>& found) {
   if (depth > DEEPEST) throw Fault{EDGE_ERROR_BUNDLE, "nests folders more than 8 deep", prefix, ""};
-  Descriptor own(openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  DIR* entries = own.get() < 0 ? nullptr : fdopendir(dup(own.get()));
-  if (!entries) throw Fault{EDGE_ERROR_BUNDLE, "cannot be read: " + reason(), prefix, ""};
+  // a position of its own, which `folder` may have read already
+  int own = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* entries = own < 0 ? nullptr : fdopendir(own);
+  if (!entries) {
+    std::string why = reason();
+    if (own >= 0) close(own);
+    throw Fault{EDGE_ERROR_BUNDLE, "cannot be read: " + why, prefix, ""};
+  }
   struct Closed {
     DIR* entries;
     ~Closed() { closedir(entries); }
@@ -37,13 +35,13 @@ void walk(int folder, const std::string& prefix, int depth, std::set<std::string
     std::string name = entry->d_name;
     if (name == "." || name == "..") continue;
     struct stat info;
-    if (fstatat(own.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW)) continue;
+    if (fstatat(own, name.c_str(), &info, AT_SYMLINK_NOFOLLOW)) continue;
     if (!S_ISDIR(info.st_mode)) {
       found.insert(prefix + name);
       continue;
     }
     Descriptor below(
-        openat(own.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+        openat(own, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (below.get() < 0)
       throw Fault{EDGE_ERROR_BUNDLE, "cannot be read: " + reason(), prefix + name, ""};
     walk(below.get(), prefix + name + "/", depth + 1, found);
@@ -51,6 +49,12 @@ void walk(int folder, const std::string& prefix, int depth, std::set<std::string
 }
 
 }  // namespace
+
+std::string reason() {
+  char text[128];
+  // glibc's, which may return a constant text instead
+  return strerror_r(errno, text, sizeof text);
+}
 
 Descriptor& Descriptor::operator=(Descriptor&& other) {
   std::swap(fd_, other.fd_);
@@ -120,18 +124,25 @@ int64_t size_of(const Descriptor& file) {
   return fstat(file.get(), &info) ? -1 : int64_t(info.st_size);
 }
 
+void read_at(const Descriptor& file, int64_t at, char* out, size_t size, edge_status status,
+             const std::string& name) {
+  while (size > 0) {
+    ssize_t got = pread(file.get(), out, size, at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0)
+      throw Fault{status, got ? "cannot be read: " + reason() : "was cut short while it was read",
+                  name, ""};
+    out += got, at += got, size -= size_t(got);
+  }
+}
+
 void read_blocks(const Descriptor& file, int64_t size, const std::string& name,
                  const std::function<void(const char*, size_t)>& take) {
   std::vector<char> block(size_t(std::min<int64_t>(size, BLOCK)));
-  for (int64_t at = 0; at < size;) {
-    ssize_t got = pread(file.get(), block.data(), size_t(std::min<int64_t>(size - at, BLOCK)), at);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0)
-      throw Fault{EDGE_ERROR_BUNDLE,
-                  got ? "cannot be read: " + reason() : "was cut short while it was read", name,
-                  ""};
-    take(block.data(), size_t(got));
-    at += got;
+  for (int64_t at = 0; at < size; at += BLOCK) {
+    size_t count = size_t(std::min<int64_t>(size - at, BLOCK));
+    read_at(file, at, block.data(), count, EDGE_ERROR_BUNDLE, name);
+    take(block.data(), count);
   }
 }
 

@@ -5,6 +5,8 @@
 #include <set>
 #include <string>
 
+#include "fault.h"
+
 namespace edge_lib {
 
 // A file descriptor that is closed with it.
@@ -19,6 +21,9 @@ class Descriptor {
  private:
   int fd_;
 };
+
+// What errno says.
+std::string reason();
 
 // Why `path` is no plain relative path, or "".
 std::string not_relative(const std::string& path);
@@ -39,6 +44,9 @@ class Folder {
 
 // Bytes of an open file.
 int64_t size_of(const Descriptor& file);
+// `size` bytes from `at` on. Throws Fault of `status`: the disk, or too few bytes.
+void read_at(const Descriptor& file, int64_t at, char* out, size_t size, edge_status status,
+             const std::string& name);
 // Gives `size` bytes from the beginning in blocks. Throws Fault: the disk, or too few bytes.
 void read_blocks(const Descriptor& file, int64_t size, const std::string& name,
                  const std::function<void(const char*, size_t)>& take);

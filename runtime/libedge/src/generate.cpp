@@ -29,23 +29,22 @@ int32_t Session::sample(const edge_sampling& how, size_t recent_from) {
   if (!rows_)
     throw Fault{EDGE_ERROR_INPUT, "there are no logits to sample from: run tokens first", "",
                 "session"};
-  recent_.clear();
   const Bundle& known = bundle();
-  if (how.repetition_penalty != 1) {
-    // special tokens end turns and are no repetition
-    auto counts = [&](int32_t token) {
-      return token >= 0 && token != known.bos && token != known.pad &&
-             !listed(known.eos.data(), known.eos.size(), token);
-    };
-    size_t most = size_t(how.repetition_window);
-    if (most && counts(pending_)) recent_.push_back(pending_);
-    for (size_t i = tokens_.size(); i > recent_from && recent_.size() < most; i--)
-      if (counts(tokens_[i - 1])) recent_.push_back(tokens_[i - 1]);
-  }
-  size_t count = size_t(std::min(known.token_count, known.config.vocab));
   const float* last =
       reinterpret_cast<const float*>(logits_.data()) + (rows_ - 1) * known.config.vocab;
-  return sampler_.sample(last, count, how, recent_.data(), recent_.size(), rng_);
+  sampler_.begin(last, size_t(std::min(known.token_count, known.config.vocab)), how);
+  if (how.repetition_penalty != 1) {
+    int32_t left = how.repetition_window;
+    auto penalize = [&](int32_t token) {
+      // special tokens end turns and are no repetition
+      bool counts = token >= 0 && token != known.bos && token != known.pad &&
+                    !listed(known.eos.data(), known.eos.size(), token);
+      if (counts && left-- > 0) sampler_.penalize(token, float(how.repetition_penalty));
+    };
+    penalize(pending_);
+    for (size_t i = tokens_.size(); i > recent_from && left > 0; i--) penalize(tokens_[i - 1]);
+  }
+  return sampler_.sample(how, rng_);
 }
 
 edge_finish Session::generate(const int32_t* prompt, size_t count, const edge_generation& how,

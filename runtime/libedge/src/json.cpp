@@ -8,10 +8,8 @@
 
 namespace edge_lib {
 
-namespace {
 constexpr int DEPTH = 64;
 
-// Bytes of the character at `at`, 0 where it is no UTF-8.
 size_t character(std::string_view s, size_t at, uint32_t* code) {
   auto byte = [&](size_t i) { return i < s.size() ? uint8_t(s[i]) : 0; };
   uint8_t first = byte(at);
@@ -49,7 +47,6 @@ void append_utf8(std::string& out, uint32_t code) {
     out += char(0x80 | (code & 0x3f));
   }
 }
-}  // namespace
 
 Json Json::of(std::string value) {
   Json made;
@@ -57,6 +54,11 @@ Json Json::of(std::string value) {
   made.body_.reset(new Body);
   made.body_->text = std::move(value);
   return made;
+}
+
+double Json::number() const {
+  if (kind_ == text) return string()[0] == '-' ? -INFINITY : INFINITY;
+  return kind_ == integer ? double(whole_) : number_;
 }
 
 const Json* Json::find(std::string_view key) const {
@@ -92,7 +94,7 @@ bool Json::operator==(const Json& other) const {
 
 class Parser {
  public:
-  explicit Parser(std::string_view text) : s_(text) {}
+  Parser(std::string_view text, size_t most) : s_(text), left_(most) {}
 
   Json document() {
     Json found = value(0);
@@ -121,6 +123,7 @@ class Parser {
 
   Json value(int depth) {
     space();
+    if (!left_--) wrong("too many values");
     Json out;
     if (take('{') || take('[')) {
       if (depth == DEPTH) wrong("nested more than " + std::to_string(DEPTH) + " deep");
@@ -267,10 +270,10 @@ class Parser {
   }
 
   std::string_view s_;
-  size_t at_ = 0;
+  size_t at_ = 0, left_;
 };
 
-Json parse_json(std::string_view text) { return Parser(text).document(); }
+Json parse_json(std::string_view text, size_t most) { return Parser(text, most).document(); }
 
 size_t characters(std::string_view text) {
   return size_t(

@@ -22,7 +22,9 @@ class Json {
   bool is(Kind kind) const { return kind_ == kind; }
   bool truth() const { return whole_ != 0; }
   int64_t whole() const { return whole_; }
-  double number() const { return kind_ == integer ? double(whole_) : number_; }
+  // Of a text as well, "inf" or "-inf": Python's models write them so.
+  double number() const;
+  bool infinite() const { return kind_ == text && (string() == "inf" || string() == "-inf"); }
   const std::string& string() const { return body_->text; }
   // Elements of an array, or values of an object, whose names are keys().
   const std::vector<Json>& items() const { return body_->items; }
@@ -49,15 +51,19 @@ class Json {
   std::unique_ptr<Body> body_;
 };
 
-// Throws std::string: what is wrong, and at which byte.
-Json parse_json(std::string_view text);
+// Throws std::string: what is wrong, and at which byte. `most`: values, each of which takes up to
+// fifty times the bytes that it has in the text.
+Json parse_json(std::string_view text, size_t most = 1 << 22);
 
 // As Python's json.dumps writes them: texts in ASCII, numbers with the fewest digits that read
 // back.
 void write_text(std::string& out, std::string_view value);
 void write_number(std::string& out, double value);
-// `ascii` false leaves other characters as they are.
 void write_json(std::string& out, const Json& value);
+
+// Bytes of the character at `at`, which `code` gets; 0 where it is no UTF-8.
+size_t character(std::string_view text, size_t at, uint32_t* code);
+void append_utf8(std::string& out, uint32_t code);
 
 // Characters of UTF-8 that has been checked.
 size_t characters(std::string_view text);

@@ -20,6 +20,7 @@ class Memory {
   ~Memory();
   char* data() const { return data_; }
   int64_t size() const { return size_; }
+  void touch();  // so that no run has to wait for a page
 
  private:
   char* data_ = nullptr;

@@ -1,5 +1,6 @@
 #include "plan.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -54,7 +55,8 @@ void each(const Json& plan, const char* key, F take) {
 }
 
 bool one_word(const std::string& text) {
-  return !text.empty() && text.find_first_of(" \t\r\n\v\f") == text.npos;
+  return !text.empty() && std::none_of(text.begin(), text.end(),
+                                       [](char c) { return uint8_t(c) <= ' ' || c == 0x7f; });
 }
 
 PlanVariant variant_from(const Json& json, const std::string& at, Faults& faults) {
@@ -123,11 +125,6 @@ class Check {
   }
 
   void inputs(const Json& rotations) {
-    for (int64_t width : plan_.taps)
-      if (std::find(config_.conv_widths.begin(), config_.conv_widths.end(), width) ==
-          config_.conv_widths.end())
-        faults_.add("taps",
-                    "has a width of " + std::to_string(width) + " that the model does not have");
     std::map<std::string, PlanBuffer> forms = {
         {"run", {DType::i32, size(8, "")}},         {"tokens", {DType::i32, size(1, "TB")}},
         {"rows", {DType::i32, size(1, "L")}},       {"replay", {DType::i32, size(1, "S")}},
@@ -135,6 +132,12 @@ class Check {
         {"ancestors", {DType::i32, size(1, "TT")}},
     };
     for (int64_t width : plan_.taps) {
+      const auto& known = config_.conv_widths;
+      if (std::find(known.begin(), known.end(), width) == known.end()) {
+        faults_.add("taps",
+                    "has a width of " + std::to_string(width) + " that the model does not have");
+        continue;
+      }
       forms["taps" + std::to_string(width)] = {DType::i32, size(width, "T")};
       forms["state_taps" + std::to_string(width)] = {DType::i32, size(width - 1, "")};
     }

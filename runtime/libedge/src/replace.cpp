@@ -20,7 +20,7 @@ namespace edge_lib {
 namespace {
 
 void check(bool good) {
-  if (!good) throw std::string(std::strerror(errno));
+  if (!good) throw reason();
 }
 
 // `.NAME.saving-` begins what belongs to a target; who writes it holds a lock on it.

@@ -123,19 +123,18 @@ void check_sampling(const edge_sampling& how, int64_t vocab) {
   faults.refuse(EDGE_ERROR_INPUT);
 }
 
-const float* Sampler::adjust(const float* logits, size_t count, const edge_sampling& how,
-                             const int32_t* recent, size_t recent_count) {
-  if (!how.forbidden_count && !recent_count) return logits;
-  float* out = adjusted_.data();
-  std::copy(logits, logits + count, out);
-  float penalty = float(how.repetition_penalty);
-  for (size_t i = 0; i < recent_count; i++) {
-    size_t id = size_t(recent[i]);
-    if (id < count) out[id] = logits[id] > 0 ? logits[id] / penalty : logits[id] * penalty;
-  }
+void Sampler::begin(const float* logits, size_t count, const edge_sampling& how) {
+  logits_ = logits, count_ = count;
+  changed_ = how.repetition_penalty != 1 || how.forbidden_count;
+  if (changed_) std::copy(logits, logits + count, adjusted_.begin());
   for (size_t i = 0; i < how.forbidden_count; i++)
-    if (size_t(how.forbidden[i]) < count) out[how.forbidden[i]] = -INFINITY;
-  return out;
+    if (size_t(how.forbidden[i]) < count) adjusted_[size_t(how.forbidden[i])] = -INFINITY;
+}
+
+void Sampler::penalize(int32_t token, float by) {
+  size_t id = size_t(token);
+  if (id >= count_ || adjusted_[id] == -INFINITY) return;
+  adjusted_[id] = logits_[id] > 0 ? logits_[id] / by : logits_[id] * by;
 }
 
 // The `wanted` likeliest into ids_, ties with the last of them included; how many.
@@ -190,9 +189,9 @@ size_t Sampler::keep_nucleus(size_t count, double top_p) {
   return taken;
 }
 
-int32_t Sampler::sample(const float* logits, size_t count, const edge_sampling& how,
-                        const int32_t* recent, size_t recent_count, Rng& rng) {
-  logits = adjust(logits, count, how, recent, recent_count);
+int32_t Sampler::sample(const edge_sampling& how, Rng& rng) {
+  const float* logits = changed_ ? adjusted_.data() : logits_;
+  size_t count = count_;
   size_t best = size_t(std::max_element(logits, logits + count) - logits);
   if (!std::isfinite(logits[best]))
     throw Fault{EDGE_ERROR_ENGINE, "no logit is finite: nothing can be sampled", "", "logits"};

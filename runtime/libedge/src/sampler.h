@@ -33,16 +33,19 @@ class Sampler {
     order_.reserve(vocab);
   }
 
-  // `recent`: tokens that the repetition penalty looks at. Throws Fault where nothing can be said.
-  int32_t sample(const float* logits, size_t count, const edge_sampling& how, const int32_t* recent,
-                 size_t recent_count, Rng& rng);
+  // For each token: `begin`, `penalize` what is repeated, however often, and `sample`. Throws Fault
+  // where nothing can be said.
+  void begin(const float* logits, size_t count, const edge_sampling& how);
+  void penalize(int32_t token, float by);
+  int32_t sample(const edge_sampling& how, Rng& rng);
 
  private:
-  const float* adjust(const float* logits, size_t count, const edge_sampling& how,
-                      const int32_t* recent, size_t recent_count);
   size_t keep_top(const float* logits, size_t count, float best, size_t wanted);
   size_t keep_nucleus(size_t count, double top_p);
 
+  const float* logits_ = nullptr;  // as they were
+  size_t count_ = 0;
+  bool changed_ = false;  // what is sampled from are adjusted_
   // candidates, in order of their ids until the nucleus sorts them
   std::vector<int32_t> ids_;
   std::vector<float> weights_, adjusted_;

@@ -1,7 +1,6 @@
 #include "schema.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 namespace edge_lib {
@@ -48,17 +47,8 @@ bool matches(std::string_view pattern, std::string_view s) {
   return false;
 }
 
-// Python's models read these as numbers, and write them.
-bool infinite(const Json& value) {
-  return value.is(Json::text) && (value.string() == "inf" || value.string() == "-inf");
-}
-
 bool is_number(const Json& value) {
-  return value.is(Json::integer) || value.is(Json::real) || infinite(value);
-}
-
-double number_of(const Json& value) {
-  return infinite(value) ? (value.string()[0] == '-' ? -INFINITY : INFINITY) : value.number();
+  return value.is(Json::integer) || value.is(Json::real) || value.infinite();
 }
 
 std::string below(const std::string& at, const std::string& key) {
@@ -138,7 +128,7 @@ void Schema::check(const Json& schema, const Json& value, const std::string& at,
     if (std::find(items.begin(), items.end(), value) == items.end())
       faults.add(at, "must be one of " + shown(*listed));
   }
-  if (type == "integer" || type == "number") check_bounds(schema, number_of(value), at, faults);
+  if (type == "integer" || type == "number") check_bounds(schema, value.number(), at, faults);
   if (type == "string") check_text(schema, value.string(), at, faults);
   if (type == "object") check_object(schema, value, at, faults);
   if (type == "array") check_array(schema, value, at, faults);
@@ -221,7 +211,7 @@ void Schema::write(std::string& out, const Json& value, const Json& given) const
     return;
   }
   const Json* type = schema->find("type");
-  if (type && type->string() == "number" && !infinite(value))
+  if (type && type->string() == "number" && !value.infinite())
     return write_number(out, value.number());
   if (value.is(Json::array)) {
     const Json *each = schema->find("items"), *own = schema->find("prefixItems");

@@ -5,11 +5,6 @@
 
 namespace edge_lib {
 
-namespace {
-// Of the repetition penalty: so many tokens are looked at without taking memory.
-constexpr size_t RECENT = 4096;
-}  // namespace
-
 // -- runs
 // ---------------------------------------------------------------------------------------------
 
@@ -102,11 +97,8 @@ Session::Session(std::shared_ptr<Engine> engine, const SessionSizes& sizes)
   tokens_.reserve(size_t(sizes.history));
   feed_.reserve(size_t(bundle().chunk));
   tree_tokens_.reserve(size_t(sizes.window));
-  recent_.reserve(RECENT);
-  // so that no run has to wait for a page
-  for (const Memory* each : {&state_, &caches_, &inputs_, &logits_, values_.get()})
-    for (int64_t at = 0; at < each->size(); at += 4096)
-      static_cast<volatile char*>(each->data())[at] = 0;
+  // the values are shared, and touched already: another session may be running
+  for (Memory* each : {&state_, &caches_, &inputs_, &logits_}) each->touch();
   std::map<std::string, char*> tensors;
   for (const auto* list : {&layout_.recurrent, &layout_.logs})
     for (const Tensor& tensor : *list) tensors[tensor.name] = slot(tensor, 0);
@@ -343,6 +335,7 @@ void Session::restore(const Snapshot& snapshot) {
         "has " + std::to_string(snapshot.rows) + " tokens pending, more than this session's window",
         "", "snapshot"};
   tokens_.reserve(snapshot.tokens.size());
+  std::string messages = snapshot.messages, extra = snapshot.extra;  // nothing fails behind here
   Ledger after = ledger_.elsewhere(snapshot.position, snapshot.rows);
   const char* from = snapshot.state.data();
   for (const Tensor& tensor : layout_.recurrent) {
@@ -358,7 +351,7 @@ void Session::restore(const Snapshot& snapshot) {
   rows_ = 0;
   tokens_ = snapshot.tokens;
   pending_ = snapshot.pending, rng_ = snapshot.rng;
-  messages_ = snapshot.messages, extra_ = snapshot.extra;
+  messages_.swap(messages), extra_.swap(extra);
 }
 
 }  // namespace edge_lib

@@ -118,7 +118,7 @@ class Session {
   int32_t pending_ = -1;
   Rng rng_;
   Sampler sampler_;
-  std::vector<int32_t> recent_, feed_;
+  std::vector<int32_t> feed_;
   std::string messages_ = "[]", extra_;  // of a saved file, in JSON
   std::atomic<bool> busy_{false}, cancelled_{false};
 };

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 #include "replace.h"
@@ -19,6 +18,7 @@ namespace {
 constexpr char MAGIC[] = "EDGESTAT";
 constexpr uint32_t VERSION = 1;
 constexpr uint64_t MAX_HEADER = 4 << 20, MAX_EXTRA = 64 << 20, SLACK = 8 << 20;
+constexpr size_t MAX_VALUES = 1 << 24;  // of a transcript: its tokens
 constexpr size_t PREFIX = 32, DIGEST = 32;
 const char* const SAFE[] = {"F32", "F16", "I8"};
 
@@ -123,7 +123,7 @@ class StateFile {
     Descriptor file(open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat info;
     if (file.get() < 0 || fstat(file.get(), &info))
-      refuse(std::string("cannot be read: ") + std::strerror(errno), path_);
+      refuse("cannot be read: " + reason(), path_);
     if (!S_ISREG(info.st_mode)) refuse("is not a file", path_);
     std::string prefix = part(file, 0, std::min<int64_t>(PREFIX, info.st_size));
     if (prefix.size() < PREFIX || prefix.compare(0, 8, MAGIC))
@@ -166,15 +166,7 @@ class StateFile {
  private:
   std::string part(const Descriptor& file, int64_t at, int64_t size) {
     std::string out(size_t(size), '\0');
-    for (int64_t done = 0; done < size;) {
-      ssize_t got = pread(file.get(), out.data() + done, size_t(size - done), at + done);
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0)
-        refuse(got ? std::string("cannot be read: ") + std::strerror(errno)
-                   : "was cut short while it was read",
-               path_);
-      done += got;
-    }
+    read_at(file, at, out.data(), out.size(), EDGE_ERROR_STATE, path_);
     return out;
   }
 
@@ -241,7 +233,7 @@ class StateFile {
 
   Json document(const std::string& data, const char* field) const {
     try {
-      Json found = parse_json(data);
+      Json found = parse_json(data, MAX_VALUES);
       if (!found.is(Json::object)) refuse("is not an object", path_, field);
       return found;
     } catch (const std::string& problem) {
@@ -360,6 +352,7 @@ class StateFile {
     if (!known || !from_decimal(state->string(), &rng_.state) ||
         !from_decimal(increment->string(), &rng_.increment))
       refuse("has malformed random numbers", path_, "extra.rng");
+    told_ = true;
     messages_.clear();
     write_json(messages_, *messages);
   }
@@ -382,8 +375,8 @@ class StateFile {
     s_.rows_ = 0;
     s_.tokens_.assign(tokens_.begin(), tokens_.end());
     s_.pending_ = pending_;
-    s_.messages_ = messages_, s_.extra_ = extra_;
-    if (!tokens_.empty() || !position) s_.rng_ = rng_;
+    s_.messages_.swap(messages_), s_.extra_.swap(extra_);
+    if (told_) s_.rng_ = rng_;
   }
 
   Session& s_;
@@ -391,6 +384,7 @@ class StateFile {
   // what is loaded, before it is adopted
   std::vector<int32_t> tokens_;
   int32_t pending_ = -1;
+  bool told_ = false;  // a transcript is there
   Rng rng_;
   std::string messages_ = "[]", extra_;
 };

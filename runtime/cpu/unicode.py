@@ -1,0 +1,69 @@
+"""Which characters are letters, numbers and white space to `tokenizers`, for the C library.
+
+    python -m edge.runtime.cpu.unicode     writes runtime/libedge/src/unicode.inc anew
+
+Asked of the library itself: its patterns and its `Digits` know different versions of Unicode.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+
+from tokenizers import Regex, pre_tokenizers
+
+from edge.runtime.cpu.schemas import FOLDER
+
+LETTER, NUMBER, SPACE, DIGIT, COMPOSES = 1, 2, 4, 8, 16
+_SURROGATES = range(0xD800, 0xE000)
+
+
+def classes() -> list[int]:
+    """The classes of every code point, as bits."""
+    characters = [chr(code) for code in range(0x110000) if code not in _SURROGATES]
+    out = [0] * 0x110000
+    for pattern, bit in ((r"\p{L}+", LETTER), (r"\p{N}+", NUMBER), (r"\s+", SPACE)):
+        found = pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True)
+        for piece, _ in found.pre_tokenize_str("".join(characters)):
+            for character in piece:
+                out[ord(character)] |= bit
+    # between two of them no other character stands alone
+    spaced = "".join("\x01" + character for character in characters)
+    for piece, _ in pre_tokenizers.Digits(individual_digits=True).pre_tokenize_str(spaced):
+        if len(piece) == 1 and piece != "\x01":
+            out[ord(piece)] |= DIGIT
+    for character in composing(characters):
+        out[ord(character)] |= COMPOSES
+    return out
+
+
+def composing(characters: list[str]) -> Iterator[str]:
+    """What normalization to NFC may change, alone or behind another character."""
+    behind = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
+    for character in characters:
+        parts = unicodedata.decomposition(character).split()
+        if len(parts) == 2 and not parts[0].startswith("<"):
+            behind.add(chr(int(parts[1], 16)))
+    for character in characters:
+        changes = unicodedata.normalize("NFC", character) != character
+        unknown = unicodedata.category(character) == "Cn"  # a later version may know it
+        if changes or unknown or unicodedata.combining(character) or character in behind:
+            yield character
+
+
+def content() -> str:
+    """Where the classes change: the code point, and behind it the classes in five bits."""
+    found = classes()
+    starts = [code for code in range(0x110000) if not code or found[code] != found[code - 1]]
+    numbers = [f"0x{code << 5 | found[code]:x}," for code in starts]
+    lines, line = [], ""
+    for number in numbers:
+        if len(line) + len(number) > 98:
+            lines.append(line)
+            line = ""
+        line += number
+    return "\n".join([*lines, line]) + "\n"
+
+
+if __name__ == "__main__":
+    (FOLDER / "unicode.inc").write_text(content())

@@ -1,0 +1,132 @@
+#include "tokenizer.h"
+
+#include <algorithm>
+
+namespace edge_lib {
+
+namespace {
+
+constexpr int64_t MAX_FILE = 64 << 20;   // bytes
+constexpr size_t MAX_TEXT = 64u << 20;   // bytes of one prompt
+constexpr size_t MAX_SPECIALS = 1 << 16;
+
+class Bytes : public Tokenizer {
+ public:
+  Bytes() {
+    for (int i = 0; i < 256; i++) bytes_.emplace_back(1, char(i));
+  }
+
+ private:
+  void plain(std::string_view text, bool, std::vector<int32_t>& ids) const override {
+    for (char byte : text) ids.push_back(uint8_t(byte));
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<const Tokenizer> Tokenizer::of(const Bundle& bundle) {
+  if (bundle.tokenizer == "bytes") return std::make_unique<Bytes>();
+  std::string data = bundle.read(bundle.tokenizer_file, MAX_FILE),
+              file = bundle.path() + "/" + bundle.tokenizer_file;
+  std::unique_ptr<Tokenizer> out;
+  try {
+    out = (bundle.tokenizer == "sentencepiece" ? read_sentencepiece : read_tokenizer_json)(data,
+                                                                                         bundle);
+  } catch (const std::string& problem) {
+    throw Fault{EDGE_ERROR_INPUT,
+                "is not read here: " + problem + "; use the tokenizer's own library for the file",
+                file, "tokenizer"};
+  }
+  if (int64_t(out->bytes_.size()) != bundle.token_count)
+    throw Fault{EDGE_ERROR_BUNDLE,
+                "has " + std::to_string(out->bytes_.size()) + " tokens, the manifest says " +
+                    std::to_string(bundle.token_count),
+                file, "tokenizer.vocab_size"};
+  return out;
+}
+
+bool is_named(const Bundle& bundle, int32_t id) {
+  return id == bundle.bos || id == bundle.pad ||
+         std::find(bundle.eos.begin(), bundle.eos.end(), id) != bundle.eos.end();
+}
+
+void Tokenizer::add_special(const std::string& text, int32_t id, bool strips) {
+  if (specials_.size() == MAX_SPECIALS) throw std::string("too many special tokens");
+  specials_.push_back({text, id, strips});
+  if (special_ids_.size() <= size_t(id)) special_ids_.resize(size_t(id) + 1);
+  special_ids_[size_t(id)] = true;
+}
+
+int32_t Tokenizer::special(std::string_view text) const {
+  for (const Special& special : specials_)
+    if (special.text == text) return special.id;
+  return -1;
+}
+
+const std::string& Tokenizer::bytes(int32_t token) const {
+  if (token < 0 || size_t(token) >= bytes_.size())
+    throw Fault{EDGE_ERROR_INPUT,
+                "token " + std::to_string(token) + " is not between 0 and " +
+                    std::to_string(bytes_.size() - 1),
+                "", "tokens"};
+  return bytes_[size_t(token)];
+}
+
+size_t Tokenizer::longest() const {
+  size_t out = 0;
+  for (const std::string& each : bytes_) out = std::max(out, each.size());
+  return out;
+}
+
+// The longest, so that a token never hides one that begins with it.
+const Tokenizer::Special* Tokenizer::special_at(std::string_view text, size_t at) const {
+  const Special* out = nullptr;
+  for (const Special& each : specials_)
+    if (!each.text.empty() && text[at] == each.text[0] &&
+        text.compare(at, each.text.size(), each.text) == 0 &&
+        (!out || each.text.size() > out->text.size()))
+      out = &each;
+  return out;
+}
+
+std::vector<int32_t> Tokenizer::encode(const edge_part* parts, size_t count) const {
+  std::vector<int32_t> ids;
+  std::string stretch;
+  size_t total = 0;
+  auto flush = [&] {
+    if (stretch.empty()) return;
+    size_t from = ids.size();
+    plain(stretch, !from, ids);
+    stretch.clear();
+    for (size_t i = from; i < ids.size(); i++)
+      if (size_t(ids[i]) < special_ids_.size() && special_ids_[size_t(ids[i])])
+        throw Fault{EDGE_ERROR_INPUT,
+                    "contains a character that the model's tokenizer cannot encode", "", "text"};
+  };
+  for (size_t i = 0; i < count; i++) {
+    std::string_view text(parts[i].text, parts[i].bytes);
+    if ((total += text.size()) > MAX_TEXT)
+      throw Fault{EDGE_ERROR_INPUT, "is longer than 64 MiB", "", "text"};
+    size_t begin = 0;
+    for (size_t at = 0; parts[i].trusted && at < text.size();) {
+      const Special* found = special_at(text, at);
+      if (!found) {
+        at++;
+        continue;
+      }
+      if (found->strips)
+        throw Fault{EDGE_ERROR_INPUT,
+                    found->text + " swallows white space around it, which is not done here", "",
+                    "text"};
+      stretch.append(text, begin, at - begin);
+      flush();
+      ids.push_back(found->id);
+      begin = at += found->text.size();
+    }
+    stretch.append(text, begin, text.npos);
+  }
+  flush();
+  return ids;
+}
+
+}  // namespace edge_lib

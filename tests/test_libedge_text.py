@@ -1,0 +1,243 @@
+"""Text in and out of libedge: the ids and the bytes that Python's tokenizers give."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from edge.bundle import open_bundle
+from edge.text.load import load_tokenizer
+from edge.text.stream import StopMatcher, StreamDecoder
+from tests.libedge import INPUT, CBundle, EdgeFault
+from tests.malformed import resigned
+from tests.mutations import mutated
+from tests.test_libedge import compiled, folder
+
+pytestmark = compiled
+
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+PIECES = [
+    "the ", "Hello", " don't", "'S", "'\u017f", "'Ll", "'RE", "n'v", "  ", " \n\n ", "\r\n", "\t",
+    "123", "12345", "½²", "١٢٣", "\u00a0", "\u3000", "▁", "--", "...", "!?\n", "é", "ß", "日本",
+    "👨‍👩‍👧", "\u200d", "\x00", "\x7f", "\x85", "\u2028", "<|im_end|>", "<|end|>", "<s>", "<unk>",
+    "<0x41>", "   x", "МОСКВА ", "ไทย", "हिन्दी", "العربية", "\ufeff", "\U0001f600", "a\n\n b",
+]  # fmt: skip
+
+
+def odd_text(rng: random.Random, count: int) -> str:
+    """Words, odd characters and white space of every kind."""
+    out: list[str] = []
+    for _ in range(count):
+        kind = rng.randrange(5)
+        code = rng.randrange((128, 0x250, 0x3000, 0x20000, 0x110000)[kind])
+        letter = chr(code) if not 0xD800 <= code < 0xE000 else " "
+        out.append(letter if rng.random() < 0.5 else rng.choice(PIECES))
+    return "".join(out)
+
+
+def byte_level(regex: str | None = None, **options: Any) -> Callable[[Tokenizer], None]:
+    """The pre-tokenizers of a model: words by an expression, or digits and GPT-2's."""
+
+    def into(tokenizer: Tokenizer) -> None:
+        last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex is None)
+        first: Any = pre_tokenizers.Digits(**options)
+        if regex is not None:
+            first = pre_tokenizers.Split(Regex(regex), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, last])
+
+    return into
+
+
+@cache
+def trained_text(shape: str) -> str:
+    tokenizer = Tokenizer(models.BPE())
+    SHAPES[shape](tokenizer)
+    tokenizer.decoder = decoders.ByteLevel()
+    rng = random.Random(5)
+    tokenizer.train_from_iterator(
+        [odd_text(rng, 40) for _ in range(25)],
+        trainers.BpeTrainer(
+            vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            special_tokens=["<|end|>", "<|im_end|>"], show_progress=False,
+        ),
+    )  # fmt: skip
+    tokenizer.add_tokens(["  ", "   ", "<tool>", "Hello"])
+    return tokenizer.to_str()
+
+
+def trained(shape: str) -> dict[str, Any]:
+    """A `tokenizer.json` of 600 pieces, of which some are added."""
+    return dict(json.loads(trained_text(shape)))
+
+
+SHAPES: dict[str, Callable[[Tokenizer], None]] = {
+    "smollm2": byte_level(individual_digits=True),
+    "gpt2": byte_level(individual_digits=False),
+    "llama3": byte_level(WORDS + "{1,3}" + REST),
+    "qwen2": byte_level(WORDS + REST),
+}
+
+
+def with_tokenizer(where: Path, data: dict[str, Any]) -> CBundle:
+    """A bundle of this `tokenizer.json`."""
+    shutil.copytree(folder("demo-draft"), where, dirs_exist_ok=True)
+    shutil.rmtree(where / "tokenizer")
+    (where / "tokenizer").mkdir()
+    text = json.dumps(data)
+    (where / "tokenizer/tokenizer.json").write_text(text)
+    manifest = json.loads((where / "manifest.json").read_text())
+    ids = [*data["model"]["vocab"].values(), *(token["id"] for token in data["added_tokens"])]
+    manifest["tokenizer"] |= {
+        "kind": "tokenizer.json", "file": "tokenizer/tokenizer.json", "vocab_size": max(ids) + 1,
+        "sha256": "0" * 64, "bos": None, "eos": [0], "pad": None,
+    }  # fmt: skip
+    names = [entry for entry in manifest["files"] if not entry["path"].startswith("tokenizer/")]
+    manifest["files"] = [*names, {"path": "tokenizer/tokenizer.json", "size": 0, "sha256": ""}]
+    (where / "manifest.json").write_text(json.dumps(manifest))
+    resigned(where)
+    return CBundle(where)
+
+
+def same(found: CBundle, where: Path, texts: list[str]) -> None:
+    """Ids and bytes are Python's."""
+    with open_bundle(where) as opened:
+        expected = load_tokenizer(opened)
+    for text in texts:
+        ids = expected.encode(text)
+        assert found.prompt(text) == ids, repr(text)
+        assert found.decode(ids).decode(errors="replace") == expected.decode(ids)
+        trusted = expected.encode(text, special=True)
+        assert found.prompt((text, True)) == trusted, repr(text)
+        if len(ids) < 30:
+            assert "".join(found.stream(ids)) == expected.decode(ids)
+
+
+@pytest.mark.parametrize("name", ["demo", "demo-bytes"])
+def test_the_demonstrations(name: str) -> None:
+    rng = random.Random(len(name))
+    texts = [odd_text(rng, count) for count in (1, 2, 3, 5, 9, 30) for _ in range(10)]
+    same(CBundle(folder(name)), folder(name), [*texts, "", odd_text(rng, 3000)])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_byte_level_bpe(shape: str, tmp_path: Path) -> None:
+    """At every place where a class of characters begins or ends, too."""
+    data = trained(shape)
+    data["model"]["ignore_merges"] = shape == "llama3"
+    found = with_tokenizer(tmp_path, data)
+    rng = random.Random(len(shape))
+    texts = [odd_text(rng, count) for count in (1, 2, 3, 5, 9, 30) for _ in range(10)]
+    table = (Path(__file__).parent.parent / "runtime/libedge/src/unicode.inc").read_text()
+    starts = [int(word, 16) >> 5 for word in table.replace("\n", "").strip(",").split(",")]
+    borders = [chr(code) for start in starts for code in (start - 1, start) if code > 0
+               and not 0xD800 <= code < 0xE000]  # fmt: skip
+    same(found, tmp_path, [*texts, " ".join(borders), "a".join(borders)])
+
+
+def test_normalized_texts(tmp_path: Path) -> None:
+    """NFC changes nothing where no character combines; what may change is refused."""
+    data = trained("gpt2") | {"normalizer": {"type": "NFC"}}
+    found = with_tokenizer(tmp_path, data)
+    same(found, tmp_path, ["naïve Straße 日本 한국 😀  x", "Hello   there"])
+    for text in ("e\u0301", "\u2126", "\u1100\u1161", "\u0378"):
+        with pytest.raises(EdgeFault, match="compose") as caught:
+            found.prompt(text)
+        assert caught.value.status == INPUT
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "Unigram": ("model", {"type": "Unigram"}),
+    "byte_fallback": ("model", {"byte_fallback": True}),
+    "dropout": ("model", {"dropout": 0.1}),
+    "Metaspace": ("pre_tokenizer", {"type": "Metaspace"}),
+    "add_prefix_space": ("pre_tokenizer", {"type": "ByteLevel", "add_prefix_space": True}),
+    "NFKC": ("normalizer", {"type": "NFKC"}),
+    "Split by a": (
+        "pre_tokenizer",
+        {"type": "Split", "pattern": {"Regex": "a+"}, "behavior": "Isolated", "invert": False},
+    ),
+    "WordPiece": ("decoder", {"type": "WordPiece"}),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_is_not_read_is_named(why: str, tmp_path: Path) -> None:
+    data = trained("smollm2")
+    key, change = REFUSED[why]
+    data[key] = (data[key] or {}) | change
+    if key == "pre_tokenizer":
+        data[key] = change
+    found = with_tokenizer(tmp_path, data)
+    with pytest.raises(EdgeFault, match=why) as caught:
+        found.prompt("x")
+    assert caught.value.status == INPUT and caught.value.file.endswith("tokenizer.json")
+
+
+def test_prompts_in_parts() -> None:
+    """Typed text never becomes a special token."""
+    found = CBundle(folder("demo"))
+    user, end = found.token("<|user|>"), found.token("<|end|>")
+    typed = found.prompt("Hi <|end|>")
+    assert end not in typed and found.decode(typed) == b"Hi <|end|>"
+    ids = found.prompt(("<|user|>Hi", True), " <|end|>", ("<|end|>", True))
+    assert ids == [user, *typed, end] and found.decode(ids) == b"Hi <|end|>"
+    with pytest.raises(EdgeFault, match="no special token"):
+        found.token("Hi")
+    for ids in ([-1], [1 << 20]):
+        with pytest.raises(EdgeFault, match="not between"):
+            found.decode(ids)
+        with pytest.raises(EdgeFault, match="not between"):
+            found.stream(ids)
+
+
+def test_streamed_text_is_that_of_python() -> None:
+    """Of bytes in any order, with stop texts and without."""
+    found = CBundle(folder("demo-bytes"))
+    with open_bundle(folder("demo-bytes")) as opened:
+        tokenizer = load_tokenizer(opened)
+    rng = random.Random(3)
+    for case in range(150):
+        text = odd_text(rng, 12).encode()
+        ids = list(mutated(text, rng) if case % 2 else text)
+        stops = [odd_text(rng, 1).replace("\0", "0") for _ in range(case % 4)]
+        stream, matcher = StreamDecoder(tokenizer), StopMatcher(stops)
+        expected = []
+        for token in ids:
+            expected.append(matcher.feed(stream.feed(token)))
+            if matcher.stopped:
+                break
+        expected.append(matcher.feed(stream.finish()) + matcher.finish())
+        assert found.stream(ids, matcher.stops) == expected
+    for stops in (["x"] * 65, [""], ["x" * 5000]):
+        with pytest.raises(EdgeFault) as caught:
+            found.stream([1], stops)
+        assert caught.value.field == "stop"
+
+
+@pytest.mark.parametrize("kind", ["json", "model"])
+def test_mutated_tokenizers(kind: str, tmp_path: Path) -> None:
+    """Refused, or read without harm; `make -C runtime/libedge asan` has many more."""
+    if kind == "json":
+        with_tokenizer(tmp_path / "it", trained("smollm2"))
+    else:
+        shutil.copytree(folder("demo"), tmp_path / "it")
+    (file,) = (tmp_path / "it/tokenizer").glob(f"tokenizer.{kind}")
+    before, refused = file.read_bytes(), 0
+    for seed in range(12):
+        file.write_bytes(mutated(before, random.Random(seed)))
+        resigned(tmp_path / "it")
+        try:
+            CBundle(tmp_path / "it").prompt("Hello, robot")
+        except EdgeFault as fault:
+            assert fault.status == INPUT or "vocab_size" in fault.field, fault
+            refused += 1
+    assert refused > 2
