@@ -60,10 +60,16 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def ask(self, text: str) -> None:
-        """Type a line at the prompt."""
+    def ask(self, text: str, says: str = "") -> str:
+        """Type a line at the prompt; what came until the program `says` something."""
         self.wait_for(">>>")
         self.type(text + "\r")
+        return self.wait_for(says) if says else ""
+
+    def bye(self) -> None:
+        """End the conversation, which is no failure."""
+        self.ask("/bye")
+        assert self.leave() == 0
 
     def resize(self, rows: int, columns: int) -> None:
         """As a window does that is dragged: the program is told by SIGWINCH."""

@@ -30,54 +30,36 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 def test_regen_fork_and_undo_copy_states_and_say_so(home: dict[str, str]) -> None:
     terminal = Terminal(str(bundle("chat")), *SHORT, size=(24, 120), **home)
-    terminal.ask("hello")
-    terminal.wait_for("[ prompt")
-    terminal.ask("/regen")
-    terminal.wait_for("[ prompt 0 |")
+    terminal.ask("hello", "[ prompt")
+    terminal.ask("/regen", "[ prompt 0 |")
     assert "reused" in terminal.wait_for("state ")
-    terminal.ask("/fork before")
-    terminal.wait_for("forked as before; /load before returns here;")
+    terminal.ask("/fork before", "forked as before; /load before returns here;")
     terminal.wait_for("of state copied, nothing recomputed")
-    terminal.ask("more")
-    terminal.wait_for("[ prompt")
-    terminal.ask("/list")
-    terminal.wait_for("before               fork of this conversation")
-    terminal.ask("/load before")
-    terminal.wait_for("returned to before: a conversation of 2 messages")
-    terminal.ask("/undo")
-    terminal.wait_for("undone; a conversation of 4 messages")
-    terminal.ask("/regen")
-    terminal.wait_for("[ prompt")
-    terminal.ask("/show")
-    terminal.wait_for("a conversation of 4 messages")
-    terminal.ask("/undo")
-    terminal.wait_for("undone; a conversation of 2 messages")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    terminal.ask("more", "[ prompt")
+    terminal.ask("/list", "before               fork of this conversation")
+    terminal.ask("/load before", "returned to before: a conversation of 2 messages")
+    terminal.ask("/undo", "undone; a conversation of 4 messages")
+    terminal.ask("/regen", "[ prompt")
+    terminal.ask("/show", "a conversation of 4 messages")
+    terminal.ask("/undo", "undone; a conversation of 2 messages")
+    terminal.bye()
 
 
 def test_saved_by_name_and_listed(home: dict[str, str]) -> None:
     terminal = Terminal(str(bundle("chat")), *SHORT, **home)
-    terminal.ask("hello")
-    terminal.wait_for("[ prompt")
-    terminal.ask("/save monday")
-    terminal.wait_for("saved a conversation of 2 messages")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    terminal.ask("hello", "[ prompt")
+    terminal.ask("/save monday", "saved a conversation of 2 messages")
+    terminal.bye()
     file = Path(home["XDG_DATA_HOME"]) / "mamba-edge" / "talks" / "monday.edge"
     assert file.is_file()
     terminal = Terminal(str(bundle("chat")), *SHORT, **home)
-    terminal.ask("/list")
-    terminal.wait_for("monday               saved 20")
-    terminal.ask("/load monday")
-    terminal.wait_for("resumed a conversation of 2 messages (")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    terminal.ask("/list", "monday               saved 20")
+    terminal.ask("/load monday", "resumed a conversation of 2 messages (")
+    terminal.bye()
     terminal = Terminal(str(bundle("bytes")), *SHORT, **home)  # another model's
-    terminal.ask("/load monday")
-    terminal.wait_for("took over a conversation of 2 messages: the saved state does not fit")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    says = "took over a conversation of 2 messages: the saved state does not fit"
+    terminal.ask("/load monday", says)
+    terminal.bye()
 
 
 def test_parameters_system_messages_and_files(home: dict[str, str], tmp_path: Path) -> None:
@@ -117,8 +99,7 @@ def test_parameters_system_messages_and_files(home: dict[str, str], tmp_path: Pa
         ("what is this?", "[ prompt"),
         ("/show transcript", "user: one two three"),
     ]:
-        terminal.ask(line)
-        terminal.wait_for(says)
+        terminal.ask(line, says)
         if says == ">>>":
             terminal.type("\r")
     assert "what is this?" in terminal.wait_for("assistant:")
@@ -129,14 +110,12 @@ def test_parameters_system_messages_and_files(home: dict[str, str], tmp_path: Pa
     terminal.wait_for("notes.txt")
     terminal.type("\r")
     terminal.wait_for("sent with the next message")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    terminal.bye()
 
 
 def test_messages_of_several_lines_typed_and_pasted(home: dict[str, str]) -> None:
     terminal = Terminal(str(bundle("chat")), *SHORT, **home)
-    terminal.ask('"""one')
-    terminal.wait_for("...")
+    terminal.ask('"""one', "...")
     terminal.type('two\rthree"""\r')
     terminal.wait_for("[ prompt")
     terminal.wait_for(">>>")
@@ -147,16 +126,13 @@ def test_messages_of_several_lines_typed_and_pasted(home: dict[str, str]) -> Non
     terminal.ask("/show transcript")
     said = terminal.wait_for("user: four")
     assert "user: one\ntwo\nthree" in said.replace("\r", "")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    terminal.bye()
 
 
 def test_history_is_kept_privately_and_comes_back(home: dict[str, str]) -> None:
     terminal = Terminal(str(bundle("chat")), *SHORT, **home)
-    terminal.ask("remember me")
-    terminal.wait_for("[ prompt")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    terminal.ask("remember me", "[ prompt")
+    terminal.bye()
     file = Path(home["XDG_STATE_HOME"]) / "mamba-edge" / "history"
     assert file.stat().st_mode & 0o077 == 0
     terminal = Terminal(str(bundle("chat")), *SHORT, **home)
@@ -164,8 +140,7 @@ def test_history_is_kept_privately_and_comes_back(home: dict[str, str]) -> None:
     terminal.type("\x1b[A\x1b[A")  # up: /bye, then what was said before it
     terminal.wait_for("remember me")
     terminal.type("\x03")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    terminal.bye()
 
 
 @pytest.mark.parametrize("when", ["answering", "waiting"])
@@ -198,8 +173,7 @@ def _prompts(lines: list[str]) -> list[str]:
 
 def test_what_was_written_is_never_redrawn_when_the_window_shrinks(home: dict[str, str]) -> None:
     terminal = Terminal("demo", "--temperature", "0", "--max-tokens", "60", **home)
-    terminal.ask("Tell me about the sea.")
-    terminal.wait_for("[ prompt")
+    terminal.ask("Tell me about the sea.", "[ prompt")
     answer = re.sub(r"\s+", " ", terminal.raw)
     terminal.wait_for(">>>")
     terminal.resize(8, 40)
@@ -210,8 +184,7 @@ def test_what_was_written_is_never_redrawn_when_the_window_shrinks(home: dict[st
     assert sum(line.startswith("[ prompt") for line in lines) == 1
     assert len([line for line in lines if "Tell me about the sea." in line]) == 1
     assert "Tell me about the sea." in answer
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    terminal.bye()
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed: apt install tmux")

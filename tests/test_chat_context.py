@@ -86,12 +86,9 @@ def test_options_of_edge_chat(tmp_path: Path) -> None:
     )  # fmt: skip
     assert len("state" + terminal.wait_for("for a context of 40 tokens").split("state")[-1]) < 60
     for line in ("one", "two", "three"):
-        terminal.ask(line)
-        terminal.wait_for("[ prompt")
-    terminal.ask("/show")
-    terminal.wait_for("turns to take back: 1")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+        terminal.ask(line, "[ prompt")
+    terminal.ask("/show", "turns to take back: 1")
+    terminal.bye()
     for option in ("--context", "--undo-levels", "--window"):
         done = edge_chat(str(bundle("hybrid")), "-p", "x", option, "100000000")
         assert done.returncode == 2 and option.encode() in done.stderr

@@ -15,22 +15,15 @@ def test_a_talk_with_every_command(tmp_path: Path) -> None:
     file = tmp_path / "a talk"
     terminal = Terminal(str(bundle("chat")), *SHORT, "--system", "be kind", size=(24, 120))
     terminal.wait_for("/help for commands")
-    terminal.ask("hello")
-    terminal.wait_for("[ prompt")
+    terminal.ask("hello", "[ prompt")
     assert "reused 0" in terminal.wait_for("]")
-    terminal.ask("then")
-    terminal.wait_for("[ prompt")
+    terminal.ask("then", "[ prompt")
     assert "reused 0" not in terminal.wait_for("]")
-    terminal.ask(f"/save {file}")
-    terminal.wait_for("saved a conversation of 5 messages")
-    terminal.ask("/undo")
-    terminal.wait_for("undone; a conversation of 3 messages")
-    terminal.ask("/reset")
-    terminal.wait_for("cleared")
-    terminal.ask("/undo")
-    terminal.wait_for("3 messages")
-    terminal.ask(f"/load {file}")
-    terminal.wait_for("resumed a conversation of 5 messages (")
+    terminal.ask(f"/save {file}", "saved a conversation of 5 messages")
+    terminal.ask("/undo", "undone; a conversation of 3 messages")
+    terminal.ask("/reset", "cleared")
+    terminal.ask("/undo", "3 messages")
+    terminal.ask(f"/load {file}", "resumed a conversation of 5 messages (")
     assert int(terminal.wait_for(" tokens restored from the saved state)")) > 10
     for line, says in [
         ("/help", "/load NAME"),
@@ -39,12 +32,10 @@ def test_a_talk_with_every_command(tmp_path: Path) -> None:
         ("/load /nowhere/at/all", "error: "),
         ("", ">>>"),
     ]:
-        terminal.ask(line)
-        terminal.wait_for(says)
+        terminal.ask(line, says)
     terminal.type("and more\r")
     terminal.wait_for("[ prompt")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    terminal.bye()
 
 
 def test_ctrl_c_stops_the_answer_keeps_the_talk_and_then_leaves() -> None:
@@ -74,31 +65,23 @@ def test_ctrl_c_at_the_prompt_asks_first_and_ctrl_d_leaves() -> None:
 
 def test_a_full_context_is_said_and_undone() -> None:
     terminal = Terminal(str(bundle("hybrid")), *SHORT, "--context-policy", "stop")  # 64 positions
-    terminal.ask("word " * 40)
-    terminal.wait_for("error: ")
-    terminal.ask("hello")
-    terminal.wait_for("[ prompt")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    terminal.ask("word " * 40, "error: ")
+    terminal.ask("hello", "[ prompt")
+    terminal.bye()
 
 
 def test_a_base_model_continues_texts() -> None:
     terminal = Terminal(str(bundle("base")), *SHORT, size=(24, 120))
     terminal.wait_for("no chat template")
-    terminal.ask("the state")
-    assert "reused 0" in terminal.wait_for("state ")
-    terminal.ask("")
-    terminal.wait_for("prompt 1 at ")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    assert "reused 0" in terminal.ask("the state", "state ")
+    terminal.ask("", "prompt 1 at ")
+    terminal.bye()
 
 
 @pytest.mark.parametrize("environment", [{"term": "dumb"}, {"NO_COLOR": "1"}])
 def test_plain_terminals_get_plain_lines(environment: dict[str, str]) -> None:
     terminal = Terminal(str(bundle("chat")), *SHORT, **environment)
-    terminal.ask("hello")
-    terminal.wait_for("[ prompt")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    terminal.ask("hello", "[ prompt")
+    terminal.bye()
     assert "\x1b[2m" not in terminal.raw
     assert "term" not in environment or "\x1b" not in terminal.raw

@@ -91,9 +91,6 @@ def test_stats_of_a_talk_that_drafts(tmp_path: Path) -> None:
         str(bundle("chat")), "--draft-tokens", "2", size=(24, 160),
         XDG_DATA_HOME=str(tmp_path),
     )  # fmt: skip
-    terminal.ask("one two three")
-    terminal.wait_for("a run,")
-    terminal.ask("/stats")
-    terminal.wait_for("acceptance length")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    terminal.ask("one two three", "a run,")
+    terminal.ask("/stats", "acceptance length")
+    terminal.bye()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -104,14 +104,6 @@ APPLIED = [
 CONTEXT = {"gpt_neox": 64, "llama": 2048, "mistral": 64}
 LENGTH = 60
 ENGINES = ("ort", *(["cpu"] if library.path() is not None else []))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

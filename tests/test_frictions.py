@@ -153,14 +153,11 @@ def test_a_path_is_no_command_and_the_demonstration_says_what_it_is(tmp_path: Pa
     for line in DEMONSTRATION:
         assert len(line) <= 80
         terminal.wait_for(line)
-    terminal.ask("/etc/hosts is a file")
-    terminal.wait_for("[ prompt")
+    terminal.ask("/etc/hosts is a file", "[ prompt")
     line = "[ prompt" + terminal.wait_for("]") + "]"
     assert len(line) <= 80 and "\n" not in line
-    terminal.ask("/clear")
-    terminal.wait_for("cleared")
-    terminal.ask("/bye")
-    assert terminal.leave() == 0
+    terminal.ask("/clear", "cleared")
+    terminal.bye()
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

@@ -9,7 +9,7 @@ ignores `time_step_limit`; Bamba counts positions from zero in every call unless
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -256,15 +256,6 @@ def compare_states(pair: Pair, ours: NetworkState, theirs: Any) -> None:
             close(state["value_cache"], cached.values)
             compared += 1
     assert compared == sum(layer.recurrent or layer.attends for layer in layers)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from threads, and lose much to waiting for a busy core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(CASES))

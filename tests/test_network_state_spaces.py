@@ -7,7 +7,6 @@ mamba_ssm's published source; it reads the stored tensors by their stored names.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -186,15 +185,6 @@ CASES: dict[str, dict[str, Any]] = {
                      "out_proj_bias": False, "rotary_emb_dim": 6, "rotary_emb_base": 300.0},
     },
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from threads, and lose much to waiting for a busy core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("case", CASES)
