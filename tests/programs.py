@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -33,3 +35,22 @@ def called(
     out, err = (streams[name].buffer.getvalue().decode() for name in ("stdout", "stderr"))  # type: ignore[attr-defined]
     assert "Traceback" not in err
     return code, out, err
+
+
+def without_torch(
+    command: str, *arguments: object, hidden: Sequence[str] = ()
+) -> tuple[int, str, str]:
+    """Run `edge COMMAND` as on a machine where only the runtime is installed, and `hidden` is not:
+    code, standard output, standard error.
+    """
+    missing = ("torch", "onnx", "transformers", *hidden)
+    program = (
+        f"import sys; sys.modules |= dict.fromkeys({missing!r})\n"
+        "from edge.apps.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, command, *map(str, arguments)],
+        capture_output=True, text=True, timeout=300, env=os.environ | {"NO_COLOR": "1"},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout, done.stderr

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,30 +13,18 @@ import torch.nn.functional as F
 from edge.apps.cli import main
 from edge.apps.evaluate.score import Comparison
 from edge.export.exporter import export_checkpoint
-from tests.programs import called
+from tests.programs import called, without_torch
 from tests.session_models import bundle
 
 PROSE = Path(__file__).parents[1] / "docs/inside/decisions.md"
-# as on a machine where only the runtime is installed
-WITHOUT_TORCH = """
-import sys
-for name in ("torch", "onnx", "transformers", "lm_eval", "matplotlib"):
-    sys.modules[name] = None
-from edge.apps.cli import main
-main()
-"""
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, "eval", *map(str, arguments)],
-        capture_output=True, text=True, timeout=300, env=os.environ | {"NO_COLOR": "1"},
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stdout, done.stderr
+    return without_torch("eval", *arguments, hidden=["lm_eval", "matplotlib"])
 
 
-def refused(*arguments: object) -> tuple[int, str, str]:
+def here(*arguments: object) -> tuple[int, str, str]:
+    """The same in this process, which has torch."""
     return called(main, "eval", *arguments)
 
 
@@ -59,7 +44,7 @@ def test_figures_for_people_and_for_scripts(tmp_path: Path) -> None:
     assert facts["documents"] == 2 and facts["tokens"] == facts["bytes"] == 2 * (size - 1)
     assert facts["texts"] == [str(text)] * 2 and facts["quantization"] == "fp32"
     assert 0 < facts["bits_per_byte"] < 20
-    code, out, err = run(bundle("bytes"), text, "--stream", "--max-tokens", "50")
+    code, out, err = here(bundle("bytes"), text, "--stream", "--max-tokens", "50")
     assert (code, err) == (0, "")
     assert "perplexity" in out and "49 tokens" in out and "one stream" in out
 
@@ -83,7 +68,7 @@ def test_figures_for_people_and_for_scripts(tmp_path: Path) -> None:
 def test_refusals_are_one_line(
     tmp_path: Path, text: str | bytes, options: tuple[str, ...], says: str
 ) -> None:
-    code, out, err = refused(bundle("bytes"), write(tmp_path, text), *options)
+    code, out, err = here(bundle("bytes"), write(tmp_path, text), *options)
     usage = says.startswith(("--", "unknown engine"))
     assert (code, out) == (2 if usage else 1, "") and says in err
     assert "Usage:" in err or (err.startswith("error: ") and err.count("\n") == 1)
@@ -92,13 +77,13 @@ def test_refusals_are_one_line(
 def test_refusals_name_the_line_of_a_record(tmp_path: Path) -> None:
     for line, says in (("{", "is not JSON"), ('{"messages": [{"role": "user"}]}', "has neither")):
         path = write(tmp_path, f'{{"text": "fine"}}\n{line}\n', "a.jsonl")
-        code, _, err = refused(bundle("bytes"), path)
+        code, _, err = here(bundle("bytes"), path)
         assert code == 1 and f"a.jsonl: line 2: {says}" in err
-    code, _, err = refused(bundle("bytes"), tmp_path / "absent.txt")
+    code, _, err = here(bundle("bytes"), tmp_path / "absent.txt")
     assert code == 1 and "absent.txt: is not a file" in err
-    code, _, err = refused(bundle("bytes"))
+    code, _, err = here(bundle("bytes"))
     assert code == 1 and "TEXT" in err
-    code, _, err = refused(bundle("bytes"), "--tasks", "arc_easy")
+    code, _, err = here(bundle("bytes"), "--tasks", "arc_easy")
     assert code == 1 and "pip install 'mamba-edge[eval]'" in err
 
 
@@ -136,15 +121,15 @@ def test_two_bundles_read_the_same_tokens(tmp_path: Path) -> None:
     coarse = tmp_path / "w4"
     # chunks of another length than the other bundle's
     export_checkpoint(bundle("chat").parent / "chat-source", coarse, quant="fp16", chunk=24)
-    code, out, _ = run(coarse, text, "--against", bundle("chat"), "--json", "--window", "40")
+    code, out, _ = here(coarse, text, "--against", bundle("chat"), "--json", "--window", "40")
     facts = json.loads(out)
-    alone = json.loads(run(coarse, text, "--json", "--window", "40")[1])
+    alone = json.loads(here(coarse, text, "--json", "--window", "40")[1])
     assert facts["perplexity"] == pytest.approx(alone["perplexity"], rel=1e-5)
     assert facts["bits_per_byte"] == pytest.approx(alone["bits_per_byte"], rel=1e-5)
     ratio = facts["perplexity"] / facts["against"]["perplexity"]
     assert facts["perplexity_ratio"] == pytest.approx(ratio, rel=1e-9)
     assert 0 < facts["kl_nats_per_token"] <= facts["kl_max"] < 1e-3
-    code, out, _ = run(coarse, text, "--against", bundle("chat"))
+    code, out, _ = here(coarse, text, "--against", bundle("chat"))
     assert code == 0 and "nats a token" in out and "agree" in out
-    code, _, err = run(bundle("chat"), text, "--against", bundle("bytes"))
+    code, _, err = here(bundle("chat"), text, "--against", bundle("bytes"))
     assert code == 2 and "--against" in err and "another tokenizer" in err

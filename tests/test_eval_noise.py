@@ -25,7 +25,7 @@ from edge.apps.evaluate.windows import TextSource, Windows
 from edge.errors import InputError
 from edge.text.template import Message
 from tests.session_models import bundle, model
-from tests.test_eval_command import PROSE, refused, run, write
+from tests.test_eval_command import PROSE, here, write
 
 LONG = "abcdefghij" * 5000
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
@@ -169,7 +169,7 @@ def test_choices_are_those_of_the_table() -> None:
 
 def test_the_command_measures_each_kind(tmp_path: Path) -> None:
     text = write(tmp_path, PROSE.read_text("utf-8")[:4000])
-    code, out, err = run(bundle("bytes"), text, "--noise", "all", "--json", "--window", "400")
+    code, out, err = here(bundle("bytes"), text, "--noise", "all", "--json", "--window", "400")
     facts = json.loads(out)
     assert (code, err) == (0, "")
     rows = facts["noise"]
@@ -184,14 +184,14 @@ def test_the_command_measures_each_kind(tmp_path: Path) -> None:
         worse = row["word_perplexity"] - facts["word_perplexity"]
         assert row["degradation"] == pytest.approx(worse) and worse != 0
     limited = ("--noise", "all", "--json", "--max-tokens", "1500")
-    facts = json.loads(run(bundle("bytes"), text, *limited)[1])
+    facts = json.loads(here(bundle("bytes"), text, *limited)[1])
     assert {row["tokens"] for row in facts["noise"]} == {facts["tokens"]} == {1499}
     one = model("bytes")
     how = Windows(400, 200)
     parts: Callable[..., object] = partial(noisy_parts, TextNoise("swap", 0.3))
     tally = measure(RunReader(one.engine, how), TextSource([text], how).runs(one, parts))  # type: ignore[arg-type]
     assert rows[-1]["word_perplexity"] == pytest.approx(tally.word_perplexity, rel=1e-4)
-    code, out, _ = run(bundle("bytes"), text, "--noise", "drop", "--probability", "0.5")
+    code, out, _ = here(bundle("bytes"), text, "--noise", "drop", "--probability", "0.5")
     assert code == 0 and "degradation" in out and re.search(r"\| drop +\| +0\.5 \|", out)
 
 
@@ -206,5 +206,5 @@ def test_the_command_measures_each_kind(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_mean_nothing_are_refused(tmp_path: Path, options: tuple[str, ...]) -> None:
-    code, out, err = refused(bundle("bytes"), write(tmp_path, "word " * 300), *options)
+    code, out, err = here(bundle("bytes"), write(tmp_path, "word " * 300), *options)
     assert (code, out) == (2, "") and err.startswith("error: --") and err.count("\n") == 1

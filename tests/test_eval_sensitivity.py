@@ -43,7 +43,7 @@ from edge.plugins.hadamard.reference import hadamard
 from edge.plugins.quantize.reference import fake_quantize
 from edge.runtime.model import Model
 from tests.session_models import _ROOT, bundle, model
-from tests.test_eval_command import PROSE, run, write
+from tests.test_eval_command import PROSE, here, run, write
 
 SLOW = [
     ("base", "w8a8", {}), ("base", "w8a8-hadamard", {}), ("base", "w8a8-smoothquant", {}),
@@ -286,13 +286,13 @@ def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
         code, _, err = run(bundle("base"), text, "--against", bundle("base"), option)
         assert code == 1 and "pip install 'mamba-edge[export]'" in err and option in err
     for options in (("--layers",), ("--svg", "x.svg"), ("--sensitivity",)):
-        code, _, err = run(bundle("base"), text, *options)
+        code, _, err = here(bundle("base"), text, *options)
         assert code == 2 and f"{options[0]}: needs --" in err
 
 
 def test_all_options_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
     text = write(tmp_path, "word " * 50)
-    code, _, err = run(
+    code, _, err = here(
         bundle("base"), text, "--noise", "all", "--tasks", "a", "--seed", "1", "--layers", "--chat",
         "--each-layer",
     )  # fmt: skip

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,22 +13,16 @@ from typing import Any
 
 import pytest
 
+from edge.apps.cli import main
 from edge.apps.measure import page, plots
 from edge.apps.measure.page import Drawing
 from edge.apps.measure.plots import Curve
 from edge.apps.measure.table import FigureTable
 from edge.apps.profile.run import ProfileRequest, make_plan
 from edge.errors import EngineError, InputError
+from tests.programs import called, without_torch
 from tests.session_models import bundle
 
-# as on a machine where only the runtime is installed
-WITHOUT_TORCH = """
-import sys
-for name in ("torch", "onnx", "transformers"):
-    sys.modules[name] = None
-from edge.apps.cli import main
-main()
-"""
 FEW = ("-p", "12,20", "-n", "6", "-r", "2", "--context", "8,32", "--threads", "1")
 FIGURES = {
     "ttft_ms", "tpot_ms", "ttlt_ms", "prefill_tokens_per_s", "decode_tokens_per_s",
@@ -38,13 +30,8 @@ FIGURES = {
 }  # fmt: skip
 
 
-def run(*arguments: object, program: str = WITHOUT_TORCH) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", program, "profile", *map(str, arguments)],
-        capture_output=True, text=True, timeout=300, env=os.environ | {"NO_COLOR": "1"},
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout, done.stderr
+def run(*arguments: object, hidden: Sequence[str] = ()) -> tuple[int, str, str]:
+    return without_torch("profile", *arguments, hidden=hidden)
 
 
 @cache
@@ -235,8 +222,7 @@ def test_same_figures_give_the_same_picture() -> None:
 
 def test_page_without_matplotlib_has_no_pictures_and_says_why(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    without = f"import sys\nsys.modules['matplotlib'] = None\n{WITHOUT_TORCH}"
-    code, _, err = run(bundle("base"), *FEW, "--html", path, program=without)
+    code, _, err = run(bundle("base"), *FEW, "--html", path, hidden=["matplotlib"])
     assert code == 0 and "mamba-edge[plots]" in err
     text = path.read_text()
     assert "<svg" not in text and "mamba-edge[plots]" in text and "breakdown  base" in text
@@ -260,7 +246,7 @@ def test_page_without_matplotlib_has_no_pictures_and_says_why(tmp_path: Path) ->
     ],
 )
 def test_refused_before_anything_is_measured(arguments: tuple[str, ...], words: str) -> None:
-    code, out, err = run(bundle("base"), *arguments)
+    code, out, err = called(main, "profile", bundle("base"), *arguments)
     usage = arguments[0] in ("-p", "--context", "--json")
     assert code == (2 if usage else 1) and out == "" and words in err and "repetition" not in err
 
