@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "chat": ("edge.apps.chat", "chat"),
     "export": ("edge.apps.export", "export"),
     "distill": ("edge.apps.distill", "distill"),
+    "train": ("edge.apps.train", "app"),
     "info": ("edge.apps.info", "info"),
     "serve": ("edge.apps.serve", "serve"),
     "eval": ("edge.apps.evaluate", "evaluate"),
@@ -45,8 +46,10 @@ class _Commands(typer.core.TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module, function = COMMANDS[cmd_name]
-        alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
         command = getattr(importlib.import_module(module), function)
+        if isinstance(command, typer.Typer):
+            return typer.main.get_command(command)
+        alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
         alone.command(cmd_name, context_settings=HELP)(command)
         return typer.main.get_command(alone)
 

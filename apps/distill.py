@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,12 +22,63 @@ if TYPE_CHECKING:
 _TRAINING, _MEMORY = "How it learns", "Where it runs"
 
 
-def _learns(*names: str, **more: Any) -> Any:
+def learns(*names: str, **more: Any) -> Any:
     return typer.Option(*names, rich_help_panel=_TRAINING, **more)
 
 
 def _runs(*names: str, **more: Any) -> Any:
     return typer.Option(*names, rich_help_panel=_MEMORY, **more)
+
+
+LearnedText = Annotated[
+    list[Path],
+    typer.Option(help="What to learn from: UTF-8, or .jsonl with messages or text. Repeat it."),
+]
+ValidText = Annotated[
+    Path | None, typer.Option(help="Text to measure on. [default: a few rows of --text]")
+]
+TokenizerFile = Annotated[
+    Path | None, typer.Option(help="Tokenizer file or folder, when the teacher has none.")
+]
+Tokens = Annotated[
+    int | None, learns(help="Tokens to learn from. [default: once through the text]")
+]
+Minutes = Annotated[
+    float | None, learns(help="End after so many, over all runs that continue one another.")
+]
+Device = Annotated[str, _runs(help="cpu, cuda, cuda:1, …")]
+Bf16 = Annotated[
+    bool | None,
+    _runs("--bf16/--fp32", help="Products in bfloat16. [default: where the device has them]"),
+]
+Recompute = Annotated[
+    bool, _runs("--recompute", help="Run layers again rather than keep what gradients need.")
+]
+TrainingThreads = Annotated[int | None, _runs(min=1, help="CPU threads. [default: all]")]
+SaveEvery = Annotated[float, _runs(help="Seconds between what the run can continue from.")]
+
+
+@contextmanager
+def needs_training() -> Iterator[None]:
+    """Say how to get the packages of training, where one that is imported inside is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise ExportError(
+            f"distilling needs the package {missing.name}",
+            remedy="pip install 'mamba-edge[export]'; in a checkout, make test does",
+        ) from None
+
+
+def use_threads(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def tell(line: str) -> None:
+    say(line, file=sys.stderr, flush=True)
 
 
 def distill(
@@ -37,10 +89,7 @@ def distill(
         Path,
         typer.Option("-o", "--output", help="Folder of the hybrid; OUTPUT.run lies beside it."),
     ],
-    text: Annotated[
-        list[Path],
-        typer.Option(help="What to learn from: UTF-8, or .jsonl with messages or text. Repeat it."),
-    ],
+    text: LearnedText,
     keep_attention: Annotated[
         str | None,
         typer.Option(
@@ -53,75 +102,48 @@ def distill(
         typer.Option(help="Which blocks lose it: even, measured (the cheapest), or 0,2,5-9."),
     ] = "even",
     mixer: Annotated[str, typer.Option(help="What takes its place: mamba2.")] = "mamba2",
-    valid: Annotated[
-        Path | None, typer.Option(help="Text to measure on. [default: a few rows of --text]")
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Tokenizer file or folder, when the teacher has none.")
-    ] = None,
-    tokens: Annotated[
-        int | None, _learns(help="Tokens to learn from. [default: once through the text]")
-    ] = None,
-    minutes: Annotated[
-        float | None, _learns(help="End after so many, over all runs that continue one another.")
-    ] = None,
+    valid: ValidText = None,
+    tokenizer: TokenizerFile = None,
+    tokens: Tokens = None,
+    minutes: Minutes = None,
     match: Annotated[
-        float, _learns(help="Share of the run in which mixers learn their attention's outputs.")
+        float, learns(help="Share of the run in which mixers learn their attention's outputs.")
     ] = 0.5,
     train_all: Annotated[
-        bool, _learns("--train-all", help="Then train everything, not the new mixers alone.")
+        bool, learns("--train-all", help="Then train everything, not the new mixers alone.")
     ] = False,
     label: Annotated[
-        float, _learns(help="Share of that loss which is the text; the rest is the teacher.")
+        float, learns(help="Share of that loss which is the text; the rest is the teacher.")
     ] = 0.0,
     fresh: Annotated[
-        bool, _learns("--fresh", help="Begin with random mixers, to see what attention's bring.")
+        bool, learns("--fresh", help="Begin with random mixers, to see what attention's bring.")
     ] = False,
-    length: Annotated[int, _learns(help="Tokens of a row.")] = 512,
-    batch: Annotated[int, _learns(help="Rows of a step.")] = 8,
-    rate: Annotated[float, _learns(help="Factor on the learning rates.")] = 1.0,
-    seed: Annotated[int, _learns(help="Of the order of the text.")] = 0,
-    device: Annotated[str, _runs(help="cpu, cuda, cuda:1, …")] = "cpu",
-    bf16: Annotated[
-        bool | None,
-        _runs("--bf16/--fp32", help="Products in bfloat16. [default: where the device has them]"),
-    ] = None,
-    recompute: Annotated[
-        bool, _runs("--recompute", help="Run layers again rather than keep what gradients need.")
-    ] = False,
-    threads: Annotated[int | None, _runs(min=1, help="CPU threads. [default: all]")] = None,
-    save_every: Annotated[
-        float, _runs(help="Seconds between what the run can continue from.")
-    ] = 900.0,
+    length: Annotated[int, learns(help="Tokens of a row.")] = 512,
+    batch: Annotated[int, learns(help="Rows of a step.")] = 8,
+    rate: Annotated[float, learns(help="Factor on the learning rates.")] = 1.0,
+    seed: Annotated[int, learns(help="Of the order of the text.")] = 0,
+    device: Device = "cpu",
+    bf16: Bf16 = None,
+    recompute: Recompute = False,
+    threads: TrainingThreads = None,
+    save_every: SaveEvery = 900.0,
     as_json: options.AsJson = False,
 ) -> None:
     """Make a hybrid of Mamba-2 and attention of a Transformer; the same command continues."""
     from edge.runtime.model import resolve
 
-    try:
+    with needs_training():
         from edge.export.distill.options import DistillOptions
         from edge.export.distill.run import distill as run
-    except ModuleNotFoundError as missing:
-        raise ExportError(
-            f"distilling needs the package {missing.name}",
-            remedy="pip install 'mamba-edge[export]'; in a checkout, make test does",
-        ) from None
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_threads(threads)
     asked = DistillOptions(
         text=tuple(text), keep=_shares(keep_attention, layers), layers=layers, mixer=mixer,
         tokens=tokens, minutes=minutes, match=match, fresh=fresh, length=length, batch=batch,
         train_all=train_all, label=label, rate=rate, valid=valid, tokenizer=tokenizer,
         device=device, bf16=bf16, recompute=recompute, seed=seed, save_every=save_every,
     )  # fmt: skip
-    summary = run(resolve(teacher), output, asked, _tell, picture_of)
+    summary = run(resolve(teacher), output, asked, tell, picture_of)
     say(json.dumps(summary.to_dict(), indent=1) if as_json else describe(summary))
-
-
-def _tell(line: str) -> None:
-    say(line, file=sys.stderr, flush=True)
 
 
 def _shares(text: str | None, layers: str) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ from edge.apps.demo.data import load_tokenizer, make_codec
 from edge.apps.demo.distill import Taught, TeacherLessons, load_network, read_talks, start_from
 from edge.apps.demo.save import write_checkpoint
 from edge.apps.demo.shapes import chat_config, draft_config
+from edge.apps.train import answers as train_answers
 from edge.export.distill.loss import Shares, taught_loss
 from edge.export.distill.optimizer import initialise
 from edge.export.network import Network
@@ -211,7 +212,7 @@ def test_talks_continue_after_a_kill(data: Path, tmp_path: Path) -> None:
 def test_answers_are_what_each_prompt_alone_gets(data: Path) -> None:
     model = load("demo", threads=1)
     prompts = demo_answers.Prompts(data)
-    asked = demo_answers.groups(model, prompts, seed=0, count=100, size=4)
+    asked = train_answers.groups(model, prompts, seed=0, count=100, size=4)
     assert all(len({len(one.ids) for one in group}) == 1 for group in asked)
     assert len({one for group in asked for one in group}) == 4 * len(asked)
     found = list(demo_answers.records(model, asked[:6], 0, 0, most=12))
@@ -234,9 +235,9 @@ def test_answers_are_what_each_prompt_alone_gets(data: Path) -> None:
 def test_choices_follow_the_distribution() -> None:
     rng = np.random.default_rng(0)
     logits = np.log(np.array([[0.2, 0.5, 0.3]], np.float32)).repeat(4000, 0)
-    assert (demo_answers.choose(logits, np.zeros(4000, np.float32), rng) == 1).all()
+    assert (train_answers.choose(logits, np.zeros(4000, np.float32), rng) == 1).all()
     for heat, weights in ((1.0, [0.2, 0.5, 0.3]), (0.5, [4 / 38, 25 / 38, 9 / 38])):
-        chosen = demo_answers.choose(logits, np.full(4000, heat, np.float32), rng)
+        chosen = train_answers.choose(logits, np.full(4000, heat, np.float32), rng)
         shares = np.bincount(chosen, minlength=3) / 4000
         assert np.abs(shares - weights).max() < 0.03
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -23,22 +21,17 @@ import edge
 from edge.apps.cli import app
 from edge.config import AttentionConfig
 from edge.errors import EdgeError, ExportError, InputError
-from edge.export.calibration.texts import checkpoint_reader
 from edge.export.checkpoint import open_checkpoint
-from edge.export.checkpoint.checkpoint import as_stored
 from edge.export.checkpoint.families.mamba_in_llama import grouped_rows, mixer_for
 from edge.export.distill import hybrid, initial, stages
 from edge.export.distill.initial import Inputs, from_attention
-from edge.export.distill.loss import Shares, head_loss, taught_loss
-from edge.export.distill.optimizer import Optimizer, trapezoid
+from edge.export.distill.loss import Shares, taught_loss
 from edge.export.distill.options import DistillOptions
-from edge.export.distill.rows import read_rows
 from edge.export.distill.run import DistillSummary, distill
-from edge.export.distill.save import teacher_layout
 from edge.export.distill.student import Student, visits
 from edge.export.exporter import export_checkpoint
 from edge.export.mixers.mamba2 import Mamba2
-from edge.export.network import Network, empty_state
+from edge.export.network import empty_state
 from tests.checkpoints import (
     VOCABULARY,
     save_bamba,
@@ -49,38 +42,17 @@ from tests.checkpoints import (
     save_smollm3,
 )
 from tests.gguf_files import write_gguf
-
-WORDS = "the state of the model is the whole of the past and a robot walks then it stops"
+from tests.tiny_teachers import network_of, train_teacher, until, write_words
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("text") / "words.txt"
-    words = WORDS.split()
-    picked = torch.randint(len(words), (6000,), generator=torch.Generator().manual_seed(0))
-    file.write_text(" ".join(words[word] for word in picked))
-    return file
+    return write_words(tmp_path_factory.mktemp("text") / "words.txt")
 
 
 @pytest.fixture(scope="module")
 def teacher(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three blocks that have learned to spell, so that their attention has something to say."""
-    path = save_llama(tmp_path_factory.mktemp("teacher") / "tiny", num_hidden_layers=3)
-    checkpoint = open_checkpoint(path)
-    network = network_of(path).requires_grad_(True)
-    rows = read_rows([text], checkpoint_reader(checkpoint, checkpoint.config), 33, None, None)
-    optimizer = Optimizer.of(network)
-    for number in range(60):
-        ids = torch.from_numpy(rows.batch(number, 8, 0)).long()
-        hidden = network.hidden(ids[:, :-1])[0].flatten(0, 1)
-        assert network.lm_head is not None
-        loss = head_loss(hidden, network.lm_head.weight, ids[:, 1:].flatten()) / hidden.shape[0]
-        torch.autograd.backward(loss)
-        optimizer.step(trapezoid(number, number / 60, warmup=10))
-    tensors = {name: p.detach() for name, p in network.canonical_tensors().items()}
-    stored = as_stored(teacher_layout(checkpoint), tensors)
-    save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
-    return path
+    return train_teacher(tmp_path_factory.mktemp("teacher") / "tiny", text)
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +64,6 @@ def asked(text: Path) -> DistillOptions:
 
 def quiet(line: str) -> None:
     pass
-
-
-def network_of(path: Path) -> Network:
-    checkpoint = open_checkpoint(path)
-    network = Network(checkpoint.config).eval()
-    network.load_canonical(dict(checkpoint.tensors()))
-    return network.requires_grad_(False)
 
 
 # -- the first mixers ------------------------------------------------------------------------------
@@ -217,7 +182,9 @@ def test_recomputing_changes_no_gradient(teacher: Path) -> None:
     found = []
     for recompute in (False, True):
         student.zero_grad()
-        loss = stages.learn(network, student, ids, Shares(0.6, 0.0, 0.0, 0.4), False, recompute)
+        taught = stages.taught_hidden(network, ids, False)
+        shares = Shares(0.6, 0.0, 0.0, 0.4)
+        loss = stages.learn(network, student.network, ids, taught, shares, False, recompute)
         found.append(
             (loss, [p.grad.clone() for p in student.mixers.parameters() if p.grad is not None])
         )
@@ -318,15 +285,7 @@ def test_the_product_runs_on_onnx_runtime(recovered: DistillSummary, tmp_path: P
 def interrupted(
     teacher: Path, out: Path, asked: DistillOptions, when: Callable[[str], bool]
 ) -> None:
-    """Run until a line of the report is met, and there get SIGTERM."""
-
-    def report(line: str) -> None:
-        if when(line):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(SystemExit) as left:
-        distill(teacher, out, asked, report)
-    assert left.value.code == 128 + signal.SIGTERM
+    until(when, lambda report: distill(teacher, out, asked, report))
 
 
 def test_interrupted_runs_continue_to_the_same_bits(

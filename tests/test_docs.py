@@ -130,6 +130,10 @@ def check(words: list[str]) -> str | None:
         if found is None:
             return f"no command edge {rest[0]}"
         command, rest = found, rest[1:]
+        if (inside := getattr(command, "commands", {})) and rest:
+            if rest[0] not in inside:
+                return f"no command {' '.join(words[:3])}"
+            command, rest = inside[rest[0]], rest[1:]
     known = {opt for each in command.params for opt in (*each.opts, *each.secondary_opts)}
     bad = [
         w for w in rest if re.match(r"--?[a-z]", w) and w.split("=")[0] not in {*known, "--help"}

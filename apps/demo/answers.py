@@ -1,29 +1,24 @@
 """First answers of a model, many at once: `python -m edge.apps.demo.answers BUNDLE`.
 
-As `edge.apps.demo.talks`, for its drafter to learn from. A token takes a third as long in a run of
-sixteen sequences as in a run of one; but they go in step, so their prompts are of one length, and
-every conversation ends with its first answer.
+As `edge train answers`, for the demonstration's drafter to learn from: of prompts that nobody wrote
+too, and kept as the very ids that were said.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from edge.apps.demo.data import read_documents
-from edge.apps.demo.talks import SOURCES, go_on, user_turns
-from edge.errors import InputError
+from edge.apps.demo.talks import SOURCES, user_turns
+from edge.apps.train.answers import LONGEST, Asked, groups, say_all
+from edge.apps.train.lines import go_on
 from edge.runtime.model import Model, load
-from edge.runtime.state import State
-from edge.text.template import Message
 
 # How often a prompt is of a document, beside the sources of conversations, which people wrote.
 DOCUMENTS = {"passage": 4.0, "heading": 4.0}
@@ -38,17 +33,6 @@ REQUESTS = (
     "Write a function for {} in Python.", "Implement {} in C++. Explain your answer step by step.",
     "Summarize what is known about {} in one paragraph.", "How many {} are there in {}?",
 )  # fmt: skip
-TEMPERATURES = (0.0, 0.0, 0.7, 1.0, 1.0)
-LONGEST = 900  # characters of a prompt
-FEW = 4  # a run ends when a quarter of its answers, one in so many, is all that goes on
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A prompt: its ids, the template's included, and the heat of its answer."""
-
-    ids: tuple[int, ...]
-    temperature: float
 
 
 class Prompts:
@@ -89,78 +73,12 @@ class Prompts:
         return " ".join(sentences[: rng.randint(1, 5)]).strip()[:LONGEST]
 
 
-def groups(model: Model, prompts: Prompts, seed: int, count: int, size: int) -> list[list[Asked]]:
-    """`count` prompts drawn, in groups of `size` of one length, shuffled; what is left is dropped.
-
-    Every prompt is there once for each heat at most.
-    """
-    rng = random.Random(f"{seed}/prompts")
-    asked: dict[Asked, None] = {}
-    for _ in range(count):
-        text = prompts.draw(rng)
-        if not text.strip():
-            continue
-        assert model.template is not None
-        ids = model.template.encode([Message("user", text)])
-        asked[Asked(tuple(ids), rng.choice(TEMPERATURES))] = None
-    lengths: dict[int, list[Asked]] = {}
-    for one in asked:
-        lengths.setdefault(len(one.ids), []).append(one)
-    found = [
-        same[start : start + size]
-        for same in lengths.values()
-        for start in range(0, len(same) - size + 1, size)
-    ]
-    rng.shuffle(found)
-    return found
-
-
-def answers(
-    model: Model, state: State, group: Sequence[Asked], seed: str, most: int
-) -> list[list[int]]:
-    """An answer each, its end token included where it came to its end; at most `most` tokens."""
-    rng = np.random.default_rng(list(seed.encode()))
-    state.clear()
-    heat = np.array([one.temperature for one in group], np.float32)
-    said: list[list[int]] = [[] for _ in group]
-    going = list(range(len(group)))
-    tokens = np.array([one.ids for one in group], np.int64)
-    for start in range(0, tokens.shape[1], model.engine.chunk):
-        chunk = tokens[:, start : start + model.engine.chunk]
-        logits = model.engine.run(chunk, state, commit=True)
-    for _ in range(most):
-        chosen = choose(logits[:, -1], heat, rng)
-        for row in going:
-            said[row].append(int(chosen[row]))
-        going = [row for row in going if said[row][-1] not in model.tokenizer.eos]
-        if len(going) <= len(group) // FEW:
-            break
-        logits = model.engine.run(chosen[:, None], state, commit=True)
-    return said
-
-
-def choose(
-    logits: NDArray[np.float32], heat: NDArray[np.float32], rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """A token for each row [B, V]: the likeliest at heat 0, else drawn from all of them."""
-    chosen: NDArray[np.int64] = logits.argmax(-1).astype(np.int64)
-    for row in np.flatnonzero(heat):
-        weights = np.exp((logits[row] - logits[row, chosen[row]]) / heat[row]).cumsum()
-        chosen[row] = min(np.searchsorted(weights, rng.random() * weights[-1]), len(weights) - 1)
-    return chosen
-
-
 def records(
     model: Model, asked: list[list[Asked]], done: int, seed: int, most: int
 ) -> Iterator[dict[str, list[list[int]]]]:
     """A group at a time, from the group `done` on: ids asked and ids said, a list a prompt."""
-    if not asked:
-        raise InputError("has too few prompts of one length", field="data")
-    longest = max(len(one.ids) for group in asked for one in group)
-    state = model.engine.new_state(batch=len(asked[0]), window=1, capacity=longest + most)
-    for index in range(done, len(asked)):
-        said = answers(model, state, asked[index], f"{seed}/{index}", most)
-        yield {"asked": [list(one.ids) for one in asked[index]], "said": said}
+    for group, said in zip(asked[done:], say_all(model, asked, done, seed, most), strict=True):
+        yield {"asked": [list(one.ids) for one in group], "said": said}
 
 
 def main(

@@ -17,6 +17,7 @@ from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig
 from edge.export.checkpoint import find_layout
 from edge.export.checkpoint.fields import Fields
 from edge.export.distill.optimizer import replace_folder
+from edge.export.distill.transformers_config import common_fields, mamba2_config
 from edge.export.network import Network
 
 SAMPLING = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 128}
@@ -33,28 +34,18 @@ def _first(config: ModelConfig, kind: str) -> Any:
     return next(layer for layer in config.layers if layer.kind == kind)
 
 
-def _transformers(config: ModelConfig, eos: int, pad: int) -> Values:
-    """What the configs of both classes of transformers have."""
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "hidden_act": "silu",
-        "tie_word_embeddings": config.tie_embeddings,
-        "torch_dtype": "float32",
-        "bos_token_id": None,
-        "eos_token_id": eos,
-        "pad_token_id": pad,
-    }
+def _special(eos: int, pad: int) -> Values:
+    return {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad}
 
 
-def bamba_config(config: ModelConfig, eos: int, pad: int) -> Values:
+def bamba_config(config: ModelConfig) -> Values:
     """config.json of transformers' `BambaForCausalLM`: two of our layers are one of its."""
     mamba: Mamba2Config = _first(config, "mamba2")
     attention: AttentionConfig = _first(config, "attention")
     mlp: MlpConfig = _first(config, "mlp")
     mixers = config.layers[::2]
     assert attention.rope is not None and 2 * attention.rope.dim == attention.head_dim
-    return _transformers(config, eos, pad) | {
+    return common_fields(config) | {
         "architectures": ["BambaForCausalLM"],
         "model_type": "bamba",
         "intermediate_size": mlp.d_intermediate,
@@ -76,27 +67,6 @@ def bamba_config(config: ModelConfig, eos: int, pad: int) -> Values:
         "mamba_conv_bias": mamba.conv_bias,
         "mamba_proj_bias": mamba.proj_bias,
         "rms_norm_eps": config.norm.eps,
-    }
-
-
-def mamba2_config(config: ModelConfig, eos: int, pad: int) -> Values:
-    """config.json of transformers' `Mamba2ForCausalLM`."""
-    mamba: Mamba2Config = _first(config, "mamba2")
-    return _transformers(config, eos, pad) | {
-        "architectures": ["Mamba2ForCausalLM"],
-        "model_type": "mamba2",
-        "num_hidden_layers": len(config.layers),
-        "num_heads": mamba.n_heads,
-        "head_dim": mamba.head_dim,
-        "n_groups": mamba.n_groups,
-        "state_size": mamba.d_state,
-        "conv_kernel": mamba.d_conv,
-        "expand": mamba.d_inner // config.d_model,
-        "chunk_size": 64,
-        "use_bias": mamba.proj_bias,
-        "use_conv_bias": mamba.conv_bias,
-        "layer_norm_epsilon": config.norm.eps,
-        "residual_in_fp32": True,
     }
 
 
@@ -141,7 +111,8 @@ def write_checkpoint(network: Network, folder: Path, tokenizer: Path | None) -> 
     else:
         model = load_tokenizer(tokenizer)
         eos, pad = int(model.piece_to_id(END)), int(model.eos_id())
-        values = (bamba_config if config.has_attention else mamba2_config)(config, eos, pad)
+        special = _special(eos, pad)
+        values = (bamba_config if config.has_attention else mamba2_config)(config) | special
         generation |= {"eos_token_id": eos, "pad_token_id": pad}
         write_tokenizer_files(tokenizer, folder)
     _write_json(folder / "config.json", values)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from edge.apps.train.lines import go_on
 from edge.errors import ContextFullError
 from edge.runtime.model import load
 from edge.runtime.session import Session
@@ -84,31 +85,6 @@ def talk(
         yield {"role": "assistant", "content": result.text}
         if result.finish_reason != "stop":
             return
-
-
-def whole_lines(path: Path) -> int:
-    """How many lines a file has; what a killed run left of one more is cut off."""
-    if not path.exists():
-        return 0
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("rb+") as file:
-            file.truncate(whole)
-    return content.count(b"\n")
-
-
-def go_on(path: Path, records: Callable[[int], Iterable[object]]) -> None:
-    """Append a line of JSON for every record, from the one on that a run before this has come to.
-
-    `records(done)` yields those that follow the first `done`.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    done = whole_lines(path)
-    with path.open("a", encoding="utf-8") as file:
-        for record in records(done):
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            file.flush()
 
 
 def main(

@@ -1,4 +1,4 @@
-"""How far a hybrid is from its teacher, on text that neither learned."""
+"""How far a student is from its teacher, on text that neither learned."""
 
 from __future__ import annotations
 
@@ -19,22 +19,28 @@ FEW = 4  # rows on which every block is tried alone
 
 @dataclass
 class Distance:
-    """Sums over predicted tokens: losses in nats, KL(teacher ‖ hybrid), and equal likeliest ids."""
+    """Sums over predicted tokens: losses in nats, KL(teacher ‖ student), equal likeliest ids, and
+    what the distributions have in common, Σ min(p, q): the share of drafts that rejection accepts.
+    """
 
     teacher_nats: float = 0.0
     nats: float = 0.0
     divergence: float = 0.0
     same: int = 0
+    overlap: float = 0.0
     tokens: int = 0
 
     def summary(self) -> dict[str, float]:
-        """Perplexities, their ratio, KL in nats a token, and the share of equal likeliest ids."""
+        """Perplexities, their ratio, KL in nats a token, the shares of equal likeliest ids and of
+        what is common.
+        """
         return {
             "perplexity": math.exp(self.nats / self.tokens),
             "teacher_perplexity": math.exp(self.teacher_nats / self.tokens),
             "perplexity_ratio": math.exp((self.nats - self.teacher_nats) / self.tokens),
             "kl": self.divergence / self.tokens,
             "same_choice": self.same / self.tokens,
+            "overlap": self.overlap / self.tokens,
         }
 
 
@@ -74,6 +80,7 @@ class Judge:
             found.teacher_nats -= float(log_p.gather(1, said).sum())
             found.nats -= float(log_q.gather(1, said).sum())
             found.divergence += float(F.kl_div(log_q, log_p, reduction="sum", log_target=True))
+            found.overlap += float(torch.minimum(log_p, log_q).exp().sum())
             found.same += int((log_p.argmax(-1) == log_q.argmax(-1)).sum())
         found.tokens += len(targets)
 

@@ -12,27 +12,23 @@ import torch
 
 from edge.config import ModelConfig
 from edge.errors import ExportError, Faults, InputError
+from edge.export.distill.drafter import STATES
 from edge.export.distill.hybrid import CHOICES, MIXERS
+from edge.export.distill.loss import Shares
 
 FREE = {"minutes", "device", "bf16", "recompute", "save_every", "text", "valid"}
 
 
 @dataclass(frozen=True)
-class DistillOptions:
+class LearningOptions:
     """How a run goes.
 
     Attributes:
         text: files to learn from; they are checked by their content, not by their names.
-        keep: shares of blocks that keep attention, descending: a phase of the second stage each.
-        layers: `even`, `measured`, or block numbers that lose it, such as 0,2,5-9.
-        mixer: what comes in its place.
         tokens: how many are learned from in all; None is once through the text.
         minutes: an end by the clock, whichever comes first; earlier runs of the same count.
-        match: share of the run in which mixers learn their attention's outputs.
-        fresh: make mixers as those of a model to be trained from nothing, to compare with.
         length, batch: tokens of a row, rows of a step.
-        train_all: the second stage trains everything, not the new mixers alone.
-        label: share of its loss that is the text itself, beside the teacher's distribution.
+        label: share of the loss that is the text itself, beside the teacher's distribution.
         rate: factor on the learning rates.
         valid: a file to measure on; None holds a few rows of the text out.
         tokenizer: a file or folder to use in place of the teacher's own.
@@ -42,16 +38,10 @@ class DistillOptions:
     """
 
     text: tuple[Path, ...]
-    keep: tuple[float, ...] = (0.5,)
-    layers: str = "even"
-    mixer: str = "mamba2"
     tokens: int | None = None
     minutes: float | None = None
-    match: float = 0.5
-    fresh: bool = False
     length: int = 512
     batch: int = 8
-    train_all: bool = False
     label: float = 0.0
     rate: float = 1.0
     valid: Path | None = None
@@ -62,20 +52,14 @@ class DistillOptions:
     seed: int = 0
     save_every: float = field(default=900.0)
 
-    def check(self, teacher: ModelConfig) -> None:
-        """Raise InputError with everything that no teacher, or not this one, can be asked for."""
+    def faults(self, teacher: ModelConfig) -> Faults:
+        """Everything that no teacher, or not this one, can be asked for."""
         faults = Faults()
         longest = teacher.max_context or 1 << 20
         if not self.text:
             faults.add("text", "names no file")
-        if not self.keep or not all(0 <= share <= 1 for share in self.keep):
-            faults.add("keep_attention", "is not made of shares from 0 to 1")
-        elif sorted(self.keep, reverse=True) != list(self.keep):
-            faults.add("keep_attention", "does not descend", "such as 0.75,0.5")
-        if self.mixer not in MIXERS:
-            faults.add("mixer", f"{self.mixer[:40]!r} is not known", f"choose {', '.join(MIXERS)}")
         ranges = {
-            "match": (self.match, 0.0, 1.0), "label": (self.label, 0.0, 1.0),
+            "label": (self.label, 0.0, 1.0),
             "rate": (self.rate, 1e-6, 1e3), "length": (self.length, 8, longest),
             "batch": (self.batch, 1, 1 << 16), "save_every": (self.save_every, 1.0, math.inf),
             "tokens": (1 if self.tokens is None else self.tokens, 1, math.inf),
@@ -86,12 +70,7 @@ class DistillOptions:
                 faults.add(name, f"{value:g} is outside {low:g} to {high:g}")
         if (problem := device_problem(self.device)) is not None:
             faults.add("device", problem)
-        faults.refuse(InputError)
-
-    @property
-    def chosen(self) -> bool:
-        """Whether `layers` names blocks."""
-        return self.layers not in CHOICES
+        return faults
 
     @property
     def uses_bf16(self) -> bool:
@@ -106,6 +85,86 @@ class DistillOptions:
         values = {name: value for name, value in asdict(self).items() if name not in FREE}
         read: dict[str, Any] = json.loads(json.dumps(values, default=str))
         return read
+
+
+@dataclass(frozen=True)
+class DistillOptions(LearningOptions):
+    """How a hybrid is made.
+
+    Attributes:
+        keep: shares of blocks that keep attention, descending: a phase of the second stage each.
+        layers: `even`, `measured`, or block numbers that lose it, such as 0,2,5-9.
+        mixer: what comes in its place.
+        match: share of the run in which mixers learn their attention's outputs.
+        fresh: make mixers as those of a model to be trained from nothing, to compare with.
+        train_all: the second stage trains everything, not the new mixers alone.
+    """
+
+    keep: tuple[float, ...] = (0.5,)
+    layers: str = "even"
+    mixer: str = "mamba2"
+    match: float = 0.5
+    fresh: bool = False
+    train_all: bool = False
+
+    def check(self, teacher: ModelConfig) -> None:
+        """Raise InputError with everything that no teacher, or not this one, can be asked for."""
+        faults = self.faults(teacher)
+        if not self.keep or not all(0 <= share <= 1 for share in self.keep):
+            faults.add("keep_attention", "is not made of shares from 0 to 1")
+        elif sorted(self.keep, reverse=True) != list(self.keep):
+            faults.add("keep_attention", "does not descend", "such as 0.75,0.5")
+        if self.mixer not in MIXERS:
+            faults.add("mixer", f"{self.mixer[:40]!r} is not known", f"choose {', '.join(MIXERS)}")
+        if not 0 <= self.match <= 1:
+            faults.add("match", f"{self.match:g} is outside 0 to 1")
+        faults.refuse(InputError)
+
+    @property
+    def chosen(self) -> bool:
+        """Whether `layers` names blocks."""
+        return self.layers not in CHOICES
+
+
+@dataclass(frozen=True)
+class DrafterOptions(LearningOptions):
+    """How a drafter is made.
+
+    Attributes:
+        mixer: mamba or mamba2. layers: how many of it.
+        rank: of the factor of the target's head that is the drafter's embedding and head: its
+            width.
+        choice, overlap: shares of the loss, see `Shares`.
+        train_ends: the factor learns too.
+    """
+
+    mixer: str = "mamba2"
+    layers: int = 4
+    rank: int = 128
+    choice: float = 0.2
+    overlap: float = 0.0
+    train_ends: bool = False
+
+    def check(self, teacher: ModelConfig) -> None:
+        """Raise InputError with everything that no teacher, or not this one, can be asked for."""
+        faults = self.faults(teacher)
+        if self.mixer not in STATES:
+            faults.add("mixer", f"{self.mixer[:40]!r} is not known", f"choose {', '.join(STATES)}")
+        for name, value in (("choice", self.choice), ("overlap", self.overlap)):
+            if not 0 <= value <= 1:
+                faults.add(name, f"{value:g} is outside 0 to 1")
+        if self.label + self.choice + self.overlap > 1:
+            faults.add("label", "with choice and overlap is more than 1")
+        if self.rank not in range(32, teacher.d_model + 1, 32):
+            faults.add("rank", f"{self.rank} is no multiple of 32 up to {teacher.d_model}")
+        if not 1 <= self.layers <= 64:
+            faults.add("layers", f"{self.layers} is outside 1 to 64")
+        faults.refuse(InputError)
+
+    @property
+    def shares(self) -> Shares:
+        rest = 1 - self.label - self.choice - self.overlap
+        return Shares(rest, self.overlap, self.choice, self.label)
 
 
 def device_problem(name: str) -> str | None:

@@ -34,11 +34,15 @@ class TokenRows:
         return self.learned.size
 
     def batch(self, number: int, size: int, seed: int) -> Ids:
-        """The batch of that number, of `size` rows; every epoch has an order of its own."""
+        """The batch of that number, of `size` rows."""
+        return self.learned[self.places(number, size, seed)]
+
+    def places(self, number: int, size: int, seed: int) -> NDArray[np.int64]:
+        """Which rows it has; every epoch has an order of its own."""
         each = len(self.learned) // size
         epoch, place = divmod(number, each)
         order = np.random.default_rng([seed, epoch]).permutation(len(self.learned))
-        return self.learned[order[place * size : (place + 1) * size]]
+        return order[place * size : (place + 1) * size]
 
 
 def read_rows(

@@ -1,58 +1,25 @@
-"""A distillation from beginning to end: stages, saving, continuing, measuring.
-
-A run's folder, beside the hybrid's, holds what it continues from and its learning curve. What it
-learns next is a function of its options and of how much it has learned; no random state is kept
-because none is used after the mixers are made. A run that ends by tokens is therefore the same to
-the bit whether or not it was interrupted; one that ends by the clock is not the same twice.
-"""
+"""The distillation of a hybrid: which mixers are made, what they learn in which stage."""
 
 from __future__ import annotations
 
-import json
-import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from edge.errors import ExportError
-from edge.export.calibration.texts import checkpoint_reader
 from edge.export.checkpoint import open_checkpoint
 from edge.export.distill import hybrid, stages
-from edge.export.distill import optimizer as resuming
-from edge.export.distill.curve import write_curve
-from edge.export.distill.interrupted import stop_requests
-from edge.export.distill.judge import FIGURES, Judge
+from edge.export.distill.long_run import Drawn, LongRun, Report, Stage, Values
 from edge.export.distill.loss import Shares
-from edge.export.distill.optimizer import Optimizer, Rates, trapezoid
-from edge.export.distill.options import DistillOptions, check_same
-from edge.export.distill.rows import read_rows
+from edge.export.distill.optimizer import Optimizer, Rates
+from edge.export.distill.options import DistillOptions
 from edge.export.distill.save import teacher_layout, write_hybrid
 from edge.export.distill.student import Student
 from edge.export.network import Network
 
 MATCH = Rates(muon=6e-3, adam=4e-3, decay=0.0)
 LEARN = Rates(muon=1e-3, adam=5e-4, decay=0.0)
-WARMUP = 20  # steps of every stage
 FIRST_ROWS = 16  # of the text, on which mixers are made
-POINTS = 200  # of the learning curve, about
-Report = Callable[[str], None]
-Values = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """From one share of the run to another; `blocks` is None while all mixers match."""
-
-    name: str
-    start: float
-    end: float
-    phase: int | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +59,7 @@ def distill(
     out: Path,
     options: DistillOptions,
     report: Report = print,
-    drawn: Callable[[list[Values]], str | None] = lambda curve: None,
+    drawn: Drawn = lambda curve: None,
 ) -> DistillSummary:
     """Make a hybrid of the teacher at `out`, or go on with a run that was interrupted.
 
@@ -103,62 +70,30 @@ def distill(
     return Distillation(teacher, out, options, report, drawn).run()
 
 
-class Distillation:
+class Distillation(LongRun):
     """One run; `distill` says what its arguments are."""
 
     def __init__(
-        self,
-        teacher: Path,
-        out: Path,
-        options: DistillOptions,
-        report: Report,
-        drawn: Callable[[list[Values]], str | None],
+        self, teacher: Path, out: Path, options: DistillOptions, report: Report, drawn: Drawn
     ) -> None:
-        self.options, self.out, self.report, self.drawn = options, out, report, drawn
-        self.folder = out.with_name(f"{out.name}.run")
-        self.checkpoint = open_checkpoint(teacher)
-        config = self.checkpoint.config
-        teacher_layout(self.checkpoint)
-        hybrid.check_teacher(config, self.checkpoint.path)
-        options.check(config)
-        self._check_output()
-        self.blocks = len(config.layers) // 2
+        self.options = options
+        checkpoint = open_checkpoint(teacher)
+        teacher_layout(checkpoint)
+        hybrid.check_teacher(checkpoint.config, checkpoint.path)
+        options.check(checkpoint.config)
+        self.blocks = len(checkpoint.config.layers) // 2
         self._plan()
-        reader = checkpoint_reader(self.checkpoint, config, options.tokenizer)
-        report("reading text")
-        # of few tokens there are still rows to choose from, and some to hold out
-        few = 2 * options.batch * options.length
-        wanted = None if options.tokens is None else max(options.tokens, few)
-        self.rows = read_rows(options.text, reader, options.length, wanted, options.valid)
-        if len(self.rows.learned) < options.batch:
-            raise ExportError(
-                f"{len(self.rows.learned)} rows to learn are fewer than a batch of {options.batch}",
-                field="text", remedy="give more text, or a smaller --batch or --length",
-            )  # fmt: skip
-        self.total = options.tokens or self.rows.tokens
-        self.teacher = Network(config)
-        self.teacher.load_canonical(dict(self.checkpoint.tensors()))
-        self.teacher.requires_grad_(False).to(options.device)
-        torch.manual_seed(options.seed)
+        super().__init__(checkpoint, out, options, report, drawn)
+        self.place |= {"order": self.order, "costs": {}, "phases": []}
         self.student = Student(self.teacher, self.candidates, apart=options.train_all)
         self.student.to(options.device)
-        held = self._ids(self.rows.held_out)
-        self.judge = Judge(self.teacher, held, options.uses_bf16)
-        self.place: Values = {
-            "step": 0, "stage": 0, "stage_step": 0, "tokens": 0, "seconds": 0.0,
-            "entered": 0, "order": self.order, "costs": {}, "phases": [], "curve": [],
-        }  # fmt: skip
-        self.clock = time.monotonic()
+
+    @property
+    def network(self) -> Network:  # type: ignore[override]
+        """The hybrid as it is now."""
+        return self.student.network
 
     # -- what is to be done -----------------------------------------------------------------------
-
-    def _check_output(self) -> None:
-        there = self.out.exists() and any(self.out.iterdir() if self.out.is_dir() else [self.out])
-        if there and not (self.folder / "run.json").is_file():
-            raise ExportError(
-                "exists and is not the hybrid of a run that could continue", file=self.out,
-                remedy="choose another folder, or remove it yourself",
-            )  # fmt: skip
 
     def _plan(self) -> None:
         """Which blocks may be replaced, which are if nothing is measured, and the stages."""
@@ -188,30 +123,11 @@ class Distillation:
         found = hybrid.phases(self.place["order"], self.counts, even)
         return found[-1 if phase is None else phase]
 
-    def _ids(self, rows: Any) -> Tensor:
-        return torch.from_numpy(rows.astype("int64")).to(self.options.device)
-
     # -- running ----------------------------------------------------------------------------------
 
     def run(self) -> DistillSummary:
         """Every stage that is not done yet."""
-        try:
-            self._begin()
-            self.clock = time.monotonic() - self.place["seconds"]
-            with stop_requests() as stop:
-                while self.place["stage"] < len(self.stages):
-                    self._run_stage(stop)
-                    self.place |= {"stage": self.place["stage"] + 1, "stage_step": 0}
-                    self._end_stage()
-            if not self.stages:
-                self.student.replace([])
-                self._write()
-        except (OSError, SafetensorError) as problem:
-            raise ExportError(
-                f"was not written: {getattr(problem, 'strerror', None) or problem}",
-                file=getattr(problem, "filename", None) or self.folder,
-                remedy="what was saved before is whole: the same command continues",
-            ) from problem
+        self.finish()
         return DistillSummary(
             self.out, self.folder, self.student.replaced, self.blocks, self.place["tokens"],
             self.place["seconds"], self.figures,
@@ -219,40 +135,21 @@ class Distillation:
             self.place["phases"],
         )  # fmt: skip
 
-    def _begin(self) -> None:
-        """Make the mixers, or find what a run before left."""
-        key = {
-            "teacher": self.checkpoint.fingerprint(), "options": self.options.fixed(),
-            "text": self.rows.record,
-        }  # fmt: skip
-        file = self.folder / "run.json"
-        if file.is_file():
-            check_same(json.loads(file.read_text()), key, self.folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(key, indent=1) + "\n")
-        if (found := resuming.progress(self.folder / "resume")) is not None:
-            self.place = found
-            self._enter(found["entered"])
-            resuming.load(self.folder / "resume", self.student.kept(), self.optimizer)
-            self.report(f"continuing after {found['tokens']} tokens")
-            return
+    def kept(self) -> dict[str, Tensor]:
+        return self.student.kept()
+
+    def start(self) -> None:
         if self.candidates and not self.options.fresh:
             self.report("making mixers of attention")
             first = self._ids(self.rows.learned[:FIRST_ROWS])
-            with self._autocast():
+            with self.autocast():
                 self.student.initialise(self.teacher, first, self.options.batch)
         self.student.replace(self.order)
-        self._measure()
+        self.measure()
         if self.options.layers == "measured" and self.stages and self.stages[0].name != "match":
             self._choose()
 
-    def _autocast(self) -> torch.autocast:
-        kind = torch.device(self.options.device).type
-        return torch.autocast(kind, torch.bfloat16, enabled=self.options.uses_bf16)
-
-    def _enter(self, index: int) -> None:
-        """Set the student up for a stage, with an optimizer of its own."""
-        stage, self.place["entered"] = self.stages[index], index
+    def enter(self, stage: Stage) -> Optimizer:
         blocks = self._phase_blocks(stage.phase)
         self.student.replace(blocks)
         if stage.name == "match":
@@ -264,76 +161,33 @@ class Distillation:
         matrices, rest = self.student.learns(parts)
         factor = self.options.rate
         rates = Rates(rates.muon * factor, rates.adam * factor, rates.decay)
-        self.optimizer = Optimizer(matrices, rest, rates)
+        return Optimizer(matrices, rest, rates)
 
-    def _progress(self) -> float:
-        shares = [self.place["tokens"] / self.total]
-        if self.options.minutes is not None:
-            shares.append(self.place["seconds"] / 60 / self.options.minutes)
-        return max(shares)
-
-    def _run_stage(self, stop: list[int]) -> None:
-        place, options = self.place, self.options
-        stage = self.stages[place["stage"]]
-        if place["stage_step"] == 0:
-            self._enter(place["stage"])
-        saved = time.monotonic()
-        losses: list[float] = []
-        while (done := self._progress()) < stage.end:
-            ids = self._ids(self.rows.batch(place["step"], options.batch, options.seed))
-            losses.append(self._step(stage, ids))
-            inside = (done - stage.start) / (stage.end - stage.start)
-            factor = trapezoid(place["stage_step"], max(inside, 0.0), warmup=WARMUP)
-            norm = self.optimizer.step(factor)
-            place["step"] += 1
-            place["stage_step"] += 1
-            place["tokens"] += ids.numel()
-            place["seconds"] = time.monotonic() - self.clock
-            if not math.isfinite(losses[-1]):
-                raise ExportError(
-                    f"the loss is no number after {place['tokens']} tokens", file=self.folder,
-                    remedy="try again with a smaller --rate",
-                )  # fmt: skip
-            if self._point_due(losses):
-                self._note(stage, losses, norm, factor)
-                losses = []
-            if stop:
-                self._keep()
-                raise SystemExit(128 + stop[0])
-            if time.monotonic() - saved > options.save_every:
-                self._measure()
-                self._keep()
-                self._write()
-                saved = time.monotonic()
-
-    def _step(self, stage: Stage, ids: Tensor) -> float:
+    def learn(self, stage: Stage, ids: Tensor) -> float:
         bf16 = self.options.uses_bf16
         if stage.name == "match":
             found = stages.match(self.teacher, self.student, ids, bf16)
             return sum(found.values()) / len(found)
         label = self.options.label
         shares = Shares(divergence=1 - label, overlap=0.0, choice=0.0, label=label)
-        return stages.learn(self.teacher, self.student, ids, shares, bf16, self.options.recompute)
+        taught = stages.taught_hidden(self.teacher, ids, bf16)
+        again = self.options.recompute
+        return stages.learn(self.teacher, self.network, ids, taught, shares, bf16, again)
 
-    def _end_stage(self) -> None:
-        """What a stage leaves: the choice of blocks after matching, figures, files."""
-        stage = self.stages[self.place["stage"] - 1]
+    def leave(self, stage: Stage) -> None:
+        """The choice of blocks after matching, figures, the hybrid of an earlier phase."""
         if stage.name == "match":
             if self.options.layers == "measured":
                 self._choose()
             self.student.replace(self._phase_blocks(None))
-        self._measure()
+        self.measure()
         if stage.phase is not None:
             figures = self.figures
             kept = self.blocks - len(self.student.replaced)
             phase = {"kept": kept, "replaced": list(self.student.replaced), **figures}
             self.place["phases"].append(phase)
             if stage.phase < len(self.counts) - 1:
-                write_hybrid(
-                    self.student, self.checkpoint, self.folder / f"kept-{kept}", self._card(figures)
-                )
-        self._keep()
-        self._write()
+                self.write(self.folder / f"kept-{kept}", self.card(figures))
 
     def _choose(self) -> None:
         self.report("measuring what each block costs")
@@ -342,61 +196,7 @@ class Distillation:
         self.place["order"] = cheapest[: self.counts[-1]]
         self.place["costs"] = {str(block): costs[block] for block in sorted(costs)}
 
-    # -- what is written --------------------------------------------------------------------------
-
-    def _point_due(self, losses: list[float]) -> bool:
-        curve = self.place["curve"]
-        return bool(losses) and self.place["tokens"] - curve[-1]["tokens"] >= self.total / POINTS
-
-    def _note(self, stage: Stage, losses: list[float], norm: float, factor: float) -> None:
-        place = self.place
-        point = {
-            "step": place["step"], "stage": place["stage"], "name": stage.name,
-            "tokens": place["tokens"], "seconds": round(place["seconds"], 1),
-            "loss": sum(losses) / len(losses), "gradient": norm, "rate": factor,
-        }  # fmt: skip
-        place["curve"].append(point)
-        speed = place["tokens"] / max(place["seconds"], 1e-9)
-        self.report(
-            f"{stage.name} {place['tokens']} of {self.total} tokens, loss {point['loss']:.4f}, "
-            f"{speed:.0f} tokens/s"
-        )
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """The newest distance from the teacher."""
-        point = next(p for p in reversed(self.place["curve"]) if p["name"] == "valid")
-        return {name: point[name] for name in FIGURES}
-
-    def _measure(self) -> None:
-        """How far the hybrid as it is now is from the teacher, as a point of the curve."""
-        place, figures = self.place, self.judge.distance(self.student.network).summary()
-        place["curve"].append(
-            {
-                "step": place["step"], "stage": place["stage"], "name": "valid",
-                "tokens": place["tokens"], "seconds": round(place["seconds"], 1), **figures,
-            }
-        )  # fmt: skip
-        told = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        self.report(f"after {place['tokens']} tokens: {told}")
-
-    def _keep(self) -> None:
-        """Write what the run continues from."""
-        resuming.save(self.folder / "resume", self.student.kept(), self.optimizer, self.place)
-
-    def _write(self) -> None:
-        write_curve(self.folder / "curve.csv", self.place["curve"])
-        if (picture := self.drawn(self.place["curve"])) is not None:
-            (self.folder / "curve.svg").write_text(picture, encoding="utf-8")
-        write_hybrid(self.student, self.checkpoint, self.out, self._card(self.figures))
-
-    def _card(self, figures: dict[str, float]) -> Values:
-        text = self.rows.record["text"]
-        assert isinstance(text, list)
-        return {
-            **figures,
-            "tokens learned from": self.place["tokens"],
-            "seconds": round(self.place["seconds"]),
-            "text": ", ".join(part["file"] for part in text),
-            "options": json.dumps(self.options.fixed()),
-        }
+    def write(self, folder: Path, card: Values) -> None:
+        if not self.stages:
+            self.student.replace([])
+        write_hybrid(self.student, self.checkpoint, folder, card)

@@ -30,7 +30,7 @@ def teacher_layout(checkpoint: Checkpoint) -> Layout:
     """Where a checkpoint folder keeps the teacher's tensors. Raises ExportError for a bundle."""
     if checkpoint.manifest is not None:
         raise ExportError(
-            "is a bundle, which has no config.json for a hybrid to begin with",
+            "is a bundle, which has no config.json to begin with",
             file=checkpoint.path, remedy="give the checkpoint that it was made from",
         )  # fmt: skip
     values = checkpoint.source_config

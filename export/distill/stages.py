@@ -31,18 +31,25 @@ def match(teacher: Network, student: Student, ids: Tensor, bf16: bool) -> dict[i
     return found
 
 
+@torch.no_grad()
+def taught_hidden(teacher: Network, ids: Tensor, bf16: bool) -> Tensor:
+    """The teacher's last hidden [B, T - 1, D] before every id of ids [B, T] but the first."""
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
+        return teacher.hidden(ids[:, :-1])[0]
+
+
 def learn(
-    teacher: Network, student: Student, ids: Tensor, shares: Shares, bf16: bool, recompute: bool
-) -> float:
-    """The hybrid learns the teacher's distribution, and with `shares.label` the text itself
+    teacher: Network, network: Network, ids: Tensor, taught: Tensor, shares: Shares,
+    bf16: bool, recompute: bool,
+) -> float:  # fmt: skip
+    """The network learns the teacher's distribution, and with `shares.label` the text itself
     (equation 2). Gradients are left in what learns.
 
-    ids [B, T]; `recompute` keeps the inputs of layers alone and runs each again for its gradient.
-    Returns the mean loss in nats a token.
+    ids [B, T]; `taught`: see `taught_hidden`; `recompute` keeps the inputs of layers alone and runs
+    each again for its gradient. Returns the mean loss in nats a token.
     """
-    network, targets = student.network, ids[:, 1:].flatten()
+    targets, taught = ids[:, 1:].flatten(), taught.flatten(0, 1)
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
-        taught = teacher.hidden(ids[:, :-1])[0].flatten(0, 1)
         hidden = _hidden(network, ids[:, :-1], recompute).flatten(0, 1)
     dtype = torch.bfloat16 if bf16 else torch.float32
     ours, theirs = (network.lm_head or network.embedding), (teacher.lm_head or teacher.embedding)

@@ -1,0 +1,198 @@
+"""`edge train answers BUNDLE --prompts FILE… -o ANSWERS`: what a model answers, many at once.
+
+A token takes a third as long in a run of sixteen sequences as in a run of one; but they go in step,
+so their prompts are of one length, and every conversation ends with its first answer.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from edge.apps import options
+from edge.apps.terminal import say
+from edge.apps.train.lines import go_on
+from edge.errors import InputError
+from edge.runtime.model import Model, load, resolve
+from edge.runtime.state import State
+from edge.text.template import Message
+
+TEMPERATURES = (0.0, 0.0, 0.7, 1.0, 1.0)
+LONGEST = 900  # characters of a prompt
+FEW = 4  # a run ends when a quarter of its answers, one in so many, is all that goes on
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt: its text, its ids, the template's included, and the heat of its answer."""
+
+    text: str
+    ids: tuple[int, ...]
+    temperature: float
+
+
+class Drawn(Protocol):
+    """Where prompts come from."""
+
+    def draw(self, rng: random.Random) -> str: ...
+
+
+class Turns:
+    """What users say in files of conversations, of every "source" alike."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        """Raises InputError: not lines of conversations, or nobody says anything."""
+        found: dict[str, list[str]] = {}
+        for file in files:
+            for number, line in enumerate(_lines(file), 1):
+                if not line.strip():
+                    continue
+                try:
+                    record = json.loads(line)
+                    turns = [m["content"] for m in record["messages"] if m["role"] == "user"]
+                    said = found.setdefault(str(record.get("source", file.name)), [])
+                    said += [text.strip()[:LONGEST] for text in turns if text.strip()]
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    raise InputError(
+                        f"line {number} of {file} is not a conversation",
+                        field="--prompts",
+                        remedy='give lines of {"messages": [{"role": "user", "content": …}]}',
+                    ) from None
+        self._turns = [said for said in found.values() if said]
+        if not self._turns:
+            raise InputError("holds nothing that a user says", field="--prompts")
+
+    def draw(self, rng: random.Random) -> str:
+        return rng.choice(rng.choice(self._turns))
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeError) as problem:
+        reason = getattr(problem, "strerror", None) or "is not UTF-8"
+        raise InputError(f"{file}: {reason}", field="--prompts") from None
+
+
+def groups(model: Model, prompts: Drawn, seed: int, count: int, size: int) -> list[list[Asked]]:
+    """`count` prompts drawn, in groups of `size` of one length, shuffled; what is left is dropped.
+
+    Every prompt is there once for each heat at most.
+    """
+    if model.template is None:
+        raise InputError("has no chat template to ask by", field="bundle")
+    rng = random.Random(f"{seed}/prompts")
+    asked: dict[Asked, None] = {}
+    for _ in range(count):
+        text = prompts.draw(rng)
+        if not text.strip():
+            continue
+        ids = model.template.encode([Message("user", text)])
+        asked[Asked(text, tuple(ids), rng.choice(TEMPERATURES))] = None
+    lengths: dict[int, list[Asked]] = {}
+    for one in asked:
+        lengths.setdefault(len(one.ids), []).append(one)
+    found = [
+        same[start : start + size]
+        for same in lengths.values()
+        for start in range(0, len(same) - size + 1, size)
+    ]
+    rng.shuffle(found)
+    return found
+
+
+def answers(
+    model: Model, state: State, group: Sequence[Asked], seed: str, most: int
+) -> list[list[int]]:
+    """An answer each, its end token included where it came to its end; at most `most` tokens."""
+    rng = np.random.default_rng(list(seed.encode()))
+    state.clear()
+    heat = np.array([one.temperature for one in group], np.float32)
+    said: list[list[int]] = [[] for _ in group]
+    going = list(range(len(group)))
+    tokens = np.array([one.ids for one in group], np.int64)
+    for start in range(0, tokens.shape[1], model.engine.chunk):
+        chunk = tokens[:, start : start + model.engine.chunk]
+        logits = model.engine.run(chunk, state, commit=True)
+    for _ in range(most):
+        chosen = choose(logits[:, -1], heat, rng)
+        for row in going:
+            said[row].append(int(chosen[row]))
+        going = [row for row in going if said[row][-1] not in model.tokenizer.eos]
+        if len(going) <= len(group) // FEW:
+            break
+        logits = model.engine.run(chosen[:, None], state, commit=True)
+    return said
+
+
+def choose(
+    logits: NDArray[np.float32], heat: NDArray[np.float32], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """A token for each row [B, V]: the likeliest at heat 0, else drawn from all of them."""
+    chosen: NDArray[np.int64] = logits.argmax(-1).astype(np.int64)
+    for row in np.flatnonzero(heat):
+        weights = np.exp((logits[row] - logits[row, chosen[row]]) / heat[row]).cumsum()
+        chosen[row] = min(np.searchsorted(weights, rng.random() * weights[-1]), len(weights) - 1)
+    return chosen
+
+
+def say_all(
+    model: Model, asked: list[list[Asked]], done: int, seed: int, most: int
+) -> Iterator[list[list[int]]]:
+    """The answers of a group at a time, from the group `done` on, as ids."""
+    if not asked:
+        raise InputError("has too few prompts of one length", field="--prompts")
+    longest = max(len(one.ids) for group in asked for one in group)
+    state = model.engine.new_state(batch=len(asked[0]), window=1, capacity=longest + most)
+    for index in range(done, len(asked)):
+        yield answers(model, state, asked[index], f"{seed}/{index}", most)
+
+
+def conversations(
+    model: Model, asked: list[list[Asked]], done: int, seed: int, most: int
+) -> Iterator[dict[str, Any]]:
+    """A prompt and its answer at a time, without the first `done`."""
+    if not asked:
+        raise InputError("has too few prompts of one length", field="--prompts")
+    group, inside = divmod(done, len(asked[0]))
+    for index, said in enumerate(say_all(model, asked, group, seed, most), group):
+        for one, ids in list(zip(asked[index], said, strict=True))[inside:]:
+            answer = model.tokenizer.decode([i for i in ids if i not in model.tokenizer.eos])
+            turns = (("user", one.text), ("assistant", answer))
+            messages = [{"role": role, "content": content} for role, content in turns]
+            yield {"messages": messages, "temperature": one.temperature}
+        inside = 0
+
+
+def write_answers(
+    bundle: Annotated[str, typer.Argument(help="The model that answers.")],
+    prompts: Annotated[
+        list[Path], typer.Option(help="Conversations, .jsonl, whose users ask. Repeat it.")
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The answers, .jsonl; an earlier run continues.")
+    ],
+    count: Annotated[int, typer.Option(min=1, help="How many prompts to draw.")] = 10_000,
+    together: Annotated[int, typer.Option(min=1, help="Answers at once.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longer answers are cut.")] = 96,
+    seed: Annotated[int, typer.Option(help="Of prompts, temperatures and answers.")] = 0,
+    threads: options.Threads = None,
+) -> None:
+    """Let a model answer what users ask, for a drafter or a hybrid to learn from.
+
+    Stop at any time: the same command goes on. Two of five answers are greedy, the others are
+    sampled at temperature 0.7 or 1.
+    """
+    source = Turns(prompts)
+    model = load(resolve(bundle), threads=threads)
+    asked = groups(model, source, seed, count, together)
+    go_on(output, lambda done: conversations(model, asked, done, seed, max_tokens))
+    say(output)

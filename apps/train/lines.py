@@ -1,0 +1,32 @@
+"""A file that grows by a line at a time, and goes on where an earlier run has come to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+def whole_lines(path: Path) -> int:
+    """How many lines a file has; what a killed run left of one more is cut off."""
+    if not path.exists():
+        return 0
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with path.open("rb+") as file:
+            file.truncate(whole)
+    return content.count(b"\n")
+
+
+def go_on(path: Path, records: Callable[[int], Iterable[object]]) -> None:
+    """Append a line of JSON for every record, from the one on that a run before this has come to.
+
+    `records(done)` yields those that follow the first `done`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = whole_lines(path)
+    with path.open("a", encoding="utf-8") as file:
+        for record in records(done):
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.flush()

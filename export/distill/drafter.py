@@ -1,0 +1,98 @@
+"""A drafter: a small Mamba whose embedding and head are a factor of its target's.
+
+With E [V, D] the target's head, h its last hidden and Q [D, r] the first principal axes of h, the
+target's logits E·h are nearly (E·Q)·(Qᵀh). The drafter's ends are E·Q [V, r], tied: how every id is
+said is there before it learns anything, and it is an ordinary Mamba of width r. (The first axes of
+E itself, its truncated SVD, are those on which h hardly lies, and are of no use.)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from edge.config import Mamba1Config, Mamba2Config, ModelConfig
+from edge.export import text_files
+from edge.export.checkpoint import Checkpoint, find_layout
+from edge.export.checkpoint.checkpoint import as_stored
+from edge.export.checkpoint.fields import Fields
+from edge.export.distill.optimizer import initialise, replace_folder
+from edge.export.distill.transformers_config import mamba2_config, mamba_config
+from edge.export.network import Network
+from edge.tensors import parameters
+
+HEAD_DIM = 64
+STATES = {"mamba": 16, "mamba2": 64}
+
+
+def drafter_shape(teacher: ModelConfig, mixer: str, rank: int, layers: int) -> ModelConfig:
+    """`layers` of `mixer`, mamba or mamba2, of width `rank` over the teacher's vocabulary."""
+    inner = 2 * rank
+    one: Mamba1Config | Mamba2Config
+    if mixer == "mamba":
+        one = Mamba1Config(d_inner=inner, d_state=STATES[mixer], dt_rank=math.ceil(rank / 16))
+    else:
+        head = min(HEAD_DIM, inner)
+        one = Mamba2Config(d_inner=inner, d_ssm=inner, d_state=STATES[mixer], head_dim=head)
+    return ModelConfig(
+        family=mixer, vocab_size=teacher.vocab_size, d_model=rank, layers=(one,) * layers
+    )
+
+
+@torch.no_grad()
+def begin(drafter: Network, teacher: Network, hidden: Tensor) -> None:
+    """Give the drafter its first weights: the factor at its ends, found on the teacher's last
+    `hidden` [n, D], and its sizes in the norm; the rest is random.
+    """
+    initialise(drafter)
+    head = (teacher.lm_head or teacher.embedding).weight
+    hidden = hidden.float()
+    axes = torch.linalg.eigh(hidden.T @ hidden)[1][:, -drafter.config.d_model :].flip(1)
+    drafter.embedding.weight.copy_(head @ axes)
+    drafter.norm_f.weight.copy_((hidden @ axes).square().mean(0).sqrt())
+
+
+def write_drafter(
+    drafter: Network, teacher: Checkpoint, folder: Path, figures: Mapping[str, Any]
+) -> None:
+    """Put the drafter at `folder`, in place of one that was there: a checkpoint of transformers,
+    with the teacher's tokenizer and chat template. `figures` go into the model card.
+    """
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    config = drafter.config
+    values = (mamba_config if config.family == "mamba" else mamba2_config)(config)
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    values |= {name: teacher.source_config.get(name) for name in ids}
+    (temporary / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+    _, layout = find_layout(Fields(temporary / "config.json", values))
+    tensors = {name: p.detach().cpu() for name, p in drafter.canonical_tensors().items()}
+    stored = {name: tensor.contiguous() for name, tensor in as_stored(layout, tensors).items()}
+    save_file(stored, temporary / "model.safetensors", metadata={"format": "pt"})
+    for file in teacher.tokenizer_files:
+        shutil.copyfile(file, temporary / file.name)
+    (temporary / "README.md").write_text(_card(config, teacher, figures), encoding="utf-8")
+    replace_folder(temporary, folder)
+
+
+def _card(config: ModelConfig, teacher: Checkpoint, figures: Mapping[str, Any]) -> str:
+    licence = text_files.licence(teacher)
+    front = ["---", f"license: {licence}", "---", ""] if licence else []
+    size = parameters(config) / 1e6
+    rows = [f"| {k} | {f'{v:.5g}' if isinstance(v, float) else v} |" for k, v in figures.items()]
+    return "\n".join([
+        *front, f"# A drafter for {teacher.path.name}", "",
+        f"{len(config.layers)} layers of {config.family}, width {config.d_model}, {size:.1f} M "
+        "parameters, distilled by `edge train draft`. Its embedding, which is its head too, began "
+        "as a factor of its target's. It proposes tokens for that model, and is of no use alone.",
+        "", "| | |", "|---|---|", *rows, "",
+    ])  # fmt: skip

@@ -1,0 +1,290 @@
+"""A long run of learning from a teacher: stages, saving, continuing, measuring.
+
+A run's folder, beside the product's, holds what it continues from and its learning curve. What it
+learns next is a function of its options and of how much it has learned; no random state is kept
+because none is used after the first weights are made. A run that ends by tokens is therefore the
+same to the bit whether or not it was interrupted; one that ends by the clock is not the same twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from edge.errors import ExportError
+from edge.export.calibration.texts import checkpoint_reader
+from edge.export.checkpoint import Checkpoint
+from edge.export.distill import optimizer as resuming
+from edge.export.distill.curve import write_curve
+from edge.export.distill.interrupted import stop_requests
+from edge.export.distill.judge import FIGURES, Judge
+from edge.export.distill.optimizer import Optimizer, trapezoid
+from edge.export.distill.options import LearningOptions, check_same
+from edge.export.distill.rows import read_rows
+from edge.export.network import Network
+
+WARMUP = 20  # steps of every stage
+POINTS = 200  # of the learning curve, about
+Report = Callable[[str], None]
+Values = dict[str, Any]
+Drawn = Callable[[list[Values]], str | None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """From one share of the run to another; `phase` is None while all mixers match."""
+
+    name: str
+    start: float
+    end: float
+    phase: int | None = None
+
+
+class LongRun(ABC):
+    """A run from its options to its product at `out`.
+
+    Attributes:
+        checkpoint, teacher: the teacher, which learns nothing.
+        network: who learns, as it is now.
+        rows: the text. judge: measures the network on what is held out of it.
+        stages: what is to be done; none where there is nothing to learn.
+        place: how far the run is, as JSON holds it.
+    """
+
+    network: Network
+    stages: list[Stage]
+    optimizer: Optimizer
+
+    def __init__(
+        self, checkpoint: Checkpoint, out: Path, options: LearningOptions,
+        report: Report, drawn: Drawn,
+    ) -> None:  # fmt: skip
+        """`drawn`: makes the picture of a learning curve, SVG, or None. Raises ExportError for too
+        little text, and where something else is at `out`.
+        """
+        self.settings, self.out, self.report, self.drawn = options, out, report, drawn
+        self.folder = out.with_name(f"{out.name}.run")
+        self.checkpoint = checkpoint
+        self._check_output()
+        reader = checkpoint_reader(checkpoint, checkpoint.config, options.tokenizer)
+        report("reading text")
+        # of few tokens there are still rows to choose from, and some to hold out
+        few = 2 * options.batch * options.length
+        wanted = None if options.tokens is None else max(options.tokens, few)
+        self.rows = read_rows(options.text, reader, options.length, wanted, options.valid)
+        if len(self.rows.learned) < options.batch:
+            raise ExportError(
+                f"{len(self.rows.learned)} rows to learn are fewer than a batch of {options.batch}",
+                field="text", remedy="give more text, or a smaller --batch or --length",
+            )  # fmt: skip
+        self.total = options.tokens or self.rows.tokens
+        self.teacher = Network(checkpoint.config)
+        self.teacher.load_canonical(dict(checkpoint.tensors()))
+        self.teacher.requires_grad_(False).to(options.device)
+        torch.manual_seed(options.seed)
+        held = self._ids(self.rows.held_out)
+        self.judge = Judge(self.teacher, held, options.uses_bf16)
+        self.place: Values = {
+            "step": 0, "stage": 0, "stage_step": 0, "tokens": 0, "seconds": 0.0,
+            "entered": 0, "curve": [],
+        }  # fmt: skip
+        self.clock = time.monotonic()
+
+    # -- what a kind of run says ------------------------------------------------------------------
+
+    @abstractmethod
+    def kept(self) -> Mapping[str, Tensor]:
+        """The parameters that the run may change: what it continues from."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Make the first weights."""
+
+    @abstractmethod
+    def enter(self, stage: Stage) -> Optimizer:
+        """Set up for a stage, with an optimizer of its own."""
+
+    @abstractmethod
+    def learn(self, stage: Stage, ids: Tensor) -> float:
+        """Leave the gradients of a batch [B, T] in what learns; returns the loss."""
+
+    @abstractmethod
+    def leave(self, stage: Stage) -> None:
+        """Measure what a stage leaves, and do what follows from it."""
+
+    @abstractmethod
+    def write(self, folder: Path, card: Values) -> None:
+        """Put the product there, in place of one that was there."""
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Every stage that is not done yet."""
+        try:
+            self._begin()
+            self.clock = time.monotonic() - self.place["seconds"]
+            with stop_requests() as stop:
+                while self.place["stage"] < len(self.stages):
+                    self._run_stage(stop)
+                    self.place |= {"stage": self.place["stage"] + 1, "stage_step": 0}
+                    self.leave(self.stages[self.place["stage"] - 1])
+                    self._keep()
+                    self._write()
+            if not self.stages:
+                self._write()
+        except (OSError, SafetensorError) as problem:
+            raise ExportError(
+                f"was not written: {getattr(problem, 'strerror', None) or problem}",
+                file=getattr(problem, "filename", None) or self.folder,
+                remedy="what was saved before is whole: the same command continues",
+            ) from problem
+
+    def _begin(self) -> None:
+        """Make the first weights, or find what a run before left."""
+        key = {
+            "teacher": self.checkpoint.fingerprint(), "options": self.settings.fixed(),
+            "text": self.rows.record,
+        }  # fmt: skip
+        file = self.folder / "run.json"
+        if file.is_file():
+            check_same(json.loads(file.read_text()), key, self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(key, indent=1) + "\n")
+        if (found := resuming.progress(self.folder / "resume")) is not None:
+            self.place = found
+            self._enter(found["entered"])
+            resuming.load(self.folder / "resume", self.kept(), self.optimizer)
+            self.report(f"continuing after {found['tokens']} tokens")
+            return
+        self.start()
+
+    def _enter(self, index: int) -> None:
+        self.place["entered"] = index
+        self.optimizer = self.enter(self.stages[index])
+
+    def _progress(self) -> float:
+        shares = [self.place["tokens"] / self.total]
+        if self.settings.minutes is not None:
+            shares.append(self.place["seconds"] / 60 / self.settings.minutes)
+        return max(shares)
+
+    def _run_stage(self, stop: list[int]) -> None:
+        place, options = self.place, self.settings
+        stage = self.stages[place["stage"]]
+        if place["stage_step"] == 0:
+            self._enter(place["stage"])
+        saved = time.monotonic()
+        losses: list[float] = []
+        while (done := self._progress()) < stage.end:
+            ids = self._ids(self.rows.batch(place["step"], options.batch, options.seed))
+            losses.append(self.learn(stage, ids))
+            inside = (done - stage.start) / (stage.end - stage.start)
+            factor = trapezoid(place["stage_step"], max(inside, 0.0), warmup=WARMUP)
+            norm = self.optimizer.step(factor)
+            place["step"] += 1
+            place["stage_step"] += 1
+            place["tokens"] += ids.numel()
+            place["seconds"] = time.monotonic() - self.clock
+            if not math.isfinite(losses[-1]):
+                raise ExportError(
+                    f"the loss is no number after {place['tokens']} tokens", file=self.folder,
+                    remedy="try again with a smaller --rate",
+                )  # fmt: skip
+            if self._point_due(losses):
+                self._note(stage, losses, norm, factor)
+                losses = []
+            if stop:
+                self._keep()
+                raise SystemExit(128 + stop[0])
+            if time.monotonic() - saved > options.save_every:
+                self.measure()
+                self._keep()
+                self._write()
+                saved = time.monotonic()
+
+    # -- what is written --------------------------------------------------------------------------
+
+    def _point_due(self, losses: list[float]) -> bool:
+        curve = self.place["curve"]
+        return bool(losses) and self.place["tokens"] - curve[-1]["tokens"] >= self.total / POINTS
+
+    def _note(self, stage: Stage, losses: list[float], norm: float, factor: float) -> None:
+        place = self.place
+        point = {
+            "step": place["step"], "stage": place["stage"], "name": stage.name,
+            "tokens": place["tokens"], "seconds": round(place["seconds"], 1),
+            "loss": sum(losses) / len(losses), "gradient": norm, "rate": factor,
+        }  # fmt: skip
+        place["curve"].append(point)
+        speed = place["tokens"] / max(place["seconds"], 1e-9)
+        self.report(
+            f"{stage.name} {place['tokens']} of {self.total} tokens, loss {point['loss']:.4f}, "
+            f"{speed:.0f} tokens/s"
+        )
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The newest distance from the teacher."""
+        point = next(p for p in reversed(self.place["curve"]) if p["name"] == "valid")
+        return {name: point[name] for name in FIGURES}
+
+    def measure(self) -> None:
+        """How far the network as it is now is from the teacher, as a point of the curve."""
+        place, figures = self.place, self.judge.distance(self.network).summary()
+        place["curve"].append(
+            {
+                "step": place["step"], "stage": place["stage"], "name": "valid",
+                "tokens": place["tokens"], "seconds": round(place["seconds"], 1), **figures,
+            }
+        )  # fmt: skip
+        told = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        self.report(f"after {place['tokens']} tokens: {told}")
+
+    def _keep(self) -> None:
+        """Write what the run continues from."""
+        resuming.save(self.folder / "resume", self.kept(), self.optimizer, self.place)
+
+    def _write(self) -> None:
+        write_curve(self.folder / "curve.csv", self.place["curve"])
+        if (picture := self.drawn(self.place["curve"])) is not None:
+            (self.folder / "curve.svg").write_text(picture, encoding="utf-8")
+        self.write(self.out, self.card(self.figures))
+
+    def card(self, figures: dict[str, float]) -> Values:
+        """What the model card says of the run."""
+        text = self.rows.record["text"]
+        assert isinstance(text, list)
+        return {
+            **figures,
+            "tokens learned from": self.place["tokens"],
+            "seconds": round(self.place["seconds"]),
+            "text": ", ".join(part["file"] for part in text),
+            "options": json.dumps(self.settings.fixed()),
+        }
+
+    # -- small things -----------------------------------------------------------------------------
+
+    def autocast(self) -> torch.autocast:
+        kind = torch.device(self.settings.device).type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.settings.uses_bf16)
+
+    def _ids(self, rows: Any) -> Tensor:
+        return torch.from_numpy(rows.astype("int64")).to(self.settings.device)
+
+    def _check_output(self) -> None:
+        there = self.out.exists() and any(self.out.iterdir() if self.out.is_dir() else [self.out])
+        if there and not (self.folder / "run.json").is_file():
+            raise ExportError(
+                "exists and is not of a run that could continue", file=self.out,
+                remedy="choose another folder, or remove it yourself",
+            )  # fmt: skip

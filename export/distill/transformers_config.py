@@ -1,0 +1,56 @@
+"""config.json of the classes of transformers that hold what is trained here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge.config import Mamba1Config, Mamba2Config, ModelConfig
+
+Values = dict[str, Any]
+
+
+def common_fields(config: ModelConfig) -> Values:
+    """What all of them have, without the ids of special tokens."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "hidden_act": "silu",
+        "tie_word_embeddings": config.tie_embeddings,
+        "torch_dtype": "float32",
+    }
+
+
+def mamba_config(config: ModelConfig) -> Values:
+    """Of `MambaForCausalLM`."""
+    mamba = next(layer for layer in config.layers if isinstance(layer, Mamba1Config))
+    return _recurrent(config, mamba) | {
+        "architectures": ["MambaForCausalLM"],
+        "model_type": "mamba",
+        "time_step_rank": mamba.dt_rank,
+    }
+
+
+def mamba2_config(config: ModelConfig) -> Values:
+    """Of `Mamba2ForCausalLM`."""
+    mamba = next(layer for layer in config.layers if isinstance(layer, Mamba2Config))
+    return _recurrent(config, mamba) | {
+        "architectures": ["Mamba2ForCausalLM"],
+        "model_type": "mamba2",
+        "num_heads": mamba.n_heads,
+        "head_dim": mamba.head_dim,
+        "n_groups": mamba.n_groups,
+        "chunk_size": 64,
+    }
+
+
+def _recurrent(config: ModelConfig, mamba: Mamba1Config | Mamba2Config) -> Values:
+    return common_fields(config) | {
+        "num_hidden_layers": len(config.layers),
+        "state_size": mamba.d_state,
+        "conv_kernel": mamba.d_conv,
+        "expand": mamba.d_inner // config.d_model,
+        "use_bias": mamba.proj_bias,
+        "use_conv_bias": mamba.conv_bias,
+        "layer_norm_epsilon": config.norm.eps,
+        "residual_in_fp32": True,
+    }
