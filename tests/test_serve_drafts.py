@@ -97,7 +97,7 @@ def _figures(kind: str = "chat", accept: str = "exact", fails: str = "") -> dict
     tokens = tuple(target.template.encode([Message("user", QUESTIONS[0])]))
     ask = ParsedRequest(True, tokens, GREEDY, stream=False, include_usage=False)
     posted: list[Event] = []
-    worker = ModelWorker(lambda: (target, slot))
+    worker = ModelWorker(lambda: (target, [slot]))
     worker.start()
     for _ in range(2):
         done = threading.Event()

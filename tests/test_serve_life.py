@@ -38,7 +38,7 @@ def streaming(client: openai.OpenAI, **options: Any) -> Any:
 
 def test_an_answer_ends_with_its_client() -> None:
     """It would take many minutes. With no room to wait, others get in only when it has ended."""
-    with Server("--queue", "0", "--deadline", "3600", bundle=DRAFT) as server:
+    with Server("--parallel", "1", "--queue", "0", "--deadline", "3600", bundle=DRAFT) as server:
         client = server.client()
         for _ in range(3):
             stream = streaming(client)
@@ -51,7 +51,7 @@ def test_an_answer_ends_with_its_client() -> None:
 
 
 def test_one_that_waits_for_a_whole_answer_may_leave_too() -> None:
-    with Server("--queue", "0", "--deadline", "3600", bundle=DRAFT) as server:
+    with Server("--parallel", "1", "--queue", "0", "--deadline", "3600", bundle=DRAFT) as server:
         client = server.client()
         with _asked(server, {"messages": HELLO, **ENDLESS}):
             assert not _answers(client)
@@ -60,7 +60,7 @@ def test_one_that_waits_for_a_whole_answer_may_leave_too() -> None:
 
 def test_those_who_wait_have_places_until_they_leave() -> None:
     body = {"messages": HELLO, "max_tokens": 2}
-    with Server("--queue", "3", "--deadline", "3600", bundle=DRAFT) as server:
+    with Server("--parallel", "1", "--queue", "3", "--deadline", "3600", bundle=DRAFT) as server:
         client = server.client()
         stream = streaming(client)
         with _asked(server, body) as first, _asked(server, body) as last:
@@ -93,7 +93,10 @@ def test_a_prompt_that_outlasts_the_deadline_is_given_up() -> None:
 def test_a_stream_that_nobody_reads_makes_room() -> None:
     """However long it may stay unread where nobody else asks."""
     unread = {"messages": HELLO, "stream": True, **ENDLESS}
-    with Server("--send-timeout", "1000", bundle=DRAFT) as server, socket.socket() as idle:
+    with (
+        Server("--parallel", "1", "--send-timeout", "1000", bundle=DRAFT) as server,
+        socket.socket() as idle,
+    ):
         idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         idle.connect(("127.0.0.1", server.port))
         idle.sendall(_request(server, unread))
@@ -114,7 +117,7 @@ def test_sigterm_lets_the_running_answer_finish() -> None:
 
 
 def test_sigterm_refuses_what_waits_and_cuts_what_takes_too_long() -> None:
-    with Server("--grace", "0.2", "--deadline", "3600", bundle=DRAFT) as server:
+    with Server("--parallel", "1", "--grace", "0.2", "--deadline", "3600", bundle=DRAFT) as server:
         client = server.client()
         stream = streaming(client)
         with _asked(server, {"messages": HELLO}) as waiting:

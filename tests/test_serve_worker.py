@@ -118,9 +118,9 @@ def test_while_it_loads_it_says_so() -> None:
     loaded = threading.Event()
     model = edge.load(DRAFT, threads=1)
 
-    def load() -> tuple[Model, Slot]:
+    def load() -> tuple[Model, list[Slot]]:
         assert loaded.wait(PATIENCE)
-        return model, Slot(model, capacity=None, cache_bytes=0)
+        return model, [Slot(model, capacity=None, cache_bytes=0)]
 
     ready = threading.Event()
     worker = ModelWorker(load, ready.set, name="demo")
@@ -186,7 +186,7 @@ def _worker() -> ModelWorker:
     """One that is ready."""
     model, ready = edge.load(DRAFT, threads=1), threading.Event()
     worker = ModelWorker(
-        lambda: (model, Slot(model, capacity=None, cache_bytes=1 << 20)), ready.set, name="demo"
+        lambda: (model, [Slot(model, capacity=None, cache_bytes=1 << 20)]), ready.set, name="demo"
     )
     worker.start()
     assert ready.wait(PATIENCE)

@@ -2,8 +2,9 @@
 
 `run` owns the process (socket, signals, exit code), `protocol` the bytes of a connection, `guard`
 who may call, `app` the routes, `bodies`, `requests` and `answers` what is read and written
-(`ollama` in that API's words), `exchange` and `worker` the way to the one thread in which the model
-runs and back, `slot` the states it reuses, `metrics` what happened, `page` the chat at `/`.
+(`ollama` in that API's words), `exchange` and `worker` the way to the threads in which the model
+runs and back, `slots` and `slot` the states they use, `metrics` what happened, `page` the chat at
+`/`.
 """
 
 from __future__ import annotations
@@ -63,6 +64,16 @@ def serve(
         list[str] | None,
         _callers(metavar="URL", help="Web pages that may call, https://host; may be repeated."),
     ] = None,
+    parallel: Annotated[
+        int | None,
+        options.running(
+            min=1,
+            max=16,
+            metavar="N",
+            help="Conversations answered at once. [default: 4 on the cpu engine, fewer where "
+            "memory is short; else 1]",
+        ),
+    ] = None,
     queue: Annotated[int, _limits(min=0, metavar="N", help="Requests that may wait.")] = 16,
     deadline: Annotated[
         float, _seconds(min=0.1, help="Seconds a request may take, waiting included.")
@@ -80,7 +91,7 @@ def serve(
         float, _seconds(min=0.1, help="Seconds a client may leave what was sent unread.")
     ] = 30,
     grace: Annotated[
-        float, _seconds(min=0, help="Seconds the running answer gets when told to stop.")
+        float, _seconds(min=0, help="Seconds running answers get when told to stop.")
     ] = 10,
     cache_mib: Annotated[
         int,
@@ -116,8 +127,12 @@ def serve(
 
     Listens on this machine only, and asks for a key, unless told otherwise.
 
-    SIGTERM or Ctrl-C lets the running answer finish; a second one leaves at once.
+    SIGTERM or Ctrl-C lets running answers finish; a second one leaves at once.
     """
+    if parallel not in (None, 1) and draft != "none":
+        raise typer.BadParameter(
+            "with a drafter one conversation is answered at a time", param_hint="--parallel"
+        )
     drafting = options.read_drafting(draft, draft_tokens, draft_tree, draft_auto, accept)
     key, made = _key(api_key, no_key)
     if any(map(math.isnan, (deadline, receive_timeout, send_timeout, grace))):
@@ -168,7 +183,7 @@ def serve(
     )
 
     def load() -> tuple[Any, Any]:
-        from edge.apps.serve.slot import Slot
+        from edge.apps.serve.slots import make_slots
         from edge.runtime.model import load
 
         model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
@@ -183,10 +198,12 @@ def serve(
                 drafts = drafting_of(
                     model, drafter, drafting.tokens, drafting.tree, context, drafting.accept
                 )
-        return model, Slot(model, capacity=context, cache_bytes=limits.cache_bytes, drafting=drafts)
+        return make_slots(
+            model, parallel, capacity=context, cache_bytes=limits.cache_bytes, drafting=drafts
+        )
 
     def load_pulled(name: str) -> tuple[Any, Any]:
-        from edge.apps.serve.slot import Slot
+        from edge.apps.serve.slots import make_slots
         from edge.bundle import store
         from edge.runtime.model import load
 
@@ -194,7 +211,7 @@ def serve(
         if found is None:
             raise InputError(f"the model {name} is no longer here", field="model")
         model = load(found, engine=engine, threads=threads, spin=spin, provider=provider)
-        return model, Slot(model, capacity=context, cache_bytes=limits.cache_bytes)
+        return make_slots(model, parallel, capacity=context, cache_bytes=limits.cache_bytes)
 
     raise typer.Exit(run.run(settings, listening, load, say, load_pulled))
 
@@ -261,5 +278,5 @@ def _say(fact: dict[str, Any]) -> None:
     elif fact["event"] == "ready":
         lines = [f"ready on {fact['engine']} after {fact['load_s']:.1f} s; Ctrl-C stops"]
     else:
-        lines = [f"{fact['signal']}: finishing the running answer; a second signal leaves at once"]
+        lines = [f"{fact['signal']}: finishing what is running; a second signal leaves at once"]
     terminal.say("\n".join(lines), file=sys.stderr, flush=True)

@@ -38,6 +38,7 @@ from edge.apps.serve.worker import Ended, ModelWorker, Piece, Served
 from edge.apps.terminal import say, tell_traceback
 from edge.bundle import store
 from edge.errors import EdgeError
+from edge.runtime.joined import JoinedEngine
 
 _OPEN = {"/", "/health"}  # routes without a key: an empty page, and whether the server is ready
 _UNTOLD = {"/health", "/metrics"}  # what supervisors ask again and again is not logged
@@ -145,13 +146,15 @@ class App:
         gauges: list[Sample] = [
             ("edge_requests_inside", {}, self._inside.total()),
             ("edge_requests_waiting", {}, worker.waiting),
+            ("edge_requests_running", {}, worker.running),
             ("edge_reader_stuck", {}, self._reader.stuck),
         ]
         if (served := worker.served) is not None:
             model = {"model": worker.name}
             gauges += [
-                ("edge_state_bytes", model, served.slot.state_bytes),
-                ("edge_kept_state_bytes", model, served.slot.store.nbytes),
+                ("edge_batch_size", model, _batch_size(served)),
+                ("edge_state_bytes", model, served.slots.state_bytes),
+                ("edge_kept_state_bytes", model, served.slots.store.nbytes),
             ]
         gauges += [
             ("edge_temperature_celsius", {"sensor": sensor}, degrees)
@@ -229,7 +232,8 @@ class App:
         """Raise ApiError 429 where too many are inside; who has none there finds room in as many
         places again.
         """
-        inside, most = self._inside.total(), self._limits.waiting
+        inside = self._inside.total()
+        most = self._limits.waiting + self._worker.parallel - 1
         if inside > most and (self._inside[client] or inside > 2 * most):
             raise busy(
                 f"{inside} requests are waiting already", "overloaded",
@@ -247,8 +251,8 @@ class App:
         try:
             served = await self._worker.obtain(name, until, client)
             most = self._limits.prompt_tokens
-            if served.slot.capacity is not None:
-                most = min(most, served.slot.capacity)
+            if served.slots.capacity is not None:
+                most = min(most, served.slots.capacity)
             read = partial(requests.read, given, chat=chat, model=served.model, max_tokens=most)
             return served, await self._reader.read(read, until)
         except EdgeError as problem:
@@ -339,6 +343,11 @@ async def _body(request: Request, limit: int) -> bytes:
         if len(body) > limit:
             raise too_large
     return bytes(body)
+
+
+def _batch_size(served: Served) -> int:
+    engine = served.model.engine
+    return engine.size if isinstance(engine, JoinedEngine) else 1
 
 
 def _preflight() -> Response:

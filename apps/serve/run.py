@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -20,9 +20,10 @@ from edge.apps.serve.app import App
 from edge.apps.serve.protocol import bounded
 from edge.apps.serve.settings import ServerSettings
 from edge.apps.serve.slot import Slot
-from edge.apps.serve.worker import ModelWorker
+from edge.apps.serve.worker import Load, ModelWorker
 from edge.errors import InputError
 from edge.runtime.engines import title
+from edge.runtime.joined import JoinedEngine
 from edge.runtime.model import Model
 
 Say = Callable[[dict[str, Any]], None]
@@ -71,9 +72,9 @@ def url(listening: socket.socket) -> str:
 def run(
     settings: ServerSettings,
     listening: socket.socket,
-    load: Callable[[], tuple[Model, Slot]],
+    load: Load,
     say: Say,
-    load_other: Callable[[str], tuple[Model, Slot]] | None = None,
+    load_other: Callable[[str], tuple[Model, Sequence[Slot]]] | None = None,
 ) -> int:
     """Serve until a signal; the exit code. Raises what loading the model raised.
 
@@ -103,9 +104,9 @@ class _Serving:
     def __init__(
         self,
         settings: ServerSettings,
-        load: Callable[[], tuple[Model, Slot]],
+        load: Load,
         say: Say,
-        load_other: Callable[[str], tuple[Model, Slot]] | None,
+        load_other: Callable[[str], tuple[Model, Sequence[Slot]]] | None,
     ) -> None:
         self._settings = settings
         self._say = say
@@ -161,7 +162,10 @@ class _Serving:
         elif self._code is None:
             took, served = round(time.monotonic() - self._began, 3), self.worker.served
             assert served is not None
-            self._tell({"event": "ready", "load_s": took, "engine": title(served.model.engine)})
+            engine = served.model.engine
+            engine = engine.engine if isinstance(engine, JoinedEngine) else engine
+            fact = {"event": "ready", "load_s": took, "engine": title(engine)}
+            self._tell(fact | {"parallel": self.worker.parallel})
 
     def _tell(self, fact: dict[str, Any]) -> None:
         """Say it, if anybody is left to hear it: a terminal or a pipe may have been closed."""

@@ -17,10 +17,10 @@ class ServerLimits:
         send_s: seconds that sent bytes may wait for a client to read them.
         idle_s: seconds a connection may stay open between requests.
         connections: most connections open at once.
-        waiting: most requests that wait while one is answered.
+        waiting: most requests that wait while others are answered.
         deadline_s: seconds a request may take from its arrival, waiting included.
         prompt_tokens: most tokens of a prompt.
-        grace_s: seconds the running answer gets to finish when the server is told to stop.
+        grace_s: seconds running answers get to finish when the server is told to stop.
         cache_bytes: memory for states to reuse; 0 reuses nothing.
     """
 

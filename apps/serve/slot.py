@@ -1,4 +1,4 @@
-"""The one state that runs, and the states of earlier requests that it can start from.
+"""A state that runs, and the states of earlier requests that it can start from.
 
 The output is that of a prompt read from its first token: a state is reused only where all tokens it
 consumed begin the prompt. In a conversation those are the earlier messages *as their text encodes*,
@@ -12,6 +12,7 @@ once another conversation takes its place, at the end of an answer.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from edge.runtime.constrain.mask import open_mask
 from edge.runtime.constrain.tools import ToolUse
 from edge.runtime.generate import Answer, Context, ContextMark, Generation, Logits, generate
+from edge.runtime.joined import JoinedEngine
 from edge.runtime.model import Model
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.sampling import Sampler, new_rng
@@ -54,16 +56,18 @@ class Slot:
         capacity: int | None,
         cache_bytes: int,
         drafting: Drafting | None = None,
+        store: PrefixStore | None = None,
+        window: int = WINDOW,
     ) -> None:
         """Takes the state's memory. `capacity`: see `Engine.new_state`. `drafting`: of all answers;
-        what a bandit learns in one helps the next.
+        what a bandit learns in one helps the next. `store`: one that slots share.
         """
         self._model = model
         self._drafting = drafting
-        window = WINDOW if drafting is None else max(WINDOW, drafting.window)
+        window = window if drafting is None else max(window, drafting.window)
         state = model.engine.new_state(window=window, capacity=capacity)
         self._context = Context(model.engine, state)
-        self.store = PrefixStore(cache_bytes)
+        self.store = PrefixStore(cache_bytes) if store is None else store
         # a state that alone is over the budget is not copied in vain
         self._keeps = self._context.mark().state.nbytes <= cache_bytes
         self._reuses = cache_bytes > 0
@@ -72,6 +76,12 @@ class Slot:
         self.reused = 0
         self._rng = new_rng(None)
         self._prompt_end: tuple[ContextMark, Logits] | None = None
+
+    def known(self, prompt: Sequence[int]) -> int:
+        """How many tokens of a prompt the state has read, and nothing else."""
+        held = as_tokens(self._context.tokens)
+        same = agree(held, as_tokens(prompt))
+        return same if len(held) - same <= self._context.state.reach else 0
 
     def begin(
         self, tokens: Sequence[int], params: SamplingParams, *, continued: bool,
@@ -125,6 +135,8 @@ class Slot:
             # certain
             if not succeeded:
                 self._context.clear()
+            if isinstance(self._context.engine, JoinedEngine):
+                self._context.engine.leave(self._context.state)
 
         pieces = generate(
             answer, self._context, sampler, self._model.tokenizer,
@@ -200,7 +212,8 @@ class Kept:
 
 
 class PrefixStore:
-    """States kept by the tokens that led to them. The least recently used ones make room.
+    """States kept by the tokens that led to them. The least recently used ones make room. Threads
+    may share it.
 
     A recurrent state cannot be cut short, so a kept state helps a prompt only when all of its
     tokens begin it.
@@ -213,6 +226,7 @@ class PrefixStore:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.nbytes = 0
+        self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, Kept] = OrderedDict()  # the most recently used last
         # the keys in order: what shares most with a prompt lies next to where it would lie
         self._order: list[bytes] = []
@@ -223,42 +237,46 @@ class PrefixStore:
     def longest(self, wanted: Tokens) -> Kept | None:
         """The longest state that begins `wanted` and leaves at least one token of it to run."""
         size = len(wanted) - 1
-        while size > 0:
-            at = bisect_right(self._order, _key(wanted[:size]))
-            if not at:
-                return None
-            # what begins `wanted` lies before it, and behind all that is shorter and does
-            kept = self._kept[self._order[at - 1]]
-            same = agree(kept.tokens, wanted[:size])
-            if same == len(kept.tokens):
-                self._kept.move_to_end(self._order[at - 1])
-                return kept
-            size = same
-        return None
+        with self._lock:
+            while size > 0:
+                at = bisect_right(self._order, _key(wanted[:size]))
+                if not at:
+                    return None
+                # what begins `wanted` lies before it, and behind all that is shorter and does
+                kept = self._kept[self._order[at - 1]]
+                same = agree(kept.tokens, wanted[:size])
+                if same == len(kept.tokens):
+                    self._kept.move_to_end(self._order[at - 1])
+                    return kept
+                size = same
+            return None
 
     def shared(self, wanted: Tokens) -> int:
         """Length of the longest prefix that `wanted` shares with the tokens of a kept state."""
-        at = bisect_right(self._order, _key(wanted))
-        beside = (self._kept[key].tokens for key in self._order[max(0, at - 1) : at + 1])
+        with self._lock:
+            at = bisect_right(self._order, _key(wanted))
+            beside = [self._kept[key].tokens for key in self._order[max(0, at - 1) : at + 1]]
         return max((agree(tokens, wanted) for tokens in beside), default=0)
 
     def add(self, mark: ContextMark) -> None:
         """Keep a state, replacing one of the same tokens, then drop what exceeds the budget."""
         new = Kept(as_tokens(mark.tokens), mark)
         key = _key(new.tokens)
-        if key in self._kept:
-            self._drop(key)
-        self._kept[key] = new
-        insort(self._order, key)
-        self.nbytes += new.nbytes
-        while self.nbytes > self.budget:
-            self._drop(next(iter(self._kept)))
+        with self._lock:
+            if key in self._kept:
+                self._drop(key)
+            self._kept[key] = new
+            insort(self._order, key)
+            self.nbytes += new.nbytes
+            while self.nbytes > self.budget:
+                self._drop(next(iter(self._kept)))
 
     def clear(self) -> None:
         """Forget everything."""
-        self._kept.clear()
-        self._order.clear()
-        self.nbytes = 0
+        with self._lock:
+            self._kept.clear()
+            self._order.clear()
+            self.nbytes = 0
 
     def _drop(self, key: bytes) -> None:
         self.nbytes -= self._kept.pop(key).nbytes

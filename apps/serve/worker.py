@@ -1,4 +1,4 @@
-"""The thread in which the model is loaded and runs, one request after the other."""
+"""The threads in which the model is loaded and runs, a request in each."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edge.apps.serve.errors import ApiError, busy, internal, of_edge_error, stop
 from edge.apps.serve.metrics import Metrics
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.slot import Slot
+from edge.apps.serve.slots import SlotPool
 from edge.apps.terminal import say, tell_traceback
 from edge.errors import EdgeError
 from edge.runtime.generate import Generation
@@ -43,6 +44,7 @@ class Ended:
     reused: int
 
 
+Load = Callable[[], tuple[Model, Sequence[Slot]]]
 Event = Piece | Ended | ApiError  # text, then how it ended
 
 
@@ -51,7 +53,7 @@ class Served:
     """A model that is loaded, and the states it runs in."""
 
     model: Model
-    slot: Slot
+    slots: SlotPool
 
 
 class Job:
@@ -109,8 +111,9 @@ class _Wanted:
 class ModelWorker:
     """Owns the model. `state` is `loading`, then `ready` or `failed`, at last `stopping`.
 
-    One model is loaded at a time: another that is asked for takes its place. Clients take turns:
-    who has many requests waiting does not keep others waiting for all of them.
+    It answers as many requests at once as the model has slots. One model is loaded at a time:
+    another that is asked for takes its place, once nothing runs. Clients take turns: who has many
+    requests waiting does not keep others waiting for all of them.
 
     Attributes:
         name, served: the model, None until it is ready.
@@ -120,11 +123,11 @@ class ModelWorker:
 
     def __init__(
         self,
-        load: Callable[[], tuple[Model, Slot]],
+        load: Load,
         changed: Callable[[], None] = lambda: None,
         *,
         name: str = "",
-        load_other: Callable[[str], tuple[Model, Slot]] | None = None,
+        load_other: Callable[[str], tuple[Model, Sequence[Slot]]] | None = None,
     ) -> None:
         """`name`: of the model that `load` loads; `load_other`: loads one by another name.
         `changed` is called in the worker's thread when loading has ended.
@@ -139,15 +142,15 @@ class ModelWorker:
         self._changed = changed
         self._jobs: list[Job | _Wanted] = []
         self._turns: dict[str, int] = {}  # of clients: when each had its last one
-        self._running: Job | None = None
+        self._running: set[Job | _Wanted] = set()
         self._wake = threading.Condition()
         self._typical_s = 1.0
         self._given_up = ""
         # a process that has to leave at once does not wait for it
-        self._thread = threading.Thread(target=self._main, name="edge-model", daemon=True)
+        self._threads = [threading.Thread(target=self._main, name="edge-model", daemon=True)]
 
     def start(self) -> None:
-        self._thread.start()
+        self._threads[0].start()
 
     def check_ready(self) -> None:
         """Raise ApiError 503 while the first model loads, and when the server stops."""
@@ -157,6 +160,17 @@ class ModelWorker:
             raise stopping()
         if self.state == "failed":
             raise ApiError(503, "the model could not be loaded", code="model_failed")
+
+    @property
+    def parallel(self) -> int:
+        """How many requests are answered at once."""
+        served = self.served
+        return 1 if served is None else len(served.slots.slots)
+
+    @property
+    def running(self) -> int:
+        """How many are answered now."""
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
@@ -181,19 +195,19 @@ class ModelWorker:
         with self._wake:
             self.check_ready()
             self._jobs.append(job)
-            self._wake.notify()
+            self._wake.notify_all()
 
     def retry_s(self, ahead: int) -> int:
         """Seconds after which another request has a chance, with `ahead` before it."""
-        return min(60, max(1, math.ceil(self._typical_s * ahead)))
+        return min(60, max(1, math.ceil(self._typical_s * ahead / self.parallel)))
 
     def drain(self) -> None:
-        """Take no more jobs and refuse those that wait; the running answer goes on."""
+        """Take no more jobs and refuse those that wait; the running answers go on."""
         with self._wake:
             self.state = "stopping"
             waiting = list(self._jobs)
             self._jobs.clear()
-            self._wake.notify()
+            self._wake.notify_all()
         for job in waiting:
             if isinstance(job, Job):
                 job.post(stopping())
@@ -201,22 +215,25 @@ class ModelWorker:
                 job.found.set_exception(stopping())
 
     def stop(self) -> None:
-        """`drain`, and end the running answer, too."""
+        """`drain`, and end the running answers, too."""
         self.drain()
-        running = self._running
-        if running is not None:
-            running.cancel()
+        with self._wake:
+            running = [job for job in self._running if isinstance(job, Job)]
+        for job in running:
+            job.cancel()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread; whether it has ended."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        """Wait for the threads; whether they have ended."""
+        until = time.monotonic() + timeout_s
+        for thread in list(self._threads):
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
-    # -- in the thread ---------------------------------------------------------------------------
+    # -- in the threads --------------------------------------------------------------------------
 
     def _main(self) -> None:
         try:
-            self.served = Served(*self._load())
+            self._serve(self._load())
         except BaseException as problem:  # whatever it was, the process has to hear of it
             self.problem = problem
             self.state = "failed"
@@ -226,14 +243,41 @@ class ModelWorker:
             if self.state == "loading":
                 self.state = "ready"
         self._changed()
-        while (job := self._next()) is not None:
+        self._work()
+
+    def _serve(self, loaded: tuple[Model, Sequence[Slot]]) -> None:
+        """This model from now on, with a thread for each slot."""
+        model, slots = loaded
+        self.served = Served(model, SlotPool(slots))
+        while len(self._threads) < len(slots):
+            name = f"edge-model-{len(self._threads)}"
+            self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+            self._threads[-1].start()
+
+    def _work(self) -> None:
+        while (begun := self._next()) is not None:
+            job, slot = begun
             if isinstance(job, _Wanted):
                 self._change(job)
+                self._done(job)
                 continue
             began = time.monotonic()
-            job.post(self._answered(job))
-            self._running = None
-            self._typical_s += 0.2 * (time.monotonic() - began - self._typical_s)
+            event = self._answered(job, slot)
+            self._done(job, slot, time.monotonic() - began)
+            job.post(event)
+
+    def _done(self, job: Job | _Wanted, slot: Slot | None = None, took_s: float = 0.0) -> None:
+        with self._wake:
+            self._running.discard(job)
+            if slot is not None and (pool := self._pool(job)) is not None:
+                pool.give(slot)
+                self._typical_s += 0.2 * (took_s - self._typical_s)
+            self._wake.notify_all()
+
+    def _pool(self, job: Job | _Wanted) -> SlotPool | None:
+        """The slots of the model that a job is for; None where that could not be loaded."""
+        served = (job.served if isinstance(job, Job) else None) or self.served
+        return None if served is None else served.slots
 
     def _change(self, wanted: _Wanted) -> None:
         """Load another model in the place of this one, or the first one again."""
@@ -244,38 +288,51 @@ class ModelWorker:
                 # memory of the one before goes with the last request that it answers
                 self.name, self.served = wanted.name, None
                 if wanted.name == self._first:
-                    self.served = Served(*self._load())
+                    self._serve(self._load())
                 elif self._load_other is not None:
-                    self.served = Served(*self._load_other(wanted.name))
+                    self._serve(self._load_other(wanted.name))
             assert self.served is not None
             wanted.found.set_result(self.served)
         except BaseException as problem:
             self.name = ""
             wanted.found.set_exception(problem)
 
-    def _next(self) -> Job | _Wanted | None:
+    def _next(self) -> tuple[Job | _Wanted, Slot | None] | None:
+        """What is to be done now, and the slot for it; None when the server stops."""
         with self._wake:
-            while not self._jobs:
-                if self.state == "stopping":
+            while True:
+                job = min(self._jobs, key=lambda one: self._turns.get(one.client, 0), default=None)
+                if job is not None and self._may_begin(job):
+                    break
+                if job is None and self.state == "stopping":
                     return None
                 self._wake.wait()
-            job = min(self._jobs, key=lambda one: self._turns.get(one.client, 0))
             self._jobs.remove(job)
             self._turns[job.client] = 1 + max(self._turns.values(), default=0)
             if not self._jobs:
                 self._turns = {job.client: 1}
-            self._running = job if isinstance(job, Job) else None
-            return job
+            self._running.add(job)
+            pool = self._pool(job)
+            if pool is None or isinstance(job, _Wanted):
+                return job, None
+            return job, pool.take(job.asked.tokens)
 
-    def _answered(self, job: Job) -> Event:
+    def _may_begin(self, job: Job | _Wanted) -> bool:
+        """Another model takes the place of this one while nothing runs, and nothing beside it."""
+        if isinstance(job, _Wanted):
+            return not self._running
+        changing = any(isinstance(one, _Wanted) for one in self._running)
+        pool = self._pool(job)
+        return not changing and (pool is None or pool.free)
+
+    def _answered(self, job: Job, slot: Slot | None) -> Event:
         """Run a job; returns how it ended."""
         try:
             if job.cancelled.is_set() or time.monotonic() >= job.until:
                 return too_late("the deadline passed before the request's turn came")
             job.begun = True
-            served = job.served or self.served
-            assert served is not None
-            slot, waited = served.slot, time.monotonic() - job.came
+            assert slot is not None
+            waited = time.monotonic() - job.came
             results: list[GenerationResult] = []
             while len(results) < job.asked.count:
                 generation = self._begin(job, slot, again=bool(results))

@@ -261,9 +261,11 @@ def step_jointly(engine: CpuEngine, joint: JointRuns, steps: Sequence[JointStep]
                 found[index] = problem
                 step.state.held().release()
         if taken:
+            # whoever came first, the same states make the same calls
+            order = sorted(taken, key=lambda index: id(steps[index].state))
             with engine.exclusive:
-                logits = joint.run([(steps[index].state, run) for index, run in taken.items()])
-                for row, index in zip(logits, taken, strict=True):
+                logits = joint.run([(steps[index].state, taken[index]) for index in order])
+                for row, index in zip(logits, order, strict=True):
                     found[index] = _finished(steps[index], row, taken[index])
     finally:
         for index in taken:

@@ -1,0 +1,100 @@
+"""Tokens per second of several conversations at once: `python -m edge.apps.bench.joined`.
+
+Each is a thread that steps a state of its own, as a conversation of `edge serve` does. Counts take
+turns, so that whatever else the machine does meets all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+import edge
+from edge.apps.bench.models import SHAPES
+from edge.apps.bench.peers import ModelFolder
+from edge.apps.exits import exit_code_of
+from edge.apps.measure.table import FigureTable, show
+from edge.cpu import usable_cores
+from edge.runtime.joined import JoinedEngine
+
+Facts = dict[str, Any]
+COUNTS = (1, 2, 4, 8)
+PROMPT, STEPS = 32, 24
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+
+def measured(bundle: Path, threads: int, rounds: int) -> dict[int, float]:
+    """Tokens per second of all together, by how many there are; medians."""
+    engine = JoinedEngine(edge.load(bundle, engine="cpu", threads=threads).engine)
+    states = [engine.new_state(window=1) for _ in range(max(COUNTS))]
+    for state in states:
+        engine.run(np.ones((1, PROMPT), np.int64), state, commit=True)
+    found: dict[int, list[float]] = {count: [] for count in COUNTS}
+    for _ in range(rounds):
+        for count in COUNTS:
+            _together(engine, states[:count], 4)
+            began = time.perf_counter()
+            _together(engine, states[:count], STEPS)
+            found[count].append(count * STEPS / (time.perf_counter() - began))
+    return {count: median(each) for count, each in found.items()}
+
+
+def _together(engine: JoinedEngine, states: list[Any], steps: int) -> None:
+    def talk(state: Any) -> None:
+        token = np.ones((1, 1), np.int64)
+        for _ in range(steps):
+            token[0, 0] = engine.run_greedy(token, state)[0]
+        engine.leave(state)
+
+    talks = [threading.Thread(target=talk, args=(state,)) for state in states]
+    for one in talks:
+        one.start()
+    for one in talks:
+        one.join()
+
+
+def table(facts: Facts) -> FigureTable:
+    """Recipes down, how many conversations across."""
+    rows = []
+    for recipe, rates in facts["tokens_per_s"].items():
+        cells = [f"{rate:.0f} ({rate / rates['1']:.1f} x)" for rate in rates.values()]
+        rows.append([recipe, *cells])
+    heads = ["tokens/s", *(f"{count} at once" for count in COUNTS)]
+    title = f"{facts['shape']}, {facts['threads']} threads, of all together"
+    return FigureTable(heads, rows, title=title)
+
+
+@app.command()
+def bench(
+    shape: Annotated[str, typer.Option(help=f"Model to make: {', '.join(SHAPES)}.")] = "130m",
+    recipes: Annotated[str, typer.Option(help="Recipes of edge export.")] = "w8a8,w4",
+    rounds: Annotated[int, typer.Option(min=1, help="Of every count.")] = 5,
+    threads: Annotated[int, typer.Option(min=0, help="0 is one a core.")] = 0,
+    keep: Annotated[Path | None, typer.Option(help="Folder to keep the models in.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure the steps of 1, 2, 4 and 8 conversations on the `cpu` engine."""
+    threads = threads or usable_cores()
+    facts: Facts = {"shape": shape, "threads": threads, "tokens_per_s": {}}
+    with tempfile.TemporaryDirectory(prefix="edge-bench-") as temporary:
+        folder = ModelFolder(shape, keep or Path(temporary))
+        for recipe in recipes.split(","):
+            rates = measured(folder.bundle(recipe), threads, rounds)
+            facts["tokens_per_s"][recipe] = {str(count): rate for count, rate in rates.items()}
+    if as_json:
+        print(json.dumps(facts, indent=1))
+    else:
+        show([table(facts)])
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(app))
