@@ -7,6 +7,7 @@ references, for every instruction set of this machine.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import platform
 import re
@@ -23,6 +24,7 @@ import edge
 from edge.errors import EngineError, InputError
 from edge.launch import Variant
 from edge.plugins.cpu import library
+from edge.runtime.cpu.device import HostMemory
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.model import EMBEDDED
 from tests import golden, on_device, quantized_models
@@ -303,3 +305,15 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         library.library.cache_clear()
     assert "compiler" in str(caught.value.remedy)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are the system's")
+def test_memory_of_small_pages_is_taken_where_it_is_touched() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    memory = HostMemory(64 << 20)
+    memory.take_small_pages()
+    before = resident()
+    memory.data[:: 1 << 20] = 1
+    assert resident() - before < 4 << 20 and int(memory.data.sum()) == 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +31,14 @@ class HostMemory:
         self.nbytes = nbytes
         self.data: Bytes = block[start : start + nbytes]
         self.address = self.data.ctypes.data
+
+    def take_small_pages(self) -> None:
+        """Have memory taken in pages of 4 KB where it is touched, not of 2 MB as numpy asks for."""
+        advice = getattr(mmap, "MADV_NOHUGEPAGE", None)
+        skipped = -self.address % mmap.PAGESIZE
+        if advice is not None and self.nbytes > skipped:
+            size = ctypes.c_size_t(self.nbytes - skipped)
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(self.address + skipped), size, advice)
 
 
 class CallList:

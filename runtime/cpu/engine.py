@@ -10,7 +10,7 @@ from edge import cpu
 from edge.bundle.kernels import open_plan
 from edge.errors import InputError
 from edge.runtime import memory
-from edge.runtime.cpu.device import CpuDevice
+from edge.runtime.cpu.device import CpuDevice, HostMemory
 from edge.runtime.cpu.joint import JointRuns, SplitPlan, split, step_jointly
 from edge.runtime.cpu.planning import any_tree, plan_bundle
 from edge.runtime.cuda.engine import CudaEngine
@@ -56,6 +56,14 @@ class CpuEngine(CudaEngine):
             assert self._parts is not None
             self._joint = JointRuns(self, self._parts)
         return step_jointly(self, self._joint, steps)
+
+    def attach(self, state: DeviceState) -> None:
+        """See `CudaEngine.attach`."""
+        # a prompt fills the beginning of every head's cache: in large pages that is all of it, and
+        # zeroing 190 MB takes longer than reading the prompt
+        if isinstance(state.caches, HostMemory):
+            state.caches.take_small_pages()
+        super().attach(state)
 
     @staticmethod
     def from_bundle(bundle: Bundle, *, threads: int | None = None) -> CpuEngine:

@@ -14,7 +14,7 @@ constexpr int64_t SPARE = 256;  // kernels may read a vector that begins inside
 constexpr int64_t MOST = int64_t(1) << 46;
 }  // namespace
 
-Memory::Memory(int64_t size) : size_(size) {
+Memory::Memory(int64_t size, Pages pages) : size_(size) {
   if (size < 0 || size > MOST) throw std::bad_alloc();
   void* got = mmap(nullptr, size_t(size + SPARE), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -22,7 +22,8 @@ Memory::Memory(int64_t size) : size_(size) {
   data_ = static_cast<char*>(got);
 #ifdef MADV_HUGEPAGE
   // large pages are read 1.7 times as fast; without them it goes on
-  madvise(got, size_t(size + SPARE), MADV_HUGEPAGE);
+  int advice = pages == Pages::large ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
+  madvise(got, size_t(size + SPARE), advice);
 #endif
 }
 

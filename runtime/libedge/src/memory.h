@@ -8,10 +8,13 @@ namespace edge_lib {
 
 constexpr int64_t ALIGNMENT = 256;
 
+// Small ones are taken where they are touched: a prompt fills the beginning of every head's cache.
+enum class Pages { large, small };
+
 class Memory {
  public:
   Memory() = default;
-  explicit Memory(int64_t size);  // throws std::bad_alloc
+  explicit Memory(int64_t size, Pages pages = Pages::large);  // throws std::bad_alloc
   Memory(Memory&& other) { *this = std::move(other); }
   Memory& operator=(Memory&& other) {
     std::swap(data_, other.data_), std::swap(size_, other.size_);

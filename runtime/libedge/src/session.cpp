@@ -89,7 +89,7 @@ Session::Session(std::shared_ptr<Engine> engine, const SessionSizes& sizes)
   edge_lib::check_room(plus(plus(layout_.block, layout_.cache_block),
                             plus(plus(layouts.inputs, layouts.values), logits)));
   state_ = Memory(layout_.block);
-  caches_ = Memory(layout_.cache_block);
+  caches_ = Memory(layout_.cache_block, Pages::small);
   inputs_ = Memory(layouts.inputs);
   logits_ = Memory(logits);
   values_ = engine_->values(layouts.values);
