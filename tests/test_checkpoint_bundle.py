@@ -100,7 +100,7 @@ def test_exported_again_it_is_the_same_model(family: str, made: Any, tmp_path: P
         torch.testing.assert_close(a, b, rtol=3e-7, atol=3e-7)
 
 
-@pytest.mark.parametrize("family", SAVE)
+@pytest.mark.parametrize("family", ["mamba", "bamba", "jamba", "lfm2"])  # each mixer's weights
 def test_half_floats_stay_as_they_are(family: str, made: Any, tmp_path: Path) -> None:
     _, bundle = made(family, "fp16")
     export_checkpoint(bundle, tmp_path / "again", quant="fp16", verify=False)

@@ -34,6 +34,11 @@ def run(*arguments: object, hidden: Sequence[str] = ()) -> tuple[int, str, str]:
     return without_torch("profile", *arguments, hidden=hidden)
 
 
+def here(*arguments: object) -> tuple[int, str, str]:
+    """The same in this process, which has torch."""
+    return called(main, "profile", *arguments)
+
+
 @cache
 def measured() -> tuple[dict[str, Any], str]:
     """The object and the page of one measurement of two bundles."""
@@ -99,7 +104,7 @@ def test_table_for_people() -> None:
 
 
 def test_lines_are_repetitions() -> None:
-    code, out, err = run(bundle("base"), *FEW, "--jsonl", "--no-breakdown")
+    code, out, err = here(bundle("base"), *FEW, "--jsonl", "--no-breakdown")
     assert code == 0, err
     rows = [json.loads(line) for line in out.splitlines()]
     assert [(row["prompt_tokens"], row["repetition"]) for row in rows] == [
@@ -111,7 +116,7 @@ def test_lines_are_repetitions() -> None:
 
 
 def test_one_token_and_one_repetition_lack_what_they_lack() -> None:
-    code, out, err = run(
+    code, out, err = here(
         bundle("base"), "-p", "8", "-n", "1", "-r", "1", "--context", "0", "--json",
         "--no-breakdown", "--warmup", "0", "--against", bundle("base"),
     )  # fmt: skip
@@ -246,7 +251,7 @@ def test_page_without_matplotlib_has_no_pictures_and_says_why(tmp_path: Path) ->
     ],
 )
 def test_refused_before_anything_is_measured(arguments: tuple[str, ...], words: str) -> None:
-    code, out, err = called(main, "profile", bundle("base"), *arguments)
+    code, out, err = here(bundle("base"), *arguments)
     usage = arguments[0] in ("-p", "--context", "--json")
     assert code == (2 if usage else 1) and out == "" and words in err and "repetition" not in err
 

@@ -5,7 +5,7 @@ The CUDA engine launches its plan (`launching`); another executor may do the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edge.launch import Buffer, LaunchPlan
@@ -45,7 +45,8 @@ class PreparedWork(Protocol):
         """Give it to the device. Raises EngineError."""
         ...
 
-    def finish(self, step: ReplayStep) -> None:
+    @property
+    def finish(self) -> Callable[[ReplayStep], None] | None:
         """What differs from run to run and is not recorded; issued behind `issue`, each time."""
         ...
 

@@ -14,7 +14,6 @@ from edge.runtime.cuda.runs import RunKey, StateRuns
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import StateLayout
-from edge.runtime.ledger import ReplayStep
 
 
 class PlanExecutor:
@@ -115,6 +114,7 @@ class Launches:
     """
 
     recordable = True
+    finish = None  # its launches read all that differs from the inputs
 
     def __init__(self, device: Device, calls: list[KernelCall]) -> None:
         self._device = device
@@ -123,9 +123,6 @@ class Launches:
     def issue(self) -> None:
         for call in self.calls:
             call.issue(self._device)
-
-    def finish(self, step: ReplayStep) -> None:
-        """Its launches read all that differs from the inputs."""
 
 
 # where a pointer's buffer starts

@@ -83,7 +83,8 @@ class PreparedRun:
             self._issued = True
         else:
             self.graph.replay()
-        self.work.finish(step)
+        if self.work.finish is not None:
+            self.work.finish(step)
         self._device.wait()
 
     def _issue(self) -> None:
