@@ -91,37 +91,75 @@ def _template(folder: Path) -> tuple[list[bytes], Parse]:
     return good, lambda raw: ChatTemplate(raw.decode(errors="replace"), tokenizer).encode(talk)
 
 
-def _checkpoint(name: str, folder: Path) -> tuple[list[bytes], Parse]:
+def _safetensors(folder: Path) -> tuple[list[bytes], Parse]:
     from edge.export.checkpoint import open_checkpoint
-    from tests.checkpoints import save_llama, save_mamba
-    from tests.gguf_files import write_gguf
+    from tests.checkpoints import save_mamba
 
-    source = folder / "checkpoint"
-    if name == "gguf":
-        save_llama(source)
-        file = place = write_gguf(source, folder / "model.gguf")
-    else:
-        save_mamba(source)
-        file, place = source / "model.safetensors", source
-    good = file.read_bytes()
+    file = save_mamba(folder / "checkpoint") / "model.safetensors"
 
     def parse(raw: bytes) -> None:
         file.write_bytes(raw)
-        list(open_checkpoint(place).tensors())
+        list(open_checkpoint(file.parent).tensors())
 
-    return [good], parse
+    return [file.read_bytes()], parse
+
+
+def _gguf(folder: Path) -> tuple[list[bytes], Parse]:
+    from edge.export.checkpoint import open_checkpoint
+    from tests import checkpoints
+    from tests.gguf_files import write_gguf
+
+    file = folder / "model.gguf"
+    good = []
+    for name in ("llama", "granite_hybrid", "nemotron_h", "lfm2", "falcon_mamba"):
+        source = getattr(checkpoints, f"save_{name}")(folder / name)
+        good.append(write_gguf(source, file).read_bytes())
+
+    def parse(raw: bytes) -> None:
+        file.write_bytes(raw)
+        list(open_checkpoint(file).tensors())
+
+    return good, parse
+
+
+def _config(folder: Path) -> tuple[list[bytes], Parse]:
+    """Fields of config.json, of experts and adapters too."""
+    from edge.export.checkpoint import open_checkpoint
+    from tests import checkpoints
+
+    source = checkpoints.save_zamba2(folder / "zamba2")
+    file = source / "config.json"
+    good = [file.read_bytes()]
+    for name in ("mixtral", "qwen3_moe"):
+        made = checkpoints.save_with_experts(folder / name, name)
+        good.append((made / "config.json").read_bytes())
+
+    def parse(raw: bytes) -> None:
+        file.write_bytes(raw)
+        open_checkpoint(source)
+
+    return good, parse
 
 
 @contextmanager
 def _http() -> Iterator[tuple[list[bytes], Parse]]:
     from tests.server_process import KEY, Server
 
-    body = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "stop": ["a"]}'
-    head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
-        f"content-type: application/json\r\nauthorization: Bearer {KEY}\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
-    ).encode()
+    asked = b'{"messages": [{"role": "user", "content": "hi"}], '
+    bodies = {
+        "/v1/chat/completions": asked + b'"max_tokens": 2, "stop": ["a"], "n": 2, "tools": '
+        b'[{"type": "function", "function": {"name": "go", "parameters": {"type": "object", '
+        b'"properties": {"to": {"enum": [1, "b"]}}}}}]}',
+        "/v1/completions": b'{"prompt": "a", "max_tokens": 2, "logprobs": 2, "logit_bias": '
+        b'{"7": 1}, "structured_outputs": {"regex": "[a-c]{1,3}(x|y)*"}}',
+        "/api/chat": asked + b'"options": {"num_predict": 2, "seed": 1}, "format": "json"}',
+    }
+    good = [
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"authorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        + body
+        for path, body in bodies.items()
+    ]
     with Server(bundle="demo-draft") as server:
 
         def parse(raw: bytes) -> None:
@@ -135,15 +173,16 @@ def _http() -> Iterator[tuple[list[bytes], Parse]]:
                 except (ConnectionResetError, BrokenPipeError):
                     return
             status = answer.split(b" ", 2)[1:2]
-            assert not answer or status[0][:1] in b"24" or status == [b"501"], answer[:300]
+            told = not answer or status[0][:1] in b"24" or status[0] in (b"501", b"505")
+            assert told, answer[:300]
             if status and status[0] != b"200":
                 raise EdgeError(answer.partition(b"\r\n\r\n")[2].decode(errors="replace"))
 
-        yield [head + body, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"], parse
+        yield [*good, b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"], parse
 
 
 PARSERS = ("manifest", "plan", "json", "wire", "state", "graph", "tokenizer", "sentencepiece",
-           "template", "safetensors", "gguf", "http")  # fmt: skip
+           "template", "config", "safetensors", "gguf", "http")  # fmt: skip
 
 
 @contextmanager
@@ -155,12 +194,10 @@ def opened(name: str) -> Iterator[tuple[list[bytes], Parse]]:
         return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        if name in ("safetensors", "gguf"):
-            yield _checkpoint(name, folder)
-        elif name in ("graph", "tokenizer", "sentencepiece", "template"):
-            yield globals()[f"_{name}"](folder)
-        else:
+        if name in ("manifest", "plan", "json", "wire", "state"):
             yield _mutations(name, folder)
+        else:
+            yield globals()[f"_{name}"](folder)
 
 
 def work(name: str, corpus: Path, seed: int, seconds: float) -> None:

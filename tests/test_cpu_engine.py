@@ -26,9 +26,10 @@ from edge.launch import Variant
 from edge.plugins.cpu import library
 from edge.runtime.cpu.device import HostMemory
 from edge.runtime.cuda.engine import CudaEngine
-from edge.runtime.model import EMBEDDED
+from edge.runtime.model import EMBEDDED, resolve
 from tests import golden, on_device, quantized_models
 from tests.cuda.models import tiny_engine
+from tests.malformed import resigned
 
 ROOT = Path(__file__).parent.parent
 compiled = pytest.mark.skipif(
@@ -243,6 +244,17 @@ def test_profile() -> None:
 
 
 @compiled
+def test_what_a_plan_computes_is_counted_before_it_is_loaded(tmp_path: Path) -> None:
+    """By someone who means harm: hashes fit, and every check of the plan passes."""
+    folder = Path(shutil.copytree(resolve("demo-draft"), tmp_path / "bundle"))
+    plan = json.loads((folder / "graphs/cuda.json").read_text())
+    plan["values"]["layers.0.scan"]["elements"]["times"] = 1 << 36
+    (folder / "graphs/cuda.json").write_text(json.dumps(plan))
+    resigned(folder)
+    with pytest.raises(EngineError, match=r"needs \d+ MiB of memory"):
+        edge.load(folder, engine="cpu", threads=1)
+
+
 def test_no_memory_for_a_piece() -> None:
     """A thread that finds none tells the caller, and the pool goes on."""
     norm = Variant(

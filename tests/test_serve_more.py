@@ -103,6 +103,13 @@ def test_a_histogram_counts_up_to_each_bound() -> None:
     assert 'edge_temperature_celsius{sensor="a\\"\\\\\\nb"} 40\n' in odd
 
 
+def test_a_models_name_is_one_label_and_adds_no_line() -> None:
+    name = 'a"} 1\nedge_reader_stuck 1\\'
+    lines = Metrics().text([("edge_state_bytes", {"model": name}, 7)]).splitlines()
+    assert lines[-1] == r'edge_state_bytes{model="a\"} 1\nedge_reader_stuck 1\\"} 7'
+    assert sum(line.startswith("edge_reader_stuck") for line in lines) == 0
+
+
 def test_the_log_has_a_line_a_request_and_nothing_that_was_said(server: Server) -> None:
     secret = "the password is swordfish"
     body = {"messages": [{"role": "user", "content": secret}], "max_tokens": 3, "stream": True}
