@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -156,6 +156,10 @@ class CpuDevice:
         finally:
             self._recording = None
         out.append(CallList(self.pool, *recording))
+
+    def weave(self, lists: Sequence[CallList], order: Iterable[tuple[int, int]]) -> CallList:
+        """Calls of several lists in one: of which list and which of its calls, in order."""
+        return CallList(self.pool, [lists[which]._calls[at] for which, at in order], lists)
 
     def wait(self) -> None:
         """Nothing is under way."""

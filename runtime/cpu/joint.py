@@ -12,15 +12,15 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from edge.errors import EdgeError, StateError
 from edge.launch import ITEM_SIZE, LOGITS, Launch, LaunchPlan, Pointer, Program, Sizes, Variant
+from edge.runtime.cpu.device import CallList, CpuDevice
 from edge.runtime.cuda.arena import place
-from edge.runtime.cuda.device import RecordedGraph
 from edge.runtime.cuda.inputs import DeviceRun, InputBlock
 from edge.runtime.cuda.launching import KernelCall, PlanExecutor, Template, reads
 from edge.runtime.cuda.runs import RunKey
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _SHARED, _EACH = range(2)  # programs of a plan that is split
 _OF_ROWS = ("tokens", "rows")  # inputs that say nothing of where a state stands
 _PAIR, _CONV = "linear_conv.few", "linear_conv.conv"
-_KEPT = 32  # lists of calls for states that came together
+_KEPT = 64  # lists of a state's calls in a row
 
 
 class SplitPlan(NamedTuple):
@@ -116,6 +116,13 @@ def _renamed(variant: Variant, kernel: str) -> Variant:
     return variant.model_copy(update={"kernel": kernel})
 
 
+class _Seated(NamedTuple):
+    """A state, and its calls in one row."""
+
+    state: weakref.ref[State]
+    calls: CallList
+
+
 class JointRuns:
     """The joint runs of an engine: inputs for as many states as there may be, and lists of calls
     for those that came together. Values lie in the engine's arena.
@@ -127,10 +134,9 @@ class JointRuns:
         Raises EngineError: no memory, or kernels of another version.
         """
         self._engine = weakref.proxy(engine)
-        self._parts, self._device = parts, engine.exclusive.device
-        executor = engine.executor
-        assert isinstance(executor, PlanExecutor)
-        self._executor = executor
+        device, executor = engine.exclusive.device, engine.executor
+        assert isinstance(device, CpuDevice) and isinstance(executor, PlanExecutor)
+        self._parts, self._device, self._executor = parts, device, executor
         new = range(len(engine.plan.variants), len(parts.plan.variants))
         self._kernels = dict(executor.kernels) | {
             index: self._device.load(parts.plan.variants[index], None, b"") for index in new
@@ -143,49 +149,83 @@ class JointRuns:
         nbytes = ITEM_SIZE["f32"] * parts.rows * engine.config.vocab_size
         self._out = self._device.host(nbytes)
         self._logits: Floats = self._out.view(np.float32).reshape(parts.rows, -1)
-        self._made: OrderedDict[tuple[int, ...], tuple[list[weakref.ref[State]], RecordedGraph]] = (
-            OrderedDict()
-        )
+        self._order = list(self._calls_in_order())
+        self._of_rows: dict[int, CallList] = {}
+        self._of_states: OrderedDict[tuple[int, int], _Seated] = OrderedDict()
+        self._last: tuple[list[weakref.ref[State]], CallList] | None = None
 
-    def run(self, members: Sequence[tuple[State, DeviceRun]]) -> Floats:
-        """Logits [M, V] of one token of each state; a view of memory that the next run overwrites.
+    def _calls_in_order(self) -> Iterator[tuple[bool, int]]:
+        """Of each launch, whether it is one for each state, and which of its program."""
+        seen = [0, 0]
+        for own in self._parts.order:
+            yield own, seen[own]
+            seen[own] += 1
+        yield False, seen[False]  # the copy of the logits
+
+    def run(self, members: Sequence[tuple[State, DeviceRun]]) -> list[Floats]:
+        """Logits [V] of one token of each state, views of memory that the next run overwrites.
 
         Raises EngineError: no memory.
         """
-        states, runs = zip(*members, strict=True)
-        calls, sources = self._calls(states), self._engine.sources
+        rows, sources = self._rows([state for state, _ in members]), self._engine.sources
+        in_order = sorted(zip(rows, members, strict=True), key=lambda one: one[0])
+        states, runs = zip(*(member for _, member in in_order), strict=True)
+        calls = self._calls(states)
         tokens = np.concatenate([run.tokens for run in runs])
         every = DeviceRun(tokens, runs[0].step, range(len(runs)))
         sources.fill(self._shared.views(len(runs)), every)
         for seat, run in zip(self._seats, runs, strict=False):
             sources.fill(seat.views(1), run)
         calls.replay()
-        return self._logits[: len(runs)]
+        return [self._logits[row] for row in rows]
 
-    def _calls(self, states: Sequence[State]) -> RecordedGraph:
-        key = tuple(map(id, states))
-        found = self._made.get(key)
-        # another state may have got the address of one that is gone
-        if found and all(ref() is s for ref, s in zip(found[0], states, strict=True)):
-            self._made.move_to_end(key)
-            return found[1]
-        made = self._assembled(states)
-        self._made[key] = [weakref.ref(state) for state in states], made
-        if len(self._made) > _KEPT:
-            self._made.popitem(last=False)
+    def _rows(self, states: Sequence[State]) -> list[int]:
+        """A row for each: the one it had, where that is among so many."""
+        before = self._last[0] if self._last else []
+        had = {id(ref()): row for row, ref in enumerate(before[: len(states)])}
+        free = set(range(len(states))) - {had[id(s)] for s in states if id(s) in had}
+        return [had[id(s)] if id(s) in had else free.pop() for s in states]
+
+    def _calls(self, states: Sequence[State]) -> CallList:
+        """The calls for states in their rows; most often those of the run before."""
+        before, calls = self._last or ((), None)
+        if calls and [id(ref()) for ref in before] == [id(state) for state in states]:
+            return calls
+        count = len(states)
+        if count not in self._of_rows:
+            self._of_rows[count] = self._recorded(_SHARED, states[0], 0, count)
+        own = [self._of_state(state, row) for row, state in enumerate(states)]
+        order = (
+            (which, at)
+            for each, at in self._order
+            for which in (range(1, count + 1) if each else (0,))
+        )
+        made = self._device.weave([self._of_rows[count], *own], order)
+        self._last = [weakref.ref(state) for state in states], made
         return made
 
-    def _assembled(self, states: Sequence[State]) -> RecordedGraph:
-        shared = iter(self._launches(_SHARED, states[0], 0, len(states)))
-        of_states = [self._launches(_EACH, state, row, 1) for row, state in enumerate(states)]
-        each = iter(list(zip(*of_states, strict=True)))
+    def _of_state(self, state: State, row: int) -> CallList:
+        key = row, id(state)
+        found = self._of_states.get(key)
+        # another state may have got the address of one that is gone
+        if found is None or found.state() is not state:
+            calls = self._recorded(_EACH, state, row, 1)
+            found = self._of_states[key] = _Seated(weakref.ref(state), calls)
+        self._of_states.move_to_end(key)
+        if len(self._of_states) > _KEPT:
+            self._of_states.popitem(last=False)
+        return found.calls
+
+    def _recorded(self, program: int, state: State, row: int, rows: int) -> CallList:
         with self._device.record() as made:
-            for own in self._parts.order:
-                for call in next(each) if own else (next(shared),):
-                    call.issue(self._device)
-            wanted = self._out[: self._logits[: len(states)].nbytes]
-            self._device.read(wanted, self._memory, self._values[LOGITS])
-        return made[0]
+            for call in self._launches(program, state, row, rows):
+                call.issue(self._device)
+            if program == _SHARED:
+                wanted = self._out[: self._logits[:rows].nbytes]
+                self._device.read(wanted, self._memory, self._values[LOGITS])
+        calls = made[0]
+        assert isinstance(calls, CallList)
+        return calls
 
     def _launches(self, program: int, state: State, row: int, rows: int) -> list[KernelCall]:
         """The launches of one of the two programs for `rows` rows from `row` on."""
@@ -261,11 +301,9 @@ def step_jointly(engine: CpuEngine, joint: JointRuns, steps: Sequence[JointStep]
                 found[index] = problem
                 step.state.held().release()
         if taken:
-            # whoever came first, the same states make the same calls
-            order = sorted(taken, key=lambda index: id(steps[index].state))
             with engine.exclusive:
-                logits = joint.run([(steps[index].state, taken[index]) for index in order])
-                for row, index in zip(logits, order, strict=True):
+                logits = joint.run([(steps[index].state, run) for index, run in taken.items()])
+                for row, index in zip(logits, taken, strict=True):
                     found[index] = _finished(steps[index], row, taken[index])
     finally:
         for index in taken:
