@@ -99,11 +99,17 @@ def plan_bundle(
     )
     kept, moment = _weights(manifest)
     out = plan(manifest.model, layout, window=window, chunk=manifest.limits.chunk, weights=kept)
-    out["program"] = program + _LIBRARY
-    out["snapshots"] = snapshots * out["snapshot"]
-    out["loading"] = moment + out["program"]
-    out["total"] = max(out["total"] + out["program"] + out["snapshots"], out["loading"])
-    return out
+    return with_loading(out, program + _LIBRARY, moment, snapshots)
+
+
+def with_loading(
+    plan: dict[str, int], program: int, weights: int, snapshots: int
+) -> dict[str, int]:
+    """The plan with what loading adds: see `plan_bundle`. `weights`: most of them while loading."""
+    copies = snapshots * plan["snapshot"]
+    plan |= {"program": program, "snapshots": copies, "loading": weights + program}
+    plan["total"] = max(plan["total"] + program + copies, plan["loading"])
+    return plan
 
 
 def ring_bytes(layout: StateLayout, window: int) -> int:

@@ -66,9 +66,5 @@ def plan_bundle(
         window=window,
         vocab=manifest.model.vocab_size,
     )
-    out = runs.memory_plan()
-    out["program"] = program + _LIBRARY + _LAUNCH * len(plan.launches)
-    out["snapshots"] = snapshots * out["snapshot"]
-    out["loading"] = weights + out["program"]
-    out["total"] += out["program"] + out["snapshots"]
-    return out
+    program += _LIBRARY + _LAUNCH * len(plan.launches)
+    return memory.with_loading(runs.memory_plan(), program, weights, snapshots)
