@@ -194,8 +194,14 @@ class Layout:
                 else:
                     self.place(name, f"{mixer}.{theirs}")
 
-    def place_ends(self, *, embedding: str, norm_f: str, lm_head: str) -> None:
-        """Embedding, final norm and head. A tied head may be stored again."""
+    def place_ends(
+        self,
+        norm_f: str,
+        *,
+        embedding: str = "model.embed_tokens.weight",
+        lm_head: str = "lm_head.weight",
+    ) -> None:
+        """Final norm, embedding and head. A tied head may be stored again."""
         self.place("embedding.weight", embedding)
         self.place_norm("norm_f", norm_f)
         if self.config.tie_embeddings:

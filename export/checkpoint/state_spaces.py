@@ -178,9 +178,7 @@ def _place(config: ModelConfig, blocks: int, attention: set[int], has_mlp: bool)
             )  # fmt: skip
         if has_mlp:
             _place_mlp(layout, index + 1, source)
-    layout.place_ends(
-        embedding="backbone.embedding.weight", norm_f="backbone.norm_f", lm_head="lm_head.weight"
-    )
+    layout.place_ends("backbone.norm_f", embedding="backbone.embedding.weight")
     return layout
 
 
@@ -219,7 +217,5 @@ def place_transformers(config: ModelConfig) -> Layout:
         layout.place_layer(
             index, norm=f"{source}.norm", mixer=f"{source}.mixer", rename={"gated_norm": "norm"}
         )
-    layout.place_ends(
-        embedding="backbone.embeddings.weight", norm_f="backbone.norm_f", lm_head="lm_head.weight"
-    )
+    layout.place_ends("backbone.norm_f", embedding="backbone.embeddings.weight")
     return layout

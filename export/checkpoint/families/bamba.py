@@ -120,11 +120,7 @@ def place(config: ModelConfig, attends: Sequence[bool], rename: dict[str, str]) 
         layout.place_layer(
             2 * block + 1, norm=f"{source}.pre_ff_layernorm", mixer=f"{source}.feed_forward"
         )
-    layout.place_ends(
-        embedding="model.embed_tokens.weight",
-        norm_f="model.final_layernorm",
-        lm_head="lm_head.weight",
-    )
+    layout.place_ends("model.final_layernorm")
     return layout
 
 

@@ -113,11 +113,7 @@ def _place(config: ModelConfig, blocks: int, biases: dict[str, bool]) -> Layout:
         layout.place_layer(
             3 * block + 2, norm=f"{source}.pre_ff_layernorm", mixer=f"{source}.feed_forward"
         )
-    layout.place_ends(
-        embedding="model.embed_tokens.weight",
-        norm_f="model.final_layernorm",
-        lm_head="lm_head.weight",
-    )
+    layout.place_ends("model.final_layernorm")
     return layout
 
 

@@ -102,8 +102,8 @@ def _place(config: ModelConfig, attention: AttentionConfig) -> Layout:
             rename={"up_proj": "dense_h_to_4h", "down_proj": "dense_4h_to_h"},
         )
     layout.place_ends(
+        "gpt_neox.final_layer_norm",
         embedding="gpt_neox.embed_in.weight",
-        norm_f="gpt_neox.final_layer_norm",
         lm_head="embed_out.weight",
     )
     return layout

@@ -104,9 +104,7 @@ def _place(config: ModelConfig, attends: list[bool]) -> Layout:
         names = (f"{ours}.gate_proj.weight", f"{ours}.up_proj.weight")
         layout.place_rows(names, f"{source}.shared_mlp.input_linear.weight")
         layout.place(f"{ours}.down_proj.weight", f"{source}.shared_mlp.output_linear.weight")
-    layout.place_ends(
-        embedding="model.embed_tokens.weight", norm_f="model.norm", lm_head="lm_head.weight"
-    )
+    layout.place_ends("model.norm")
     return layout
 
 

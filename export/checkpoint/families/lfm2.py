@@ -121,11 +121,7 @@ def _place(config: ModelConfig, kinds: list[str]) -> Layout:
             mixer=f"{source}.feed_forward",
             rename={"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2", "router": "gate"},
         )
-    layout.place_ends(
-        embedding="model.embed_tokens.weight",
-        norm_f="model.embedding_norm",
-        lm_head="lm_head.weight",
-    )
+    layout.place_ends("model.embedding_norm")
     return layout
 
 

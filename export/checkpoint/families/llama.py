@@ -121,9 +121,7 @@ def place(config: ModelConfig, blocks: int) -> Layout:
             mixer=f"{source}.mlp",
             rename={"router": "gate"},
         )
-    layout.place_ends(
-        embedding="model.embed_tokens.weight", norm_f="model.norm", lm_head="lm_head.weight"
-    )
+    layout.place_ends("model.norm")
     return layout
 
 

@@ -72,11 +72,7 @@ def _read_own(fields: Fields) -> Layout:
     for index in range(count):
         source = f"mambabyte.layers.{index}"
         layout.place_layer(index, norm=f"{source}.norm", mixer=f"{source}.mixer")
-    layout.place_ends(
-        embedding="mambabyte.token_embedding.weight",
-        norm_f="mambabyte.final_norm",
-        lm_head="lm_head.weight",
-    )
+    layout.place_ends("mambabyte.final_norm", embedding="mambabyte.token_embedding.weight")
     return layout
 
 

@@ -157,9 +157,7 @@ def _place(config: ModelConfig, kinds: list[str]) -> Layout:
             shared = f"{source}.mixer.shared_experts"
             layout.place_layer(index, norm=f"{source}.norm", mixer=shared)
         index += 1
-    layout.place_ends(
-        embedding="backbone.embeddings.weight", norm_f="backbone.norm_f", lm_head="lm_head.weight"
-    )
+    layout.place_ends("backbone.norm_f", embedding="backbone.embeddings.weight")
     return layout
 
 

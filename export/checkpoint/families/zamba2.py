@@ -143,11 +143,7 @@ def _place(
             rename={"gated_norm": "norm"},
         )
         layer += 1
-    layout.place_ends(
-        embedding="model.embed_tokens.weight",
-        norm_f="model.final_layernorm",
-        lm_head="lm_head.weight",
-    )
+    layout.place_ends("model.final_layernorm")
     return layout
 
 
