@@ -90,9 +90,9 @@ World& world() {
 // The manifest with the size and hash that a file has now.
 std::string listed(std::string text, const std::string& path, const std::string& before,
                    const std::string& now) {
-  std::string was = edge_lib::sha256(before);
-  for (size_t at; (at = text.find(was)) != text.npos;)
-    text.replace(at, was.size(), edge_lib::sha256(now));
+  std::string was = edge_lib::sha256(before), is = edge_lib::sha256(now);
+  for (size_t at = 0; (at = text.find(was, at)) != text.npos; at += is.size())
+    text.replace(at, was.size(), is);
   // keys are sorted: path, sha256, size
   size_t entry = text.find("\"path\": \"" + path + "\"");
   size_t size = text.find("\"size\": ", entry) + 8;

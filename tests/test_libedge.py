@@ -228,6 +228,19 @@ def test_the_cpp_example(installed: Path, tmp_path: Path) -> None:
 
 
 @compiled
+def test_the_core_of_the_ros_node(installed: Path) -> None:
+    """It says what a chat in Python says; the node around it is unproven."""
+    program = built(ROOT / "docs/examples/c/robot_speech.cpp", installed)
+    questions = ["Hello, who are you?", "Say <|end|> twice."]
+    said = ran(program, folder("demo-draft"), "60", "0", input="\n".join(questions) + "\n")
+    session = python("demo-draft").session()
+    assert said == "".join(
+        session.chat(question, temperature=0, max_tokens=256).finish().text + "\n"
+        for question in questions
+    )
+
+
+@compiled
 @pytest.mark.parametrize("name", ["demo", "demo-bytes"])
 def test_nothing_is_allocated_per_token(name: str, installed: Path) -> None:
     """And what has no room is refused."""

@@ -174,6 +174,9 @@ def test_cancelling_from_another_thread() -> None:
     said, result = session.generate([1], max_tokens=4, ignore_eos=1)
     assert (said, result.finish) == ([], libedge.CANCELLED)
     assert len(session.generate([1], max_tokens=4, ignore_eos=1)[0]) == 4
+    libedge.asked("edge_session_cancel", None, session.handle)
+    libedge.asked("edge_session_resume", None, session.handle)  # as if it had not been
+    assert len(session.generate([1], max_tokens=4, ignore_eos=1)[0]) == 4
 
 
 def test_snapshots_and_forks() -> None:

@@ -6,8 +6,9 @@
  * - Option structures begin with their size: `edge_session_options o = EDGE_SESSION_OPTIONS;` and then
  *   the fields that matter. NULL stands for the defaults.
  * - One thread uses a session at a time; a second one gets EDGE_ERROR_ENGINE from what returns a
- *   status, and must not call the rest but edge_session_cancel. Sessions of one model may be used on
- *   threads of their own: their runs follow one another. Bundles and models are never changed.
+ *   status, and may call edge_session_cancel and edge_session_resume alone of the rest. Sessions of
+ *   one model may be used on threads of their own: their runs follow one another. Bundles and models
+ *   are never changed.
  * - A session holds all the memory that its runs need: see edge_session_prepare.
  * - The library keeps no global state, starts no thread unless `threads` asks for more than one,
  *   writes no log and reads no environment variable.
@@ -255,6 +256,8 @@ EDGE_API edge_status edge_generate(edge_session *session, const int32_t *prompt,
 /* Ends the answer that is being made within one step or chunk, or else the next one as it begins.
  * From any thread, at any time while the session lives; async-signal-safe. */
 EDGE_API void edge_session_cancel(edge_session *session);
+/* Takes back a cancellation that has ended no answer yet. From any thread, as above. */
+EDGE_API void edge_session_resume(edge_session *session);
 
 /* -- text ------------------------------------------------------------------------------------------- */
 

@@ -401,6 +401,10 @@ edge_status edge_generate(edge_session* session, const int32_t* prompt, size_t c
 }
 
 void edge_session_cancel(edge_session* session) {
-  if (session) session->own->cancel();
+  if (session) session->own->cancel(true);
+}
+
+void edge_session_resume(edge_session* session) {
+  if (session) session->own->cancel(false);
 }
 }

@@ -81,7 +81,7 @@ class Session {
                        const edge_sampling& sampling, edge_result& result);
   // Where in the list of tokens a repetition penalty begins to look.
   size_t recent_from(const edge_sampling& how) const;
-  void cancel() { cancelled_.store(true, std::memory_order_release); }
+  void cancel(bool on) { cancelled_.store(on, std::memory_order_release); }
 
   int64_t position() const { return ledger_.position; }
   int64_t reach() const { return ledger_.reach(); }
