@@ -21,7 +21,7 @@ from edge.runtime.constrain.statement import Constraint
 from edge.runtime.constrain.tools import ToolUse, tool_use
 from edge.runtime.model import Model
 from edge.text.template import ChatTemplate, Message
-from edge.text.tools import HERMES, CallForm, CallReader, ToolCall
+from edge.text.tools import HERMES, CallForm, CallReader, ToolCall, ToolSupport
 from edge.text.tools import _form as form_of
 from tests.server_process import HELLO, Server, is_error
 from tests.session_models import bundle
@@ -172,6 +172,18 @@ def test_a_template_without_tools_is_told_in_words() -> None:
     assert '"name": "go"' in text and '"name": "stop"' in text
     assert HERMES.write(CALLS) in text and "<|tool|>" not in text
     assert "<|user|><tool_response>\ndone\n</tool_response>" in text
+
+
+@pytest.mark.parametrize(
+    "calls",
+    ["{% for i in range(30000) %}probe_one{ {% endfor %}",
+     "{{ 'x' * 5000 }}{{ m.tool_calls[0].function | tojson }}"],
+)  # fmt: skip
+def test_forms_that_would_take_for_ever_to_find_are_not_looked_for(calls: str) -> None:
+    """The first took the square of its names, minutes; the second each piece of an answer."""
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.tool_calls %}"
+    template = ChatTemplate(source + calls + "{% endif %}{% endfor %}", tokenizer("bytes"))
+    assert template.tools == ToolSupport(HERMES, False, False, True)
 
 
 def test_what_a_tool_returned_is_never_dropped() -> None:

@@ -113,7 +113,8 @@ class ToolSupport:
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Declared] | None], str]
 _NAMES, _KEY, _ID = ("probe_one", "probe_two"), {"probe_key": "probe_value"}, "probe0000"
-_ARGUMENTS = r'\{\s*"probe_key":\s*"probe_value"\s*\}'
+_ARGUMENTS = re.compile(r'\{\s*"probe_key":\s*"probe_value"\s*\}')
+MAX_FORM = 1000  # characters of each part; answers are searched for it piece by piece
 
 
 def support(render: Render, source: str) -> ToolSupport:
@@ -148,20 +149,34 @@ def support(render: Render, source: str) -> ToolSupport:
             return ""
         return found[len(start) : len(found) - len(after)].lstrip()
 
-    pattern = f"(.*?){_NAMES[0]}(.*?){_ARGUMENTS}(.*)"
-    one = re.fullmatch(pattern, written(1), re.DOTALL)
-    two = re.fullmatch(f"{pattern}{_NAMES[1]}.*?{_ARGUMENTS}(.*)", written(2), re.DOTALL)
-    joint = two[3] if two else ""
-    writes = bool(one and one[1] and one[2] and _ID not in joint + one[3])
+    head, middle, tail = _around(written(1))
+    joint = _before_last(_around(written(2))[2])
+    writes = bool(head and middle and _ID not in joint + tail)
+    writes = writes and max(map(len, (head, middle, joint, tail))) <= MAX_FORM
     result = {"role": "tool", "content": "probe_result", "tool_call_id": _ID}
     answers = "probe_result" in rendered(called(1) if writes else {"content": "y"}, result)
-    if one and writes:
-        return ToolSupport(CallForm(one[1], one[2], joint, one[3]), declares, True, answers)
+    if writes:
+        return ToolSupport(CallForm(head, middle, joint, tail), declares, True, answers)
     known = None
     if not any(part in source for part in _NO_JSON):
         known = next((form for marker, form in _BY_MARKER.items() if marker in source), None)
     # where the form is not known, tools are declared in our words
     return ToolSupport(known or HERMES, declares and known is not None, False, answers)
+
+
+def _around(text: str) -> tuple[str, str, str]:
+    """What a template wrote before the first name, before its arguments, and after them. By hand,
+    for a template may write a name 100,000 times and an expression would try each.
+    """
+    head, _, rest = text.partition(_NAMES[0])
+    found = _ARGUMENTS.search(rest)
+    return (head, rest[: found.start()], rest[found.end() :]) if found else ("", "", "")
+
+
+def _before_last(text: str) -> str:
+    """What stands before the last name that arguments come after; "" without one."""
+    places = [found.start() for found in _ARGUMENTS.finditer(text)]
+    return text[: max(0, text.rfind(_NAMES[1], 0, places[-1]))] if places else ""
 
 
 def described(tools: Sequence[Declared], form: CallForm) -> str:
