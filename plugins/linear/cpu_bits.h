@@ -178,6 +178,9 @@ struct Blocked {
       if (minimum) add_minimums(x, unit[j].minimums, of_row);
       const S* scales = unit[j].scales;
       int64_t g = 0;
+      if (step == (BITS == 8 ? BYTES : SMALL))
+        g = minimum ? by_vectors<BITS, true>(x, w[j], scales, whole, spread, of_row)
+                    : by_vectors<BITS, false>(x, w[j], scales, whole, spread, of_row);
       for (; g < whole; g++) {
         vi total[ROWS];
         begin(x, g, total);
@@ -201,6 +204,41 @@ struct Blocked {
       for (int m = 0; m < ROWS; m++) acc[m][j] = of_row[m];
     }
     for (int m = 0; m < ROWS; m++) sums4(acc[m], sums[m]);
+  }
+  // Steps of one vector each: the addresses of all rows stay in registers, and sums start from 0
+  // beside minimums. Returns how many steps.
+  template <int BITS, bool MINIMUM, int ROWS, class S>
+  EDGE_INLINE int64_t by_vectors(const Prepared& x, const uint8_t* w, const S* scales,
+                                 int64_t steps, const SpreadLanes& spread,
+                                 vf (&of_row)[ROWS]) const {
+    const int64_t half = K / 2;
+    const int8_t* q[ROWS];
+    const float* worth[ROWS];
+    const int32_t* start[ROWS];
+    for (int m = 0; m < ROWS; m++) {
+      q[m] = x.q + m * K;
+      worth[m] = x.worth + m * groups * W;
+      start[m] = x.start + m * groups * W;
+    }
+    for (int64_t g = 0; g < steps; g++, scales += count) {
+      int64_t k = g * (BITS == 8 ? BYTES : SMALL);
+      vi total[ROWS];
+      for (int m = 0; m < ROWS; m++) total[m] = MINIMUM ? vi{} : load_as<vi>(start[m] + g * W);
+      if constexpr (BITS == 8) {
+        Packed whole = load_unsigned(w + k);
+        for (int m = 0; m < ROWS; m++) total[m] = dot(total[m], whole, load_row(q[m] + k));
+      } else {
+        Small nibbles = load_small(w + k), low = low_nibbles(nibbles), high = high_nibbles(nibbles);
+        for (int m = 0; m < ROWS; m++)
+          total[m] = dot_small(dot_small(total[m], low, load_small(q[m] + k)), high,
+                               load_small(q[m] + half + k));
+      }
+      vf of_weights = spread(scales);
+      for (int m = 0; m < ROWS; m++)
+        of_row[m] += __builtin_convertvector(total[m], vf) *
+                     (of_weights * load(worth[m] + g * W));
+    }
+    return steps;
   }
   template <int ROWS, class S>
   EDGE_INLINE void add_minimums(const Prepared& x, const S* minimums, vf (&of_row)[ROWS]) const {
