@@ -18,6 +18,7 @@ import typer.main
 
 import edge
 from edge.apps import chat, cli
+from edge.apps.info.board_table import table
 from edge.runtime.parameters import SamplingParams
 from tests.test_house import crossed
 
@@ -139,6 +140,10 @@ def check(words: list[str]) -> str | None:
         w for w in rest if re.match(r"--?[a-z]", w) and w.split("=")[0] not in {*known, "--help"}
     ]
     return f"{words[0]} {words[1]} {' '.join(bad)}" if bad else None
+
+
+def test_the_table_of_a_board_is_what_the_published_configs_come_to() -> None:
+    assert table(ROOT / "tests/published") in text_of("docs/use/models.md")
 
 
 def test_the_api_reference_has_what_users_ask_for(tmp_path: Path) -> None:

@@ -61,6 +61,14 @@ def refused(*words: str) -> PullError:
     return problem
 
 
+def test_info_before_pulling_asks_for_the_config_alone(hub: FakeHub) -> None:
+    told = call("info", REPOSITORY)
+    assert told.exit_code == 0 and "family      llama" in told.stdout
+    assert [path.rpartition("/")[2] for path, *_ in hub.asked] == ["config.json"]
+    hub.files["someone/Empty"] = {"README.md": b"nothing"}
+    assert refused("info", "someone/Empty").message == "has no config.json"
+
+
 # -- names -------------------------------------------------------------------------------------
 
 

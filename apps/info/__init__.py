@@ -1,4 +1,6 @@
-"""`edge info BUNDLE`: the contents of a bundle, and the memory that running it takes."""
+"""`edge info BUNDLE`: the contents of a bundle, and the memory that running it takes; or what a
+model that is not exported would take.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from edge.apps import options
 from edge.apps.exits import REFUSED
 from edge.apps.info import launches as launch_table
 from edge.apps.info import memory as memory_plan
+from edge.apps.info import unexported
 from edge.apps.info.boards import BOARDS, sized
 from edge.apps.info.boards import board as named
 from edge.apps.terminal import say
@@ -24,7 +27,13 @@ from edge.tensors import parameters, read_bytes, read_parameters
 
 
 def info(
-    bundle: options.BundleName,
+    bundle: Annotated[
+        str,
+        typer.Argument(
+            help="Bundle folder, or demo, demo-fp16, demo-draft or demo-bytes. Before exporting: "
+            "a config.json, checkpoint folder, .gguf file or OWNER/NAME of the hub."
+        ),
+    ],
     context: Annotated[
         int, typer.Option(min=1, max=1 << 24, help="Tokens of context to size the KV cache for.")
     ] = 2048,
@@ -46,7 +55,8 @@ def info(
     """Show sizes, quantization, provenance and the memory plan; checks every file.
 
     The plan is for this machine unless --board or --memory name another: then the exit code is 1
-    where the model does not fit.
+    where the model does not fit. What is not exported yet is planned for from its config alone,
+    by every recipe: then the exit code is 1 where none fits.
     """
     from edge.runtime.model import resolve
 
@@ -55,6 +65,19 @@ def info(
             "cannot be given together with --board", field="--memory", remedy="choose one"
         )
     asked = named(board) if board is not None else sized(memory) if memory is not None else None
+    if unexported.is_meant(bundle):
+        if launches:
+            raise InputError(
+                "there is no launch plan before exporting",
+                field="--launches",
+                remedy="leave it out",
+            )
+        place = asked or memory_plan.this_machine()
+        facts = unexported.collect(bundle, place, context=context, batch=batch, snapshots=snapshots)
+        say(json.dumps(facts, indent=1) if as_json else unexported.describe(facts))
+        if asked and not any(found["fits"] for found in facts["recipes"].values()):
+            raise typer.Exit(REFUSED)
+        return
     with open_bundle(resolve(bundle)) as opened:
         check(opened)
         # that of the engine which `auto` means there; a board's install compiles the kernels

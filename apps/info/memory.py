@@ -81,13 +81,13 @@ def lower(manifest: Manifest, sizes: PlanSizes, available: int) -> list[str]:
 
     found = []
     if manifest.model.has_attention and (
-        most := _most(sizes.context - 1, 1, lambda n: fits(replace(sizes, context=n)))
+        most := greatest(sizes.context - 1, 1, lambda n: fits(replace(sizes, context=n)))
     ):
         found.append(f"--context {most}")
-    most = _most(sizes.snapshots - 1, 0, lambda n: fits(replace(sizes, snapshots=n)))
+    most = greatest(sizes.snapshots - 1, 0, lambda n: fits(replace(sizes, snapshots=n)))
     if most is not None:
         found.append(f"--snapshots {most}")
-    if most := _most(sizes.batch - 1, 1, lambda n: fits(replace(sizes, batch=n))):
+    if most := greatest(sizes.batch - 1, 1, lambda n: fits(replace(sizes, batch=n))):
         found.append(f"--batch {most}")
     for recipe, (bits, _) in _SMALLER.items():
         if bits < manifest.quantization.bits:
@@ -116,7 +116,7 @@ def rounded(manifest: Manifest, recipe: str) -> Manifest:
     return manifest.model_copy(update={"quantization": quantization, "files": (weights,)})
 
 
-def _most(high: int, low: int, good: Callable[[int], bool]) -> int | None:
+def greatest(high: int, low: int, good: Callable[[int], bool]) -> int | None:
     """The largest number low … high that is good, where all below a good one are; None if none."""
     if high < low or not good(low):
         return None

@@ -20,6 +20,7 @@ _TEXT = (
     "special_tokens_map.json", "chat_template.jinja", "tokenizer.model", "README.md",
     "mamba_config.json",
 )  # fmt: skip
+_CONFIGS = ("config.json", "mamba_config.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 MANIFEST = "manifest.json"
@@ -99,6 +100,17 @@ def look_up_tokenizer(repository: str) -> HubModel:
     files = [each for each in _remote(repository, info) if each.name in _TOKENIZER]
     if not any(file.name != "tokenizer_config.json" for file in files):
         raise PullError("has no tokenizer.json and no tokenizer.model", file=repository)
+    return HubModel(repository, str(info.sha), None, files)
+
+
+def look_up_config(repository: str) -> HubModel:
+    """The config alone. Raises PullError."""
+    info = _ask(repository, None)
+    files = [each for each in _remote(repository, info) if each.name in _CONFIGS]
+    if not any(file.name == _CONFIGS[0] for file in files):
+        raise PullError(
+            "has no config.json", file=repository, remedy="pull it, and ask about the file"
+        )
     return HubModel(repository, str(info.sha), None, files)
 
 

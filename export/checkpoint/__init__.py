@@ -24,7 +24,7 @@ from edge.export.checkpoint.known import UNREAD
 from edge.export.checkpoint.layout import Layout
 from edge.export.checkpoint.weights import open_weights
 
-__all__ = ["FAMILIES", "Checkpoint", "Family", "find_layout", "open_checkpoint"]
+__all__ = ["FAMILIES", "Checkpoint", "Family", "find_layout", "open_checkpoint", "read_layout"]
 
 FAMILIES = families.every()
 
@@ -55,8 +55,7 @@ def open_checkpoint(
     if is_bundle(directory):
         return BundleCheckpoint(directory)
     file = config_file(directory)
-    fields = Fields(file, read_json(file))
-    family, layout = find_layout(fields, families)
+    fields, family, layout = _read_config(file, families)
     unknown = tuple(fields.unknown)
     if strict and unknown:
         raise CheckpointError(
@@ -66,6 +65,21 @@ def open_checkpoint(
     checkpoint = Checkpoint(directory, family, fields.values, layout, open_weights(directory))
     checkpoint.unknown_fields = unknown
     return checkpoint
+
+
+def read_layout(path: Path) -> tuple[Layout, list[str]]:
+    """The model that a config, a checkpoint folder or a GGUF file describes, and the fields that
+    nobody knows. No weights need be there. Raises CheckpointError.
+    """
+    if (file := find_gguf(path)) is not None:
+        return find_layout(GgufModel(GgufFile(file)).fields)[1], []
+    fields, _, layout = _read_config(config_file(path) if path.is_dir() else path, FAMILIES)
+    return layout, fields.unknown
+
+
+def _read_config(file: Path, families: Sequence[Family]) -> tuple[Fields, str, Layout]:
+    fields = Fields(file, read_json(file))
+    return fields, *find_layout(fields, families)
 
 
 def unknown_line(names: Sequence[str]) -> str:

@@ -39,8 +39,9 @@ _STATE_DTYPES: dict[str, Literal["int8", "float16"]] = {"i8": "int8", "f16": "fl
 # What TensorRT asks of the address of an input, which a weight may be.
 ALIGNMENT = 256
 PAGE = 4096
-# Tensors at least this large start on a page, so that they can be mapped one by one.
-_LARGE = 1 << 20
+# Tensors at least this large start on a page, so that they can be mapped one by one, and are stored
+# once where they are the same.
+SHARED = 1 << 20
 
 
 class TensorSource(Protocol):
@@ -86,7 +87,7 @@ class WeightWriter:
 
     def _offset(self, data: memoryview) -> int:
         """Where the bytes are; they are appended where there are none like them."""
-        large = data.nbytes >= _LARGE
+        large = data.nbytes >= SHARED
         content = hashlib.sha256(data).digest() if large else b""
         if content in self._large:
             return self._large[content]

@@ -64,6 +64,18 @@ class Matrix:
     routed: str = ""
 
 
+def stored_as(table: Table, name: str, matrix: Matrix) -> tuple[Storage, Activation | None]:
+    """How a table keeps a matrix, and how its product rounds what it reads."""
+    wanted = storage(table, matrix.listed or name, FLOATING)
+    kept = fitting(wanted, matrix.columns)
+    how = activation(table, matrix.reads_listed or matrix.reads)
+    if how is None or wanted.bits > 8:
+        return kept, None
+    if kept.bits > 8:
+        kept = INT8_ROWS if matrix.experts else INT8
+    return kept, how
+
+
 @dataclass
 class LayerPlanner:
     """Plans one layer.
@@ -89,13 +101,9 @@ class LayerPlanner:
 
     def _product(self, name: str) -> Product:
         matrix = self.matrices[name]
-        wanted = storage(self.table, matrix.listed or name, FLOATING)
-        kept = fitting(wanted, matrix.columns)
-        how = activation(self.table, matrix.reads_listed or matrix.reads)
-        if how is None or wanted.bits > 8:
+        kept, how = stored_as(self.table, name, matrix)
+        if how is None:
             return Product(kept)
-        if kept.bits > 8:
-            kept = INT8_ROWS if matrix.experts else INT8
         if name in self.known:
             return Product(kept, self.known[name])
         if isinstance(how, Dynamic):

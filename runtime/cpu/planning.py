@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from edge.bundle import Manifest
-from edge.launch import LaunchPlan
+from edge.config import ModelConfig
+from edge.launch import LaunchPlan, Log
 from edge.runtime import memory
 from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.runs import StateRuns
+from edge.runtime.cuda.state import blocks
 from edge.runtime.engine import DEFAULT_WINDOW
 from edge.runtime.layout import StateLayout
 
@@ -16,6 +18,8 @@ PROGRAM = 52_000_000
 # memory, x86-64: 24 Mamba layers of 768 in fp32, w8, w4, w8a8 (0.97 to 1.02 times the sum); the
 # demonstrations (1 to 1.2).
 _LIBRARY, _LAUNCH = memory.LEAST, 20_000
+# Launches a layer, where there is no plan yet to count them: 11 to 16 for the demonstrations.
+_LAUNCHES = 16
 
 
 class _Unloaded(PlanExecutor):
@@ -68,3 +72,26 @@ def plan_bundle(
     )
     program += _LIBRARY + _LAUNCH * len(plan.launches)
     return memory.with_loading(runs.memory_plan(), program, weights, snapshots)
+
+
+def plan_config(
+    config: ModelConfig, weights: int, *, chunk: int, capacity: int, batch: int = 1,
+    snapshots: int = 0, window: int = DEFAULT_WINDOW, program: int = 0,
+) -> dict[str, int]:  # fmt: skip
+    """The plan of a model that nobody has exported, with the keys of `plan_bundle`.
+
+    `weights` are their bytes in files. States are planned in fp32; values of a run and launches
+    are estimated.
+    """
+    logs = {
+        f"layers.{index}.{name}": Log(dtype="f32", width=width)
+        for index, layer in enumerate(config.layers)
+        for name, width in layer.log_widths().items()
+    }
+    layout = StateLayout.of(config, batch=batch, capacity=capacity, logs=logs)
+    out = memory.plan(config, layout, window=window, chunk=chunk, weights=weights)
+    ring = blocks(layout, window)[0].nbytes
+    out["total"] += ring - out["state_ring"]
+    out["state_ring"] = ring
+    program += _LIBRARY + _LAUNCH * _LAUNCHES * len(config.layers)
+    return memory.with_loading(out, program, weights, snapshots)

@@ -1,0 +1,77 @@
+"""The table of models that fit a board, from a folder of configs:
+
+    python -m edge.apps.info.board_table tests/published
+
+It is in docs/use/models.md, where a test holds it to what this prints.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from edge.apps.info.boards import MemoryBudget, board
+from edge.apps.info.memory import greatest
+from edge.apps.info.unexported import BANDWIDTHS, by_recipe, read
+from edge.apps.terminal import say
+from edge.apps.units import megabytes
+from edge.config import ModelConfig
+from edge.errors import CheckpointError
+from edge.export.checkpoint.layout import Layout
+from edge.export.exporter import CHUNK
+from edge.runtime.cpu import planning
+
+BOARD = "orin-nano-8gb"
+RECIPES = ("w8", "w4")
+CONTEXT = 2048
+_LONGEST = 1 << 20
+
+
+def table(folder: Path, name: str = BOARD) -> str:
+    """Markdown: the widest recipe of every model that fits the board with CONTEXT tokens and no
+    snapshot, smallest first.
+    """
+    place, rows = board(name), []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            layout, _ = read(str(file))
+        except CheckpointError:  # a family that is not read
+            continue
+        if row := _row(file.stem, layout, place):
+            rows.append(row)
+    speeds = " | ".join(f"tokens/s at {speed} GB/s" for speed in BANDWIDTHS)
+    lines = [f"| model | recipe | weights | memory in all | most context | {speeds} |"]
+    lines.append("|---" * (5 + len(BANDWIDTHS)) + "|")
+    return "\n".join(lines + [row for _, row in sorted(rows)])
+
+
+def _row(name: str, layout: Layout, place: MemoryBudget) -> tuple[int, str] | None:
+    for recipe in RECIPES:
+        found = by_recipe(layout, recipe, place, context=CONTEXT, snapshots=0)
+        if not found["fits"]:
+            continue
+        longest = _longest(layout.config, found["weight_bytes"], place)
+        speeds = [f"{speed:.3g}" for speed in found["predicted_tokens_per_s"].values()]
+        total = found["plan"]["total"]
+        cells = [name, f"`{recipe}`", megabytes(found["weight_bytes"]), megabytes(total), longest]
+        return total, f"| {' | '.join([*cells, *speeds])} |"
+    return None
+
+
+def _longest(config: ModelConfig, weights: int, place: MemoryBudget) -> str:
+    """The most tokens of context, in words; up to what the model was trained for."""
+    if not config.has_attention:
+        return "any"
+
+    def fits(context: int) -> bool:
+        plan = planning.plan_config(
+            config, weights, chunk=CHUNK, capacity=context, program=planning.PROGRAM
+        )
+        return plan["total"] <= (place.available or 0)
+
+    found = greatest(config.max_context or _LONGEST, 1, fits)
+    return f"{found:,}"
+
+
+if __name__ == "__main__":
+    say(table(Path(sys.argv[1])))

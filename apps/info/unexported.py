@@ -1,0 +1,168 @@
+"""What a model would take, before it is downloaded or exported: from its config alone."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge.apps.info.boards import MemoryBudget
+from edge.apps.units import megabytes
+from edge.bundle import store
+from edge.errors import InputError
+from edge.runtime.cpu import planning
+from edge.runtime.layout import StateLayout
+from edge.tensors import parameters, read_parameters
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.layout import Layout
+
+RECIPES = ("fp16", "w8", "w8a8", "w4", "w4a8")
+# the memory of an Orin Nano of 8 GB, before and with its Super modes
+BANDWIDTHS = (68, 102)
+_CONFIGS = ("config.json", "params.json")
+
+
+def is_meant(name: str) -> bool:
+    """Whether a name is no bundle's: of a config, a checkpoint folder, a GGUF file or, where
+    nothing here has it, a repository of the hub.
+    """
+    path = Path(name)
+    if path.is_dir():
+        named = any((path / config).is_file() for config in _CONFIGS)
+        return not (path / "manifest.json").exists() and (named or any(path.glob("*.gguf")))
+    if path.is_file():
+        return path.suffix in (".json", ".gguf")
+    return store.is_repository(name) and not any(map(store.find, (name, store.name_for(name))))
+
+
+def read(name: str) -> tuple[Layout, list[str]]:
+    """The model that a name means, and the fields of its config that nobody knows.
+
+    Raises CheckpointError; PullError where the hub does not have it; InputError without the extra
+    `export`.
+    """
+    try:
+        from edge.export.checkpoint import read_layout
+    except ModuleNotFoundError as missing:
+        raise InputError(
+            f"reading a config needs the package {missing.name}",
+            remedy="pip install 'mamba-edge[export]'; in a checkout, make test does",
+        ) from None
+    path = Path(name)
+    if path.exists():
+        return read_layout(path)
+    from edge.apps.models import hub
+
+    with tempfile.TemporaryDirectory() as folder:
+        return read_layout(hub.look_up_config(name).fetch(Path(folder)))
+
+
+def collect(
+    name: str, place: MemoryBudget, *, context: int, batch: int = 1, snapshots: int = 4
+) -> dict[str, Any]:
+    """The facts `--json` prints. Raises as `read`."""
+    layout, unknown = read(name)
+    config = layout.config
+    kinds = [layer.kind for layer in config.layers]
+    state = StateLayout.of(config, capacity=context)
+    return {
+        "config": name,
+        "family": config.family,
+        "unknown_fields": unknown,
+        "layers": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+        "d_model": config.d_model,
+        "vocab_size": config.vocab_size,
+        "max_context": config.max_context,
+        "parameters": parameters(config),
+        "active_parameters": read_parameters(config),
+        "state_bytes": state.slot_bytes,
+        "kv_cache_token_bytes": state.cache_bytes // context,
+        "kv_cache_bytes": state.cache_bytes,
+        "context": context if config.has_attention else None,
+        "place": place.name,
+        "available_bytes": place.available,
+        "available_basis": place.basis,
+        "recipes": {
+            recipe: by_recipe(
+                layout, recipe, place, context=context, batch=batch, snapshots=snapshots
+            )
+            for recipe in RECIPES
+        },
+    }
+
+
+def by_recipe(
+    layout: Layout,
+    recipe: str,
+    place: MemoryBudget,
+    *,
+    context: int,
+    batch: int = 1,
+    snapshots: int = 4,
+) -> dict[str, Any]:
+    """Sizes under one recipe, and whether it fits.
+
+    `token_bytes` are the weights that a token reads, the state that it reads and writes, and a
+    full KV cache: what bounds its time, the rest being small.
+    """
+    from edge.export.exporter import CHUNK
+    from edge.export.recipes.sizes import weight_bytes
+
+    config, found = layout.config, weight_bytes(layout, recipe)
+    plan = planning.plan_config(
+        config, found.stored, chunk=CHUNK, capacity=context, batch=batch, snapshots=snapshots,
+        program=planning.PROGRAM,
+    )  # fmt: skip
+    one = StateLayout.of(config, capacity=context)
+    token = found.read + 2 * one.slot_bytes + one.cache_bytes
+    return {
+        "weight_bytes": found.stored,
+        "token_bytes": token,
+        "predicted_tokens_per_s": {str(speed): speed * 1e9 / token for speed in BANDWIDTHS},
+        "plan": plan,
+        "fits": None if place.available is None else plan["total"] <= place.available,
+    }
+
+
+def describe(facts: dict[str, Any]) -> str:
+    """The facts as aligned lines."""
+    layers = ", ".join(f"{count} {kind}" for kind, count in facts["layers"].items())
+    some = facts["active_parameters"] < facts["parameters"]
+    active = f", of which a token uses {facts['active_parameters'] / 1e6:.1f} M" if some else ""
+    state = f"{megabytes(facts['state_bytes'])} a sequence, whatever its length"
+    if facts["kv_cache_bytes"]:
+        state += (
+            f"; plus KV cache {megabytes(facts['kv_cache_token_bytes'])} a token, "
+            f"{megabytes(facts['kv_cache_bytes'])} at {facts['context']} tokens"
+        )
+    rows = {
+        "family": facts["family"],
+        "layers": f"{layers}; d_model {facts['d_model']}, vocabulary {facts['vocab_size']}",
+        "parameters": f"{facts['parameters'] / 1e6:.1f} M{active}",
+        "state": state,
+    }
+    lines = [facts["config"], *(f"  {name:<12}{value}" for name, value in rows.items())]
+    if facts["unknown_fields"]:
+        lines.append(f"  unknown fields, left out of account: {', '.join(facts['unknown_fields'])}")
+    lines.append(f"  planned for {facts['place']}, engine cpu, nothing being exported yet")
+    speeds = " and ".join(map(str, BANDWIDTHS))
+    lines.append(
+        f"    {'recipe':<8}{'weights':>9}{'a token':>10}{'total':>9}  tokens/s at {speeds}"
+    )
+    for recipe, found in facts["recipes"].items():
+        fits = {True: "fits", False: "does not fit", None: ""}[found["fits"]]
+        rate = " / ".join(
+            f"{speed:.0f}" if speed >= 100 else f"{speed:.3g}"
+            for speed in found["predicted_tokens_per_s"].values()
+        )
+        sizes = [found["weight_bytes"], found["token_bytes"], found["plan"]["total"]]
+        shown = "".join(
+            f"{megabytes(size):>{w}}" for size, w in zip(sizes, (9, 10, 9), strict=True)
+        )
+        lines.append(f"    {recipe:<8}{shown}  {rate:<16}{fits}".rstrip())
+    lines.append(f"  tokens/s at {speeds} GB/s: predicted from bytes a token, unproven")
+    free = facts["available_bytes"]
+    if free is not None:
+        lines.append(f"  {megabytes(free)} are free ({facts['available_basis']})")
+    return "\n".join(lines)

@@ -1,0 +1,84 @@
+"""The size of a model's weights under a recipe, from its config alone."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import NamedTuple
+
+from edge.export.checkpoint.layout import Layout
+from edge.export.mixers import mixer_of
+from edge.export.nodes.builder import SHARED
+from edge.export.quantize.layer_plan import storage, stored_as
+from edge.export.quantize.plan import F32, Storage, fitting
+from edge.export.recipes.mixture import mixture
+from edge.tensors import tensor_shapes
+
+# of a block: an fp32 scale, or a scale and a minimum in fp16
+_A_BLOCK = 4
+_A_SCALE = 4
+
+
+class WeightBytes(NamedTuple):
+    """What weights take.
+
+    Attributes:
+        stored: in weights.bin, where blocks that share a matrix have it once.
+        read: of them for one token, at every use; of experts those that are chosen.
+    """
+
+    stored: int
+    read: int
+
+
+def weight_bytes(layout: Layout, recipe: str) -> WeightBytes:
+    """The weights of a checkpoint as `recipe` would keep them.
+
+    Left out: what aligns them, and channels that calibration leaves floating. Raises ExportError
+    for an unknown recipe.
+    """
+    config, mixed = layout.config, mixture(layout.config, recipe)
+    ends = {
+        "embedding.weight": fitting(storage(mixed.ends, "embedding", F32), config.d_model),
+        "lm_head.weight": fitting(storage(mixed.ends, "head", F32), config.d_model),
+    }
+    mixers = [mixer_of(layer) for layer in config.layers]
+    matrices = [mixer.matrices(config.d_model) for mixer in mixers]
+    shares: dict[str, tuple[Storage, float]] = {}
+    members: dict[str, list[str]] = defaultdict(list)
+    shapes = tensor_shapes(config)
+    for name, shape in shapes.items():
+        first, _, rest = name.partition(".")
+        if first != "layers":
+            looked_up = name == "embedding.weight" and not config.tie_embeddings
+            shares[name] = ends.get(name, F32), 0.0 if looked_up else 1.0
+            members[name].append(name)
+            continue
+        index, _, own = rest.partition(".")
+        layer, mixer = config.layers[int(index)], mixers[int(index)]
+        held = mixer.stored(own, shape)
+        holder = own if held is None else held.name
+        module = holder.removesuffix(".weight")
+        matrix = matrices[int(index)].get(module) if holder.endswith(".weight") else None
+        table = mixed.tables[layer.kind]
+        kept = F32 if matrix is None else stored_as(table, module, matrix)[0]
+        whole = f"layers.{index}.{holder}"
+        shares[whole] = kept, layer.read_share(own.partition(".")[0])
+        members[whole].append(name)
+    total, read, there = 0, 0.0, set()
+    for whole, (kept, share) in shares.items():
+        size = sum(_size(shapes[name], kept) for name in members[whole])
+        same = tuple(layout.pieces.get(name, name) for name in members[whole]), kept
+        total += 0 if same in there else size
+        if size >= SHARED:
+            there.add(same)
+        read += share * size
+    return WeightBytes(total, round(read))
+
+
+def _size(shape: tuple[int, ...], kept: Storage) -> int:
+    count, rows = math.prod(shape), math.prod(shape[:-1])
+    size = count * kept.bits // 8
+    if kept.block is not None:
+        return size + _A_BLOCK * (count // kept.block)
+    return size + _A_SCALE * rows if kept.rows else size
