@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from edge.apps.bench import drafts
 from edge.apps.bench.drafts import DraftRow, app
 from edge.apps.measure.table import show
+from edge.apps.profile.drafts import DraftRun, DraftSide, repeated_share
 from edge.errors import EdgeError
 
 WAYS = ["none", "chain", "tree", "ucb", "bandit", "n-gram"]
@@ -49,10 +50,13 @@ def test_table_of_one_prompt(data: Path) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     rows = {(row["prompts"], row["way"]): row for row in found["rows"]}
-    sets = ("GSM8K", "WikiText", "repeats", "public")
+    sets = ("GSM8K", "WikiText", "repeats", "public", "no loops")
     assert list(rows) == [(name, way) for name in sets for way in WAYS]
     assert all(row["tokens_per_s"] > 0 for row in rows.values())
-    assert all(row["count"] == (2 if name == "public" else 1) for (name, _), row in rows.items())
+    assert all(
+        row["count"] == (2 if name in ("public", "no loops") else 1)
+        for (name, _), row in rows.items()
+    )
     for way in WAYS[1:]:
         # of two prompts, one of each set, 0.1 of the way from the slower to the quicker one
         low, high = sorted(rows[name, way]["speedup"] for name in ("GSM8K", "WikiText"))
@@ -66,6 +70,19 @@ def test_table_of_one_prompt(data: Path) -> None:
             assert row["acceptance_length"] >= 1 and row["speedup"] > 0
             assert row["theoretical"] > 0 and row["slowest_tenth"] == pytest.approx(row["speedup"])
     assert found["absent"].keys() == {"MT-bench", "Vicuna", "HumanEval"}
+
+
+def test_answers_that_loop_are_apart() -> None:
+    """Of an answer's runs of four, what has been there before; and which prompts are whose."""
+    assert repeated_share(range(9)) == repeated_share([1, 2]) == 0
+    assert repeated_share([1, 2] * 20) == pytest.approx(35 / 37)
+    runs = [DraftRun(9, 1.0, 1.0, 0.0, 0.0, None, share) for share in (0.1, 0.9, 0.5)]
+    sides = {"none": DraftSide([runs, runs[::-1]]), "chain": DraftSide([runs])}
+    for looping, places in ((False, [0, 2]), (True, [1])):
+        some = drafts._those(sides, looping)
+        assert some is not None and some["chain"].rounds == [[runs[at] for at in places]]
+        assert len(some["none"].rounds) == 2
+    assert drafts._those({"none": DraftSide([runs[:1]])}, True) is None
 
 
 def test_shown_in_80_columns() -> None:

@@ -165,7 +165,11 @@ def _real(
     for heat in temperatures:
         if len(public) > 1:
             found[PUBLIC, heat] = _together([found[name, heat] for name in public])
-        for name in (*sets, PUBLIC):
+        for name, looping in ((OPEN, False), (LOOPING, True)):
+            sides = found.get((PUBLIC, heat)) or found[next(iter(sets)), heat]
+            if (some := _those(sides, looping)) is not None:
+                found[name, heat] = some
+        for name in (*sets, PUBLIC, OPEN, LOOPING):
             if (sides := found.get((name, heat))) is None:
                 continue
             plain = sides[NONE]
@@ -198,6 +202,18 @@ def _together(sets: Sequence[dict[str, DraftSide]]) -> dict[str, DraftSide]:
     }  # fmt: skip
 
 
+def _those(sides: dict[str, DraftSide], looping: bool) -> dict[str, DraftSide] | None:
+    """The prompts whose plain answer goes round in a circle, or the others; None without any."""
+    first = sides[NONE].rounds[0]
+    places = [at for at, run in enumerate(first) if (run.repeated > LOOPS) == looping]
+    if not places:
+        return None
+    return {
+        way: DraftSide([[runs[at] for at in places] for runs in side.rounds])
+        for way, side in sides.items()
+    }
+
+
 # -- prompts --------------------------------------------------------------------------------------
 
 FOLDER_VARIABLE = "EDGE_EVAL_DATA"
@@ -210,6 +226,8 @@ FILES = {
 }
 REPEATS = "repeats"
 PUBLIC = "public"  # all of the files' prompts together
+OPEN, LOOPING = "no loops", "loops"  # of those, by the plain answer
+LOOPS = 0.5  # of its runs of four tokens, how many it has said before
 _WORDS = 48  # of an article that are given, to be continued
 
 # made up: what look-up drafting is for is text that says again what the prompt says
@@ -266,6 +284,7 @@ _LEGEND = (
     "×  tokens/s against none, all prompts together; calc: by the papers' formula",
     "p50, p10  × of prompts: what half of them reach, and what all but the slowest tenth",
     "own  of the time, what passes in no model's run",
+    "loops  prompts whose plain answer repeats half of its runs of four tokens; no loops: others",
 )
 
 

@@ -51,6 +51,7 @@ class DraftRun:
         seconds: from the first token to the last.
         target, drafter: of them, in runs of either model; reading: of the drafter's, in those that
             read the prompt, or what was looked up since its last draft.
+        repeated: of the answer, see `repeated_share`.
     """
 
     tokens: int
@@ -59,6 +60,7 @@ class DraftRun:
     drafter: float
     reading: float
     speculation: Speculation | None
+    repeated: float = 0.0
 
     @property
     def overhead(self) -> float:
@@ -249,7 +251,16 @@ class Contest:
             # what was drafted and accepted leaves two tokens to read at most
             reading=sum(run.seconds for run in drafts if run.reading or run.tokens > 2),
             speculation=result.speculation,
+            repeated=repeated_share(result.tokens),
         )
+
+
+def repeated_share(tokens: Sequence[int]) -> float:
+    """Of all runs of four tokens, how many have been there before: near 1 where a text goes round
+    in a circle.
+    """
+    fours = [tuple(tokens[at : at + 4]) for at in range(len(tokens) - 3)]
+    return 1 - len(set(fours)) / len(fours) if fours else 0.0
 
 
 def compare(
