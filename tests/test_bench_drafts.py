@@ -46,6 +46,8 @@ def test_sets_of_prompts_and_reasons_for_the_absent(data: Path) -> None:
 def test_table_of_one_prompt(data: Path) -> None:
     options = ["--data", str(data), "--prompts", "1", "--rounds", "1", "--tokens", "5",
                "--temperatures", "0", "--threads", "1", "--json"]  # fmt: skip
+    some = CliRunner().invoke(app, [*options, "--prompts", "1", "--ways", "n-gram"])
+    assert {row["way"] for row in json.loads(some.stdout)["rows"]} == {"none", "n-gram"}
     done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -107,6 +109,7 @@ def test_refused() -> None:
     for options, field in (
         (["--temperatures", "warm"], "--temperatures"),
         (["--tree", "a"], "--draft-tree"),
+        (["--ways", "chain,luck"], "--ways"),
     ):
         done = CliRunner().invoke(app, options)
         assert isinstance(done.exception, EdgeError) and done.exception.field == field

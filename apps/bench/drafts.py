@@ -36,6 +36,7 @@ from edge.runtime.model import Model, load
 
 # way of drafting → who drafts, tokens of a chain, children of a tree
 Ways = Mapping[str, tuple[str, int | None, tuple[int, ...] | Literal["ucb"] | None]]
+WAYS = ("chain", "tree", "ucb", "bandit", "n-gram")
 Facts = Mapping[str, Any]
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -56,11 +57,15 @@ def bench(
     tree: Annotated[str, typer.Option(help="Children at each depth of the tree.")] = "2,1,1",
     temperatures: Annotated[str, typer.Option(help="To sample with; 0 is greedy.")] = "0,1",
     threads: Annotated[int, typer.Option(min=0, help="0 is what the runtime takes.")] = 0,
+    ways: Annotated[str | None, typer.Option(help=f"Which, of {', '.join(WAYS)}.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:  # fmt: skip
     """Measure drafting by a chain, a tree, the bandit and look-up, in turn with none."""
     shape = read_shape(None, tree, False)
     heats = _numbers(temperatures)
+    chosen = WAYS if ways is None else ways.split(",")
+    if wrong := [way for way in chosen if way not in WAYS]:
+        raise InputError(f"{wrong[0]!r:.40} is none of {', '.join(WAYS)}", field="--ways")
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)
@@ -68,11 +73,12 @@ def bench(
     others = OtherLoad()
     sets, absent = prompt_sets(data, prompts)
     model, drafter = (load(bundle, threads=threads or None) for bundle in (target, draft))
-    ways: Ways = {
-        "chain": (draft, chain, None), "tree": (draft, None, shape or ()),
-        "ucb": (draft, None, "ucb"), "bandit": (draft, None, None), "n-gram": ("ngram", None, None),
-    }  # fmt: skip
-    rows = [*_real(model, drafter, sets, ways, heats, tokens, rounds, say)]
+    every: Ways = dict(zip(WAYS, (
+        (draft, chain, None), (draft, None, shape or ()), (draft, None, "ucb"),
+        (draft, None, None), ("ngram", None, None),
+    ), strict=True))  # fmt: skip
+    tried = {way: how for way, how in every.items() if way in chosen}
+    rows = [*_real(model, drafter, sets, tried, heats, tokens, rounds, say)]
     share = others.share()
     facts = {
         "date": stamp(),
