@@ -172,8 +172,8 @@ def _real(
         if len(public) > 1:
             found[PUBLIC, heat] = _together([found[name, heat] for name in public])
         for name, looping in ((OPEN, False), (LOOPING, True)):
-            sides = found.get((PUBLIC, heat)) or found[next(iter(sets)), heat]
-            if (some := _those(sides, looping)) is not None:
+            whole = found.get((PUBLIC, heat)) or found[next(iter(sets)), heat]
+            if (some := _those(whole, looping)) is not None:
                 found[name, heat] = some
         for name in (*sets, PUBLIC, OPEN, LOOPING):
             if (sides := found.get((name, heat))) is None:
