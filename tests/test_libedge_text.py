@@ -223,6 +223,19 @@ def test_streamed_text_is_that_of_python() -> None:
         assert caught.value.field == "stop"
 
 
+def test_a_byte_without_a_name(tmp_path: Path) -> None:
+    """A zero ends a list of digits in C, and is none of them."""
+    shutil.copytree(folder("demo"), tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "tokenizer/tokenizer.model"
+    for name in (b"<0x\0\0>", b"<0x4\0>", b"<0x4g>"):
+        file.write_bytes(
+            (folder("demo") / "tokenizer/tokenizer.model").read_bytes().replace(b"<0x41>", name)
+        )
+        resigned(tmp_path)
+        with pytest.raises(EdgeFault, match="names no byte"):
+            CBundle(tmp_path).prompt("A")
+
+
 @pytest.mark.parametrize("kind", ["json", "model"])
 def test_mutated_tokenizers(kind: str, tmp_path: Path) -> None:
     """Refused, or read without harm; `make -C runtime/libedge asan` has many more."""

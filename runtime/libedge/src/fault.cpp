@@ -24,7 +24,7 @@ void print(char* target, size_t room, std::string_view text) {
     bool control = uint8_t(text[i]) < ' ' || text[i] == 0x7f ||
                    (i && text[i - 1] == '\xc2' && uint8_t(text[i]) < 0xa0);
     target[i] = control ? '?' : text[i];
-    if (control && text[i] < 0) target[i - 1] = '?';
+    if (control && uint8_t(text[i]) >= 0x80) target[i - 1] = '?';
   }
   target[size] = 0;
 }

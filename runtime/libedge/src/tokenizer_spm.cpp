@@ -130,10 +130,10 @@ class SentencePiece : public Tokenizer {
   }
 
   static int byte_of(const std::string& name) {
-    static const char digits[] = "0123456789ABCDEF";
+    static const std::string_view digits = "0123456789ABCDEF";
     if (name.size() != 6 || name.compare(0, 3, "<0x") || name[5] != '>') return -1;
-    const char *high = std::strchr(digits, name[3]), *low = std::strchr(digits, name[4]);
-    return high && low ? int(high - digits) << 4 | int(low - digits) : -1;
+    size_t high = digits.find(name[3]), low = digits.find(name[4]);
+    return high < 16 && low < 16 ? int(high << 4 | low) : -1;
   }
 
   // As edge/text/spm.py: user-defined symbols that can be seen are special, unless they are words.
