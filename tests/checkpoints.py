@@ -326,6 +326,19 @@ def save_zamba2(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: 
     return _save_transformers(path, config, Zamba2ForCausalLM, dtype, embedding=0.2)
 
 
+def save_zamba(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `ZambaForCausalLM`: 4 Mamba layers of two heads, two with the shared block."""
+    from transformers import ZambaConfig, ZambaForCausalLM
+
+    values = _LLAMA | dict(
+        num_hidden_layers=4, layers_block_type=["mamba", "hybrid", "mamba", "hybrid"],
+        hidden_size=16, num_key_value_heads=2, mamba_d_state=6, mamba_dt_rank=3, n_mamba_heads=2,
+        pad_token_id=0, hidden_act="gelu", tie_word_embeddings=True,
+    )  # fmt: skip
+    config = ZambaConfig(**(values | overrides))
+    return _save_transformers(path, config, ZambaForCausalLM, dtype, embedding=0.2)
+
+
 def save_state_spaces(
     path: Path,
     version: int = 1,

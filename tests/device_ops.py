@@ -66,6 +66,8 @@ class Case:
         base = re.sub(r"_\d+", "", name)
         choice = next(c for c in _CHOICES if device_name(base, c) == name or base.endswith("Rows"))
         self.sizes = {**_SIZES, "bits": choice["bits"], "G": choice["groups"]}
+        if "ScanGroups" in name:
+            self.sizes |= {"E": 24, "G": 2}
         stated = {a.name for a in self.op.attributes}
         if "block_size" in stated:
             self.sizes |= {"K": _ATTRIBUTES["K"], "N": _ATTRIBUTES["N"]}

@@ -23,6 +23,7 @@ TOLERANCE = {32: 2e-5, 16: 1e-3, 8: 2e-2}
 UNSIGNED = {
     "CausalConv1dInt8": (),
     "SelectiveScanInt8": ("x", "B", "C"),
+    "SelectiveScanGroupsInt8": ("x", "B", "C"),
     "SelectiveScanHeadsInt8": ("x", "B", "C", "x_log", "B_log"),
 }
 
@@ -157,7 +158,11 @@ def scan_feeds(
     a_channel: bool = False,
     e: int = 29,
     n: int = 5,
+    groups: tuple[int, int] = (1, 1),
 ) -> dict[str, Array]:
+    """Of Mamba-1; `groups` of B and of C."""
+    of_b, of_c = (count * n for count in groups)
+
     def of(*shape: int) -> tuple[Any, ...]:
         return (rng, *shape) if a_channel else ()
 
@@ -167,8 +172,8 @@ def scan_feeds(
     return {
         "x": int8(rng, steps, batch, e), "x_scale": scale(3, *of(e)),
         "dt": int8(rng, steps, batch, e), "dt_scale": scale(4, *of(e)),
-        "B": int8(rng, steps, batch, n), "B_scale": scale(3, *of(n)),
-        "C": int8(rng, steps, batch, n), "C_scale": scale(3, *of(n)),
+        "B": int8(rng, steps, batch, of_b), "B_scale": scale(3, *of(of_b)),
+        "C": int8(rng, steps, batch, of_c), "C_scale": scale(3, *of(of_c)),
         "z": int8(rng, steps, batch, e), "z_scale": scale(5, *of(e)),
         "A_log": int8(rng, n, e), "A_log_scale": scale(2.8),
         "D": int8(rng, e), "D_scale": scale(2),
@@ -235,7 +240,10 @@ def heads_attributes(groups: int, limit: tuple[float, float], state_bits: int) -
     }  # fmt: skip
 
 
-CASES = [("SelectiveScanInt8", 1), ("SelectiveScanHeadsInt8", 1), ("SelectiveScanHeadsInt8", 2)]
+CASES = [
+    ("SelectiveScanInt8", 1), ("SelectiveScanGroupsInt8", 6),
+    ("SelectiveScanHeadsInt8", 1), ("SelectiveScanHeadsInt8", 2),
+]  # fmt: skip
 
 
 def any_feeds(
@@ -247,7 +255,9 @@ def any_feeds(
     bits: int,
     a_channel: bool = True,
 ) -> tuple[dict[str, Array], dict[str, float]]:
-    if op == "SelectiveScanInt8":
-        return scan_feeds(rng, steps, batch, bits, a_channel), {"state_bits": bits}
+    if "Heads" not in op:
+        several: dict[str, Any] = {"e": 30, "groups": (2, groups)} if groups > 1 else {}
+        feeds = scan_feeds(rng, steps, batch, bits, a_channel, **several)
+        return feeds, {"state_bits": bits}
     feeds = heads_feeds(rng, steps, batch, groups, bits, a_channel)
     return feeds, heads_attributes(groups, (0.01, 3.0), bits)

@@ -1,5 +1,5 @@
 """A judge for MambaInLlama's checkpoints: transformers' Llama with a plain mixer in its blocks,
-written from jxiw/MambaInLlama 60d64dc (mamba2/hybrid_mamba_layer.py), not from ours.
+written from jxiw/MambaInLlama 60d64dc (mamba/ and mamba2/hybrid_mamba_layer.py), not from ours.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from tests.checkpoints import random_tensor, save_llama, write_json
 
 HEADS, KV_HEADS, DIM, WIDE = 4, 2, 8, 32
+STATES, RANK = 4, 2  # of Mamba, whose heads are as wide as its state
 
 
 class PlainMixer(nn.Module):
@@ -56,8 +57,54 @@ class PlainMixer(nn.Module):
         return (y.flatten(-2) * t["norm.weight"]) @ t["out_proj.weight"].T
 
 
-def save_mamba_in_llama(path: Path, attention: tuple[int, ...] = (1,), **overrides: Any) -> Path:
-    """`save_llama`, with random Mamba-2 layers in the blocks that are not in `attention`."""
+class PlainMamba(PlainMixer):
+    """The same of Mamba, channel by channel."""
+
+    def one(self, u: Tensor) -> Tensor:
+        t, u = self.tensors, u.double()
+        x, z, b, c = (
+            u @ t[f"{name}.weight"].T for name in ("in_proj_x", "in_proj_z", "B_proj", "C_proj")
+        )
+        repeats = HEADS // KV_HEADS
+        x, b = (
+            m.unflatten(-1, (-1, STATES)).repeat_interleave(repeats, 1).flatten(1) for m in (x, b)
+        )
+        before = torch.cat([torch.zeros(3, x.shape[1], dtype=x.dtype), x])
+        taps = t["conv1d.weight"][:, 0]
+        x = F.silu(
+            torch.stack([(before[i : i + 4].T * taps).sum(1) for i in range(len(u))])
+            + t["conv1d.bias"]
+        )
+        # dt_proj is a layer with a bias, which the scan is given too
+        dt = u @ t["dt_proj_down.weight"].T @ t["dt_proj.weight"].T + t["dt_proj.bias"]
+        delta = F.softplus(dt + t["dt_proj.bias"])
+        said = torch.empty_like(x)
+        for channel in range(x.shape[1]):
+            head = slice(channel // STATES * STATES, channel // STATES * STATES + STATES)
+            state = torch.zeros(STATES, dtype=x.dtype)
+            for now in range(len(u)):
+                step = delta[now, channel]
+                decay = torch.exp(-step * torch.exp(t["A_log"][channel]))
+                state = decay * state + step * x[now, channel] * b[now, head]
+                said[now, channel] = state @ c[now, head] + t["D"][channel] * x[now, channel]
+        return (said * F.silu(z)) @ t["out_proj.weight"].T
+
+
+def _mamba_shapes() -> dict[str, tuple[int, ...]]:
+    inner, narrow = HEADS * DIM, KV_HEADS * DIM
+    return {
+        "in_proj_x.weight": (narrow, WIDE), "in_proj_z.weight": (inner, WIDE),
+        "B_proj.weight": (narrow, WIDE), "C_proj.weight": (inner, WIDE),
+        "dt_proj_down.weight": (RANK, WIDE), "dt_proj.weight": (inner, RANK),
+        "dt_proj.bias": (inner,), "conv1d.weight": (inner, 1, 4), "conv1d.bias": (inner,),
+        "A_log": (inner, STATES), "D": (inner,), "out_proj.weight": (WIDE, inner),
+    }  # fmt: skip
+
+
+def save_mamba_in_llama(
+    path: Path, attention: tuple[int, ...] = (1,), *, mamba2: bool = True, **overrides: Any
+) -> Path:
+    """`save_llama`, with random SSMs in the blocks that are not in `attention`."""
     save_llama(path, **overrides)
     config = json.loads((path / "config.json").read_text())
     blocks = config["num_hidden_layers"]
@@ -70,6 +117,9 @@ def save_mamba_in_llama(path: Path, attention: tuple[int, ...] = (1,), **overrid
         "dt_bias": (HEADS,), "A_log": (HEADS,), "D": (HEADS,),
         "norm.weight": (inner,), "out_proj.weight": (WIDE, inner),
     }  # fmt: skip
+    ssm: dict[str, Any] = {"expand": 1, "ngroups": HEADS, "d_state": DIM}
+    if not mamba2:
+        shapes, ssm = _mamba_shapes(), {"expand": 1, "d_state": STATES}
     generator = torch.Generator().manual_seed(7)
     for block in set(range(blocks)) - set(attention):
         prefix = f"model.layers.{block}"
@@ -80,7 +130,7 @@ def save_mamba_in_llama(path: Path, attention: tuple[int, ...] = (1,), **overrid
             tensors[full] = random_tensor(full, shape, generator)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     write_json(path / "mamba_config.json", {
-        "d_model": WIDE, "ssm_cfg": {"expand": 1, "ngroups": HEADS, "d_state": DIM},
+        "d_model": WIDE, "ssm_cfg": ssm,
         "rms_norm_eps": config["rms_norm_eps"], "vocab_size": None, "d_inner": inner,
         "d_xb": narrow, "intermediate_size": config["intermediate_size"], "hidden_act": "silu",
         "n_layer": blocks, "attn_layers": sorted(attention),
@@ -96,5 +146,6 @@ def judge(path: Path) -> Any:
         prefix = f"model.layers.{block}.mamba."
         own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
         if own:
-            layer.self_attn = PlainMixer(own, model.config.rms_norm_eps)
+            plain = PlainMamba if "B_proj.weight" in own else PlainMixer
+            layer.self_attn = plain(own, model.config.rms_norm_eps)
     return model

@@ -36,6 +36,7 @@ from tests.checkpoints import (
     save_qwen3,
     save_smollm3,
     save_state_spaces,
+    save_zamba,
     save_zamba2,
     write_json,
 )
@@ -65,6 +66,7 @@ SAVERS: dict[str, Save] = {
     "qwen2": save_qwen2,
     "qwen3": save_qwen3,
     "smollm3": save_smollm3,
+    "zamba": save_zamba,
     "zamba2": save_zamba2,
     "state-spaces": save_state_spaces,
     "hybrid": save_hybrid,
@@ -128,9 +130,9 @@ def test_a_config_that_is_a_directory(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"model_type": "gemma", "architectures": ["GemmaForCausalLM"]}, {"model_type": "zamba"},
+    [{"model_type": "gemma", "architectures": ["GemmaForCausalLM"]}, {"model_type": "hymba"},
      {"model_type": ["mamba"]}, {"model_type": ..., "architectures": {"a": 1}}],
-    ids=["gemma", "zamba", "list", "object"],
+    ids=["gemma", "hymba", "list", "object"],
 )  # fmt: skip
 def test_an_unknown_architecture_lists_the_known_ones(change: dict[str, Any], path: Path) -> None:
     edit_config(path, **change)
@@ -224,6 +226,9 @@ def test_an_unknown_architecture_lists_the_known_ones(change: dict[str, Any], pa
         ("nemotron_h", {"hybrid_override_pattern": "MEM", "n_routed_experts": 4, "n_group": 3},
          ""),
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
+        ("zamba", {"n_mamba_heads": 5}, "n_mamba_heads"),
+        ("zamba", {"attention_hidden_size": 16}, "attention_hidden_size"),
+        ("zamba", {"hidden_mamba_act": "gelu"}, "hidden_mamba_act"),
         ("zamba2", {"rms_norm_eps": 1e-6}, "rms_norm_eps"),
         ("zamba2", {"layers_block_type": ...}, "layers_block_type"),
         ("zamba2", {"n_mamba_heads": 5}, "n_mamba_heads"),

@@ -40,8 +40,10 @@ from tests.checkpoints import (
     save_smollm3,
     save_state_spaces,
     save_with_experts,
+    save_zamba,
     save_zamba2,
 )
+from tests.mamba_in_llama import judge, save_mamba_in_llama
 from tests.test_checkpoint_transformers import LLAMA3
 
 Save = Callable[[Path], Path]
@@ -69,6 +71,7 @@ SAVE: dict[str, Save] = {
         max_position_embeddings=2048,
         rope_parameters=LLAMA3 | {"rope_theta": 100.0, "original_max_position_embeddings": 64},
     ),
+    "mamba_in_llama": partial(save_mamba_in_llama, mamba2=False),
     "mistral": partial(save_mistral, sliding_window=64),
     "mixtral": partial(save_with_experts, family="mixtral"),
     "nemotron_h": partial(
@@ -87,6 +90,7 @@ SAVE: dict[str, Save] = {
     "qwen3": save_qwen3,
     "qwen3_moe": partial(save_with_experts, family="qwen3_moe", head_dim=12, decoder_sparse_step=2),
     "smollm3": save_smollm3,
+    "zamba": partial(save_zamba, hidden_size=32),
     "zamba2": partial(save_zamba2, hidden_size=32),
 }
 # a family of every form of layer that a recipe treats
@@ -99,6 +103,9 @@ APPLIED = [
     ("llama", "w8a8"),
     ("zamba2", "w4"),
     ("zamba2", "w8a8"),
+    # whose B and C are those of groups
+    ("mamba_in_llama", "w4a8"),
+    ("zamba", "w8a8"),
 ]
 # of Transformers, which have no state but this
 CONTEXT = {"gpt_neox": 64, "llama": 2048, "mistral": 64}
@@ -133,7 +140,10 @@ def test_the_engines_give_transformers_logits(
     if family in CONTEXT:
         assert summary.manifest.model.max_context == CONTEXT[family]
         assert not any(layer.recurrent for layer in summary.manifest.model.layers)
-    theirs = AutoModelForCausalLM.from_pretrained(sources[family], dtype=torch.float32)
+    if family == "mamba_in_llama":
+        theirs = judge(sources[family])
+    else:
+        theirs = AutoModelForCausalLM.from_pretrained(sources[family], dtype=torch.float32)
     with torch.no_grad():
         expected = theirs(torch.from_numpy(tokens)).logits.numpy()
     for engine in ENGINES:

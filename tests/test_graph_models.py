@@ -48,6 +48,11 @@ MAMBA1 = Mamba1Config(d_inner=128, d_state=8, dt_rank=4)
 MAMBA1_ODD = Mamba1Config(
     d_inner=72, d_state=5, d_conv=3, dt_rank=3, conv_bias=False, proj_bias=True
 )
+# of MambaInLlama, whose groups are many; and of Zamba
+MAMBA1_GROUPS = Mamba1Config(
+    d_inner=96, d_state=8, dt_rank=4, B_groups=2, C_groups=6, reads_input=True
+)
+MAMBA1_HEADS = Mamba1Config(d_inner=80, d_state=8, dt_rank=6, B_groups=2, C_groups=2)
 MAMBA2 = Mamba2Config(d_inner=128, d_ssm=128, d_state=16, head_dim=32)
 MAMBA2_GROUPS = Mamba2Config(
     d_inner=128, d_ssm=128, d_state=8, head_dim=16, n_groups=4, d_conv=2, conv_bias=False
@@ -98,8 +103,8 @@ LATENT = ExpertsConfig(
     ),
 )  # fmt: skip
 MODELS: dict[str, tuple[Any, ...]] = {
-    "mamba1": (MAMBA1, MAMBA1),
-    "mamba1 odd": (MAMBA1_ODD, MAMBA1),
+    "mamba1": (MAMBA1, MAMBA1_GROUPS),
+    "mamba1 odd": (MAMBA1_ODD, MAMBA1_HEADS),
     "mamba2": (MAMBA2, MAMBA2),
     "mamba2 groups": (MAMBA2_GROUPS, MAMBA2),
     "mamba2 with mlp": (MAMBA2_MLP,),

@@ -15,10 +15,12 @@ from tests.checkpoints import VOCABULARY, edit_config, refusal, write_json
 from tests.mamba_in_llama import judge, save_mamba_in_llama
 
 
-@pytest.mark.parametrize("attention", [(1,), (), (0, 2)])
-def test_logits_are_the_judges(attention: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("attention", "mamba2"), [((1,), True), ((), True), ((0, 2), True), ((1,), False)]
+)
+def test_logits_are_the_judges(attention: tuple[int, ...], mamba2: bool, tmp_path: Path) -> None:
     blocks = {"num_hidden_layers": 3} if 2 in attention else {}
-    path = save_mamba_in_llama(tmp_path, attention, rms_norm_eps=1e-5, **blocks)
+    path = save_mamba_in_llama(tmp_path, attention, mamba2=mamba2, rms_norm_eps=1e-5, **blocks)
     checkpoint = open_checkpoint(path)
     assert checkpoint.family == "mamba_in_llama"
     assert (checkpoint.config.max_context is None) == (not attention)
@@ -40,7 +42,11 @@ def test_logits_are_the_judges(attention: tuple[int, ...], tmp_path: Path) -> No
         ({"d_xb": 32}, "d_xb"),
         ({"n_layer": 3}, "n_layer"),
         ({"attn_layers": [2]}, "attn_layers"),
-        ({"ssm_cfg": {"expand": 1}}, "ssm_cfg.ngroups"),
+        ({"ssm_cfg": {"expand": 1, "d_state": 5}}, "ssm_cfg.d_state"),
+        (
+            {"ssm_cfg": {"expand": 1, "repeat_kv_before_conv": False}},
+            "ssm_cfg.repeat_kv_before_conv",
+        ),
         ({"ssm_cfg": {"ngroups": 2, "d_state": 8}}, "ssm_cfg.ngroups"),
         ({"ssm_cfg": {"ngroups": 4, "d_state": 8, "D_has_hdim": True}}, "ssm_cfg.D_has_hdim"),
     ],

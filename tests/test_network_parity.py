@@ -40,6 +40,7 @@ from tests.checkpoints import (
     save_qwen3,
     save_smollm3,
     save_with_experts,
+    save_zamba,
     save_zamba2,
 )
 
@@ -146,6 +147,11 @@ CASES: dict[str, Save] = {
         layer_types=["full_attention", "conv", "conv"],
     ),
     "nemotron-h": save_nemotron_h,
+    "zamba-four-heads-biases": partial(
+        save_zamba, n_mamba_heads=4, mamba_proj_bias=True, mamba_conv_bias=False,
+        mamba_dt_rank="auto", layers_block_type=["hybrid", "hybrid", "mamba", "mamba"],
+    ),
+    "zamba": save_zamba,
     "zamba2": save_zamba2,
     "zamba2-two-blocks-biases-plain": partial(
         save_zamba2, num_mem_blocks=2, add_bias_linear=True, use_mem_rope=False, mamba_ngroups=1,
@@ -189,7 +195,7 @@ class Pair:
         self.network = load_network(path)
         generator = torch.Generator().manual_seed(1)
         self.tokens = torch.randint(VOCABULARY, (2, LENGTH), generator=generator)
-        if self.network.config.family == "zamba2":
+        if self.network.config.family in ("zamba", "zamba2"):
             # a norm of what attention gives, small as that may be, makes much of rounding in fp32
             self.theirs, self.network = self.theirs.double(), self.network.double()
         self.whole = self.run_theirs((LENGTH,))
@@ -247,6 +253,8 @@ def compare_states(pair: Pair, ours: NetworkState, theirs: Any) -> None:
         if layer.kind in ("mamba1", "mamba2"):
             close(state["conv_state"], cached.conv_states[0][..., 1:].transpose(1, 2))
             recurrent = cached.recurrent_states[0]
+            if pair.network.config.family == "zamba":  # by head
+                recurrent = recurrent.flatten(1, 2)
             assert recurrent.abs().max() > 0.1, "a state of nothing proves nothing"
             close(state["ssm_state"], recurrent.mT if layer.kind == "mamba1" else recurrent)
             compared += 1
@@ -280,7 +288,7 @@ def test_logits_and_states_equal_transformers_token_by_token(pair: Pair) -> None
 
 
 def test_odd_runs_equal_odd_runs_of_transformers(pair: Pair) -> None:
-    if pair.network.config.family in ("mamba", "falcon_mamba", "jamba"):
+    if pair.network.config.family in ("mamba", "falcon_mamba", "jamba", "zamba"):
         pytest.skip("transformers' Mamba-1 continues no state over more than one token")
     theirs, their_state = pair.run_theirs(RUNS)
     ours, our_state = pair.run_ours(RUNS)

@@ -222,13 +222,16 @@ def test_convolution(
 # -- scans -----------------------------------------------------------------------------------------
 
 
-def scan_feeds(rng: np.random.Generator, steps: int, batch: int) -> dict[str, Array]:
+def scan_feeds(
+    rng: np.random.Generator, steps: int, batch: int, groups: int = 1
+) -> dict[str, Array]:
+    """`groups` of C, half as many of B."""
     e, n = 24, 8
     return {
         "x": normal(rng, steps, batch, e),
         "dt": normal(rng, steps, batch, e, scale=3),
-        "B": normal(rng, steps, batch, n),
-        "C": normal(rng, steps, batch, n),
+        "B": normal(rng, steps, batch, max(1, groups // 2) * n),
+        "C": normal(rng, steps, batch, groups * n),
         "z": normal(rng, steps, batch, e),
         "A": -np.exp(normal(rng, n, e)),
         "D": normal(rng, e),
@@ -247,14 +250,16 @@ def scan_reference(f: dict[str, Array], path: list[int]) -> tuple[torch.Tensor, 
 @batches
 @pytest.mark.parametrize("steps", LENGTHS)
 def test_selective_scan(flavour: Flavour, batch: int, steps: int, rng: np.random.Generator) -> None:
-    f = scan_feeds(rng, steps, batch)
+    groups = 1 if batch == 1 else 4
+    name = "SelectiveScan" if groups == 1 else "SelectiveScanGroups"
+    f = scan_feeds(rng, steps, batch, groups)
     for parents in trees(rng, steps):
         tree = parents != chain(steps)
         every = np.arange(steps)
         kept = every if steps < 16 else np.array([0, steps // 2, steps - 1])
         steer = {"parents": np.array(parents), "tree": np.array(tree)}
-        out = run_op("SelectiveScan", flavour,
-                     f | steer | {"kept": kept, "last_only": np.array(False)})  # fmt: skip
+        all_kept = {"kept": kept, "last_only": np.array(False)}
+        out = run_op(name, flavour, f | steer | all_kept)
         for r, t in enumerate(kept):
             y, after = scan_reference(f, path_to(parents, int(t)))
             close(out["y"][t], y[:, -1], 1e-5)
@@ -262,7 +267,7 @@ def test_selective_scan(flavour: Flavour, batch: int, steps: int, rng: np.random
         if not tree:
             y, after = scan_reference(f, parents and list(range(steps)))
             last = {"kept": every[-1:], "last_only": np.array(True)}
-            short = run_op("SelectiveScan", flavour, f | steer | last)
+            short = run_op(name, flavour, f | steer | last)
             close(short["y"].swapaxes(0, 1), y, 1e-5)
             close(short["ssm_states"][0], after, 1e-5)
             close(out["y"].swapaxes(0, 1), y, 1e-5)

@@ -114,9 +114,10 @@ def test_selective_scan(
     a_channel: bool,
     rng: np.random.Generator,
 ) -> None:
-    f, compared = scan_feeds(rng, steps, batch, state_bits, a_channel), Compared()
+    compared, (op, groups) = Compared(), CASES[batch > 1]
+    f, attributes = any_feeds(op, rng, steps, batch, groups, state_bits, a_channel)
     for route in routes(steps, rng):
-        out = run("SelectiveScanInt8", flavour, f | steering(*route), state_bits=state_bits)
+        out = run(op, flavour, f | steering(*route), **attributes)
         for r, t in enumerate(route[1]):
             y, after = scan_expected(f, path_to(route[0], int(t)))
             compared.floats(out["y"][t], y, TOLERANCE[state_bits])
@@ -240,7 +241,7 @@ def test_a_run_of_the_reference_is_as_many_steps_to_the_bit(
     f, _ = any_feeds(op, rng, 33, 3, groups, state_bits)
     expected = (
         scan_expected
-        if op == "SelectiveScanInt8"
+        if "Heads" not in op
         else lambda feeds, path: heads_expected(feeds, path, groups, (0.01, 3.0))
     )
     stepped = dict(f)
@@ -265,7 +266,7 @@ def test_extreme_states_stay_what_the_reference_says(
     compared = Compared()
     for t in range(4):
         path = list(range(t + 1))
-        if op == "SelectiveScanInt8":
+        if "Heads" not in op:
             y, after = scan_expected(f, path)
         else:
             y, after = heads_expected(f, path, groups, (0.01, 3.0))

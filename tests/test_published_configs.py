@@ -53,9 +53,14 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     "qwen3-30b-a3b": ("qwen3_moe", 96, 30_532_122_624, 40960),
     "smollm2-135m-instruct": ("llama", 60, 134_515_008, 8192),
     "smollm3-3b": ("smollm3", 72, 3_075_098_624, 65536),
+    # 13 uses of one block, each with the matrix behind it multiplied in; two heads beside zeros
+    "zamba-7b-v1": (
+        "zamba", 102,
+        7_232_490_496 + 12 * 358_263_680 - 13 * 3712**2 + 76 * (528 * 3712 + 7424 * 232), 4096,
+    ),
     # six uses of one block have a sixth each of its adapters, and the rest of it six times
     "zamba2-1.2b": ("zamba2", 50, 1_702_158_976, 4096),
-}
+}  # fmt: skip
 # field, and what is said of it
 REFUSED: dict[str, tuple[str, str]] = {
     "gemma-2-2b": ("model_type", "is Gemma 2, a family that edge does not read"),

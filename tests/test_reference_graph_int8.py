@@ -130,7 +130,8 @@ EXPECTED = {
 
 
 INT8_OPS = set.union(*EXPECTED.values())
-ELSEWHERE = {"ExpertLinearInt8"}  # beside its kernels, in tests/kernels/test_experts.py
+# beside its kernels, in tests/kernels/test_experts.py; in tests/test_ops_quantized_recurrent.py
+ELSEWHERE = {"ExpertLinearInt8", "SelectiveScanGroupsInt8"}
 
 
 def run_signed(

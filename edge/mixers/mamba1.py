@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from edge.mixers.base import Grown, MixerConfig, Positive, Shapes, linear_shapes
+from edge.mixers.base import Grown, MixerConfig, Positive, Shapes, linear_shapes, refuse_all
 
 
 class Mamba1Config(MixerConfig, Grown):
@@ -15,10 +15,15 @@ class Mamba1Config(MixerConfig, Grown):
     Attributes:
         inner_eps: what the RMSNorms of dt (before `dt_proj`), B and C add to the mean square; None
             without these norms.
+        B_groups, C_groups: channels fall into so many groups of equal size, each with a B or a C of
+            its own; x_proj rows are [dt R | B B_groups·N | C C_groups·N].
+        reads_input: x_proj reads what in_proj reads, not what the convolution gives.
     """
 
     recurrent: ClassVar[bool] = True
-    later: ClassVar[frozenset[str]] = frozenset({"inner_eps"})
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"inner_eps", "B_groups", "C_groups", "reads_input"}
+    )
 
     kind: Literal["mamba1"] = "mamba1"
     d_inner: Positive
@@ -28,6 +33,31 @@ class Mamba1Config(MixerConfig, Grown):
     conv_bias: bool = True
     proj_bias: bool = False
     inner_eps: Annotated[float, Field(gt=0, lt=1)] | None = None
+    B_groups: Positive = 1
+    C_groups: Positive = 1
+    reads_input: bool = False
+
+    @model_validator(mode="after")
+    def _divides(self) -> Mamba1Config:
+        refuse_all(
+            (
+                f"{self.C_groups} groups of C do not divide into {self.B_groups} of B"
+                if self.C_groups % self.B_groups
+                else None,
+                f"{self.d_inner} channels do not divide into {self.C_groups} groups"
+                if self.d_inner % self.C_groups
+                else None,
+                "B and C of groups have no norms"
+                if self.inner_eps is not None and self.C_groups > 1
+                else None,
+            )
+        )
+        return self
+
+    @property
+    def x_proj_parts(self) -> tuple[int, int, int]:
+        """Values of dt of low rank, of B, and of C."""
+        return self.dt_rank, self.B_groups * self.d_state, self.C_groups * self.d_state
 
     @property
     def conv_channels(self) -> int:
@@ -43,13 +73,14 @@ class Mamba1Config(MixerConfig, Grown):
 
     def tensor_shapes(self, d_model: int) -> Shapes:
         inner, state, rank = self.d_inner, self.d_state, self.dt_rank
+        read = d_model if self.reads_input else inner
         norms: Shapes = {
             "dt_norm.weight": (rank,), "B_norm.weight": (state,), "C_norm.weight": (state,)
         }  # fmt: skip
         return (
             linear_shapes("in_proj", 2 * inner, d_model, self.proj_bias)
             | linear_shapes("conv1d", inner, self.d_conv, self.conv_bias)
-            | linear_shapes("x_proj", rank + 2 * state, inner, False)
+            | linear_shapes("x_proj", sum(self.x_proj_parts), read, False)
             | (norms if self.inner_eps is not None else {})
             | linear_shapes("dt_proj", inner, rank, True)
             | {"A_log": (inner, state), "D": (inner,)}
@@ -64,7 +95,7 @@ class Mamba1Config(MixerConfig, Grown):
 
     def log_widths(self) -> dict[str, int]:
         inner = self.d_inner
-        return {"conv_in": inner, "scan_x": inner, "scan_dt": inner, "scan_B": self.d_state}
+        return {"conv_in": inner, "scan_x": inner, "scan_dt": inner, "scan_B": self.x_proj_parts[1]}
 
     def workspace(self, tokens: int, capacity: int) -> int:
-        return self.d_inner * (self.d_state + 8)
+        return self.d_inner * (self.d_state + 8) + sum(self.x_proj_parts)

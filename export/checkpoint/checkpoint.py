@@ -101,9 +101,12 @@ class Checkpoint:
             return torch.full(tensor_shapes(self.config)[name], self._layout.constants[name])
         piece = self._layout.pieces[name]
         stored = self._stored[piece.source]
-        parts = [taken(self._weights.read(self._stored[each]), piece) for each in piece.sources]
-        whole = parts[0] if len(parts) == 1 else torch.stack(parts)
-        tensor = whole.reshape(piece.shape).contiguous()
+        if piece.blocks:
+            tensor = self._of_blocks(piece)
+        else:
+            parts = [taken(self._weights.read(self._stored[each]), piece) for each in piece.sources]
+            whole = parts[0] if len(parts) == 1 else torch.stack(parts)
+            tensor = whole.reshape(piece.shape).contiguous()
         if piece.adapter:
             up, down = (self._weights.read(self._stored[part.name]) for part in piece.adapter)
             tensor = (
@@ -122,6 +125,14 @@ class Checkpoint:
             tensor = tensor.float().clone()
             for first, behind, factor in piece.factors:
                 tensor[first:behind] *= factor
+        return tensor
+
+    def _of_blocks(self, piece: TensorPlace) -> Tensor:
+        stored = self._weights.entries[self._stored[piece.source]]
+        tensor = torch.zeros(piece.shape, dtype=stored.dtype)
+        for block in piece.blocks:
+            part = self._weights.read(self._stored[block.source.name])
+            block.within(tensor).copy_(part.flatten(0, -2)[list(block.rows)])
         return tensor
 
     def __getitem__(self, name: str) -> Tensor:
@@ -197,6 +208,11 @@ def as_stored(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
                 tensor[first:behind] /= factor
         if piece.stack:
             found |= zip(piece.stack, tensor.unbind(), strict=True)
+            continue
+        for block in piece.blocks:
+            made = found.setdefault(block.source.name, tensor.new_empty(block.source.shape))
+            made.flatten(0, -2)[list(block.rows)] = block.within(tensor)
+        if piece.blocks:
             continue
         whole = found.get(piece.source)
         if whole is None:

@@ -127,5 +127,4 @@ UNREAD: dict[str, str] = {
     "stablelm": "StableLM",
     "starcoder2": "StarCoder2",
     "xlstm": "xLSTM",
-    "zamba": "Zamba",
 }

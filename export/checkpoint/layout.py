@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from edge.config import ModelConfig
 from edge.tensors import tensor_shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shape = tuple[int, ...]
 
@@ -18,6 +22,20 @@ class Stored:
 
     name: str
     shape: Shape
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a matrix: rows of a source tensor, as a matrix, at a row and a column."""
+
+    source: Stored
+    rows: Sequence[int]
+    at: tuple[int, int]
+
+    def within(self, matrix: Tensor) -> Tensor:
+        """Where it lies in the matrix that it is a part of."""
+        row, column = self.at
+        return matrix[row : row + len(self.rows), column : column + self.source.shape[-1]]
 
 
 @dataclass(frozen=True)
@@ -35,6 +53,7 @@ class TensorPlace:
         factors: (first row, behind the last, factor), of rows that the model multiplies.
         stack: the tensors that it is a stack of, such as experts' own; `source` is the first, and
             all have its shape. () is `source` alone.
+        blocks: the parts of a matrix that is zeros elsewhere; `source` is the first one's.
         adapter: (up, down) of a low-rank adapter: the tensor's own rows of up · down are added.
         behind: a matrix that multiplies what the tensor gives, and so the tensor from the left.
     """
@@ -48,6 +67,7 @@ class TensorPlace:
     rows: tuple[int, ...] = ()
     factors: tuple[tuple[int, int, float], ...] = ()
     stack: tuple[str, ...] = ()
+    blocks: tuple[Block, ...] = ()
     adapter: tuple[Stored, Stored] | None = None
     behind: Stored | None = None
 
@@ -59,6 +79,7 @@ class TensorPlace:
     def shapes(self) -> dict[str, Shape]:
         """The tensors that it is made of, and the shapes they must have."""
         others = [*(self.adapter or ()), *([self.behind] if self.behind else [])]
+        others += [block.source for block in self.blocks]
         return dict.fromkeys(self.sources, self.source_shape) | {n.name: n.shape for n in others}
 
     @property
@@ -137,6 +158,11 @@ class Layout:
         """The canonical tensor is a stack of these."""
         shape = self._shapes[name]
         self.pieces[name] = TensorPlace(sources[0], shape[1:], shape, stack=tuple(sources))
+
+    def place_blocks(self, name: str, blocks: Sequence[Block]) -> None:
+        """The canonical matrix has these parts, and zeros elsewhere."""
+        first, shape = blocks[0].source, self._shapes[name]
+        self.pieces[name] = TensorPlace(first.name, first.shape, shape, blocks=tuple(blocks))
 
     def multiply(
         self,

@@ -35,9 +35,10 @@ class Mamba1(nn.Module):
         super().__init__()
         self.config = config
         inner, state, rank = config.d_inner, config.d_state, config.dt_rank
+        read = d_model if config.reads_input else inner
         self.in_proj = nn.Linear(d_model, 2 * inner, bias=config.proj_bias)
         self.conv1d = Conv1d(inner, config.d_conv, config.conv_bias)
-        self.x_proj = nn.Linear(inner, rank + 2 * state, bias=False)
+        self.x_proj = nn.Linear(read, sum(config.x_proj_parts), bias=False)
         if config.inner_eps is not None:
             self.dt_norm, self.B_norm, self.C_norm = Scale(rank), Scale(state), Scale(state)
         self.dt_proj = nn.Linear(rank, inner)
@@ -51,7 +52,7 @@ class Mamba1(nn.Module):
         x, z = self.in_proj(u).chunk(2, dim=-1)
         x, conv_state = self.conv1d(x, state["conv_state"])
         c = self.config
-        dt, B, C = self.x_proj(x).split([c.dt_rank, c.d_state, c.d_state], dim=-1)
+        dt, B, C = self.x_proj(u if c.reads_input else x).split(c.x_proj_parts, dim=-1)
         if c.inner_eps is not None:
             norm = rms_norm_training if torch.is_grad_enabled() else rms_norm
             dt = norm(dt, self.dt_norm.weight, c.inner_eps)
@@ -71,14 +72,21 @@ class Mamba1Export(MambaExport[Mamba1Config]):
     def conv_parts(self) -> tuple[int, ...]:
         return (self.config.d_inner,)
 
+    @property
+    def _groups(self) -> str:
+        """What the names of its ops have."""
+        return "Groups" if self.config.C_groups > 1 else ""
+
     def module(self, d_model: int, eps: float) -> Mamba1:
         return Mamba1(self.config, d_model)
 
     def matrices(self, d_model: int) -> dict[str, Matrix]:
-        inner, rank = self.config.d_inner, self.config.dt_rank
+        c = self.config
+        inner, rank = c.d_inner, c.dt_rank
+        reads = (d_model, "normed") if c.reads_input else (inner, "conv")
         return {
             "in_proj": Matrix(2 * inner, d_model, "normed"),
-            "x_proj": Matrix(rank + 2 * self.config.d_state, inner, "conv"),
+            "x_proj": Matrix(sum(c.x_proj_parts), *reads),
             "dt_proj": Matrix(inner, rank, "dbc"),
             "out_proj": Matrix(d_model, inner, "scan"),
         }
@@ -91,7 +99,10 @@ class Mamba1Export(MambaExport[Mamba1Config]):
         low, rest = self._dbc(planner)
         if low is not None:
             planner.known["dt_proj"] = low
-        x = planner.site("conv", "x_proj")
+        reads_input = self.config.reads_input
+        x = planner.site("conv", "" if reads_input else "x_proj")
+        if reads_input and (normed := planner.site("normed", "in_proj")) is not None:
+            planner.known["x_proj"] = normed
         dt = planner.site("dt")
         return {"conv_in": both, "z": both, "x": x, "B": rest, "C": rest, "dt": dt}
 
@@ -110,15 +121,15 @@ class Mamba1Export(MambaExport[Mamba1Config]):
 
     def floating(self, at: LayerGraph, u: ProductInput) -> str:
         c, g = self.config, at.g
-        inner, n, rank = c.d_inner, c.d_state, c.dt_rank
+        inner, n, (rank, of_b, of_c) = c.d_inner, c.d_state, c.x_proj_parts
         xz = at.linear("in_proj", u, "xz", c.proj_bias)
         x, z = at.split(xz, {"x": inner, "z": inner})
         x, z = at.site("conv_in", x, inner), at.site("z", z, inner)
         conv = self.convolution(at, x)
         x = at.site("x", conv, inner)
-        dbc = self._dbc_normed(at, conv)
-        low, b, c_ = at.split(dbc, {"low_rank_dt": rank, "B": n, "C": n})
-        b, c_ = at.site("B", b, n), at.site("C", c_, n)
+        dbc = self._dbc_normed(at, u if c.reads_input else conv)
+        low, b, c_ = at.split(dbc, {"low_rank_dt": rank, "B": of_b, "C": of_c})
+        b, c_ = at.site("B", b, of_b), at.site("C", c_, of_c)
         dt = at.linear("dt_proj", low, "dt")
         inputs = [
             x, at.site("dt", dt, inner), b, c_, z,
@@ -128,7 +139,8 @@ class Mamba1Export(MambaExport[Mamba1Config]):
             g.input(at.named("ssm_state"), "f32", ["B", n, inner]),
             "kept", "parents", "tree", "last_only",
         ]  # fmt: skip
-        y, states = g.call("SelectiveScan", inputs, [at.named("scan"), at.named("ssm_states")])
+        names = [at.named("scan"), at.named("ssm_states")]
+        y, states = g.call(f"SelectiveScan{self._groups}", inputs, names)
         g.output(states, ["R", "B", n, inner])
         return at.linear("out_proj", y, "out", c.proj_bias)
 
@@ -153,17 +165,18 @@ class Mamba1Export(MambaExport[Mamba1Config]):
 
     def fused(self, at: LayerGraph, u: ProductInput) -> str:
         """The scan's input x is what the convolution rounds, and what x_proj reads."""
-        g, inner, n, rank = at.g, self.config.d_inner, self.config.d_state, self.config.dt_rank
+        g, c = at.g, self.config
+        inner, (rank, of_b, of_c) = c.d_inner, c.x_proj_parts
         both = joined((site_scale(at, "conv_in"), inner), (site_scale(at, "z"), inner))
         xz = at.linear_to_int8("in_proj", u, "xz.q", scale_of(g, at.named("xz.scale"), both))
         x, z = at.split(xz, {"x.q": inner, "z.q": inner})
         x = self.convolution_int8(at, x, site_scale(at, "x"))
-        dbc = self._dbc_normed(at, ProductInput(rounded=x))
+        dbc = self._dbc_normed(at, u if c.reads_input else ProductInput(rounded=x))
         low_scale = input_scale(at.plan.products["dt_proj"], rank)
-        three = joined((low_scale, rank), (site_scale(at, "B"), n), (site_scale(at, "C"), n))
+        three = joined((low_scale, rank), (site_scale(at, "B"), of_b), (site_scale(at, "C"), of_c))
         scale = scale_of(g, at.named("dbc.scale"), three)
         (dbc,) = g.call("Quantize", [dbc, scale], [at.named("dbc.q")])
-        low, b, c = at.split(dbc, {"low_rank_dt.q": rank, "B.q": n, "C.q": n})
+        low, b, c_ = at.split(dbc, {"low_rank_dt.q": rank, "B.q": of_b, "C.q": of_c})
         dt_scale = scale_of(g, at.named("dt.scale"), site_scale(at, "dt"))
         dt = at.linear_to_int8("dt_proj", ProductInput(rounded=low), "dt.q", dt_scale)
         constants = [
@@ -171,8 +184,8 @@ class Mamba1Export(MambaExport[Mamba1Config]):
             *constant_int8(at, "D"),
             *constant_int8(at, "dt_proj.bias"),
         ]
-        values = {"x": x, "dt": dt, "B": b, "C": c, "z": z}
-        y = self.scan_int8(at, "SelectiveScanInt8", values, constants)
+        values = {"x": x, "dt": dt, "B": b, "C": c_, "z": z}
+        y = self.scan_int8(at, f"SelectiveScan{self._groups}Int8", values, constants)
         return at.linear("out_proj", y, "out")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +135,8 @@ class LayerPlanner:
             return None
         if isinstance(how, Dynamic):
             return Rounding(None)
+        if not matrix:  # whose columns smoothing would look at
+            how = replace(how, smooth=None)
         seen = self.sites.seen(self.value(name), how)
         if how.groups and grouped is not None:
             return self.sites.given(seen, how, grouped(seen))

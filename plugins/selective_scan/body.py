@@ -5,6 +5,7 @@ An int8 body dequantizes and goes on as the float body does.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from string import Template
 
@@ -43,6 +44,58 @@ STEP = Step(
     read="B,1,E",
 )
 
+# The same where groups of channels have a B and a C of their own: each is spread over its channels
+# for one token at a time.
+GROUPED = Step(
+    """
+            exponent = Mul({delta4}, A)
+            decay = Exp(exponent)
+            B_many = Expand({B4}, B_spread)
+            B_each = Reshape(B_many, of_channels)
+            fed = Mul({scaled4}, B_each)
+            faded = Mul(decay, {before})
+            after = Add(faded, fed)
+            C_many = Expand({C4}, C_spread)
+            C_each = Reshape(C_many, of_channels)
+            weighed = Mul(C_each, after)
+            read_t = ReduceSum(weighed, rows_axis)""",
+    {**STEP.rows, "B4": "B,N,G,1", "C4": "B,N,H,1"},
+    state=STEP.state,
+    read=STEP.read,
+)
+
+# `${m}4` [T, B, N, G, 1] of a B or C named $source, and how many channels read each group's
+_SPREAD = Template("""
+    ${m}_grouped = Reshape($source, in_groups)
+    ${m}_groups = Shape<start=2, end=3>(${m}_grouped)
+    ${m}_turned = Transpose<perm=[0, 1, 3, 2]>(${m}_grouped)
+    ${m}_steps = $counted
+    ${m}4 = Unsqueeze(${m}_steps, behind)
+    ${m}_spread = Div(A_width, ${m}_groups)
+""")
+_IN_GROUPS = """
+    behind = Constant<value = int64[1] {-1}>()
+    rows_axis = Constant<value = int64[1] {-2}>()
+    as_it_is = Constant<value = int64[3] {0, 0, -1}>()
+    A_sizes = Shape(A)
+    A_rows, A_width = Split<axis=0, num_outputs=2>(A_sizes)
+    in_groups = Concat<axis=0>(as_it_is, A_rows)
+    of_channels = Concat<axis=0>(behind, A_sizes)
+"""
+
+
+def in_groups(B: str, C: str, state_bits: int) -> str:
+    """`B4` and `C4`, what `GROUPED` reads, of the arrays of these names [T, B, …].
+
+    Those for an int8 state are counted in its steps here.
+    """
+    form = {"B": "Identity(B_turned)", "C": "Identity(C_turned)"}
+    if state_bits == 8:
+        form = {"B": "Div(B_turned, state_scale)", "C": "Mul(C_turned, state_scale)"}
+    parts = (_SPREAD.substitute(m=m, source=s, counted=form[m]) for m, s in (("B", B), ("C", C)))
+    return _IN_GROUPS + "".join(parts)
+
+
 _SCAN = Template("""
     axis2 = Constant<value = int64[1] {2}>()
     axis3 = Constant<value = int64[1] {3}>()
@@ -51,8 +104,7 @@ _SCAN = Template("""
     scaled = Mul(positive, $x)
     delta4 = Unsqueeze(positive, axis2)
     scaled4 = Unsqueeze(scaled, axis2)
-    B4 = Unsqueeze($B, axis3)
-    C4 = Unsqueeze($C, axis2)
+$rows
     $walks
     read = Squeeze(reads, axis2)
     skip = Mul($x, $D)
@@ -63,10 +115,21 @@ _SCAN = Template("""
 """)
 
 
-def selective_scan(suffix: str = "", step: Step = STEP, state_bits: int = 32) -> str:
+def selective_scan() -> str:
+    return _scan(False, STEP)
+
+
+def selective_scan_groups() -> str:
+    return _scan(True, GROUPED)
+
+
+def _scan(grouped: bool, step: Step, suffix: str = "", state_bits: int = 32) -> str:
     """Mamba-1's scan of the values named x, dt, … + `suffix`, and A, in fp32."""
     names = {name: name + suffix for name in ("x", "dt", "B", "C", "z", "D", "dt_bias")}
-    return _SCAN.substitute(names, softplus=SOFTPLUS, walks=walks(step, state_bits))
+    B, C = names["B"], names["C"]
+    one = f"    B4 = Unsqueeze({B}, axis3)\n    C4 = Unsqueeze({C}, axis2)"
+    rows = in_groups(B, C, state_bits) if grouped else one
+    return _SCAN.substitute(names, softplus=SOFTPLUS, rows=rows, walks=walks(step, state_bits))
 
 
 # -- int8 ------------------------------------------------------------------------------------------
@@ -114,6 +177,11 @@ def rates_and_constants() -> str:
 _KEEP = {16: "Cast<to=10>(h)", 8: "QuantizeLinear(h, one_step, zero_s8)"}
 
 
+def to_h(step: Step) -> str:
+    """The text of a step of Mamba-1, whose state after the token is called h, not yet kept."""
+    return re.sub(r"\bafter\b", "h", step.text)
+
+
 def rounded(token: str, state_bits: int, rows: Mapping[str, str], state: str, read: str) -> Step:
     """`token` goes from `wide`, the state in fp32, to `h` and `read_t`."""
     kept = f"""
@@ -122,13 +190,6 @@ def rounded(token: str, state_bits: int, rows: Mapping[str, str], state: str, re
     return Step(kept, rows, state, read)
 
 
-_TOKEN = """
-            exponent = Mul({delta4}, A)
-            decay = Exp(exponent)
-            fed = Mul({scaled4}, {B4})
-            faded = Mul(decay, wide)
-            h = Add(faded, fed)
-            read_t = MatMul({C4}, h)"""
 _STATE_STEPS = """
     along_axis = Constant<value = int64[1] {-1}>()
     state_steps = Reshape(state_scale, along_axis)
@@ -138,13 +199,22 @@ _STATE_STEPS = """
 
 
 def ort_selective_scan_int8(state_bits: int) -> str:
+    return _scan_int8(state_bits, False)
+
+
+def ort_selective_scan_groups_int8(state_bits: int) -> str:
+    return _scan_int8(state_bits, True)
+
+
+def _scan_int8(state_bits: int, grouped: bool) -> str:
     scales = {name: f"{name}_scale" for name in ("x", "dt", "B", "C", "z")}
     text = STEPS_AND_ZEROS
-    if state_bits == 8:
+    if state_bits == 8 and not grouped:
         text += _STATE_STEPS
         scales |= {"B": "B_steps", "C": "C_steps"}
-    step = STEP
+    step = GROUPED if grouped else STEP
     if state_bits != 32:
-        step = rounded(_TOKEN, state_bits, STEP.rows, STEP.state, STEP.read)
+        token = to_h(step).replace("{before}", "wide")
+        step = rounded(token, state_bits, step.rows, step.state, step.read)
     text += widened(scales) + rates_and_constants()
-    return text + selective_scan(SUFFIX, step, state_bits)
+    return text + _scan(grouped, step, SUFFIX, state_bits)

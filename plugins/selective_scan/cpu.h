@@ -5,7 +5,7 @@ struct Scan : Kernel {
   Argument A_scale, D_scale, dt_bias_scale;
   Scale x_scale, dt_scale, B_scale, C_scale, z_scale, state_scale;
   Argument state, log_x, log_dt, log_B, y, run_fields, replay, slots, ancestors, tokens, batch;
-  int64_t E, N, x_stride, dt_stride, B_stride, C_stride, z_stride;
+  int64_t E, N, B_groups, C_groups, x_stride, dt_stride, B_stride, C_stride, z_stride;
   int64_t dt_weight_scales, low_stride, rank;
   bool ends;
 
@@ -25,7 +25,7 @@ struct Scan : Kernel {
         log_B(numbers(v, "log_B")), y(Argument::optional(v, "y")), run_fields(v, "run"),
         replay(v, "replay"), slots(v, "slots"), ancestors(Argument::optional(v, "ancestors")),
         tokens(v, "tokens"), batch(v, "batch"), E(v.integer("E")), N(v.within("N", 1, LIMIT)),
-        x_stride(v.integer("X_STRIDE")), dt_stride(v.integer("DT_STRIDE")),
+        B_groups(v.integer("B_GROUPS", 1)), C_groups(v.integer("C_GROUPS", 1)), x_stride(v.integer("X_STRIDE")), dt_stride(v.integer("DT_STRIDE")),
         B_stride(v.integer("B_STRIDE")), C_stride(v.integer("C_STRIDE")),
         z_stride(v.integer("Z_STRIDE")), dt_weight_scales(v.integer("DT_WEIGHT_SCALES")),
         low_stride(v.integer("LOW_STRIDE")), rank(v.integer("RANK")),
@@ -34,14 +34,10 @@ struct Scan : Kernel {
     if (bool(dt_weight_scale) != bool(low_dt_scale)) refuse("dt is made of one scale");
     if (A_scale && !(D_scale && dt_bias_scale)) refuse("A_scale without the others");
     if (!ends && !y) refuse("y is None");
+    if (B_groups < 1 || C_groups < 1 || C_groups % B_groups || E % C_groups)
+      refuse("B_GROUPS, C_GROUPS and E do not divide into each other");
   }
   static constexpr int64_t LIMIT = 256, AHEAD = 4;
-
-  // A token's inputs, as floats times their units, for one block of channels.
-  struct Token {
-    vf x, delta;
-    const float *B, *C;  // [N]
-  };
 
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     if (ends) return;  // a prompt is not cut into parts here
@@ -52,41 +48,57 @@ struct Scan : Kernel {
     Rows steps = rows_of(dt, a, dt_stride);
     if (!dt) steps = {project(a, rows, pool), Type::f32, E};
     // B and C of the run's tokens, then B of those that are replayed, as floats
-    float* wide = pool.scratch<float>(2, (2 * rows + course.pending * course.batch) * N + W);
-    float *wide_C = wide + rows * N, *wide_replayed = wide_C + rows * N;
-    Rows of_B = rows_of(B, a, B_stride), of_C = rows_of(C, a, C_stride);
-    Rows logged = rows_of(log_B, a, N);
-    for (int64_t n = 0; n < N; n++) {
-      float unit = state_scale.count ? state_scale.one(a, n) : 1.f;
-      float of_b = B_scale.one(a, n) / unit, of_c = C_scale.one(a, n) * unit;
-      for (int64_t r = 0; r < rows; r++) {
-        wide[r * N + n] = of_B.one_at(r, n) * of_b;
-        wide_C[r * N + n] = of_C.one_at(r, n) * of_c;
+    int64_t of_B = B_groups * N, of_C = C_groups * N, waiting = course.pending * course.batch;
+    float* wide = pool.scratch<float>(2, (rows + waiting) * of_B + rows * of_C);
+    float *wide_C = wide + rows * of_B, *wide_replayed = wide_C + rows * of_C;
+    pool.each(rows, items_a_piece(4 * (of_B + of_C)), [&](int64_t first, int64_t last) {
+      for (int64_t r = first; r < last; r++) {
+        int64_t slot = course.slots[r / course.batch];
+        int64_t kept = slot < 0 ? slot : slot * course.batch + r % course.batch;
+        widen_B(a, rows_of(B, a, B_stride), r, wide + r * of_B, kept);
+        widen_C(a, r, wide_C + r * of_C);
       }
-      for (int64_t j = 0; j < course.pending; j++)
-        for (int64_t b = 0; b < course.batch; b++)
-          wide_replayed[(j * course.batch + b) * N + n] =
-              logged.one_at(course.replay[j] * course.batch + b, n) * of_b;
-    }
-    for (int64_t t = 0; t < course.tokens; t++)  // B is kept as it came
-      if (course.slots[t] >= 0)
-        for (int64_t b = 0; b < course.batch; b++)
-          for (int64_t n = 0; n < N; n++)
-            store_as_type(log_B.in<void>(a), log_B.type,
-                          (course.slots[t] * course.batch + b) * N + n,
-                          splat(of_B.one_at(t * course.batch + b, n)), 1);
-    int64_t parts = (E + W - 1) / W;
+    });
+    for (int64_t j = 0; j < waiting; j++)
+      widen_B(a, rows_of(log_B, a, of_B),
+              course.replay[j / course.batch] * course.batch + j % course.batch,
+              wide_replayed + j * of_B, -1);
+    int64_t span = E / C_groups, tiles = (span + W - 1) / W, parts = C_groups * tiles;
     pool.each(parts * course.batch, items_a_piece(20 * W * N * (1 + course.tokens + course.pending)),
               [&](int64_t first, int64_t last) {
       for (int64_t each = first; each < last; each++) {
-        Block block(*this, a, course, each / parts, each % parts * W, steps, wide, wide_C,
-                    wide_replayed);
+        int64_t group = each % parts / tiles, inner = each % tiles * W;
+        int64_t first_B = group / (C_groups / B_groups) * N;
+        Block block(*this, a, course, each / parts, group * span + inner,
+                    (int)std::min<int64_t>(W, span - inner), steps, wide + first_B,
+                    wide_C + group * N, wide_replayed + first_B);
         if (N == 16)
           block.template work<16>();
         else
           block.template work<0>();
       }
     });
+  }
+
+  // A row of B times its scale, counted in steps of the state's, and kept in the log as it came.
+  void widen_B(const Value* a, const Rows& from, int64_t row, float* out, int64_t kept) const {
+    for (int64_t group = 0; group < B_groups; group++)
+      blocks(N, [&](int64_t n, int some) {
+        int64_t at = group * N + n;
+        vf raw = from.at(row, at, some);
+        store_some(out + at, raw * (B_scale.at(a, at, some) / state_scale.at(a, n, some)), some);
+        if (kept >= 0)
+          store_as_type(log_B.in<void>(a), log_B.type, kept * B_groups * N + at, raw, some);
+      });
+  }
+  void widen_C(const Value* a, int64_t row, float* out) const {
+    Rows from = rows_of(C, a, C_stride);
+    for (int64_t group = 0; group < C_groups; group++)
+      blocks(N, [&](int64_t n, int some) {
+        int64_t at = group * N + n;
+        vf unit = C_scale.at(a, at, some) * state_scale.at(a, n, some);
+        store_some(out + at, from.at(row, at, some) * unit, some);
+      });
   }
 
   // dt = low_dt · dt_weight as it would be stored, [rows, E]
@@ -125,7 +137,7 @@ struct Scan : Kernel {
     return out;
   }
 
-  // W channels of one sequence.
+  // At most W channels of one sequence, all of one group; wide, … begin with their group's B or C.
   struct Block {
     const Scan& s;
     const Value* a;
@@ -140,9 +152,9 @@ struct Scan : Kernel {
     int64_t state_size;
 
     Block(const Scan& s_, const Value* a_, const Course& course_, int64_t sequence_, int64_t e_,
-          const Rows& steps_, const float* wide_, const float* wide_C_, const float* replayed_)
+          int some_, const Rows& steps_, const float* wide_, const float* wide_C_, const float* replayed_)
         : s(s_), a(a_), course(course_), sequence(sequence_), e(e_),
-          some((int)std::min<int64_t>(W, s_.E - e_)), xs(rows_of(s.x, a, s.x_stride)),
+          some(some_), xs(rows_of(s.x, a, s.x_stride)),
           steps(steps_), zs(rows_of(s.z, a, s.z_stride)), log_xs(rows_of(s.log_x, a, s.E)),
           log_steps(rows_of(s.log_dt, a, s.E)), wide(wide_), wide_C(wide_C_),
           wide_replayed(replayed_), kind(s.state.type), state_size(course.batch * s.N * s.E) {
@@ -209,7 +221,7 @@ struct Scan : Kernel {
       for (int64_t j = 0; j < course.pending; j++) {
         int64_t row = course.replay[j] * course.batch + sequence;
         update<COUNT>(h, log_xs.at(row, e, some), step_size(log_steps.at(row, e, some)),
-                      wide_replayed + (j * course.batch + sequence) * s.N, nullptr);
+                      wide_replayed + (j * course.batch + sequence) * s.B_groups * s.N, nullptr);
         round<COUNT>(h);
         if (j + 1 == course.advance) store_all(h);
       }
@@ -226,7 +238,8 @@ struct Scan : Kernel {
       int64_t row = t * course.batch + sequence;
       vf x = xs.at(row, e, some), dt = steps.at(row, e, some);
       stash(t, x, dt);
-      vf y = update<COUNT>(h, x, step_size(dt), wide + row * s.N, wide_C + row * s.N);
+      vf y = update<COUNT>(h, x, step_size(dt), wide + row * s.B_groups * s.N,
+                           wide_C + row * s.C_groups * s.N);
       store_out(row, y, x);
     }
 
@@ -239,7 +252,7 @@ struct Scan : Kernel {
           if (!course.ancestors[t * course.tokens + j]) continue;
           int64_t row = j * course.batch + sequence;
           update<COUNT>(h, xs.at(row, e, some), step_size(steps.at(row, e, some)),
-                        wide + row * s.N, nullptr);
+                        wide + row * s.B_groups * s.N, nullptr);
           round<COUNT>(h);
         }
         token<COUNT>(h, t);

@@ -23,9 +23,14 @@ from edge.plugins.device.rules import (
 )
 from edge.plugins.device.text import CONSTANTS, call, fields, logs, stored, views
 from edge.plugins.linear.statement import LINEAR, LINEAR_INT8_QUANTIZE
-from edge.plugins.selective_scan.body import RATES, SOFTPLUS, STEP
+from edge.plugins.selective_scan.body import GROUPED, RATES, SOFTPLUS, STEP, in_groups, to_h
 from edge.plugins.selective_scan.recurrence import Step
-from edge.plugins.selective_scan.statement import SELECTIVE_SCAN, SELECTIVE_SCAN_INT8
+from edge.plugins.selective_scan.statement import (
+    SELECTIVE_SCAN,
+    SELECTIVE_SCAN_GROUPS,
+    SELECTIVE_SCAN_GROUPS_INT8,
+    SELECTIVE_SCAN_INT8,
+)
 
 # inputs that replays need → their logs
 LOGGED = {"x": "scan_x", "dt": "scan_dt", "B": "scan_B"}
@@ -59,7 +64,12 @@ def scan(op: Op, maths: str) -> Op:
 
 
 def statements() -> Iterator[Op]:
-    for product, op in ((LINEAR, SELECTIVE_SCAN), (LINEAR_INT8_QUANTIZE, SELECTIVE_SCAN_INT8)):
+    for product, op in (
+        (LINEAR, SELECTIVE_SCAN),
+        (LINEAR, SELECTIVE_SCAN_GROUPS),
+        (LINEAR_INT8_QUANTIZE, SELECTIVE_SCAN_INT8),
+        (LINEAR_INT8_QUANTIZE, SELECTIVE_SCAN_GROUPS_INT8),
+    ):
         alone = scan(op, op.maths)
         yield alone
         yield _with_dt(alone, product)
@@ -197,19 +207,26 @@ def kept_logs() -> dict[str, str]:
     return {log: f"{name}_own" for name, log in LOGGED.items()}
 
 
-_STEP = Step(STEP.text.replace("after =", "h =").replace("C4}, after", "C4}, h"), STEP.rows,
-             STEP.state, STEP.read)  # fmt: skip
-# B of the replayed tokens stands in for their C, which nobody reads.
-_SCAN = Template("""
+# Nobody reads C of the replayed tokens: B stands in for it, or zeros where they are not as wide.
+_ONE = """
     C_replayed = Slice(B_all, axis_0, replay_size, axis_0)
     C_all = Concat<axis=0>(C_replayed, C_new)
+    B4 = Unsqueeze(B_all, axis_3)
+    C4 = Unsqueeze(C_all, axis_2)
+"""
+_MANY = """
+    C_row = Shape<start=1>(C_new)
+    C_size = Concat<axis=0>(replay_size, C_row)
+    C_replayed = ConstantOfShape(C_size)
+    C_all = Concat<axis=0>(C_replayed, C_new)
+"""
+_SCAN = Template("""
+    $rows
     shifted = Add(dt_all, dt_bias_wide)
     $softplus
     scaled = Mul(positive, x_all)
     delta4 = Unsqueeze(positive, axis_2)
     scaled4 = Unsqueeze(scaled, axis_2)
-    B4 = Unsqueeze(B_all, axis_3)
-    C4 = Unsqueeze(C_all, axis_2)
     $recurrence
     read = Squeeze(reads, axis_2)
     skip = Mul(x_new, D_wide)
@@ -225,35 +242,58 @@ _STATE_STEPS = """
 """
 
 
-def selective_scan(int8: bool = False, state_bits: int = 32) -> str:
+def selective_scan() -> str:
+    return _scan(False)
+
+
+def selective_scan_groups() -> str:
+    return _scan(True)
+
+
+def _scan(grouped: bool, int8: bool = False, state_bits: int = 32) -> str:
     """An int8 state is counted in steps of its scale, which B and C are given in."""
-    scales = {"B": "B_steps", "C": "C_steps"} if state_bits == 8 else {}
+    counted = state_bits == 8 and not grouped
+    scales = {"B": "B_steps", "C": "C_steps"} if counted else {}
+    step = GROUPED if grouped else STEP
+    rows = _MANY + in_groups("B_all", "C_all", state_bits) if grouped else _ONE
+    steps = recurrence(replace(step, text=to_h(step)), state_bits)
     text = start(("x", "dt", "B", "C", "z"), int8, scales)
     if scales:
         text = text.replace(CONSTANTS, CONSTANTS + _STATE_STEPS, 1)
     return (
-        text
-        + _SCAN.substitute(softplus=SOFTPLUS, recurrence=recurrence(_STEP, state_bits))
-        + logs(kept_logs())
+        text + _SCAN.substitute(softplus=SOFTPLUS, rows=rows, recurrence=steps) + logs(kept_logs())
     )
 
 
 def selective_scan_int8(state_bits: int) -> str:
-    return selective_scan(True, state_bits)
+    return _scan(False, True, state_bits)
 
 
-def _behind_product(product: Op, op: Op, name: str) -> str:
+def selective_scan_groups_int8(state_bits: int) -> str:
+    return _scan(True, True, state_bits)
+
+
+def _behind_product(product: Op, op: Op, **form: int) -> str:
     """dt is as wide as x."""
     wide = {"x_start": "@low_dt_start", "x_width": "@low_dt_width"}
     made = call(product.name, stateless(product), DT_NAMES, {"y": "dt"}, DEVICE_DOMAIN, **wide)
     alone = scan(op, op.maths)
-    return made + call(name, alone, {}, {}, DEVICE_DOMAIN, dt_start="0", dt_width="@x_width")
+    return made + call(
+        op.function(form), alone, {}, {}, DEVICE_DOMAIN, dt_start="0", dt_width="@x_width"
+    )
 
 
 def selective_scan_dt() -> str:
-    return _behind_product(LINEAR, SELECTIVE_SCAN, SELECTIVE_SCAN.name)
+    return _behind_product(LINEAR, SELECTIVE_SCAN)
+
+
+def selective_scan_groups_dt() -> str:
+    return _behind_product(LINEAR, SELECTIVE_SCAN_GROUPS)
 
 
 def selective_scan_int8_dt(state_bits: int) -> str:
-    name = SELECTIVE_SCAN_INT8.function({"state_bits": state_bits})
-    return _behind_product(LINEAR_INT8_QUANTIZE, SELECTIVE_SCAN_INT8, name)
+    return _behind_product(LINEAR_INT8_QUANTIZE, SELECTIVE_SCAN_INT8, state_bits=state_bits)
+
+
+def selective_scan_groups_int8_dt(state_bits: int) -> str:
+    return _behind_product(LINEAR_INT8_QUANTIZE, SELECTIVE_SCAN_GROUPS_INT8, state_bits=state_bits)

@@ -45,7 +45,9 @@ PAIRS = tuple(
     Pair(f"{second}Dt", first, second, through=("dt",), first_names=DT_NAMES, few=True)
     for first, second in (
         ("Linear", "SelectiveScan"),
+        ("Linear", "SelectiveScanGroups"),
         ("LinearInt8Quantize", "SelectiveScanInt8"),
+        ("LinearInt8Quantize", "SelectiveScanGroupsInt8"),
     )
 )
 _VALUES = ("x", "dt", "B", "C", "z")
@@ -71,7 +73,8 @@ def kernel_names(node: Node, state_type: DType) -> Node:
 
 
 def lower(at: Lowering, node: Node) -> None:
-    """One program for BLOCK_E channels of a sequence; the grid does not depend on T.
+    """One program for BLOCK_E channels of a sequence, all of one group; the grid does not depend on
+    T.
 
     A thread has 16 states: 32, with their rates, what is read ahead and the sums of dt, are more
     than 255 registers. 16 channels are the fewest that a product on tensor cores takes.
@@ -79,13 +82,14 @@ def lower(at: Lowering, node: Node) -> None:
     state_type = STATES[node.attributes["state_bits"]] if node.int8 else "f32"
     node = kernel_names(node, state_type)
     state, output = node.inputs["ssm_state"], node.outputs["y"]
-    x, n = at.view(node.inputs["x"]), at.view(node.inputs["B"]).width
+    x, (n, _) = at.view(node.inputs["x"]), at.constant(node.inputs["A"]).shape
+    groups = [at.view(node.inputs[name]).width // n for name in ("B", "C")]
     logs = _logs(at, node)
-    if node.int8 and at.regime.many:
+    if node.int8 and at.regime.many and max(groups) == 1:
         node = _widened(at, node)
     y = at.new(output, "f32", "TB", x.width)
-    block_n = next_power_of_2(n)
-    block_e = max(16, 1024 // max(16, block_n))
+    block_n, each = next_power_of_2(n), x.width // groups[1]
+    block_e = max(16, min(1024 // max(16, block_n), next_power_of_2(each)))
     scales = tuple(f"{name}_scale" for name in (*_VALUES, *_WEIGHTS, "state"))
     # the first of two launches finds where parts of a prompt end, the second runs them from there
     cut = at.regime.many and state_type == "f32"
@@ -107,9 +111,10 @@ def lower(at: Lowering, node: Node) -> None:
                 "BLOCK_N": block_n,
                 **_forms(at, node),
                 **({"PART": _PART, "PARTS": _PARTS, "ENDS": ends} if cut else {}),
+                **({"B_GROUPS": groups[0], "C_GROUPS": groups[1]} if groups[1] > 1 else {}),
             },
             (
-                Size(times=cdiv(x.width, block_e)),
+                Size(times=groups[1] * cdiv(each, block_e)),
                 Size(of="B"),
                 Size(times=_PARTS) if cut else ONE,
             ),

@@ -29,7 +29,8 @@ def selective_scan(
     """Mamba-1: h = exp(Δ·A)·h + Δ·B·x;  y = (C·h + D·x)·silu(z)  (Mamba, equations 2a-2b, 4).
 
     With Δ = softplus(dt + dt_bias) and A = -exp(A_log).
-    x, dt, z [B, T, E]; A_log [E, N]; B, C [B, T, N]; D, dt_bias [E]; ssm_state [B, N, E].
+    x, dt, z [B, T, E]; A_log [E, N]; B [B, T, G·N] and C [B, T, H·N] of groups of channels; D,
+    dt_bias [E]; ssm_state [B, N, E].
     Returns y [B, T, E] and the state after the last token, in fp32.
     """
     A = -torch.exp(A_log.float()).T
@@ -53,10 +54,18 @@ def _scan(
     ys = []
     for t in range(x.shape[1]):
         step = delta[:, t, None, :]
-        h = torch.exp(step * A) * h + step * x[:, t, None, :].float() * B[:, t, :, None].float()
-        ys.append((h * C[:, t, :, None].float()).sum(1))
+        h = torch.exp(step * A) * h + step * x[:, t, None, :].float() * _spread(B[:, t], A)
+        ys.append((h * _spread(C[:, t], A)).sum(1))
     y = torch.stack(ys, 1) + D.float() * x.float()
     return (y * F.silu(z.float())).to(x.dtype), h
+
+
+def _spread(row: Tensor, A: Tensor) -> Tensor:
+    """What each channel reads of a token's B or C [B, G·N]: fp32 [B, N, E], or [B, N, 1] of one."""
+    n, channels = A.shape
+    groups = row.float().unflatten(-1, (-1, n)).transpose(-1, -2)
+    count = groups.shape[-1]
+    return groups if count == 1 else groups.repeat_interleave(channels // count, -1)
 
 
 def selective_scan_int8(
@@ -163,3 +172,8 @@ def selective_scan_int8_node(
     """The op as stated, over a chain."""
     scan = partial(selective_scan_int8, A_log=A_log.T, **others)
     return by_pieces(scan, {"x": x, "dt": dt, "B": B, "C": C, "z": z}, ssm_state, kept)
+
+
+# how many groups there are follows from the widths of B and C
+selective_scan_groups_node = selective_scan_node
+selective_scan_groups_int8_node = selective_scan_int8_node

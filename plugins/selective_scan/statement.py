@@ -24,6 +24,8 @@ convolution's y as u8 with zero point 128: the same numbers, of which it multipl
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edge.ops import Attribute, Op, index, state, value, weight
 from edge.plugins.quantize.statement import constant, scaled
 
@@ -90,3 +92,22 @@ SELECTIVE_SCAN_INT8 = Op(
     f"s[t] is h[t] as kept: {STATE_MATHS}\nssm_states[r] = s[kept[r]]",
     "Quamba, arXiv 2410.13229, sections 4.2 and 4.3; Mamba, arXiv 2312.00752, algorithm 2",
 )
+
+
+def _of_groups(op: Op, name: str) -> Op:
+    """The same where groups of channels have a B and a C of their own."""
+    groups = {"B": "G·N", "B_scale": "1|G·N", "C": "H·N", "C_scale": "1|H·N"}
+    inputs = (
+        replace(v, shape=(*v.shape[:-1], groups[v.name])) if v.name in groups else v
+        for v in op.inputs
+    )
+    maths = (
+        f"{op.maths}\nE/G channels that lie together share a B, E/H of them a C; G divides H, and "
+        "one of each is what SelectiveScan has"
+    )
+    source = f"{op.source}; groups: The Mamba in the Llama, arXiv 2408.15237, its code"
+    return replace(op, name=name, inputs=tuple(inputs), maths=maths, source=source)
+
+
+SELECTIVE_SCAN_GROUPS = _of_groups(SELECTIVE_SCAN, "SelectiveScanGroups")
+SELECTIVE_SCAN_GROUPS_INT8 = _of_groups(SELECTIVE_SCAN_INT8, "SelectiveScanGroupsInt8")

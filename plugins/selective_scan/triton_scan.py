@@ -63,23 +63,23 @@ def read(inputs, row, at, STRIDES: tl.constexpr):
 
 
 @triton.jit
-def logged(logs, row, at, E: tl.constexpr, N: tl.constexpr):
+def logged(logs, row, at, E: tl.constexpr, LOGGED: tl.constexpr):
     """A token's x, dt, B from the logs."""
     e, in_e, n, in_n = at
     return (
         tl.load(logs[0] + row * E + e, mask=in_e, other=0),
         tl.load(logs[1] + row * E + e, mask=in_e, other=0),
-        tl.load(logs[2] + row * N + n, mask=in_n, other=0),
+        tl.load(logs[2] + row * LOGGED + n, mask=in_n, other=0),
     )
 
 
 @triton.jit
-def stash(logs, row, x, dt, B, at, E: tl.constexpr, N: tl.constexpr):
+def stash(logs, row, x, dt, B, at, E: tl.constexpr, LOGGED: tl.constexpr):
     """Keep a token; every program of a sequence writes the same B."""
     e, in_e, n, in_n = at
     tl.store(logs[0] + row * E + e, x, mask=in_e)
     tl.store(logs[1] + row * E + e, dt, mask=in_e)
-    tl.store(logs[2] + row * N + n, B, mask=in_n)
+    tl.store(logs[2] + row * LOGGED + n, B, mask=in_n)
 
 
 @triton.jit
@@ -116,16 +116,16 @@ def output(h, x, C, z, units):
 @triton.jit
 def replayed(
     h, logs, replay, pending, advance, targets, inside, at, rate, feeding, batch, sequence,
-    kind: tl.constexpr, E: tl.constexpr, N: tl.constexpr,
+    kind: tl.constexpr, E: tl.constexpr, LOGGED: tl.constexpr,
 ):  # fmt: skip
     """h after the pending tokens; stored after `advance` of them."""
     if pending > 0:
         row = tl.load(replay) * batch + sequence
-        coming = logged(logs, row, at, E, N)
+        coming = logged(logs, row, at, E, LOGGED)
         row = tl.load(replay + tl.minimum(1, pending - 1)) * batch + sequence
         for j in range(pending):
             x, dt, B = coming
-            coming = logged(logs, row, at, E, N)
+            coming = logged(logs, row, at, E, LOGGED)
             row = tl.load(replay + tl.minimum(j + 2, pending - 1)) * batch + sequence
             h = kept(update(h, x, dt, B, rate, feeding), 1.0, kind)
             if j + 1 == advance:
@@ -136,7 +136,7 @@ def replayed(
 @triton.jit
 def chained(
     h, first, inputs, dt, logs, slots, y, at, rate, feeding, reading, begin, end, batch, sequence,
-    kind: tl.constexpr, E: tl.constexpr, N: tl.constexpr,
+    kind: tl.constexpr, E: tl.constexpr, LOGGED: tl.constexpr,
     STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """h after the new tokens `begin` … `end` - 1; `first` is what the first of them reads."""
@@ -151,7 +151,7 @@ def chained(
             dt_now = dt_coming
             if slot_coming >= 0:
                 row = slot_coming * batch + sequence
-                stash(logs, row, x_now, dt_now, B_now, at, E, N)
+                stash(logs, row, x_now, dt_now, B_now, at, E, LOGGED)
             after = tl.minimum(t + 1, end - 1)
             row = after * batch + sequence
             coming = read(inputs, row, at, STRIDES)
@@ -235,7 +235,7 @@ def joined(
 @triton.jit
 def branched(
     h, inputs, dt, logs, slots, ancestors, y, at, rate, feeding, reading, tokens, batch, sequence,
-    kind: tl.constexpr, E: tl.constexpr, N: tl.constexpr,
+    kind: tl.constexpr, E: tl.constexpr, LOGGED: tl.constexpr,
     STRIDES: tl.constexpr, DT_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Each new token on its own path from h: what is on it is applied again, none of it stored."""
@@ -256,7 +256,7 @@ def branched(
         tl.store(y + row * E + e, output(branch, x, C, z, reading), mask=in_e)
         slot = tl.load(slots + t)
         if slot >= 0:
-            stash(logs, slot * batch + sequence, x, own, B, at, E, N)
+            stash(logs, slot * batch + sequence, x, own, B, at, E, LOGGED)
 
 
 @triton.jit
@@ -282,7 +282,7 @@ def widen(
 def scan(
     x,  # f32, f16 or i8 [T·B, X_STRIDE]; likewise dt, B, C and z; B and C may come from `widen`
     dt,  # None where it is low_dt · dt_weight
-    B,
+    B,  # as many groups of N beside each other as B_GROUPS says, and C likewise
     C,
     z,
     low_dt,  # f32 or i8 [T·B, LOW_STRIDE], T·B at most ROWS; likewise all of these
@@ -337,11 +337,26 @@ def scan(
     ENDS: tl.constexpr = False,  # find what each part but the last makes of zeros, and no more
     part_state=None,  # f32 [parts, B, N, E], or None where PARTS is 1: see `ended`
     part_dt=None,  # f32 [parts, B, E]
+    B_GROUPS: tl.constexpr = 1,  # divides C_GROUPS, which divides E
+    C_GROUPS: tl.constexpr = 1,
 ):
     sequence = tl.program_id(1)
-    e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+    SPAN: tl.constexpr = E // C_GROUPS
+    inner = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     n = tl.arange(0, BLOCK_N)
-    in_e, in_n = e < E, n < N
+    e, in_e, in_n = inner, inner < SPAN, n < N
+    if C_GROUPS > 1:  # channels of one group, so that all read the same B and the same C
+        TILES: tl.constexpr = (SPAN + BLOCK_E - 1) // BLOCK_E
+        group = tl.program_id(0) // TILES
+        inner = tl.program_id(0) % TILES * BLOCK_E + tl.arange(0, BLOCK_E)
+        e, in_e = group * SPAN + inner, inner < SPAN
+        first_B = group // (C_GROUPS // B_GROUPS) * N
+        B, log_B, C = B + first_B, log_B + first_B, C + group * N
+        if B_SCALES > 1:
+            B_scale += first_B
+        if C_SCALES > 1:
+            C_scale += group * N
+    LOGGED: tl.constexpr = B_GROUPS * N
     at = (e, in_e, n, in_n)
     inside = in_n[:, None] & in_e[None, :]
     kind: tl.constexpr = state.dtype.element_ty
@@ -371,7 +386,7 @@ def scan(
     STRIDES: tl.constexpr = (X_STRIDE, B_STRIDE, C_STRIDE, Z_STRIDE)
     if ancestors is None and not ENDS:
         # also what the first token reads, which no replay has to be waited for
-        there = (e, e < tl.where(end > begin, E, 0), n, n < tl.where(end > begin, N, 0))
+        there = (e, inner < tl.where(end > begin, SPAN, 0), n, n < tl.where(end > begin, N, 0))
         first = read(inputs, begin * batch + sequence, there, STRIDES)
 
     # before A is waited for. (Loading A before it makes Triton 3.9 compute everything that is one a
@@ -427,7 +442,7 @@ def scan(
     else:
         h = replayed(
             h, logs, replay, pending, advance, targets, inside, at, rate, feeding, batch, sequence,
-            kind, E, N,
+            kind, E, LOGGED,
         )  # fmt: skip
         if PARTS > 1:
             before = tl.where(part < parts, part, 0)
@@ -435,12 +450,12 @@ def scan(
         if ancestors is not None:
             branched(
                 h, inputs, dt, logs, slots, ancestors, y, at, rate, feeding, reading,
-                tokens, batch, sequence, kind, E, N, STRIDES, DT_STRIDE,
+                tokens, batch, sequence, kind, E, LOGGED, STRIDES, DT_STRIDE,
             )  # fmt: skip
         else:
             h = chained(
                 h, first, inputs, dt, logs, slots, y, at, rate, feeding, reading,
-                begin, end, batch, sequence, kind, E, N, STRIDES, DT_STRIDE,
+                begin, end, batch, sequence, kind, E, LOGGED, STRIDES, DT_STRIDE,
             )  # fmt: skip
         if store == 2:
             store_state(targets, h, inside, 1.0, kind)

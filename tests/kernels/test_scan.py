@@ -44,13 +44,21 @@ class Result:
 
 
 def feeds_of(
-    kind: str, tokens: int, batch: int, a_channel: bool = False, e: int = 50, n: int = 16
+    kind: str,
+    tokens: int,
+    batch: int,
+    a_channel: bool = False,
+    e: int = 50,
+    n: int = 16,
+    groups: tuple[int, int] = (1, 1),
 ) -> Feeds:
+    """`groups` of B and of C."""
     rng = np.random.default_rng(tokens * 10 + batch)
     if kind != "fp32":
-        return scan_feeds(rng, tokens, batch, int(kind), a_channel, e, n)
+        return scan_feeds(rng, tokens, batch, int(kind), a_channel, e, n, groups)
     feeds = {name: rng.standard_normal((tokens, batch, e)) for name in ("x", "dt", "z")}
-    feeds |= {name: rng.standard_normal((tokens, batch, n)) for name in ("B", "C")}
+    for name, count in zip("BC", groups, strict=True):
+        feeds[name] = rng.standard_normal((tokens, batch, count * n))
     feeds |= {name: rng.standard_normal(e) for name in ("D", "dt_bias")}
     feeds["A"] = -np.exp(rng.standard_normal((n, e)))
     feeds["ssm_state"] = rng.standard_normal((batch, n, e)) * 3
@@ -89,8 +97,9 @@ def run_scan(feeds: Feeds, run: Run) -> Result:
     op = SELECTIVE_SCAN_INT8 if rounded else SELECTIVE_SCAN
     bench, logs, new = run.bench(batch), Logs(run, batch), list(run.new)
     # B and C are columns of one product, z of another
-    n = feeds["B"].shape[2]
-    places = {"B": (48 + 2 * n, 48), "C": (48 + 2 * n, 48 + n), "z": (2 * channels, channels)}
+    of_b, of_c = (feeds[name].shape[2] for name in "BC")
+    wide = 48 + of_b + of_c
+    places = {"B": (wide, 48), "C": (wide, 48 + of_b), "z": (2 * channels, channels)}
     product = [name for name in feeds if name.startswith(("low_dt", "dt_weight"))]
     for value in op.inputs:
         given = feeds.get(value.name)
@@ -104,7 +113,7 @@ def run_scan(feeds: Feeds, run: Run) -> Result:
     for name in product:
         if name == "low_dt":  # the first columns of the product that B and C are of
             rows = torch.from_numpy(feeds[name][new].reshape(len(new) * batch, -1))
-            bench.value(name, rows, rows.shape[1] + 2 * n)
+            bench.value(name, rows, rows.shape[1] + of_b + of_c)
         else:
             bench.constant(name, torch.from_numpy(feeds[name]))
     before = two_slots(torch.from_numpy(feeds["ssm_state"]), run.source)
@@ -136,6 +145,7 @@ def expected(feeds: Feeds, path: list[int]) -> tuple[Tensor, Tensor]:
         D, dt_bias, state = torched(feeds["D"], feeds["dt_bias"], feeds["ssm_state"])
         y, after = selective_scan.selective_scan(x, dt, A_log, B, C, D, dt_bias, z, state)
         return y[:, -1], after
+    feeds = {n: v for n, v in feeds.items() if not n.startswith(("low_dt", "dt_weight"))}
     given = dict(zip(feeds, torched(*feeds.values()), strict=True))
     given |= {"x": x, "dt": dt, "B": B, "C": C, "z": z, "A_log": given["A_log"].T}
     y, after = selective_scan.selective_scan_int8(**given)
@@ -203,6 +213,19 @@ def test_other_widths(kind: str, e: int, n: int) -> None:
     feeds = feeds_of(kind, 5, 2, True, e, n)
     run = Run(range(2), range(2, 5), 1, ADVANCED)
     check(feeds, run)
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("e", "n", "groups", "new"), [(96, 16, (2, 6), 4), (75, 5, (1, 3), 18), (80, 16, (2, 2), 1)]
+)
+def test_groups_of_channels(kind: str, e: int, n: int, groups: tuple[int, int], new: int) -> None:
+    """Each with its own B and C: of as many channels as a block has, of fewer, of more."""
+    feeds = feeds_of(kind, 2 + new, 1 + new % 2, True, e, n, groups)
+    check(feeds, Run(range(2), range(2, 2 + new), 1, LAST if new > 5 else ADVANCED))
+    if new == 4:
+        check(feeds, Run(range(2), range(2, 6), parents=PARENTS[:4]))
+        check(with_product(feeds, 48), Run(range(2), range(2, 6), store=LAST))
 
 
 @kinds

@@ -1,26 +1,34 @@
-"""The Mamba in the Llama: a Llama (or kin) some of whose attention layers are Mamba-2.
+"""The Mamba in the Llama: a Llama (or kin) some of whose attention layers are Mamba or Mamba-2.
 
-Source: jxiw/MambaInLlama 60d64dc, mamba2/hybrid_mamba_layer.py and hybrid_wrapper.py. A folder has
-the Transformer's own config.json, and mamba_config.json beside it. Heads that shared a key and a
-value share B and x, which are stored once. The gated norm's epsilon is 1e-5 in that code and the
-model's own here; published models have 1e-5.
+Source: jxiw/MambaInLlama 60d64dc, mamba/ and mamba2/hybrid_mamba_layer.py and hybrid_wrapper.py. A
+folder has the Transformer's own config.json, and mamba_config.json beside it. Heads that shared a
+key and a value share B and x, which are stored once. The gated norm's epsilon is 1e-5 in that code
+and the model's own here; published models have 1e-5.
+
+In the code for Mamba a head is as wide as the state, whatever attention's heads were; dt, B and C
+are made of the layer's input. `dt_proj` adds its bias to dt, and the scan adds it again: it counts
+twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from edge.config import AttentionConfig, Mamba2Config, ModelConfig
+from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
 from edge.export.checkpoint import families
 from edge.export.checkpoint.family import UNSUPPORTED, Family
 from edge.export.checkpoint.fields import Fields, read_json
-from edge.export.checkpoint.layout import Layout, TensorPlace
+from edge.export.checkpoint.layout import Block, Layout, Stored, TensorPlace
 from edge.mixers.base import MixerConfig
 
 NAME = "mamba_in_llama"
 CONFIG = "mamba_config.json"
 D_CONV = 4
+Mixer = Mamba1Config | Mamba2Config
+# the mixer in an attention layer's place
+Make = Callable[[AttentionConfig], Mixer]
 _REMEDY = "do config.json and mamba_config.json come from the same model?"
 
 
@@ -38,19 +46,18 @@ def read(fields: Fields) -> Layout:
     fields.check()
     file = fields.file.parent / CONFIG
     own = Fields(file, read_json(file))
-    return replace_attention(whole, _replaced(own, whole.config))
+    replaced, make = _described(own, whole.config)
+    return replace_attention(whole, replaced, make)
 
 
-def _replaced(own: Fields, config: ModelConfig) -> list[int]:
-    """The blocks without attention, once the file is known to describe these."""
+def _described(own: Fields, config: ModelConfig) -> tuple[list[int], Make]:
+    """The blocks without attention, and what they have; once the file is known to fit."""
     blocks = len(config.layers) // 2
     attention = own.indices("attn_layers", blocks)
     heads = config.layers[0]
     if not isinstance(heads, AttentionConfig):
         own.stop("attn_layers", f"the layers of {config.family} are no attention", UNSUPPORTED)
     ssm = own.section("ssm_cfg")
-    if "ngroups" not in ssm:
-        ssm.stop("ngroups", "is missing: its layers are Mamba-1, which is not read", UNSUPPORTED)
     inner = heads.n_heads * heads.head_dim
     sizes = {
         "d_model": config.d_model, "n_layer": blocks, "d_inner": inner,
@@ -58,6 +65,12 @@ def _replaced(own: Fields, config: ModelConfig) -> list[int]:
     }  # fmt: skip
     for name, size in sizes.items():
         _expect(own, name, size, own.integer(name, size))
+    make = _mamba2(ssm, heads) if "ngroups" in ssm else _mamba1(ssm, heads, config.d_model)
+    own.check()
+    return [block for block in range(blocks) if block not in attention], make
+
+
+def _mamba2(ssm: Fields, heads: AttentionConfig) -> Make:
     _expect(ssm, "ngroups", heads.n_heads, ssm.integer("ngroups"))
     _expect(ssm, "d_state", heads.head_dim, ssm.integer("d_state", 128))
     _expect(ssm, "d_conv", D_CONV, ssm.integer("d_conv", D_CONV))
@@ -65,8 +78,26 @@ def _replaced(own: Fields, config: ModelConfig) -> list[int]:
         ssm.demand(name, False, UNSUPPORTED)
     for name in ("rmsnorm", "conv_bias"):
         ssm.demand(name, True, UNSUPPORTED)
-    own.check()
-    return [block for block in range(blocks) if block not in attention]
+    return mixer_for
+
+
+def _mamba1(ssm: Fields, heads: AttentionConfig, d_model: int) -> Make:
+    for name in ("proj_x_bias", "proj_z_bias", "out_proj_bias"):
+        ssm.demand(name, False, UNSUPPORTED)
+    ssm.demand("repeat_kv_before_conv", True, UNSUPPORTED)
+    states = ssm.integer("d_state", 16)
+    if heads.n_kv_heads * heads.head_dim % states:
+        ssm.inconsistent("d_state", f"is {states}, which does not divide d_xb", _REMEDY)
+        states = 1
+    auto = ssm.values.get("dt_rank", "auto") == "auto"
+    found = mamba1_for(
+        heads,
+        d_state=states,
+        dt_rank=math.ceil(d_model / 16) if auto else ssm.integer("dt_rank"),
+        d_conv=ssm.taps("d_conv"),
+        conv_bias=ssm.boolean("conv_bias", True),
+    )
+    return lambda _: found
 
 
 def _expect(fields: Fields, name: str, expected: int, found: int) -> None:
@@ -90,7 +121,27 @@ def mixer_for(attention: AttentionConfig) -> Mamba2Config:
     )
 
 
-def hybrid_config(config: ModelConfig, replaced: Sequence[int]) -> ModelConfig:
+def mamba1_for(attention: AttentionConfig, *, d_state: int, dt_rank: int, d_conv: int = D_CONV,
+               conv_bias: bool = True) -> Mamba1Config:  # fmt: skip
+    """Mamba in an attention layer's place. B is stored once for the heads that share it, x is not:
+    every channel has a convolution of its own.
+    """
+    inner = attention.n_heads * attention.head_dim
+    return Mamba1Config(
+        d_inner=inner,
+        d_state=d_state,
+        d_conv=d_conv,
+        dt_rank=dt_rank,
+        conv_bias=conv_bias,
+        B_groups=attention.n_kv_heads * attention.head_dim // d_state,
+        C_groups=inner // d_state,
+        reads_input=True,
+    )
+
+
+def hybrid_config(
+    config: ModelConfig, replaced: Sequence[int], make: Make = mixer_for
+) -> ModelConfig:
     """The Transformer with the attention of some blocks replaced; itself where none is."""
     if not replaced:
         return config
@@ -98,7 +149,7 @@ def hybrid_config(config: ModelConfig, replaced: Sequence[int]) -> ModelConfig:
     for block in replaced:
         attention = layers[2 * block]
         assert isinstance(attention, AttentionConfig)
-        layers[2 * block] = mixer_for(attention)
+        layers[2 * block] = make(attention)
     keeps = any(layer.attends for layer in layers)
     context = config.max_context if keeps else None
     return config.model_copy(
@@ -106,21 +157,21 @@ def hybrid_config(config: ModelConfig, replaced: Sequence[int]) -> ModelConfig:
     )
 
 
-def replace_attention(whole: Layout, replaced: Sequence[int]) -> Layout:
+def replace_attention(whole: Layout, replaced: Sequence[int], make: Make = mixer_for) -> Layout:
     """A Transformer's places, with those of the SSMs in the places of some attention layers."""
-    config = hybrid_config(whole.config, replaced)
+    config = hybrid_config(whole.config, replaced, make)
     layout = replace(whole, config=config, pieces={})
     for block in replaced:
         attention = whole.config.layers[2 * block]
         mixer = config.layers[2 * block]
-        assert isinstance(attention, AttentionConfig) and isinstance(mixer, Mamba2Config)
+        assert isinstance(attention, AttentionConfig)
         norm = whole.pieces[f"layers.{2 * block}.norm.weight"].source.removesuffix(".weight")
-        layout.place_layer(
-            2 * block,
-            norm=norm,
-            mixer=f"{norm.rpartition('.')[0]}.mamba",
-            rename={"gated_norm": "norm"},
-        )
+        theirs = f"{norm.rpartition('.')[0]}.mamba"
+        layout.place_layer(2 * block, norm=norm, mixer=theirs, rename={"gated_norm": "norm"})
+        if isinstance(mixer, Mamba1Config):
+            _place_mamba1(layout, f"layers.{2 * block}", theirs, mixer)
+            continue
+        assert isinstance(mixer, Mamba2Config)
         for module, rows in grouped_rows(mixer, attention.n_kv_heads).items():
             for kind in layout.kinds(f"layers.{2 * block}.{module}"):
                 name = f"layers.{2 * block}.{module}.{kind}"
@@ -136,16 +187,44 @@ def replace_attention(whole: Layout, replaced: Sequence[int]) -> Layout:
     return layout
 
 
+def _place_mamba1(layout: Layout, ours: str, theirs: str, mixer: Mamba1Config) -> None:
+    wide, (rank, narrow, inner) = layout.config.d_model, mixer.x_proj_parts
+    shared = shared_rows(mixer.C_groups, mixer.B_groups, mixer.d_state)
+    own = range(inner)
+    layout.place_blocks(
+        f"{ours}.in_proj.weight",
+        [
+            Block(Stored(f"{theirs}.in_proj_x.weight", (narrow, wide)), shared, (0, 0)),
+            Block(Stored(f"{theirs}.in_proj_z.weight", (inner, wide)), own, (inner, 0)),
+        ],
+    )
+    layout.place_blocks(
+        f"{ours}.x_proj.weight",
+        [
+            Block(Stored(f"{theirs}.dt_proj_down.weight", (rank, wide)), range(rank), (0, 0)),
+            Block(Stored(f"{theirs}.B_proj.weight", (narrow, wide)), range(narrow), (rank, 0)),
+            Block(Stored(f"{theirs}.C_proj.weight", (inner, wide)), own, (rank + narrow, 0)),
+        ],
+    )
+    layout.multiply(f"{ours}.dt_proj", 2, kinds=("bias",))
+
+
 def _of_mixer(name: str, replaced: Sequence[int]) -> bool:
     parts = name.split(".")
     return parts[0] == "layers" and int(parts[1]) in {2 * block for block in replaced}
 
 
+def shared_rows(heads: int, kv_heads: int, dim: int) -> list[int]:
+    """The stored row of each row of all heads, of which some share a key."""
+    group = heads // kv_heads
+    return [head // group * dim + at for head in range(heads) for at in range(dim)]
+
+
 def grouped_rows(mixer: Mamba2Config, kv_heads: int) -> dict[str, tuple[int, ...]]:
     """Which stored row each row of in_proj and of conv1d is: B's and x's are stored a KV head."""
     inner, dim = mixer.d_inner, mixer.head_dim
-    narrow, group = kv_heads * dim, mixer.n_heads // kv_heads
-    shared = [head // group * dim + at for head in range(mixer.n_heads) for at in range(dim)]
+    narrow = kv_heads * dim
+    shared = shared_rows(mixer.n_heads, kv_heads, dim)
     own = list(range(inner))
 
     def after(start: int, rows: Sequence[int]) -> list[int]:

@@ -72,12 +72,14 @@ class Reader {
   void log(const char* name, int64_t width) { config_.logs.push_back({at_ + "." + name, {width}}); }
 
   void mamba1(const Layer& layer) {
-    int64_t inner = layer["d_inner"], states = layer["d_state"];
+    int64_t inner = layer["d_inner"], states = layer["d_state"], groups = layer["C_groups"];
+    if (groups % layer["B_groups"] || inner % groups)
+      wrong("", "B_groups, C_groups and d_inner do not divide into each other");
     convolution(layer["d_conv"], inner);
     config_.recurrent.push_back({at_ + ".ssm_state", {1, states, inner}});
     log("scan_x", inner);
     log("scan_dt", inner);
-    log("scan_B", states);
+    log("scan_B", times(layer["B_groups"], states));
   }
 
   void mamba2(const Layer& layer) {

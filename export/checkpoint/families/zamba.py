@@ -1,0 +1,172 @@
+"""Zamba: Mamba-1 layers of several heads, some of which also read what one shared block of
+attention and MLP gives.
+
+Source: transformers 5.23 models/zamba, `ZambaForCausalLM`. A head is a group of channels with dt, B
+and C of its own, made of those channels alone: `x_proj` and `dt_proj` are a block a head along a
+diagonal, and zeros beside it. The shared block is written out for every use, and the matrix behind
+it multiplied into its MLP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from edge.config import AttentionConfig, Mamba1Config, MlpConfig
+from edge.export.checkpoint.family import (
+    MAX_BLOCKS,
+    UNSUPPORTED,
+    Family,
+    is_transformers,
+    known_only,
+    layer_types,
+    positions,
+    whole,
+)
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Block, Layout, Stored, TensorPlace
+
+NAME = "zamba"
+_OWN = {
+    "attention_head_dim", "attention_hidden_size", "attn_layer_offset", "attn_layer_period",
+    "hidden_mamba_act", "layer_types", "layers_block_type", "mamba_conv_bias", "mamba_d_conv",
+    "mamba_d_state", "mamba_dt_rank", "mamba_expand", "mamba_proj_bias", "n_mamba_heads",
+    "use_associative_scan",
+}  # fmt: skip
+_KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
+
+
+def claims(fields: Fields) -> bool:
+    return is_transformers(fields, NAME, "ZambaForCausalLM")
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    known_only(fields, _OWN)
+    for name, expected in (("hidden_act", "gelu"), ("hidden_mamba_act", "silu")):
+        fields.demand(name, expected, UNSUPPORTED)
+    hybrid = _hybrid(fields)
+    mlp = fields.build(
+        MlpConfig, d_intermediate=fields.integer("intermediate_size"), form="geglu", aside=True
+    )
+    mamba, attention = _mamba(fields), _attention(fields)
+    layers: list[Any] = []
+    for is_hybrid in hybrid:
+        layers += [attention, mlp, mamba] if is_hybrid else [mamba]
+    config = whole(fields, NAME, layers, tied=True, context=positions(fields, 4096))
+    return _place(Layout(config), hybrid, mamba)
+
+
+def _hybrid(fields: Fields) -> list[bool]:
+    """Which blocks use the shared one."""
+    count = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    if "layer_types" in fields or "layers_block_type" in fields:
+        return [kind == "hybrid" for kind in layer_types(fields, count, _KINDS, "mamba")]
+    period, offset = (
+        fields.integer("attn_layer_period", 6), fields.integer("attn_layer_offset", 4, low=0)
+    )  # fmt: skip
+    return [block == 2 or (block > 2 and (block - 3) % period == offset) for block in range(count)]
+
+
+def _mamba(fields: Fields) -> Mamba1Config:
+    width = fields.integer("hidden_size")
+    heads = fields.integer("n_mamba_heads", 2)
+    auto = fields.values.get("mamba_dt_rank", "auto") == "auto"
+    rank = math.ceil(width / 16) if auto else fields.integer("mamba_dt_rank")
+    d_inner = fields.scaled("mamba_expand", width, 2)
+    if d_inner % heads:
+        fields.inconsistent("n_mamba_heads", f"does not divide {d_inner} channels")
+        heads = 1
+    return fields.build(
+        Mamba1Config,
+        d_inner=d_inner,
+        d_state=fields.integer("mamba_d_state", 16),
+        d_conv=fields.taps("mamba_d_conv"),
+        dt_rank=heads * rank,
+        conv_bias=fields.boolean("mamba_conv_bias", True),
+        proj_bias=fields.boolean("mamba_proj_bias", False),
+        B_groups=heads,
+        C_groups=heads,
+    )
+
+
+def _attention(fields: Fields) -> AttentionConfig:
+    heads, read = fields.integer("num_attention_heads"), 2 * fields.integer("hidden_size")
+    if "attention_hidden_size" in fields and fields.integer("attention_hidden_size") != read:
+        fields.refuse("attention_hidden_size", f"is not {read}", UNSUPPORTED)
+    return fields.build(
+        AttentionConfig,
+        n_heads=heads,
+        n_kv_heads=fields.integer("num_key_value_heads", heads),
+        head_dim=fields.integer("attention_head_dim", max(1, read // heads)),
+        recalls=True,
+    )
+
+
+def _place(layout: Layout, hybrid: list[bool], mamba: Mamba1Config) -> Layout:
+    width = layout.config.d_model
+    shared = f"model.layers.{hybrid.index(True)}.shared_transf" if True in hybrid else ""
+    layer = 0
+    for block, is_hybrid in enumerate(hybrid):
+        source = f"model.layers.{block}"
+        if is_hybrid:
+            _place_shared(layout, layer, shared)
+            name = f"layers.{layer + 1}.down_proj.weight"
+            behind = Stored(f"{source}.linear.weight", (width, width))
+            layout.pieces[name] = replace(layout.pieces[name], behind=behind)
+            source, layer = f"{source}.mamba_decoder", layer + 2
+        layout.place_layer(layer, norm=f"{source}.input_layernorm", mixer=f"{source}.mamba")
+        _place_heads(layout, f"layers.{layer}", f"{source}.mamba", mamba)
+        layer += 1
+    layout.place_ends(
+        embedding="model.embed_tokens.weight",
+        norm_f="model.final_layernorm",
+        lm_head="lm_head.weight",
+    )
+    return layout
+
+
+def _place_shared(layout: Layout, layer: int, source: str) -> None:
+    """One use of the shared block: attention is `layer`, the MLP the layer behind it."""
+    layout.place_layer(layer, norm=f"{source}.input_layernorm", mixer=f"{source}.self_attn")
+    # scores are divided by the root of half a head's size
+    layout.multiply(f"layers.{layer}.q_proj", math.sqrt(2))
+    layout.place_layer(layer + 1, norm=f"{source}.pre_ff_layernorm", mixer=f"{source}.feed_forward")
+
+
+def _place_heads(layout: Layout, ours: str, theirs: str, mamba: Mamba1Config) -> None:
+    heads, inner, states = mamba.C_groups, mamba.d_inner, mamba.d_state
+    rank, size = mamba.dt_rank // heads, mamba.d_inner // heads
+    for kind in layout.kinds(f"{ours}.in_proj"):  # x and z of a channel take turns
+        name = f"{ours}.in_proj.{kind}"
+        turns = tuple(range(0, 2 * inner, 2)) + tuple(range(1, 2 * inner, 2))
+        layout.pieces[name] = replace(layout.pieces[name], rows=turns)
+    reads = Stored(f"{theirs}.x_proj_weight", (heads, rank + 2 * states, size))
+    makes = Stored(f"{theirs}.dt_proj_weight", (heads, size, rank))
+    layout.place_blocks(f"{ours}.x_proj.weight", list(_diagonal(reads, (rank, states, states))))
+    layout.place_blocks(f"{ours}.dt_proj.weight", list(_diagonal(makes, (size,))))
+    for name, theirs_called, shape in (
+        ("dt_proj.bias", "dt_proj_bias", (heads, size)),
+        ("A_log", "A_log", (heads, size, states)),
+        ("D", "D", (heads, size)),
+    ):
+        own = layout.pieces[f"{ours}.{name}"].shape
+        place = TensorPlace(f"{theirs}.{theirs_called}", shape, own)
+        layout.pieces[f"{ours}.{name}"] = place
+
+
+def _diagonal(source: Stored, parts: tuple[int, ...]) -> Iterator[Block]:
+    """A matrix a head; of what their rows fall into, each part of all heads, then the next."""
+    heads, rows, columns = source.shape
+    start = 0
+    for part in parts:
+        for head in range(heads):
+            first = head * rows + start
+            at = (heads * start + head * part, head * columns)
+            yield Block(source, range(first, first + part), at)
+        start += part
+
+
+FAMILY = Family(NAME, "model_type zamba", claims, read)
