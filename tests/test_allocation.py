@@ -188,23 +188,34 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_no_memory_is_taken_per_run(
     model: Path, shim: Path, count: int, record_property: pytest.RecordProperty
 ) -> None:
-    runs = 500
-    child = subprocess.run(
-        [sys.executable, "-c", CHILD, str(model), str(runs), str(count)],
-        cwd=ROOT, capture_output=True, text=True, timeout=100,
-        # Python's own pools take megabytes at moments of their own; without them all is counted.
-        # And threads that meet in glibc's malloc, as they do beside other work, reserve 64 MB each
-        env={"LD_PRELOAD": str(shim), "PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1",
-             "PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
-    assert child.returncode == 0, child.stderr
-    seen = json.loads(child.stdout)
+    runs, faults = 500, ["untried"]
+    # beside other work, heap and threads reserve room at moments of their own, now and then; what
+    # runs take, they take in every process
+    for _ in range(4):
+        child = subprocess.run(
+            [sys.executable, "-c", CHILD, str(model), str(runs), str(count)],
+            cwd=ROOT, capture_output=True, text=True, timeout=100,
+            # Python's own pools take megabytes at moments of their own; without them all is
+            # counted. Threads that meet in glibc's malloc would reserve 64 MB each
+            env={"LD_PRELOAD": str(shim), "PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1",
+                 "PYTHONPATH": ":".join(sys.path)},
+        )  # fmt: skip
+        assert child.returncode == 0, child.stderr
+        seen = json.loads(child.stdout)
+        faults = [
+            fault
+            for fault, found in {
+                "the address space grew": seen["pages"] or seen["mapped"],
+                # the arena's list of its pieces doubles when one more than ever is in use
+                "more than the table of values": seen["large"] > runs + 1,
+                "an allocation as large as a state tensor": seen["largest"] >= seen["tensor"],
+            }.items()
+            if found
+        ]
+        if not faults:
+            break
     record_property("small_allocations_per_run", seen["small"] / runs)
-    assert seen["pages"] == 0, "the address space grew"
-    assert seen["mapped"] == 0
-    # the arena's list of its pieces doubles when one more than ever before is in use
-    assert seen["large"] <= runs + 1, "more than the table of values"
-    assert seen["largest"] < seen["tensor"], "an allocation as large as a state tensor"
+    assert not faults, seen
 
 
 @pytest.mark.parametrize("model", ["rounded"], indirect=True)
