@@ -5,7 +5,7 @@ logs: the pending rows, which the next run replays before its own tokens ("multi
 in the Llama, arXiv 2408.15237, algorithm 2). KV caches are written in place and go back by length.
 There are two ways to keep history, with the same verbs:
 
-    ReplayLedger   everything is stored after one token, and going back is dropping rows
+    ReplayLedger   everything is stored after a few tokens, and going back is dropping rows
     RingLedger     (edge.runtime.ring) most tensors have a slot for every token, and going back is
                    choosing a slot
 
@@ -104,19 +104,31 @@ class Ledger(Protocol):
         """The tree's nodes of `path` are kept, the others forgotten."""
         ...
 
+    def with_room(self, count: int) -> Ledger:
+        """The same state with room for `count` ≤ window log rows, though it may reach less far."""
+        ...
+
     def elsewhere(self, position: int, pending: int) -> Ledger:
-        """For a state after `position` tokens that is copied in, `pending` ≤ window of them rows.
+        """For a state after `position` tokens that is copied in, `pending` of them rows, for which
+        there is room.
 
         It lies in slots that the live state does not use, and nothing behind it can be taken back.
         """
         ...
 
 
+def state_slots(window: int) -> int:
+    """Slots in which steps replay nothing: for the newest state, one a window behind or up to two,
+    one between them that takes its place, and one to write to.
+    """
+    return min(4, window + 2)
+
+
 def log_slots(window: int) -> int:
     """Rows of the logs, for every sequence of the batch.
 
     A run of T tokens after r pending ones writes T rows beside those r. Both are at most the window
-    W, so 2·W rows are enough.
+    W, so 2·W rows are enough; what is left of them is for going back.
     """
     return 2 * window
 
@@ -127,7 +139,7 @@ class ReplayStep(NamedTuple):
     Attributes:
         pending: log slots to replay, oldest first.
         advance: how many of them the stored state includes, where `store` is ADVANCED.
-        source: state slot to start from; `1 - source` is the one stored to.
+        source, target: state slots to start from, and to store to.
         store: KEEP, ADVANCED or LAST.
         past: tokens before this run.
         slots: log slot of each new token, -1 for none.
@@ -138,6 +150,7 @@ class ReplayStep(NamedTuple):
     pending: tuple[int, ...]
     advance: int
     source: int
+    target: int
     store: int
     past: int
     slots: tuple[int, ...]
@@ -145,38 +158,60 @@ class ReplayStep(NamedTuple):
     after: ReplayLedger
 
 
-class ReplayLedger(NamedTuple):
-    """History as a log: a state in one of two slots, and the inputs of the tokens since.
+class Anchor(NamedTuple):
+    """A stored state: its slot, and the tokens before it."""
 
-    A recurrent state is large, what one token adds to it is small. At most W tokens are pending:
-    where there would be more, the oldest are applied for good, to the other slot, which is read
-    from then on. Nothing that a run reads is written by it, so a run that fails has changed
-    nothing.
+    slot: int
+    position: int
+
+
+class ReplayLedger(NamedTuple):
+    """History as a log: a few stored states, and the inputs of the tokens since the first of them.
+
+    A run starts from the newest stored state and replays what came since. Where there are slots
+    enough, a step stores the state after its token, so that the next one replays nothing, and a
+    longer run the one before its first, which stays whatever is taken back. States further back
+    are kept for going back alone. With two slots there is one stored state, a window behind.
+
+    Nothing that a run reads, and nothing that can be gone back to, is written by it, so a run that
+    fails has changed nothing.
 
     Attributes:
         window: most tokens of a run that can be taken back.
+        slots: of stored states; one of them is always free.
         position: tokens consumed.
-        source: slot of the state before the pending tokens.
-        pending: log slots of the tokens since then, oldest first; at most `window`.
+        anchors: the stored states, oldest first; never without one.
+        rows: log slots of the tokens since the first, oldest first.
         tree: waits for a node to be selected, or None.
         floor: the position that cannot be gone behind, though its rows are there.
     """
 
     window: int
+    slots: int = 2
     position: int = 0
-    source: int = 0
-    pending: tuple[int, ...] = ()
+    anchors: tuple[Anchor, ...] = (Anchor(0, 0),)
+    rows: tuple[int, ...] = ()
     tree: Tree | None = None
     floor: int = 0
 
     @property
+    def source(self) -> int:
+        """The slot that the next run starts from."""
+        return self.anchors[-1].slot
+
+    @property
     def spare(self) -> int:
         """The state slot that may be written."""
-        return 1 - self.source
+        used = {anchor.slot for anchor in self.anchors}
+        return next(slot for slot in range(self.slots) if slot not in used)
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        return self.rows[self.anchors[-1].position - self.anchors[0].position :]
 
     @property
     def reach(self) -> int:
-        return min(len(self.pending), self.position - self.floor)
+        return min(len(self.rows), self.position - self.floor, self.window)
 
     @property
     def here(self) -> Slots:
@@ -184,45 +219,86 @@ class ReplayLedger(NamedTuple):
 
     @property
     def used(self) -> Slots:
-        return self.here
+        slots = tuple(anchor.slot for anchor in self.anchors)
+        return Slots(slots, slots, self.rows)
+
+    def with_room(self, count: int) -> ReplayLedger:
+        """See `Ledger`."""
+        found = self
+        while len(found.rows) + count > log_slots(self.window) and len(found.anchors) > 1:
+            found = found._without_first()
+        return found
+
+    def _without_first(self) -> ReplayLedger:
+        first, second = self.anchors[:2]
+        return self._replace(
+            anchors=self.anchors[1:], rows=self.rows[second.position - first.position :]
+        )
 
     def run(self, count: int, *, parents: tuple[int, ...] | None = None) -> ReplayStep:
-        """A run of `count` ≤ window tokens, all of which can be taken back."""
+        """A run of `count` ≤ window tokens, all of which can be taken back; there is room."""
         slots = self._free_rows(count)
         tree = None if parents is None else Tree(parents, slots)
         # of a tree only one path will be kept
         kept = count if tree is None else tree.depth
-        advance = max(0, len(self.pending) + kept - self.window)
         after = self._replace(
-            source=self.spare if advance else self.source,
-            pending=self.pending[advance:] + (slots if tree is None else ()),
+            rows=self.rows + (slots if tree is None else ()),
             position=self.position + (count if tree is None else 0),
             tree=tree,
         )
-        store = ADVANCED if advance else KEEP
+        store, advance, target = KEEP, 0, self.spare
+        stored = self._stored(count, kept, chain=tree is None)
+        if stored > self.anchors[-1].position:
+            store, advance = ADVANCED, stored - self.anchors[-1].position
+            if stored > self.position:
+                store, advance = LAST, 0
+            after = after._replace(anchors=(*self.anchors, Anchor(target, stored)))
         return ReplayStep(
-            self.pending, advance, self.source, store, self.position, slots, parents, after
-        )
+            self.pending, advance, self.source, target, store, self.position, slots, parents,
+            after._thinned(self.position + kept),
+        )  # fmt: skip
+
+    def _stored(self, count: int, kept: int, *, chain: bool) -> int:
+        """After which token a run stores the state, unless it is there."""
+        if self.slots == 2:
+            return self.position + kept - self.window
+        return self.position + 1 if chain and count == 1 else self.position
+
+    def _thinned(self, end: int) -> ReplayLedger:
+        """With a free slot, and without what goes back by more than a window from `end`."""
+        found = self
+        while len(found.anchors) > 1 and end >= found.anchors[1].position + self.window:
+            found = found._without_first()
+        while len(found.anchors) >= self.slots:
+            found = found._replace(anchors=(*found.anchors[:-2], found.anchors[-1]))
+        return found
 
     def _free_rows(self, count: int) -> tuple[int, ...]:
-        used = set(self.pending)
+        used = set(self.rows)
         free = [slot for slot in range(log_slots(self.window)) if slot not in used]
         return tuple(free[:count])
 
     def commit(self, count: int) -> ReplayStep:
         """A run of any number of tokens, of which only the state after the last is kept."""
-        after = ReplayLedger(self.window, self.position + count, self.spare)
+        end = self.position + count
+        after = ReplayLedger(self.window, self.slots, end, (Anchor(self.spare, end),))
         slots = (-1,) * count
-        return ReplayStep(self.pending, 0, self.source, LAST, self.position, slots, None, after)
+        return ReplayStep(
+            self.pending, 0, self.source, self.spare, LAST, self.position, slots, None, after
+        )
 
     def applied(self) -> ReplayStep:
         """No token: the live state is written to the spare slot. It stays where it was too."""
-        return ReplayStep(self.pending, 0, self.source, LAST, self.position, (), None, self)
+        return ReplayStep(
+            self.pending, 0, self.source, self.spare, LAST, self.position, (), None, self
+        )
 
     def back(self, count: int) -> ReplayLedger:
         """See `Ledger`."""
-        pending = self.pending[: len(self.pending) - count]
-        return self._replace(position=self.position - count, pending=pending)
+        position = self.position - count
+        anchors = tuple(anchor for anchor in self.anchors if anchor.position <= position)
+        rows = self.rows[: len(self.rows) - count]
+        return self._replace(position=position, anchors=anchors, rows=rows)
 
     def moves(self, path: Sequence[int]) -> list[tuple[int, int]]:
         """Rows are read in any order: they stay where they are."""
@@ -231,11 +307,9 @@ class ReplayLedger(NamedTuple):
     def chosen(self, path: Sequence[int]) -> ReplayLedger:
         """See `Ledger`."""
         slots = () if self.tree is None else tuple(self.tree.slots[node] for node in path)
-        return self._replace(
-            position=self.position + len(path), pending=self.pending + slots, tree=None
-        )
+        return self._replace(position=self.position + len(path), rows=self.rows + slots, tree=None)
 
     def elsewhere(self, position: int, pending: int) -> ReplayLedger:
         """See `Ledger`."""
-        rows = self._free_rows(pending)
-        return ReplayLedger(self.window, position, self.spare, rows, floor=position)
+        anchors, rows = (Anchor(self.spare, position - pending),), self._free_rows(pending)
+        return ReplayLedger(self.window, self.slots, position, anchors, rows, floor=position)

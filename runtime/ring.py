@@ -290,6 +290,10 @@ class RingLedger(NamedTuple):
         start = self.tree.slots[0] if self.tree is not None else 0
         return self._replace(tree=None).advanced(start, len(path))
 
+    def with_room(self, count: int) -> RingLedger:
+        """See `Ledger`."""
+        return self
+
     def elsewhere(self, position: int, pending: int) -> RingLedger:
         """See `Ledger`."""
         count, start = max(1, pending), 0

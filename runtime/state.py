@@ -329,6 +329,7 @@ class State(ABC):
                 raise StateError("the states belong to different engines")
             fits = len(self.ledger.pending) <= other.window
             here = self.ledger.here if fits else self._applied()
+            other.ledger = other.ledger.with_room(len(here.rows))
             after = other.ledger.elsewhere(self.position, len(here.rows))
             other._take(self, self._pairs(here, after.here), self.position)
             other.ledger = after
@@ -381,6 +382,7 @@ class State(ABC):
         """Copy a whole state in; the caller holds the state and has checked where it comes from."""
         self._check_room(position)
         pending = max((len(each) for each in rows.values()), default=0)
+        self.ledger = self.ledger.with_room(pending)
         after = self.ledger.elsewhere(position, pending)
         self._write(self._pieces(after.here, recurrent, rows if pending else {}), caches)
         self.ledger = after

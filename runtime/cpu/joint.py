@@ -319,6 +319,7 @@ def _checked(engine: CpuEngine, step: JointStep) -> DeviceRun:
         [[step.token]], state, None, "last", False,
         vocab_size=engine.config.vocab_size, chunk=engine.chunk,
     )  # fmt: skip
+    state.ledger = state.ledger.with_room(1)
     return DeviceRun(request.tokens, state.ledger.run(1), (0,))
 
 

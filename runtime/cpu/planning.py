@@ -11,6 +11,7 @@ from edge.runtime.cuda.runs import StateRuns
 from edge.runtime.cuda.state import blocks
 from edge.runtime.engine import DEFAULT_WINDOW
 from edge.runtime.layout import StateLayout
+from edge.runtime.ledger import state_slots
 
 # A process that has imported the runtime, and nothing of ONNX Runtime, and loaded nothing.
 PROGRAM = 52_000_000
@@ -90,7 +91,7 @@ def plan_config(
     }
     layout = StateLayout.of(config, batch=batch, capacity=capacity, logs=logs)
     out = memory.plan(config, layout, window=window, chunk=chunk, weights=weights)
-    ring = blocks(layout, window)[0].nbytes
+    ring = blocks(layout, window, state_slots(window))[0].nbytes
     out["total"] += ring - out["state_ring"]
     out["state_ring"] = ring
     program += _LIBRARY + _LAUNCH * _LAUNCHES * len(config.layers)

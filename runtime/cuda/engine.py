@@ -68,7 +68,8 @@ class CudaEngine:
         """See `Engine.new_state`."""
         self.exclusive.check_process()
         layout = self._layout(batch, window, capacity)
-        state = DeviceState(layout, self.identity, self.exclusive, window=window)
+        slots = self.executor.state_slots(window)
+        state = DeviceState(layout, self.identity, self.exclusive, window=window, slots=slots)
         self.attach(state)
         return state
 
@@ -180,6 +181,7 @@ class CudaEngine:
             if commit:
                 step = state.ledger.commit(request.count)
             else:
+                state.ledger = state.ledger.with_room(request.count)
                 step = state.ledger.run(request.count, parents=request.parents)
             with self.exclusive:
                 found = work(workspace, DeviceRun(request.tokens, step, request.row_indices))

@@ -95,6 +95,10 @@ class Executor(Protocol):
     @property
     def trees(self) -> bool: ...
 
+    def state_slots(self, window: int) -> int:
+        """Slots of a state's recurrent tensors."""
+        ...
+
     def inputs(self, program: int) -> Mapping[str, Buffer]:
         """What the host writes before a run of the plan's program."""
         ...

@@ -101,7 +101,7 @@ class Sources:
     def _fields(self, array: Array, run: DeviceRun) -> None:
         step = run.step
         array[PENDING], array[ADVANCE] = len(step.pending), step.advance
-        array[SOURCE], array[TARGET] = step.source, 1 - step.source
+        array[SOURCE], array[TARGET] = step.source, step.target
         array[STORE], array[PAST] = step.store, step.past
         array[PROGRAMS] = self._programs
 

@@ -14,6 +14,7 @@ from edge.runtime.cuda.runs import RunKey, StateRuns
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import StateLayout
+from edge.runtime.ledger import state_slots
 
 
 class PlanExecutor:
@@ -45,6 +46,10 @@ class PlanExecutor:
     @property
     def weights_bytes(self) -> int:
         return self.weights.nbytes
+
+    def state_slots(self, window: int) -> int:
+        """As many as pay: kernels take any."""
+        return state_slots(window)
 
     def inputs(self, index: int) -> Mapping[str, Buffer]:
         """Those that the program's launches point to."""

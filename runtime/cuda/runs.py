@@ -147,7 +147,7 @@ class StateRuns:
 
     def memory_plan(self) -> dict[str, int]:
         """See `Engine.memory_plan`."""
-        recurrent, caches = blocks(self.layout, self.window)
+        recurrent, caches = blocks(self.layout, self.window, self.executor.state_slots(self.window))
         out = {
             "weights": self.executor.weights_bytes,
             "state_ring": recurrent.nbytes,

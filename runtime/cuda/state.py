@@ -1,4 +1,4 @@
-"""A state in a device's memory: two slots of the recurrent state, logs of inputs, KV caches."""
+"""A state in a device's memory: slots of the recurrent state, logs of inputs, KV caches."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class TensorBlock(NamedTuple):
     nbytes: int
 
 
-def blocks(layout: StateLayout, window: int) -> tuple[TensorBlock, TensorBlock]:
-    """Recurrent tensors [2, …slot shape] with logs [S, B, width]; KV caches."""
+def blocks(layout: StateLayout, window: int, slots: int) -> tuple[TensorBlock, TensorBlock]:
+    """Recurrent tensors [slots, …slot shape] with logs [S, B, width]; KV caches."""
     caches = {name: ((1, *s), layout.dtype(name)) for name, s in layout.caches.items()}
-    return _block(layout.kept(2, 2, log_slots(window))), _block(caches)
+    return _block(layout.kept(slots, slots, log_slots(window))), _block(caches)
 
 
 def _block(arrays: Mapping[str, ArrayType]) -> TensorBlock:
@@ -64,12 +64,18 @@ class DeviceState(State):
     ledger: ReplayLedger
 
     def __init__(
-        self, layout: StateLayout, identity: Identity, exclusive: Exclusive, *, window: int
+        self,
+        layout: StateLayout,
+        identity: Identity,
+        exclusive: Exclusive,
+        *,
+        window: int,
+        slots: int,
     ) -> None:
         super().__init__(layout, identity, window=window)
-        self.ledger = ReplayLedger(window)
+        self.ledger = ReplayLedger(window, slots)
         self._exclusive = exclusive
-        recurrent, caches = blocks(layout, window)
+        recurrent, caches = blocks(layout, window, slots)
         self.where, self.cache_where = recurrent.tensors, caches.tensors
         self._nbytes = recurrent.nbytes + caches.nbytes
         self.recurrent = self._allocate(recurrent.nbytes)
@@ -151,7 +157,8 @@ class DeviceState(State):
         return isinstance(other, DeviceState) and other._exclusive is self._exclusive
 
     def _new(self, layout: StateLayout) -> DeviceState:
-        return DeviceState(layout, self.identity, self._exclusive, window=self.window)
+        window, slots = self.window, self.ledger.slots
+        return DeviceState(layout, self.identity, self._exclusive, window=window, slots=slots)
 
     def _take(self, source: State, slots: Iterable[tuple[str, int, int]], length: int) -> None:
         """See `State`. Inside the device, in the fewest pieces."""

@@ -138,6 +138,10 @@ class GraphExecutor:
         """All of the graph's, whichever the run."""
         return self._inputs[program]
 
+    def state_slots(self, window: int) -> int:
+        """What the graph's inputs have."""
+        return 2
+
     def values(self, runs: StateRuns, spacious: RunKey) -> Arena:
         """What comes out of the graph, and is not in place."""
         if self._applies[spacious.program]:
@@ -270,7 +274,7 @@ class Copies:
         if self._memory is not None:
             for name in self._recurrent if step.store != KEEP else ():
                 place = self._where[name]
-                yield self._memory, name, place.offset, (1 - step.source) * place.slot, place.slot
+                yield self._memory, name, place.offset, step.target * place.slot, place.slot
             for name in self._logs:
                 place = self._where[name]
                 for first, count in spans(step.slots):

@@ -10,7 +10,7 @@ namespace edge_lib {
 
 namespace {
 
-constexpr int64_t MAX_WINDOW = 256, CAPACITY = 4096, MAX_CAPACITY = 1 << 24, MAX_HISTORY = 1 << 28;
+constexpr int64_t CAPACITY = 4096, MAX_CAPACITY = 1 << 24, MAX_HISTORY = 1 << 28;
 constexpr int MAX_THREADS = 1024;
 const char WEIGHTS[] = "weights.bin";
 
@@ -152,7 +152,7 @@ StateLayout::StateLayout(const Config& config, const Plan& plan, const SessionSi
   for (const Shape& shape : config.recurrent) {
     DType type = plan.state_types.at(shape.name);
     int64_t slot = times(shape.elements(), item_size(type));
-    put(recurrent, block, {shape.name, shape.dims, type, 0, slot}, 2);
+    put(recurrent, block, {shape.name, shape.dims, type, 0, slot}, state_slots(sizes.window));
     slot_bytes = plus(slot_bytes, slot);
   }
   for (const auto& [name, log] : plan.logs)

@@ -8,6 +8,7 @@
 
 #include "../../../plugins/cpu/src/calls.h"
 #include "memory.h"
+#include "ledger.h"
 #include "plan.h"
 #include "tokenizer.h"
 
@@ -69,7 +70,6 @@ struct StateLayout {
   StateLayout(const Config& config, const Plan& plan, const SessionSizes& sizes);
 };
 
-inline int64_t log_slots(int64_t window) { return 2 * window; }
 
 // What a bundle's pointer is: shared by bundle, model, sessions and decoders.
 struct OpenBundle {

@@ -18,8 +18,8 @@ int32_t tap_row(const Step& step, int width, int64_t index) {
   const Ledger& ledger = step.before;
   if (index < width - 1) return int32_t(index);
   index -= width - 1;
-  if (index < ledger.count) return ledger.pending[index] + width - 1;
-  return int32_t(width - 1 + 2 * ledger.window + index - ledger.count);
+  if (index < ledger.count()) return ledger.pending()[index] + width - 1;
+  return int32_t(width - 1 + 2 * ledger.window + index - ledger.count());
 }
 
 }  // namespace
@@ -60,9 +60,9 @@ void InputWriter::write(const RunInputs& run) const {
   int count = step.tokens;
   switch (what_) {
     case fields: {
-      const int64_t values[8] = {ledger.count,
+      const int64_t values[8] = {ledger.count(),
                                  step.advance,
-                                 ledger.source,
+                                 ledger.source(),
                                  ledger.spare(),
                                  step.store,
                                  ledger.position,
@@ -82,7 +82,7 @@ void InputWriter::write(const RunInputs& run) const {
       if (!run.all_rows && count) whole_[0] = count - 1;
       break;
     case replay:
-      std::copy(ledger.pending, ledger.pending + ledger.count, whole_);
+      std::copy(ledger.pending(), ledger.pending() + ledger.count(), whole_);
       break;
    case slots:
       for (int i = 0; i < count; i++) whole_[i] = step.logged ? step.slots[i] : -1;
@@ -107,7 +107,7 @@ void InputWriter::write(const RunInputs& run) const {
 
 void InputWriter::write_taps(const RunInputs& run) const {
   const Step& step = run.step;
-  int replayed = step.before.count;
+  int replayed = step.before.count();
   if (what_ == state_taps) {
     int end = step.store == LAST ? replayed + step.tokens : step.advance;
     for (int k = 0; k < width_ - 1; k++) whole_[k] = tap_row(step, width_, end + k);

@@ -1,33 +1,64 @@
 #include "ledger.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace edge_lib {
 
-void Ledger::free_rows(int wanted, int16_t* rows) const {
+int Ledger::spare() const {
+  bool used[4] = {};
+  for (int i = 0; i < stored; i++) used[anchors[i].slot] = true;
+  return int(std::find(used, used + 4, false) - used);
+}
+
+int64_t Ledger::reach() const {
+  return nodes ? 0 : std::min({int64_t(logged), position - floor, int64_t(window)});
+}
+
+void Ledger::drop_first() {
+  int64_t gone = anchors[1].position - anchors[0].position;
+  std::copy(rows + gone, rows + logged, rows);
+  logged -= int(gone);
+  std::copy(anchors + 1, anchors + stored, anchors);
+  stored--;
+}
+
+void Ledger::make_room(int wanted) {
+  while (logged + wanted > log_slots(window) && stored > 1) drop_first();
+}
+
+void Ledger::thin(int64_t end) {
+  while (stored > 1 && end >= anchors[1].position + window) drop_first();
+  for (; stored >= state_slots(window); stored--) anchors[stored - 2] = anchors[stored - 1];
+}
+
+void Ledger::free_rows(int wanted, int16_t* found) const {
   bool used[2 * MAX_WINDOW] = {};
-  for (int i = 0; i < count; i++) used[pending[i]] = true;
-  for (int row = 0, found = 0; found < wanted; row++)
-    if (!used[row]) rows[found++] = int16_t(row);
+  for (int i = 0; i < logged; i++) used[rows[i]] = true;
+  for (int row = 0, i = 0; i < wanted; row++)
+    if (!used[row]) found[i++] = int16_t(row);
+}
+
+void Ledger::back(int tokens) {
+  position -= tokens, logged -= tokens;
+  while (newest().position > position) stored--;
 }
 
 int Ledger::choose(int node, int16_t* path) {
   int length = 0;
   for (int at = node; at >= 0; at = parents[at]) path[length++] = int16_t(at);
   std::reverse(path, path + length);
-  for (int i = 0; i < length; i++) pending[count++] = slots[path[i]];
+  for (int i = 0; i < length; i++) rows[logged++] = slots[path[i]];
   position += length;
   nodes = 0;
   return length;
 }
 
-Ledger Ledger::elsewhere(int64_t at, int rows) const {
+Ledger Ledger::elsewhere(int64_t at, int wanted) const {
   Ledger out(window);
-  out.source = spare();
+  out.anchors[0] = {spare(), at - wanted};
   out.position = out.floor = at;
-  out.count = rows;
-  free_rows(rows, out.pending);
+  out.logged = wanted;
+  free_rows(wanted, out.rows);
   return out;
 }
 
@@ -49,18 +80,19 @@ Step Step::run(const Ledger& ledger, int tokens, const int32_t* parents) {
     }
     after.nodes = tokens;
   }
-  out.advance = std::max(0, ledger.count + kept - ledger.window);
-  if (out.advance) {
-    out.store = ADVANCED;
-    after.source = ledger.spare();
-    after.count -= out.advance;
-    std::memmove(after.pending, after.pending + out.advance,
-                 size_t(after.count) * sizeof *after.pending);
+  // a step stores the state after it, a longer run the one before, which stays whatever is kept
+  int64_t end = ledger.position + kept;
+  int64_t at = ledger.position + (tokens == 1 && !parents);
+  if (at > ledger.newest().position) {
+    out.store = at > ledger.position ? LAST : ADVANCED;
+    out.advance = out.store == ADVANCED ? int(at - ledger.newest().position) : 0;
+    after.anchors[after.stored++] = {ledger.spare(), at};
   }
   if (!parents) {
-    for (int i = 0; i < tokens; i++) after.pending[after.count++] = out.slots[i];
+    for (int i = 0; i < tokens; i++) after.rows[after.logged++] = out.slots[i];
     after.position += tokens;
   }
+  after.thin(end);
   return out;
 }
 
@@ -69,7 +101,7 @@ Step Step::commit(const Ledger& ledger, int tokens) {
   out.store = LAST;
   out.after = Ledger(ledger.window);
   out.after.position = ledger.position + tokens;
-  out.after.source = ledger.spare();
+  out.after.anchors[0] = {ledger.spare(), out.after.position};
   return out;
 }
 
@@ -80,9 +112,7 @@ Step Step::applied(const Ledger& ledger) {
 }
 
 Step Step::rehearsal(const Ledger& ledger, int tokens) {
-  Step out(ledger, tokens);
-  out.before.count = 0;
-  return out;
+  return Step(ledger, tokens);
 }
 
 }  // namespace edge_lib

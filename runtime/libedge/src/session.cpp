@@ -164,6 +164,7 @@ const float* Session::run(const int32_t* tokens, size_t count, const int32_t* pa
   bool commit = flags & EDGE_RUN_COMMIT;
   if (!parents && tokens_.capacity() < tokens_.size() + count)
     tokens_.reserve(2 * (tokens_.size() + count));
+  if (!commit) ledger_.make_room(int(count));
   Step step = commit ? Step::commit(ledger_, int(count)) : Step::run(ledger_, int(count), parents);
   perform(parents ? PlanProgram::tree : PlanProgram::chain,
           {step, tokens, (flags & EDGE_RUN_ALL_ROWS) != 0});
@@ -265,7 +266,7 @@ void Session::rewind(size_t count) {
 void Session::clear() {
   Ledger after = ledger_.elsewhere(0, 0);
   for (const Tensor& tensor : layout_.recurrent)
-    std::memset(slot(tensor, after.source), 0, size_t(tensor.slot));
+    std::memset(slot(tensor, after.source()), 0, size_t(tensor.slot));
   ledger_ = after;
   forget(int64_t(tokens_.size()));
   messages_ = "[]", extra_.clear();
@@ -305,14 +306,14 @@ std::unique_ptr<Snapshot> Session::snapshot() {
   needs_choice("snapshot");
   std::unique_ptr<Snapshot> out(new Snapshot);
   out->model = bundle().model_identity;
-  out->position = ledger_.position, out->rows = ledger_.count;
+  out->position = ledger_.position, out->rows = ledger_.count();
   for (const Tensor& tensor : layout_.recurrent) {
-    const char* from = slot(tensor, ledger_.source);
+    const char* from = slot(tensor, ledger_.source());
     out->state.insert(out->state.end(), from, from + tensor.slot);
   }
   for (const Tensor& log : layout_.logs)
-    for (int i = 0; i < ledger_.count; i++) {
-      const char* from = slot(log, ledger_.pending[i]);
+    for (int i = 0; i < ledger_.count(); i++) {
+      const char* from = slot(log, ledger_.pending()[i]);
       out->logs.insert(out->logs.end(), from, from + log.slot);
     }
   int64_t used = 0;
@@ -336,16 +337,17 @@ void Session::restore(const Snapshot& snapshot) {
         "", "snapshot"};
   tokens_.reserve(snapshot.tokens.size());
   std::string messages = snapshot.messages, extra = snapshot.extra;  // nothing fails behind here
+  ledger_.make_room(snapshot.rows);
   Ledger after = ledger_.elsewhere(snapshot.position, snapshot.rows);
   const char* from = snapshot.state.data();
   for (const Tensor& tensor : layout_.recurrent) {
-    std::memcpy(slot(tensor, after.source), from, size_t(tensor.slot));
+    std::memcpy(slot(tensor, after.source()), from, size_t(tensor.slot));
     from += tensor.slot;
   }
   from = snapshot.logs.data();
   for (const Tensor& log : layout_.logs)
-    for (int i = 0; i < after.count; i++, from += log.slot)
-      std::memcpy(slot(log, after.pending[i]), from, size_t(log.slot));
+    for (int i = 0; i < after.count(); i++, from += log.slot)
+      std::memcpy(slot(log, after.pending()[i]), from, size_t(log.slot));
   copy_rows(Copy::in, const_cast<char*>(snapshot.kv.data()), snapshot.position);
   ledger_ = after;
   rows_ = 0;

@@ -80,10 +80,10 @@ class StateFile {
 
   void save() {
     s_.needs_choice("save");
-    bool applied = s_.ledger_.count > 0;
+    bool applied = s_.ledger_.count() > 0;
     if (applied) s_.apply();
     std::string header = described(s_.ledger_.position), data, payload, extra = s_.extra_;
-    int slot = applied ? s_.ledger_.spare() : s_.ledger_.source;
+    int slot = applied ? s_.ledger_.spare() : s_.ledger_.source();
     for (const Tensor& tensor : s_.layout_.recurrent)
       data.append(s_.slot(tensor, slot), size_t(tensor.slot));
     size_t states = data.size();
@@ -365,7 +365,7 @@ class StateFile {
     for (size_t i = 0; i < places.size(); i++) {
       const SavedTensor& tensor = places[i].second;
       if (i < s_.layout_.recurrent.size())
-        std::memcpy(s_.slot(s_.layout_.recurrent[i], after.source), data + tensor.begin,
+        std::memcpy(s_.slot(s_.layout_.recurrent[i], after.source()), data + tensor.begin,
                     size_t(tensor.end - tensor.begin));
       else
         rows.append(data + tensor.begin, size_t(tensor.end - tensor.begin));
