@@ -9,9 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ def streaming(client: openai.OpenAI, **options: Any) -> Any:
     stream = client.chat.completions.create(**{**LONG, **options})
     assert next(iter(stream)).choices[0].delta.role == "assistant"
     return stream
+
+
+def _read(stream: Any) -> None:
+    """Until it is closed, also from another thread."""
+    with suppress(Exception):
+        for _ in stream:
+            pass
 
 
 # -- clients that leave (faults 27 and 29) -------------------------------------------------------
@@ -63,6 +71,8 @@ def test_those_who_wait_have_places_until_they_leave() -> None:
     with Server("--parallel", "1", "--queue", "3", "--deadline", "3600", bundle=DRAFT) as server:
         client = server.client()
         stream = streaming(client)
+        reader = threading.Thread(target=_read, args=(stream,))  # or it would make room
+        reader.start()
         with _asked(server, body) as first, _asked(server, body) as last:
             with _asked(server, body):
                 assert not _answers(client)
@@ -81,6 +91,7 @@ def test_those_who_wait_have_places_until_they_leave() -> None:
                 stream.close()
                 for connection in (first, last):
                     assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        reader.join(10)
 
 
 def test_a_prompt_that_outlasts_the_deadline_is_given_up() -> None:

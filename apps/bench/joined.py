@@ -35,7 +35,7 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 def measured(bundle: Path, threads: int, rounds: int) -> dict[int, float]:
     """Tokens per second of all together, by how many there are; medians."""
     engine = JoinedEngine(edge.load(bundle, engine="cpu", threads=threads).engine)
-    states = [engine.new_state(window=1) for _ in range(max(COUNTS))]
+    states = [engine.new_state() for _ in range(max(COUNTS))]
     for state in states:
         engine.run(np.ones((1, PROMPT), np.int64), state, commit=True)
     found: dict[int, list[float]] = {count: [] for count in COUNTS}

@@ -34,7 +34,7 @@ from edge.runtime.speculate.decode import Drafting
 from edge.runtime.speculate.grammar import GRAMMAR_ALONE
 
 WORTH = 16  # tokens that a kept state must spare
-WINDOW = 4  # every token of it costs two states; a grammar drafts the tokens that it forces
+WINDOW = 4  # what it costs is the logs; a grammar drafts the tokens that it forces
 Tokens = NDArray[np.int32]
 _TOKEN_BYTES = 48  # of a Python integer, a reference to it, and the number in array and key
 
@@ -57,14 +57,13 @@ class Slot:
         cache_bytes: int,
         drafting: Drafting | None = None,
         store: PrefixStore | None = None,
-        window: int = WINDOW,
     ) -> None:
         """Takes the state's memory. `capacity`: see `Engine.new_state`. `drafting`: of all answers;
         what a bandit learns in one helps the next. `store`: one that slots share.
         """
         self._model = model
         self._drafting = drafting
-        window = window if drafting is None else max(window, drafting.window)
+        window = WINDOW if drafting is None else max(WINDOW, drafting.window)
         state = model.engine.new_state(window=window, capacity=capacity)
         self._context = Context(model.engine, state)
         self.store = PrefixStore(cache_bytes) if store is None else store

@@ -12,8 +12,6 @@ from edge.runtime.model import Model
 from edge.runtime.speculate.decode import Drafting
 
 DEFAULT = 4  # conversations at once, where the engine joins their steps and memory allows
-# of several: what a longer one keeps of every conversation is replayed in each of its steps
-JOINED_WINDOW = 1
 
 
 class SlotPool:
@@ -80,13 +78,13 @@ def make_slots(
         return model, [slot]
     model, store = model.joined(), PrefixStore(cache_bytes)
     return model, [
-        Slot(model, capacity=capacity, cache_bytes=cache_bytes, store=store, window=JOINED_WINDOW)
+        Slot(model, capacity=capacity, cache_bytes=cache_bytes, store=store)
         for _ in range(parallel)
     ]
 
 
 def _check_fits(model: Model, count: int, capacity: int | None) -> None:
-    """Raises StateError: so many states, of the window that one has, have no room."""
+    """Raises StateError: so many states have no room."""
     plan = model.engine.memory_plan(window=WINDOW, capacity=capacity)
     each = plan["state_ring"] + plan["kv_cache"] + plan["logits"] + plan["snapshot"]
     memory.check_fits(

@@ -89,6 +89,13 @@ def source(name: str, quant: str, state: str | None) -> Source:
     )
 
 
+class GraphSlots(PlanExecutor):
+    """States of as many slots as the graph's inputs have."""
+
+    def state_slots(self, window: int) -> int:
+        return 2
+
+
 @functools.cache
 def model(name: str, quant: str, state: str | None = None) -> Model:
     """Both engines of it."""
@@ -100,7 +107,7 @@ def model(name: str, quant: str, state: str | None = None) -> Model:
     kernels = {index: machine().load(each) for index, each in enumerate(plan.variants)}
     engine = CudaEngine(
         quantized_models.network(name).config, exclusive,
-        PlanExecutor(plan, kernels, weights, exclusive.device),
+        GraphSlots(plan, kernels, weights, exclusive.device),
         chunk=CHUNK, identity=Identity("test"), state_dtypes=built.state_dtypes,
     )  # fmt: skip
     return Model(engine, made.graph, built.graph, built.state_dtypes)
