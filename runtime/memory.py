@@ -189,10 +189,22 @@ def check_fits(
 def check_weights(manifest: Manifest, path: Path) -> None:
     """Refuse a bundle whose weights alone have no room here. Raises EngineError."""
     weights = sum(entry.size for entry in manifest.files if entry.path.endswith(".bin"))
-    least = weights + LEAST
-    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-        least += _MAPPED + _STACK * (os.cpu_count() or 1)
-    check_load({"total": least}, path)
+    check_load({"total": weights + LEAST + _mapped()}, path)
+
+
+def check_address_space(path: Path) -> None:
+    """Refuse any bundle where a limit leaves no room to read its manifest: the native code that
+    does aborts. Raises EngineError.
+    """
+    if mapped := _mapped():
+        check_load({"total": LEAST + mapped}, path)
+
+
+def _mapped() -> int:
+    """What counts of a limited address space besides memory; 0 without a limit."""
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        return 0
+    return _MAPPED + _STACK * (os.cpu_count() or 1)
 
 
 def check_load(least: Mapping[str, int], path: Path) -> None:

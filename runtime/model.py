@@ -105,6 +105,7 @@ def load(
     """
     check_provider(engine, provider)
     path = resolve(bundle)
+    memory.check_address_space(path)
     with _enough_memory(path), open_bundle(path) as opened:
         if engine in ("auto", "cpu", "ort"):
             memory.check_weights(opened.manifest, path)
