@@ -27,7 +27,7 @@ from edge.export.distill import hybrid, initial, stages
 from edge.export.distill.initial import Inputs, from_attention
 from edge.export.distill.loss import Shares, taught_loss
 from edge.export.distill.options import DistillOptions
-from edge.export.distill.run import DistillSummary, distill
+from edge.export.distill.run import Distillation, DistillSummary
 from edge.export.distill.student import Student, visits
 from edge.export.exporter import export_checkpoint
 from edge.export.mixers.mamba2 import Mamba2
@@ -64,6 +64,12 @@ def asked(text: Path) -> DistillOptions:
 
 def quiet(line: str) -> None:
     pass
+
+
+def distill(
+    teacher: Path, out: Path, asked: DistillOptions, report: Callable[[str], None] = quiet
+) -> DistillSummary:
+    return Distillation(teacher, out, asked, report).run()
 
 
 # -- the first mixers ------------------------------------------------------------------------------
@@ -233,7 +239,7 @@ def test_phases_only_ever_add_blocks() -> None:
 def test_with_all_attention_kept_it_is_the_teacher(
     teacher: Path, asked: DistillOptions, tmp_path: Path
 ) -> None:
-    made = distill(teacher, tmp_path / "hybrid", replace(asked, keep=(1.0,)), quiet)
+    made = distill(teacher, tmp_path / "hybrid", replace(asked, keep=(1.0,)))
     assert made.replaced == () and made.figures["kl"] == 0.0 and made.tokens == 0
     before, after = open_checkpoint(teacher), open_checkpoint(made.path)
     assert after.config == before.config and not (made.path / "mamba_config.json").exists()
@@ -251,7 +257,7 @@ def recovered(
     asked = DistillOptions(
         (text,), layers="1", tokens=24_000, length=32, batch=16, bf16=False, save_every=1e6
     )
-    return distill(teacher, tmp_path_factory.mktemp("run") / "hybrid", asked, quiet)
+    return distill(teacher, tmp_path_factory.mktemp("run") / "hybrid", asked)
 
 
 def test_a_tiny_teacher_is_recovered(recovered: DistillSummary, teacher: Path) -> None:
@@ -294,12 +300,12 @@ def test_interrupted_runs_continue_to_the_same_bits(
     """Through both stages and two phases, the second of which trains a block more."""
     asked = replace(asked, keep=(0.66, 0.33), train_all=True)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    made = distill(teacher, whole, asked, quiet)
+    made = distill(teacher, whole, asked)
     assert [phase["kept"] for phase in made.phases] == [2, 1] and made.replaced == (0, 1)
     interrupted(teacher, parts, asked, lambda line: line.startswith("match 128"))
     interrupted(teacher, parts, asked, lambda line: line.startswith("learn 448"))
     interrupted(teacher, parts, asked, lambda line: line.startswith("learn 576"))
-    again = distill(teacher, parts, asked, quiet)
+    again = distill(teacher, parts, asked)
     assert again.figures == made.figures and again.phases == made.phases
     one, two = (load_file(path / "model.safetensors") for path in (whole, parts))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
@@ -308,13 +314,13 @@ def test_interrupted_runs_continue_to_the_same_bits(
         for file in (made.run / "curve.csv", again.run / "curve.csv")
     ]
     assert curves[0] == curves[1]
-    done = distill(teacher, parts, asked, quiet)  # nothing is left to do
+    done = distill(teacher, parts, asked)  # nothing is left to do
     assert (done.tokens, done.figures) == (made.tokens, made.figures)
     assert network_of(made.run / "kept-2").config.layers[0].kind == "mamba2"
 
 
 def test_the_cheapest_blocks_go(teacher: Path, asked: DistillOptions, tmp_path: Path) -> None:
-    made = distill(teacher, tmp_path / "hybrid", replace(asked, layers="measured"), quiet)
+    made = distill(teacher, tmp_path / "hybrid", replace(asked, layers="measured"))
     assert sorted(made.costs) == [0, 1, 2] and len(made.replaced) == 1
     assert made.costs[made.replaced[0]] == min(made.costs.values())
 
@@ -324,7 +330,7 @@ def test_the_cheapest_blocks_go(teacher: Path, asked: DistillOptions, tmp_path: 
 
 def refused(teacher: Path, out: Path, asked: DistillOptions) -> EdgeError:
     with pytest.raises((ExportError, InputError)) as caught:
-        distill(teacher, out, asked, quiet)
+        distill(teacher, out, asked)
     assert not (out / "config.json").exists()
     return caught.value
 
@@ -372,11 +378,11 @@ def test_another_run_is_not_continued(teacher: Path, asked: DistillOptions, tmp_
     assert "seed" in told and "rate" in told
     (out.parent / "full.run").write_text("where the run's folder has to be")
     with pytest.raises(ExportError, match=r"full\.run: was not written"):
-        distill(teacher, out.parent / "full", asked, quiet)
+        distill(teacher, out.parent / "full", asked)
     (out.parent / "mine").mkdir()
     (out.parent / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(ExportError, match="exists and is not"):
-        distill(teacher, out.parent / "mine", asked, quiet)
+        distill(teacher, out.parent / "mine", asked)
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -400,7 +406,7 @@ def test_the_command(teacher: Path, text: Path, tmp_path: Path) -> None:
 def test_a_gguf_teacher(teacher: Path, asked: DistillOptions, tmp_path: Path) -> None:
     """It has no config.json of its own to give to the hybrid, and other names for its tensors."""
     file = write_gguf(teacher, tmp_path / "tiny.gguf")
-    made = distill(file, tmp_path / "hybrid", replace(asked, tokens=64), quiet)
+    made = distill(file, tmp_path / "hybrid", replace(asked, tokens=64))
     assert open_checkpoint(made.path).config.layers[2].kind == "mamba2"
 
 
@@ -408,7 +414,7 @@ def test_a_gguf_teacher(teacher: Path, asked: DistillOptions, tmp_path: Path) ->
 def test_teachers_of_other_families(
     save: Callable[[Path], Path], asked: DistillOptions, tmp_path: Path
 ) -> None:
-    made = distill(save(tmp_path / "tiny"), tmp_path / "hybrid", replace(asked, tokens=64), quiet)
+    made = distill(save(tmp_path / "tiny"), tmp_path / "hybrid", replace(asked, tokens=64))
     kinds = [layer.kind for layer in open_checkpoint(made.path).config.layers]
     assert [block for block in range(made.blocks) if kinds[2 * block] == "mamba2"] == [
         *made.replaced

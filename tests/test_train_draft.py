@@ -17,7 +17,7 @@ from edge.apps.train import answers
 from edge.errors import InputError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.distill.drafter import begin, drafter_shape
-from edge.export.distill.drafting import train_drafter
+from edge.export.distill.drafting import DrafterTraining
 from edge.export.distill.options import DrafterOptions
 from edge.export.exporter import export_checkpoint
 from edge.export.network import Network
@@ -102,14 +102,14 @@ def test_interrupted_runs_continue_to_the_same_bits(
         save_every=1e6, train_ends=ends,
     )  # fmt: skip
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    made = train_drafter(teacher, whole, asked, quiet)
+    made = DrafterTraining(teacher, whole, asked, quiet).run()
     assert (made.run / "taught" / "hidden.f16").is_file()
     for stop in ("learn 192 ", "learn 1088 "):
         until(
             lambda line, stop=stop: line.startswith(stop),
-            lambda report: train_drafter(teacher, parts, asked, report),
+            lambda report: DrafterTraining(teacher, parts, asked, report).run(),
         )
-    again = train_drafter(teacher, parts, asked, quiet)
+    again = DrafterTraining(teacher, parts, asked, quiet).run()
     assert again.figures == made.figures
     one, two = (load_file(path / "model.safetensors") for path in (whole, parts))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
@@ -123,11 +123,11 @@ def test_interrupted_runs_continue_to_the_same_bits(
 def test_options_that_cannot_be(teacher: Path, text: Path, tmp_path: Path) -> None:
     wrong = DrafterOptions((text,), mixer="gru", rank=48, layers=0, choice=0.8, label=0.5)
     with pytest.raises(InputError) as caught:
-        train_drafter(teacher, tmp_path / "a", wrong, quiet)
+        DrafterTraining(teacher, tmp_path / "a", wrong, quiet)
     for field in ("mixer", "rank", "layers", "label"):
         assert f"{field}: " in str(caught.value)
     with pytest.raises(InputError, match="batch: 0 is outside"):
-        train_drafter(teacher, tmp_path / "a", replace(wrong, batch=0), quiet)
+        DrafterTraining(teacher, tmp_path / "a", replace(wrong, batch=0), quiet)
 
 
 def test_answers_go_on_where_they_stopped(tmp_path: Path) -> None:

@@ -11,12 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from edge.export.checkpoint import open_checkpoint
 from edge.export.distill.drafter import begin, drafter_shape, write_drafter
-from edge.export.distill.long_run import Drawn, LongRun, Report, Stage, Values
+from edge.export.distill.long_run import LongRun, Stage, Summary, Values
 from edge.export.distill.optimizer import Optimizer, Rates
 from edge.export.distill.options import DrafterOptions
-from edge.export.distill.save import teacher_layout
 from edge.export.distill.stages import learn, taught_hidden
 from edge.export.network import Network
 from edge.tensors import parameters
@@ -26,64 +24,31 @@ FIRST_ROWS = 16  # of the text, on which the sizes of the teacher's last hidden 
 
 
 @dataclass(frozen=True)
-class DrafterSummary:
-    """What was made: `figures` are against the teacher on text held out, see `Distance.summary`."""
+class DrafterSummary(Summary):
+    """A drafter that was made."""
 
-    path: Path
-    run: Path
     parameters: int
-    tokens: int
-    seconds: float
-    figures: dict[str, float]
 
     def to_dict(self) -> Values:
-        return {
-            "path": str(self.path), "run": str(self.run), "parameters": self.parameters,
-            "tokens": self.tokens, "seconds": round(self.seconds, 1), **self.figures,
-        }  # fmt: skip
+        return super().to_dict() | {"parameters": self.parameters}
 
 
-def train_drafter(
-    teacher: Path,
-    out: Path,
-    options: DrafterOptions,
-    report: Report = print,
-    drawn: Drawn = lambda curve: None,
-) -> DrafterSummary:
-    """Make a drafter for the teacher at `out`, or go on with a run that was interrupted.
+class DrafterTraining(LongRun[DrafterOptions]):
+    """One run that makes a drafter for a teacher."""
 
-    As `edge.export.distill.run.distill`, in what it raises and how it ends.
-    """
-    return DrafterTraining(teacher, out, options, report, drawn).run()
-
-
-class DrafterTraining(LongRun):
-    """One run; `train_drafter` says what its arguments are."""
-
-    def __init__(
-        self, teacher: Path, out: Path, options: DrafterOptions, report: Report, drawn: Drawn
-    ) -> None:
-        self.options = options
-        checkpoint = open_checkpoint(teacher)
-        teacher_layout(checkpoint)
-        options.check(checkpoint.config)
-        super().__init__(checkpoint, out, options, report, drawn)
-        config = drafter_shape(checkpoint.config, options.mixer, options.rank, options.layers)
-        self.network = Network(config).to(options.device)
+    def prepare(self) -> None:
+        asked = self.options
+        config = drafter_shape(self.teacher.config, asked.mixer, asked.rank, asked.layers)
+        self.network = Network(config).to(asked.device)
         self.stages = [Stage("learn", 0.0, 1.0)]
 
     def run(self) -> DrafterSummary:
-        """Everything that is not done yet."""
         self.folder.mkdir(parents=True, exist_ok=True)
         width = self.teacher.config.d_model
         shape = (*self.rows.learned.shape, width)
         again = self.total > self.rows.tokens
         self.taught = TaughtRows(self.folder / "taught", shape) if again else None
-        self.finish()
-        return DrafterSummary(
-            self.out, self.folder, parameters(self.network.config), self.place["tokens"],
-            self.place["seconds"], self.figures,
-        )  # fmt: skip
+        return DrafterSummary(**vars(super().run()), parameters=parameters(self.network.config))
 
     def kept(self) -> dict[str, Tensor]:
         return dict(self.network.named_parameters())

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from edge.errors import ExportError
 from edge.export.calibration.texts import checkpoint_reader
-from edge.export.checkpoint import Checkpoint
+from edge.export.checkpoint import open_checkpoint
 from edge.export.distill import optimizer as resuming
 from edge.export.distill.curve import write_curve
 from edge.export.distill.interrupted import stop_requests
@@ -31,6 +31,7 @@ from edge.export.distill.judge import FIGURES, Judge
 from edge.export.distill.optimizer import Optimizer, trapezoid
 from edge.export.distill.options import LearningOptions, check_same
 from edge.export.distill.rows import read_rows
+from edge.export.distill.save import teacher_layout
 from edge.export.network import Network
 
 WARMUP = 20  # steps of every stage
@@ -38,6 +39,7 @@ POINTS = 200  # of the learning curve, about
 Report = Callable[[str], None]
 Values = dict[str, Any]
 Drawn = Callable[[list[Values]], str | None]
+Options = TypeVar("Options", bound=LearningOptions)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,29 @@ class Stage:
     phase: int | None = None
 
 
-class LongRun(ABC):
+@dataclass(frozen=True)
+class Summary:
+    """What was made.
+
+    Attributes:
+        path: the product, as `edge export` reads it. run: the run's folder.
+        figures: against the teacher, on text held out; see `Distance.summary`.
+    """
+
+    path: Path
+    run: Path
+    tokens: int
+    seconds: float
+    figures: dict[str, float]
+
+    def to_dict(self) -> Values:
+        return {
+            "path": str(self.path), "run": str(self.run), "tokens": self.tokens,
+            "seconds": round(self.seconds, 1), **self.figures,
+        }  # fmt: skip
+
+
+class LongRun(ABC, Generic[Options]):
     """A run from its options to its product at `out`.
 
     Attributes:
@@ -66,16 +90,20 @@ class LongRun(ABC):
     optimizer: Optimizer
 
     def __init__(
-        self, checkpoint: Checkpoint, out: Path, options: LearningOptions,
-        report: Report, drawn: Drawn,
+        self, teacher: Path, out: Path, options: Options,
+        report: Report = print, drawn: Drawn = lambda curve: None,
     ) -> None:  # fmt: skip
-        """`drawn`: makes the picture of a learning curve, SVG, or None. Raises ExportError for too
-        little text, and where something else is at `out`.
+        """`drawn`: makes the picture of a learning curve, SVG, or None. Raises CheckpointError,
+        InputError, and ExportError: too little text, something else at `out`.
         """
-        self.settings, self.out, self.report, self.drawn = options, out, report, drawn
+        self.options, self.out, self.report, self.drawn = options, out, report, drawn
         self.folder = out.with_name(f"{out.name}.run")
-        self.checkpoint = checkpoint
+        self.checkpoint = checkpoint = open_checkpoint(teacher)
+        teacher_layout(checkpoint)
+        options.check(checkpoint)
         self._check_output()
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
         reader = checkpoint_reader(checkpoint, checkpoint.config, options.tokenizer)
         report("reading text")
         # of few tokens there are still rows to choose from, and some to hold out
@@ -99,8 +127,13 @@ class LongRun(ABC):
             "entered": 0, "curve": [],
         }  # fmt: skip
         self.clock = time.monotonic()
+        self.prepare()
 
     # -- what a kind of run says ------------------------------------------------------------------
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make the network, whatever its weights, and the stages."""
 
     @abstractmethod
     def kept(self) -> Mapping[str, Tensor]:
@@ -128,8 +161,12 @@ class LongRun(ABC):
 
     # -- running ----------------------------------------------------------------------------------
 
-    def finish(self) -> None:
-        """Every stage that is not done yet."""
+    def run(self) -> Summary:
+        """Make the product, or go on with a run that was interrupted.
+
+        SIGTERM and Ctrl-C end it between two steps, with all it has learned kept. Raises
+        ExportError for what cannot be written or continued; SystemExit when it was told to stop.
+        """
         try:
             self._begin()
             self.clock = time.monotonic() - self.place["seconds"]
@@ -148,11 +185,13 @@ class LongRun(ABC):
                 file=getattr(problem, "filename", None) or self.folder,
                 remedy="what was saved before is whole: the same command continues",
             ) from problem
+        place = self.place
+        return Summary(self.out, self.folder, place["tokens"], place["seconds"], self.figures)
 
     def _begin(self) -> None:
         """Make the first weights, or find what a run before left."""
         key = {
-            "teacher": self.checkpoint.fingerprint(), "options": self.settings.fixed(),
+            "teacher": self.checkpoint.fingerprint(), "options": self.options.fixed(),
             "text": self.rows.record,
         }  # fmt: skip
         file = self.folder / "run.json"
@@ -174,12 +213,12 @@ class LongRun(ABC):
 
     def _progress(self) -> float:
         shares = [self.place["tokens"] / self.total]
-        if self.settings.minutes is not None:
-            shares.append(self.place["seconds"] / 60 / self.settings.minutes)
+        if self.options.minutes is not None:
+            shares.append(self.place["seconds"] / 60 / self.options.minutes)
         return max(shares)
 
     def _run_stage(self, stop: list[int]) -> None:
-        place, options = self.place, self.settings
+        place, options = self.place, self.options
         stage = self.stages[place["stage"]]
         if place["stage_step"] == 0:
             self._enter(place["stage"])
@@ -269,17 +308,17 @@ class LongRun(ABC):
             "tokens learned from": self.place["tokens"],
             "seconds": round(self.place["seconds"]),
             "text": ", ".join(part["file"] for part in text),
-            "options": json.dumps(self.settings.fixed()),
+            "options": json.dumps(self.options.fixed()),
         }
 
     # -- small things -----------------------------------------------------------------------------
 
     def autocast(self) -> torch.autocast:
-        kind = torch.device(self.settings.device).type
-        return torch.autocast(kind, torch.bfloat16, enabled=self.settings.uses_bf16)
+        kind = torch.device(self.options.device).type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.options.uses_bf16)
 
     def _ids(self, rows: Any) -> Tensor:
-        return torch.from_numpy(rows.astype("int64")).to(self.settings.device)
+        return torch.from_numpy(rows.astype("int64")).to(self.options.device)
 
     def _check_output(self) -> None:
         there = self.out.exists() and any(self.out.iterdir() if self.out.is_dir() else [self.out])

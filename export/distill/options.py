@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from edge.config import ModelConfig
 from edge.errors import ExportError, Faults, InputError
+from edge.export.checkpoint import Checkpoint
 from edge.export.distill.drafter import STATES
-from edge.export.distill.hybrid import CHOICES, MIXERS
+from edge.export.distill.hybrid import CHOICES, MIXERS, check_teacher, parse_blocks
 from edge.export.distill.loss import Shares
 
-FREE = {"minutes", "device", "bf16", "recompute", "save_every", "text", "valid"}
+FREE = {"minutes", "device", "bf16", "recompute", "threads", "save_every", "text", "valid"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class LearningOptions:
         tokenizer: a file or folder to use in place of the teacher's own.
         device: as PyTorch names it. bf16: None is wherever the device multiplies it.
         recompute: spend time on memory: layers run again in the backward pass.
+        threads: of the CPU; None leaves it to PyTorch.
         save_every: seconds between what a run can continue from.
     """
 
@@ -49,13 +50,18 @@ class LearningOptions:
     device: str = "cpu"
     bf16: bool | None = None
     recompute: bool = False
+    threads: int | None = None
     seed: int = 0
-    save_every: float = field(default=900.0)
+    save_every: float = 900.0
 
-    def faults(self, teacher: ModelConfig) -> Faults:
-        """Everything that no teacher, or not this one, can be asked for."""
+    def check(self, teacher: Checkpoint) -> None:
+        """Raise InputError with everything that no teacher, or not this one, can be asked for."""
         faults = Faults()
-        longest = teacher.max_context or 1 << 20
+        self._add_faults(faults, teacher)
+        faults.refuse(InputError)
+
+    def _add_faults(self, faults: Faults, teacher: Checkpoint) -> None:
+        longest = teacher.config.max_context or 1 << 20
         if not self.text:
             faults.add("text", "names no file")
         ranges = {
@@ -70,7 +76,6 @@ class LearningOptions:
                 faults.add(name, f"{value:g} is outside {low:g} to {high:g}")
         if (problem := device_problem(self.device)) is not None:
             faults.add("device", problem)
-        return faults
 
     @property
     def uses_bf16(self) -> bool:
@@ -107,9 +112,15 @@ class DistillOptions(LearningOptions):
     fresh: bool = False
     train_all: bool = False
 
-    def check(self, teacher: ModelConfig) -> None:
-        """Raise InputError with everything that no teacher, or not this one, can be asked for."""
-        faults = self.faults(teacher)
+    def check(self, teacher: Checkpoint) -> None:
+        """Raises ExportError too: for a teacher that is not like a Llama, or has no such blocks."""
+        check_teacher(teacher.config, teacher.path)
+        super().check(teacher)
+        if self.chosen:
+            parse_blocks(self.layers, len(teacher.config.layers) // 2)
+
+    def _add_faults(self, faults: Faults, teacher: Checkpoint) -> None:
+        super()._add_faults(faults, teacher)
         if not self.keep or not all(0 <= share <= 1 for share in self.keep):
             faults.add("keep_attention", "is not made of shares from 0 to 1")
         elif sorted(self.keep, reverse=True) != list(self.keep):
@@ -118,7 +129,6 @@ class DistillOptions(LearningOptions):
             faults.add("mixer", f"{self.mixer[:40]!r} is not known", f"choose {', '.join(MIXERS)}")
         if not 0 <= self.match <= 1:
             faults.add("match", f"{self.match:g} is outside 0 to 1")
-        faults.refuse(InputError)
 
     @property
     def chosen(self) -> bool:
@@ -145,9 +155,8 @@ class DrafterOptions(LearningOptions):
     overlap: float = 0.0
     train_ends: bool = False
 
-    def check(self, teacher: ModelConfig) -> None:
-        """Raise InputError with everything that no teacher, or not this one, can be asked for."""
-        faults = self.faults(teacher)
+    def _add_faults(self, faults: Faults, teacher: Checkpoint) -> None:
+        super()._add_faults(faults, teacher)
         if self.mixer not in STATES:
             faults.add("mixer", f"{self.mixer[:40]!r} is not known", f"choose {', '.join(STATES)}")
         for name, value in (("choice", self.choice), ("overlap", self.overlap)):
@@ -155,11 +164,10 @@ class DrafterOptions(LearningOptions):
                 faults.add(name, f"{value:g} is outside 0 to 1")
         if self.label + self.choice + self.overlap > 1:
             faults.add("label", "with choice and overlap is more than 1")
-        if self.rank not in range(32, teacher.d_model + 1, 32):
-            faults.add("rank", f"{self.rank} is no multiple of 32 up to {teacher.d_model}")
+        if self.rank not in range(32, (wide := teacher.config.d_model) + 1, 32):
+            faults.add("rank", f"{self.rank} is no multiple of 32 up to {wide}")
         if not 1 <= self.layers <= 64:
             faults.add("layers", f"{self.layers} is outside 1 to 64")
-        faults.refuse(InputError)
 
     @property
     def shares(self) -> Shares:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from edge.export.checkpoint import open_checkpoint
 from edge.export.distill import hybrid, stages
-from edge.export.distill.long_run import Drawn, LongRun, Report, Stage, Values
+from edge.export.distill.long_run import LongRun, Stage, Summary, Values
 from edge.export.distill.loss import Shares
 from edge.export.distill.optimizer import Optimizer, Rates
 from edge.export.distill.options import DistillOptions
-from edge.export.distill.save import teacher_layout, write_hybrid
+from edge.export.distill.save import write_hybrid
 from edge.export.distill.student import Student
 from edge.export.network import Network
 
@@ -23,70 +22,37 @@ FIRST_ROWS = 16  # of the text, on which mixers are made
 
 
 @dataclass(frozen=True)
-class DistillSummary:
-    """What was made.
+class DistillSummary(Summary):
+    """A hybrid that was made.
 
     Attributes:
-        path: the hybrid, as `edge export` reads it. run: the run's folder.
         replaced: the blocks without attention, of `blocks`.
-        figures: against the teacher, on text held out; see `Distance.summary`.
         costs: KL in nats a token of replacing a block alone; empty unless measured.
         phases: what each phase reached.
     """
 
-    path: Path
-    run: Path
     replaced: tuple[int, ...]
     blocks: int
-    tokens: int
-    seconds: float
-    figures: dict[str, float]
     costs: dict[int, float]
     phases: list[Values]
 
     def to_dict(self) -> Values:
-        return {
-            "path": str(self.path), "run": str(self.run), "blocks": self.blocks,
-            "replaced": list(self.replaced), "tokens": self.tokens,
-            "seconds": round(self.seconds, 1), **self.figures,
+        return super().to_dict() | {
+            "blocks": self.blocks, "replaced": list(self.replaced),
             "costs": {str(block): cost for block, cost in self.costs.items()},
             "phases": self.phases,
         }  # fmt: skip
 
 
-def distill(
-    teacher: Path,
-    out: Path,
-    options: DistillOptions,
-    report: Report = print,
-    drawn: Drawn = lambda curve: None,
-) -> DistillSummary:
-    """Make a hybrid of the teacher at `out`, or go on with a run that was interrupted.
+class Distillation(LongRun[DistillOptions]):
+    """One run that makes a hybrid of a teacher."""
 
-    `drawn`: makes the picture of a learning curve, SVG, or None. SIGTERM and Ctrl-C end the run
-    between two steps, with all it has learned kept. Raises CheckpointError, ExportError and
-    InputError for what cannot be read, done or continued; SystemExit when it was told to stop.
-    """
-    return Distillation(teacher, out, options, report, drawn).run()
-
-
-class Distillation(LongRun):
-    """One run; `distill` says what its arguments are."""
-
-    def __init__(
-        self, teacher: Path, out: Path, options: DistillOptions, report: Report, drawn: Drawn
-    ) -> None:
-        self.options = options
-        checkpoint = open_checkpoint(teacher)
-        teacher_layout(checkpoint)
-        hybrid.check_teacher(checkpoint.config, checkpoint.path)
-        options.check(checkpoint.config)
-        self.blocks = len(checkpoint.config.layers) // 2
+    def prepare(self) -> None:
+        self.blocks = len(self.checkpoint.config.layers) // 2
         self._plan()
-        super().__init__(checkpoint, out, options, report, drawn)
         self.place |= {"order": self.order, "costs": {}, "phases": []}
-        self.student = Student(self.teacher, self.candidates, apart=options.train_all)
-        self.student.to(options.device)
+        self.student = Student(self.teacher, self.candidates, apart=self.options.train_all)
+        self.student.to(self.options.device)
 
     @property
     def network(self) -> Network:  # type: ignore[override]
@@ -126,13 +92,10 @@ class Distillation(LongRun):
     # -- running ----------------------------------------------------------------------------------
 
     def run(self) -> DistillSummary:
-        """Every stage that is not done yet."""
-        self.finish()
+        made, costs = super().run(), self.place["costs"]
         return DistillSummary(
-            self.out, self.folder, self.student.replaced, self.blocks, self.place["tokens"],
-            self.place["seconds"], self.figures,
-            {int(block): cost for block, cost in self.place["costs"].items()},
-            self.place["phases"],
+            **vars(made), replaced=self.student.replaced, blocks=self.blocks,
+            costs={int(block): cost for block, cost in costs.items()}, phases=self.place["phases"],
         )  # fmt: skip
 
     def kept(self) -> dict[str, Tensor]:

@@ -1,0 +1,162 @@
+"""Options of every command that trains, written once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from edge.apps.measure import plots
+from edge.apps.options import AsJson
+from edge.apps.terminal import say
+from edge.errors import ExportError
+
+if TYPE_CHECKING:
+    from edge.export.distill.long_run import Summary
+
+
+def learns(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="How it learns", **more)
+
+
+def _runs(*names: str, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Where it runs", **more)
+
+
+Label = Annotated[
+    float, learns(help="Share of the loss that is the text; the rest is the teacher.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """A group of options; `edge.export.distill.options.LearningOptions` says what they mean."""
+
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder of what is made; OUTPUT.run is beside.")
+    ]
+    text: Annotated[
+        list[Path],
+        typer.Option(help="What to learn from: UTF-8, or .jsonl with messages or text. Repeat it."),
+    ]
+    valid: Annotated[
+        Path | None, typer.Option(help="Text to measure on. [default: a few rows of --text]")
+    ] = None
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Tokenizer file or folder, when the teacher has none.")
+    ] = None
+    tokens: Annotated[
+        int | None, learns(help="Tokens to learn from. [default: once through the text]")
+    ] = None
+    minutes: Annotated[
+        float | None, learns(help="End after so many, over all runs that continue one another.")
+    ] = None
+    length: Annotated[int, learns(help="Tokens of a row.")] = 512
+    batch: Annotated[int, learns(help="Rows of a step.")] = 8
+    rate: Annotated[float, learns(help="Factor on the learning rates.")] = 1.0
+    seed: Annotated[int, learns(help="Of first weights and the order of the text.")] = 0
+    device: Annotated[str, _runs(help="cpu, cuda, cuda:1, …")] = "cpu"
+    bf16: Annotated[
+        bool | None,
+        _runs("--bf16/--fp32", help="Products in bfloat16. [default: where the device has them]"),
+    ] = None
+    recompute: Annotated[
+        bool, _runs("--recompute", help="Run layers again rather than keep what gradients need.")
+    ] = False
+    threads: Annotated[int | None, _runs(min=1, help="CPU threads. [default: all]")] = None
+    save_every: Annotated[float, _runs(help="Seconds between what the run can continue from.")] = (
+        900.0
+    )
+    as_json: AsJson = False
+
+    def asked(self) -> dict[str, Any]:
+        """What `LearningOptions` is made of."""
+        own = {"output", "as_json"}
+        asked = {name: value for name, value in vars(self).items() if name not in own}
+        return asked | {"text": tuple(self.text)}
+
+    def tell(self, summary: Summary, *lines: str) -> None:
+        """Say what was made, in these lines and what every run has; or as JSON."""
+        learned = f"{summary.tokens} tokens in {summary.seconds / 60:.1f} minutes"
+        told = [lines[0], f"  learned     {learned}", *lines[1:-1],
+                f"  curve       {summary.run / 'curve.csv'}", lines[-1]]  # fmt: skip
+        say(json.dumps(summary.to_dict(), indent=1) if self.as_json else "\n".join(told))
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for every field of a parameter that is a dataclass."""
+    groups: dict[str, type] = {}
+    options: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        kind, empty = parameter.annotation, parameter.empty
+        if not is_dataclass(kind):
+            options.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+            continue
+        assert isinstance(kind, type)
+        groups[parameter.name], hints = kind, get_type_hints(kind, include_extras=True)
+        options += [
+            inspect.Parameter(
+                field.name, parameter.KEYWORD_ONLY, annotation=hints[field.name],
+                default=getattr(kind, field.name, empty),
+            )
+            for field in fields(kind)
+        ]  # fmt: skip
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return called
+
+
+@contextmanager
+def needs_training() -> Iterator[None]:
+    """Say how to get the packages of training, where one that is imported inside is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise ExportError(
+            f"distilling needs the package {missing.name}",
+            remedy="pip install 'mamba-edge[export]'; in a checkout, make test does",
+        ) from None
+
+
+def report(line: str) -> None:
+    say(line, file=sys.stderr, flush=True)
+
+
+def picture_of(points: Sequence[dict[str, Any]]) -> str | None:
+    """The learning curve over tokens, as a file; None without matplotlib."""
+    if not plots.available():
+        return None
+    series = {
+        "matching: squared error": [
+            (p["tokens"], p["loss"]) for p in points if p["name"] == "match"
+        ],
+        "learning: loss, nats a token": [
+            (p["tokens"], p["loss"]) for p in points if p["name"] == "learn"
+        ],
+        "KL to the teacher, held out": [
+            (p["tokens"], p["kl"]) for p in points if p["name"] == "valid" and p["kl"] > 0
+        ],
+    }
+    with plots.picture(inline=False) as made:
+        for style, (name, values) in zip(("-", "-", "o--"), series.items(), strict=True):
+            if values:
+                made.axes.plot(*zip(*values, strict=True), style, label=name)
+        made.axes.set_yscale("log")
+        made.axes.set_xlabel("tokens learned from")
+        made.axes.grid(True)
+        made.axes.legend()
+    return made.svg
