@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,32 +22,43 @@ MAX_WINDOW = 256
 MAX_BATCH = 1024
 
 
-@runtime_checkable
-class Engine(Protocol):
+class Engine(ABC):
     """Runs a model's graph over states it has made.
 
     Attributes:
         name: `ort`, `cpu`, `cuda` or `tensorrt`.
         chunk: most tokens of one committing run.
-        trees: it runs drafted trees, of one sequence at least; else chains alone.
-        longest_window: of any state.
+        provider: what ONNX Runtime runs on: `cpu`, `cuda` or `tensorrt`; None for other engines.
+        passed_over: why `auto` did not take `cpu`; None where it did, or an engine was named.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    config: ModelConfig
+    chunk: int
+    provider: str | None = None
+    passed_over: EdgeError | None = None
 
     @property
-    def config(self) -> ModelConfig: ...
+    def trees(self) -> bool:
+        """Whether it runs drafted trees, of one sequence at least; else chains alone."""
+        return True
 
     @property
-    def chunk(self) -> int: ...
+    def longest_window(self) -> int:
+        """Of any state."""
+        return MAX_WINDOW
 
     @property
-    def trees(self) -> bool: ...
+    def finds_argmax(self) -> bool:
+        """Whether `run_greedy` can be asked: it spares the host the logits."""
+        return False
 
     @property
-    def longest_window(self) -> int: ...
+    def most_joined(self) -> int:
+        """Most states of one `step_jointly`; 1 where this model's steps cannot be joined."""
+        return 1
 
+    @abstractmethod
     def new_state(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> State:
@@ -56,8 +68,8 @@ class Engine(Protocol):
         hold; None is the trained context, at most 4096; ignored without attention.
         Raises InputError for sizes out of range, StateError without memory.
         """
-        ...
 
+    @abstractmethod
     def run(
         self,
         tokens: NDArray[np.int64],
@@ -81,13 +93,49 @@ class Engine(Protocol):
         process, logits that are not finite, a failure inside). Whatever is raised, the state is
         where it was; only `reach` may be shorter.
         """
-        ...
 
+    def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
+        """`run` of a chain that can be taken back; the likeliest token [B] after the last one, the
+        lowest of equal ones. Raises as `run` does.
+        """
+        raise EngineError(f"engine {self.name} does not choose tokens itself")
+
+    def step_jointly(self, steps: Sequence[JointStep]) -> list[Stepped]:
+        """One token for each of at most `most_joined` states of one sequence, as `run` and
+        `run_greedy` would give it one by one, to the bit, in one run that reads each weight once.
+
+        What is wrong with one state is its own result, and the others go on. Raises EngineError
+        where the run itself failed: every state is then where it was.
+        """
+        raise EngineError(f"engine {self.name} does not join steps")
+
+    @abstractmethod
     def memory_plan(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> dict[str, int]:
         """Bytes by purpose, for one state of these sizes (`edge.runtime.memory`)."""
-        ...
+
+
+def _inner(name: str) -> Any:
+    """A property that is the inner engine's own."""
+    return property(lambda wrapper: getattr(wrapper.engine, name))
+
+
+class WrappedEngine(Engine):
+    """Another engine, `engine`, but for its runs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.chunk = engine.chunk
+
+    name = _inner("name")
+    config = _inner("config")
+    provider = _inner("provider")
+    trees = _inner("trees")
+    longest_window = _inner("longest_window")
+    finds_argmax = _inner("finds_argmax")
+    new_state = _inner("new_state")
+    memory_plan = _inner("memory_plan")
 
 
 def layout_of(
@@ -120,22 +168,6 @@ def forked(what: str) -> EngineError:
     )
 
 
-@runtime_checkable
-class GreedyEngine(Engine, Protocol):
-    """An engine that can find the likeliest token itself, and spares the host the logits."""
-
-    @property
-    def finds_argmax(self) -> bool:
-        """Whether this model's `run_greedy` can be asked."""
-        ...
-
-    def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
-        """`run` of a chain that can be taken back; the likeliest token [B] after the last one, the
-        lowest of equal ones. Raises as `run` does.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class JointStep:
     """The next token of one state. `greedy`: the likeliest token after it is wanted, no logits."""
@@ -147,22 +179,3 @@ class JointStep:
 
 # logits [V], a view of memory the state owns; or the likeliest token; or why there is none
 Stepped = NDArray[np.float32] | int | EdgeError
-
-
-@runtime_checkable
-class JointEngine(Engine, Protocol):
-    """An engine that steps several states in one run, which reads each weight once."""
-
-    @property
-    def most_joined(self) -> int:
-        """Most states of one such run; 1 where this model's steps cannot be joined."""
-        ...
-
-    def step_jointly(self, steps: Sequence[JointStep]) -> list[Stepped]:
-        """One token for each of at most `most_joined` states of one sequence, as `run` and
-        `run_greedy` would give it one by one, to the bit.
-
-        What is wrong with one state is its own result, and the others go on. Raises EngineError
-        where the run itself failed: every state is then where it was.
-        """
-        ...

@@ -54,20 +54,10 @@ def on_cpu(engine: str, provider: str | None) -> bool:
     return engine == "cpu" or (engine == "ort" and provider in (None, ort_providers.CPU))
 
 
-def provider_of(engine: Engine) -> str | None:
-    """What an engine of ONNX Runtime runs on: `cpu`, `cuda` or `tensorrt`; None for the others."""
-    return getattr(engine, "provider", None)
-
-
-def passed_over(engine: Engine) -> EdgeError | None:
-    """Why `auto` did not take `cpu`; None where it did, or another engine was named."""
-    return getattr(engine, "passed_over", None)
-
-
 def title(engine: Engine) -> str:
     """An engine's name for people, with the provider where it is not the CPU's."""
-    provider = provider_of(engine)
-    return engine.name if provider in (None, ort_providers.CPU) else f"{engine.name} ({provider})"
+    plain = engine.provider in (None, ort_providers.CPU)
+    return engine.name if plain else f"{engine.name} ({engine.provider})"
 
 
 def open_engine(

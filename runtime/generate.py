@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ContextFullError, EdgeError, InputError
-from edge.runtime.engine import Engine, GreedyEngine
+from edge.runtime.engine import Engine
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.result import FinishReason, GenerationResult, Timings, TokenLogprob
 from edge.runtime.sampling import Sampler, logprob_of
@@ -56,8 +56,6 @@ class Context:
 
     def __init__(self, engine: Engine, state: State) -> None:
         self.engine = engine
-        # asked once: it takes 50 µs
-        self._greedy = engine if isinstance(engine, GreedyEngine) else None
         self.state = state
         self.capacity = state.capacity
         self.tokens: list[int] = []
@@ -101,10 +99,9 @@ class Context:
         """Consume one token; the likeliest id after it where the engine finds it itself and it is
         below `limit`, else the logits [V].
         """
-        engine = self._greedy
-        if engine is None or not engine.finds_argmax:
+        if not self.engine.finds_argmax:
             return self.step(token)
-        best = int(engine.run_greedy(np.asarray([[token]], np.int64), self.state)[0])
+        best = int(self.engine.run_greedy(np.asarray([[token]], np.int64), self.state)[0])
         if best >= limit:  # padding of the vocabulary, which no model was taught to say
             self.state.rewind(1)
             return self.step(token)

@@ -17,17 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.config import ModelConfig
 from edge.errors import EdgeError, EngineError
-from edge.runtime.engine import (
-    DEFAULT_WINDOW,
-    Engine,
-    GreedyEngine,
-    JointEngine,
-    JointStep,
-    Rows,
-    Stepped,
-)
+from edge.runtime.engine import Engine, JointStep, Rows, Stepped, WrappedEngine
 from edge.runtime.state import State
 
 CHUNK = 64  # tokens of a prompt that others wait for
@@ -42,7 +33,7 @@ class _Asked:
         self.found: Stepped | None = None
 
 
-class JoinedEngine:
+class JoinedEngine(WrappedEngine):
     """See `Engine` and the module. A state belongs to one thread at a time; what it gives does not
     depend on the others.
 
@@ -55,12 +46,10 @@ class JoinedEngine:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self.chunk = min(engine.chunk, CHUNK)
         self.size = 0
-        joint = isinstance(engine, JointEngine) and engine.most_joined > 1
-        self._joint = engine if joint and isinstance(engine, JointEngine) else None
-        self._greedy = engine if isinstance(engine, GreedyEngine) else None
+        self._most = engine.most_joined
         self._changed = threading.Condition()
         self._steps: deque[_Asked] = deque()
         self._alone: deque[object] = deque()  # who wants a run of their own, in order
@@ -68,41 +57,6 @@ class JoinedEngine:
         self._stepped = True  # since the last run of one alone
         self._due: set[int] = set()  # states of the last step that have not come back
         self._until = 0.0  # when they are no longer waited for
-
-    # -- what it is ------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        return self.engine.name
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.engine.config
-
-    @property
-    def trees(self) -> bool:
-        return self.engine.trees
-
-    @property
-    def longest_window(self) -> int:
-        return self.engine.longest_window
-
-    @property
-    def finds_argmax(self) -> bool:
-        """See `GreedyEngine`."""
-        return self._greedy is not None and self._greedy.finds_argmax
-
-    def new_state(
-        self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
-    ) -> State:
-        """See `Engine.new_state`."""
-        return self.engine.new_state(batch=batch, window=window, capacity=capacity)
-
-    def memory_plan(
-        self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
-    ) -> dict[str, int]:
-        """See `Engine.memory_plan`."""
-        return self.engine.memory_plan(batch=batch, window=window, capacity=capacity)
 
     # -- running ---------------------------------------------------------------------------------
 
@@ -115,9 +69,8 @@ class JoinedEngine:
         rows: Rows = "last",
         commit: bool = False,
     ) -> NDArray[np.float32]:
-        """See `Engine.run`."""
         single = np.shape(tokens) == (1, 1) and parents is None and not commit
-        if self._joint is not None and single and isinstance(rows, str):
+        if self._most > 1 and single and isinstance(rows, str):
             found = self._step(JointStep(int(np.asarray(tokens)[0, 0]), state))
             assert isinstance(found, np.ndarray)
             return found[None, None]
@@ -126,13 +79,10 @@ class JoinedEngine:
         )
 
     def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
-        """See `GreedyEngine.run_greedy`."""
-        engine = self._greedy
-        assert engine is not None
-        if self._joint is not None and np.shape(tokens) == (1, 1):
+        if self._most > 1 and np.shape(tokens) == (1, 1):
             found = self._step(JointStep(int(np.asarray(tokens)[0, 0]), state, greedy=True))
             return np.asarray([found], np.int64)
-        return self._in_turn(state, lambda: engine.run_greedy(tokens, state))
+        return self._in_turn(state, lambda: self.engine.run_greedy(tokens, state))
 
     def leave(self, state: State) -> None:
         """Nobody need wait for the next step of this state."""
@@ -163,8 +113,7 @@ class JoinedEngine:
     def _may_step(self) -> bool:
         if self._turn is not None or (self._alone and self._stepped):
             return False
-        most = self._joint.most_joined if self._joint else 1
-        return not self._due or len(self._steps) >= most or time.monotonic() >= self._until
+        return not self._due or len(self._steps) >= self._most or time.monotonic() >= self._until
 
     def _leave_queue(self, queue: deque[Any], mine: object) -> None:
         """Also where an interrupt came before the turn did, or in the middle of it."""
@@ -191,7 +140,6 @@ class JoinedEngine:
         return mine.found
 
     def _wait_or_lead(self, mine: _Asked) -> None:
-        assert self._joint is not None
         with self._changed:
             while mine.found is None and not self._may_step():
                 left = self._until - time.monotonic()
@@ -199,7 +147,7 @@ class JoinedEngine:
             if mine.found is not None:
                 return
             self._turn = mine
-            count = min(len(self._steps), self._joint.most_joined)
+            count = min(len(self._steps), self._most)
             members = [self._steps.popleft() for _ in range(count)]
         began = time.monotonic()
         found: Sequence[Stepped] = [EngineError("the step failed in another thread")] * count
@@ -217,13 +165,12 @@ class JoinedEngine:
                 self._changed.notify_all()
 
     def _made(self, steps: Sequence[JointStep]) -> Sequence[Stepped]:
-        assert self._joint is not None
         if len(steps) > 1:
-            return self._joint.step_jointly(steps)
+            return self.engine.step_jointly(steps)
         # a run of one state is recorded
         step = steps[0]
         token = np.asarray([[step.token]], np.int64)
-        if step.greedy and self._greedy is not None:
-            return [int(self._greedy.run_greedy(token, step.state)[0])]
+        if step.greedy:
+            return [int(self.engine.run_greedy(token, step.state)[0])]
         logits: NDArray[np.float32] = self.engine.run(token, step.state)[0, 0]
         return [logits]

@@ -67,7 +67,7 @@ class Model:
     def joined(self) -> Model:
         """The same model for several threads, each with a session of its own: their single tokens
         are run together, which costs little more than one of them where the engine is a
-        `JointEngine`. What a session says does not depend on the others.
+        one that joins steps. What a session says does not depend on the others.
         """
         engine = JoinedEngine(self.engine)
         return Model(

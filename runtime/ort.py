@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from edge import cpu
 from edge.config import ModelConfig
-from edge.errors import BundleError, EdgeError, EngineError, InputError, StateError
+from edge.errors import BundleError, EngineError, InputError
 from edge.onnx_runtime import onnxruntime
 from edge.runtime import memory, ort_providers, ort_session
 from edge.runtime.bindings import BindingKey, Bindings, BoundValues, Constants
 from edge.runtime.buffers import StateBuffers
-from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, forked, layout_of
+from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Engine, Rows, forked, layout_of
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.ledger import Slots
 from edge.runtime.ring import RingRun
@@ -36,22 +36,18 @@ _SMALL = 8_000_000
 _KEPT = 1024
 
 
-class OrtEngine:
+class OrtEngine(Engine):
     """ONNX Runtime over one graph. Several states, each on its own thread, may share it.
 
     Attributes:
         threads: CPU threads one run uses.
-        provider: what it runs on: `cpu`, `cuda` or `tensorrt`. States are in the CPU's memory, and
-            ONNX Runtime copies what another provider reads and writes.
+        provider: states are in the CPU's memory, and ONNX Runtime copies what another provider than
+            the CPU's reads and writes.
         identity: what the states it makes belong to.
-        passed_over: why `auto` means this engine instead of `cpu`; None where it was named.
         inputs: names of the graph's.
     """
 
     name = "ort"
-    trees = True
-    passed_over: EdgeError | None = None
-    longest_window = MAX_WINDOW
 
     def __init__(
         self,
@@ -183,14 +179,9 @@ class OrtEngine:
     ) -> NDArray[np.float32]:
         """See `Engine.run`."""
         self._check_process()
-        workspace = state.workspace
-        if not isinstance(state, StateBuffers) or getattr(workspace, "engine", None) is not self:
-            raise StateError("the state belongs to another engine")
         with state.held():
-            request = check_run(
-                tokens, state, parents, rows, commit,
-                vocab_size=self.config.vocab_size, chunk=self.chunk,
-            )  # fmt: skip
+            request = check_run(self, tokens, state, parents, rows, commit)
+            assert isinstance(state, StateBuffers)
             if state.batch > 1 and state.layout.caches:
                 if parents is not None:
                     raise InputError(
@@ -199,12 +190,11 @@ class OrtEngine:
                     )
                 # GroupQueryAttention takes several sequences one token at a time only
                 if request.count > 1:
-                    return self._run_one_by_one(request, state, workspace)
-            return self._run(request, state, workspace)
+                    return self._run_one_by_one(request, state)
+            return self._run(request, state)
 
-    def _run(
-        self, request: Request, state: StateBuffers, workspace: OrtWorkspace
-    ) -> NDArray[np.float32]:
+    def _run(self, request: Request, state: StateBuffers) -> NDArray[np.float32]:
+        workspace: OrtWorkspace = state.workspace
         step = state.ledger.run(request.count, parents=request.parents, commit=request.commit)
         position = state.ledger.position
         # from here on the slots hold neither the old states nor, until the run is over, new ones
@@ -213,10 +203,9 @@ class OrtEngine:
         state.ledger = step.after
         return bound.result
 
-    def _run_one_by_one(
-        self, request: Request, state: StateBuffers, workspace: OrtWorkspace
-    ) -> NDArray[np.float32]:
+    def _run_one_by_one(self, request: Request, state: StateBuffers) -> NDArray[np.float32]:
         """A chain as runs of one token; the state moves on when all have succeeded."""
+        workspace: OrtWorkspace = state.workspace
         logits = workspace.logits(len(request.row_indices) + 1)
         ahead = state.ledger
         for index in range(request.count):

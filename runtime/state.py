@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from edge.errors import ContextFullError, EngineError, InputError, StateError
 from edge.runtime import statefile
 from edge.runtime.layout import Identity, StateLayout, batch_axis
 from edge.runtime.ledger import Ledger, Slots, Tree
+
+if TYPE_CHECKING:
+    from edge.runtime.engine import Engine
 
 Array = NDArray[Any]
 Rows = Literal["last", "all"] | Sequence[int]
@@ -498,27 +501,29 @@ class Request:
 
 
 def check_run(
+    engine: Engine,
     tokens: Any,
     state: State,
-    parents: Sequence[int] | None,
-    rows: Rows,
-    commit: bool,
-    *,
-    vocab_size: int,
-    chunk: int,
+    parents: Sequence[int] | None = None,
+    rows: Rows = "last",
+    commit: bool = False,
 ) -> Request:
-    """A request that fits the state. Raises InputError, ContextFullError, StateError."""
+    """A request that fits the engine and its state; see `Engine.run`. Raises InputError,
+    ContextFullError, StateError.
+    """
+    if getattr(state.workspace, "engine", None) is not engine:
+        raise StateError("the state belongs to another engine")
     if state.tree is not None:
         raise StateError(
             "a tree was run and no node of it selected",
             remedy="select a node first; select(-1) drops the tree",
         )
-    array = _tokens(tokens, state.batch, vocab_size)
+    array = _tokens(tokens, state.batch, engine.config.vocab_size)
     count = array.shape[0]
     if commit:
         if parents is not None:
             raise InputError("a tree cannot be committed", field="parents")
-        _at_most(count, chunk, "chunk", "split the prompt into chunks")
+        _at_most(count, engine.chunk, "chunk", "split the prompt into chunks")
     else:
         _at_most(count, state.window, "window", "commit the run, or make the window larger")
     if state.layout.caches and state.position + count > state.layout.capacity:

@@ -24,7 +24,7 @@ import edge
 from edge.errors import EngineError, InputError
 from edge.launch import Variant
 from edge.plugins.cpu import library
-from edge.runtime.cpu.device import HostMemory
+from edge.runtime.cpu.device import HostMemory, Pool
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.model import EMBEDDED, resolve
 from tests import golden, on_device, quantized_models
@@ -268,7 +268,7 @@ def test_no_memory_for_a_piece() -> None:
     rows = np.ones((3, 64, 4), np.float32)
     values = (library.CallValue * 3)(*(library.CallValue(address=x.ctypes.data) for x in rows))
     no_memory, add = ((library.CpuCall * 1)((each.handle, values, (64, 1, 1))) for each in made)
-    pool = library.Pool(3, finest=True)
+    pool = Pool(3, finest=True)
     for _ in range(3):
         with pytest.raises(EngineError, match="no memory"):
             pool.run(no_memory)
@@ -282,7 +282,7 @@ def test_more_threads_than_the_system_gives() -> None:
     """It is told, and what was started ends."""
     program = (
         "import resource\nfrom edge.errors import EngineError\n"
-        "from edge.plugins.cpu.library import Pool\nPool(2)\n"
+        "from edge.runtime.cpu.device import Pool\nPool(2)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
         "try:\n    Pool(2000)\nexcept EngineError as problem:\n    print(problem)\n"
     )

@@ -15,7 +15,6 @@ from edge.apps.chat.commands import COMMANDS, Chat
 from edge.apps.doctor.checks import chosen_engine
 from edge.errors import EngineError
 from edge.plugins.cpu import library
-from edge.runtime.engines import passed_over
 from edge.runtime.model import resolve
 from edge.runtime.ort_providers import VARIABLE
 
@@ -51,7 +50,7 @@ def without_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @compiled
 def test_the_engine_cpu_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     model = edge.load("demo-draft")
-    assert model.engine.name == "cpu" and passed_over(model.engine) is None
+    assert model.engine.name == "cpu" and model.engine.passed_over is None
     assert chosen_engine("demo-draft") == ("ok", "runs demo-draft on cpu", None)
     monkeypatch.setenv(library.SET_VARIABLE, "none such")
     with pytest.raises(EngineError, match=r"EDGE_CPU_SET.*choose plain"):
@@ -62,7 +61,7 @@ def test_who_names_a_provider_means_onnx_runtime(monkeypatch: pytest.MonkeyPatch
     found = [edge.load("demo-draft", provider="cpu").engine]
     monkeypatch.setenv(VARIABLE, "cpu")
     found.append(edge.load("demo-draft").engine)
-    assert all(engine.name == "ort" and passed_over(engine) is None for engine in found)
+    assert all(engine.name == "ort" and engine.passed_over is None for engine in found)
 
 
 @compiled

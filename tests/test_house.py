@@ -44,7 +44,7 @@ def crossed(work: Callable[[], object]) -> set[str]:
     return {str(path) for path in here if path.parts[0] in ROOMS}
 
 
-@pytest.mark.parametrize(("engine", "most"), [("ort", 8), ("cpu", 13)])
+@pytest.mark.parametrize(("engine", "most"), [("ort", 8), ("cpu", 10)])
 def test_a_steady_token_crosses_few_files(engine: str, most: int) -> None:
     """Sampled as `edge-chat` does, without a drafter (docs/inside/token.md)."""
     if engine == "cpu" and library.path() is None:

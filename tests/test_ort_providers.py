@@ -31,7 +31,7 @@ from edge.onnx_runtime import onnxruntime
 from edge.plugins.cpu import library
 from edge.runtime import ort_providers
 from edge.runtime.cuda import install
-from edge.runtime.engines import check_provider, provider_of, title
+from edge.runtime.engines import check_provider, title
 from edge.runtime.ort_providers import PROVIDERS, VARIABLE, Choice, choose
 
 CPU, CUDA, TENSORRT = PROVIDERS["cpu"], PROVIDERS["cuda"], PROVIDERS["tensorrt"]
@@ -130,7 +130,7 @@ def test_the_cpu_is_the_default_and_real(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv(VARIABLE, raising=False)
     plain = edge.load("demo-draft", engine="ort")
     named = edge.load("demo-draft", engine="ort", provider="cpu")
-    assert provider_of(plain.engine) == provider_of(named.engine) == "cpu"
+    assert plain.engine.provider == named.engine.provider == "cpu"
     assert plain.engine._session.get_providers() == [CPU]  # type: ignore[attr-defined]
     assert np.array_equal(logits(plain), logits(named))
 
@@ -152,9 +152,9 @@ def test_what_stands_behind_a_provider(
     assert [list(each) for each in ort.asked] == [asked]
     # TF32 would be another model than the one that was exported and checked
     assert ort.asked[0].get(CUDA, {"use_tf32": "0"}) == {"use_tf32": "0"}
-    assert provider_of(model.engine) == provider
+    assert model.engine.provider == provider
     assert title(model.engine) == ("ort" if provider == "cpu" else f"ort ({provider})")
-    assert provider_of(timed(model)[1]) == provider
+    assert timed(model)[1].provider == provider
     assert np.array_equal(logits(model), logits(edge.load("demo-draft", provider="cpu")))
 
 
@@ -219,7 +219,7 @@ def test_a_list_in_the_environment_goes_on_to_the_next(
     monkeypatch.setenv(VARIABLE, "tensorrt,cuda,cpu")
     ort.built, ort.starts, ort.raises = built, starts, raises
     model = edge.load("demo-draft")
-    assert provider_of(model.engine) == ran
+    assert model.engine.provider == ran
     assert np.isfinite(logits(model)).all()
 
 
@@ -309,7 +309,7 @@ def test_drafters_run_on_the_targets_provider(ort: StandIn) -> None:
     from edge.apps.options import load_drafter
 
     drafter = load_drafter("demo-draft", "ort", 1, False, "cuda")
-    assert isinstance(drafter, edge.Model) and provider_of(drafter.engine) == "cuda"
+    assert isinstance(drafter, edge.Model) and drafter.engine.provider == "cuda"
 
 
 def test_profile_says_what_ran(ort: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from edge.apps.chat import files
 from edge.apps.chat.context import described
 from edge.apps.units import megabytes
 from edge.errors import InputError
-from edge.runtime.engines import passed_over, title
+from edge.runtime.engines import title
 from edge.runtime.parameters import SamplingParams, make_params
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _show(this: Chat, argument: str) -> str:
         raise InputError(
             f"cannot show {argument!r:.40}", field="/show", remedy=f"choose {', '.join(SHOWN)}"
         )
-    why = passed_over(session.model.engine)
+    why = session.model.engine.passed_over
     return "\n".join(
         [
             f"{this.name}: {manifest.model.family}, {len(manifest.model.layers)} layers, "

@@ -108,12 +108,12 @@ def cpu_engine(bundle: str) -> tuple[str, str, str | None]:
 
 def chosen_engine(bundle: str) -> tuple[str, str, str | None]:
     """Which engine `auto` means for the bundle, and why where it is not `cpu`."""
-    from edge.runtime.engines import passed_over, title
+    from edge.runtime.engines import title
     from edge.runtime.model import load
 
     with load(bundle) as model:
         detail = f"runs {bundle} on {title(model.engine)}"
-        why = passed_over(model.engine)
+        why = model.engine.passed_over
     if why is None:
         return "ok", detail, None
     return "ok", f"{detail}, not on cpu: {why.message}", why.remedy

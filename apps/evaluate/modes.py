@@ -24,7 +24,6 @@ from edge.apps.evaluate.texts import total_bytes
 from edge.apps.evaluate.windows import TextSource, reading
 from edge.apps.progress import stages
 from edge.errors import EdgeError, InputError
-from edge.runtime.engines import provider_of
 from edge.runtime.model import Model, load
 
 # ids of a window that the reference ops read, unless told otherwise
@@ -78,7 +77,7 @@ def identity(model: Model) -> dict[str, Any]:
     return {
         "bundle": str(model.path),
         "engine": model.engine.name,
-        "provider": provider_of(model.engine),
+        "provider": model.engine.provider,
         "fingerprint": model.fingerprint,
         "quantization": model.manifest.quantization.recipe,
     }

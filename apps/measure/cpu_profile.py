@@ -13,8 +13,8 @@ from edge.apps.info.launches import layer_of
 from edge.apps.measure.run_cost import RunCost, RunKind, along, runs
 from edge.bundle import open_bundle
 from edge.launch import LOGITS, Launch, Pointer
-from edge.plugins.cpu.library import CpuCall, Pool
-from edge.runtime.cpu.device import CpuDevice
+from edge.plugins.cpu.library import CpuCall
+from edge.runtime.cpu.device import CpuDevice, Pool
 from edge.runtime.cpu.engine import CpuEngine
 from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.runs import choose_program

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import EngineError
-from edge.runtime.engine import Engine, GreedyEngine, Rows
+from edge.runtime.engine import Engine, Rows, WrappedEngine
 from edge.runtime.model import Model
 from edge.runtime.state import State
 
@@ -74,12 +73,7 @@ class Spent:
     reading: bool
 
 
-def _same(name: str) -> Any:
-    """A property that is the inner engine's own."""
-    return property(lambda timed: getattr(timed._engine, name))
-
-
-class TimedEngine(GreedyEngine):
+class TimedEngine(WrappedEngine):
     """Runs another engine. What is left of an answer's time is the runtime's own.
 
     Attributes:
@@ -87,26 +81,8 @@ class TimedEngine(GreedyEngine):
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        # asked once: it takes 50 µs, which every plain step would be charged with
-        self._greedy = engine if isinstance(engine, GreedyEngine) else None
+        super().__init__(engine)
         self.runs: list[Spent] = []
-
-    name = _same("name")
-    config = _same("config")
-    chunk = _same("chunk")
-    trees = _same("trees")
-    longest_window = _same("longest_window")
-    new_state = _same("new_state")
-    memory_plan = _same("memory_plan")
-
-    @property
-    def provider(self) -> str | None:
-        return getattr(self._engine, "provider", None)
-
-    @property
-    def finds_argmax(self) -> bool:
-        return self._greedy is not None and self._greedy.finds_argmax
 
     def run(
         self,
@@ -117,16 +93,13 @@ class TimedEngine(GreedyEngine):
         rows: Rows = "last",
         commit: bool = False,
     ) -> NDArray[np.float32]:
-        run = self._engine.run
+        run = self.engine.run
         return self._timed(
             tokens, commit, lambda: run(tokens, state, parents=parents, rows=rows, commit=commit)
         )
 
     def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
-        engine = self._greedy
-        if engine is None:
-            raise EngineError(f"engine {self.name} does not choose tokens itself")
-        return self._timed(tokens, False, lambda: engine.run_greedy(tokens, state))
+        return self._timed(tokens, False, lambda: self.engine.run_greedy(tokens, state))
 
     def _timed(self, tokens: NDArray[np.int64], reading: bool, run: Callable[[], T]) -> T:
         began = time.perf_counter()

@@ -25,7 +25,7 @@ from edge.bundle.manifest import Manifest
 from edge.cpu import usable_cores
 from edge.errors import InputError
 from edge.runtime.cuda.opening import open_device
-from edge.runtime.engines import ENGINES, check_provider, has_providers, on_cpu, provider_of
+from edge.runtime.engines import ENGINES, check_provider, has_providers, on_cpu
 from edge.runtime.generate import Context, ContextMark, Logits
 from edge.runtime.model import Model, load, resolve
 from edge.runtime.parameters import SamplingParams
@@ -145,7 +145,7 @@ class Subject:
             "parameters": parameters(model.config),
             "weight_bytes": weights.size if weights else 0,
             "engine": model.engine.name,
-            "provider": provider_of(model.engine),
+            "provider": model.engine.provider,
             "threads": self.threads,
             "spin": self.spin,
             "chunk": model.engine.chunk,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from edge.apps.serve.slot import WINDOW, PrefixStore, Slot
 from edge.errors import StateError
 from edge.runtime import memory
-from edge.runtime.engine import JointEngine
 from edge.runtime.model import Model
 from edge.runtime.speculate.decode import Drafting
 
@@ -67,8 +66,7 @@ def make_slots(
     if drafting is not None:
         parallel = 1
     if parallel is None:
-        joins = isinstance(engine, JointEngine) and engine.most_joined > 1
-        parallel = DEFAULT if joins else 1
+        parallel = DEFAULT if engine.most_joined > 1 else 1
         while parallel > 1 and not _fits(model, parallel, capacity):
             parallel //= 2
     elif parallel > 1:

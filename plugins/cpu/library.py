@@ -6,7 +6,6 @@ import ctypes
 import functools
 import importlib.machinery
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,29 +131,3 @@ def text_of(variant: Variant) -> str:
         shown = "" if value is None else str(int(value) if isinstance(value, bool) else value)
         lines.append(f"constant {name} {shown}".rstrip())
     return "\n".join(lines)
-
-
-class Pool:
-    """Threads that share the kernels' work; the caller is one of them."""
-
-    def __init__(self, threads: int, *, finest: bool = False) -> None:
-        """`finest`: share all work in small pieces, whatever it is worth: for tests.
-
-        Raises EngineError: the system does not give so many threads.
-        """
-        self._library = library()
-        self._process = os.getpid()
-        self.threads = threads
-        self.handle = self._library.edge_cpu_pool(threads, finest)
-        if not self.handle:
-            raise EngineError(f"no {threads} threads could be started", field="threads")
-
-    def run(self, calls: ctypes.Array[CpuCall]) -> None:
-        """Run them in order. Raises EngineError: no memory."""
-        if self._library.edge_cpu_run(self.handle, calls, len(calls)):
-            raise EngineError("no memory for a kernel's intermediate values")
-
-    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
-        # a forked child has no such threads, and would wait for them; at the end there is no `os`
-        if getattr(self, "handle", None) and self._process == getpid():
-            self._library.edge_cpu_pool_free(self.handle)

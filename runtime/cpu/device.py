@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +14,14 @@ from numpy.typing import NDArray
 
 from edge.errors import EngineError
 from edge.launch import CompiledKernel, Variant
-from edge.plugins.cpu.library import CallValue, CpuCall, CpuKernel, Pool, instruction_set, text_of
+from edge.plugins.cpu.library import (
+    CallValue,
+    CpuCall,
+    CpuKernel,
+    instruction_set,
+    library,
+    text_of,
+)
 from edge.runtime.cuda.device import ALIGNMENT, RecordedGraph
 
 Bytes = NDArray[np.uint8]
@@ -39,6 +47,32 @@ class HostMemory:
         if advice is not None and self.nbytes > skipped:
             size = ctypes.c_size_t(self.nbytes - skipped)
             ctypes.CDLL(None).madvise(ctypes.c_void_p(self.address + skipped), size, advice)
+
+
+class Pool:
+    """Threads that share the kernels' work; the caller is one of them."""
+
+    def __init__(self, threads: int, *, finest: bool = False) -> None:
+        """`finest`: share all work in small pieces, whatever it is worth: for tests.
+
+        Raises EngineError: the system does not give so many threads.
+        """
+        self._library = library()
+        self._process = os.getpid()
+        self.threads = threads
+        self.handle = self._library.edge_cpu_pool(threads, finest)
+        if not self.handle:
+            raise EngineError(f"no {threads} threads could be started", field="threads")
+
+    def run(self, calls: ctypes.Array[CpuCall]) -> None:
+        """Run them in order. Raises EngineError: no memory."""
+        if self._library.edge_cpu_run(self.handle, calls, len(calls)):
+            raise EngineError("no memory for a kernel's intermediate values")
+
+    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
+        # a forked child has no such threads, and would wait for them; at the end there is no `os`
+        if getattr(self, "handle", None) and self._process == getpid():
+            self._library.edge_cpu_pool_free(self.handle)
 
 
 class CallList:

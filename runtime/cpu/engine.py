@@ -45,11 +45,11 @@ class CpuEngine(CudaEngine):
 
     @property
     def most_joined(self) -> int:
-        """See `JointEngine`."""
+        """See `Engine`."""
         return 1 if self._parts is None else self._parts.rows
 
     def step_jointly(self, steps: Sequence[JointStep]) -> list[Stepped]:
-        """See `JointEngine`."""
+        """See `Engine`."""
         self.exclusive.check_process()
         within(len(steps), self.most_joined, "steps")
         if self._joint is None:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from edge.errors import EdgeError, StateError
+from edge.errors import EdgeError
 from edge.launch import ITEM_SIZE, LOGITS, Launch, LaunchPlan, Pointer, Program, Sizes, Variant
 from edge.runtime.cpu.device import CallList, CpuDevice
 from edge.runtime.cuda.arena import place
+from edge.runtime.cuda.engine import Floats, not_finite
 from edge.runtime.cuda.inputs import DeviceRun, InputBlock
 from edge.runtime.cuda.launching import KernelCall, PlanExecutor, Template, reads
 from edge.runtime.cuda.runs import RunKey
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.cuda.workspace import Floats, not_finite
 from edge.runtime.engine import MAX_WINDOW, JointStep, Stepped
 from edge.runtime.ledger import log_slots
 from edge.runtime.state import Array, State, check_run
@@ -284,7 +284,7 @@ def _sizes(rows: int) -> Sizes:
 
 
 def step_jointly(engine: CpuEngine, joint: JointRuns, steps: Sequence[JointStep]) -> list[Stepped]:
-    """See `JointEngine.step_jointly`."""
+    """See `Engine.step_jointly`."""
     found: dict[int, Stepped] = {}
     taken: dict[int, DeviceRun] = {}
     frame = sys._getframe()
@@ -313,12 +313,8 @@ def step_jointly(engine: CpuEngine, joint: JointRuns, steps: Sequence[JointStep]
 
 def _checked(engine: CpuEngine, step: JointStep) -> DeviceRun:
     state = step.state
-    if not isinstance(state, DeviceState) or getattr(state.workspace, "engine", None) is not engine:
-        raise StateError("the state belongs to another engine")
-    request = check_run(
-        [[step.token]], state, None, "last", False,
-        vocab_size=engine.config.vocab_size, chunk=engine.chunk,
-    )  # fmt: skip
+    request = check_run(engine, [[step.token]], state)
+    assert isinstance(state, DeviceState)
     state.ledger = state.ledger.with_room(1)
     return DeviceRun(request.tokens, state.ledger.run(1), (0,))
 

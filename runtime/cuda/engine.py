@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,21 +12,33 @@ from numpy.typing import NDArray
 
 from edge.config import ModelConfig
 from edge.errors import EngineError, StateError
-from edge.runtime.cuda.device import Memory
+from edge.launch import LOGITS, PICKED
+from edge.runtime.cuda.device import Bytes, Memory, RecordedGraph
 from edge.runtime.cuda.exclusive import Exclusive
-from edge.runtime.cuda.executor import Executor
+from edge.runtime.cuda.executor import Executor, Issuer, Places, PreparedWork
 from edge.runtime.cuda.inputs import DeviceRun, Sources
-from edge.runtime.cuda.runs import StateRuns
+from edge.runtime.cuda.launching import KernelCall, Launches
+from edge.runtime.cuda.runs import RunKey, StateRuns
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.cuda.workspace import DeviceWorkspace, Floats
-from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Rows, layout_of
+from edge.runtime.engine import DEFAULT_WINDOW, Engine, Rows, layout_of
 from edge.runtime.layout import Identity, StateLayout
+from edge.runtime.ledger import ReplayStep, Slots
 from edge.runtime.state import State, check_run
 
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int32]
+
 DEFAULT_CHUNK = 256
+# sizes kept ready besides the recorded ones
+_KEPT = 64
 
 
-class CudaEngine:
+def not_finite() -> EngineError:
+    """Why a run has no answer."""
+    return EngineError("the logits are not finite", remedy="check the bundle, or clear the state")
+
+
+class CudaEngine(Engine):
     """A launch plan on one device. Several states, each on its own thread, may share it: their runs
     follow one another.
 
@@ -135,25 +149,16 @@ class CudaEngine:
         return logits.transpose(1, 0, 2)
 
     def run_greedy(self, tokens: NDArray[np.int64], state: State) -> NDArray[np.int64]:
-        """Run tokens [B, T] as `run` does; of the last the likeliest next token [B], found on the
-        device, so that no logits cross to the host. It may be a padding id of the vocabulary.
-
-        Raises as `run` does, but of logits that are not finite sees a NaN alone.
+        """See `Engine.run_greedy`. Found on the device: it may be a padding id of the vocabulary,
+        and of logits that are not finite a NaN alone is seen.
         """
-        ids: NDArray[np.int32] = self._performed(
-            DeviceWorkspace.pick, tokens, state, None, "last", commit=False
-        )
+        ids: Ids = self._performed(DeviceWorkspace.pick, tokens, state)
         return ids[-1].astype(np.int64)
 
     @property
     def trees(self) -> bool:
         """See `Engine`."""
         return self.executor.trees
-
-    @property
-    def longest_window(self) -> int:
-        """See `Engine`."""
-        return MAX_WINDOW
 
     @property
     def finds_argmax(self) -> bool:
@@ -165,25 +170,210 @@ class CudaEngine:
         work: Callable[[DeviceWorkspace, DeviceRun], NDArray[Any]],
         tokens: NDArray[np.int64],
         state: State,
-        parents: Sequence[int] | None,
-        rows: Rows,
-        commit: bool,
+        parents: Sequence[int] | None = None,
+        rows: Rows = "last",
+        commit: bool = False,
     ) -> NDArray[Any]:
         self.exclusive.check_process()
-        workspace = state.workspace
-        if not isinstance(state, DeviceState) or getattr(workspace, "engine", None) is not self:
-            raise StateError("the state belongs to another engine")
         with state.held():
-            request = check_run(
-                tokens, state, parents, rows, commit,
-                vocab_size=self.config.vocab_size, chunk=self.chunk,
-            )  # fmt: skip
+            request = check_run(self, tokens, state, parents, rows, commit)
+            assert isinstance(state, DeviceState)
             if commit:
                 step = state.ledger.commit(request.count)
             else:
                 state.ledger = state.ledger.with_room(request.count)
                 step = state.ledger.run(request.count, parents=request.parents)
             with self.exclusive:
-                found = work(workspace, DeviceRun(request.tokens, step, request.row_indices))
+                found = work(state.workspace, DeviceRun(request.tokens, step, request.row_indices))
             state.ledger = step.after
             return found
+
+
+class PreparedRun:
+    """A run of one size, with every address known.
+
+    Attributes:
+        inputs: views of the block that is copied to the device.
+        logits: [L, B, V], what is copied back; of a run that picks, its ids [L, B] instead.
+        work: what the executor does between the two copies.
+        recorded: it is to be issued in one piece.
+        graph: what was recorded of it; None until then, when it is issued piece by piece.
+    """
+
+    def __init__(self, workspace: DeviceWorkspace, key: RunKey, *, recorded: bool = False) -> None:
+        runs, spacious = workspace.runs, workspace.runs.spacious(key)
+        self._device = workspace.engine.exclusive.device
+        self._arena, self._memory = workspace.arena, workspace.memory
+        block = runs.block(spacious)
+        self._host = workspace.host[: block.nbytes]
+        self.inputs = block.views(workspace.host, runs.sizes(key))
+        places = workspace.places(spacious)
+        self.recorded = recorded
+        self._issued = False
+        self.work: PreparedWork = workspace.issuer.prepare(key, places, recorded=recorded)
+        offsets, shape = runs.arena(spacious).offsets, (key.rows, runs.batch)
+        self.logits: Floats = np.zeros((0, *shape[1:], runs.vocab), np.float32)
+        self.picked: Ids = np.zeros((0, runs.batch), np.int32)
+        if key.picked:
+            self._out = workspace.picked[: runs.picked_bytes(key.rows)]
+            self._at = offsets[PICKED]
+            self.picked = self._out.view(np.int32).reshape(shape)
+        else:
+            self._out = workspace.out[: runs.logits_bytes(key.rows)]
+            self._at = offsets.get(LOGITS, 0)
+            self.logits = self._out.view(np.float32).reshape(*shape, runs.vocab)
+        self.graph: RecordedGraph | None = None
+
+    def record(self) -> None:
+        """Record the run, to be issued in one piece."""
+        with self._device.record() as graphs:
+            self._issue()
+        self.graph = graphs[0]
+
+    def run(self, step: ReplayStep) -> None:
+        """Until it is done; the inputs of `step` are written. Raises EngineError."""
+        if self.graph is None and self.recorded and self._issued and self.work.recordable:
+            self.record()
+        if self.graph is None:
+            self._issue()
+            self._issued = True
+        else:
+            self.graph.replay()
+        if self.work.finish is not None:
+            self.work.finish(step)
+        self._device.wait()
+
+    def _issue(self) -> None:
+        if self._host.size:
+            self._device.write(self._memory, 0, self._host)
+        self.work.issue()
+        if self._out.size:
+            self._device.read(self._out, self._arena, self._at)
+
+
+class DeviceWorkspace:
+    """Inputs, logits and prepared runs of one state; values live in the engine's arena.
+
+    Attributes:
+        engine: whose it is.
+        runs: what can be asked for.
+        addresses: where each tensor, log and cache of the state starts.
+        host, memory: the inputs, here and on the device.
+        out, picked: the logits, and the ids of runs that pick, here.
+        arena: device memory for the values of a run, shared by the engine's states.
+        issuer: prepares its runs.
+    """
+
+    def __init__(self, engine: CudaEngine, state: DeviceState) -> None:
+        # not the state itself: a cycle would keep its memory until the next garbage collection
+        self.engine = engine
+        self.runs = runs = engine.runs(state.layout, state.window)
+        self._key = functools.cache(runs.key)
+        self.addresses = {name: state.address(name) for name in (*state.where, *state.cache_where)}
+        # the state's memory lives as long as what points into it
+        self._kept: Any = (state.recurrent, state.caches)
+        self._prepared: OrderedDict[RunKey, PreparedRun] = OrderedDict()
+        self.issuer: Issuer = engine.executor.issuer(runs, state)
+        self._recorded = dict.fromkeys(runs.recorded())
+        self._finite = np.zeros((runs.batch, runs.vocab), np.bool_)
+        with engine.exclusive as device:
+            nbytes = runs.inputs_bytes
+            self.host: Bytes = device.host(nbytes)
+            self.memory: Memory = device.allocate(nbytes)
+            self.out: Bytes = device.host(runs.logits_bytes(runs.window))
+            self.picked: Bytes = device.host(runs.picked_bytes(runs.window))
+            self.arena: Memory = engine.arena(runs.values_bytes)
+            self._record()
+
+    def run(self, run: DeviceRun) -> Floats:
+        """Logits [L, B, V] of a run; a view of memory that the next one overwrites.
+
+        Raises EngineError: the device failed, or the logits are not finite; InputError: a tree that
+        no program takes.
+        """
+        prepared = self._perform(run, "chain" if run.step.parents is None else "tree")
+        for row in prepared.logits:
+            if not np.isfinite(row, out=self._finite).all():
+                raise not_finite()
+        return prepared.logits
+
+    def pick(self, run: DeviceRun) -> Ids:
+        """The id of the largest logit of each wanted row, [L, B], the lowest of equal ones; a view.
+
+        Raises EngineError as `run` does, for a NaN too.
+        """
+        prepared = self._perform(run, "chain", picked=True)
+        if (prepared.picked < 0).any():
+            raise not_finite()
+        return prepared.picked
+
+    def own(self, row: Floats) -> Floats:
+        """Logits [V] that another run made for this state, in its own memory."""
+        mine = self.out[: row.nbytes].view(np.float32)
+        mine[:] = row
+        return mine
+
+    def calls(self, key: RunKey) -> list[KernelCall]:
+        """What a run launches, to measure its kernels one by one."""
+        work = self._ready(key).work
+        return work.calls if isinstance(work, Launches) else []
+
+    def apply(self, state: DeviceState) -> Slots:
+        """Apply the pending tokens to a copy of the live state, in the spare slot: the scans and
+        convolutions alone, from their logs.
+        """
+        with self.engine.exclusive:
+            none = np.zeros((0, self.runs.batch), np.int64)
+            self._perform(DeviceRun(none, state.ledger.applied(), ()), "settle")
+        return Slots((state.ledger.spare,), (state.ledger.spare,), ())
+
+    def places(self, spacious: RunKey) -> Places:
+        """Where runs of this layout find what they read and write."""
+        inputs = self.runs.block(spacious).offsets.items()
+        values = self.runs.arena(spacious).offsets.items()
+        return Places(
+            {name: self.memory.address + at for name, at in inputs},
+            {name: self.arena.address + at for name, at in values},
+            self.addresses,
+            self.arena,
+        )
+
+    def _perform(self, run: DeviceRun, kind: str, *, picked: bool = False) -> PreparedRun:
+        prepared = self._ready(self._key(kind, len(run.tokens), len(run.rows), picked))
+        self.engine.sources.fill(prepared.inputs, run)
+        prepared.run(run.step)
+        return prepared
+
+    def _record(self) -> None:
+        """What must be run before it is recorded waits for its second run."""
+        if self.issuer.rehearses:
+            return
+        for key in self._recorded:
+            prepared = self._prepared[key] = PreparedRun(self, key, recorded=True)
+            prepared.record()
+
+    def _ready(self, key: RunKey) -> PreparedRun:
+        found = self._prepared.get(key)
+        if found is not None:
+            self._prepared.move_to_end(key)
+            return found
+        self._grow(key)
+        found = self._prepared[key] = PreparedRun(self, key, recorded=key in self._recorded)
+        spare = [each for each, prepared in self._prepared.items() if prepared.graph is None]
+        if len(spare) > _KEPT:
+            del self._prepared[spare[0]]
+        return found
+
+    def _grow(self, key: RunKey) -> None:
+        """Room for a run that was not foreseen: all logits of a chunk. Kept from then on."""
+        values = self.runs.arena(self.runs.spacious(key)).total
+        logits = self.runs.logits_bytes(key.rows)
+        if values <= self.arena.nbytes and logits <= self.out.nbytes:
+            return
+        self._prepared.clear()
+        if logits > self.out.nbytes:
+            self.out = self.engine.exclusive.device.host(logits)
+        if values > self.arena.nbytes:
+            self.arena = self.engine.arena(values)
+            self.issuer.moved()
+        self._record()

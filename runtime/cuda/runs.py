@@ -62,7 +62,7 @@ class StateRuns:
             "S": log_slots(self.window),
         }
 
-    def key(self, kind: str, tokens: int, rows: int) -> RunKey:
+    def key(self, kind: str, tokens: int, rows: int, picked: bool = False) -> RunKey:
         """Raises InputError when no program takes so many, or no tree is run at all."""
         if kind == "tree" and not self.executor.trees:
             raise InputError(
@@ -79,7 +79,7 @@ class StateRuns:
                 field="parents",
                 remedy="draft fewer tokens",
             )
-        return RunKey(found, tokens, rows)
+        return RunKey(found, tokens, rows, picked)
 
     def recorded(self) -> list[RunKey]:
         """What decoding, drafting and reading prompts use."""
@@ -89,9 +89,9 @@ class StateRuns:
             tree = choose_program(self.plan, "tree", count * self.batch) is not None
             if tree and self.executor.trees:
                 keys.append(self.key("tree", count, count))
-        step = self.key("chain", 1, 1)
+        step = self.key("chain", 1, 1, True)
         if self.plan.programs[step.program].picks:
-            keys.append(step._replace(picked=True))
+            keys.append(step)
         keys += [self.key("chain", self.chunk, 1), self.key("settle", 0, 0)]
         # runs that the KV caches have no room for are never asked for
         room = self.layout.capacity if self.layout.caches else self.chunk + self.window

@@ -16,11 +16,10 @@ from edge.export.graph.run import GraphRunner, GraphState
 from edge.launch import LaunchPlan, Pointer
 from edge.plugins.reference.graph import ReferenceGraph
 from edge.runtime.cuda.device import Device
-from edge.runtime.cuda.engine import CudaEngine
+from edge.runtime.cuda.engine import CudaEngine, PreparedRun
 from edge.runtime.cuda.inputs import DeviceRun
 from edge.runtime.cuda.runs import RunKey
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.cuda.workspace import PreparedRun
 
 Values = dict[str, np.ndarray]
 _NUMPY = {"f32": np.float32, "f16": np.float16, "i8": np.int8, "u8": np.uint8, "i32": np.int32}
