@@ -222,11 +222,11 @@ def save_granite(path: Path, *, dtype: torch.dtype = torch.float32, **overrides:
     """transformers' `GraniteForCausalLM`: as `save_llama`, with factors."""
     from transformers import GraniteConfig, GraniteForCausalLM
 
-    config = GraniteConfig(**(_LLAMA | _GRANITE | overrides))
+    config = GraniteConfig(**(_LLAMA | GRANITE | overrides))
     return _save_transformers(path, config, GraniteForCausalLM, dtype)
 
 
-_GRANITE: dict[str, Any] = dict(
+GRANITE: dict[str, Any] = dict(
     embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4,
     logits_scaling=1.7, tie_word_embeddings=True,
 )  # fmt: skip
@@ -241,7 +241,7 @@ def save_granite_hybrid(
     """transformers' `GraniteMoeHybridForCausalLM`: 3 blocks without experts, the second attends."""
     from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
 
-    values = _LLAMA | _GRANITE | _MAMBA | dict(
+    values = _LLAMA | GRANITE | _MAMBA | dict(
         num_hidden_layers=3, num_local_experts=0, shared_intermediate_size=40, pad_token_id=0,
         layer_types=["linear_attention", "full_attention", "linear_attention"],
     )  # fmt: skip

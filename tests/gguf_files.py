@@ -32,10 +32,30 @@ ARCHITECTURES = {
     "jamba": gguf.MODEL_ARCH.JAMBA,
     "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H,
     "lfm2": gguf.MODEL_ARCH.LFM2,
+    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
 }
-TRANSFORMERS = ("llama", "qwen2", "qwen3", "smollm3", "granite")
-ROTATED = ("llama", "smollm3", "granite", "granitemoehybrid", "nemotron_h")
-HYBRIDS = ("falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "lfm2")
+TRANSFORMERS = ("llama", "qwen2", "qwen3", "smollm3", "granite", "qwen3moe", "granitemoe")
+ROTATED = (
+    "llama", "smollm3", "granite", "granitemoehybrid", "nemotron_h", "mixtral", "granitemoe",
+    "granitemoeshared",
+)  # fmt: skip
+HYBRIDS = ("falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "lfm2", "lfm2_moe")
+_EXPERTS = {
+    "num_experts": "expert_count", "num_local_experts": "expert_count",
+    "n_routed_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "norm_topk_prob": "expert_weights_norm", "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
+    "moe_latent_size": "moe_latent_size", "num_dense_layers": "leading_dense_block_count",
+    "n_shared_experts": "expert_shared_count",
+}  # fmt: skip
+_MATRICES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _FACTORS = {
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
@@ -59,6 +79,8 @@ def write_gguf(checkpoint: Path, out: Path, *, kind: Kind | None = None, **chang
     """
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
+    if config.get("n_routed_experts"):
+        architecture = gguf.MODEL_ARCH.NEMOTRON_H_MOE
     kinds = config.get("layers_block_type", [])
     names = gguf.get_tensor_name_map(architecture, config.get("num_hidden_layers", len(kinds)))
     name = gguf.MODEL_ARCH_NAMES[architecture]
@@ -70,7 +92,11 @@ def write_gguf(checkpoint: Path, out: Path, *, kind: Kind | None = None, **chang
     for key, value in changes.items():
         _add(writer, key.replace("__", "."), value)
     for theirs, values in _split(load_file(checkpoint / "model.safetensors")):
-        ours = names.get_name(theirs.replace(".dt_bias", ".dt_proj.bias"), (".weight", ".bias"))
+        said = theirs.replace(".dt_bias", ".dt_proj.bias").replace(
+            "expert_bias", "expert_bias.bias"
+        )
+        said = said.replace("e_score_correction_bias", "e_score_correction.bias")
+        ours = names.get_name(said, (".weight", ".bias"))
         assert ours is not None, theirs
         _add_tensor(writer, ours, _converted(ours, theirs, values, config), kind)
     scaling = config.get("rope_parameters") or {}
@@ -97,7 +123,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def _add_tensor(writer: GGUFWriter, name: str, values: NDArray[Any], kind: Kind | None) -> None:
-    matrix = values.ndim == 2 and not name.rpartition(".")[0].endswith(("ssm_conv1d", "ssm_norm"))
+    matrix = values.ndim > 1 and not name.rpartition(".")[0].endswith(("ssm_conv1d", "ssm_norm"))
     if kind is None or not matrix or name.endswith("ssm_a"):
         writer.add_tensor(name, values.astype(np.float32))
     else:
@@ -131,7 +157,9 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
         said |= {key: config[field] for field, key in _FACTORS.items() if field in config}
         if rope["rope_type"] == "yarn":
             said |= {f"rope.scaling.{key}": rope[field] for key, field in _YARN.items()}
-        return found | {f"{name}.{key}": value for key, value in said.items()}
+        return found | {
+            f"{name}.{key}": value for key, value in (said | _of_experts(config)).items()
+        }
     inner = int(config["expand"] * width)
     found |= {
         f"{name}.context_length": 1 << 20,
@@ -185,15 +213,14 @@ def _hybrid_metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
     if kind == "granitemoehybrid":
         turned = config.get("position_embedding_type") == "rope"
         said |= {key: config[field] for field, key in _FACTORS.items()} | {
-            "expert_count": 0, "expert_used_count": 2, "rope.dimension_count": width // heads,
+            "rope.dimension_count": width // heads,
             "expert_shared_feed_forward_length": config["shared_intermediate_size"],
             "rope.scaling.finetuned": turned,
         }  # fmt: skip
         if not turned:
             said["context_length"] = 1 << 20
     if kind == "jamba":
-        said |= {"ssm.time_step_rank": config["mamba_dt_rank"], "expert_count": 1,
-                 "expert_used_count": 2, "rope.freq_base": None}  # fmt: skip
+        said |= {"ssm.time_step_rank": config["mamba_dt_rank"], "rope.freq_base": None}
     if kind == "nemotron_h":
         said |= {
             "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
@@ -205,13 +232,26 @@ def _hybrid_metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
             "ssm.state_size": config["ssm_state_size"],
             "ssm.time_step_rank": config["mamba_num_heads"], "context_length": 1 << 20,
         }  # fmt: skip
-    if kind == "lfm2":
+    if kind.startswith("lfm2"):
         said = {key: value for key, value in said.items() if not key.startswith("ssm.")} | {
             "attention.layer_norm_rms_epsilon": config["norm_eps"],
             "shortconv.l_cache": config["conv_L_cache"],
-            "feed_forward_length": _adjusted(config),
+            "feed_forward_length": _adjusted(config)
+            if kind == "lfm2"
+            else said["feed_forward_length"],
         }
-    return {f"{name}.{key}": value for key, value in said.items()}
+    return {f"{name}.{key}": value for key, value in (said | _of_experts(config)).items()}
+
+
+def _of_experts(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a model that has them, and of the dense ones of families that may."""
+    kind = config["model_type"]
+    if kind == "nemotron_h" and not config.get("n_routed_experts"):
+        return {}
+    said = {key: config[field] for field, key in _EXPERTS.items() if config.get(field) is not None}
+    if "expert_count" in said and kind in ("lfm2_moe", "nemotron_h"):
+        said["expert_gating_func"] = 2  # a sigmoid
+    return said
 
 
 def _adjusted(config: dict[str, Any]) -> int:
@@ -221,17 +261,34 @@ def _adjusted(config: dict[str, Any]) -> int:
 
 
 def _split(tensors: dict[str, NDArray[Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Granite's fused gate and up apart, under names that the package's table knows."""
+    """Granite's fused gate and up apart, and experts' matrices as one, under names that the
+    package's table knows.
+    """
+    stacks: dict[str, dict[int, NDArray[Any]]] = {}
+    mixed = any(".block_sparse_moe." in name for name in tensors)
     for name, values in tensors.items():
         prefix, shared, which = name.partition(".shared_mlp.")
-        if which == "input_linear.weight":
+        if name.endswith(".block_sparse_moe.input_linear.weight"):
+            layer = name.partition(".block_sparse_moe.")[0]
+            for part, each in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+                yield f"{layer}.mlp.experts.{part}_proj.weight", np.ascontiguousarray(each)
+        elif ".experts." in name:
+            block, number, matrix = name.split(".")[2], *name.split(".experts.")[1].split(".")[:2]
+            merged = f"model.layers.{block}.mlp.experts.{_MATRICES.get(matrix, matrix)}.weight"
+            stacks.setdefault(merged, {})[int(number)] = values
+        elif shared and mixed and which == "output_linear.weight":
+            yield name, values
+        elif which == "input_linear.weight":
             gate, up = np.split(values, 2)
-            yield f"{prefix}.mlp.gate_proj.weight", gate
-            yield f"{prefix}.mlp.up_proj.weight", up
+            mlp = "mlp.shared_expert" if mixed else "mlp"
+            yield f"{prefix}.{mlp}.gate_proj.weight", gate
+            yield f"{prefix}.{mlp}.up_proj.weight", up
         elif shared:
             yield f"{prefix}.mlp.down_proj.weight", values
         else:
             yield name, values
+    for name, found in stacks.items():
+        yield name, np.stack([found[number] for number in range(len(found))])
 
 
 def _tokenizer(checkpoint: Path, config: dict[str, Any]) -> dict[str, Any]:

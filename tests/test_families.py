@@ -25,6 +25,7 @@ from edge.export.recipes import names
 from edge.plugins.cpu import library
 from tests.checkpoints import (
     CORPUS,
+    GRANITE,
     save_falcon_h1,
     save_falcon_mamba,
     save_gpt_neox,
@@ -53,6 +54,9 @@ SAVE: dict[str, Save] = {
     "gpt_neox": partial(save_gpt_neox, num_attention_heads=2, max_position_embeddings=64),
     "granite": save_granite,
     "granitemoe": partial(save_with_experts, family="granitemoe", residual_multiplier=0.5),
+    "granitemoeshared": partial(
+        save_with_experts, family="granitemoeshared", shared_intermediate_size=24, **GRANITE
+    ),
     "granitemoehybrid": partial(
         save_granite_hybrid, num_local_experts=6, num_experts_per_tok=3, intermediate_size=32
     ),

@@ -23,6 +23,7 @@ from edge.export.checkpoint import open_checkpoint
 from edge.export.exporter import export_checkpoint
 from edge.export.network import Network
 from tests.checkpoints import (
+    GRANITE,
     VOCABULARY,
     randomise,
     refusal,
@@ -39,6 +40,7 @@ from tests.checkpoints import (
     save_qwen2,
     save_qwen3,
     save_smollm3,
+    save_with_experts,
 )
 from tests.gguf_files import write_gguf
 
@@ -84,6 +86,29 @@ CASES: dict[str, Save] = {
     "jamba-attends-often": partial(save_jamba, attn_layer_period=2, num_hidden_layers=4),
     "nemotron-h": save_nemotron_h,
     "lfm2": save_lfm2,
+    "granite-hybrid-experts": partial(
+        save_granite_hybrid, num_local_experts=6, num_experts_per_tok=3, intermediate_size=24
+    ),
+    "jamba-experts": partial(
+        save_jamba, num_experts=4, num_experts_per_tok=3, expert_layer_period=2,
+        expert_layer_offset=1, num_hidden_layers=4,
+    ),
+    "nemotron-h-experts": partial(
+        save_nemotron_h, n_routed_experts=6, moe_latent_size=16, norm_topk_prob=False,
+        moe_intermediate_size=20, moe_shared_expert_intermediate_size=40, num_experts_per_tok=3,
+        routed_scaling_factor=1.75, n_group=2, topk_group=1,
+        layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+    ),
+    "lfm2-experts": partial(
+        save_with_experts, family="lfm2_moe", num_dense_layers=1,
+        layer_types=["conv", "full_attention", "conv"],
+    ),
+    "qwen3-experts": partial(save_with_experts, family="qwen3_moe", norm_topk_prob=True),
+    "mixtral": partial(save_with_experts, family="mixtral"),
+    "granite-experts": partial(save_with_experts, family="granitemoe"),
+    "granite-experts-shared": partial(
+        save_with_experts, family="granitemoeshared", shared_intermediate_size=24, **GRANITE
+    ),
 }  # fmt: skip
 # transformers reads these from GGUF itself
 READ_BY_TRANSFORMERS = ("llama", "mamba", "qwen2", "qwen3")
@@ -218,7 +243,13 @@ METADATA: dict[str, tuple[dict[str, Any], str, str]] = {
         {"llama__block_count": ..., "llama__attention__head_count": ...},
         "llama.block_count", "; llama.attention.head_count: is missing",
     ),
-    "experts": ({"llama__expert_count": 8}, "llama.expert_count", "is not a known key"),
+    "experts that are not there": (
+        {"llama__expert_count": 8, "llama__expert_used_count": 2}, "",
+        "missing (8):\n  blk.0.ffn_gate_inp",
+    ),
+    "gates by a sigmoid": (
+        {"llama__expert_gating_func": 2}, "llama.expert_gating_func", "is not a known key"
+    ),
     "a text for a number": (
         {"llama__attention__head_count": "4"}, "llama.attention.head_count", "not a whole number"
     ),

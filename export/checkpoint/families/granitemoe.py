@@ -12,12 +12,12 @@ from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
 NAME = "granitemoe"
-_OWN = granite.FACTORS | {"attention_bias", "num_experts_per_tok", "num_local_experts"}
+OWN = granite.FACTORS | {"attention_bias", "num_experts_per_tok", "num_local_experts"}
 
 
 def read(fields: Fields) -> Layout:
     """Config and tensor places; raises CheckpointError for a bad field."""
-    known_only(fields, _OWN)
+    known_only(fields, OWN)
     count, width = fields.integer("num_local_experts", 8), fields.integer("intermediate_size")
     mixed = experts(fields, count, width)
     layout = llama.read_blocks(

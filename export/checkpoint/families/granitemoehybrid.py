@@ -7,6 +7,7 @@ share: it is parallel to them. A softmax of the chosen logits is what Granite ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from edge.config import (
@@ -50,21 +51,37 @@ def read(fields: Fields) -> Layout:
     fields.demand("normalization_function", "rmsnorm", UNSUPPORTED)
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     kinds = layer_types(fields, blocks, _KINDS, "mamba")
+    turned = fields.values.get("position_embedding_type")
+    if turned not in (None, "rope", "nope"):
+        fields.refuse("position_embedding_type", "is not rope or nope", UNSUPPORTED)
     attends = [kind == "attention" for kind in kinds]
+    return read_blocks(fields, NAME, attends, turned=turned == "rope")
+
+
+def read_blocks(
+    fields: Fields, family: str, attends: Sequence[bool], *, turned: bool, shared: int = 1024
+) -> Layout:
+    """The model, for Granite 4.0 and its kin.
+
+    Args:
+        attends: of each block; the others are Mamba-2.
+        turned: whether attention rotates q and k.
+        shared: the width of the MLP beside experts, by default.
+    """
     # a model of attention alone may leave the other's sizes at defaults that fit nothing
     mamba = None if all(attends) else bamba.mamba2(fields)
-    attending = _attention(fields)
+    attending = _attention(fields, turned)
     routed = _experts(fields)
-    shared = fields.build(
+    mlp = fields.build(
         MlpConfig,
-        d_intermediate=fields.integer("shared_intermediate_size", 1024),
+        d_intermediate=fields.integer("shared_intermediate_size", shared),
         parallel=bool(routed),
     )
     layers: list[Any] = []
     for attend in attends:
-        layers += [attending if attend else mamba, *routed, shared]
+        layers += [attending if attend else mamba, *routed, mlp]
     context = fields.integer("max_position_embeddings", 2048)
-    config = whole(fields, NAME, layers, eps=1e-6, context=context)
+    config = whole(fields, family, layers, eps=1e-6, context=context)
     return granite.multiplied(fields, _place(config, attends))
 
 
@@ -76,17 +93,13 @@ def _experts(fields: Fields) -> list[ExpertsConfig]:
     return [experts(fields, count, fields.integer("intermediate_size"))]
 
 
-def _attention(fields: Fields) -> AttentionConfig:
+def _attention(fields: Fields, turned: bool) -> AttentionConfig:
     size = head_dim(fields, fields.integer("num_attention_heads", 32))
-    turned = fields.values.get("position_embedding_type")
-    if turned not in (None, "rope", "nope"):
-        fields.refuse("position_embedding_type", "is not rope or nope", UNSUPPORTED)
     bias = fields.boolean("attention_bias", False)
-    rotation = rope(fields, size) if turned == "rope" else None
-    return attention(fields, size=size, bias=bias, rope=rotation)
+    return attention(fields, size=size, bias=bias, rope=rope(fields, size) if turned else None)
 
 
-def _place(config: ModelConfig, attends: list[bool]) -> Layout:
+def _place(config: ModelConfig, attends: Sequence[bool]) -> Layout:
     layout = Layout(config, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
     each = len(config.layers) // len(attends)
     for block, attending in enumerate(attends):

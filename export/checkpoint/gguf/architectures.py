@@ -51,6 +51,13 @@ TRANSFORMER_BLOCK = {
         for kind in ("weight", "bias")
     },
 }
+# a router, and matrices of which a stack has every expert's; named in a checkpoint by the first
+ROUTED = {
+    "ffn_gate_inp.weight": "gate.weight",
+    **{f"ffn_{which}_exps.weight": f"experts.0.{which}_proj.weight"
+       for which in ("gate", "up", "down")},
+}  # fmt: skip
+WORTH = {"expert_weights_norm": "norm_topk_prob", "expert_weights_scale": "routed_scaling_factor"}
 _SCALING = {
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
@@ -75,20 +82,35 @@ def complete_transformer(shapes: Shapes, metadata: Metadata, config: dict[str, A
         config["rope_scaling"] = {"rope_type": kind} | {k: v for k, v in said.items() if v}
 
 
+def experts_as(count: str) -> dict[str, str]:
+    """The keys of how many there are, by a family's own name for that, and of how many are used."""
+    return {"expert_count": count, "expert_used_count": "num_experts_per_tok"}
+
+
 def _complete_llama(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
     complete_transformer(shapes, metadata, config)
+    if metadata.get("expert_count", 0) not in (0, 1):  # Mixtral says that it is a Llama
+        config["model_type"] = "mixtral"
+        return
+    for field in experts_as("num_local_experts").values():
+        config.pop(field, None)
     config["attention_bias"] = "blk.0.attn_q.bias" in shapes
     config["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
 
 
+_MIXTRAL = {
+    f"experts.0.{which}_proj.weight": f"experts.0.w{number}.weight"
+    for which, number in (("gate", 1), ("down", 2), ("up", 3))
+}
 LLAMA = GgufArchitecture(
     name="llama",
     required={**SIZES, **ATTENTION},
-    optional=OPTIONAL,
+    optional={**OPTIONAL, **experts_as("num_local_experts")},
     inert=INERT | TREATED,
     fixed={"model_type": "llama", "hidden_act": "silu"},
     ends=ENDS,
-    block=TRANSFORMER_BLOCK,
+    block=TRANSFORMER_BLOCK
+    | {ours: f"block_sparse_moe.{_MIXTRAL.get(theirs, theirs)}" for ours, theirs in ROUTED.items()},
     layer="model.layers",
     rotated=True,
     complete=_complete_llama,
@@ -96,9 +118,12 @@ LLAMA = GgufArchitecture(
 
 
 def _like_llama(name: str, **changes: Any) -> GgufArchitecture:
-    """Llama's keys and tensors, with what is another's own."""
-    fixed = {"model_type": name, "hidden_act": "silu"}
-    return replace(LLAMA, name=name, fixed=fixed, **{"complete": complete_transformer, **changes})
+    """Llama's keys and tensors, without experts, with what is another's own."""
+    own: dict[str, Any] = {
+        "optional": OPTIONAL, "block": TRANSFORMER_BLOCK, "complete": complete_transformer,
+        "fixed": {"model_type": name, "hidden_act": "silu"},
+    }  # fmt: skip
+    return replace(LLAMA, name=name, **{**own, **changes})
 
 
 # q and k of these are as they were: llama.cpp rotates halves
@@ -112,6 +137,17 @@ QWEN3 = _like_llama(
         "attn_k_norm.weight": "self_attn.k_norm.weight",
     },
 )
+# gates always sum to one here, whatever the config said
+QWEN3_MOE = replace(
+    QWEN3,
+    name="qwen3moe",
+    optional={
+        **OPTIONAL, **experts_as("num_experts"), **WORTH,
+        "expert_feed_forward_length": "moe_intermediate_size",
+    },
+    fixed={"model_type": "qwen3_moe", "hidden_act": "silu", "norm_topk_prob": True},
+    block={**QWEN3.block, **{ours: f"mlp.{theirs}" for ours, theirs in ROUTED.items()}},
+)  # fmt: skip
 # every fourth block has no RoPE, which is what its config says where it says nothing
 SMOLLM3 = _like_llama("smollm3", complete=_complete_llama)
 FACTORS = {
@@ -121,6 +157,37 @@ FACTORS = {
     "logit_scale": "logits_scaling",
 }
 GRANITE = _like_llama("granite", optional={**OPTIONAL, **FACTORS}, complete=_complete_llama)
+
+
+def _complete_granite_moe(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
+    complete_transformer(shapes, metadata, config)
+    config["attention_bias"] = "blk.0.attn_q.bias" in shapes
+    if config.get("shared_intermediate_size"):
+        config["model_type"] = "granitemoeshared"
+
+
+GRANITE_EXPERTS = {
+    "ffn_gate_inp.weight": "block_sparse_moe.router.layer.weight",
+    "ffn_gate_exps.weight": "block_sparse_moe.input_linear.weight",
+    "ffn_up_exps.weight": "block_sparse_moe.input_linear.weight",
+    "ffn_down_exps.weight": "block_sparse_moe.output_linear.weight",
+    "ffn_gate_shexp.weight": "shared_mlp.input_linear.weight",
+    "ffn_up_shexp.weight": "shared_mlp.input_linear.weight",
+    "ffn_down_shexp.weight": "shared_mlp.output_linear.weight",
+}
+GRANITE_MOE = _like_llama(
+    "granitemoe",
+    optional={
+        **OPTIONAL, **FACTORS, **experts_as("num_local_experts"),
+        "expert_shared_feed_forward_length": "shared_intermediate_size",
+    },
+    block={
+        **{ours: theirs for ours, theirs in TRANSFORMER_BLOCK.items() if "ffn_" not in ours},
+        "ffn_norm.weight": TRANSFORMER_BLOCK["ffn_norm.weight"],
+        **GRANITE_EXPERTS,
+    },
+    complete=_complete_granite_moe,
+)  # fmt: skip
 
 # -- Mamba -------------------------------------------------------------------------------------
 
@@ -202,4 +269,4 @@ MAMBA2 = GgufArchitecture(
     complete=_complete_mamba2,
 )
 
-PLAIN = (LLAMA, MAMBA, MAMBA2, QWEN2, QWEN3, SMOLLM3, GRANITE)
+PLAIN = (LLAMA, MAMBA, MAMBA2, QWEN2, QWEN3, QWEN3_MOE, SMOLLM3, GRANITE, GRANITE_MOE)

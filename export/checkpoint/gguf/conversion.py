@@ -37,6 +37,7 @@ class GgufArchitecture:
         layer: how the checkpoint's names of a layer begin.
         rotated: query and key rows are in the order of llama.cpp's RoPE, pair beside pair.
         sizes: keys that have to say the size of a head.
+        score: of a router's logits, which the key `expert_gating_func` has to say.
         complete: adds the fields that depend on more than one key.
     """
 
@@ -50,6 +51,7 @@ class GgufArchitecture:
     layer: str
     rotated: bool = False
     sizes: tuple[str, ...] = ("rope.dimension_count", "attention.value_length")
+    score: str = "softmax"
     complete: Completion = field(default=lambda shapes, metadata, config: None)
 
     def restoration(self, name: str, config: Mapping[str, Any]) -> Restoration:

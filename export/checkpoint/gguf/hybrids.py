@@ -13,14 +13,18 @@ from edge.export.checkpoint.gguf.architectures import (
     ATTENTION,
     ENDS,
     FACTORS,
+    GRANITE_EXPERTS,
     INERT,
     MAMBA2,
     OPTIONAL,
     QWEN3,
+    ROUTED,
     SIZES,
     TRANSFORMER_BLOCK,
     TREATED,
+    WORTH,
     complete_transformer,
+    experts_as,
 )
 from edge.export.checkpoint.gguf.conversion import GgufArchitecture, Metadata, Shapes
 
@@ -94,8 +98,8 @@ FALCON_H1 = GgufArchitecture(
 
 def _complete_granite(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
     _complete(shapes, metadata, config)
-    width = config.pop("intermediate_size")
-    config.setdefault("shared_intermediate_size", width)
+    if not config["num_local_experts"]:
+        config.setdefault("shared_intermediate_size", config.pop("intermediate_size"))
     turned = metadata.get("rope.scaling.finetuned", True)
     config["position_embedding_type"] = "rope" if turned else "nope"
     attends = _blocks(shapes, "attn_q.weight", config)
@@ -109,6 +113,7 @@ GRANITE_HYBRID = replace(
     optional={
         **OPTIONAL,
         **FACTORS,
+        **experts_as("num_local_experts"),
         "expert_shared_feed_forward_length": "shared_intermediate_size",
     },
     fixed={"model_type": "granitemoehybrid", "hidden_act": "silu", "num_local_experts": 0},
@@ -119,6 +124,7 @@ GRANITE_HYBRID = replace(
         "ffn_gate.weight": "shared_mlp.input_linear.weight",
         "ffn_up.weight": "shared_mlp.input_linear.weight",
         "ffn_down.weight": "shared_mlp.output_linear.weight",
+        **GRANITE_EXPERTS,
     },
     rotated=True,
     complete=_complete_granite,
@@ -127,23 +133,30 @@ GRANITE_HYBRID = replace(
 
 def _complete_jamba(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
     _complete(shapes, metadata, config)
-    # every so many blocks one attends; where that is not so, the reader misses tensors
-    blocks = _blocks(shapes, "attn_q.weight", config)
-    attends = [block for block, attending in enumerate(blocks) if attending]
-    first, second, *_ = [*attends, len(blocks), 2 * len(blocks) + 1]
-    config |= {"attn_layer_offset": first, "attn_layer_period": max(first + 1, second - first)}
+    # every so many blocks one attends, or has experts; where that is not so, the reader misses
+    # tensors
+    for what, tensor in (("attn", "attn_q.weight"), ("expert", "ffn_gate_inp.weight")):
+        blocks = _blocks(shapes, tensor, config)
+        found = [block for block, there in enumerate(blocks) if there]
+        first, second, *_ = [*found, len(blocks), 2 * len(blocks) + 1]
+        config |= {
+            f"{what}_layer_offset": first,
+            f"{what}_layer_period": max(first + 1, second - first),
+        }
 
 
 JAMBA = replace(
     FALCON_H1,
     name="jamba",
     required={**SIZES, **ATTENTION, **_MAMBA, "ssm.time_step_rank": "mamba_dt_rank"},
-    optional={"attention.head_count_kv": "num_key_value_heads"},
+    optional={"attention.head_count_kv": "num_key_value_heads", **experts_as("num_experts")},
     inert=INERT,
     fixed={"model_type": "jamba", "hidden_act": "silu", "num_experts": 1},
     block={
         **_MIXERS,
         **_FEED_FORWARD,
+        **{ours: f"feed_forward.{theirs}" for ours, theirs in ROUTED.items()},
+        "ffn_gate_inp.weight": "feed_forward.router.weight",
         "ffn_norm.weight": "pre_ff_layernorm.weight",
         "ssm_x.weight": "mamba.x_proj.weight",
         "ssm_dt.weight": "mamba.dt_proj.weight",
@@ -162,13 +175,11 @@ def _complete_nemotron(shapes: Shapes, metadata: Metadata, config: dict[str, Any
     inner, heads = config.pop("mamba_expand"), config["mamba_num_heads"]
     if isinstance(inner, float) and isinstance(heads, int) and heads > 0:
         config["mamba_head_dim"] = metadata["ssm.inner_size"] // heads
-    kinds = zip(
-        _blocks(shapes, "attn_q.weight", config),
-        _blocks(shapes, "ffn_up.weight", config),
-        strict=True,
-    )
+    letters = {"attn_q": "*", "ffn_up": "-", "ffn_up_exps": "E"}
+    there = [_blocks(shapes, f"{tensor}.weight", config) for tensor in letters]
     config["hybrid_override_pattern"] = "".join(
-        "*" if attends else "-" if feeds else "M" for attends, feeds in kinds
+        next((letter for letter, has in zip(letters.values(), block, strict=True) if has), "M")
+        for block in zip(*there, strict=True)
     )
     config.setdefault("head_dim", 0)
 
@@ -205,6 +216,31 @@ NEMOTRON_H = GgufArchitecture(
     sizes=("attention.value_length",),
     complete=_complete_nemotron,
 )
+
+NEMOTRON_H_MOE = replace(
+    NEMOTRON_H,
+    name="nemotron_h_moe",
+    required={**NEMOTRON_H.required, **experts_as("n_routed_experts")},
+    optional={
+        **NEMOTRON_H.optional, **WORTH,
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+        "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group",
+        "moe_latent_size": "moe_latent_size",
+    },
+    inert=NEMOTRON_H.inert | {"expert_shared_count"},
+    block={
+        **NEMOTRON_H.block,
+        **{ours: f"mixer.{theirs}" for ours, theirs in ROUTED.items()},
+        "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+        "ffn_up_shexp.weight": "mixer.shared_experts.up_proj.weight",
+        "ffn_down_shexp.weight": "mixer.shared_experts.down_proj.weight",
+        "ffn_latent_down.weight": "mixer.fc1_latent_proj.weight",
+        "ffn_latent_up.weight": "mixer.fc2_latent_proj.weight",
+    },
+    score="sigmoid",
+)  # fmt: skip
 
 # -- LFM2: short convolutions --------------------------------------------------------------------
 
@@ -251,4 +287,33 @@ LFM2 = replace(
     complete=_complete_lfm2,
 )  # fmt: skip
 
-HYBRIDS = (FALCON_H1, GRANITE_HYBRID, JAMBA, NEMOTRON_H, LFM2)
+
+def _complete_lfm2_moe(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
+    _complete_lfm2(shapes, metadata, config)
+    config["use_expert_bias"] = any(_blocks(shapes, "exp_probs_b.bias", config))
+
+
+LFM2_MOE = replace(
+    LFM2,
+    name="lfm2moe",
+    required={**LFM2.required, **experts_as("num_experts")},
+    optional={
+        **LFM2.optional, **WORTH,
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "leading_dense_block_count": "num_dense_layers",
+    },
+    fixed={"model_type": "lfm2_moe", "norm_topk_prob": True},
+    block={
+        **LFM2.block,
+        "ffn_gate_inp.weight": "feed_forward.gate.weight",
+        "exp_probs_b.bias": "feed_forward.expert_bias",
+        **{
+            f"ffn_{ours}_exps.weight": f"feed_forward.experts.0.{theirs}.weight"
+            for ours, theirs in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
+        },
+    },
+    score="sigmoid",
+    complete=_complete_lfm2_moe,
+)  # fmt: skip
+
+HYBRIDS = (FALCON_H1, GRANITE_HYBRID, JAMBA, NEMOTRON_H, NEMOTRON_H_MOE, LFM2, LFM2_MOE)

@@ -21,6 +21,8 @@ from edge.export.checkpoint.layout import Layout
 ARCHITECTURES = {each.name: each for each in (*PLAIN, *HYBRIDS)}
 _HF = "export the original checkpoint instead"
 _EXPERTS = ("expert_count", "expert_used_count")
+# `expert_gating_func`, of files since 2025
+_SCORES = {"softmax": 1, "sigmoid": 2}
 # the original context and the band of wavelengths that the published Llama 3 models scale in
 _LLAMA3 = {
     "original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -65,8 +67,11 @@ class GgufModel:
         turns = {theirs: cycle(ours) for theirs, ours in names.items()}
         for name, piece in layout.pieces.items():
             if piece.source in names:
-                if names[piece.source][1:]:  # each is some of its rows, in their order
-                    piece = replace(piece, source_shape=piece.shape, start=0)
+                # of several each is some of its rows, in their order; a stack is one tensor
+                if names[piece.source][1:] or piece.stack:
+                    piece = replace(
+                        piece, source_shape=piece.shape, start=0, block=0, period=0, stack=()
+                    )
                 layout.pieces[name] = replace(piece, source=next(turns[piece.source]))
         layout.tied_heads = tuple(names.get(head, [head])[0] for head in layout.tied_heads)
         layout.ignored = lambda name: name == ROPE_FACTORS
@@ -81,7 +86,9 @@ class GgufModel:
             for ours, theirs in known.block.items():
                 name = f"{known.layer}.{block}.{theirs}"
                 names.setdefault(name, []).append(f"blk.{block}.{ours}")
-        return names
+        # an MLP has a name of its own where it stands beside experts
+        there = self.file.tensors.keys()
+        return {name: [o for o in ours if o in there] or ours for name, ours in names.items()}
 
 
 def _architecture(file: GgufFile) -> GgufArchitecture:
@@ -107,6 +114,8 @@ def _check_keys(file: GgufFile, known: GgufArchitecture, own: Mapping[str, Any])
         if key not in own:
             faults.add(f"{known.name}.{key}", "is missing", "convert the model again")
     inert = {*known.inert, *(_EXPERTS if own.get("expert_count") in (0, 1) else ())}
+    if own.get("expert_gating_func") == _SCORES[known.score]:
+        inert.add("expert_gating_func")
     for key in sorted(own.keys() - {*known.required, *known.optional, *inert}):
         if own[key]:  # 0 and false switch it off
             faults.add(f"{known.name}.{key}", "is not a known key", _HF)

@@ -1,0 +1,28 @@
+"""Granite 3 with experts and an MLP that all tokens share beside them.
+
+Source: transformers 5.23 models/granitemoeshared, `GraniteMoeSharedForCausalLM`. A width of 0 is no
+such MLP, and then the model is one of `granitemoe`.
+"""
+
+from __future__ import annotations
+
+from edge.export.checkpoint.families import granitemoe, granitemoehybrid
+from edge.export.checkpoint.family import MAX_BLOCKS, UNSUPPORTED, Family, known_only
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "granitemoeshared"
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    if not fields.integer("shared_intermediate_size", 0, low=0):
+        del fields.values["shared_intermediate_size"]
+        return granitemoe.read(fields)
+    known_only(fields, granitemoe.OWN | {"shared_intermediate_size"})
+    fields.demand("hidden_act", "silu", UNSUPPORTED)
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    return granitemoehybrid.read_blocks(fields, NAME, [True] * blocks, turned=True)
+
+
+FAMILY = Family.of_transformers(NAME, "GraniteMoeSharedForCausalLM", read)
