@@ -20,6 +20,9 @@ from edge.runtime.state import State
 DEFAULT_WINDOW = 8
 MAX_WINDOW = 256
 MAX_BATCH = 1024
+# What the head reads, by its name in graphs and plans; where the recipe rounds it, the name of the
+# int8 numbers, and of what a unit of them is.
+HIDDEN, ROUNDED_HIDDEN, HIDDEN_SCALE = "final", "final.q", "final.scale"
 
 
 class Engine(ABC):
@@ -108,6 +111,18 @@ class Engine(ABC):
         where the run itself failed: every state is then where it was.
         """
         raise EngineError(f"engine {self.name} does not join steps")
+
+    def hidden(self) -> tuple[Engine, float]:
+        """An engine over the same weights whose `run` gives what the head would read, [B, L,
+        d_model] in units of the second value, and spares the head. Its states are its own.
+
+        Raises EngineError: this model's plan, or this engine, does not give them.
+        """
+        raise EngineError(
+            f"engine {self.name} gives logits, not hidden states",
+            field="engine",
+            remedy="load the model with the engine cpu, cuda or ort",
+        )
 
     @abstractmethod
     def memory_plan(

@@ -74,7 +74,7 @@ class JoinedEngine(WrappedEngine):
             found = self._step(JointStep(int(np.asarray(tokens)[0, 0]), state))
             assert isinstance(found, np.ndarray)
             return found[None, None]
-        return self._in_turn(
+        return self.in_turn(
             state, lambda: self.engine.run(tokens, state, parents=parents, rows=rows, commit=commit)
         )
 
@@ -82,7 +82,7 @@ class JoinedEngine(WrappedEngine):
         if self._most > 1 and np.shape(tokens) == (1, 1):
             found = self._step(JointStep(int(np.asarray(tokens)[0, 0]), state, greedy=True))
             return np.asarray([found], np.int64)
-        return self._in_turn(state, lambda: self.engine.run_greedy(tokens, state))
+        return self.in_turn(state, lambda: self.engine.run_greedy(tokens, state))
 
     def leave(self, state: State) -> None:
         """Nobody need wait for the next step of this state."""
@@ -93,7 +93,10 @@ class JoinedEngine(WrappedEngine):
 
     # -- turns -----------------------------------------------------------------------------------
 
-    def _in_turn(self, state: State, work: Callable[[], T]) -> T:
+    def in_turn(self, state: State, work: Callable[[], T]) -> T:
+        """Do `work` with a state while no step is made, of this engine or of another one on the
+        same device; steps that wait are made before the next such run.
+        """
         mine = object()
         try:
             with self._changed:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,8 @@ from edge.text import ChatTemplate, Tokenizer, load_template, load_tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from edge.runtime.embed import Embedder, Pooling, Text, Vectors
 
 EMBEDDED = ("demo", "demo-fp16", "demo-draft", "demo-bytes")
 
@@ -55,6 +58,8 @@ class Model:
         self.tokenizer = tokenizer
         self.template = template
         self.defaults: Mapping[str, Any] = manifest.generation.model_dump()
+        self._embedding = threading.Lock()
+        self._embedders: dict[int | None, Embedder] = {}
 
     @property
     def config(self) -> ModelConfig:
@@ -73,6 +78,33 @@ class Model:
         return Model(
             self.path, self.manifest, self.fingerprint, engine, self.tokenizer, self.template
         )
+
+    def embedder(self, *, capacity: int | None = None) -> Embedder:
+        """What makes vectors of tokens; one for each `capacity`, made when first asked for."""
+        from edge.runtime.embed import Embedder  # not above: sessions do without
+
+        with self._embedding:
+            if capacity not in self._embedders:
+                self._embedders[capacity] = Embedder(self, capacity=capacity)
+            return self._embedders[capacity]
+
+    def embed(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+    ) -> Vectors:
+        """Vectors of texts or of token ids: [d_model] of one, [N, d_model] of a list of N.
+
+        A vector is the mean of the last hidden states, of what the head would read, over all
+        tokens; or with `pooling` "last" that of the last token. `normalize` gives it length 1. A
+        text begins with the model's `bos`, where it wants one. Threads may call it.
+
+        Raises InputError: an empty text, ids out of range, pooling; ContextFullError: attention
+        layers hold fewer tokens; EngineError: engine `tensorrt`, which gives logits alone.
+        """
+        return self.embedder().embed_texts(texts, pooling, normalize)
 
     def __enter__(self) -> Model:
         return self

@@ -21,6 +21,7 @@ from edge.runtime.buffers import StateBuffers
 from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Engine, Rows, forked, layout_of
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.ledger import Slots
+from edge.runtime.ort_hidden import before_head
 from edge.runtime.ring import RingRun
 from edge.runtime.state import Request, State, check_run
 
@@ -45,6 +46,7 @@ class OrtEngine(Engine):
             the CPU's reads and writes.
         identity: what the states it makes belong to.
         inputs: names of the graph's.
+        width: values of a row that `run` gives.
     """
 
     name = "ort"
@@ -63,6 +65,7 @@ class OrtEngine(Engine):
         profile: Path | None = None,
         provider: str | None = None,
         folder: Path | None = None,
+        width: int | None = None,
     ) -> None:
         """Load a graph file of a bundle's folder: `folder`/graphs/….onnx, `folder`/weights.bin.
 
@@ -71,7 +74,8 @@ class OrtEngine(Engine):
         file's content where it was read before. `state_dtypes` is the manifest's: states that are
         not fp32. `profile`: an empty folder in which ONNX Runtime keeps its profile, until
         `end_profile`. `provider`: see `ort_providers.choose`. `folder`: where the weights
-        are read, by default the bundle's by its path. Raises EngineError: not a graph ONNX
+        are read, by default the bundle's by its path. `width`: values of a row that `run` gives,
+        None for logits. Raises EngineError: not a graph ONNX
         Runtime can load, or one that keeps a state in another type, or the provider does not run
         here; BundleError: its inputs are not those of `config`.
         """
@@ -96,6 +100,7 @@ class OrtEngine(Engine):
         self._pid = os.getpid()
         self.inputs = frozenset(meta.name for meta in self._session.get_inputs())
         self._options = onnxruntime.RunOptions()
+        self.width = config.vocab_size if width is None else width
         self._state_dtypes = dict(state_dtypes or {})
         self._logs = ort_session.logs_of(self._session, path)
         layout = self._layout(1, 1, 1)
@@ -110,10 +115,12 @@ class OrtEngine(Engine):
         spin: bool = False,
         profile: Path | None = None,
         provider: str | None = None,
+        hidden: bool = False,
     ) -> OrtEngine:
         """The engine for a bundle's `ort` graph. `threads` None is one per core this process may
         use, and one alone for a small model; `provider` None is what EDGE_ORT_PROVIDERS lists, else
-        the CPU. Raises BundleError, EngineError.
+        the CPU. `hidden`: its `run` gives the last hidden states [B, L, d_model] in place of
+        logits. Raises BundleError, EngineError.
         """
         manifest = bundle.manifest
         weights = sum(entry.size for entry in manifest.files if entry.path.endswith(".bin"))
@@ -122,6 +129,7 @@ class OrtEngine(Engine):
         graph = manifest.graphs.get("ort")
         if graph is None:
             raise BundleError("has no graph for ONNX Runtime", file=bundle.path, field="graphs.ort")
+        data = bundle.read(graph)
         with ort_session.unchanged(bundle):
             return OrtEngine(
                 bundle.path / graph,
@@ -130,7 +138,8 @@ class OrtEngine(Engine):
                 chunk=manifest.limits.chunk,
                 identity=Identity.of_bundle(bundle),
                 spin=spin,
-                data=bundle.read(graph),
+                data=before_head(data) if hidden else data,
+                width=manifest.model.d_model if hidden else None,
                 state_dtypes=manifest.state_dtypes,
                 profile=profile,
                 provider=provider,
@@ -249,7 +258,7 @@ class OrtWorkspace:
     def __init__(self, engine: OrtEngine, state: StateBuffers) -> None:
         self.engine = engine
         self._order = engine.constants.order
-        self._inputs = Bindings(engine.inputs, engine.constants, engine.config.vocab_size, state)
+        self._inputs = Bindings(engine.inputs, engine.constants, engine.width, state)
         self._bound: OrderedDict[BindingKey, BoundValues] = OrderedDict()
 
     def logits(self, count: int) -> NDArray[np.float32]:

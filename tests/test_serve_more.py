@@ -200,6 +200,33 @@ def test_ollamas_chat_and_generate(server: Server) -> None:
     assert names == ["bytes", "plain", "tiny"] and asked(server, "/api/version")[2]["version"]
 
 
+def test_embeddings_by_both_clients(server: Server) -> None:
+    client, texts = server.client(), ["a red ball", "a blue one"]
+    # the client asks for base64 by itself
+    made = client.embeddings.create(model="bytes", input=texts)
+    vectors = [one.embedding for one in made.data]
+    assert [one.index for one in made.data] == [0, 1] and vectors[0] != vectors[1]
+    assert made.usage.prompt_tokens == made.usage.total_tokens == len("".join(texts))
+    assert sum(x * x for x in vectors[0]) == pytest.approx(1)
+    plain = client.embeddings.create(
+        model="bytes", input=list(b"a red ball"), encoding_format="float"
+    )
+    assert plain.data[0].embedding == vectors[0]
+    last = client.embeddings.create(model="bytes", input="a", extra_body={"pooling": "last"})
+    assert (
+        last.data[0].embedding
+        == client.embeddings.create(model="bytes", input="a").data[0].embedding
+    )
+    own = asked(server, "/api/embed", {"model": "bytes", "input": texts})[2]
+    assert own["embeddings"] == vectors and own["prompt_eval_count"] == made.usage.prompt_tokens
+    for wrong, param in (
+        ({"input": ""}, "input"), ({"input": ["a", 3]}, "input"), ({"input": [256]}, "input"),
+        ({"input": "a", "dimensions": 7}, "dimensions"), ({"input": "a", "n": 2}, "n"),
+    ):  # fmt: skip
+        status, _, said = asked(server, "/v1/embeddings", wrong)
+        assert (status, said["error"]["param"]) == (400, param)
+
+
 def test_ollamas_tools_and_refusals(server: Server) -> None:
     ask = {"messages": HELLO, "tools": TOOLS[:1], "format": None,
            "options": {"seed": 2, "num_predict": 500}, "stream": False}  # fmt: skip

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge.apps.serve.errors import ApiError, encode
 from edge.apps.serve.requests import ParsedRequest
-from edge.apps.serve.worker import Ended, Piece
+from edge.apps.serve.worker import Embedded, Ended, Piece
 from edge.runtime.model import Model
 from edge.runtime.result import GenerationResult, TokenLogprob
 from edge.runtime.speculate.accept import EXACT
@@ -18,6 +19,18 @@ from edge.text.tools import CallDelta
 
 # the API knows two of our reasons; the others are told beside it
 REASONS = {"stop": "stop", "length": "length"}
+
+
+def embeddings(made: Embedded, name: str) -> dict[str, Any]:
+    """The answer of /v1/embeddings. Base64 is of the numbers as f32, little-endian."""
+    plain = [vector.astype("<f4") for vector in made.vectors]
+    said: list[Any] = [
+        b64encode(vector.tobytes()).decode() if made.asked.base64 else vector.tolist()
+        for vector in plain
+    ]
+    data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(said)]
+    usage = {"prompt_tokens": made.asked.count, "total_tokens": made.asked.count}
+    return {"object": "list", "data": data, "model": name, "usage": usage}
 
 
 class AnswerFormat:

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from functools import partial
@@ -34,7 +34,7 @@ from edge.apps.serve.protocol import KNOWN
 from edge.apps.serve.reader import Reader
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.settings import ServerSettings
-from edge.apps.serve.worker import Ended, ModelWorker, Piece, Served
+from edge.apps.serve.worker import Asked, Ended, ModelWorker, Piece, Served
 from edge.apps.terminal import say, tell_traceback
 from edge.bundle import store
 from edge.errors import EdgeError
@@ -42,6 +42,7 @@ from edge.runtime.joined import JoinedEngine
 
 _OPEN = {"/", "/health"}  # routes without a key: an empty page, and whether the server is ready
 _UNTOLD = {"/health", "/metrics"}  # what supervisors ask again and again is not logged
+Read = Callable[..., Asked]  # of a request: its model and most tokens are given by name
 _EVERYWHERE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
@@ -211,15 +212,23 @@ class App:
             sent = await self._reader.read(partial(requests.parse, body), until)
             given = kind.given(sent)
             name = self._known(given.get("model"))
-            served, asked = await self._read(given, name, kind.chat(sent), until, client)
+            read: Read = partial(requests.read, given, chat=kind.chat(sent))
+            if kind.embeds is not None:
+                read = partial(requests.read_embeddings, given)
+            served, asked = await self._read(read, name, until, client)
             answer = held.enter_context(
                 Exchange(self._worker, asked, until, request.receive, served, client)
             )
-            form = kind.form(asked, name, served.model)
             # nothing is sent before something was made, so that refusals have a status of their own
+            if kind.embeds is not None:
+                made = await answer.vectors()
+                request.scope["edge"] = {"prompt_tokens": made.asked.count}
+                return _Json(kind.embeds(made, name))
+            assert isinstance(asked, ParsedRequest)
             event = await answer.next()
+            form = kind.form(asked, name, served.model)
             if asked.stream:
-                chunks = _chunks(form, event, answer, request.scope)
+                chunks = _chunks(form, event, answer, asked, request.scope)
                 return _Stream(chunks, form.media_type, held.pop_all())
             pieces: list[Piece] = []
             while isinstance(event, Piece):
@@ -245,22 +254,20 @@ class App:
         if not self._inside[client]:
             del self._inside[client]
 
-    async def _read(
-        self, given: Mapping[str, Any], name: str, chat: bool, until: float, client: str
-    ) -> tuple[Served, ParsedRequest]:
+    async def _read(self, read: Read, name: str, until: float, client: str) -> tuple[Served, Asked]:
         try:
             served = await self._worker.obtain(name, until, client)
             most = self._limits.prompt_tokens
             if served.slots.capacity is not None:
                 most = min(most, served.slots.capacity)
-            read = partial(requests.read, given, chat=chat, model=served.model, max_tokens=most)
-            return served, await self._reader.read(read, until)
+            reading = partial(read, model=served.model, max_tokens=most)
+            return served, await self._reader.read(reading, until)
         except EdgeError as problem:
             raise of_edge_error(problem) from None
 
 
 async def _chunks(
-    form: AnswerFormat, event: Piece | Ended, answer: Exchange, scope: Scope
+    form: AnswerFormat, event: Piece | Ended, answer: Exchange, asked: ParsedRequest, scope: Scope
 ) -> AsyncIterator[bytes]:
     """The answers as a stream of chunks; an error, too, once they have begun."""
     for opening in form.opening():
@@ -270,7 +277,7 @@ async def _chunks(
             if chunk := form.piece(event):
                 yield form.line(chunk)
             event = await answer.next()
-        scope["edge"] = _figures(answer.asked, event)
+        scope["edge"] = _figures(asked, event)
         for chunk in form.closing(event):
             yield form.line(chunk)
     except ClientDisconnect:

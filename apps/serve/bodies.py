@@ -31,6 +31,7 @@ from edge.text.template import Message
 from edge.text.tokenizer import check_text
 from edge.text.tools import ToolCall
 
+MOST_INPUTS = 2048  # the API's bound of texts of one request for embeddings
 COMPLETION_TOKENS = 16  # the API's default of /v1/completions
 BIAS = 100.0  # the API's bounds of a logit bias
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -66,10 +67,22 @@ def _prompt(value: Any) -> Any:
     """A text or token ids; a list of one prompt is a prompt."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
         value = value[0]
-    ids = isinstance(value, list) and all(type(token) is int for token in value)
-    if not ids and not isinstance(value, str):
+    if not _ids(value) and not isinstance(value, str):
         raise PydanticCustomError("invalid_type", "must be one text, or one list of token ids")
     return value
+
+
+def _inputs(value: Any) -> Any:
+    """Texts and lists of token ids; one of them is a list of one."""
+    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and _ids(value))
+    given = [value] if one else value
+    if not isinstance(given, list) or not all(isinstance(v, str) or _ids(v) for v in given):
+        raise PydanticCustomError("invalid_type", "must be texts, or lists of token ids")
+    return given
+
+
+def _ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(token) is int for token in value)
 
 
 def _choice(value: Any) -> Any:
@@ -327,6 +340,21 @@ class CompletionBody(GenerationBody):
 
     def sampling(self, model: Model) -> dict[str, Any]:
         return super().sampling(model) | {"logprobs": self.logprobs}
+
+
+class EmbeddingBody(_Fields):
+    """The body of /v1/embeddings. `pooling` is beyond the API."""
+
+    model: str | None = None
+    input: Annotated[
+        list[Text | list[int]],
+        BeforeValidator(_inputs),
+        Field(min_length=1, max_length=MOST_INPUTS),
+    ]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    pooling: Literal["mean", "last"] = "mean"
+    user: Any = None
 
 
 UNSUPPORTED = {*Unsupported.model_fields, *UnsupportedInMessage.model_fields}

@@ -10,8 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from edge.apps.serve.errors import too_late
-from edge.apps.serve.requests import ParsedRequest
-from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece, Served
+from edge.apps.serve.worker import Asked, Embedded, Ended, Event, Job, ModelWorker, Piece, Served
 
 MAX_BEHIND = 1 << 16  # pieces of text that a client may have left unread
 WAITED_FOR = 256  # and while others wait for the model, besides what sockets hold
@@ -26,7 +25,7 @@ class Exchange:
     def __init__(
         self,
         worker: ModelWorker,
-        asked: ParsedRequest,
+        asked: Asked,
         until: float,
         receive: Receive,
         served: Served | None = None,
@@ -34,7 +33,6 @@ class Exchange:
     ) -> None:
         """Submits the request of `client`. `until`: on the monotonic clock. Raises ApiError 503."""
         self._loop = asyncio.get_running_loop()
-        self.asked = asked
         self._events: asyncio.Queue[Event | ClientDisconnect] = asyncio.Queue()
         self._worker = worker
         self._job = Job(asked, until, self._post, served, client)
@@ -54,6 +52,17 @@ class Exchange:
 
     async def next(self) -> Piece | Ended:
         """The next piece of text, or the end. Raises ApiError; ClientDisconnect."""
+        event = await self._event()
+        assert not isinstance(event, Embedded)
+        return event
+
+    async def vectors(self) -> Embedded:
+        """All vectors. Raises as `next` does."""
+        event = await self._event()
+        assert isinstance(event, Embedded)
+        return event
+
+    async def _event(self) -> Piece | Ended | Embedded:
         event = await self._events.get()
         if isinstance(event, Exception):
             raise event

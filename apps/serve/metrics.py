@@ -17,6 +17,7 @@ _HELP = {
     "edge_answers_total": "Answers by what ended them.",
     "edge_prompt_tokens_total": "Tokens of prompts.",
     "edge_reused_tokens_total": "Of these, tokens that were not run again.",
+    "edge_embedded_tokens_total": "Tokens of texts that vectors were made of.",
     "edge_generated_tokens_total": "Tokens that were sampled.",
     "edge_verify_runs_total": "Runs that verified a draft.",
     "edge_drafted_tokens_total": "Tokens that were drafted.",
@@ -90,6 +91,11 @@ class Metrics:
                     self._histograms["edge_ttft_seconds"].observe(waited_s + times.ttft_s)
                 if times.tokens_per_s:
                     self._histograms["edge_tpot_seconds"].observe(1 / times.tokens_per_s)
+
+    def embedded(self, tokens: int) -> None:
+        """A request's vectors were made."""
+        with self._lock:
+            self._add("edge_embedded_tokens_total", tokens)
 
     def text(self, gauges: Iterable[Sample]) -> str:
         """Everything. `gauges`: what is so now."""

@@ -11,9 +11,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from edge.apps.serve.answers import AnswerFormat
+from edge.apps.serve.answers import embeddings as openai_embeddings
 from edge.apps.serve.bodies import SAMPLING
 from edge.apps.serve.errors import ApiError, encode, invalid
-from edge.apps.serve.worker import Ended, Piece
+from edge.apps.serve.worker import Embedded, Ended, Piece
 
 # options by their names here; others are refused by the names they have
 OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty",
@@ -108,6 +109,20 @@ def chat(given: Given) -> dict[str, Any]:
             "tools": given.get("tools")}  # fmt: skip
 
 
+def embed(given: Given) -> dict[str, Any]:
+    """A body of /api/embed. Texts that are too long are refused, not cut as `truncate` asks."""
+    known = _common(given, {"input", "truncate", "dimensions"})
+    return {"input": given.get("input"), "dimensions": given.get("dimensions"),
+            **{key: known[key] for key in ("model",) if key in known}}  # fmt: skip
+
+
+def embeddings(made: Embedded, name: str) -> dict[str, Any]:
+    """The answer of /api/embed."""
+    return {"model": name, "embeddings": [vector.tolist() for vector in made.vectors],
+            "total_duration": _nanoseconds(made.took_s), "load_duration": 0,
+            "prompt_eval_count": made.asked.count}  # fmt: skip
+
+
 def generate(given: Given) -> dict[str, Any]:
     """A body of /api/generate: a question to the chat template, or with `raw` a text to go on."""
     out = _common(given, {"prompt", "system", "raw"})
@@ -153,17 +168,20 @@ def _message(given: Given) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Kind:
     """A route that generates: its answers, how its body is put into words of the OpenAI API, and
-    whether a body asks for a message.
+    whether a body asks for a message. `embeds`: it makes vectors, and this is its answer.
     """
 
     form: type[AnswerFormat]
     given: Callable[[Given], Given] = dict
     chat: Callable[[Given], bool] = lambda given: True
+    embeds: Callable[[Embedded, str], dict[str, Any]] | None = None
 
 
 KINDS = {
     "/v1/chat/completions": Kind(AnswerFormat),
     "/v1/completions": Kind(AnswerFormat, chat=lambda given: False),
+    "/v1/embeddings": Kind(AnswerFormat, embeds=openai_embeddings),
+    "/api/embed": Kind(OllamaFormat, embed, embeds=embeddings),
     "/api/chat": Kind(OllamaFormat, chat),
     "/api/generate": Kind(GenerateFormat, generate, lambda given: not given.get("raw")),
 }

@@ -10,12 +10,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from edge.apps.serve.bodies import SAMPLING, UNSUPPORTED, ChatBody, ChatMessage, CompletionBody
+from edge.apps.serve.bodies import (
+    SAMPLING,
+    UNSUPPORTED,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    EmbeddingBody,
+)
 from edge.apps.serve.errors import ApiError, invalid
 from edge.bundle.strict_json import loads
 from edge.errors import InputError
 from edge.runtime.constrain.mask import open_mask
 from edge.runtime.constrain.tools import ToolUse, tool_use
+from edge.runtime.embed import Pooling
 from edge.runtime.model import Model
 from edge.runtime.parameters import SamplingParams, make_params
 from edge.text.tools import Declared
@@ -51,6 +59,28 @@ class ParsedRequest:
 
 
 @dataclass(frozen=True)
+class EmbeddingRequest:
+    """A request for vectors that was understood.
+
+    Attributes:
+        inputs: tokens of each text.
+        pooling: see `Model.embed`.
+        base64: how the vectors are sent.
+        tokens: of a prompt to answer: there is none.
+    """
+
+    inputs: tuple[tuple[int, ...], ...]
+    pooling: Pooling
+    base64: bool
+    tokens: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Tokens of all texts."""
+        return sum(map(len, self.inputs))
+
+
+@dataclass(frozen=True)
 class _Fault:
     param: str
     message: str
@@ -72,6 +102,20 @@ def read(given: Mapping[str, Any], *, chat: bool, model: Model, max_tokens: int)
         tokens = encoder.text(body.prompt)
     usage = body.stream_options.include_usage
     return ParsedRequest(chat, tuple(tokens), params, body.stream, usage, gap, body.n, tools)
+
+
+def read_embeddings(given: Mapping[str, Any], *, model: Model, max_tokens: int) -> EmbeddingRequest:
+    """The same for /v1/embeddings; `max_tokens`: of each text."""
+    encoder, width = _Encoder(model, max_tokens), model.config.d_model
+    try:
+        body = EmbeddingBody.model_validate(given)
+    except ValidationError as problem:
+        faults = problem.errors(include_url=False, include_context=False)
+        raise _refusal([_fault(fault) for fault in faults]) from None
+    if body.dimensions not in (None, width):
+        raise invalid(f"dimensions: vectors of this model have {width}", "dimensions")
+    inputs = tuple(tuple(encoder.text(text, "input")) for text in body.input)
+    return EmbeddingRequest(inputs, body.pooling, body.encoding_format == "base64")
 
 
 def parse(data: bytes) -> Mapping[str, Any]:
@@ -125,9 +169,13 @@ def _checked(
             if token >= size
         ]
     if faults or body is None:
-        first = faults[0]
-        raise invalid("; ".join(fault.message for fault in faults), first.param, first.code)
+        raise _refusal(faults)
     return body, params, tools
+
+
+def _refusal(faults: Sequence[_Fault]) -> ApiError:
+    first = faults[0]
+    return invalid("; ".join(fault.message for fault in faults), first.param, first.code)
 
 
 def _fault(error: Any) -> _Fault:
@@ -179,22 +227,20 @@ class _Encoder:
         self._check_size(sum(len(message.content.encode()) for message in read), "messages")
         return self._checked(template.encode(read, tools=tools), "messages")
 
-    def text(self, prompt: str | list[int]) -> list[int]:
+    def text(self, prompt: str | list[int], param: str = "prompt") -> list[int]:
         tokenizer = self._model.tokenizer
         if isinstance(prompt, str):
-            self._check_size(len(prompt.encode()), "prompt")
+            self._check_size(len(prompt.encode()), param)
             tokens = tokenizer.encode(prompt)
             if tokenizer.bos is not None and (tokenizer.add_bos or not tokens):
                 tokens.insert(0, tokenizer.bos)
         else:
             tokens, size = prompt, tokenizer.vocab_size
             if outside := [token for token in tokens if not 0 <= token < size]:
-                raise invalid(
-                    f"prompt: token {outside[0]} is not between 0 and {size - 1}", "prompt"
-                )
-        if not tokens:
-            raise invalid("the prompt is empty", "prompt")
-        return self._checked(tokens, "prompt")
+                raise invalid(f"{param}: token {outside[0]} is not between 0 and {size - 1}", param)
+        if (not prompt and param == "input") or not tokens:
+            raise invalid(f"the {param} is empty", param)
+        return self._checked(tokens, param)
 
     def _check_size(self, size: int, param: str) -> None:
         """Refuse, before it is encoded, what cannot fit whatever its tokens are."""

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 
 from edge.apps.serve.errors import ApiError, busy, internal, of_edge_error, stopping, too_late
 from edge.apps.serve.metrics import Metrics
-from edge.apps.serve.requests import ParsedRequest
+from edge.apps.serve.requests import EmbeddingRequest, ParsedRequest
 from edge.apps.serve.slot import Slot
 from edge.apps.serve.slots import SlotPool
 from edge.apps.terminal import say, tell_traceback
 from edge.errors import EdgeError
+from edge.runtime.embed import Vectors
 from edge.runtime.generate import Generation
 from edge.runtime.model import Model
 from edge.runtime.result import GenerationResult, TokenLogprob
@@ -44,8 +45,18 @@ class Ended:
     reused: int
 
 
+@dataclass(frozen=True)
+class Embedded:
+    """The vectors [d_model] of a request's texts, in their order."""
+
+    asked: EmbeddingRequest
+    vectors: tuple[Vectors, ...]
+    took_s: float
+
+
+Asked = ParsedRequest | EmbeddingRequest
 Load = Callable[[], tuple[Model, Sequence[Slot]]]
-Event = Piece | Ended | ApiError  # text, then how it ended
+Event = Piece | Ended | Embedded | ApiError  # text, then how it ended
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ class Job:
 
     def __init__(
         self,
-        asked: ParsedRequest,
+        asked: Asked,
         until: float,
         post: Callable[[Event], None],
         served: Served | None = None,
@@ -332,14 +343,17 @@ class ModelWorker:
                 return too_late("the deadline passed before the request's turn came")
             job.begun = True
             assert slot is not None
+            asked = job.asked
+            if isinstance(asked, EmbeddingRequest):
+                return self._embedded(job, asked)
             waited = time.monotonic() - job.came
             results: list[GenerationResult] = []
-            while len(results) < job.asked.count:
-                generation = self._begin(job, slot, again=bool(results))
+            while len(results) < asked.count:
+                generation = self._begin(job, asked, slot, again=bool(results))
                 job.attach(generation)
                 self._run(generation, job, len(results))
                 results.append(generation.result)
-            self.metrics.answered(len(job.asked.tokens), slot.reused, waited, results)
+            self.metrics.answered(len(asked.tokens), slot.reused, waited, results)
             return self._ended(results, slot)
         except EdgeError as problem:
             refusal = of_edge_error(problem)
@@ -350,8 +364,26 @@ class ModelWorker:
             tell_traceback()
             return internal()
 
-    def _begin(self, job: Job, slot: Slot, *, again: bool) -> Generation:
-        asked, left = job.asked, max(job.until - time.monotonic(), 1e-9)
+    def _embedded(self, job: Job, asked: EmbeddingRequest) -> Event:
+        served, began = job.served or self.served, time.monotonic()
+        assert served is not None
+        embedder = served.model.embedder(capacity=served.slots.capacity)
+
+        def halted() -> bool:
+            return job.cancelled.is_set() or time.monotonic() >= job.until
+
+        vectors: list[Vectors] = []
+        for tokens in asked.inputs:
+            vector = embedder.embed(tokens, pooling=asked.pooling, halted=halted)
+            if vector is None:
+                late = too_late("the deadline passed before all texts were read")
+                return stopping() if self.state == "stopping" else late
+            vectors.append(vector)
+        self.metrics.embedded(asked.count)
+        return Embedded(asked, tuple(vectors), time.monotonic() - began)
+
+    def _begin(self, job: Job, asked: ParsedRequest, slot: Slot, *, again: bool) -> Generation:
+        left = max(job.until - time.monotonic(), 1e-9)
         params = replace(asked.params, deadline_s=left)
         if again:
             return slot.again(params, continued=not asked.chat, tools=asked.tools)

@@ -69,7 +69,7 @@ def plan_bundle(
             logs=plan.logs,
         ),
         window=window,
-        vocab=manifest.model.vocab_size,
+        width=manifest.model.vocab_size,
     )
     program += _LIBRARY + _LAUNCH * len(plan.launches)
     return memory.with_loading(runs.memory_plan(), program, weights, snapshots)

@@ -16,12 +16,13 @@ from edge.launch import LOGITS, PICKED
 from edge.runtime.cuda.device import Bytes, Memory, RecordedGraph
 from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.executor import Executor, Issuer, Places, PreparedWork
+from edge.runtime.cuda.hidden import before_head
 from edge.runtime.cuda.inputs import DeviceRun, Sources
-from edge.runtime.cuda.launching import KernelCall, Launches
+from edge.runtime.cuda.launching import KernelCall, Launches, PlanExecutor
 from edge.runtime.cuda.runs import RunKey, StateRuns
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.engine import DEFAULT_WINDOW, Engine, Rows, layout_of
-from edge.runtime.layout import Identity, StateLayout
+from edge.runtime.layout import NUMPY, Identity, StateLayout
 from edge.runtime.ledger import ReplayStep, Slots
 from edge.runtime.state import State, check_run
 
@@ -48,6 +49,7 @@ class CudaEngine(Engine):
         executor: runs the plan's programs.
         sources: how inputs are computed.
         identity: what the states it makes belong to.
+        width: values of a row that `run` gives.
     """
 
     name = "cuda"
@@ -70,6 +72,7 @@ class CudaEngine(Engine):
         self.chunk = chunk
         self.identity = identity
         self.sources = Sources(self.plan, getattr(exclusive.device, "multiprocessors", 0))
+        self.width = config.vocab_size
         self._state_dtypes = dict(state_dtypes or {})
         self._arena: Memory | None = None
         self._runs: dict[tuple[int, int, int], StateRuns] = {}
@@ -123,7 +126,7 @@ class CudaEngine(Engine):
                 chunk=self.chunk,
                 layout=layout,
                 window=window,
-                vocab=self.config.vocab_size,
+                width=self.width,
             )
         return self._runs[key]
 
@@ -164,6 +167,20 @@ class CudaEngine(Engine):
     def finds_argmax(self) -> bool:
         """Whether `run_greedy` can be asked: plans of older versions end with their logits."""
         return all(program.picks for program in self.plan.programs if program.kind == "chain")
+
+    def hidden(self) -> tuple[Engine, float]:
+        """See `Engine.hidden`. Weights and kernels are shared."""
+        if not isinstance(self.executor, PlanExecutor):
+            return super().hidden()
+        plan, unit = before_head(self.plan)
+        shared = self.executor
+        executor = PlanExecutor(plan, shared.kernels, shared.weights, self.exclusive.device)
+        engine = type(self)(
+            self.config, self.exclusive, executor,
+            chunk=self.chunk, identity=self.identity, state_dtypes=self._state_dtypes,
+        )  # fmt: skip
+        engine.width = self.config.d_model
+        return engine, unit
 
     def _performed(
         self,
@@ -212,7 +229,8 @@ class PreparedRun:
         self._issued = False
         self.work: PreparedWork = workspace.issuer.prepare(key, places, recorded=recorded)
         offsets, shape = runs.arena(spacious).offsets, (key.rows, runs.batch)
-        self.logits: Floats = np.zeros((0, *shape[1:], runs.vocab), np.float32)
+        kind = NUMPY[runs.out]
+        self.logits: Floats = np.zeros((0, *shape[1:], runs.width), kind)
         self.picked: Ids = np.zeros((0, runs.batch), np.int32)
         if key.picked:
             self._out = workspace.picked[: runs.picked_bytes(key.rows)]
@@ -221,7 +239,7 @@ class PreparedRun:
         else:
             self._out = workspace.out[: runs.logits_bytes(key.rows)]
             self._at = offsets.get(LOGITS, 0)
-            self.logits = self._out.view(np.float32).reshape(*shape, runs.vocab)
+            self.logits = self._out.view(kind).reshape(*shape, runs.width)
         self.graph: RecordedGraph | None = None
 
     def record(self) -> None:
@@ -275,7 +293,7 @@ class DeviceWorkspace:
         self._prepared: OrderedDict[RunKey, PreparedRun] = OrderedDict()
         self.issuer: Issuer = engine.executor.issuer(runs, state)
         self._recorded = dict.fromkeys(runs.recorded())
-        self._finite = np.zeros((runs.batch, runs.vocab), np.bool_)
+        self._finite = np.zeros((runs.batch, runs.width), np.bool_)
         with engine.exclusive as device:
             nbytes = runs.inputs_bytes
             self.host: Bytes = device.host(nbytes)

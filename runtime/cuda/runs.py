@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edge.errors import InputError
-from edge.launch import ITEM_SIZE, LaunchPlan, Sizes
+from edge.launch import ITEM_SIZE, LOGITS, DType, LaunchPlan, Sizes
 from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.executor import Executor
 from edge.runtime.cuda.inputs import InputBlock
@@ -36,7 +36,7 @@ class StateRuns:
         plan: its programs; `executor` does what they say.
         chunk: most tokens of a committing run.
         layout, window: of the state.
-        vocab: logits of a row.
+        width: values of a row of what runs give.
     """
 
     plan: LaunchPlan
@@ -44,7 +44,7 @@ class StateRuns:
     chunk: int
     layout: StateLayout
     window: int
-    vocab: int
+    width: int
     _arenas: dict[RunKey, Arena] = field(default_factory=dict, repr=False, compare=False)
     _blocks: dict[RunKey, InputBlock] = field(default_factory=dict, repr=False, compare=False)
 
@@ -163,8 +163,13 @@ class StateRuns:
     def picked_bytes(self, rows: int) -> int:
         return ITEM_SIZE["i32"] * rows * self.batch
 
+    @property
+    def out(self) -> DType:
+        """The type of what runs give: of logits f32."""
+        return self.plan.values[LOGITS].dtype
+
     def logits_bytes(self, rows: int) -> int:
-        return ITEM_SIZE["f32"] * rows * self.batch * self.vocab
+        return ITEM_SIZE[self.out] * rows * self.batch * self.width
 
 
 def choose_program(plan: LaunchPlan, kind: str, rows: int) -> int | None:

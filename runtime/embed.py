@@ -1,0 +1,131 @@
+"""Texts as vectors: the last hidden states of a text, pooled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import open_bundle
+from edge.errors import BundleError, ContextFullError, InputError
+from edge.runtime import memory
+from edge.runtime.engine import Engine
+from edge.runtime.joined import JoinedEngine
+from edge.runtime.session import MAX_PROMPT_TOKENS
+from edge.runtime.transcript import PromptReader
+
+if TYPE_CHECKING:
+    from edge.runtime.model import Model
+
+Pooling = Literal["mean", "last"]
+Vectors: TypeAlias = NDArray[np.float32]
+Text: TypeAlias = str | Sequence[int]  # or token ids, as they stand
+
+
+class Embedder:
+    """Makes vectors, with a state of its own. Threads may share it: they take turns, a text each.
+
+    Attributes:
+        width: d_model, numbers of a vector.
+        capacity: most tokens of a text, None without attention.
+    """
+
+    def __init__(self, model: Model, *, capacity: int | None = None) -> None:
+        """Takes memory: of a state, see `Engine.new_state`, and with ONNX Runtime of a second
+        session over the same weights. Raises EngineError: the engine has no hidden states.
+        """
+        self._beside = model.engine if isinstance(model.engine, JoinedEngine) else None
+        self._engine, self._unit = _hidden(model)
+        self._state = self._engine.new_state(window=1, capacity=capacity)
+        self._chunk = min(model.engine.chunk, self._engine.chunk)
+        self._reader = PromptReader(model.tokenizer, MAX_PROMPT_TOKENS)
+        self._turn = threading.Lock()
+        self.width = model.config.d_model
+        self.capacity = self._state.capacity
+
+    def read(self, text: Text) -> list[int]:
+        """The tokens that a text is read as, `bos` among them where the model wants one.
+
+        Raises InputError: empty, too long, ids out of range; ContextFullError.
+        """
+        tokens = self._reader.encode(text)
+        if len(text):
+            tokens = self._reader.with_bos(tokens, isinstance(text, str))
+        if not tokens:
+            raise InputError("a text is empty", field="texts", remedy="leave it out")
+        self._reader.check_length(len(tokens))
+        if self.capacity is not None and len(tokens) > self.capacity:
+            raise ContextFullError(
+                f"{len(tokens)} tokens do not fit into a context of {self.capacity}", field="texts"
+            )
+        return tokens
+
+    def embed(
+        self,
+        tokens: Sequence[int],
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+        halted: Callable[[], object] = lambda: None,
+    ) -> Vectors | None:
+        """The vector [d_model] of one text of at least one token; None when `halted()` said so
+        before all of it was read.
+
+        Raises InputError: pooling; EngineError.
+        """
+        if pooling not in get_args(Pooling):
+            raise InputError(f"must be mean or last, got {pooling!r:.40}", field="pooling")
+        total = np.zeros(self.width)
+        with self._turn:
+            self._state.clear()
+            for start in range(0, len(tokens), self._chunk):
+                if halted():
+                    return None
+                states = self._run(tokens[start : start + self._chunk], pooling)
+                total = total + states.sum(0) if pooling == "mean" else states[-1]
+        vector = total / (len(tokens) if pooling == "mean" else 1) * self._unit
+        if normalize:
+            vector = vector / (np.linalg.norm(vector) or 1.0)
+        return vector.astype(np.float32)
+
+    def embed_texts(
+        self, texts: Text | Sequence[Text], pooling: Pooling, normalize: bool
+    ) -> Vectors:
+        """See `Model.embed`."""
+        one = isinstance(texts, str) or (len(texts) and isinstance(texts[0], int | np.integer))
+        read = [self.read(text) for text in cast("Sequence[Text]", [texts] if one else texts)]
+        found = [self.embed(each, pooling=pooling, normalize=normalize) for each in read]
+        vectors = np.array(found, np.float32).reshape(-1, self.width)
+        return vectors[0] if one else vectors
+
+    def _run(self, tokens: Sequence[int], pooling: Pooling) -> NDArray[np.float64]:
+        """Hidden states [L, d_model] of a chunk, in units of the engine."""
+        rows: Literal["all", "last"] = "all" if pooling == "mean" else "last"
+
+        def run() -> NDArray[np.float64]:
+            batch = np.asarray([tokens], np.int64)
+            found = self._engine.run(batch, self._state, rows=rows, commit=True)
+            return found[0].astype(np.float64)
+
+        return run() if self._beside is None else self._beside.in_turn(self._state, run)
+
+
+def _hidden(model: Model) -> tuple[Engine, float]:
+    """See `Engine.hidden`. Raises EngineError, BundleError."""
+    engine = model.engine
+    if isinstance(engine, JoinedEngine):
+        engine = engine.engine
+    if engine.name != "ort":
+        return engine.hidden()
+    from edge.runtime.ort import OrtEngine  # not above: it needs ONNX Runtime
+
+    assert isinstance(engine, OrtEngine)
+    with open_bundle(model.path) as bundle:
+        if bundle.fingerprint != model.fingerprint:
+            raise BundleError("has changed since it was loaded", file=model.path)
+        memory.check_load(memory.plan_bundle(bundle.manifest, window=1, capacity=1), model.path)
+        threads, provider = engine.threads, engine.provider
+        return OrtEngine.from_bundle(bundle, threads=threads, provider=provider, hidden=True), 1.0
