@@ -114,7 +114,7 @@ struct Scan : Kernel {
           product_float(in, stride, rows, dt_weight.in<const T>(a), rank, first, last,
                         [&](int64_t m, int64_t n, const float(*sums)[NR], int r, int c) {
                           for (int i = 0; i < r; i++)
-                            for (int j = 0; j < c; j++) out[(m + i) * E + n + j] = sums[i][j];
+                            std::memcpy(out + (m + i) * E + n, sums[i], size_t(c) * sizeof(float));
                         });
         });
       });
@@ -158,13 +158,16 @@ struct Scan : Kernel {
           steps(steps_), zs(rows_of(s.z, a, s.z_stride)), log_xs(rows_of(s.log_x, a, s.E)),
           log_steps(rows_of(s.log_dt, a, s.E)), wide(wide_), wide_C(wide_C_),
           wide_replayed(replayed_), kind(s.state.type), state_size(course.batch * s.N * s.E) {
-      Rows of_A = rows_of(s.A, a, s.E), of_D = rows_of(s.D, a, 0), of_bias = rows_of(s.dt_bias, a, 0);
+      Rows of_D = rows_of(s.D, a, 0), of_bias = rows_of(s.dt_bias, a, 0);
       bool scaled = bool(s.A_scale);
       float A_unit = scaled ? *s.A_scale.in<const float>(a) : 1.f;
-      for (int64_t n = 0; n < s.N; n++) {
-        vf A = of_A.at(n, e, some);
-        rate[n] = (scaled ? -expv(A * A_unit) : A) * 1.4426950408889634f;
-      }
+      with_type(s.A.type, [&](auto* t) {
+        const auto* A = s.A.in<std::remove_pointer_t<decltype(t)>>(a) + e;
+        for (int64_t n = 0; n < s.N; n++) {
+          vf of_n = load_some(A + n * s.E, some);
+          rate[n] = (scaled ? -expv(of_n * A_unit) : of_n) * 1.4426950408889634f;
+        }
+      });
       x_unit = s.x_scale.at(a, e, some);
       dt_unit = s.dt_scale.at(a, e, some);
       z_unit = s.z_scale.at(a, e, some);
@@ -175,26 +178,46 @@ struct Scan : Kernel {
     vf step_size(vf dt) const { return softplus(dt * dt_unit + offset); }
 
     // h after one more token, not yet rounded; and C·h where C is asked for
-    template <int COUNT> vf update(vf* h, vf x, vf delta, const float* B, const float* C) const {
+    template <int COUNT, bool READ = false>
+    EDGE_INLINE vf update(vf* h, vf x, vf delta, const float* B, const float* C = nullptr) const {
       const int64_t N = COUNT ? COUNT : s.N;
       vf fed = delta * (x * x_unit), out{};
+#pragma GCC unroll 16
       for (int64_t n = 0; n < N; n++) {
         h[n] = exp2v(delta * rate[n]) * h[n] + fed * B[n];
-        if (C) out += h[n] * C[n];
+        if (READ) out += h[n] * C[n];
       }
       return out;
     }
-    template <int COUNT> void round(vf* h) const {
+    template <int COUNT> EDGE_INLINE void round(vf* h) const {
       if (kind == Type::f32) return;
       const int64_t N = COUNT ? COUNT : s.N;
       for (int64_t n = 0; n < N; n++) h[n] = kept(h[n], kind, splat(1.f), splat(1.f));
     }
-    int64_t state_at(int64_t slot, int64_t n) const {
-      return slot * state_size + (sequence * s.N + n) * s.E + e;
+    // f(h[n], its place) for the states of a slot
+    template <int COUNT, class F> EDGE_INLINE void each_state(vf* h, int64_t slot, F f) const {
+      const int64_t N = COUNT ? COUNT : s.N, start = slot * state_size + sequence * s.N * s.E + e;
+      with_type(kind, [&](auto* t) {
+        auto* states = s.state.in<std::remove_pointer_t<decltype(t)>>(a) + start;
+#pragma GCC unroll 16
+        for (int64_t n = 0; n < N; n++) f(h[n], states + n * s.E);
+      });
     }
-    void store_all(const vf* h) const {
-      for (int64_t n = 0; n < s.N; n++)
-        store_state(s.state.in<void>(a), kind, state_at(course.target, n), h[n], splat(1.f), some);
+    template <int COUNT> EDGE_INLINE void load_all(vf* h) const {
+      each_state<COUNT>(h, course.source, [&](vf& of_n, const auto* from) {
+        of_n = load_some(from, some);
+        __builtin_prefetch(from + AHEAD * W);
+      });
+      // 2·N streams of memory are more than processors foresee
+      if (course.store)
+        each_state<COUNT>(h, course.target,
+                          [&](vf&, const auto* to) { __builtin_prefetch(to + AHEAD * W, 1); });
+    }
+    template <int COUNT> EDGE_INLINE void store_all(vf* h) const {
+      each_state<COUNT>(h, course.target, [&](const vf& of_n, auto* to) {
+        constexpr bool bytes = std::is_same_v<decltype(to), int8_t*>;
+        store_some(to, bytes ? round_even(of_n) : of_n, some);
+      });
     }
     void stash(int64_t t, vf x, vf dt) const {
       if (course.slots[t] < 0) return;
@@ -209,37 +232,29 @@ struct Scan : Kernel {
 
     template <int COUNT> void work() {
       vf h[COUNT ? COUNT : LIMIT];
-      Rows states = rows_of(s.state, a, 0);
-      // 2·N streams of memory are more than processors foresee
-      const char* base = static_cast<const char*>(s.state.in<const void>(a));
-      const int64_t item = kind == Type::f32 ? 4 : kind == Type::f16 ? 2 : 1;
-      for (int64_t n = 0; n < s.N; n++) {
-        h[n] = states.at(0, state_at(course.source, n), some);
-        __builtin_prefetch(base + (state_at(course.source, n) + AHEAD * W) * item);
-        if (course.store) __builtin_prefetch(base + (state_at(course.target, n) + AHEAD * W) * item, 1);
-      }
+      load_all<COUNT>(h);
       for (int64_t j = 0; j < course.pending; j++) {
         int64_t row = course.replay[j] * course.batch + sequence;
         update<COUNT>(h, log_xs.at(row, e, some), step_size(log_steps.at(row, e, some)),
-                      wide_replayed + (j * course.batch + sequence) * s.B_groups * s.N, nullptr);
+                      wide_replayed + (j * course.batch + sequence) * s.B_groups * s.N);
         round<COUNT>(h);
-        if (j + 1 == course.advance) store_all(h);
+        if (j + 1 == course.advance) store_all<COUNT>(h);
       }
       if (course.ancestors) return branches<COUNT>(h);
       for (int64_t t = 0; t < course.tokens; t++) {
         token<COUNT>(h, t);
         round<COUNT>(h);
       }
-      if (course.store == 2) store_all(h);
+      if (course.store == 2) store_all<COUNT>(h);
     }
 
     // run token t from h on, with its output
-    template <int COUNT> void token(vf* h, int64_t t) const {
+    template <int COUNT> EDGE_INLINE void token(vf* h, int64_t t) const {
       int64_t row = t * course.batch + sequence;
       vf x = xs.at(row, e, some), dt = steps.at(row, e, some);
       stash(t, x, dt);
-      vf y = update<COUNT>(h, x, step_size(dt), wide + row * s.B_groups * s.N,
-                           wide_C + row * s.C_groups * s.N);
+      vf y = update<COUNT, true>(h, x, step_size(dt), wide + row * s.B_groups * s.N,
+                                 wide_C + row * s.C_groups * s.N);
       store_out(row, y, x);
     }
 
@@ -252,7 +267,7 @@ struct Scan : Kernel {
           if (!course.ancestors[t * course.tokens + j]) continue;
           int64_t row = j * course.batch + sequence;
           update<COUNT>(h, xs.at(row, e, some), step_size(steps.at(row, e, some)),
-                        wide + row * s.B_groups * s.N, nullptr);
+                        wide + row * s.B_groups * s.N);
           round<COUNT>(h);
         }
         token<COUNT>(h, t);
