@@ -41,16 +41,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(folder: Path) -> Facts:
+def reference(folder: Path) -> Iterator[run.Reference]:
+    """What transformers says of the tiny shape: made once, and taken by every run after that."""
+    made = run.make_reference(ModelFolder("tiny", folder), 1, lambda text: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "make_reference", lambda *_: made)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def measured(folder: Path, reference: run.Reference) -> Facts:
     names = NAMES + (LLAMA if HAS_LLAMA else [])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "BUDGET", 0.01)
         return run.run("tiny", names, folder, threads=1, rounds=1, profiled=True)
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> run.Reference:
-    return run.make_reference(ModelFolder("tiny", folder), 1, lambda text: None)
 
 
 def test_every_peer_is_right_and_timed(measured: Facts) -> None:
@@ -114,7 +118,7 @@ def test_logits_that_are_not_numbers_never_agree() -> None:
 
 
 def test_wrong_result_of_ours_gets_no_figures_and_exit_code_1(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, reference: run.Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(run.KL_LIMITS, "w8", 0.0)  # nothing quantized is that close
     arguments = ["--shape", "tiny", "--rounds", "1", "--peers", "edge-w8", "--json"]
@@ -125,7 +129,7 @@ def test_wrong_result_of_ours_gets_no_figures_and_exit_code_1(
 
 
 def test_absent_peer_is_named_with_how_to_install_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, reference: run.Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     present = peers.installed
     monkeypatch.setattr(peers, "installed", lambda name: "llama" not in name and present(name))
