@@ -34,10 +34,9 @@ from edge.runtime.parameters import (
 )
 from edge.runtime.result import FinishReason
 from edge.runtime.sampling import Sampler, new_rng, restore_rng, rng_state
-from edge.runtime.settled import SessionSnapshot as SessionSnapshot
-from edge.runtime.settled import Settled, Turn
 from edge.runtime.state import Hold
-from edge.runtime.transcript import SHOWN, PromptReader, SavedSession, Talk
+from edge.runtime.transcript import SHOWN, PromptReader, SavedSession, Settled, Talk, Turn
+from edge.runtime.transcript import SessionSnapshot as SessionSnapshot
 from edge.text.template import Message
 from edge.text.tokenizer import check_text
 

@@ -1,4 +1,5 @@
-"""What goes into a session: prompts as token ids, a chat as it grows, and both in a saved state.
+"""What goes into a session: prompts as token ids, a chat as it grows, both in a saved state, and
+what a session holds between answers: one value, replaced whole, so that nothing is half done.
 
 A state of constant size can hold a conversation without end, a transcript cannot. So old turns are
 left out of the prompt that a turn is rendered as, once the state has read them, and in the end
@@ -12,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +22,10 @@ from edge.errors import EdgeError, InputError, StateError
 from edge.text.template import MAX_MESSAGES, Message, check_messages
 from edge.text.tokenizer import Tokenizer, check_text
 from edge.text.tools import ToolCall
+
+if TYPE_CHECKING:
+    from edge.runtime.constrain.tools import ToolUse
+    from edge.runtime.generate import ContextMark, Logits
 
 VERSION = 1
 _OF_TOOLS = {"tool_calls", "tool_call_id"}
@@ -299,3 +304,55 @@ def _ids(values: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
     if not all(type(value) is int for value in values):
         raise TypeError("a token id is not a whole number")
     return tuple(tokenizer.check_id(value) for value in values)
+
+
+@dataclass(frozen=True)
+class SessionSnapshot:
+    """All of a session at one moment. Holds a copy of one state."""
+
+    context: ContextMark
+    talk: Talk
+    rng: Mapping[str, Any]
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return self.talk.messages
+
+
+@dataclass
+class Turn:
+    """A turn, kept for `regenerate`.
+
+    Attributes:
+        tokens: of the prompt.
+        talk: what it answers, of a chat. tools: what that answer may call.
+        anew: the transcript is another than the one that the state has read.
+        cut: where tokens that the prompt leaves out lie in the context, and how many.
+        read: where the prompt had been read and nothing of the answer, and the logits [V] there.
+    """
+
+    tokens: list[int]
+    talk: Talk | None
+    anew: bool = False
+    cut: tuple[int, int] = (0, 0)
+    tools: ToolUse | None = None
+    read: tuple[ContextMark, Logits] | None = None
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A session, but for its context.
+
+    Attributes:
+        rng: of random numbers that answers without a seed of their own draw from.
+        undo: what `undo` goes back to, the latest last.
+        last: the turn that `regenerate` answers again.
+        mark: where the context has to go back to before anything else: set while something is
+            under way that an interrupt would leave half done.
+    """
+
+    talk: Talk
+    rng: Mapping[str, Any]
+    undo: tuple[SessionSnapshot, ...] = ()
+    last: Turn | None = None
+    mark: ContextMark | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge.apps.demo import train as training
-from edge.apps.demo.figures import converse
+from edge.apps.demo.cards import converse
 from edge.apps.demo.tokenizer import train_tokenizer
 
 WORDS = ["the", "cat", "dog", "bird", "sees", "hears", "a", "red", "green", "house", "tree", "runs"]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from edge.runtime.speculate.choose import ARMS as TREES
+from edge.runtime.speculate.choose import Ucb
 from edge.runtime.speculate.estimates import Acceptance, Shift
 from edge.runtime.speculate.policy import NO_OUTLOOK, Bandit, Round
 from edge.runtime.speculate.shape import NO_DRAFT, Shape
-from edge.runtime.speculate.ucb import ARMS as TREES
-from edge.runtime.speculate.ucb import Ucb
 
 CHAINS = tuple(Shape.of_chain(length) for length in (1, 2, 3, 4, 6))
 ARMS = (*CHAINS, Shape((2, 1)), Shape((2, 1, 1, 1)), Shape((3, 2, 1)))

@@ -14,9 +14,9 @@ from edge.errors import EngineError, InputError, StateError
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.model import Model
 from edge.runtime.session import Session
+from edge.runtime.speculate.choose import ARMS
 from edge.runtime.speculate.policy import Bandit
 from edge.runtime.speculate.shape import NO_DRAFT
-from edge.runtime.speculate.ucb import ARMS
 from tests import session_models
 from tests.speculate_samples import third_tokens_are_alike
 from tests.speculation_models import check_same, model

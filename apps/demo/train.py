@@ -16,9 +16,9 @@ import torch
 import typer
 from torch import Tensor
 
+from edge.apps.demo.cards import CONVERSATIONS, Figures, chat_rows, converse, measure, text_rows
 from edge.apps.demo.data import Batch, Codec, Rows, TrainingData, make_codec
 from edge.apps.demo.distill import TalkRows, Taught, TeacherLessons, start_from
-from edge.apps.demo.figures import CONVERSATIONS, Figures, chat_rows, converse, measure, text_rows
 from edge.apps.demo.save import save_model
 from edge.apps.demo.shapes import config_for
 from edge.apps.demo.tokenizer import train_tokenizer
@@ -236,7 +236,7 @@ def main(
         Path | None, typer.Option(help="For draft: floating bundle or checkpoint to learn from")
     ] = None,
     talks: Annotated[
-        list[Path] | None, typer.Option(help="With --teacher: its talks (edge.apps.demo.talks)")
+        list[Path] | None, typer.Option(help="With --teacher: its talks (edge.apps.demo.answers)")
     ] = None,
     overlap: Annotated[
         float, typer.Option(help="With --teacher: share of the loss that is tokens refused")

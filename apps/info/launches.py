@@ -30,7 +30,7 @@ def collect(plan: LaunchPlan, config: ModelConfig, *, chunk: int, context: int) 
     layer by kind, the most where they differ), `kernels` (name → launches), `weight_bytes` read
     (of a table of embeddings, nothing counts) and `arena_bytes` of values.
     """
-    from edge.runtime.cuda.arena import place
+    from edge.runtime.cuda.runs import place
 
     rows = []
     for program in plan.programs:

@@ -19,8 +19,7 @@ from edge.plugins.tensorrt.launches import (
     Place,
     WorkBuffer,
 )
-from edge.plugins.tensorrt.operands import Operands
-from edge.plugins.tensorrt.tensors import Tensors
+from edge.plugins.tensorrt.operands import Operands, Tensors
 
 _SYMBOLS = "TBLCSA"
 

@@ -35,13 +35,12 @@ from onnx import (
 
 from edge.launch import DType
 from edge.ops import DEVICE_DOMAIN, DEVICE_VERSION
-from edge.plugins.device.library import device_functions
-from edge.plugins.device.statements import DEVICE_OPS
+from edge.plugins.device.statements import DEVICE_OPS, device_functions
 from edge.plugins.lowering.plan import LOGITS, PICKED, Lowered, walked
 from edge.plugins.onnx import model_of
 from edge.plugins.tensorrt import OUT
 from edge.plugins.tensorrt.nodes import DeviceNode, StandardNode, device_nodes
-from edge.plugins.tensorrt.tensors import Tensors
+from edge.plugins.tensorrt.operands import Tensors
 
 PLUGIN_VERSION = "1"
 _TYPES: Mapping[DType, int] = {

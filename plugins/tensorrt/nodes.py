@@ -18,8 +18,7 @@ from edge.plugins.lowering.context import Lowering, Node, View
 from edge.plugins.lowering.plan import Lowered, LoweringError
 from edge.plugins.tensorrt.calls import Runs, node_launches
 from edge.plugins.tensorrt.launches import NodeLaunches
-from edge.plugins.tensorrt.operands import Operands, operands
-from edge.plugins.tensorrt.tensors import Tensors
+from edge.plugins.tensorrt.operands import Operands, Tensors, operands
 
 # nodes that are only other names of values
 _NO_NODES = ("Split", "Transpose")

@@ -20,11 +20,10 @@ import numpy as np
 from edge.errors import EdgeError
 from edge.launch import ITEM_SIZE, LOGITS, Launch, LaunchPlan, Pointer, Program, Sizes, Variant
 from edge.runtime.cpu.device import CallList, CpuDevice
-from edge.runtime.cuda.arena import place
 from edge.runtime.cuda.engine import Floats, not_finite
 from edge.runtime.cuda.inputs import DeviceRun, InputBlock
 from edge.runtime.cuda.launching import KernelCall, PlanExecutor, Template, reads
-from edge.runtime.cuda.runs import RunKey
+from edge.runtime.cuda.runs import RunKey, place
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.engine import MAX_WINDOW, JointStep, Stepped
 from edge.runtime.ledger import log_slots

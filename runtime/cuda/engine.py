@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from edge.config import ModelConfig
 from edge.errors import EngineError, StateError
 from edge.launch import LOGITS, PICKED
-from edge.runtime.cuda.device import Bytes, Memory, RecordedGraph
-from edge.runtime.cuda.exclusive import Exclusive
+from edge.runtime.cuda.device import Bytes, Exclusive, Memory, RecordedGraph
 from edge.runtime.cuda.executor import Executor, Issuer, Places, PreparedWork
 from edge.runtime.cuda.hidden import before_head
 from edge.runtime.cuda.inputs import DeviceRun, Sources

@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edge.launch import Buffer, LaunchPlan
-from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.device import Memory
 from edge.runtime.ledger import ReplayStep
 
 if TYPE_CHECKING:
-    from edge.runtime.cuda.runs import RunKey, StateRuns
+    from edge.runtime.cuda.runs import Arena, RunKey, StateRuns
     from edge.runtime.cuda.state import DeviceState
 
 

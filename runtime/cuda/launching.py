@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 from edge.launch import ITEM_SIZE, Buffer, Launch, LaunchPlan, Pointer, Size, Sizes
 from edge.launch_checks import check_sizes
-from edge.runtime.cuda.arena import Arena, place
 from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.executor import Places
-from edge.runtime.cuda.runs import RunKey, StateRuns
+from edge.runtime.cuda.runs import Arena, RunKey, StateRuns, place
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import StateLayout

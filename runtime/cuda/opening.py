@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from edge.bundle.kernels import WEIGHT_FILE, open_plan
 from edge.errors import EngineError
 from edge.launch import LaunchPlan
-from edge.runtime.cuda.device import Device
+from edge.runtime.cuda.device import Device, Exclusive
 from edge.runtime.cuda.engine import CudaEngine
-from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.weights import DeviceWeights, upload
 from edge.runtime.layout import Identity

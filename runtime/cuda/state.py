@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from edge.errors import EngineError, StateError
-from edge.runtime.cuda.device import ALIGNMENT, Memory
-from edge.runtime.cuda.exclusive import Exclusive, Transfer
+from edge.runtime.cuda.device import ALIGNMENT, Exclusive, Memory, Transfer
 from edge.runtime.layout import ArrayType, Identity, StateLayout, batch_axis, packed
 from edge.runtime.ledger import ReplayLedger, log_slots
 from edge.runtime.state import Array, Piece, State

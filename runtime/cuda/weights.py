@@ -11,8 +11,7 @@ import numpy as np
 
 from edge.errors import BundleError
 from edge.launch import ITEM_SIZE, LaunchPlan, Weight
-from edge.runtime.cuda.device import ALIGNMENT, Memory
-from edge.runtime.cuda.exclusive import Exclusive
+from edge.runtime.cuda.device import ALIGNMENT, Exclusive, Memory
 from edge.runtime.layout import packed
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from typing import NamedTuple, Protocol
 from edge.errors import EngineError, Faults
 from edge.launch import ITEM_SIZE, LOGITS, PICKED, Buffer, LaunchPlan
 from edge.plugins.tensorrt import OUT
-from edge.runtime.cuda.arena import Arena
 from edge.runtime.cuda.device import ALIGNMENT, Device, Memory
 from edge.runtime.cuda.executor import Issuer, Places, PreparedWork
 from edge.runtime.cuda.launching import PlanExecutor
-from edge.runtime.cuda.runs import RunKey, StateRuns
+from edge.runtime.cuda.runs import Arena, RunKey, StateRuns
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.layout import Shape, packed
 from edge.runtime.ledger import KEEP, ReplayStep

@@ -13,8 +13,8 @@ import numpy as np
 from edge.config import ModelConfig
 from edge.plugins.lowering.plan import lower
 from edge.runtime.cpu.engine import CpuEngine
+from edge.runtime.cuda.device import Exclusive
 from edge.runtime.cuda.engine import CudaEngine
-from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.cuda.weights import DeviceWeights

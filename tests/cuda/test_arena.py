@@ -13,8 +13,8 @@ from edge.config import Mamba1Config, ModelConfig
 from edge.export.graph import build_graph
 from edge.launch import ITEM_SIZE, Buffer, Launch, LaunchPlan, Pointer, Program, Size, Variant
 from edge.plugins.lowering.plan import lower
-from edge.runtime.cuda.arena import Arena, place
 from edge.runtime.cuda.device import ALIGNMENT
+from edge.runtime.cuda.runs import Arena, place
 from tests.int8_models import int8_plan, random_tensors
 from tests.test_launch_plan import program
 

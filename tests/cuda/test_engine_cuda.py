@@ -14,8 +14,8 @@ from edge.errors import BundleError, EngineError, InputError, StateError
 from edge.launch import Buffer, Size, Weight
 from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.runtime.cuda import opening, weights
+from edge.runtime.cuda.device import STAGING, Exclusive
 from edge.runtime.cuda.engine import CudaEngine
-from edge.runtime.cuda.exclusive import STAGING, Exclusive
 from edge.runtime.cuda.inputs import Sources
 from edge.runtime.engine import Engine
 from tests.cuda import toy

@@ -27,8 +27,8 @@ def _engine() -> Any:
     from edge.plugins.compiler.aot import compile_variants
     from edge.plugins.lowering.plan import lower
     from edge.runtime.cuda.core import CoreDevice
+    from edge.runtime.cuda.device import Exclusive
     from edge.runtime.cuda.engine import CudaEngine
-    from edge.runtime.cuda.exclusive import Exclusive
     from edge.runtime.cuda.launching import PlanExecutor
     from edge.runtime.cuda.weights import DeviceWeights
     from edge.runtime.layout import Identity

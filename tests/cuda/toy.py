@@ -10,8 +10,8 @@ from edge.config import AttentionConfig, Mamba1Config, ModelConfig
 from edge.launch import LaunchPlan, Program, Size, Weight
 from edge.plugins.compiler.interpreter import InterpretDevice
 from edge.plugins.lowering.context import Constant, Lowering, Regime, Tables
+from edge.runtime.cuda.device import Exclusive
 from edge.runtime.cuda.engine import CudaEngine
-from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.layout import Identity

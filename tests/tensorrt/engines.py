@@ -9,16 +9,16 @@ from pathlib import Path
 
 from edge.config import ModelConfig
 from edge.plugins.tensorrt.graph import device_graph
+from edge.runtime.cuda.device import Exclusive
 from edge.runtime.cuda.engine import CudaEngine
-from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.ort import OrtEngine
 from edge.runtime.tensorrt import cache
 from edge.runtime.tensorrt.bindings import Kind, TensorRT
 from edge.runtime.tensorrt.contexts import EngineContexts
-from edge.runtime.tensorrt.engine import TensorRTEngine, applying
 from edge.runtime.tensorrt.executor import GraphExecutor
+from edge.runtime.tensorrt.opening import TensorRTEngine, applying
 from edge.runtime.tensorrt.profiles import EngineSizes, profiles, sizes
 from tests.cuda.models import CHUNK
 from tests.cuda.models import engines as engines_of

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from edge.runtime.layout import Shape
-from edge.runtime.tensorrt.engine import TensorRTEngine
 from edge.runtime.tensorrt.executor import GraphExecutor, GraphRun
+from edge.runtime.tensorrt.opening import TensorRTEngine
 from edge.runtime.tensorrt.profiles import EngineSizes
 from tests.tensorrt.device_graph import OUT, DeviceGraph
 from tests.tensorrt.machine import machine

@@ -17,8 +17,8 @@ from edge.export.graph import BuiltGraph
 from edge.launch import LaunchPlan
 from edge.plugins.lowering.plan import lower
 from edge.plugins.tensorrt.graph import device_graph
+from edge.runtime.cuda.device import Exclusive
 from edge.runtime.cuda.engine import CudaEngine
-from edge.runtime.cuda.exclusive import Exclusive
 from edge.runtime.cuda.inputs import DeviceRun
 from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.state import DeviceState

@@ -20,8 +20,8 @@ from edge.bundle.kernels import open_plan
 from edge.errors import EngineError, InputError
 from edge.runtime.model import Model
 from edge.runtime.tensorrt import bindings, cache, library, machine, opening
-from edge.runtime.tensorrt.engine import TensorRTEngine
 from edge.runtime.tensorrt.library import PluginLibrary
+from edge.runtime.tensorrt.opening import TensorRTEngine
 from edge.runtime.tensorrt.profiles import EngineSizes
 from tests.same_talk import check_talk
 from tests.session_models import bundle, model

@@ -5,9 +5,8 @@ Source: transformers 5.23 models/granitemoe, `GraniteMoeForCausalLM`.
 
 from __future__ import annotations
 
-from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import granite, granitemoehybrid, llama
-from edge.export.checkpoint.family import Family, known_only, positions
+from edge.export.checkpoint.family import Family, experts, known_only, positions
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 

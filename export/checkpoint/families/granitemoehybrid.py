@@ -16,13 +16,13 @@ from edge.config import (
     MlpConfig,
     ModelConfig,
 )
-from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import bamba, granite
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     UNSUPPORTED,
     Family,
     attention,
+    experts,
     head_dim,
     known_only,
     layer_types,

@@ -11,13 +11,13 @@ import math
 from typing import Any
 
 from edge.config import Mamba1Config, MlpConfig
-from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import bamba
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     UNSUPPORTED,
     Family,
     attention,
+    experts,
     known_only,
     whole,
 )

@@ -7,9 +7,8 @@ gates are divided by.
 from __future__ import annotations
 
 from edge.config import ExpertsConfig, MlpConfig
-from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import lfm2
-from edge.export.checkpoint.family import Family, known_only
+from edge.export.checkpoint.family import Family, experts, known_only
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import llama
-from edge.export.checkpoint.family import Family, known_only
+from edge.export.checkpoint.family import Family, experts, known_only
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 

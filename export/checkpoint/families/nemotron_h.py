@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from edge.config import AttentionConfig, Mamba2Config, MlpConfig, ModelConfig
-from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     UNSUPPORTED,
     Family,
     attention,
+    experts,
     known_only,
     layer_types,
     whole,

@@ -6,9 +6,8 @@ Source: transformers 5.23 models/qwen3_moe, `Qwen3MoeForCausalLM`.
 from __future__ import annotations
 
 from edge.config import MlpConfig
-from edge.export.checkpoint.experts import experts
 from edge.export.checkpoint.families import llama, qwen2
-from edge.export.checkpoint.family import Family, context_of, known_only
+from edge.export.checkpoint.family import Family, context_of, experts, known_only
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 

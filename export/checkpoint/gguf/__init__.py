@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from edge.export.checkpoint.gguf.checkpoint import GgufCheckpoint, find_gguf
-from edge.export.checkpoint.gguf.model import GgufModel
+from edge.export.checkpoint.gguf.model import GgufCheckpoint, GgufModel, find_gguf
 from edge.export.checkpoint.gguf.weights import GgufFile
 
 __all__ = ["GgufCheckpoint", "GgufFile", "GgufModel", "find_gguf"]
