@@ -91,16 +91,30 @@ def mamba1(ssm: Fields, d_model: int) -> Mamba1Config:
     ssm.known_only(
         {"d_state", "d_conv", "expand", "dt_rank", "conv_bias", "bias"} | _INERT | _INERT_1
     )
-    automatic = ssm.values.get("dt_rank") in (None, "auto")
-    return ssm.build(
-        Mamba1Config,
-        d_inner=ssm.scaled("expand", d_model, 2),
-        d_state=ssm.integer("d_state", 16),
-        d_conv=ssm.taps("d_conv"),
-        dt_rank=math.ceil(d_model / 16) if automatic else ssm.integer("dt_rank"),
-        conv_bias=ssm.boolean("conv_bias", True),
-        proj_bias=ssm.boolean("bias", False),
-    )
+    return mamba1_of(ssm, d_model, "expand d_state d_conv dt_rank conv_bias bias")
+
+
+def mamba1_of(fields: Fields, width: int, names: str, **values: Any) -> Mamba1Config:
+    """Mamba-1 in a model of `width` by six fields, `names` in this order: the factor of the width,
+    states, taps, rank, and whether convolution and projections have biases; `values` are set
+    instead or beside them.
+    """
+    expand, d_state, d_conv, dt_rank, conv_bias, proj_bias = names.split()
+    given: dict[str, Any] = {
+        "d_inner": values.get("d_inner") or fields.scaled(expand, width, 2),
+        "d_state": fields.integer(d_state, 16),
+        "d_conv": fields.taps(d_conv),
+        "dt_rank": values.get("dt_rank") or rank_of(fields, width, dt_rank),
+        "conv_bias": fields.boolean(conv_bias, True),
+        "proj_bias": fields.boolean(proj_bias, False),
+    }
+    return fields.build(Mamba1Config, **given | values)
+
+
+def rank_of(fields: Fields, width: int, name: str) -> int:
+    """The rank of dt: a sixteenth of the width where it is "auto" or absent."""
+    automatic = fields.values.get(name) in (None, "auto")
+    return math.ceil(width / 16) if automatic else fields.integer(name)
 
 
 def _mamba2(ssm: Fields, d_model: int) -> Mamba2Config:

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,7 +77,7 @@ def grow(bundle: str, engine: str, tokens: int) -> dict[str, Any]:
         while made < tokens:
             # a quarter of it warms up
             if start is None and 4 * made >= tokens:
-                start = _resident(), memory.available_bytes()
+                start = memory.private_bytes(), memory.available_bytes()
             session.reset()
             generation = say(QUESTIONS[answers % len(QUESTIONS)], max_tokens=64, temperature=1.0)
             for _ in generation:
@@ -86,8 +85,8 @@ def grow(bundle: str, engine: str, tokens: int) -> dict[str, Any]:
             result = generation.result
             made += max(1, len(result.tokens) if result else 1)
             answers += 1
-        before, free = start or (_resident(), memory.available_bytes())
-        grown, now = _resident() - before, memory.available_bytes()
+        before, free = start or (memory.private_bytes(), memory.available_bytes())
+        grown, now = memory.private_bytes() - before, memory.available_bytes()
     return {
         "right": grown <= GROWTH,
         "tokens": made,
@@ -95,13 +94,6 @@ def grow(bundle: str, engine: str, tokens: int) -> dict[str, Any]:
         "grown_bytes": grown,
         "available_fell_bytes": None if free is None or now is None else free - now,
     }
-
-
-def _resident() -> int:
-    """Anonymous memory of this process, that in swap included."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines)
-    return sum(1024 * int(fields[name].split()[0]) for name in ("RssAnon", "VmSwap"))
 
 
 def main() -> int:

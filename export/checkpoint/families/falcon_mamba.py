@@ -6,9 +6,6 @@ Source: transformers 5.23 models/falcon_mamba, `FalconMambaForCausalLM`: the nor
 
 from __future__ import annotations
 
-import math
-
-from edge.config import Mamba1Config
 from edge.export.checkpoint import state_spaces
 from edge.export.checkpoint.families import mamba
 from edge.export.checkpoint.family import (
@@ -29,20 +26,12 @@ def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
     width = fields.integer("hidden_size")
     fields.demand("hidden_act", "silu", UNSUPPORTED)
-    automatic = fields.values.get("time_step_rank") in (None, "auto")
     # falcon-mamba-7b's config says expand 16, and the width that it has
-    stated = "intermediate_size" in fields
-    inner = fields.integer("intermediate_size") if stated else fields.scaled("expand", width, 2)
-    mixer = fields.build(
-        Mamba1Config,
-        d_inner=inner,
-        d_state=fields.integer("state_size", 16),
-        d_conv=fields.taps("conv_kernel"),
-        dt_rank=math.ceil(width / 16) if automatic else fields.integer("time_step_rank"),
-        conv_bias=fields.boolean("use_conv_bias", True),
-        proj_bias=fields.boolean("use_bias", False),
-        inner_eps=fields.epsilon("mixer_rms_eps", 1e-6),
+    stated = (
+        {"d_inner": fields.integer("intermediate_size")} if "intermediate_size" in fields else {}
     )
+    eps = fields.epsilon("mixer_rms_eps", 1e-6)
+    mixer = state_spaces.mamba1_of(fields, width, mamba.MIXER, inner_eps=eps, **stated)
     layers = [mixer] * fields.integer("num_hidden_layers", high=4096)
     config = whole(fields, NAME, layers, norm="layer_norm_epsilon", tied=True)
     layout = state_spaces.place_transformers(config)

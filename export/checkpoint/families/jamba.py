@@ -7,10 +7,9 @@ experts are worth is their softmax among all, which does not sum to one.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from edge.config import Mamba1Config, MlpConfig
+from edge.config import MlpConfig
 from edge.export.checkpoint.families import bamba
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
@@ -23,6 +22,7 @@ from edge.export.checkpoint.family import (
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
+from edge.export.checkpoint.state_spaces import mamba1_of
 
 NAME = "jamba"
 _OWN = {
@@ -31,6 +31,7 @@ _OWN = {
     "mamba_dt_rank", "mamba_expand", "mamba_inner_layernorms", "mamba_proj_bias",
     "n_ctx", "num_experts", "num_experts_per_tok", "use_associative_scan",
 }  # fmt: skip
+MAMBA = "mamba_expand mamba_d_state mamba_d_conv mamba_dt_rank mamba_conv_bias mamba_proj_bias"
 _NORMS = {"dt_norm": "dt_layernorm", "B_norm": "b_layernorm", "C_norm": "c_layernorm"}
 
 
@@ -41,7 +42,9 @@ def read(fields: Fields) -> Layout:
     fields.demand("mamba_inner_layernorms", True, UNSUPPORTED)
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     attends = _every(fields, "attn", blocks, (8, 4))
-    mamba, attending = _mamba(fields), attention(fields, kv_heads=8)
+    eps = fields.epsilon("rms_norm_eps", 1e-6)
+    mamba = mamba1_of(fields, fields.integer("hidden_size"), MAMBA, inner_eps=eps)
+    attending = attention(fields, kv_heads=8)
     count, width = fields.integer("num_experts", 16), fields.integer("intermediate_size")
     mlp = fields.build(MlpConfig, d_intermediate=width)
     mixed = experts(fields, count, width, normalise=False) if count > 1 else mlp
@@ -61,21 +64,6 @@ def _every(fields: Fields, what: str, blocks: int, usual: tuple[int, int]) -> li
         message = f"is {offset}, not below {what}_layer_period"
         fields.inconsistent(f"{what}_layer_offset", message)
     return [block % period == offset for block in range(blocks)]
-
-
-def _mamba(fields: Fields) -> Mamba1Config:
-    width = fields.integer("hidden_size")
-    automatic = fields.values.get("mamba_dt_rank") in (None, "auto")
-    return fields.build(
-        Mamba1Config,
-        d_inner=fields.scaled("mamba_expand", width, 2),
-        d_state=fields.integer("mamba_d_state", 16),
-        d_conv=fields.taps("mamba_d_conv"),
-        dt_rank=math.ceil(width / 16) if automatic else fields.integer("mamba_dt_rank"),
-        conv_bias=fields.boolean("mamba_conv_bias", True),
-        proj_bias=fields.boolean("mamba_proj_bias", False),
-        inner_eps=fields.epsilon("rms_norm_eps", 1e-6),
-    )
 
 
 FAMILY = Family.of_transformers(NAME, "JambaForCausalLM", read)

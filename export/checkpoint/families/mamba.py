@@ -6,9 +6,6 @@ weights were initialised.
 
 from __future__ import annotations
 
-import math
-
-from edge.config import Mamba1Config
 from edge.export.checkpoint import state_spaces
 from edge.export.checkpoint.family import (
     UNSUPPORTED,
@@ -27,6 +24,8 @@ OWN = state_spaces.FIELDS | {
     "use_associative_scan", "use_bias", "use_conv_bias",
 }  # fmt: skip
 
+MIXER = "expand state_size conv_kernel time_step_rank use_conv_bias use_bias"
+
 
 def claims(fields: Fields) -> bool:
     """Whichever Mamba layer a state-spaces config names, if it is not Mamba2, is ours to refuse."""
@@ -40,18 +39,8 @@ def read(fields: Fields) -> Layout:
     if is_state_spaces(fields):
         return state_spaces.read(fields, NAME)
     known_only(fields, OWN)
-    width = fields.integer("hidden_size")
     fields.demand("hidden_act", "silu", UNSUPPORTED)
-    automatic = fields.values.get("time_step_rank") in (None, "auto")
-    mixer = fields.build(
-        Mamba1Config,
-        d_inner=fields.scaled("expand", width, 2),
-        d_state=fields.integer("state_size", 16),
-        d_conv=fields.taps("conv_kernel"),
-        dt_rank=math.ceil(width / 16) if automatic else fields.integer("time_step_rank"),
-        conv_bias=fields.boolean("use_conv_bias", True),
-        proj_bias=fields.boolean("use_bias", False),
-    )
+    mixer = state_spaces.mamba1_of(fields, fields.integer("hidden_size"), MIXER)
     layers = [mixer] * fields.integer("num_hidden_layers", high=4096)
     config = whole(fields, NAME, layers, norm="layer_norm_epsilon", tied=True)
     return state_spaces.place_transformers(config)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge.config import AttentionConfig, Mamba1Config, MlpConfig
+from edge.export.checkpoint.families import jamba
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     UNSUPPORTED,
@@ -27,6 +28,7 @@ from edge.export.checkpoint.family import (
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Block, Layout, Stored, TensorPlace
+from edge.export.checkpoint.state_spaces import mamba1_of, rank_of
 
 NAME = "zamba"
 _OWN = {
@@ -73,22 +75,13 @@ def _hybrid(fields: Fields) -> list[bool]:
 def _mamba(fields: Fields) -> Mamba1Config:
     width = fields.integer("hidden_size")
     heads = fields.integer("n_mamba_heads", 2)
-    auto = fields.values.get("mamba_dt_rank", "auto") == "auto"
-    rank = math.ceil(width / 16) if auto else fields.integer("mamba_dt_rank")
     d_inner = fields.scaled("mamba_expand", width, 2)
     if d_inner % heads:
         fields.inconsistent("n_mamba_heads", f"does not divide {d_inner} channels")
         heads = 1
-    return fields.build(
-        Mamba1Config,
-        d_inner=d_inner,
-        d_state=fields.integer("mamba_d_state", 16),
-        d_conv=fields.taps("mamba_d_conv"),
-        dt_rank=heads * rank,
-        conv_bias=fields.boolean("mamba_conv_bias", True),
-        proj_bias=fields.boolean("mamba_proj_bias", False),
-        B_groups=heads,
-        C_groups=heads,
+    ranks = heads * rank_of(fields, width, "mamba_dt_rank")
+    return mamba1_of(
+        fields, width, jamba.MAMBA, d_inner=d_inner, dt_rank=ranks, B_groups=heads, C_groups=heads
     )
 
 
