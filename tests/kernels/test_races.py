@@ -60,7 +60,7 @@ def scans() -> Cases:
         lambda: run("fp32"), lambda: run("8"), lambda: run("16", 0, [-1, 0, 0, 2, 1]),
         lambda: test_scan.test_makes_dt_of_floating_values(True),
         lambda: test_scan.test_chains("32", 2, 33, 2, False),
-        lambda: test_scan.test_parts_of_a_prompt("fp32", 2, 101, 2, 99, LAST),
+        lambda: test_scan.test_parts_of_a_prompt("fp32", 2, 67, 2, 99, LAST),
     )  # fmt: skip
 
 
