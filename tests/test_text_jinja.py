@@ -62,6 +62,10 @@ SAME = [
     "{% filter upper %}a{{ 'b' }}c{% endfilter %}{% filter trim | title %} a b {% endfilter %}",
     "{% macro f(a, b='B', c=a) %}{{ a }}{{ b }}{{ c }}{{ varargs | length }}{% endmacro %}"
     "{{ f(1) }}{{ f(1, 2) }}{{ f(1, c=3) }}{{ f(b=2, a=1) }}{{ f(1, 2, 3, 4) }}",
+    "{% macro f(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ f(*[1, 3]) }}{{ f(0, *(4,)) }}"
+    "{{ f(*[5], b=6) }}{{ '-'.join(*[['x', 'y']]) }}",
+    "{{ messages[0] | string }}{{ ['a\n', 1.5, none, [true], {1: \"it's\"}] }}{{ [] ~ '' == '[]' }}"
+    "{{ messages[1:3] }}{{ ['\x07é\U000f0000'] | string | length }}",
     "{% macro f() %}[{{ caller() }}]{% endmacro %}{% call f() %}in{% endcall %}",
     "{% macro f(x) %}{% for y in x %}{{ caller(y) }}{% endfor %}{% endmacro %}"
     "{% call(z) f([1, 2]) %}<{{ z }}>{% endcall %}",
@@ -117,6 +121,7 @@ SAME = [
 FAILING = [
     "{{ nothing.attribute }}", "{{ nothing['a'] }}", "{{ nothing() }}", "{{ 1 + 'a' }}",
     "{{ 'a' + none }}", "{{ messages[0].role() }}", "{% for x in 1 %}{% endfor %}", "{{ -'a' }}",
+    "{% macro f(a) %}{% endmacro %}{{ f(*1) }}",
     "{{ nothing + 1 }}", "{{ 1 < 'a' }}", "{% set a, b = [1] %}", "{{ 1 in 2 }}", "{{ 1 / 0 }}",
     "{% set m = messages[0] %}{% set m.role = 'x' %}", "{{ 5 | length }}", "{{ [1, 'a'] | sort }}",
 ]  # fmt: skip
@@ -203,6 +208,7 @@ HOSTILE = [
     "{{ " + "[" * 3000 + "]" * 3000 + " }}", "{{ 1" + " + 1" * 20000 + " }}",
     "{% for i in range(99999) %}" * 60 + "{% endfor %}" * 60,
     "{% if 1 %}" * 3000 + "{% endif %}" * 3000, "{{ [1] * 100001 | join }}", "{{ range(100001) }}",
+    "{% set x = ['\x07' * 1000] * 3000 %}{{ x }}", "{{ [messages, range] | string }}",
     "{{ messages | tojson(separators=('x' * 4000000, '')) }}",
 ]  # fmt: skip
 # long, and worth nothing to an attacker: they run, at once

@@ -230,7 +230,7 @@ ESCAPES = [
     "{% extends 'x' %}",
     "{% set __tick = 1 %}",
     "{{ cycler }}{{ lipsum() }}",
-    "{{ messages }}",
+    "{{ [messages, range] }}",
 ]
 EXPENSIVE = [
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",

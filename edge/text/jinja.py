@@ -99,7 +99,8 @@ def _check_node(node: nodes.Node) -> None:
         raise TemplateAssertionError(f"No filter named {node.name!r}.", node.lineno)
     if isinstance(node, nodes.Test) and node.name not in TESTS:
         raise TemplateAssertionError(f"No test named {node.name!r}.", node.lineno)
-    if getattr(node, "dyn_args", None) or getattr(node, "dyn_kwargs", None):
+    listed = getattr(node, "dyn_args", None) and kind is not nodes.Call
+    if listed or getattr(node, "dyn_kwargs", None):
         raise SecurityError(f"line {node.lineno}: unpacks arguments")
     if isinstance(node, nodes.For) and node.recursive:
         raise SecurityError(f"line {node.lineno}: loops recursively")
@@ -137,7 +138,7 @@ class _Run(Expressions):
                 out.write(part.data)
             else:
                 self.budget.spend()
-                out.write(values.text_of(self.value(part, scope)))
+                out.write(values.spelled(self.budget, self.value(part, scope)))
 
     def condition(self, node: nodes.If, scope: NameScope, out: TextOutput) -> str | None:
         for one in (node, *node.elif_):

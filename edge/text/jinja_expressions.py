@@ -85,7 +85,7 @@ class Expressions:
         return not self.value(node.node, scope)
 
     def joined(self, node: nodes.Concat, scope: NameScope) -> str:
-        parts = [values.text_of(self.value(part, scope)) for part in node.nodes]
+        parts = [values.spelled(self.budget, self.value(part, scope)) for part in node.nodes]
         self.budget.make(sum(map(len, parts)))
         return "".join(parts)
 
@@ -161,6 +161,8 @@ class Expressions:
 
     def _arguments(self, node: Any, scope: NameScope) -> tuple[list[Any], dict[str, Any]]:
         args = [self.value(argument, scope) for argument in node.args]
+        if node.dyn_args is not None:
+            args += values.items_of(self.value(node.dyn_args, scope), self.budget)
         return args, {pair.key: self.value(pair.value, scope) for pair in node.kwargs}
 
     def call(self, node: nodes.Call, scope: NameScope, **more: Any) -> Any:

@@ -21,6 +21,7 @@ from edge.text.jinja_values import (
     measure,
     names,
     replace,
+    spelled,
     strip,
     text_of,
     too_large,
@@ -198,7 +199,7 @@ def _same(budget: Budget, value: Any) -> Any:
 
 
 def _as_text(budget: Budget, value: Any) -> str:
-    return text_of(value)
+    return spelled(budget, value)
 
 
 def _round(budget: Budget, value: Any, precision: Any = 0, method: str = "common") -> Any:

@@ -103,6 +103,28 @@ def text_of(value: Any) -> str:
     raise SecurityError(f"prints a {type(value).__name__}; use tojson")
 
 
+def spelled(budget: Budget, value: Any) -> str:
+    """Text of a value, of lists and dictionaries as Python shows them."""
+    if not isinstance(value, (dict, list, tuple)):
+        return text_of(value)
+    budget.read(value)
+    budget.make(_longest(value))
+    return str(value)
+
+
+def _longest(value: Any) -> int:
+    """Most characters of a value that Python shows."""
+    if isinstance(value, str):
+        return 2 + 10 * len(value)  # of each at most \\U0010ffff
+    if isinstance(value, int):
+        return 6 + value.bit_length() // 3
+    if isinstance(value, dict):
+        return 2 + sum(4 + _longest(key) + _longest(item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return 3 + sum(2 + _longest(item) for item in value)
+    return max(32, len(text_of(value)))
+
+
 def items_of(value: Any, budget: Budget) -> list[Any]:
     """The elements that a loop over a value goes through."""
     if isinstance(value, Undefined):
