@@ -183,6 +183,20 @@ def save_mistral(path: Path, *, dtype: torch.dtype = torch.float32, **overrides:
     return _save_transformers(path, config, MistralForCausalLM, dtype)
 
 
+def save_phi3(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
+    """transformers' `Phi3ForCausalLM`: heads of 8, turned by three quarters, with LongRoPE."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    values = _LLAMA | dict(
+        pad_token_id=0, original_max_position_embeddings=1024, max_position_embeddings=8192,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.3, 2.5], "long_factor": [1.0, 4.0, 9.0],
+        },
+    )  # fmt: skip
+    return _save_transformers(path, Phi3Config(**(values | overrides)), Phi3ForCausalLM, dtype)
+
+
 def save_qwen2(path: Path, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
     """transformers' `Qwen2ForCausalLM`: as `save_llama`, with biases of q, k and v."""
     from transformers import Qwen2Config, Qwen2ForCausalLM

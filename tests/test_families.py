@@ -36,6 +36,7 @@ from tests.checkpoints import (
     save_llama,
     save_mistral,
     save_nemotron_h,
+    save_phi3,
     save_qwen2,
     save_qwen3,
     save_smollm3,
@@ -90,6 +91,7 @@ SAVE: dict[str, Save] = {
         moe_shared_expert_intermediate_size=40,
         layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "moe"],
     ),
+    "phi3": save_phi3,
     "qwen2": save_qwen2,
     "qwen3": save_qwen3,
     "qwen3_moe": partial(save_with_experts, family="qwen3_moe", head_dim=12, decoder_sparse_step=2),
@@ -112,7 +114,7 @@ APPLIED = [
     ("zamba", "w8a8"),
 ]
 # of Transformers, which have no state but this
-CONTEXT = {"gpt_neox": 64, "llama": 2048, "mistral": 64}
+CONTEXT = {"gpt_neox": 64, "llama": 2048, "mistral": 64, "phi3": 1024}
 LENGTH = 60
 ENGINES = ("ort", *(["cpu"] if library.path() is not None else []))
 

@@ -36,6 +36,7 @@ from tests.checkpoints import (
     save_mamba2,
     save_mistral,
     save_nemotron_h,
+    save_phi3,
     save_qwen2,
     save_qwen3,
     save_smollm3,
@@ -100,6 +101,7 @@ CASES: dict[str, Save] = {
         },
     ),
     "mistral": partial(save_mistral, head_dim=16),
+    "phi3": save_phi3,
     "qwen2": save_qwen2,
     "qwen3": save_qwen3,
     "qwen3-biases-tied-scaled": partial(

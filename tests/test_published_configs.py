@@ -47,6 +47,9 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     # nor here, where the norm before experts is counted twice too
     "nemotron-3-nano-30b-a3b": ("nemotron_h", 75, 31_577_937_344 + 23 * 2816, 262144),
     "nemotron-nano-9b-v2": ("nemotron_h", 56, 8_888_227_328, 131072),
+    # 4096 positions were trained before LongRoPE; the other's window slides
+    "phi-3-mini-4k-instruct": ("phi3", 64, 3_821_079_552, 2047),
+    "phi-4-mini-instruct": ("phi3", 64, 3_836_021_760, 4096),
     "pythia-160m": ("gpt_neox", 24, 162_322_944, 2048),
     "qwen2.5-0.5b-instruct": ("qwen2", 48, 494_032_768, 32768),
     "qwen3-0.6b": ("qwen3", 56, 596_049_920, 40960),

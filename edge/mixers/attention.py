@@ -23,12 +23,13 @@ class RopeScaling(Grown):
     `low_freq_factor` times in `original_context` tokens, leaves those that turn more than
     `high_freq_factor` times, and goes smoothly from one to the other between. `yarn` does so with
     `beta_slow` and `beta_fast` turns, evenly over the pairs of values between; `truncate` begins
-    and ends at whole pairs. What it multiplies queries and keys by is in their weights.
+    and ends at whole pairs. `each` divides every frequency by its own of `factors`, as LongRoPE
+    does. What either multiplies queries and keys by is in their weights.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"beta_fast", "beta_slow", "truncate"})
+    later: ClassVar[frozenset[str]] = frozenset({"beta_fast", "beta_slow", "factors", "truncate"})
 
-    kind: Literal["linear", "llama3", "yarn"]
+    kind: Literal["linear", "llama3", "yarn", "each"]
     factor: float = Field(gt=0, le=1e6)
     low_freq_factor: float = Field(default=1.0, gt=0, le=1e6)
     high_freq_factor: float = Field(default=4.0, gt=0, le=1e6)
@@ -36,6 +37,7 @@ class RopeScaling(Grown):
     beta_fast: float = Field(default=32.0, gt=0, le=1e6)
     beta_slow: float = Field(default=1.0, gt=0, le=1e6)
     truncate: bool = True
+    factors: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = ()
 
     @model_validator(mode="after")
     def _ascends(self) -> RopeScaling:
@@ -62,6 +64,10 @@ class RopeConfig(Grown):
             raise ValueError(f"rope dim {self.dim} is odd")
         if self.scaling is not None and self.scaling.kind == "yarn" and self.theta <= 1:
             raise ValueError(f"theta {self.theta} is not above 1, which yarn's maths need")
+        factors = 0 if self.scaling is None else len(self.scaling.factors)
+        each = self.scaling is not None and self.scaling.kind == "each"
+        if factors != (self.dim // 2 if each else 0):
+            raise ValueError(f"{factors} factors for {self.dim // 2} pairs of values")
         return self
 
 

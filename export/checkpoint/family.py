@@ -38,10 +38,12 @@ _SIZES = frozenset(
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor")
 _ROPE = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 ROPES = ("default", "linear", "llama3")
+_LONGROPE = {"attention_factor", "factor", "long_factor", "short_factor"}
 _YARN = {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
 _SCALED = {
     "linear": {"factor"},
     "llama3": {*_LLAMA3, "original_max_position_embeddings"},
+    "longrope": {*_LONGROPE, "original_max_position_embeddings"},
     "yarn": {*_YARN, "factor", "original_max_position_embeddings"},
 }
 _WITH_LENGTH = ("dynamic", "longrope", "su")
@@ -224,7 +226,7 @@ def rope(
     if dim < 2 or dim % 2:
         message = f"is {rotated}, which makes no whole pairs of a head of {size}"
         given.inconsistent("partial_rotary_factor", message)
-    scaling = _scaling(fields, given, kind) if kind in kinds else None
+    scaling = _scaling(fields, given, kind, dim // 2) if kind in kinds else None
     return given.build(RopeConfig, theta=theta, dim=dim, scaling=scaling)
 
 
@@ -236,15 +238,20 @@ def _scaling_section(fields: Fields) -> tuple[Fields, object]:
 
 
 def rope_magnitude(fields: Fields) -> float:
-    """What rotated queries and keys are multiplied by, each: YaRN's, or 1."""
+    """What rotated queries and keys are multiplied by, each: YaRN's, LongRoPE's, or 1."""
     given, kind = _scaling_section(fields)
-    if kind != "yarn":
+    if kind not in ("yarn", "longrope"):
         return 1.0
-    longer = math.log(max(1.0, given.number("factor", 1.0)))
-    part, whole = (given.number(name, 0.0) for name in ("mscale", "mscale_all_dim"))
-    if not part or not whole:
-        part, whole = 1.0, 0.0
-    stated = (1 + 0.1 * part * longer) / max(1e-6, 1 + 0.1 * whole * longer)
+    if kind == "longrope":
+        stretched = fields.integer("max_position_embeddings", 1) / _original(fields, given)
+        longer = math.log(max(1.0, given.number("factor", stretched)))
+        stated = math.sqrt(1 + longer / math.log(max(2, _original(fields, given))))
+    else:
+        longer = math.log(max(1.0, given.number("factor", 1.0)))
+        part, whole = (given.number(name, 0.0) for name in ("mscale", "mscale_all_dim"))
+        if not part or not whole:
+            part, whole = 1.0, 0.0
+        stated = (1 + 0.1 * part * longer) / max(1e-6, 1 + 0.1 * whole * longer)
     magnitude = given.number("attention_factor", stated)
     if not 0 < magnitude <= MAX_MAGNITUDE:
         given.refuse("attention_factor", f"is {magnitude}, outside 0 to {MAX_MAGNITUDE}")
@@ -252,18 +259,32 @@ def rope_magnitude(fields: Fields) -> float:
 
 
 def positions(fields: Fields, default: int) -> int:
-    """The positions that were trained, or that YaRN stretches them to."""
+    """The positions that were trained, or that YaRN stretches them to; of LongRoPE those that its
+    short factors are for.
+    """
     trained = fields.integer("max_position_embeddings", default)
     given, kind = _scaling_section(fields)
+    if kind == "longrope":
+        return min(trained, _original(fields, given))
     if kind != "yarn":
         return trained
     original = given.integer("original_max_position_embeddings", trained)
     return min(max(trained, int(original * given.number("factor", 1.0))), MAX_DIM)
 
 
-def _scaling(fields: Fields, given: Fields, kind: object) -> RopeScaling | None:
+def _original(fields: Fields, given: Fields) -> int:
+    """The context before LongRoPE stretched it, which is said in either place."""
+    name = "original_max_position_embeddings"
+    trained = fields.integer("max_position_embeddings", MAX_DIM)
+    return given.integer(name, fields.integer(name, trained))
+
+
+def _scaling(fields: Fields, given: Fields, kind: object, pairs: int) -> RopeScaling | None:
     if kind == "linear":
         return given.build(RopeScaling, kind=kind, factor=given.number("factor"))
+    if kind == "longrope":
+        each = given.numbers("short_factor", pairs)
+        return given.build(RopeScaling, kind="each", factor=1.0, factors=each)
     if kind not in ("llama3", "yarn"):
         return None
     trained = fields.integer("max_position_embeddings", 2048)

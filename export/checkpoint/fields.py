@@ -172,6 +172,17 @@ class Fields:
                 return ()
         return tuple(sorted(set(value)))
 
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """So many numbers above 0."""
+        value = self._get(name, None)
+        listed = value if isinstance(value, list | tuple) else ()
+        good = [v for v in listed if type(v) in (int, float) and 0 < v < math.inf]
+        if len(good) == len(listed) == count:
+            return tuple(map(float, good))
+        if value is not None:
+            self.refuse(name, f"is {show(value)}, not a list of {count} numbers above 0")
+        return (1.0,) * count
+
     def limits(self, name: str) -> tuple[float, float]:
         """A pair low ≤ high of numbers, possibly infinite; absent means (0, ∞)."""
         value = self._get(name, (0.0, math.inf))

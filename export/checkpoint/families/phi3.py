@@ -1,0 +1,76 @@
+"""Phi-3, Phi-3.5 and Phi-4-mini: Llama's blocks, with q, k and v in one tensor, and gate and up.
+
+Source: transformers 5.23 models/phi3, `Phi3ForCausalLM`. LongRoPE has one set of factors for texts
+of up to `original_max_position_embeddings`, and another, for all positions, as soon as a text is
+longer. A KV cache keeps keys that are turned already, so the first set is used, and the context
+ends where it does.
+"""
+
+from __future__ import annotations
+
+from edge.config import MlpConfig
+from edge.export.checkpoint.family import (
+    MAX_BLOCKS,
+    UNSUPPORTED,
+    Family,
+    attention,
+    head_dim,
+    known_only,
+    positions,
+    rope,
+    rope_magnitude,
+    whole,
+)
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "phi3"
+_OWN = {
+    "embd_pdrop", "head_dim", "original_max_position_embeddings", "partial_rotary_factor",
+    "resid_pdrop", "sliding_window",
+}  # fmt: skip
+# names that LongRoPE had
+_OLD = ("su", "yarn")
+# published, and read by no class
+_LEFT = {"full_attn_mod", "interpolate_factor"}
+
+
+def read(fields: Fields) -> Layout:
+    """Config and tensor places; raises CheckpointError for a bad field."""
+    known_only(fields, _OWN | _LEFT)
+    fields.demand("hidden_act", "silu", UNSUPPORTED)
+    for name in ("rope_scaling", "rope_parameters"):
+        scaling = fields.values.get(name)
+        if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) in _OLD:
+            fields.values[name] = scaling | {"rope_type": "longrope"}
+    context = positions(fields, 4096)
+    heads = fields.integer("num_attention_heads", 32)
+    size = fields.integer("head_dim") if "head_dim" in fields else head_dim(fields, heads)
+    share = fields.number("partial_rotary_factor", 1.0)
+    rotation = rope(fields, size, share=share, kinds=("default", "longrope"))
+    attending = attention(fields, size=size, rope=rotation)
+    mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size"))
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    context = min(context, fields.integer("sliding_window", context))
+    layout = Layout(whole(fields, NAME, [attending, mlp] * blocks, context=context))
+    magnitude = rope_magnitude(fields)
+    for block in range(blocks):
+        source, ours = f"model.layers.{block}", f"layers.{2 * block}"
+        layout.place_norm(f"{ours}.norm", f"{source}.input_layernorm")
+        names = tuple(f"{ours}.{which}_proj.weight" for which in "qkv")
+        layout.place_rows(names, f"{source}.self_attn.qkv_proj.weight")
+        layout.place(f"{ours}.o_proj.weight", f"{source}.self_attn.o_proj.weight")
+        for which, count in (("q", heads), ("k", attending.n_kv_heads)):
+            for head in range(count):
+                turned = slice(head * size, head * size + rotation.dim)
+                layout.multiply(f"{ours}.{which}_proj", magnitude, turned)
+        ours = f"layers.{2 * block + 1}"
+        layout.place_norm(f"{ours}.norm", f"{source}.post_attention_layernorm")
+        names = (f"{ours}.gate_proj.weight", f"{ours}.up_proj.weight")
+        layout.place_rows(names, f"{source}.mlp.gate_up_proj.weight")
+        layout.place(f"{ours}.down_proj.weight", f"{source}.mlp.down_proj.weight")
+    layout.place_ends("model.norm")
+    return layout
+
+
+FAMILY = Family.of_transformers(NAME, "Phi3ForCausalLM", read)
