@@ -27,7 +27,8 @@ def inverse_frequencies(rope: RopeConfig) -> F32:
     if rope.scaling.kind == "linear":
         return inverse / np.float32(rope.scaling.factor)
     if rope.scaling.kind == "each":
-        return inverse / np.array(rope.scaling.factors, np.float32)
+        divided: F32 = np.divide(inverse, np.array(rope.scaling.factors, np.float32))
+        return divided
     if rope.scaling.kind == "yarn":
         return _yarn(inverse, rope, rope.scaling)
     return _llama3(inverse, rope.scaling)

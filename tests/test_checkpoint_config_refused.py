@@ -32,6 +32,7 @@ from tests.checkpoints import (
     save_mambabyte,
     save_mistral,
     save_nemotron_h,
+    save_phi3,
     save_qwen2,
     save_qwen3,
     save_smollm3,
@@ -43,6 +44,7 @@ from tests.checkpoints import (
 
 Save = Callable[[Path], Path]
 ATTENTION = {"num_heads": 4, "causal": True}
+LONGROPE = {"type": "su", "partial_rotary_factor": 0.75, "long_factor": [1.0, 1.0, 1.0]}
 
 
 def save_hybrid(path: Path) -> Path:
@@ -63,6 +65,7 @@ SAVERS: dict[str, Save] = {
     "jamba": save_jamba,
     "lfm2": save_lfm2,
     "nemotron_h": save_nemotron_h,
+    "phi3": save_phi3,
     "qwen2": save_qwen2,
     "qwen3": save_qwen3,
     "smollm3": save_smollm3,
@@ -233,6 +236,11 @@ def test_an_unknown_architecture_lists_the_known_ones(change: dict[str, Any], pa
         ("zamba2", {"layers_block_type": ...}, "layers_block_type"),
         ("zamba2", {"n_mamba_heads": 5}, "n_mamba_heads"),
         ("zamba2", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ("phi3", {"rope_scaling": LONGROPE | {"short_factor": [1.0, 2.0]}},
+         "rope_scaling.short_factor"),
+        ("phi3", {"rope_scaling": LONGROPE | {"short_factor": [1.0, 2.0, 0]}},
+         "rope_scaling.short_factor"),
+        ("phi3", {"rope_scaling": {"type": "linear"}}, "rope_scaling.type"),
         ("qwen2", {"attention_bias": True}, "attention_bias"),
         ("qwen2", {"use_mrope": True}, "use_mrope"),
         ("qwen3", {"head_dim": "12"}, "head_dim"),
