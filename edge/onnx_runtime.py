@@ -4,8 +4,6 @@ ONNX Runtime's builds, for CPUs and for GPUs, are packages of several names with
 puts one over another. So edge requires none of them; extras do, and who installs chooses.
 """
 
-from __future__ import annotations
-
 from edge.errors import EngineError
 
 REMEDY = (

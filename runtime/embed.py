@@ -94,7 +94,6 @@ class Embedder:
     def embed_texts(
         self, texts: Text | Sequence[Text], pooling: Pooling, normalize: bool
     ) -> Vectors:
-        """See `Model.embed`."""
         one = isinstance(texts, str) or (len(texts) and isinstance(texts[0], int | np.integer))
         read = [self.read(text) for text in cast("Sequence[Text]", [texts] if one else texts)]
         found = [self.embed(each, pooling=pooling, normalize=normalize) for each in read]

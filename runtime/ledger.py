@@ -223,7 +223,6 @@ class ReplayLedger(NamedTuple):
         return Slots(slots, slots, self.rows)
 
     def with_room(self, count: int) -> ReplayLedger:
-        """See `Ledger`."""
         found = self
         while len(found.rows) + count > log_slots(self.window) and len(found.anchors) > 1:
             found = found._without_first()
@@ -294,7 +293,6 @@ class ReplayLedger(NamedTuple):
         )
 
     def back(self, count: int) -> ReplayLedger:
-        """See `Ledger`."""
         position = self.position - count
         anchors = tuple(anchor for anchor in self.anchors if anchor.position <= position)
         rows = self.rows[: len(self.rows) - count]
@@ -305,11 +303,9 @@ class ReplayLedger(NamedTuple):
         return []
 
     def chosen(self, path: Sequence[int]) -> ReplayLedger:
-        """See `Ledger`."""
         slots = () if self.tree is None else tuple(self.tree.slots[node] for node in path)
         return self._replace(position=self.position + len(path), rows=self.rows + slots, tree=None)
 
     def elsewhere(self, position: int, pending: int) -> ReplayLedger:
-        """See `Ledger`."""
         anchors, rows = (Anchor(self.spare, position - pending),), self._free_rows(pending)
         return ReplayLedger(self.window, self.slots, position, anchors, rows, floor=position)

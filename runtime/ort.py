@@ -151,7 +151,6 @@ class OrtEngine(Engine):
     def new_state(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> StateBuffers:
-        """See `Engine.new_state`."""
         self._check_process()
         layout = self._layout(batch, window, capacity)
         memory.check_state(self.memory_plan(batch=batch, window=window, capacity=capacity))
@@ -186,7 +185,6 @@ class OrtEngine(Engine):
         rows: Rows = "last",
         commit: bool = False,
     ) -> NDArray[np.float32]:
-        """See `Engine.run`."""
         self._check_process()
         with state.held():
             request = check_run(self, tokens, state, parents, rows, commit)

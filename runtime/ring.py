@@ -272,7 +272,6 @@ class RingLedger(NamedTuple):
     # -- back and elsewhere ------------------------------------------------------------------------
 
     def back(self, count: int) -> RingLedger:
-        """See `Ledger`."""
         history = self.history[:-count] if count else self.history
         position = self.position - count
         bases = tuple(base for base in self.bases if base.position <= position)
@@ -286,16 +285,13 @@ class RingLedger(NamedTuple):
         return [(slots[node], slots[i]) for i, node in enumerate(path) if node != i]
 
     def chosen(self, path: Sequence[int]) -> RingLedger:
-        """See `Ledger`."""
         start = self.tree.slots[0] if self.tree is not None else 0
         return self._replace(tree=None).advanced(start, len(path))
 
     def with_room(self, count: int) -> RingLedger:
-        """See `Ledger`."""
         return self
 
     def elsewhere(self, position: int, pending: int) -> RingLedger:
-        """See `Ledger`."""
         count, start = max(1, pending), 0
         used = {self.live, *self.pending}
         while not used.isdisjoint(range(start, start + count)):

@@ -248,7 +248,6 @@ def _ranked(logits: Logits, best: int, count: int) -> list[int]:
 
 
 def _one_by_one(logits: Logits, best: int, count: int) -> list[int]:
-    """See `_ranked`."""
     found = [best]
     if count > 1:
         logits = logits.copy()

@@ -40,7 +40,6 @@ class TimedPool(Pool):
         self.calls: list[TimedCall] = []
 
     def run(self, calls: ctypes.Array[CpuCall]) -> None:
-        """See `Pool.run`."""
         for call in calls:
             start = perf_counter_ns()
             super().run((CpuCall * 1)(call))

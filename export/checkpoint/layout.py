@@ -203,15 +203,17 @@ class Layout:
     def place_layer(
         self, index: int, *, norm: str, mixer: str, rename: dict[str, str] | None = None
     ) -> None:
-        """A layer whose mixer's tensors are called as here, but for a renamed first word.
+        """A layer whose mixer's tensors are called as here, but for a renamed first word; a gated
+        norm is a `norm` everywhere.
 
         Matrices of experts lie apart, in `experts.0` and so on.
         """
+        names = {"gated_norm": "norm", **(rename or {})}
         self.place_norm(f"layers.{index}.norm", norm)
         for name in self._by_layer[index]:
             module, dot, rest = name.split(".", 2)[2].partition(".")
             if module != "norm":
-                theirs = f"{(rename or {}).get(module, module)}{dot}{rest}"
+                theirs = f"{names.get(module, module)}{dot}{rest}"
                 shape = self._shapes[name]
                 if len(shape) == 3:
                     self.place_each(
@@ -219,6 +221,15 @@ class Layout:
                     )
                 else:
                     self.place(name, f"{mixer}.{theirs}")
+
+    def place_block(
+        self, first: int, source: str, *parts: tuple[str, str], rename: dict[str, str] | None = None
+    ) -> None:
+        """Neighbouring layers from `first` on: the names in `source` of norm and mixer of each."""
+        for index, (norm, mixer) in enumerate(parts, first):
+            self.place_layer(
+                index, norm=f"{source}.{norm}", mixer=f"{source}.{mixer}", rename=rename
+            )
 
     def place_ends(
         self,

@@ -186,10 +186,7 @@ def _place(config: ModelConfig, blocks: int, attention: set[int], has_mlp: bool)
         if block in attention:
             _place_attention(layout, index, source)
         else:
-            layout.place_layer(
-                index, norm=f"{source}.norm", mixer=f"{source}.mixer",
-                rename={"gated_norm": "norm"},
-            )  # fmt: skip
+            layout.place_layer(index, norm=f"{source}.norm", mixer=f"{source}.mixer")
         if has_mlp:
             _place_mlp(layout, index + 1, source)
     layout.place_ends("backbone.norm_f", embedding="backbone.embedding.weight")
@@ -228,8 +225,6 @@ def place_transformers(config: ModelConfig) -> Layout:
     )
     for index in range(len(config.layers)):
         source = f"backbone.layers.{index}"
-        layout.place_layer(
-            index, norm=f"{source}.norm", mixer=f"{source}.mixer", rename={"gated_norm": "norm"}
-        )
+        layout.place_layer(index, norm=f"{source}.norm", mixer=f"{source}.mixer")
     layout.place_ends("backbone.norm_f", embedding="backbone.embeddings.weight")
     return layout

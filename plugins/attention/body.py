@@ -1,7 +1,5 @@
 """ONNX function bodies of the rotary embedding and of attention."""
 
-from __future__ import annotations
-
 ROPE = """
     last = Constant<value = int64[1] {-1}>()
     stay2 = Constant<value = int64[2] {0, 0}>()

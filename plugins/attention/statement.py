@@ -1,7 +1,5 @@
 """Rotary embedding, and attention over a KV cache that is written in place."""
 
-from __future__ import annotations
-
 from edge.ops import Attribute, Op, index, state, value
 
 _SCALE = Attribute("scale", "float", "of q·k; 1/sqrt of the head_dim before any padding")

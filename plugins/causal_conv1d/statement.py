@@ -3,8 +3,6 @@
 Chains, trees, paths and kept rows are as `edge.plugins.selective_scan.statement` says.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from edge.ops import Op, index, state, value, weight

@@ -1,7 +1,5 @@
 """ONNX function bodies of the embedding."""
 
-from __future__ import annotations
-
 from edge.plugins.linear.body import NIBBLES
 from edge.plugins.quantize.body import ONE
 

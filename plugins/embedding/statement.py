@@ -1,7 +1,5 @@
 """The embedding table in fp32, fp16, int8 or blocks of 8 or 4 bits."""
 
-from __future__ import annotations
-
 from edge.ops import Op, value, weight
 from edge.plugins.linear.statement import BITS, PACKED, SCALES
 

@@ -1,7 +1,5 @@
 """The gated norm of Mamba-2, with a gate in fp32 or int8, and the SiLU gate of an MLP."""
 
-from __future__ import annotations
-
 from edge.ops import Attribute, Op, value, weight
 
 GATED_RMS_NORM = Op(

@@ -1,7 +1,5 @@
 """ONNX function bodies of GELU."""
 
-from __future__ import annotations
-
 GELU = """
     y = Gelu<approximate="none">(x)
 """

@@ -1,7 +1,5 @@
 """GELU, exact and by tanh."""
 
-from __future__ import annotations
-
 from edge.ops import Op, value
 
 GELU = Op(

@@ -1,7 +1,5 @@
 """RMSNorm of neighbouring values: of every head, or of dt, B and C."""
 
-from __future__ import annotations
-
 from edge.ops import Attribute, Op, value, weight
 
 PARTS_RMS_NORM = Op(

@@ -1,7 +1,5 @@
 """ONNX function bodies of the rotations."""
 
-from __future__ import annotations
-
 from edge.plugins.quantize.body import TO_S8, TO_U8
 
 # Only the first and the last Reshape depend on x; the shape of the grid is known at load.

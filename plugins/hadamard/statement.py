@@ -1,7 +1,5 @@
 """Orthonormal rotations of the last axis, rounded or not."""
 
-from __future__ import annotations
-
 from edge.ops import Op, value, weight
 from edge.plugins.quantize.statement import ROUND
 

@@ -4,8 +4,6 @@ For ONNX Runtime the integer products are written out, with u8 activations of ze
 instead of hoping that a fusion finds them.
 """
 
-from __future__ import annotations
-
 from edge.plugins.quantize.body import ONE, ZERO
 
 LINEAR = """

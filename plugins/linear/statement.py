@@ -3,8 +3,6 @@
 Sums of products of integers are exact.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from edge.ops import Attribute, Op, value, weight

@@ -1,7 +1,5 @@
 """The product of two values, number by number."""
 
-from __future__ import annotations
-
 from edge.ops import Op, value
 
 MULTIPLY = Op(

@@ -1,7 +1,5 @@
 """Norms over the last axis: of a value or of a sum, rounded or not."""
 
-from __future__ import annotations
-
 from edge.ops import Attribute, Op, value, weight
 from edge.plugins.quantize.statement import ROUND
 

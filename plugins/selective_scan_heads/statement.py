@@ -10,8 +10,6 @@ logs the tokens that were accepted ("multi-step", The Mamba in the Llama, arXiv 
 algorithm 2).
 """
 
-from __future__ import annotations
-
 from edge.ops import Attribute, Op, index, state, value, weight
 from edge.plugins.quantize.statement import constant, scaled
 from edge.plugins.selective_scan.statement import STATE_BITS, STATE_MATHS, STEERING

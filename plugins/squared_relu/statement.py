@@ -1,7 +1,5 @@
 """Squared ReLU."""
 
-from __future__ import annotations
-
 from edge.ops import Op, value
 
 SQUARED_RELU = Op(

@@ -35,7 +35,6 @@ class CpuEngine(CudaEngine):
     def new_state(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> DeviceState:
-        """See `Engine.new_state`."""
         memory.check_state(self.memory_plan(batch=batch, window=window, capacity=capacity))
         return super().new_state(batch=batch, window=window, capacity=capacity)
 
@@ -45,11 +44,9 @@ class CpuEngine(CudaEngine):
 
     @property
     def most_joined(self) -> int:
-        """See `Engine`."""
         return 1 if self._parts is None else self._parts.rows
 
     def step_jointly(self, steps: Sequence[JointStep]) -> list[Stepped]:
-        """See `Engine`."""
         self.exclusive.check_process()
         within(len(steps), self.most_joined, "steps")
         if self._joint is None:
@@ -58,7 +55,6 @@ class CpuEngine(CudaEngine):
         return step_jointly(self, self._joint, steps)
 
     def attach(self, state: DeviceState) -> None:
-        """See `CudaEngine.attach`."""
         # a prompt fills the beginning of every head's cache: in large pages that is all of it, and
         # zeroing 190 MB takes longer than reading the prompt
         if isinstance(state.caches, HostMemory):

@@ -283,7 +283,6 @@ def _sizes(rows: int) -> Sizes:
 
 
 def step_jointly(engine: CpuEngine, joint: JointRuns, steps: Sequence[JointStep]) -> list[Stepped]:
-    """See `Engine.step_jointly`."""
     found: dict[int, Stepped] = {}
     taken: dict[int, DeviceRun] = {}
     frame = sys._getframe()

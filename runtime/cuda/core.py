@@ -111,7 +111,6 @@ class CoreDevice:
             return core_memory.borrow(self._turns, self._place.ordinal, address, nbytes, owner)
 
     def host(self, nbytes: int) -> Bytes:
-        """See `Device.host`."""
         self._not_recording("allocate")
         with self._turns:
             return core_memory.pinned(self._turns, nbytes)
@@ -119,7 +118,6 @@ class CoreDevice:
     # -- copies ----------------------------------------------------------------------------------
 
     def write(self, target: Memory, at: int, source: Bytes) -> None:
-        """See `Device.write`."""
         count = source.nbytes
         to = core_memory.within(target, at, count, "target")
         start, holder = core_memory.checked(self._turns, source, "source")
@@ -127,7 +125,6 @@ class CoreDevice:
         self._keep(target, holder)
 
     def read(self, target: Bytes, source: Memory, at: int) -> None:
-        """See `Device.read`."""
         count = target.nbytes
         start = core_memory.within(source, at, count, "source")
         to, holder = core_memory.checked(self._turns, target, "target")
@@ -135,7 +132,6 @@ class CoreDevice:
         self._keep(holder, source)
 
     def copy(self, target: Memory, at: int, source: Memory, start: int, nbytes: int) -> None:
-        """See `Device.copy`."""
         to = core_memory.within(target, at, nbytes, "target")
         first = core_memory.within(source, start, nbytes, "source")
         if to < first + nbytes and first < to + nbytes:
@@ -144,7 +140,6 @@ class CoreDevice:
         self._keep(target, source)
 
     def fill(self, target: Memory, at: int, nbytes: int, byte: int) -> None:
-        """See `Device.fill`."""
         to = core_memory.within(target, at, nbytes, "target")
         with self._turns:
             self._fill(to, nbytes, byte)
@@ -193,7 +188,6 @@ class CoreDevice:
     def launch(
         self, kernel: LoadedKernel, grid: tuple[int, int, int], arguments: Sequence[int | float]
     ) -> None:
-        """See `Device.launch`."""
         with self._turns:
             kernel.put(arguments)
             try:

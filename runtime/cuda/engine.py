@@ -81,7 +81,6 @@ class CudaEngine(Engine):
     def new_state(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None
     ) -> DeviceState:
-        """See `Engine.new_state`."""
         self.exclusive.check_process()
         layout = self._layout(batch, window, capacity)
         slots = self.executor.state_slots(window)
@@ -146,7 +145,6 @@ class CudaEngine(Engine):
         rows: Rows = "last",
         commit: bool = False,
     ) -> NDArray[np.float32]:
-        """See `Engine.run`."""
         logits: Floats = self._performed(DeviceWorkspace.run, tokens, state, parents, rows, commit)
         return logits.transpose(1, 0, 2)
 
@@ -159,7 +157,6 @@ class CudaEngine(Engine):
 
     @property
     def trees(self) -> bool:
-        """See `Engine`."""
         return self.executor.trees
 
     @property

@@ -81,7 +81,6 @@ class LaunchIssuer:
         self._templates: dict[RunKey, Template] = {}
 
     def prepare(self, key: RunKey, places: Places, *, recorded: bool) -> Launches:
-        """See `Issuer.prepare`."""
         spacious = self._runs.spacious(key)
         if spacious not in self._templates:
             self._templates[spacious] = self._template(spacious, places)

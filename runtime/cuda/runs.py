@@ -153,7 +153,6 @@ class StateRuns:
         return [self.spacious(RunKey(index, 0, rows)) for index in range(len(self.plan.programs))]
 
     def memory_plan(self) -> dict[str, int]:
-        """See `Engine.memory_plan`."""
         recurrent, caches = blocks(self.layout, self.window, self.executor.state_slots(self.window))
         out = {
             "weights": self.executor.weights_bytes,

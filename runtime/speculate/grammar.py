@@ -22,7 +22,6 @@ class NoDrafter(Drafter):
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
-        """See `Drafter.propose`."""
         return NOTHING
 
 

@@ -175,13 +175,11 @@ class ModelDrafter(Drafter):
         return sum(state.nbytes for state in states)
 
     def begin(self) -> None:
-        """See `Drafter.begin`."""
         self._known = 0
 
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
-        """See `Drafter.propose`."""
         capacity = self._context.state.capacity
         if capacity is not None:
             shape = shape.within(capacity - len(tokens), shape.nodes)

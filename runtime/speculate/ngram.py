@@ -44,11 +44,9 @@ class NgramDrafter(Drafter):
         return sum(sys.getsizeof(ends) for ends in self._ends.values())
 
     def begin(self) -> None:
-        """See `Drafter.begin`."""
         self._began = True
 
     def outlook(self, tokens: Sequence[int], pending: int) -> Outlook:
-        """See `Drafter.outlook`."""
         self._follow(tokens, pending)
         known = self._tokens
         self._outlook = NO_OUTLOOK
@@ -134,13 +132,11 @@ class CombinedDrafter(Drafter):
         return self._model.nbytes + self._look_up.nbytes
 
     def begin(self) -> None:
-        """See `Drafter.begin`."""
         self._model.begin()
         self._look_up.begin()
         self._failed = False
 
     def outlook(self, tokens: Sequence[int], pending: int) -> Outlook:
-        """See `Drafter.outlook`."""
         found = self._look_up.outlook(tokens, pending)
         if self._look_up.restarted:
             self._read = 0  # another text: the model may have some of it, which is not asked
@@ -150,7 +146,6 @@ class CombinedDrafter(Drafter):
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
-        """See `Drafter.propose`."""
         if shape.source == LOOK_UP:
             return self._look_up.propose(tokens, pending, shape, sampler, recent)
         if self._failed:

@@ -280,7 +280,6 @@ class Bandit(Policy):
         return True
 
     def rested(self, seconds: float) -> None:
-        """See `Policy.rested`."""
         self._rested += 1
         self._rested_s += self._alone(seconds)
 

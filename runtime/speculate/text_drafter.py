@@ -69,7 +69,6 @@ class TextDrafter(Drafter):
         return self._context.state.nbytes
 
     def begin(self) -> None:
-        """See `Drafter.begin`."""
         self._began = True
 
     def propose(

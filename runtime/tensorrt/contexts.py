@@ -102,7 +102,6 @@ class EngineContexts:
         return tuple(found[0]), tuple(found[1])
 
     def bound(self, run: GraphRun, *, own: bool) -> BoundRun:
-        """See `Contexts.bound`."""
         index = choose(self._profiles, run.symbols)
         if index is None:
             sizes = ", ".join(f"{name} {value}" for name, value in run.symbols.items())

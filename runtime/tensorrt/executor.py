@@ -173,7 +173,6 @@ class GraphExecutor:
         faults.refuse(EngineError, remedy=f"build it for more: {larger}")
 
     def issuer(self, runs: StateRuns, state: DeviceState) -> GraphIssuer:
-        """See `Executor.issuer`."""
         copies = None if self._contexts.in_place else Copies(state, self.launches.device)
         launches = self.launches.issuer(runs, state)
         return GraphIssuer(self._contexts, launches, runs, self.constants, copies)
@@ -200,7 +199,6 @@ class GraphIssuer:
         self._own: dict[RunKey, Bound] = {}
 
     def prepare(self, key: RunKey, places: Places, *, recorded: bool) -> PreparedWork:
-        """See `Issuer.prepare`."""
         if self._runs.plan.programs[key.program].kind == "settle":
             return self._launches.prepare(key, places, recorded=recorded)
         # what a run finds as likeliest is computed in every run, so one of its size serves both

@@ -40,11 +40,11 @@ _OWN = MAMBA | {
     "partial_rotary_factor",
     "z_loss_coefficient",
 }
+MLP = ("pre_ff_layernorm", "feed_forward")
 ROTATED = 0.5  # the class sets partial_rotary_factor whenever rope_parameters does not
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     attends = set(fields.indices("attn_layer_indices", blocks))
@@ -60,7 +60,7 @@ def read(fields: Fields) -> Layout:
         layers += [attn if block in attends else mamba, mlp]
     context = fields.integer("max_position_embeddings", 262144)
     config = whole(fields, NAME, layers, context=context)
-    layout = place(config, [block in attends for block in range(blocks)], {"gated_norm": "norm"})
+    layout = place(config, [block in attends for block in range(blocks)])
     layout.ignored = lambda name: name.endswith("rotary_emb.inv_freq")
     return layout
 
@@ -103,23 +103,17 @@ def _attention(fields: Fields) -> AttentionConfig:
     return attention(fields, size=size, bias=bias, rope=turned)
 
 
-def place(config: ModelConfig, attends: Sequence[bool], rename: dict[str, str]) -> Layout:
+def place(
+    config: ModelConfig, attends: Sequence[bool], rename: dict[str, str] | None = None
+) -> Layout:
     """Blocks of `self_attn` or `mamba` and a `feed_forward`, as Jamba names them too.
 
     `rename`: our names within a mixer → the checkpoint's.
     """
     layout = Layout(config)
     for block, attending in enumerate(attends):
-        source = f"model.layers.{block}"
-        layout.place_layer(
-            2 * block,
-            norm=f"{source}.input_layernorm",
-            mixer=f"{source}.{'self_attn' if attending else 'mamba'}",
-            rename=rename,
-        )
-        layout.place_layer(
-            2 * block + 1, norm=f"{source}.pre_ff_layernorm", mixer=f"{source}.feed_forward"
-        )
+        mixer = ("input_layernorm", "self_attn" if attending else "mamba")
+        layout.place_block(2 * block, f"model.layers.{block}", mixer, MLP, rename=rename)
     layout.place_ends("model.final_layernorm")
     return layout
 

@@ -37,7 +37,6 @@ _OWN = bamba.MAMBA | {
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     fields.demand("hidden_act", "silu", UNSUPPORTED)
     fields.demand("mamba_use_mlp", True, UNSUPPORTED)
@@ -97,22 +96,12 @@ def _place(config: ModelConfig, blocks: int, biases: dict[str, bool]) -> Layout:
     layout = Layout(config, ignored=lambda name: name.endswith(("inv_freq", "mup_vector")))
     for block in range(blocks):
         source, ours = f"model.layers.{block}", f"layers.{3 * block}"
-        layout.place_layer(
-            3 * block,
-            norm=f"{source}.input_layernorm",
-            mixer=f"{source}.mamba",
-            rename={"gated_norm": "norm"},
-        )
+        mixers = (("input_layernorm", "mamba"), ("input_layernorm", "self_attn"))
+        layout.place_block(3 * block, source, *mixers, bamba.MLP)
         for name, bias in (("in_proj", "mamba_proj_bias"), ("out_proj", "projectors_bias")):
             if any(biases.values()) and not biases[bias]:
                 del layout.pieces[f"{ours}.{name}.bias"]
                 layout.constants[f"{ours}.{name}.bias"] = 0.0
-        layout.place_layer(
-            3 * block + 1, norm=f"{source}.input_layernorm", mixer=f"{source}.self_attn"
-        )
-        layout.place_layer(
-            3 * block + 2, norm=f"{source}.pre_ff_layernorm", mixer=f"{source}.feed_forward"
-        )
     layout.place_ends("model.final_layernorm")
     return layout
 

@@ -22,7 +22,6 @@ _OWN = mamba.OWN | {"mixer_rms_eps", "use_falcon_mambapy"}
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     width = fields.integer("hidden_size")
     fields.demand("hidden_act", "silu", UNSUPPORTED)

@@ -34,7 +34,6 @@ _BUFFERS = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     attention = _attention(fields)

@@ -20,7 +20,6 @@ _LAST = {"attention": "o_proj", "experts": "down_proj", "mlp": "down_proj", "mam
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, FACTORS | {"attention_bias", "mlp_bias"})
     layout = llama.read_blocks(fields, NAME, context=positions(fields, 2048))
     return multiplied(fields, layout)

@@ -15,7 +15,6 @@ OWN = granite.FACTORS | {"attention_bias", "num_experts_per_tok", "num_local_exp
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, OWN)
     count, width = fields.integer("num_local_experts", 8), fields.integer("intermediate_size")
     mixed = experts(fields, count, width)

@@ -45,7 +45,6 @@ _KINDS = {
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     fields.demand("hidden_act", "silu", UNSUPPORTED)
     fields.demand("normalization_function", "rmsnorm", UNSUPPORTED)
@@ -108,7 +107,6 @@ def _place(config: ModelConfig, attends: Sequence[bool]) -> Layout:
             first,
             norm=f"{source}.input_layernorm",
             mixer=f"{source}.{'self_attn' if attending else 'mamba'}",
-            rename={"gated_norm": "norm"},
         )
         if each == 3:
             place_experts(layout, first + 1, source)

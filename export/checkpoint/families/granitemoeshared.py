@@ -15,7 +15,6 @@ NAME = "granitemoeshared"
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     if not fields.integer("shared_intermediate_size", 0, low=0):
         del fields.values["shared_intermediate_size"]
         return granitemoe.read(fields)

@@ -36,7 +36,6 @@ _NORMS = {"dt_norm": "dt_layernorm", "B_norm": "b_layernorm", "C_norm": "c_layer
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     fields.demand("hidden_act", "silu", UNSUPPORTED)
     fields.demand("mamba_inner_layernorms", True, UNSUPPORTED)

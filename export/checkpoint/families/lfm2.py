@@ -42,7 +42,6 @@ _ATTENTION = {
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN | _LEFT)
     mlp = fields.build(MlpConfig, d_intermediate=_mlp_width(fields))
     return read_blocks(fields, NAME, lambda block: mlp)

@@ -21,7 +21,6 @@ _OWN = {
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size", 7168))
     mixed = experts(

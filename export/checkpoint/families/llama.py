@@ -31,7 +31,6 @@ _OWN = {"attention_bias", "head_dim", "mlp_bias"}
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     return read_blocks(fields, NAME, context=positions(fields, 2048))
 
@@ -113,14 +112,8 @@ def place(config: ModelConfig, blocks: int) -> Layout:
     """Where `LlamaForCausalLM` and its kin keep their tensors."""
     layout = Layout(config, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
     for block in range(blocks):
-        source = f"model.layers.{block}"
-        layout.place_layer(2 * block, norm=f"{source}.input_layernorm", mixer=f"{source}.self_attn")
-        layout.place_layer(
-            2 * block + 1,
-            norm=f"{source}.post_attention_layernorm",
-            mixer=f"{source}.mlp",
-            rename={"router": "gate"},
-        )
+        parts = (("input_layernorm", "self_attn"), ("post_attention_layernorm", "mlp"))
+        layout.place_block(2 * block, f"model.layers.{block}", *parts, rename={"router": "gate"})
     layout.place_ends("model.norm")
     return layout
 

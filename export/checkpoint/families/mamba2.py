@@ -35,7 +35,6 @@ def claims(fields: Fields) -> bool:
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     if is_state_spaces(fields):
         return state_spaces.read(fields, NAME)
     known_only(fields, _OWN)

@@ -167,7 +167,7 @@ def replace_attention(whole: Layout, replaced: Sequence[int], make: Make = mixer
         assert isinstance(attention, AttentionConfig)
         norm = whole.pieces[f"layers.{2 * block}.norm.weight"].source.removesuffix(".weight")
         theirs = f"{norm.rpartition('.')[0]}.mamba"
-        layout.place_layer(2 * block, norm=norm, mixer=theirs, rename={"gated_norm": "norm"})
+        layout.place_layer(2 * block, norm=norm, mixer=theirs)
         if isinstance(mixer, Mamba1Config):
             _place_mamba1(layout, f"layers.{2 * block}", theirs, mixer)
             continue

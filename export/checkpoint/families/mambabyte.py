@@ -43,7 +43,6 @@ def _is_own_class(fields: Fields) -> bool:
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     if fields.values.get("vocab_size", BYTES) != BYTES:
         fields.refuse("vocab_size", "is not 256", "a byte-level model has one token per byte")
     return state_spaces.read(fields, NAME) if is_state_spaces(fields) else _read_own(fields)

@@ -17,7 +17,6 @@ _OWN = {"head_dim", "sliding_window"}
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     context = positions(fields, 1 << 17)
     if "sliding_window" in fields or "sliding_window" not in fields.values:

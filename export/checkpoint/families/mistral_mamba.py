@@ -25,7 +25,6 @@ def claims(fields: Fields) -> bool:
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     fields.known_only({*_CALLED, *_INERT, "n_groups"})
     for name in ("dim", "n_layers", "n_groups"):
         fields.integer(name)

@@ -22,7 +22,6 @@ _NAMES = {
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     count, width = fields.integer("num_local_experts", 8), fields.integer("intermediate_size")
     mixed = experts(fields, count, width)

@@ -40,7 +40,7 @@ _OF_EXPERTS = {
     "routed_scaling_factor", "topk_group",
 }  # fmt: skip
 _NAMES = {
-    "gated_norm": "norm", "latent_in": "fc1_latent_proj", "latent_out": "fc2_latent_proj",
+    "latent_in": "fc1_latent_proj", "latent_out": "fc2_latent_proj",
     "router": "gate",
 }  # fmt: skip
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -51,7 +51,6 @@ _KINDS = {
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN | _OF_EXPERTS)
     fields.demand("mamba_hidden_act", "silu", UNSUPPORTED)
     fields.demand("mlp_hidden_act", "relu2", UNSUPPORTED)

@@ -16,7 +16,6 @@ OWN = {"layer_types", "max_window_layers", "sliding_window", "use_sliding_window
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, OWN)
     return llama.read_blocks(
         fields,

@@ -15,7 +15,6 @@ _OWN = qwen2.OWN | {"attention_bias", "head_dim"}
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     return llama.read_blocks(
         fields,

@@ -20,7 +20,6 @@ _OWN = qwen2.OWN | {
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size", 6144))
     # published files say the first, transformers 5 the second

@@ -25,7 +25,6 @@ _OWN = {
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     return llama.read_blocks(
         fields,

@@ -45,7 +45,6 @@ def claims(fields: Fields) -> bool:
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     known_only(fields, _OWN)
     for name, expected in (("hidden_act", "gelu"), ("hidden_mamba_act", "silu")):
         fields.demand(name, expected, UNSUPPORTED)
@@ -113,20 +112,16 @@ def _place(layout: Layout, hybrid: list[bool], mamba: Mamba1Config) -> Layout:
         layout.place_layer(layer, norm=f"{source}.input_layernorm", mixer=f"{source}.mamba")
         _place_heads(layout, f"layers.{layer}", f"{source}.mamba", mamba)
         layer += 1
-    layout.place_ends(
-        embedding="model.embed_tokens.weight",
-        norm_f="model.final_layernorm",
-        lm_head="lm_head.weight",
-    )
+    layout.place_ends("model.final_layernorm")
     return layout
 
 
 def _place_shared(layout: Layout, layer: int, source: str) -> None:
     """One use of the shared block: attention is `layer`, the MLP the layer behind it."""
-    layout.place_layer(layer, norm=f"{source}.input_layernorm", mixer=f"{source}.self_attn")
+    attention = ("input_layernorm", "self_attn")
+    layout.place_block(layer, source, attention, ("pre_ff_layernorm", "feed_forward"))
     # scores are divided by the root of half a head's size
     layout.multiply(f"layers.{layer}.q_proj", math.sqrt(2))
-    layout.place_layer(layer + 1, norm=f"{source}.pre_ff_layernorm", mixer=f"{source}.feed_forward")
 
 
 def _place_heads(layout: Layout, ours: str, theirs: str, mamba: Mamba1Config) -> None:

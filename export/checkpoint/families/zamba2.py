@@ -38,7 +38,6 @@ _KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
 
 
 def read(fields: Fields) -> Layout:
-    """Config and tensor places; raises CheckpointError for a bad field."""
     if _FORK in fields:
         remedy = "take the checkpoint in transformers' own form"
         fields.stop(_FORK, "is a field of Zyphra's fork of transformers", remedy)
@@ -136,12 +135,7 @@ def _place(
                 name = f"layers.{layer + 1}.down_proj.{kind}"
                 layout.pieces[name] = replace(layout.pieces[name], behind=linear)
             source, layer = f"{source}.mamba_decoder", layer + 2
-        layout.place_layer(
-            layer,
-            norm=f"{source}.input_layernorm",
-            mixer=f"{source}.mamba",
-            rename={"gated_norm": "norm"},
-        )
+        layout.place_layer(layer, norm=f"{source}.input_layernorm", mixer=f"{source}.mamba")
         layer += 1
     layout.place_ends("model.final_layernorm")
     return layout

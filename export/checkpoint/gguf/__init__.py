@@ -1,7 +1,5 @@
 """GGUF files as checkpoints: llama.cpp's format, with config, tokenizer and weights in one file."""
 
-from __future__ import annotations
-
 from edge.export.checkpoint.gguf.model import GgufCheckpoint, GgufModel, find_gguf
 from edge.export.checkpoint.gguf.weights import GgufFile
 
