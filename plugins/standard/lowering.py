@@ -5,10 +5,10 @@ from __future__ import annotations
 from edge.errors import ExportError
 from edge.launch import Size
 from edge.plugins.lowering.context import (
+    Arguments,
     Lowering,
     Node,
     View,
-    Warps,
     cdiv,
     next_power_of_2,
     warps_for,
@@ -25,19 +25,9 @@ def lower_add(at: Lowering, node: Node) -> None:
     if (b.width if isinstance(b, View) else b.size) != a.width:
         raise ExportError(f"adds {names[1]!r} of another width", field=node.name)
     y = at.new(_output(node), "f32", a.rows, a.width)
-    grid, block, warps = _blocks(y)
-    at.launch(
-        "rows.add",
-        {"a": at.pointer(a), "b": at.pointer(b), "y": at.pointer(y)},
-        {
-            "WIDTH": a.width,
-            "A_STRIDE": a.stride,
-            "B_STRIDE": b.stride if isinstance(b, View) else 0,
-            "BLOCK": block,
-        },
-        grid,
-        warps=warps,
-    )
+    strides = {"A_STRIDE": a.stride, "B_STRIDE": b.stride if isinstance(b, View) else 0}
+    pointers = {"a": at.pointer(a), "b": at.pointer(b), "y": at.pointer(y)}
+    _rows(at, "add", y, pointers, {"WIDTH": a.width, **strides})
 
 
 def lower_gather(at: Lowering, node: Node) -> None:
@@ -47,33 +37,18 @@ def lower_gather(at: Lowering, node: Node) -> None:
         return gather_rows(at, x, _output(node))
     columns = at.constant(index)
     y = at.new(_output(node), x.dtype, x.rows, columns.size)
-    grid, block, warps = _blocks(y)
-    at.launch(
-        "rows.gather_columns",
-        {"x": at.pointer(x), "columns": at.pointer(columns), "y": at.pointer(y)},
-        {"WIDTH": columns.size, "X_STRIDE": x.stride, "BLOCK": block},
-        grid,
-        warps=warps,
-    )
-    return None
+    pointers = {"x": at.pointer(x), "columns": at.pointer(columns), "y": at.pointer(y)}
+    return _rows(at, "gather_columns", y, pointers, {"WIDTH": columns.size, "X_STRIDE": x.stride})
 
 
 def gather_rows(at: Lowering, x: View, name: str) -> None:
     """Row l·B+b of `name` is row rows[l]·B+b of x."""
     y = at.new(name, x.dtype, "LB", x.width)
-    grid, block, warps = _blocks(y)
-    at.launch(
-        "rows.gather_rows",
-        {
-            "x": at.pointer(x),
-            "rows": at.input("rows", "i32", Size(of="L")),
-            "y": at.pointer(y),
-            "B": at.size("B"),
-        },
-        {"WIDTH": x.width, "X_STRIDE": x.stride, "BLOCK": block},
-        grid,
-        warps=warps,
-    )
+    arguments: Arguments = {
+        "x": at.pointer(x), "rows": at.input("rows", "i32", Size(of="L")), "y": at.pointer(y),
+        "B": at.size("B"),
+    }  # fmt: skip
+    _rows(at, "gather_rows", y, arguments, {"WIDTH": x.width, "X_STRIDE": x.stride})
 
 
 def lower_concat(at: Lowering, node: Node) -> None:
@@ -82,26 +57,19 @@ def lower_concat(at: Lowering, node: Node) -> None:
         raise ExportError("joins other than two values", field=node.name)
     a, b = (at.view(name) for name in node.inputs.values())
     y = at.new(_output(node), a.dtype, a.rows, a.width + b.width)
-    grid, block, warps = _blocks(y)
-    at.launch(
-        "rows.concat",
-        {"a": at.pointer(a), "b": at.pointer(b), "y": at.pointer(y)},
-        {
-            "A_WIDTH": a.width,
-            "B_WIDTH": b.width,
-            "A_STRIDE": a.stride,
-            "B_STRIDE": b.stride,
-            "BLOCK": block,
-        },
-        grid,
-        warps=warps,
-    )
+    widths = {"A_WIDTH": a.width, "B_WIDTH": b.width, "A_STRIDE": a.stride, "B_STRIDE": b.stride}
+    pointers = {"a": at.pointer(a), "b": at.pointer(b), "y": at.pointer(y)}
+    _rows(at, "concat", y, pointers, widths)
 
 
-def _blocks(y: View) -> tuple[tuple[Size, Size], int, Warps]:
-    """Grid, channels and warps of a program."""
+def _rows(
+    at: Lowering, kernel: str, y: View, arguments: Arguments, constants: dict[str, int]
+) -> None:
+    """Launch a kernel of `rows` on all rows of y, in pieces of at most _BLOCK channels."""
     block = min(next_power_of_2(y.width), _BLOCK)
-    return (Size(of=y.rows), Size(times=cdiv(y.width, block))), block, warps_for(block)
+    grid = (Size(of=y.rows), Size(times=cdiv(y.width, block)))
+    constants = {**constants, "BLOCK": block}
+    at.launch(f"rows.{kernel}", arguments, constants, grid, warps=warps_for(block))
 
 
 def lower_split(at: Lowering, node: Node) -> None:
