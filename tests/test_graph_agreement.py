@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import ModelProto, numpy_helper
 
 from edge.errors import ExportError
 from edge.export.graph import GRAPH_FILE
-from edge.export.graph.agreement import rounded_values, verify_engine
+from edge.export.graph.agreement import _Track, rounded_values, verify_engine
 from tests.onnx_ops import all_nodes
 from tests.quantized_models import built, network, plan_of, tokens_of
 from tests.test_graph_models import MODELS
@@ -78,3 +79,20 @@ def test_a_wrong_function_body_is_refused(
     (tmp_path / GRAPH_FILE).write_bytes(model.SerializeToString())
     with pytest.raises(ExportError, match=r"ONNX Runtime (rounds|differs)"):
         engine_figures(name, tmp_path)
+
+
+def test_a_value_at_the_threshold_of_outliers_is_one_flip() -> None:
+    """Its row has other scales and numbers then; a wrong number in another row is still found."""
+    engine = {
+        "y": np.array([[127, 3], [60, 127]], np.int8), "scale": np.array([[0.01], [0.1]]),
+        "outliers": np.array([[0.0, 0.0], [0.0, 0.0]], np.float32),
+    }  # fmt: skip
+    ours = {"y": np.array([[0, 127], [60, 127]], np.int8), "scale": np.array([[0.02], [0.1]]),
+            "outliers": np.array([[6.0, 0.0], [0.0, 0.0]], np.float32)}  # fmt: skip
+    for wrong, worst in ((0, 0), (9, 9)):
+        engine["y"][1, 0] = 60 - wrong
+        track = _Track(engine, {"outliers": ("y", "scale")})
+        for name, array in ours.items():
+            found = track(name, torch.from_numpy(array))
+            assert found is not None and np.array_equal(found, engine[name])
+        assert track.worst == (worst, "y") and track.flips == 1 + bool(wrong)

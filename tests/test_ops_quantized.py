@@ -161,6 +161,12 @@ def test_quantize_rows(flavour: Flavour, rng: np.random.Generator) -> None:
             assert out["scale"][-1, -1, 0] == 1 and not out["y"][-1, -1].any()
             fake = run("FakeQuantizeRows", flavour, {"x": x})["y"]
             assert np.array_equal(fake, (y * scale).numpy())
+            threshold = float(np.float32(abs(x).mean()))
+            out = run("SplitQuantizeRows", flavour, {"x": x}, threshold=threshold)
+            y, scale, apart = quantize.split_quantize_rows(torch.from_numpy(x), threshold)
+            seen.add(out["y"], y)
+            assert np.array_equal(out["scale"], scale.numpy())
+            assert np.array_equal(out["outliers"], apart.numpy())
     seen.check()
 
 
@@ -353,6 +359,7 @@ def test_a_run_gives_the_bits_of_its_tokens_one_by_one(n: int, rng: np.random.Ge
     for name, feeds, attributes in (
         ("Quantize", {"x": x, "scale": many}, {}),
         ("QuantizeRows", {"x": x}, {}),
+        ("SplitQuantizeRows", {"x": x}, {"threshold": 1.5}),
         ("LinearInt8", product, {}),
         ("LinearInt8Quantize", product | {"y_scale": many[:96] * 100}, {}),
         ("LinearInt8Rows", product | {"x_scale": positive(rng, 65, 0.1).reshape(65, 1, 1)}, {}),
@@ -384,6 +391,7 @@ def test_standard_bodies_mean_the_same_to_onnx(count: int, rng: np.random.Genera
     for name, feeds, attributes in (
         ("Quantize", {"x": x, "scale": scale}, {}),
         ("QuantizeRows", {"x": x}, {}),
+        ("SplitQuantizeRows", {"x": x}, {"threshold": 1.5}),
         ("Dequantize", {"x": int8(rng, 3, 2, 24), "scale": scale}, {}),
         ("FakeQuantize", {"x": x, "scale": scale}, {}),
         ("LinearInt8", product, {}),

@@ -92,7 +92,12 @@ def one_scale(name: str, columns: int) -> Product:
     return Product(INT8, Rounding(scale(4)))
 
 
+THRESHOLD = 1.5
+
+
 def dynamic(name: str, columns: int) -> Product:
+    if name == "qkv_proj":
+        return Product(INT8_ROWS, Rounding(None, threshold=THRESHOLD))
     return Product(INT8, Rounding(None, rotate=name == "out_proj"))
 
 
@@ -123,7 +128,9 @@ EXPECTED = {
         "HadamardQuantize", "EmbedInt8", "Quantize", "Dequantize",
     },
     "not fused": {"FakeQuantize"},
-    "dynamic": {"QuantizeRows", "LinearInt8Rows", "Hadamard", "FakeQuantizeRows"},
+    "dynamic": {
+        "QuantizeRows", "SplitQuantizeRows", "LinearInt8Rows", "Hadamard", "FakeQuantizeRows",
+    },
     "four bits": {"LinearInt4"},
     "four bits, fused": {"LinearInt4Quantize"},
 }  # fmt: skip
@@ -199,6 +206,26 @@ def test_every_int8_node_is_its_body(name: str, tmp_path: Path) -> None:
                 assert np.abs(wide - other).max() <= allowed * np.abs(other).max() > 0, output
     assert EXPECTED.get(name, set()) <= seen
     assert rounded > 10_000 and apart <= rounded / 10_000
+
+
+def test_a_product_with_outliers_is_the_papers(tmp_path: Path) -> None:
+    """LLM.int8(), section 3.2, of one token after the other: what reaches the threshold is
+    multiplied in 16 bits, all else in integers, with a scale for the token and one for the row.
+    """
+    build_graph(CONFIG, tensors(), tmp_path, PLANS["dynamic"])
+    _, values = run(tmp_path)
+    stored = [tensors()[f"layers.1.{part}_proj.weight"].numpy() for part in "qkv"]
+    w = np.concatenate(stored).astype(np.float64)
+    steps = np.abs(w).max(1) / 127
+    counts = set()
+    for x, y in zip(values["layers.1.normed"][:, 0], values["layers.1.qkv"][:, 0], strict=True):
+        large = np.abs(x) >= THRESHOLD
+        scale_of_x = np.abs(x[~large]).max() / 127
+        q, rows = np.rint(x[~large] / scale_of_x), np.rint(w[:, ~large] / steps[:, None])
+        wanted = scale_of_x * steps * (rows @ q) + w[:, large].astype(np.float16) @ x[large]
+        np.testing.assert_allclose(y, wanted, atol=2e-3 * np.abs(wanted).max())
+        counts.add(int(large.sum()))
+    assert len(counts) > 3  # columns of every token's own
 
 
 def test_every_int8_op_is_in_one_of_these_graphs() -> None:

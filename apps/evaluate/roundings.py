@@ -22,7 +22,12 @@ from edge.export.quantize.weights import dequantize_blocks, dequantize_int8
 from edge.ops import DOMAIN, Op
 from edge.plugins.hadamard.reference import hadamard
 from edge.plugins.onnx.library import inputs_of, op_of
-from edge.plugins.quantize.reference import fake_quantize, fake_quantize_rows
+from edge.plugins.quantize.reference import (
+    dequantize,
+    fake_quantize,
+    fake_quantize_rows,
+    split_quantize_rows,
+)
 
 F32 = NDArray[np.float32]
 # scales above this keep a column out of the int8 product: it goes through a floating one
@@ -60,10 +65,12 @@ class ValueRounding:
     Attributes:
         scale: f32 [1] or [C]; None is a scale a row, found at run time.
         turn: slow and fast of the rotation it is rounded after, or None.
+        threshold: with a scale a row, from where on values stay as they are, or None.
     """
 
     scale: Tensor | None
     turn: tuple[Tensor, Tensor] | None = None
+    threshold: float | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x fp32 [..., C] rounded and brought back; columns that stay floating as they are."""
@@ -74,7 +81,10 @@ class ValueRounding:
 
     def _round(self, x: Tensor) -> Tensor:
         if self.scale is None:
-            return fake_quantize_rows(x)
+            if self.threshold is None:
+                return fake_quantize_rows(x)
+            y, scale, outliers = split_quantize_rows(x, self.threshold)
+            return dequantize(y, scale) + outliers
         rounded = fake_quantize(x, self.scale)
         return torch.where(self.scale > _NEVER, x, rounded)
 
@@ -162,7 +172,8 @@ class _Finder:
             turned = inputs["x"] if rounded else node.output[0]
             self._turns[turned] = (slow, fast)
         for name, scale in rounded:
-            self._value(inputs[name], None if scale is None else inputs[scale])
+            threshold = _attributes(node).get("threshold")
+            self._value(inputs[name], None if scale is None else inputs[scale], threshold)
         if rounded:
             self._turns.pop(turned, None)  # others may read the value as it is
         if rounds:
@@ -190,10 +201,12 @@ class _Finder:
         elif op.name == "EmbedInt8":
             self._weight(inputs["table"], self._stored(inputs["table"]))
 
-    def _value(self, name: str, scale: str | None) -> None:
+    def _value(self, name: str, scale: str | None, threshold: float | None = None) -> None:
         turn = self._turns.get(name)
         vector = None if scale is None else torch.from_numpy(self._constants[scale].copy())
-        self.found.values.setdefault(_without(name, _ENDINGS), ValueRounding(vector, turn))
+        self.found.values.setdefault(
+            _without(name, _ENDINGS), ValueRounding(vector, turn, threshold)
+        )
 
     def _state(self, node: NodeProto, name: str) -> None:
         bits = _attributes(node)["state_bits"]

@@ -37,11 +37,13 @@ class ProductInput:
         value: fp32; a norm that rounds at once yields none.
         rounded: int8.
         rows: fp32 [..., 1], scales of the rows of `rounded` when the run finds them.
+        outliers: fp32, what of `value` is not rounded, where the run finds it.
     """
 
     value: str = ""
     rounded: str = ""
     rows: str = ""
+    outliers: str = ""
 
 
 def scale_of(g: GraphBuilder, name: str, scale: F32, shape: tuple[int, ...] = (-1,)) -> str:
@@ -101,7 +103,11 @@ def round_input(g: GraphBuilder, value: str, product: Product, columns: int) -> 
         x = value
         if how.rotate:
             x = g.call("Hadamard", [value, *rotation(g, columns)], [f"{value}.rotated"])[0]
-        made = g.call("QuantizeRows", [x], [f"{value}.q", f"{value}.q_scale"])
+        names = [f"{value}.q", f"{value}.q_scale"]
+        if how.threshold is None:
+            return ProductInput(value, *g.call("QuantizeRows", [x], names))
+        names.append(f"{value}.outliers")
+        made = g.call("SplitQuantizeRows", [x], names, threshold=how.threshold)
         return ProductInput(value, *made)
     scale = scale_of(g, f"{value}.scale", input_scale(product, columns))
     if how.rotate:
@@ -180,7 +186,7 @@ def _changes(product: Product) -> bool:
     """Whether the weight is not kept as it is, and so cannot be a table too."""
     how = product.input
     many = how is not None and how.scale is not None and how.scale.size > 1
-    return many or bool(product.outliers) or (how is not None and how.rotate)
+    return many or product.apart or (how is not None and how.rotate)
 
 
 def _prepared(g: GraphBuilder, name: str, product: Product, array: F32) -> F32:
@@ -190,8 +196,9 @@ def _prepared(g: GraphBuilder, name: str, product: Product, array: F32) -> F32:
         return array
     if how.rotate:
         array = rotate(array)
-    if product.outliers:
-        g.raw(f"{name}.outliers", _to_half(name, array[:, list(product.outliers)]))
+    if product.apart:
+        columns = list(product.outliers) or slice(None)
+        g.raw(f"{name}.outliers", _to_half(name, array[:, columns]))
     if how.scale is not None:
         _, ratio = _share(product, array.shape[1])
         array = array if ratio is None else array * ratio
@@ -221,10 +228,10 @@ def linear(
 ) -> str:
     """x · weightᵀ (+ bias), fp32."""
     _, columns = store(g, name, product, make)
-    exact = f"{output}.int8" if product.outliers else output
+    exact = f"{output}.int8" if product.apart else output
     result = f"{output}.unbiased" if bias is not None else output
-    _int8_or_floating(g, x, name, product, columns, exact if product.outliers else result)
-    if product.outliers:
+    _int8_or_floating(g, x, name, product, columns, exact if product.apart else result)
+    if product.apart:
         _add_outliers(g, x, name, product, exact, result)
     return result if bias is None else g.node("Add", [result, bias], output)
 
@@ -259,7 +266,7 @@ def linear_to_int8(
 ) -> str:
     """x · weightᵀ, rounded to int8 by `scale`: of an input that was rounded by known scales."""
     _, columns = store(g, name, product)
-    assert product.weight.bits <= 8 and x.rounded and not x.rows and not product.outliers
+    assert product.weight.bits <= 8 and x.rounded and not x.rows and not product.apart
     inputs = [x.rounded, _x_scale(g, x, product, columns)]
     if product.weight.block is None:
         inputs += [name, f"{name}.scale", scale]
@@ -293,8 +300,10 @@ def _add_outliers(
     g: GraphBuilder, x: ProductInput, name: str, product: Product, exact: str, output: str
 ) -> None:
     """The columns that stay floating, in a product of their own."""
-    columns = g.integers(product.outliers)
-    few = g.node("Gather", [x.value, columns], f"{output}.outlier_inputs", axis=-1)
+    few = x.outliers
+    if product.outliers:
+        columns = g.integers(product.outliers)
+        few = g.node("Gather", [x.value, columns], f"{output}.outlier_inputs", axis=-1)
     side = g.call("Linear", [few, f"{name}.outliers"], [f"{output}.outliers"])[0]
     g.node("Add", [exact, side], output)
 

@@ -109,7 +109,7 @@ class LayerPlanner:
         if isinstance(how, Dynamic):
             if kept.block is not None and not matrix.experts:
                 raise TypeError(f"{name}: no op multiplies blocks by what has a scale a token")
-            return Product(kept, Rounding(None))
+            return Product(kept, Rounding(None, threshold=how.outliers))
         seen = self.sites.seen(self.value(matrix.reads), how)
         rounding, outliers = self.sites.rounding(seen, how, lambda: self.column_absmax(name))
         return Product(kept, rounding, outliers)

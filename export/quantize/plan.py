@@ -70,7 +70,8 @@ class Static:
         rotate: rounded after a Hadamard rotation (Quamba, equation 3).
         smooth: α of SmoothQuant (arXiv 2211.10438, equation 4): a divisor a channel, whose inverse
             is in the weight's columns.
-        outliers: channels with a calibration absmax of this or more stay floating (LLM.int8).
+        outliers: channels with a calibration absmax of this or more stay floating, the largest of
+            them up to a sixteenth (after LLM.int8).
         groups: a scale for each of Quamba2's groups instead of one (arXiv 2503.22879, section 3):
             of x by head and channel, of B and C by SSD group. Mamba-2 only.
     """
@@ -84,7 +85,14 @@ class Static:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """A scale a token, absmax / 127 of what the token has."""
+    """A scale a token, absmax / 127 of what the token has.
+
+    Attributes:
+        outliers: values of this magnitude or more stay floating (LLM.int8), and have no say in the
+            scale. Of what products read alone.
+    """
+
+    outliers: float | None = None
 
 
 Activation: TypeAlias = Static | Dynamic
@@ -97,12 +105,14 @@ class Rounding:
 
     Attributes:
         scale: f32 [1] or [C]; None is one scale a row (a token), absmax/127, found at run time.
+        threshold: with such a scale, of values that are not rounded; None rounds all.
         rotate: rounded after the Hadamard rotation of its last axis, the scale being that of the
             rotated values.
     """
 
     scale: Vector | None
     rotate: bool = False
+    threshold: float | None = None
 
     @property
     def plain(self) -> bool:
@@ -118,13 +128,18 @@ class Product:
         weight: how W is kept.
         input: how x is rounded; None leaves it floating.
         outliers: columns of x and W, ascending, that stay floating, in a second product
-            (LLM.int8, arXiv 2208.07339, section 3.2); `input` then neither rotates nor finds
-            scales at run time.
+            (after LLM.int8, arXiv 2208.07339, section 3.2); `input` then neither rotates nor finds
+            scales at run time. Where it has a threshold, any column may be in that product.
     """
 
     weight: Storage
     input: Rounding | None = None
     outliers: tuple[int, ...] = ()
+
+    @property
+    def apart(self) -> bool:
+        """Whether there is a second product, of fp16 columns."""
+        return bool(self.outliers) or (self.input is not None and self.input.threshold is not None)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from edge.export.checkpoint.layout import Layout
 from edge.export.mixers import mixer_of
 from edge.export.nodes.builder import SHARED
 from edge.export.quantize.layer_plan import storage, stored_as
-from edge.export.quantize.plan import F32, Storage, fitting
+from edge.export.quantize.plan import F16, F32, Dynamic, Storage, fitting
 from edge.export.recipes.mixture import mixture
 from edge.tensors import tensor_shapes
 
@@ -45,6 +45,7 @@ def weight_bytes(layout: Layout, recipe: str) -> WeightBytes:
     mixers = [mixer_of(layer) for layer in config.layers]
     matrices = [mixer.matrices(config.d_model) for mixer in mixers]
     shares: dict[str, tuple[Storage, float]] = {}
+    twice: set[str] = set()  # in fp16 too, for outliers that runs find
     members: dict[str, list[str]] = defaultdict(list)
     shapes = tensor_shapes(config)
     for name, shape in shapes.items():
@@ -61,13 +62,17 @@ def weight_bytes(layout: Layout, recipe: str) -> WeightBytes:
         module = holder.removesuffix(".weight")
         matrix = matrices[int(index)].get(module) if holder.endswith(".weight") else None
         table = mixed.tables[layer.kind]
-        kept = F32 if matrix is None else stored_as(table, module, matrix)[0]
+        kept, how = (F32, None) if matrix is None else stored_as(table, module, matrix)
         whole = f"layers.{index}.{holder}"
+        if isinstance(how, Dynamic) and how.outliers is not None:
+            twice.add(whole)
         shares[whole] = kept, layer.read_share(own.partition(".")[0])
         members[whole].append(name)
     total, read, there = 0, 0.0, set()
     for whole, (kept, share) in shares.items():
         size = sum(_size(shapes[name], kept) for name in members[whole])
+        if whole in twice:
+            size += sum(_size(shapes[name], F16) for name in members[whole])
         same = tuple(layout.pieces.get(name, name) for name in members[whole]), kept
         total += 0 if same in there else size
         if size >= SHARED:

@@ -77,8 +77,10 @@ W4A16 = Recipe(
 ABSMAX = Static()
 PERCENTILE = Static(clip="percentile")
 HADAMARD = Static(rotate=True)
-# LLM.int8() (arXiv 2208.07339): channels that reach 6 stay floating, weights have a scale a row
-OUTLIERS = Static(outliers=6.0)
+# LLM.int8() (arXiv 2208.07339): what reaches 6 stays floating, tokens and rows have a scale each
+LLM_INT8 = Dynamic(outliers=6.0)
+# the same of calibrated channels, a sixteenth at most, and one scale for all tokens
+CAPPED_LLM_INT8 = Static(outliers=6.0)
 
 ENDS: Table = {"embedding": INT8_ROWS, "final": ABSMAX, "head": INT8_ROWS}
 
@@ -129,7 +131,7 @@ def mamba2(
     }
 
 
-def _transformer(reads: Static, weights: Storage) -> Layers:
+def _transformer(reads: Activation, weights: Storage) -> Layers:
     """Attention, MLP, and the short convolution, which itself stays floating.
 
     What an expert reads has a scale a token, found when it runs: no text shows every expert all
@@ -157,10 +159,18 @@ W8A8 = _int8(
     {
         "mamba1": mamba1(x=PERCENTILE, y=HADAMARD),
         "mamba2": mamba2(x=PERCENTILE, y=HADAMARD),
-        **_transformer(OUTLIERS, INT8_ROWS),
+        **_transformer(CAPPED_LLM_INT8, INT8_ROWS),
     },
     "static",
     "Quamba",
+)
+
+# what Quamba keeps Jamba's attention and experts in
+W8A8_LLM_INT8 = _int8(
+    "w8a8-llm-int8",
+    {**W8A8.layers, **_transformer(LLM_INT8, INT8_ROWS)},
+    "static; of attention and MLPs a scale a token",
+    "Quamba, LLM.int8()",
 )
 
 
@@ -243,5 +253,6 @@ SMOOTHQUANT = _int8(
 ROTATED = _int8("w8a8-hadamard", _same(HADAMARD), "static", "QuaRot: rotated online")
 
 ALL = (
-    FP32, FP16, W8, W4, W4A16, W8A8, W8A8_O, W4A8, STATIC, DYNAMIC, SMOOTHQUANT, ROTATED,
+    FP32, FP16, W8, W4, W4A16, W8A8, W8A8_O, W8A8_LLM_INT8, W4A8, STATIC, DYNAMIC, SMOOTHQUANT,
+    ROTATED,
 )  # fmt: skip

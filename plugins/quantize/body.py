@@ -42,7 +42,7 @@ ORT_QUANTIZE = TO_U8 % {"x": "x"}
 
 _ROW_SCALE = """
     last = Constant<value = int64[1] {-1}>()
-    size = Abs(x)
+    size = Abs(%(x)s)
     largest = ReduceMax<keepdims=1>(size, last)
     steps = Constant<value = float {127.0}>()
     found = Div(largest, steps)
@@ -50,7 +50,7 @@ _ROW_SCALE = """
     is_zero = Equal(found, nothing)
     one = Constant<value = float {1.0}>()
     scale = Where(is_zero, one, found)
-    scaled = Div(x, scale)
+    scaled = Div(%(x)s, scale)
 """
 
 _ROUND = """
@@ -60,9 +60,24 @@ _ROUND = """
     grid = Clip(rounded, lowest, highest)
 """
 
-QUANTIZE_ROWS = _ROW_SCALE + "    y = QuantizeLinear<output_dtype: int=3>(scaled, one)\n"
+_ROWS = _ROW_SCALE + "    y = QuantizeLinear<output_dtype: int=3>(scaled, one)\n"
 
-ORT_QUANTIZE_ROWS = _ROW_SCALE + ZERO + "    y = QuantizeLinear(scaled, one, zero)\n"
+_ORT_ROWS = _ROW_SCALE + ZERO + "    y = QuantizeLinear(scaled, one, zero)\n"
+
+QUANTIZE_ROWS, ORT_QUANTIZE_ROWS = _ROWS % {"x": "x"}, _ORT_ROWS % {"x": "x"}
+
+_SPLIT = """
+    threshold = Constant<value_float: float = @threshold>()
+    magnitude = Abs(x)
+    none = Constant<value = float {0.0}>()
+    large = GreaterOrEqual(magnitude, threshold)
+    outliers = Where(large, x, none)
+    small = Where(large, none, x)
+"""
+
+SPLIT_QUANTIZE_ROWS = _SPLIT + _ROWS % {"x": "small"}
+
+ORT_SPLIT_QUANTIZE_ROWS = _SPLIT + _ORT_ROWS % {"x": "small"}
 
 DEQUANTIZE = "    y = DequantizeLinear<axis=-1>(x, scale)\n"
 
@@ -79,7 +94,7 @@ FAKE_QUANTIZE = """
 
 ORT_FAKE_QUANTIZE = "    scaled = Div(x, scale)\n" + _ROUND + "    y = Mul(grid, scale)\n"
 
-FAKE_QUANTIZE_ROWS = _ROW_SCALE + _ROUND + "    y = Mul(grid, scale)\n"
+FAKE_QUANTIZE_ROWS = _ROW_SCALE % {"x": "x"} + _ROUND + "    y = Mul(grid, scale)\n"
 
 # -- for bodies that dequantize and go on as the floating ones do ----------------------------------
 

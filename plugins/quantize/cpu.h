@@ -71,6 +71,39 @@ struct QuantizeRows : Kernel {
   }
 };
 
+struct SplitQuantizeRows : Kernel {
+  Argument x, scale, y, outliers;
+  int64_t width, x_stride;
+  float threshold;
+  SplitQuantizeRows(const Variant& v)
+      : x(v, "x"), scale(v, "scale"), y(v, "y"), outliers(v, "outliers"), width(v.integer("WIDTH")),
+        x_stride(v.integer("X_STRIDE")), threshold((float)v.number("THRESHOLD")) {}
+  void run(const Value* a, const int64_t* grid, Pool& pool) const override {
+    pool.each(grid[0], items_a_piece(16 * width), [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; row++) {
+        const float* in = x.in<const float>(a) + row * x_stride;
+        float* apart = outliers.in<float>(a) + row * width;
+        vf top{}, none{};
+        blocks(width, [&](int64_t i, int n) {
+          vf v = load_some(in + i, n);
+          auto large = absolute(v) >= splat(threshold);
+          store_some(apart + i, choose(large, v, none), n);
+          top = larger(choose(large, none, absolute(v)), top);
+        });
+        float step = largest(top) / 127.f;
+        if (step == 0.f) step = 1.f;
+        scale.in<float>(a)[row] = step;
+        blocks(width, [&](int64_t i, int n) {
+          vf v = load_some(in + i, n);
+          vf small = choose(absolute(v) >= splat(threshold), none, v);
+          store_some(y.in<int8_t>(a) + row * width + i, round8(small / splat(step)), n);
+        });
+      }
+    });
+  }
+};
+
+KERNEL("rounding.split_quantize_rows", SplitQuantizeRows)
 KERNEL("rounding.quantize", Quantize)
 KERNEL("rounding.dequantize", Dequantize)
 KERNEL("rounding.quantize_rows", QuantizeRows)

@@ -46,3 +46,22 @@ def lower_quantize_rows(at: Lowering, node: Node) -> None:
 
 
 lower_fake_quantize_rows = lower_quantize_rows
+
+
+def lower_split_quantize_rows(at: Lowering, node: Node) -> None:
+    """The same, beside the values that are not rounded."""
+    x = at.view(node.inputs["x"])
+    block = next_power_of_2(x.width)
+    made = {
+        "scale": at.pointer(at.new(node.outputs["scale"], "f32", x.rows, 1)),
+        "y": at.pointer(at.new(node.outputs["y"], "i8", x.rows, x.width)),
+        "outliers": at.pointer(at.new(node.outputs["outliers"], "f32", x.rows, x.width)),
+    }
+    threshold = float(node.attributes["threshold"])
+    at.launch(
+        "rounding.split_quantize_rows",
+        {"x": at.pointer(x), **made},
+        {"WIDTH": x.width, "X_STRIDE": x.stride, "THRESHOLD": threshold, "BLOCK": block},
+        (Size(of=x.rows),),
+        warps=warps_for(block),
+    )

@@ -24,6 +24,13 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return quantize(x, scale), scale
 
 
+def split_quantize_rows(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+    """quantize_rows of the values below `threshold`, zeros in place of the others, and those."""
+    large = x.abs() >= threshold
+    outliers = torch.where(large, x, 0.0)
+    return *quantize_rows(torch.where(large, 0.0, x)), outliers
+
+
 def dequantize(x: Tensor, scale: Tensor) -> Tensor:
     """scale · x. x i8 [..., C], scale [1|C], or [..., 1] of quantize_rows → f32 [..., C]."""
     return scale * x.float()

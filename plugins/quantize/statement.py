@@ -11,7 +11,7 @@ The numbers are the same. A value written i8 alone is signed in every flavour.
 
 from __future__ import annotations
 
-from edge.ops import Op, Value, value, weight
+from edge.ops import Attribute, Op, Value, value, weight
 
 _X = value("x", "f32[...,C]", "activations")
 
@@ -41,6 +41,15 @@ QUANTIZE_ROWS = Op(
     (),
     f"{_ROW_SCALE}\ny = {ROUND.format('x / scale')}",
     "dynamic quantization, one scale a token: LLM.int8(), arXiv 2208.07339, section 3.1",
+)
+
+SPLIT_QUANTIZE_ROWS = Op(
+    "SplitQuantizeRows",
+    (_X,),
+    (*QUANTIZE_ROWS.outputs, value("outliers", "f32[...,C]", "of x, what is not rounded; else 0")),
+    (Attribute("threshold", "float", "the least magnitude of an outlier"),),
+    "outliers = x where |x| ≥ threshold, else 0\nscale, y = QuantizeRows(x - outliers)",
+    "LLM.int8(), arXiv 2208.07339, section 3.2: mixed-precision decomposition",
 )
 
 DEQUANTIZE = Op(

@@ -71,3 +71,27 @@ def quantize_rows(
     if BACK:
         out = step * out.to(tl.float32)
     tl.store(y + row * WIDTH + channel, out, mask=inside)
+
+
+@triton.jit
+def split_quantize_rows(
+    x,  # f32 [rows, X_STRIDE]
+    scale,  # f32 [rows]: absmax/127 of what is rounded, 1 where that is 0
+    y,  # i8 [rows, WIDTH]
+    outliers,  # f32 [rows, WIDTH]: x from THRESHOLD on, else 0
+    WIDTH: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    THRESHOLD: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two, at least WIDTH
+):
+    row = tl.program_id(0)
+    channel = tl.arange(0, BLOCK)
+    inside = channel < WIDTH
+    value = tl.load(x + row * X_STRIDE + channel, mask=inside, other=0.0)
+    large = tl.abs(value) >= THRESHOLD
+    small = tl.where(large, 0.0, value)
+    step = tl.div_rn(tl.max(tl.abs(small), 0), 127.0)
+    step = tl.where(step == 0.0, 1.0, step)
+    tl.store(scale + row, step)
+    tl.store(y + row * WIDTH + channel, round8(tl.div_rn(small, step)), mask=inside)
+    tl.store(outliers + row * WIDTH + channel, tl.where(large, value, 0.0), mask=inside)

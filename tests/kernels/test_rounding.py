@@ -13,6 +13,7 @@ from edge.plugins.quantize.reference import (
     fake_quantize_rows,
     quantize,
     quantize_rows,
+    split_quantize_rows,
 )
 from tests.kernels.rowwise import CHAIN, MANY, Workbench
 
@@ -65,11 +66,15 @@ def test_scales_of_rows(steps: int, batch: int, width: int) -> None:
     bench.value("x", x, stride=width + 3, start=1)
     bench.lower(LOWER, "QuantizeRows", ("x",), ("y", "scale"))
     bench.lower(LOWER, "FakeQuantizeRows", ("x",), ("back",))
+    bench.lower(LOWER, "SplitQuantizeRows", ("x",), ("y2", "scale2", "outliers"), threshold=2.5)
     bench.run()
     y, scale = quantize_rows(x)
     assert torch.equal(bench.read("scale"), scale) and float(scale[-1]) == 1
     assert torch.equal(bench.read("y"), y)
     assert torch.equal(bench.read("back"), fake_quantize_rows(x))
+    split = split_quantize_rows(x, 2.5)
+    for name, wanted in zip(("y2", "scale2", "outliers"), split, strict=True):
+        assert torch.equal(bench.read(name), wanted)
 
 
 def test_a_nan_is_the_least_value() -> None:
