@@ -27,7 +27,7 @@ def distill(
         str,
         typer.Option(help="Which blocks lose it: even, measured (the cheapest), or 0,2,5-9."),
     ] = "even",
-    mixer: Annotated[str, typer.Option(help="What takes its place: mamba2.")] = "mamba2",
+    mixer: Annotated[str, typer.Option(help="What takes its place: mamba2 or mamba1.")] = "mamba2",
     match: Annotated[
         float, learns(help="Share of the run in which mixers learn their attention's outputs.")
     ] = 0.5,
@@ -39,7 +39,7 @@ def distill(
         bool, learns("--fresh", help="Begin with random mixers, to see what attention's bring.")
     ] = False,
 ) -> None:
-    """Make a hybrid of Mamba-2 and attention of a Transformer; the same command continues."""
+    """Make a hybrid of Mamba and attention of a Transformer; the same command continues."""
     from edge.runtime.model import resolve
 
     with needs_training():

@@ -4,15 +4,33 @@ sizes. Blocks are counted as people count them: block n holds the n-th attention
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edge.config import AttentionConfig, MlpConfig, ModelConfig
 from edge.errors import ExportError, Faults
+from edge.export.checkpoint.families.mamba_in_llama import Make, mamba1_for, mixer_for
 
-MIXERS = ("mamba2",)
 CHOICES = ("even", "measured")
+
+
+def mixer_maker(name: str, teacher: ModelConfig) -> Make:
+    """What makes mixers of that name, one of MIXERS, of the teacher's attention."""
+    return MIXERS[name](teacher)
+
+
+def _mamba1(teacher: ModelConfig) -> Make:
+    """A head for a head, whose state is as wide as a key; dt of the rank that Mamba has."""
+    rank = math.ceil(teacher.d_model / 16)
+    return lambda attention: mamba1_for(attention, d_state=attention.head_dim, dt_rank=rank)
+
+
+MIXERS: dict[str, Callable[[ModelConfig], Make]] = {
+    "mamba2": lambda teacher: mixer_for,
+    "mamba1": _mamba1,
+}
 
 
 def check_teacher(teacher: ModelConfig, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A Mamba-2 mixer made of an attention layer, near linear attention: C, B, x and the output are the
+"""A Mamba mixer made of an attention layer, near linear attention: C, B, x and the output are the
 projections of q, k, v and o (The Mamba in the Llama, section 2.2, figure 1 and algorithm 1).
 
 What attention does not have is chosen so that it changes little at first:
@@ -7,11 +7,13 @@ What attention does not have is chosen so that it changes little at first:
     dt       1 whatever the token, and A forgets slowly: a head remembers 1/A tokens;
     gate     silu(z) = 1: z is what a linear map of the input comes nearest to a constant with, for
              normed inputs have a part that is always there;
-    SiLU     stands behind x, B and C: rows are scaled until values are small, where it is linear.
-             The gated norm that follows takes any scale out again, of every head.
+    SiLU     stands behind x, and in Mamba-2 behind B and C: rows are scaled until values are small,
+             where it is linear. Mamba-2's gated norm takes any scale out again, of every head.
 
-The gated norm's weight is then one number, for which the outputs come nearest to the attention's
-(`Student.initialise`). What is left of the difference to attention is its softmax and RoPE.
+Mamba-2's norm is then one number, and Mamba-1, which has no norm, has one for every head, in its
+output: those for which outputs come nearest to the attention's (`Student.initialise`). Mamba-1's dt
+is 1 by its second matrix, which is 0; the first is random, or neither would learn. What is left of
+the difference to attention is its softmax and RoPE.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edge.config import AttentionConfig, Mamba2Config
-from edge.export.checkpoint.families.mamba_in_llama import grouped_rows
+from edge.config import AttentionConfig, Mamba1Config, Mamba2Config
+from edge.export.checkpoint.families.mamba_in_llama import Mixer, grouped_rows
 
 OPEN = 1.2784645  # silu of it is 1
+SOFTPLUS_1 = math.log(math.expm1(1.0))  # softplus of it is 1
 X_SIZE, BC_SIZE = 0.3, 0.5  # root mean squares before SiLU
 MEMORY = (4.0, 4096.0)  # tokens, of the shortest head and of the longest
 RIDGE = 1e-3
@@ -46,34 +49,62 @@ class Inputs:
 
 
 def from_attention(
-    attention: AttentionConfig, mixer: Mamba2Config, weights: dict[str, Tensor], seen: Inputs
+    attention: AttentionConfig, mixer: Mixer, weights: dict[str, Tensor], seen: Inputs
 ) -> dict[str, Tensor]:
     """The mixer's tensors in fp32, by their names in the layer.
 
-    weights: of the attention, by theirs. Biases of q, k and v become the convolution's.
+    weights: of the attention, by theirs. Biases of what is convolved become the convolution's.
     """
     heads, dim, kv = attention.n_heads, attention.head_dim, attention.n_kv_heads
     sizes = {"v": (kv, X_SIZE), "k": (kv, BC_SIZE), "q": (heads, BC_SIZE)}
-    rows, biases = [gate_rows(seen, mixer.d_inner)], []
+    rows, biases = {"z": gate_rows(seen, mixer.d_inner)}, {}
     for part, (count, size) in sizes.items():
         weight = weights[f"{part}_proj.weight"].double()
         bias = weights.get(f"{part}_proj.bias", weight.new_zeros(len(weight))).double()
         scale = size / _size(weight, bias, count, seen)
-        rows.append(weight * scale.repeat_interleave(dim)[:, None])
-        biases.append(bias * scale.repeat_interleave(dim))
-    rows.append(torch.zeros(heads, len(seen.mean), dtype=torch.float64))
-    repeated = grouped_rows(mixer, kv)
+        rows[part] = weight * scale.repeat_interleave(dim)[:, None]
+        biases[part] = bias * scale.repeat_interleave(dim)
     taps = torch.zeros(mixer.conv_channels, mixer.d_conv)
     taps[:, -1] = 1
+    forgets = -torch.linspace(math.log(MEMORY[0]), math.log(MEMORY[1]), heads)
+    made = (
+        _mamba1(mixer, kv, rows, biases, forgets)
+        if isinstance(mixer, Mamba1Config)
+        else _mamba2(mixer, kv, rows, biases, forgets)
+    )
+    named = {"conv1d.weight": taps, "out_proj.weight": weights["o_proj.weight"], **made}
+    return {name: tensor.float() for name, tensor in named.items()}
+
+
+Parts = dict[str, Tensor]  # rows or biases of z, v, k and q
+
+
+def _mamba2(mixer: Mamba2Config, kv: int, rows: Parts, biases: Parts, forgets: Tensor) -> Parts:
+    stored = grouped_rows(mixer, kv)
+    dt = rows["q"].new_zeros(mixer.n_heads, rows["q"].shape[1])
     return {
-        "in_proj.weight": torch.cat(rows)[list(repeated["in_proj"])].float(),
-        "conv1d.weight": taps,
-        "conv1d.bias": torch.cat(biases)[list(repeated["conv1d"])].float(),
-        "dt_bias": torch.full((heads,), math.log(math.expm1(1.0))),
-        "A_log": -torch.linspace(math.log(MEMORY[0]), math.log(MEMORY[1]), heads),
-        "D": torch.zeros(heads),
+        "in_proj.weight": torch.cat([*rows.values(), dt])[list(stored["in_proj"])],
+        "conv1d.bias": torch.cat([*biases.values()])[list(stored["conv1d"])],
+        "dt_bias": torch.full((mixer.n_heads,), SOFTPLUS_1),
+        "A_log": forgets,
+        "D": torch.zeros(mixer.n_heads),
         "gated_norm.weight": torch.ones(mixer.d_ssm),
-        "out_proj.weight": weights["o_proj.weight"].float(),
+    }
+
+
+def _mamba1(mixer: Mamba1Config, kv: int, rows: Parts, biases: Parts, forgets: Tensor) -> Parts:
+    inner, wide = mixer.d_inner, rows["q"].shape[1]
+    stored = list(grouped_rows(mixer, kv)["in_proj"])
+    down = torch.randn(mixer.dt_rank, wide, dtype=torch.float64) / math.sqrt(wide)
+    A_log = forgets.repeat_interleave(inner // mixer.C_groups)
+    return {
+        "in_proj.weight": torch.cat([rows["v"], rows["z"]])[stored],
+        "conv1d.bias": biases["v"][stored[:inner]],
+        "x_proj.weight": torch.cat([down, rows["k"], rows["q"]]),
+        "dt_proj.weight": torch.zeros(inner, mixer.dt_rank),
+        "dt_proj.bias": torch.full((inner,), SOFTPLUS_1),
+        "A_log": A_log[:, None].repeat(1, mixer.d_state),
+        "D": torch.zeros(inner),
     }
 
 

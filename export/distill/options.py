@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from edge.config import AttentionConfig
 from edge.errors import ExportError, Faults, InputError
 from edge.export.checkpoint import Checkpoint
 from edge.export.distill.drafter import STATES
@@ -127,6 +128,9 @@ class DistillOptions(LearningOptions):
             faults.add("keep_attention", "does not descend", "such as 0.75,0.5")
         if self.mixer not in MIXERS:
             faults.add("mixer", f"{self.mixer[:40]!r} is not known", f"choose {', '.join(MIXERS)}")
+        first = teacher.config.layers[0]
+        if self.mixer == "mamba1" and isinstance(first, AttentionConfig) and first.qkv_bias:
+            faults.add("mixer", "mamba1 has no biases to take those of q and k", "choose mamba2")
         if not 0 <= self.match <= 1:
             faults.add("match", f"{self.match:g} is outside 0 to 1")
 

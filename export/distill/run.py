@@ -51,7 +51,9 @@ class Distillation(LongRun[DistillOptions]):
         self.blocks = len(self.checkpoint.config.layers) // 2
         self._plan()
         self.place |= {"order": self.order, "costs": {}, "phases": []}
-        self.student = Student(self.teacher, self.candidates, apart=self.options.train_all)
+        make = hybrid.mixer_maker(self.options.mixer, self.checkpoint.config)
+        apart = self.options.train_all
+        self.student = Student(self.teacher, self.candidates, apart=apart, make=make)
         self.student.to(self.options.device)
 
     @property

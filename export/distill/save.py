@@ -45,7 +45,8 @@ def write_hybrid(
     What did not learn is copied from the teacher's files as it stands there, bit for bit; what did
     is fp32. `figures` go into the model card.
     """
-    layout = mamba_in_llama.replace_attention(teacher_layout(checkpoint), student.replaced)
+    whole = teacher_layout(checkpoint)
+    layout = mamba_in_llama.replace_attention(whole, student.replaced, student.make)
     found = {name: tensor.detach() for name, tensor in student.network.canonical_tensors().items()}
     tensors = {
         name: tensor.cpu() if student.learned(name) else checkpoint.tensor(name)
@@ -82,12 +83,13 @@ def card(student: Student, checkpoint: Checkpoint, figures: Mapping[str, Any]) -
     front = ["---", f"license: {licence}", "---", ""] if licence else []
     blocks = len(student.teacher_config.layers) // 2
     gone = len(student.replaced)
+    kind = "Mamba" if student.makes_mamba1 else "Mamba-2"
     mixers = ", ".join(str(block) for block in student.replaced) or "none"
     lines = [
         *front,
         f"# A hybrid of {checkpoint.path.name}",
         "",
-        f"{gone} of {blocks} attention layers are Mamba-2 (blocks {mixers}); they were initialised "
+        f"{gone} of {blocks} attention layers are {kind} (blocks {mixers}); they were initialised "
         "from the attention in their place and distilled from the teacher by `edge distill` "
         "(The Mamba in the Llama, arXiv 2408.15237). Everything else is the teacher's.",
         "",

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from edge.export.checkpoint.families.mamba_in_llama import grouped_rows
-from edge.mixers.mamba2 import Mamba2Config
+from edge.export.checkpoint.families.mamba_in_llama import Mixer, grouped_rows
 
 
 class RepeatedRows(nn.Module):
@@ -31,15 +30,13 @@ class RepeatedRows(nn.Module):
         return weight[self.first]
 
 
-def share_rows(mixer: nn.Module, config: Mamba2Config, kv_heads: int) -> None:
+def share_rows(mixer: nn.Module, config: Mixer, kv_heads: int) -> None:
     """Make the parameters of a mixer's in_proj and conv1d those of `kv_heads` heads of x and B."""
-    if kv_heads == config.n_heads:
-        return
-    rows = grouped_rows(config, kv_heads)
-    for module, names in (("in_proj", ("weight",)), ("conv1d", ("weight", "bias"))):
-        for name in names:
-            repeated = RepeatedRows(rows[module])
-            parametrize.register_parametrization(mixer.get_submodule(module), name, repeated)
+    for module, rows in grouped_rows(config, kv_heads).items():
+        holder = mixer.get_submodule(module)
+        if len(set(rows)) < len(rows):
+            for name in [name for name, _ in holder.named_parameters()]:
+                parametrize.register_parametrization(holder, name, RepeatedRows(rows))
 
 
 @torch.no_grad()

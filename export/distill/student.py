@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from edge.config import AttentionConfig, Mamba2Config
-from edge.export.checkpoint.families.mamba_in_llama import hybrid_config, mixer_for
+from edge.config import AttentionConfig, Mamba1Config
+from edge.export.checkpoint.families.mamba_in_llama import Make, Mixer, hybrid_config, mixer_for
 from edge.export.distill.initial import Inputs, from_attention
 from edge.export.distill.shared import set_tensor, share_rows
 from edge.export.mixers import mixer_of
@@ -51,19 +52,21 @@ class Student(nn.Module):
         replaced: those blocks.
     """
 
-    def __init__(self, teacher: Network, blocks: Sequence[int], *, apart: bool = False) -> None:
+    def __init__(
+        self, teacher: Network, blocks: Sequence[int], *, apart: bool = False,
+        make: Make = mixer_for,
+    ) -> None:  # fmt: skip
         """`blocks`: all that might be replaced. `apart`: nothing is shared with the teacher, and
-        everything may learn.
+        everything may learn. `make`: the mixer in an attention layer's place.
         """
         super().__init__()
-        self.teacher_config, self.apart = teacher.config, apart
+        self.teacher_config, self.apart, self.make = teacher.config, apart, make
         self.mixers = nn.ModuleDict()
         for block in blocks:
             attention = self.attention_config(block)
-            made = mixer_of(mixer_for(attention)).module(
-                teacher.config.d_model, teacher.config.norm.eps
-            )
-            share_rows(made, mixer_for(attention), attention.n_kv_heads)
+            config = make(attention)
+            made = mixer_of(config).module(teacher.config.d_model, teacher.config.norm.eps)
+            share_rows(made, config, attention.n_kv_heads)
             self.mixers[str(block)] = made
         # what deepcopy is told it has copied already, it shares
         memo = {} if apart else {id(p): p for p in teacher.parameters()}
@@ -72,6 +75,10 @@ class Student(nn.Module):
             block: self.network.layers[2 * block].get_submodule("mixer") for block in blocks
         }
         self.replaced: tuple[int, ...] = ()
+
+    @property
+    def makes_mamba1(self) -> bool:
+        return isinstance(self.make(self.attention_config(0)), Mamba1Config)
 
     def attention_config(self, block: int) -> AttentionConfig:
         found = self.teacher_config.layers[2 * block]
@@ -84,7 +91,7 @@ class Student(nn.Module):
             mixer = self.mixers[str(block)] if block in blocks else attention
             self.network.layers[2 * block].mixer = mixer
         self.replaced = tuple(sorted(blocks))
-        self.network.config = hybrid_config(self.teacher_config, self.replaced)
+        self.network.config = hybrid_config(self.teacher_config, self.replaced, self.make)
 
     def kept(self) -> dict[str, Tensor]:
         """The parameters that a run may have changed: what it continues from."""
@@ -113,7 +120,7 @@ class Student(nn.Module):
 
     def run_mixer(self, visit: Visit) -> Tensor:
         """A new mixer on what its attention reads, from an empty state."""
-        config = mixer_for(self.attention_config(visit.block))
+        config = self.make(self.attention_config(visit.block))
         y: Tensor = self.mixers[str(visit.block)](visit.u, _empty(config, visit.u), 0)[0]
         return y
 
@@ -127,7 +134,7 @@ class Student(nn.Module):
                 seen[visit.block].append(Inputs.of(visit.u))
         for block in blocks:
             attention = self.attention_config(block)
-            config = mixer_for(attention)
+            config = self.make(attention)
             module = teacher.layers[2 * block].get_submodule("mixer")
             weights = {name: p.detach().cpu() for name, p in module.named_parameters()}
             made = from_attention(attention, config, weights, _mean(seen[block]))
@@ -136,20 +143,61 @@ class Student(nn.Module):
         self._fit_sizes(teacher, rows, batch)
 
     def _fit_sizes(self, teacher: Network, rows: Tensor, batch: int) -> None:
-        """Scale every mixer's norm so that its outputs come nearest to the attention's."""
-        products = dict.fromkeys((int(name) for name in self.mixers), 0.0)
-        squares = dict(products)
+        """Scale every mixer so that its outputs come nearest to the attention's: Mamba-2 by its
+        norm, Mamba-1 a head at a time.
+        """
+        blocks = [int(name) for name in self.mixers]
+        fits = {block: _Fit(self._out_proj(block)) for block in blocks}
         for ids in rows.split(batch):
-            for visit in visits(teacher, list(products), ids):
-                said, wanted = self.run_mixer(visit).double(), visit.y.double()
-                products[visit.block] += float((said * wanted).sum())
-                squares[visit.block] += float(said.square().sum())
-        for block, product in products.items():
-            size = max(product / max(squares[block], 1e-30), SMALLEST)
-            self.mixers[str(block)].get_parameter("gated_norm.weight").mul_(size)
+            for visit in visits(teacher, blocks, ids):
+                with fits[visit.block].reading(visit.y):
+                    self.run_mixer(visit)
+        for block, fit in fits.items():
+            if self.makes_mamba1:
+                fit.layer.weight.mul_(fit.sizes(self.attention_config(block).n_heads))
+            else:
+                norm = self.mixers[str(block)].get_parameter("gated_norm.weight")
+                norm.mul_(fit.sizes(1))
+
+    def _out_proj(self, block: int) -> nn.Linear:
+        found = self.mixers[str(block)].get_submodule("out_proj")
+        assert isinstance(found, nn.Linear)
+        return found
 
 
-def _empty(config: Mamba2Config, u: Tensor) -> State:
+class _Fit:
+    """Least squares of what a linear layer gives against what was wanted, over all that it read."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.layer = layer
+        self.squares = self.products = torch.zeros(())
+
+    @contextmanager
+    def reading(self, wanted: Tensor) -> Iterator[None]:
+        """Look at what the layer reads [..., K] while `wanted` [..., N] should come of it."""
+        y = wanted.flatten(0, -2).double()
+
+        def read(_: nn.Module, given: tuple[Tensor]) -> None:
+            x = given[0].flatten(0, -2).double()
+            self.squares, self.products = x.T @ x + self.squares, x.T @ y + self.products
+
+        hook = self.layer.register_forward_pre_hook(read)
+        yield
+        hook.remove()
+
+    def sizes(self, groups: int) -> Tensor:
+        """Factors [K] of the layer's columns, of which `groups` that lie together have one each."""
+        w = self.layer.weight.double()
+        width = w.shape[1] // groups
+        gram = (self.squares * (w.T @ w)).reshape(groups, width, groups, width).sum((1, 3))
+        moment = (self.products * w.T).reshape(groups, -1).sum(1)
+        unit = gram.diagonal().clamp_min(1e-30).sqrt()
+        ridge = 1e-9 * torch.eye(groups).to(gram)
+        found = torch.linalg.solve(gram / unit / unit[:, None] + ridge, moment / unit) / unit
+        return found.clamp_min(SMALLEST).repeat_interleave(width).float()
+
+
+def _empty(config: Mixer, u: Tensor) -> State:
     shapes = empty_state(config, len(u))
     return {name: torch.zeros(shape, device=u.device) for name, shape in shapes.items()}
 

@@ -220,9 +220,17 @@ def shared_rows(heads: int, kv_heads: int, dim: int) -> list[int]:
     return [head // group * dim + at for head in range(heads) for at in range(dim)]
 
 
-def grouped_rows(mixer: Mamba2Config, kv_heads: int) -> dict[str, tuple[int, ...]]:
-    """Which stored row each row of in_proj and of conv1d is: B's and x's are stored a KV head."""
-    inner, dim = mixer.d_inner, mixer.head_dim
+def grouped_rows(mixer: Mixer, kv_heads: int) -> dict[str, tuple[int, ...]]:
+    """Which stored row each row of in_proj and of conv1d is: B's and x's are stored a KV head.
+
+    Of Mamba, whose in_proj is x and z, x's are.
+    """
+    inner = mixer.d_inner
+    if isinstance(mixer, Mamba1Config):
+        _, narrow, _ = mixer.x_proj_parts
+        shared = shared_rows(mixer.C_groups, mixer.B_groups, mixer.d_state)
+        return {"in_proj": (*shared, *range(narrow, narrow + inner))}
+    dim = mixer.head_dim
     narrow = kv_heads * dim
     shared = shared_rows(mixer.n_heads, kv_heads, dim)
     own = list(range(inner))
@@ -241,14 +249,19 @@ def grouped_rows(mixer: Mamba2Config, kv_heads: int) -> dict[str, tuple[int, ...
 def mamba_config(config: ModelConfig, kv_heads: int, d_intermediate: int) -> dict[str, object]:
     """mamba_config.json of a hybrid."""
     mixers = config.layers[::2]
-    mixer = next(m for m in mixers if isinstance(m, Mamba2Config))
+    mixer = next(m for m in mixers if isinstance(m, Mamba1Config | Mamba2Config))
+    ssm: dict[str, object] = {"expand": 1, "d_state": mixer.d_state}
+    if isinstance(mixer, Mamba2Config):
+        ssm["ngroups"], narrow = mixer.n_heads, kv_heads * mixer.head_dim
+    else:
+        ssm["dt_rank"], (_, narrow, _) = mixer.dt_rank, mixer.x_proj_parts
     return {
         "d_model": config.d_model,
-        "ssm_cfg": {"expand": 1, "ngroups": mixer.n_heads, "d_state": mixer.d_state},
+        "ssm_cfg": ssm,
         "rms_norm_eps": config.norm.eps,
         "vocab_size": None,
         "d_inner": mixer.d_inner,
-        "d_xb": kv_heads * mixer.head_dim,
+        "d_xb": narrow,
         "intermediate_size": d_intermediate,
         "hidden_act": "silu",
         "n_layer": len(mixers),
