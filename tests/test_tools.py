@@ -21,8 +21,9 @@ from edge.runtime.constrain.statement import Constraint
 from edge.runtime.constrain.tools import ToolUse, tool_use
 from edge.runtime.model import Model
 from edge.text.template import ChatTemplate, Message
-from edge.text.tools import HERMES, CallForm, CallReader, ToolCall, ToolSupport
+from edge.text.tools import HERMES, CallForm, ToolCall, ToolSupport
 from edge.text.tools import _form as form_of
+from edge.text.xml_calls import XmlForm
 from tests.server_process import HELLO, Server, is_error
 from tests.session_models import bundle
 from tests.text_samples import tokenizer
@@ -73,6 +74,16 @@ def _between(source: str, begin: str, end: str) -> str:
     return source.replace("BEGIN", f"'{begin}'").replace("END", f"'{end}'")
 
 
+_ELEMENTS = _template(
+    "{% for c in m.tool_calls or [] %}{{ '\n<tool_call>\n<function=' ~ c.function.name ~ '>\n' }}"
+    "{% for key, value in c.function.arguments | items %}{{ '<parameter=' ~ key ~ '>\n' ~"
+    " (value | tojson if value is not string else value) ~ '\n</parameter>\n' }}{% endfor %}"
+    "{{ '</function>\n</tool_call>' }}{% endfor %}"
+)
+ELEMENTS = XmlForm(
+    "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>\n<tool_call>\n<function=",
+    "</function>\n</tool_call>", "<parameter=", ">\n", "\n</parameter>\n",
+)  # fmt: skip
 FORMS_HERMES = _template(_between(_EACH, "\\n<tool_call>\\n", "\\n</tool_call>"))
 LLAMA = CallForm('{"name": "', '", "arguments": ', '}{"name": "', "}")
 FORMS: dict[str, tuple[str, CallForm]] = {
@@ -96,7 +107,9 @@ FORMS: dict[str, tuple[str, CallForm]] = {
         + _template(_between(_EACH, "<call>", "").replace("END", "")),
         CallForm('<call>{"name": "', '", "arguments": ', "", "}"),
     ),
-    # calls that are no JSON
+    # an element for each argument, as Qwen3-Coder, Qwen3.5 and Nemotron 3
+    "elements": (_ELEMENTS, ELEMENTS),
+    # calls that are no JSON, and lose their arguments
     "xml": (
         _template("{% for c in m.tool_calls or [] %}<tool_call><function={{ c.function.name }}>"
                   "</function></tool_call>{% endfor %}"), HERMES,
@@ -147,7 +160,7 @@ TALK = [
 ]
 
 
-@pytest.mark.parametrize("name", ["hermes", "nemotron", "control", "bare"])
+@pytest.mark.parametrize("name", ["hermes", "nemotron", "control", "bare", "elements"])
 def test_tools_are_rendered_as_transformers_does(name: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -191,7 +204,7 @@ def test_what_a_tool_returned_is_never_dropped() -> None:
     assert "<|user|><tool_response>\ndone\n</tool_response>" in text
 
 
-@pytest.mark.parametrize("name", ["hermes", "none"])
+@pytest.mark.parametrize("name", ["hermes", "none", "elements"])
 def test_nothing_in_tools_or_calls_forges_a_turn(name: str) -> None:
     """Wherever a text can stand: descriptions, keys, arguments, results, ids."""
     tok = tokenizer("spm")
@@ -222,7 +235,7 @@ VALUES = st.recursive(
 
 
 @given(
-    form=st.sampled_from([HERMES, FORMS["nemotron"][1], LLAMA]),
+    form=st.sampled_from([HERMES, FORMS["nemotron"][1], LLAMA, ELEMENTS]),
     before=st.sampled_from(TEXTS),
     calls=st.lists(st.dictionaries(st.text(max_size=4), VALUES, max_size=3), max_size=3),
     cuts=st.lists(st.integers(0, 300), max_size=12),
@@ -233,9 +246,17 @@ def test_calls_are_read_however_they_are_cut(
 ) -> None:
     if form is LLAMA and calls:
         before = ""  # nothing marks a call but that it comes first
+    if form is ELEMENTS:  # what ends a name is in none
+        calls = [{key: v for key, v in call.items() if ">" not in key} for call in calls]
     made = [ToolCall("", f"f{i}", json.dumps(value)) for i, value in enumerate(calls)]
+    # which values are texts is known by the schemas of elements alone
+    tools = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": {"properties": {
+            key: {"enum": [value]} for key, value in call.items()}}}}
+        for i, call in enumerate(calls)
+    ]  # fmt: skip
     text = before + (form.write(made) if made else "")
-    reader, shown, at = CallReader(form), "", 0
+    reader, shown, at = form.reader(tools), "", 0
     for cut in [*sorted(cuts), len(text)]:
         shown += reader.feed(text[at:cut])
         at = max(at, cut)
@@ -258,8 +279,12 @@ def valid(calls: Sequence[ToolCall]) -> None:
 
 @pytest.mark.parametrize(
     "name, kind",
-    [(name, kind) for name in ("hermes", "bare", "single", "none") for kind in ("chat", "bytes")]
-    + [("control", "chat")],  # bytes have no control tokens
+    [
+        (name, kind)
+        for name in ("hermes", "bare", "single", "elements")
+        for kind in ("chat", "bytes")
+    ]
+    + [("control", "chat"), ("none", "chat")],  # bytes have no control tokens
 )
 def test_a_random_model_makes_only_right_calls(name: str, kind: str) -> None:
     tiny = using(name, kind)
@@ -312,7 +337,7 @@ def test_calls_are_saved_with_the_talk(tmp_path: Path) -> None:
     assert again.chat("and now?", max_tokens=2).finish().reused_tokens
 
 
-@pytest.mark.parametrize("name", ["hermes", "control", "bare"])
+@pytest.mark.parametrize("name", ["hermes", "control", "bare", "elements"])
 def test_what_the_grammar_of_a_free_answer_allows(name: str) -> None:
     tiny = using(name)
     use = use_of(tiny)
@@ -333,6 +358,56 @@ def test_what_the_grammar_of_a_free_answer_allows(name: str) -> None:
         form.head + 'go", "arguments": {"where": "u', form.write([one]) + " and",
     ):  # fmt: skip
         assert not within(wrong)
+
+
+SIDES: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 5, "pattern": "^[a-c]+/"},
+        "side": {"$ref": "#/$defs/Side"},
+        "sides": {"type": "array", "items": {"$ref": "#/$defs/Side"}, "maxItems": 2},
+        "ok": {"type": "boolean"},
+        "note": {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}]},
+        "size": {"type": ["integer", "null"], "minimum": 3, "maximum": 20},
+        "kind": {"enum": ["a b", 3, None, True]},
+        "free": {"type": "string", "maxLength": 30},
+    },
+    "required": ["name", "side", "sides", "ok", "note", "size", "kind"],
+    "additionalProperties": False,
+    "$defs": {"Side": {"enum": ["left", "right"]}},
+}
+
+
+def test_elements_are_held_to_their_part_of_the_schema() -> None:
+    tool = {"name": "big", "parameters": SIDES}
+    for seed in range(4):
+        session = using("elements", "bytes").session(seed=seed)
+        answer = session.chat(
+            "x", tools=[tool], tool_choice="big", temperature=2.0, max_tokens=900
+        ).finish()
+        jsonschema.validate(answer.tool_calls[0].arguments, SIDES)
+    tiny = using("elements", "bytes")
+    use = use_of(tiny, "big", [tool])
+    words = ["a/", "left", "[]", "True", "None", "7", "3"]
+    text = ELEMENTS.head + "big>\n" + "".join(
+        f"<parameter={key}>\n{word}\n</parameter>\n"
+        for key, word in zip(SIDES["required"], words, strict=True)
+    ) + ELEMENTS.tail  # fmt: skip
+    reader = use.reader()
+    assert reader is not None and reader.feed(text) == ""
+    assert reader.calls[0].arguments == {
+        "name": "a/", "side": "left", "sides": [], "ok": True, "note": None, "size": 7, "kind": 3,
+    }  # fmt: skip
+    more = {"type": "object", "additionalProperties": True, "x-unknown": 1}
+    assert use_of(tiny, "big", [{"name": "big", "parameters": more}]).grammar
+    for wrong, said in (
+        (more, "x-unknown.*cannot be held"),
+        ({"properties": {"a>b": {}}}, "a>b.*cannot be written"),
+        ({"required": ["a"]}, "not among the properties"),
+        ({"properties": {"a": {"enum": ["\n</parameter>\n"]}}}, "contains what ends one"),
+    ):
+        with pytest.raises(InputError, match=f"tools: big.parameters.*{said}"):
+            use_of(tiny, "big", [{"name": "big", "parameters": wrong, "strict": True}])
 
 
 class Point(BaseModel):

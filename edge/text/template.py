@@ -22,6 +22,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from edge.errors import InputError, TokenizerError
+from edge.text import xml_calls
 from edge.text.jinja import Program
 from edge.text.jinja_values import TemplateRaised
 from edge.text.tokenizer import Segment, Tokenizer, check_text
@@ -72,7 +73,9 @@ class ChatTemplate:
     @cached_property
     def tools(self) -> ToolSupport:
         """What the template knows of tools."""
-        return support(lambda said, tools: self._run(said, False, tools), self._source)
+        return support(
+            lambda said, tools: self._run(said, False, tools), self._source, xml_calls.found
+        )
 
     def render_text(
         self,

@@ -2,9 +2,9 @@
 
 A template is asked: it renders a conversation with one call and one with two, and what stands
 around names and arguments is its form. So all templates are read that write a name and then
-arguments as JSON, one by one or in a list. A template that declares tools but writes no calls is
-known by its marker. For all others, those that write no JSON too, the system message declares tools
-and asks for calls as Hermes writes them.
+arguments as JSON, one by one or in a list, or an element for each (`xml_calls`). A template that
+declares tools but writes no calls is known by its marker. For all others the system message
+declares tools and asks for calls as Hermes writes them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from edge.errors import InputError, TokenizerError
@@ -78,6 +78,10 @@ class CallForm:
         written = [f"{call.name}{self.middle}{call.source}" for call in calls]
         return self.head + self.joint.join(written) + self.tail
 
+    def reader(self, tools: Sequence[Declared]) -> CallReader:
+        """What finds calls of these tools in one answer."""
+        return CallReader(self)
+
 
 def _form(begin: str, end: str, listed: bool = False) -> CallForm:
     item = '{"name": "'
@@ -117,9 +121,16 @@ _ARGUMENTS = re.compile(r'\{\s*"probe_key":\s*"probe_value"\s*\}')
 MAX_FORM = 1000  # characters of each part; answers are searched for it piece by piece
 
 
-def support(render: Render, source: str) -> ToolSupport:
+# of a number of calls, all with these arguments: what a template writes
+Written = Callable[[int, Mapping[str, Any]], str]
+
+
+def support(
+    render: Render, source: str, other: Callable[[Written, Sequence[str]], CallForm | None]
+) -> ToolSupport:
     """Ask a template. `render(messages, tools)`: the plain rendering, without a prompt for an
-    answer; may raise InputError and TokenizerError. `source`: of the template.
+    answer; may raise InputError and TokenizerError. `source`: of the template. `other`: finds forms
+    whose arguments are no JSON, of calls with these names.
     """
 
     def rendered(said: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -137,13 +148,13 @@ def support(render: Render, source: str) -> ToolSupport:
     declares = _NAMES[0] in plain
     before, _, after = plain.partition("\u2603")
 
-    def called(count: int) -> dict[str, Any]:
-        calls = [{"id": _ID, "type": "function", "function": {"name": name, "arguments": _KEY}}
+    def called(count: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        calls = [{"id": _ID, "type": "function", "function": {"name": name, "arguments": arguments}}
                  for name in _NAMES[:count]]  # fmt: skip
         return {"content": "", "tool_calls": calls}
 
-    def written(count: int) -> str:
-        found = rendered(called(count), asked)
+    def written(count: int, arguments: Mapping[str, Any] = _KEY) -> str:
+        found = rendered(called(count, arguments), asked)
         start = before.rstrip()
         if not found.startswith(start) or not found.endswith(after):
             return ""
@@ -151,12 +162,16 @@ def support(render: Render, source: str) -> ToolSupport:
 
     head, middle, tail = _around(written(1))
     joint = _before_last(_around(written(2))[2])
-    writes = bool(head and middle and _ID not in joint + tail)
-    writes = writes and max(map(len, (head, middle, joint, tail))) <= MAX_FORM
+    form: CallForm | None = CallForm(head, middle, joint, tail)
+    if not (head and middle):
+        form = other(written, _NAMES) if declares else None
+    parts = [] if form is None else [getattr(form, one.name) for one in fields(form)]
+    if _ID in "".join(parts) or max(map(len, parts), default=0) > MAX_FORM:
+        form = None
     result = {"role": "tool", "content": "probe_result", "tool_call_id": _ID}
-    answers = "probe_result" in rendered(called(1) if writes else {"content": "y"}, result)
-    if writes:
-        return ToolSupport(CallForm(head, middle, joint, tail), declares, True, answers)
+    answers = "probe_result" in rendered(called(1, _KEY) if form else {"content": "y"}, result)
+    if form is not None:
+        return ToolSupport(form, declares, True, answers)
     known = None
     if not any(part in source for part in _NO_JSON):
         known = next((form for marker, form in _BY_MARKER.items() if marker in source), None)

@@ -11,9 +11,11 @@ from typing import Any
 from edge.errors import InputError
 from edge.runtime.constrain.mask import LAYOUT, literal, open_mask
 from edge.runtime.constrain.statement import KINDS, constraint_of
+from edge.runtime.constrain.xml_rules import XmlRules
 from edge.text.template import ChatTemplate
 from edge.text.tokenizer import Segment, Tokenizer
 from edge.text.tools import CallForm, CallReader, Declared
+from edge.text.xml_calls import XmlForm
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -39,7 +41,7 @@ class ToolUse:
 
     def reader(self) -> CallReader | None:
         """What finds calls in one answer."""
-        return None if self.grammar is None else CallReader(self.form)
+        return None if self.grammar is None else self.form.reader(self.declared)
 
     def sampling(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters of `SamplingParams` with the grammar among them.
@@ -125,8 +127,18 @@ class _Rules:
                      r"TEXT: /(.|\n)*/"]  # fmt: skip
         lines.append("one: " + " | ".join(f"one_{i}" for i in range(len(tools))))
         for index, tool in enumerate(tools):
-            said = self._text(tool["function"]["name"] + form.middle)
-            lines.append(f"one_{index}: {said} %json {json.dumps(_schema(tool['function']))}")
+            function = tool["function"]
+            said = self._text(function["name"] + form.middle)
+            if isinstance(form, XmlForm):
+                lines.append(f"one_{index}: {said} given_{index}")
+                rules = XmlRules(form, function, _layout(function), self._text, f"given_{index}")
+                try:
+                    lines += rules.rules()
+                except InputError as fault:
+                    field = f"tools: {function['name']}.parameters"
+                    raise InputError(fault.message, field=field) from None
+            else:
+                lines.append(f"one_{index}: {said} %json {json.dumps(_schema(function))}")
         return "\n".join(lines)
 
     def _text(self, text: str) -> str:
@@ -144,9 +156,13 @@ class _Rules:
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
     """Of a function's arguments: an object without others than are named, unless it allows them."""
-    layout = LAYOUT if function.get("strict") else LAYOUT | {"lenient": True}
     base = {"type": "object", "additionalProperties": False}
-    return base | function["parameters"] | {"x-guidance": layout}
+    return base | function["parameters"] | {"x-guidance": _layout(function)}
+
+
+def _layout(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Of JSON in arguments; without `strict`, keywords that are not known are passed over."""
+    return LAYOUT if function.get("strict") else LAYOUT | {"lenient": True}
 
 
 def _find_fault(declared: Sequence[Declared], tokenizer: Tokenizer) -> None:

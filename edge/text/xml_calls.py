@@ -1,0 +1,200 @@
+"""Calls of tools as some templates write them: an element for each argument, text as it stands.
+
+    <tool_call>
+    <function=go>
+    <parameter=where>
+    left
+    </parameter>
+    </function>
+    </tool_call>
+
+So Qwen3-Coder, Qwen3.5 and Nemotron 3; the words differ from template to template, and are found by
+asking it. A text is written as it is, all else as JSON, and what was meant follows from the schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edge.text.tools import CallDelta, CallForm, CallReader, Declared, ToolCall, Written
+
+TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
+# as templates spell them that print what Python has, and as JSON does
+SPELLED: Mapping[str, Mapping[str, str]] = {
+    "boolean": {"true": "true", "True": "true", "false": "false", "False": "false"},
+    "null": {"null": "null", "None": "null"},
+}
+_KEYS, _TEXTS = ("probe_key", "probe_other"), ("probe_value", "probe_more")
+ARGUMENTS = dict(zip(_KEYS, _TEXTS, strict=True))  # that a template is asked to write
+
+
+@dataclass(frozen=True)
+class XmlForm(CallForm):
+    """Around each argument stand `opens`, its name, `named`, its value and `closes`."""
+
+    opens: str
+    named: str
+    closes: str
+
+    @property
+    def trigger(self) -> str:
+        """See `CallForm`."""
+        return self.head.partition("\n")[0]
+
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        """See `CallForm`."""
+        return self.head + self.joint.join(map(self._written, calls)) + self.tail
+
+    def _written(self, call: ToolCall) -> str:
+        given = call.arguments.items()
+        parts = (f"{self.opens}{key}{self.named}{spelled(v)}{self.closes}" for key, v in given)
+        return call.name + self.middle + "".join(parts)
+
+    def reader(self, tools: Sequence[Declared]) -> CallReader:
+        """See `CallForm`."""
+        return XmlReader(self, tools)
+
+
+def spelled(value: Any) -> str:
+    """A value as it stands in an element."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def found(written: Written, names: Sequence[str]) -> XmlForm | None:
+    """The form of a template that writes calls of these names, None where it is another."""
+    text, none, pair = written(1, ARGUMENTS), written(1, {}), written(2, {})
+    head, _, rest = text.partition(names[0])
+    first, _, rest = rest.partition(_KEYS[0])
+    named, _, rest = rest.partition(_TEXTS[0])
+    between, _, rest = rest.partition(_KEYS[1])
+    last = rest.removeprefix(named + _TEXTS[1])
+    at = max(0, first.rfind("<"))
+    middle, opens = first[:at], first[at:]
+    closes = between.removesuffix(opens)
+    tail = last.removeprefix(closes)
+    joint = pair.removeprefix(head + names[0] + middle).partition(names[1])[0]
+    form = XmlForm(head, middle, joint, tail, opens, named, closes)
+    calls = [ToolCall("", name, "{}") for name in names]
+    one = ToolCall("", names[0], json.dumps(ARGUMENTS))
+    told = all((head, middle, opens, named, closes, tail))
+    if not told or [form.write([one]), form.write(calls[:1])] != [text, none]:
+        return None
+    return form if form.write(calls) == pair else replace(form, joint="")
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema, or what it refers to within `root`."""
+    for _ in range(8):
+        if not isinstance(schema, Mapping):
+            return {}
+        place = schema.get("$ref")
+        if not isinstance(place, str):
+            return schema
+        target: Any = root
+        for part in place.removeprefix("#/").split("/"):
+            target = target.get(part) if isinstance(target, Mapping) else None
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        schema = {**target, **rest} if isinstance(target, Mapping) else {}
+    return {}
+
+
+def branches(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas that a value may be in one of: each of one type, or of listed values."""
+    schema = resolved(schema, root)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            return [part for one in schema[key] for part in branches(one, root)]
+    if "const" in schema:
+        return [{"enum": [schema["const"]]}]
+    if isinstance(schema.get("enum"), list):
+        return [{"enum": schema["enum"]}]
+    types = schema.get("type", sorted(TYPES))
+    return [{**schema, "type": one} for one in ([types] if isinstance(types, str) else types)]
+
+
+def _types(schema: Any, root: Mapping[str, Any]) -> set[str]:
+    """The types that a value may have."""
+    out = set()
+    for branch in branches(schema, root):
+        out |= set(map(_type, branch["enum"])) if "enum" in branch else {branch["type"]}
+    return out | ({"integer"} if "number" in out else set())
+
+
+def _type(value: Any) -> str:
+    """The type of a value, as JSON Schema calls it."""
+    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
+    return "null" if value is None else kinds.get(type(value), "object")
+
+
+class XmlReader(CallReader):
+    """Makes JSON of arguments while they are streamed."""
+
+    def __init__(self, form: XmlForm, tools: Sequence[Declared]) -> None:
+        super().__init__(form)
+        self._xml = form
+        self._schemas = {
+            tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools
+        }
+        self._allowed: set[str] = set()
+        self._quoting = False
+
+    def _arguments(self) -> str:
+        held, opens = self._held, self._xml.opens
+        if held.startswith(opens):
+            self._take(len(opens))
+            self._step = self._key
+        elif not opens.startswith(held):
+            self._join("}" if self._source else "{}")
+            self.calls.append(ToolCall(self._id, self._name, self._source))
+            self._step = self._after
+        return ""
+
+    def _key(self) -> str:
+        at = self._held.find(self._xml.named)
+        if at >= 0:
+            key = self._take(at)
+            self._take(len(self._xml.named))
+            root = self._schemas.get(self._name, {})
+            self._allowed = _types(root.get("properties", {}).get(key, {}), root)
+            self._join((", " if self._source else "{") + json.dumps(key, ensure_ascii=False) + ": ")
+            self._step, self._quoting = self._value, False
+        return ""
+
+    def _value(self) -> str:
+        held, closes = self._held, self._xml.closes
+        at = held.find(closes)
+        if self._allowed == {"string"}:  # told as it comes
+            ends = (i for i in range(len(held)) if closes.startswith(held[i:]))
+            self._quote(self._take(next(ends, len(held)) if at < 0 else at), ended=at >= 0)
+        elif at >= 0:
+            self._join(self._meant(self._take(at)))
+        if at >= 0:
+            self._take(len(closes))
+            self._step = self._arguments
+        return ""
+
+    def _quote(self, text: str, *, ended: bool) -> None:
+        """More of a text, or the last of it."""
+        begun, self._quoting = self._quoting, True
+        escaped = json.dumps(text, ensure_ascii=False)[1:-1]
+        self._join(("" if begun else '"') + escaped + ('"' if ended else ""))
+
+    def _meant(self, text: str) -> str:
+        """JSON of a value that its schema does not allow to be text alone."""
+        for kind, words in SPELLED.items():
+            if kind in self._allowed and text in words:
+                return words[text]
+        try:
+            if _type(json.loads(text)) in self._allowed - {"string"}:
+                return text
+        except (ValueError, RecursionError):
+            pass
+        return json.dumps(text, ensure_ascii=False)
+
+    def _join(self, text: str) -> None:
+        self._source += text
+        if text:
+            self.deltas.append(CallDelta(len(self.calls), text))
