@@ -50,7 +50,7 @@ def read_parameters(config: ModelConfig, tokens: int = 1) -> int:
 
 
 def read_bytes(config: ModelConfig, weight_bytes: int, tokens: int = 1) -> int:
-    """Of `weight_bytes`, what a run of `tokens` reads: the share of the parameters that it reads.
+    """Bytes of `weight_bytes` that a run of `tokens` reads, by the share of parameters it reads.
 
     An embedding that is not the head's matrix too is looked up, not read: a row a token, which is
     left out.

@@ -146,7 +146,7 @@ class Network(nn.Module):
         return {name: self._tensor(name) for name in tensor_shapes(self.config)}
 
     def _tensor(self, name: str) -> Tensor:
-        """A parameter by canonical name, or what stands for it where it is made of another."""
+        """A parameter by canonical name, or what takes its place where it is made of another."""
         path = re.sub(r"^(layers\.\d+)\.(?!norm\.)", r"\1.mixer.", name)
         module, _, kind = path.rpartition(".")
         found: Tensor = getattr(self.get_submodule(module), kind)

@@ -193,7 +193,7 @@ class Bindings:
         return self._logits[self._window : self._window + 1]
 
     def _names(self, *, commit: bool) -> tuple[list[str], list[str]]:
-        """Of inputs and of outputs, in the order in which `bind` lists them."""
+        """Names of inputs and of outputs, in the order in which `bind` lists them."""
         kept, logs, bases, caches = (
             [name for name, _ in items]
             for items in (self._kept, self._logs, self._bases, self._caches)

@@ -552,8 +552,8 @@ class Session:
 
         Returns how many tokens need not be run again. Raises StateError: damaged, or of another
         model, quantization, tokenizer or version; this session is then unchanged. `replay`: of a
-        chat whose state cannot be used here the messages are taken all the same, and the next
-        answer reads those that prompts are made of; the return is 0.
+        chat whose state cannot be used here the messages are still taken, and the next answer
+        reads those that prompts are made of; the return is 0.
         """
         with self._hold:
             now, before = self._at_rest(), self._snapshot()

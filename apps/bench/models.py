@@ -303,7 +303,6 @@ def write_bundle(
     out: Path,
     *,
     chunk: int,
-    architectures: tuple[int, ...] = (),
     whole: bool = False,
 ) -> Path:
     """A bundle of `config` in the recipe `quant`: one period of layers, on which its scales are
@@ -322,8 +321,8 @@ def write_bundle(
     with BundleWriter(out) as writer:
         built = build_graph(config, tensors, writer.folder, plan)
         check_graph(writer.folder)
-        planned = add_plan(writer, GRAPH_FILE, architectures)
-        added = add_kernels(writer, planned, architectures, lambda *_: None, (0.0, 1.0))
+        planned = add_plan(writer, GRAPH_FILE, ())
+        added = add_kernels(writer, planned, (), lambda *_: None, (0.0, 1.0))
         how = recipe(quant)
         writer.finish(
             created_by=f"edge {edge.__version__}",

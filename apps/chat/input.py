@@ -25,7 +25,7 @@ Ask = Callable[[str], str]
 
 
 def reader(words: Mapping[str, Iterable[str] | None]) -> Callable[[], str]:
-    r"""A function that reads the next message: a line, or all that stands between \"\"\".
+    r"""A function that reads the next message: a line, or all lines between \"\"\".
 
     `words`: command → what may follow it; None is a path. The function raises EOFError at the end
     and KeyboardInterrupt for Ctrl-C.

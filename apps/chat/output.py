@@ -125,7 +125,7 @@ def facts(result: GenerationResult, session: Session) -> dict[str, Any]:
 
 
 def columns() -> int | None:
-    """Of the terminal that notes go to; None where they go elsewhere."""
+    """Columns of the terminal that notes go to; None where they go elsewhere."""
     return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 

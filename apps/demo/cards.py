@@ -99,7 +99,7 @@ def _figures(card: dict[str, Any]) -> str:
             f"{taught['talks']:,} talks. In others "
             f"{same:.1%} of its likeliest tokens are its teacher's, "
             f"and {overlap:.1%} of the two distributions is the same: the share of drafted tokens "
-            "that stands, greedily and at temperature 1."
+            "that is accepted, greedily and at temperature 1."
         )
     return "\n".join(lines)
 

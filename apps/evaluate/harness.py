@@ -67,7 +67,7 @@ class EdgeLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has no context: `bos`, else an end token, else, for bytes,
+        """The token before a text that has no context: `bos`, else an end token, else, for bytes,
         a line feed. It is never predicted.
         """
         tokenizer = self.model.tokenizer

@@ -71,7 +71,7 @@ def breakdown(
 
 
 def _cost(title: str, engine: CpuEngine, calls: Sequence[TimedCall], tokens: int) -> RunCost:
-    """Of one run's calls: launches in the order of the program, and copies between them."""
+    """The cost of one run's calls: launches in the program's order, with copies between them."""
     assert isinstance(engine.executor, PlanExecutor)
     plan, kernels = engine.plan, engine.executor.kernels
     names = {kernel.handle: plan.variants[n].kernel for n, (kernel, _) in kernels.items()}

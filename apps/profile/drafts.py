@@ -256,9 +256,7 @@ class Contest:
 
 
 def repeated_share(tokens: Sequence[int]) -> float:
-    """Of all runs of four tokens, how many have been there before: near 1 where a text goes round
-    in a circle.
-    """
+    """Share of all runs of four tokens that occurred before: near 1 where a text loops."""
     fours = [tuple(tokens[at : at + 4]) for at in range(len(tokens) - 3)]
     return 1 - len(set(fours)) / len(fours) if fours else 0.0
 

@@ -122,7 +122,7 @@ def ratios(facts: Facts) -> FigureTable:
 
 
 def _interval(found: Facts) -> str:
-    """Of a ratio; of two or three repetitions it can span everything, and then says nothing."""
+    """The interval of a ratio; from two or three repetitions it may say nothing."""
     low, high = found["low"], found["high"]
     if low is None or high > WIDEST * low:
         return f"too few repetitions (-r, now {found['pairs']})"

@@ -58,7 +58,7 @@ class CallDelta:
 
 @dataclass(frozen=True)
 class CallForm:
-    """What stands before the first name, between name and arguments, between calls, at the end.
+    """The text before the first name, between name and arguments, between calls, at the end.
     There is one call at most where `joint` is "".
     """
 
@@ -69,7 +69,7 @@ class CallForm:
 
     @property
     def trigger(self) -> str:
-        """Text that begins a call wherever it stands; "": only an answer's first text does."""
+        """Text that begins a call wherever it occurs; "": only an answer's first text does."""
         begins = _LIST.search(self.head)
         return (self.head[: begins.start()] if begins else self.head).rstrip()
 
@@ -97,7 +97,7 @@ _BY_MARKER = {
     "[TOOL_CALLS]": _form("[TOOL_CALLS]", "", listed=True),
     "<tool_call>": HERMES,
 }
-_NO_JSON = ("<function=", "<arg_key>")  # in what stands between `<tool_call>` and its end
+_NO_JSON = ("<function=", "<arg_key>")  # in what is between `<tool_call>` and its end
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _around(text: str) -> tuple[str, str, str]:
 
 
 def _before_last(text: str) -> str:
-    """What stands before the last name that arguments come after; "" without one."""
+    """The text before the last name that arguments come after; "" without one."""
     places = [found.start() for found in _ARGUMENTS.finditer(text)]
     return text[: max(0, text.rfind(_NAMES[1], 0, places[-1]))] if places else ""
 
@@ -252,7 +252,7 @@ class CallReader:
         return self._take(len(held[: next(ends, len(held))].rstrip()))
 
     def _beginning(self) -> str:
-        """Of a form that nothing marks, which can only be an answer's first text."""
+        """Look for a call in a form that nothing marks: only an answer's first text can be one."""
         self._take(len(self._held) - len(self._held.lstrip()))
         if self._held.startswith(self._form.head):
             self._step = self._head

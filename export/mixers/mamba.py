@@ -40,8 +40,9 @@ _CONSTANTS = ("conv1d", "A_log", "D", "dt_bias")
 _CALLED = {"conv1d.weight": "conv1d", "conv1d.bias": "conv1d", "dt_proj.bias": "dt_bias"}
 
 
-def initial_dt_bias(size: int, low: float = 1e-3, high: float = 1e-1) -> Tensor:
-    """Inverse softplus of Δ log-uniform in [low, high] (Mamba, section 3.6)."""
+def initial_dt_bias(size: int) -> Tensor:
+    """Inverse softplus of Δ log-uniform in [0.001, 0.1] (Mamba, section 3.6)."""
+    low, high = 1e-3, 1e-1
     delta = torch.exp(torch.rand(size) * (math.log(high) - math.log(low)) + math.log(low))
     return delta + torch.log(-torch.expm1(-delta))
 

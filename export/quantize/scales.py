@@ -14,6 +14,7 @@ _LARGEST = np.float32(1e5)
 # Taken for the largest weight of a column that has none, as SmoothQuant's code does: nothing reads
 # the channel, and it must not set the scale of those that are read.
 _UNREAD = 1e-5
+_GROUPS = 4  # of heads, and of channels of a group of heads (Quamba2)
 
 
 def partition(maxima: F32, groups: int) -> I64:
@@ -51,13 +52,11 @@ def partition(maxima: F32, groups: int) -> I64:
     return ranks.reshape(count).astype(np.int64)
 
 
-def head_channel_scales(
-    absmax: F32, heads: int, ssd_groups: int, head_groups: int = 4, channel_groups: int = 4
-) -> F32:
+def head_channel_scales(absmax: F32, heads: int, ssd_groups: int) -> F32:
     """Scales of Mamba-2's scan input x, one a channel (Quamba2, section 4.2).
 
-    Each SSD group's heads form at most `head_groups` groups by their largest channel, and the
-    channels of a group of heads form at most `channel_groups`; a group's channels share the scale
+    Each SSD group's heads form at most four groups by their largest channel, and the
+    channels of a group of heads form at most four; a group's channels share the scale
     max/127. Quamba2 groups heads by Ward's method and channels by k-means and stores them in that
     order, so that a kernel finds 16 scales by position. Kernels here read a scale a channel: the
     order stays, and the grouping is the one of `partition`.
@@ -68,11 +67,11 @@ def head_channel_scales(
     per_head = _rows(absmax, heads, "heads").astype(np.float32)
     scales = np.empty_like(per_head)
     for group in _rows(np.arange(heads), ssd_groups, "SSD groups"):
-        by_head = partition(per_head[group].max(1), head_groups)
+        by_head = partition(per_head[group].max(1), _GROUPS)
         for label in range(int(by_head.max()) + 1):
             chosen = group[by_head == label]
             flat = per_head[chosen].reshape(-1)
-            by_channel = partition(flat, channel_groups)
+            by_channel = partition(flat, _GROUPS)
             largest = np.zeros(int(by_channel.max()) + 1, np.float32)
             np.maximum.at(largest, by_channel, flat)
             scales[chosen] = _scale(largest)[by_channel].reshape(len(chosen), -1)

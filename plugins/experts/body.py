@@ -67,7 +67,7 @@ _CHOICE = """
 
 
 def route(groups: int | None) -> str:
-    """Of equal values ONNX's TopK takes the first."""
+    """Routing by ONNX's TopK, which takes the first of equal values."""
     return _SCORE + (_GROUPS if groups is None else "    open = Identity(ranked)\n") + _CHOICE
 
 

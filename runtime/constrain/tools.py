@@ -155,7 +155,7 @@ class _Rules:
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a function's arguments: an object without others than are named, unless it allows them."""
+    """The schema of a function's arguments: those it names and no others, unless it allows them."""
     base = {"type": "object", "additionalProperties": False}
     return base | function["parameters"] | {"x-guidance": _layout(function)}
 

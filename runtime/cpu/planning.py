@@ -77,7 +77,7 @@ def plan_bundle(
 
 def plan_config(
     config: ModelConfig, weights: int, *, chunk: int, capacity: int, batch: int = 1,
-    snapshots: int = 0, window: int = DEFAULT_WINDOW, program: int = 0,
+    snapshots: int = 0, program: int = 0,
 ) -> dict[str, int]:  # fmt: skip
     """The plan of a model that nobody has exported, with the keys of `plan_bundle`.
 
@@ -90,6 +90,7 @@ def plan_config(
         for name, width in layer.log_widths().items()
     }
     layout = StateLayout.of(config, batch=batch, capacity=capacity, logs=logs)
+    window = DEFAULT_WINDOW
     out = memory.plan(config, layout, window=window, chunk=chunk, weights=weights)
     ring = blocks(layout, window, state_slots(window))[0].nbytes
     out["total"] += ring - out["state_ring"]

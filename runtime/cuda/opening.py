@@ -62,14 +62,14 @@ def load_executor(
     return PlanExecutor(plan, kernels, weights, exclusive.device)
 
 
-def open_device(name: str | None = None) -> Device:
-    """The device called `name`: "interpret", the number of a GPU; None is EDGE_DEVICE.
+def open_device() -> Device:
+    """The device that EDGE_DEVICE names: "interpret", or the number of a GPU.
 
-    Without either it is the GPU of the context that is current, else the first.
+    Without it, the GPU of the context that is current, else the first.
 
     Raises EngineError: no such device, or nothing to drive it with.
     """
-    name = os.environ.get(DEVICE_VARIABLE, "") if name is None else name
+    name = os.environ.get(DEVICE_VARIABLE, "")
     if name == INTERPRET:
         # never imported by the runtime itself: it needs Triton, which looks at this when it is
         if "triton" not in sys.modules:

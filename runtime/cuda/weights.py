@@ -120,17 +120,17 @@ def segments(weights: Mapping[str, Weight], largest: int = SEGMENT) -> list[Weig
     return out
 
 
-def pieces(every: list[WeightSegment], largest: int = SEGMENT) -> list[list[WeightSegment]]:
+def pieces(every: list[WeightSegment]) -> list[list[WeightSegment]]:
     """Segments that share an allocation; each gets its place in it, on a multiple of 256 bytes.
 
-    An allocation has at most `largest` bytes, unless one segment alone has more. Large ones lie on
+    An allocation has at most SEGMENT bytes, unless one segment alone has more. Large ones lie on
     large pages, which a CPU reads 1.7 times as fast as small ones.
     """
     out: list[list[WeightSegment]] = []
     used = 0
     for segment in every:
         at = used + -used % ALIGNMENT
-        if not out or at + segment.end - segment.start > largest:
+        if not out or at + segment.end - segment.start > SEGMENT:
             out.append([])
             at = 0
         segment.at = at

@@ -12,7 +12,7 @@ from edge.errors import EngineError
 from edge.runtime.cuda.core import CoreDevice
 
 
-def part_of_gpu(multiprocessors: int, ordinal: int = 0) -> CoreDevice:
+def part_of_gpu(multiprocessors: int) -> CoreDevice:
     """A device whose stream runs on at least so many multiprocessors (the driver rounds up).
 
     Raises EngineError: no driver, no green contexts, more than there are.
@@ -29,7 +29,7 @@ def part_of_gpu(multiprocessors: int, ordinal: int = 0) -> CoreDevice:
         return values[0] if values else None
 
     done(driver.cuInit(0))
-    gpu = done(driver.cuDeviceGet(ordinal))
+    gpu = done(driver.cuDeviceGet(0))
     # a primary context must exist before parts of the GPU can be taken from it
     primary = done(driver.cuDevicePrimaryCtxRetain(gpu))
     done(driver.cuCtxSetCurrent(primary))

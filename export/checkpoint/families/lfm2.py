@@ -48,7 +48,7 @@ def read(fields: Fields) -> Layout:
 
 
 def read_blocks(fields: Fields, family: str, feed: Callable[[int], MixerConfig]) -> Layout:
-    """The model, for LFM2 and its kin; `feed` is what stands behind a block's first mixer."""
+    """The model, for LFM2 and its kin; `feed` is what follows a block's first mixer."""
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     width = fields.integer("hidden_size")
     if "layer_types" in fields:

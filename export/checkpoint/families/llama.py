@@ -61,7 +61,7 @@ def read_blocks(
         theta: of RoPE, where the config does not say.
         rotates: whether RoPE turns q and k of a block; none are all.
         tied: the default of `tie_word_embeddings`.
-        feed: what stands behind the attention of a block; None is an MLP of `intermediate_size`.
+        feed: what follows the attention of a block; None is an MLP of `intermediate_size`.
     """
     fields.demand("hidden_act", "silu", UNSUPPORTED)
     heads = fields.integer("num_attention_heads", 32)

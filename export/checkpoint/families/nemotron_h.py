@@ -3,7 +3,7 @@ experts of that form beside an MLP that all tokens share.
 
 Source: transformers 5.23 models/nemotron_h, `NemotronHForCausalLM`, and nvidia's own class beside
 the weights. transformers clamps dt to `time_step_min` and more in runs, and not in steps; nvidia's
-kernels do neither, and nor is it done here: `time_step_limit` alone is a limit.
+kernels do neither, and neither does this reader: `time_step_limit` alone is a limit.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Source: transformers 5.23 models/zamba2, `Zamba2ForCausalLM`. The shared blocks take turns. What is
 each use's own, the adapters of low rank and the matrix behind the block, is multiplied out here, so
 that every use has matrices of its own. transformers clamps dt to `time_step_min` and more in runs,
-and not in steps; Zyphra's kernels do neither, and nor is it done here.
+and not in steps; Zyphra's kernels do neither, and neither does this reader.
 """
 
 from __future__ import annotations

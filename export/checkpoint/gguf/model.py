@@ -93,7 +93,7 @@ class GgufModel:
             for ours, theirs in known.block.items():
                 name = f"{known.layer}.{block}.{theirs}"
                 names.setdefault(name, []).append(f"blk.{block}.{ours}")
-        # an MLP has a name of its own where it stands beside experts
+        # an MLP has a name of its own where it is beside experts
         there = self.file.tensors.keys()
         return {name: [o for o in ours if o in there] or ours for name, ours in names.items()}
 

@@ -85,7 +85,7 @@ class GgufTokenizer:
     """What a file's metadata say of text.
 
     Attributes:
-        refused: why there is no tokenizer to be had from them, or None.
+        refused: why they give no tokenizer, or None.
     """
 
     def __init__(self, file: Path, metadata: Mapping[str, Any], vocab_size: int) -> None:
