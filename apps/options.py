@@ -86,7 +86,7 @@ def load_drafter(
     draft: str | None, engine: str, threads: int | None, spin: bool, provider: str | None = None
 ) -> Model | Literal["ngram"] | None:
     """The model that drafts: another bundle. "ngram" is none, "none" is nobody."""
-    from edge.runtime.model import load
+    from edge.apps.progress import load
 
     if draft is None or draft == "none":
         return None

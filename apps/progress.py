@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from edge.apps.terminal import harmless
+
+if TYPE_CHECKING:
+    from edge.runtime.model import Model
 
 
 @contextmanager
@@ -42,18 +47,32 @@ def stages(first: str, width: int) -> Iterator[Callable[[str, float], None]]:
 PATIENCE_S = 1.0  # what takes less is over before a bar would be read
 
 
+def load(bundle: str | os.PathLike[str], **options: Any) -> Model:
+    """`edge.load` with a bar."""
+    from edge.runtime import model
+
+    counts = (0, 0)
+
+    def told(_: str, done: int, total: int) -> None:
+        nonlocal counts
+        counts = done, total
+
+    with waiting(f"loading {bundle}", lambda: counts, "bytes"):
+        return model.load(bundle, on_progress=told, **options)
+
+
 @contextmanager
-def waiting(text: str, counts: Callable[[], tuple[int, int]] | None = None) -> Iterator[None]:
+def waiting(text: str, counts: Callable[[], tuple[int, int]], unit: str) -> Iterator[None]:
     """Show a bar as soon as this has lasted PATIENCE_S, and take it away at the end.
 
-    `counts`: how much is done and of how much in all, asked from another thread; without it, or
-    while the second is 0, the bar only moves.
+    `counts`: how many of `unit` are done and of how many in all, asked from another thread; while
+    the second is 0, the bar only moves.
     """
     if not sys.stderr.isatty():
         yield
         return
     ended = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(text, counts, ended), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(text, counts, unit, ended), daemon=True)
     watcher.start()
     try:
         yield
@@ -62,19 +81,34 @@ def waiting(text: str, counts: Callable[[], tuple[int, int]] | None = None) -> I
         watcher.join()
 
 
-def _watch(text: str, counts: Callable[[], tuple[int, int]] | None, ended: threading.Event) -> None:
+def _watch(
+    text: str, counts: Callable[[], tuple[int, int]], unit: str, ended: threading.Event
+) -> None:
     if ended.wait(PATIENCE_S):
         return
     # imported only where there is something to wait for
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns[: 4 if counts else 2], console=console, transient=True) as bar:
-        task = bar.add_task(escape(harmless(text)), total=None)
+    done_of: list[str | ProgressColumn] = [MofNCompleteColumn(), f"{{task.fields[rate]}} {unit}/s"]
+    if unit == "bytes":
+        done_of = [DownloadColumn(), TransferSpeedColumn()]
+    columns = ("{task.description}", BarColumn(), *done_of, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        before, rate = 0, "–"
+        task = bar.add_task(escape(harmless(text)), total=None, rate=rate)
         while not ended.wait(0.1):
-            if counts is not None:
-                done, total = counts()
-                bar.update(task, completed=done, total=total or None)
+            done, total = counts()
+            if done < before:  # of something else: what was quick says nothing of it
+                bar.reset(task)
+            before, rate = done, f"{bar.tasks[0].speed:.0f}" if bar.tasks[0].speed else "–"
+            bar.update(task, completed=done, total=total or None, rate=rate)

@@ -1,8 +1,15 @@
-"""Messages for `logging`, in loggers below `edge`. Nobody who has not asked for them sees any."""
+"""What programs are told on the way. Messages for `logging` are in loggers below `edge`, and nobody
+who has not asked for them sees any.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+
+# is told what is being done, how much of it is, and of how much: bytes of a bundle that is loaded,
+# tokens of a prompt that is read
+Progress = Callable[[str, int, int], None]
 
 
 def info(logger: str, message: str, *values: object) -> None:

@@ -119,20 +119,25 @@ def load(
     threads: int | None = None,
     spin: bool = False,
     provider: str | None = None,
+    on_progress: log.Progress | None = None,
 ) -> Model:
     """Load a bundle by path, or by the name of an embedded (EMBEDDED) or pulled one.
 
     A folder with one of these names is meant by `./demo`. `threads` None is one per core this
     process may use, and one alone for a small model; `spin` keeps them awake between products;
-    `provider` is ONNX Runtime's, `cpu`, `cuda` or `tensorrt` (see `open_engine`). Raises
-    BundleError, EngineError (also where it has no room in memory: EDGE_MEMORY_CHECK=off tries
-    anyway; where the provider does not run here; where ONNX Runtime is not installed),
+    `provider` is ONNX Runtime's, `cpu`, `cuda` or `tensorrt` (see `open_engine`).
+    `on_progress("loading", bytes, of)` is called while weights are read, and with "checking" before
+    where they have to be hashed; what it raises ends the loading.
+
+    Raises BundleError, EngineError (also where it has no room in memory: EDGE_MEMORY_CHECK=off
+    tries anyway; where the provider does not run here; where ONNX Runtime is not installed),
     TokenizerError.
     """
     check_provider(engine, provider)
     path = resolve(bundle)
     memory.check_address_space(path)
     with _enough_memory(path), open_bundle(path) as opened:
+        opened.on_progress = on_progress
         if engine in ("auto", "cpu", "ort"):
             memory.check_weights(opened.manifest, path)
         tokenizer = load_tokenizer(opened)

@@ -233,13 +233,19 @@ class Session:
     # -- answers ---------------------------------------------------------------------------------
 
     def generate(
-        self, prompt: str | Sequence[int] | None = None, **sampling: Unpack[Sampling]
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        on_progress: log.Progress | None = None,
+        **sampling: Unpack[Sampling],
     ) -> Generation:
         """Go on from `prompt`, text or token ids, after whatever this session holds.
 
         None, or nothing, goes on from where the last answer ended; in a new session it begins with
         the model's `bos`, where it has one. `sampling`: see `SamplingParams`; what is not given, or
         None, is as the model's defaults say. Nothing runs before the answer is iterated.
+        `on_progress("prefill", tokens, of)` is called in the thread that iterates, before the
+        prompt is read, between its chunks and after the last one.
 
         Raises InputError: parameters, ids out of range, a prompt that is too long or, with nothing
         to go on from, empty; ContextFullError; InputError while another answer is unfinished.
@@ -263,7 +269,7 @@ class Session:
                 )
             self._reader.check_length(len(feed))
             context.check_room(len(context.tokens) + len(feed))
-            return self._begin(Turn(feed, None), sampling)
+            return self._begin(Turn(feed, None), sampling, on_progress)
 
     def chat(
         self,
@@ -272,6 +278,7 @@ class Session:
         tools: Sequence[Any] | None = None,
         tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
+        on_progress: log.Progress | None = None,
         **sampling: Unpack[Sampling],
     ) -> Generation:
         """Answer a user's message, or the last of a whole list of messages.
@@ -282,7 +289,7 @@ class Session:
         `tools`: functions that the answer may call, as the OpenAI API declares them; `tool_choice`:
         "auto", "none", "required" or a name. The calls are `result.tool_calls`; a message with the
         role `tool` tells what came of one. Tools hold for one answer: give them again with the next
-        message, or all is read again.
+        message, or all is read again. `on_progress`: as of `generate`.
 
         Raises as `generate` does, and TokenizerError: a base model has no chat template.
         """
@@ -316,7 +323,7 @@ class Session:
             self._context.check_room(len(turn.tokens))
             if not turn.tokens:
                 raise InputError("the conversation has no tokens", field="messages")
-            return self._begin(turn, sampling)
+            return self._begin(turn, sampling, on_progress)
 
     def _kept_of(self, turn: Turn) -> list[int]:
         """The context's tokens without those that the turn leaves out."""
@@ -378,7 +385,14 @@ class Session:
         before = Talk(talk.messages[:-1], talk.skipped)
         return Turn(self._encoded(before), before)
 
-    def _begin(self, turn: Turn, sampling: Mapping[str, Any], *, again: bool = False) -> Generation:
+    def _begin(
+        self,
+        turn: Turn,
+        sampling: Mapping[str, Any],
+        on_progress: log.Progress | None = None,
+        *,
+        again: bool = False,
+    ) -> Generation:
         """The answer to a turn; `again`: another one, which takes the place of the first."""
         tokenizer = self.model.tokenizer
         use = turn.tools
@@ -402,7 +416,7 @@ class Session:
             nonlocal before
             before = self._snapshot()
             self._settled = replace(now, mark=before.context)
-            return self._read(turn, answer)
+            return self._read(turn, answer, on_progress)
 
         def finish(succeeded: bool) -> None:
             _log(answer)
@@ -424,7 +438,7 @@ class Session:
         self._making = weakref.ref(generation)
         return generation
 
-    def _read(self, turn: Turn, answer: Answer) -> Logits | None:
+    def _read(self, turn: Turn, answer: Answer, on_progress: log.Progress | None) -> Logits | None:
         """Bring the state to the end of the turn's prompt; the logits [V] there."""
         context = self._context
         if turn.read is not None:
@@ -440,12 +454,17 @@ class Session:
         feed = turn.tokens[answer.reused_tokens :] if chat else turn.tokens
         held, answer.prompt_length = len(context.tokens), len(feed)
 
+        def tell() -> None:
+            answer.prompt_tokens = len(context.tokens) - held  # fewer where it was halted
+            if on_progress is not None:
+                on_progress("prefill", answer.prompt_tokens, answer.prompt_length)
+
         def halted() -> FinishReason | None:
-            answer.prompt_tokens = len(context.tokens) - held
+            tell()
             return answer.halted()
 
         read = context.feed(feed, halted)
-        answer.prompt_tokens = len(context.tokens) - held  # fewer where it was halted
+        tell()
         if read is not None:
             turn.read = context.mark(), read.copy()
         return read

@@ -121,18 +121,16 @@ def chat(
     drafting = options.read_drafting(draft, draft_tokens, draft_tree, draft_auto, accept)
     # imported late, so that --help and refusals come at once
     from edge.apps.chat import conversation
-    from edge.apps.progress import waiting
+    from edge.apps.progress import load
     from edge.runtime.constrain.mask import open_mask
     from edge.runtime.engines import check_provider
-    from edge.runtime.model import load
 
     check_provider(engine, provider)
     once = conversation.given_prompt(prompt)
     if as_json and once is None:
         raise InputError("is for one answer", field="--json", remedy="give -p, or a pipe")
-    with waiting(f"loading {bundle}"):
-        model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
-        drafter = options.load_drafter(drafting.draft, engine, threads, spin, provider)
+    model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
+    drafter = options.load_drafter(drafting.draft, engine, threads, spin, provider)
     with options.named_as_options():  # a grammar is compiled for the model's vocabulary
         open_mask(model.tokenizer, params.constraint, continued=model.template is None)
     gain = None

@@ -115,7 +115,7 @@ def _answer(this: Chat, generation: Generation) -> bool:
         this.gain.begin()
     try:
         with _stopping(this.session):
-            with waiting("reading the prompt", lambda: generation.prefill):
+            with waiting("reading the prompt", lambda: generation.prefill, "tokens"):
                 first = next(generation, "")
             stream.write(first)
             for piece in generation:

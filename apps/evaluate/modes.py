@@ -22,9 +22,9 @@ from edge.apps.evaluate.score import (
 from edge.apps.evaluate.tasks import run_tasks
 from edge.apps.evaluate.texts import total_bytes
 from edge.apps.evaluate.windows import TextSource, reading
-from edge.apps.progress import stages
+from edge.apps.progress import load, stages
 from edge.errors import EdgeError, InputError
-from edge.runtime.model import Model, load
+from edge.runtime.model import Model
 
 # ids of a window that the reference ops read, unless told otherwise
 SHORT_WINDOW = 512

@@ -183,8 +183,8 @@ def serve(
     )
 
     def load() -> tuple[Any, Any]:
+        from edge.apps.progress import load
         from edge.apps.serve.slots import make_slots
-        from edge.runtime.model import load
 
         model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
         drafter = options.load_drafter(drafting.draft, engine, threads, spin, provider)
@@ -203,9 +203,9 @@ def serve(
         )
 
     def load_pulled(name: str) -> tuple[Any, Any]:
+        from edge.apps.progress import load
         from edge.apps.serve.slots import make_slots
         from edge.bundle import store
-        from edge.runtime.model import load
 
         found = store.find(name)
         if found is None:

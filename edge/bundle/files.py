@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator, Sequence
 
 from edge.errors import BundleError
+from edge.log import Progress
 
 MAX_PATH = 255
 BLOCK = 1 << 20
@@ -77,9 +78,12 @@ def blocks(fd: int, size: int) -> Iterator[bytes]:
         yield block
 
 
-def sha256(fd: int, size: int) -> str:
+def sha256(fd: int, size: int, on_progress: Progress | None = None) -> str:
     """Hexadecimal SHA-256 of the first `size` bytes."""
-    digest = hashlib.sha256()
+    digest, done = hashlib.sha256(), 0
     for block in blocks(fd, size):
         digest.update(block)
+        done += len(block)
+        if on_progress is not None:
+            on_progress("checking", done, size)
     return digest.hexdigest()

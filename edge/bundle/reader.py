@@ -13,6 +13,7 @@ from edge.bundle.files import REMEDY, blocks, open_inside, sha256, some
 from edge.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest
 from edge.bundle.strict_json import read_document
 from edge.errors import BundleError, Faults
+from edge.log import Progress
 
 MAX_MANIFEST = 2 << 20
 # of a file that is no weights, whose size the memory of the machine bounds
@@ -27,7 +28,10 @@ class Bundle:
         path: the folder.
         manifest: its checked manifest.
         fingerprint: SHA-256 of `manifest.json`, which pins every other byte.
+        on_progress: is told of files that are being hashed, and of weights that are being read.
     """
+
+    on_progress: Progress | None = None
 
     def __init__(self, path: Path, folder_fd: int, manifest: Manifest, fingerprint: str) -> None:
         self.path = path
@@ -65,7 +69,7 @@ class Bundle:
             )
         if stamps.is_known(self.fingerprint, entry, fd):
             return
-        if sha256(fd, entry.size) != entry.sha256:
+        if sha256(fd, entry.size, self.on_progress) != entry.sha256:
             raise BundleError(
                 "does not match its SHA-256; it was altered or damaged", file=file, remedy=REMEDY
             )

@@ -154,6 +154,8 @@ def upload(bundle: Bundle, path: str, weights: DeviceWeights) -> None:
             digest.update(block)
             at += len(block)
             yield block
+            if bundle.on_progress is not None:
+                bundle.on_progress("loading", at, entry.size)
 
     weights.read(blocks())
     if digest.hexdigest() != entry.sha256:

@@ -1,0 +1,71 @@
+"""What callers are told while a bundle is loaded and a prompt is read, and the bar for people."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+import edge
+from edge.apps import progress
+from tests.session_models import bundle, model
+
+
+@pytest.mark.parametrize("engine", ["cpu", "ort"])
+def test_loading_tells_of_every_byte(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is known to be unchanged
+    told: list[tuple[str, int, int]] = []
+    edge.load(bundle("chat"), engine=engine, on_progress=lambda *now: told.append(now))
+    size = (bundle("chat") / "weights.bin").stat().st_size
+    assert ("checking", size, size) in told
+    assert (("loading", size, size) in told) == (engine == "cpu")
+    assert all(0 < done <= total for _, done, total in told)
+
+
+def test_what_the_callback_raises_ends_the_loading() -> None:
+    def stop(*_: object) -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        edge.load(bundle("chat"), engine="cpu", on_progress=stop)
+
+
+def test_a_prompt_tells_of_its_chunks() -> None:
+    told: list[tuple[str, int, int]] = []
+    session = model("chat").session()
+    session.generate([5] * 37, max_tokens=1, on_progress=lambda *now: told.append(now)).finish()
+    assert told == [("prefill", done, 37) for done in (0, 16, 32, 37)]
+    talk = model("chat").session()
+    answer = talk.chat("x" * 60, max_tokens=1, on_progress=lambda *_: talk.cancel()).finish()
+    assert answer.finish_reason == "cancelled" and answer.prompt_tokens == 0
+
+
+class _Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "unit, shown", [("bytes", r"\d/9\.0 MB 4\.\d MB/s 0:00:0\d"), ("tokens", r"\d tokens/s")]
+)
+def test_the_bar_has_a_rate_and_the_time_left(
+    unit: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = _Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(progress, "PATIENCE_S", 0)
+    began = time.monotonic()
+
+    def counts() -> tuple[int, int]:
+        return int(4.2e6 * (time.monotonic() - began)), 9_000_000
+
+    with progress.waiting("loading x", counts, unit):
+        time.sleep(0.8)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    assert "loading x" in plain and re.search(shown, plain), plain
