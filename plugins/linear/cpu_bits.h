@@ -68,8 +68,15 @@ struct Blocked {
   int64_t padded() const { return (blocks_a_row() + W - 1) / W * W; }
   // nibbles count from 0, weights from -8; bytes likewise, if the product takes them as they are
   int32_t zero() const { return minimum ? 0 : bits == 4 ? 8 : BIASED ? 128 : 0; }
-  bool in_panels(int64_t rows) const {
-    return AddBytes::here && rows > FEW && shared % (32 / bits) == 0;
+  bool turned(int64_t rows) const {
+    return rows > FEW ? AddBytes::here && shared % (32 / bits) == 0 : words() > 0;
+  }
+  // How many words of a block few rows take at once; 0 where they are summed lane by lane, as 4 bits
+  // are: a single row would pay more for turning their scales than for the products.
+  int64_t words() const {
+    if (!TURNS || bits != 8 || shared % 16) return 0;
+    int64_t of_block = shared / 4;
+    return of_block % W == 0 ? W : W % of_block == 0 ? of_block : 0;
   }
 
   // As int8, and what its steps are worth, for blocks of a panel or for lanes: see `spread`.
@@ -80,7 +87,7 @@ struct Blocked {
     float* sums;     // [rows, padded]: of x in each block, for minimums
   };
   template <class Round> Prepared prepare(int64_t rows, Pool& pool, Round round) const {
-    bool panels = in_panels(rows);
+    bool panels = turned(rows);
     int64_t each = panels ? blocks_a_row() : groups * W;
     Prepared out{pool.scratch<int8_t>(2, rows * K + BYTES), pool.scratch<float>(1, rows * each),
                  pool.scratch<int32_t>(0, rows * each),
@@ -126,7 +133,14 @@ struct Blocked {
   // f(m, n, sums, count) for all rows and columns
   template <class S, class F> void multiply(const Prepared& x, const uint8_t* packed,
                                             Units<S> units, int64_t rows, Pool& pool, F f) const {
-    if (in_panels(rows)) return by_panels(x, packed, units, rows, pool, f);
+    if (turned(rows)) {
+      if (rows > FEW) return by_panels(x, packed, units, rows, pool, f);
+      switch (words()) {
+        case 4: return by_words<4>(x, packed, units, rows, pool, f);
+        case 8: return by_words<8>(x, packed, units, rows, pool, f);
+        default: return by_words<W>(x, packed, units, rows, pool, f);
+      }
+    }
     pool.each(N, columns_a_piece(bytes(), rows), [&](int64_t first, int64_t last) {
       for (int64_t n = first; n < last; n += NR) {
         int columns = (int)std::min<int64_t>(NR, last - n);
@@ -296,8 +310,8 @@ struct Blocked {
       for (int64_t each = first; each < last; each++) {
         int64_t n = each * WIDE, end = std::min(n + WIDE, N);
         fill(packed, n, end, panel);
-        turn_units(units.scales, n, end, scales);
-        if (minimum) turn_units(units.minimums, n, end, minimums);
+        turn_units(units.scales, n, end, WIDE, scales);
+        if (minimum) turn_units(units.minimums, n, end, WIDE, minimums);
         tiles(rows, [&](auto tile, int64_t m) {
           constexpr int R = decltype(tile)::rows;
           vf acc[R][2] = {};
@@ -324,15 +338,51 @@ struct Blocked {
       }
     });
   }
-  // Those of a panel's outputs side by side, block after block.
-  template <class S> void turn_units(const S* units, int64_t n, int64_t end, float* out) const {
-    for (int64_t j = 0; j < WIDE; j++) {
-      const S* row = units + std::min(n + j, end - 1) * blocks_a_row();
+  // Those of `wide` outputs side by side, block after block.
+  template <class S>
+  void turn_units(const S* units, int64_t n, int64_t end, int64_t wide, float* out) const {
+    for (int64_t j = 0; j < wide; j += W)
       blocks(blocks_a_row(), [&](int64_t b, int count) {
-        vf some = load_some(row + b, count);
-        for (int i = 0; i < count; i++) out[(b + i) * WIDE + j] = some[i];
+        vf v[W];
+        for (int i = 0; i < W; i++)
+          v[i] = load_some(units + std::min(n + j + i, end - 1) * blocks_a_row() + b, count);
+        transpose(v);
+        for (int i = 0; i < count; i++) store(out + (b + i) * wide + j, v[i]);
       });
-    }
+  }
+  // Few rows and 8 bits: W outputs at a time, their words turned in registers. Outputs lie side by
+  // side, and a block is scaled once, not in every vector.
+  template <int STEP, class S, class F>
+  void by_words(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
+                F f) const {
+    const int64_t of_row = blocks_a_row(), of_block = shared / 4;
+    pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(K, rows) / W),
+              [&](int64_t first, int64_t last) {
+      float* scales = static_cast<float*>(thread_bytes(1, of_row * W * int64_t(sizeof(float))));
+      for (int64_t n = first * W, end; n < std::min(last * W, N); n = end) {
+        end = std::min<int64_t>(n + W, N);
+        turn_units(units.scales, n, end, W, scales);
+        fetch(units.scales + end * of_row, W * of_row * int64_t(sizeof(S)));
+        vf acc[FEW];
+        vi totals[FEW];
+        for (int64_t m = 0; m < rows; m++) acc[m] = vf{};
+        turn_words(packed, K, n, end, K / 4, [&](int64_t word, int some, const vi* w) {
+          for (int at = 0; at < some; at += STEP) {
+            int64_t b = (word + at) / of_block, within = (word + at) % of_block;
+            vf worth = load(scales + b * W);
+            for (int64_t m = 0; m < rows; m++) {
+              vi total = within ? totals[m] : vi{} + x.start[m * of_row + b];
+              total = dot_words<STEP>(total, w + at, x.q + m * K + 4 * (word + at));
+              if (within + STEP < of_block)
+                totals[m] = total;
+              else
+                acc[m] += __builtin_convertvector(total, vf) * (worth * x.worth[m * of_row + b]);
+            }
+          }
+        });
+        for (int64_t m = 0; m < rows; m++) f(m, n, acc[m], int(end - n));
+      }
+    });
   }
   // Words of a panel: of 4 bits, a block's even columns and then its odd ones.
   void fill(const uint8_t* packed, int64_t n, int64_t end, int32_t* panel) const {

@@ -12,7 +12,8 @@ constexpr int64_t WIDE = 2 * W;  // outputs of a panel
 
 #if EDGE_ISA_AVX512
 // 16 vectors, their words transposed.
-inline void transpose(__m512i* v) {
+template <class V> inline void transpose(V* of) {
+  __m512i* v = reinterpret_cast<__m512i*>(of);
   __m512i t[16];
   for (int i = 0; i < 16; i += 2) {
     t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
@@ -33,6 +34,17 @@ inline void transpose(__m512i* v) {
     v[j + 8] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0xdd);
   }
 }
+constexpr bool TURNS = true;  // cheaply enough for few rows
+#else
+template <class V> inline void transpose(V* v) {
+  for (int i = 0; i < W; i++)
+    for (int j = 0; j < i; j++) {
+      auto moved = v[i][j];
+      v[i][j] = v[j][i];
+      v[j][i] = moved;
+    }
+}
+constexpr bool TURNS = false;
 #endif
 
 // put(word, half, lanes) for every word of rows first ... first + WIDE of some that lie `stride` bytes
@@ -132,6 +144,42 @@ constexpr int32_t FLIP_SIGNED = BIASED ? int32_t(0x80808080) : 0;
 template <class F> inline void each_half(int64_t n, int64_t end, F f) {
   for (int half = 0; half < 2; half++)
     if (int64_t at = n + half * W; at < end) f(half, at, (int)std::min<int64_t>(W, end - at));
+}
+
+// Into the second cache: the first keeps track of half as many lines on their way.
+inline void fetch(const void* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i, 0, 2);
+}
+
+// f(word, some, vectors) for every W words of rows first ... last, at most W of them, `stride` bytes
+// apart: a vector has one word of all. What lies ahead is asked for in the order of memory, in which
+// rows side by side are not read. Behind the last word are zeros.
+template <class F> inline void turn_words(const void* base, int64_t stride, int64_t first, int64_t last,
+                                          int64_t words, F f) {
+  constexpr int64_t AHEAD = 24 << 10;
+  const char* start = static_cast<const char*>(base) + first * stride;
+  for (int64_t word = 0; word < words; word += W) {
+    int some = (int)std::min<int64_t>(W, words - word);
+    vi w[W];
+    fetch(start + AHEAD + 4 * W * word, 4 * W * W);
+    for (int64_t i = 0; i < W; i++) {
+      const char* row = start + std::min(i, last - first - 1) * stride + 4 * word;
+      w[i] = vi(load_some(reinterpret_cast<const float*>(row), some));
+    }
+    transpose(w);
+    f(word, some, w);
+  }
+}
+
+// sum += products of COUNT words of each output and those of a row of x
+template <int COUNT> EDGE_INLINE vi dot_words(vi sum, const vi* w, const int8_t* x) {
+  AddBytes add;
+  vi odd{};  // so that a sum need not wait for the one before
+  for (int i = 0; i < COUNT; i += 2) {
+    sum = add(sum, w[i], add.spread(x + 4 * i));
+    odd = add(odd, w[i + 1], add.spread(x + 4 * i + 4));
+  }
+  return sum + odd;
 }
 
 // f(panel, n, end) for panels of outputs n ... end, their words with some bits flipped.

@@ -13,7 +13,7 @@ from tests.kernels.rowwise import CHAIN, MANY, Workbench, assert_steps
 
 ONE = Regime("chain", 1)
 # (regime, T, B, K, N): tails of every tile; K=160 and N=576 are dt_proj and Mamba-2 in_proj's
-FEW = [(ONE, 1, 1, 640, 256), (CHAIN, 5, 3, 160, 100), (CHAIN, 7, 1, 1160, 33), (CHAIN, 2, 2, 8, 1)]
+FEW = [(ONE, 1, 1, 640, 256), (CHAIN, 5, 3, 192, 100), (CHAIN, 7, 1, 1160, 33), (CHAIN, 2, 2, 8, 1)]
 ROWS = [(MANY, 17, 1, 200, 130), (MANY, 63, 3, 64, 24), (MANY, 9, 1, 1160, 40)]
 
 
