@@ -24,7 +24,7 @@ from edge.runtime.model import Model
 from edge.runtime.session import Session
 from tests.faulty_calls import in_child
 
-TOKENS = int(os.environ.get("EDGE_SOAK_TOKENS", "50000"))
+TOKENS = int(os.environ.get("EDGE_SOAK_TOKENS", "30000"))
 LONGEST = 3000  # tokens of a talk; what was said is kept, 8 to 36 bytes a token
 GROWTH = 3 << 19  # bindings are kept for as many places in the ring as are met, 256 at most
 WORDS = ["hello", "robot", "please", "count", "to", "seven", "and", "tell", "me", "why", "🤖", "é"]
