@@ -144,15 +144,16 @@ def picture_of(points: Sequence[dict[str, Any]]) -> str | None:
         "matching: squared error": [
             (p["tokens"], p["loss"]) for p in points if p["name"] == "match"
         ],
-        "learning: loss, nats a token": [
-            (p["tokens"], p["loss"]) for p in points if p["name"] == "learn"
-        ],
+        "learning: loss": [(p["tokens"], p["loss"]) for p in points if p["name"] == "learn"],
         "KL to the teacher, held out": [
-            (p["tokens"], p["kl"]) for p in points if p["name"] == "valid" and p["kl"] > 0
+            (p["tokens"], p["kl"]) for p in points if p["name"] == "valid" and p.get("kl", 0) > 0
+        ],
+        "loss, held out": [
+            (p["tokens"], p["loss"]) for p in points if p["name"] == "valid" and "loss" in p
         ],
     }
     with plots.picture(inline=False) as made:
-        for style, (name, values) in zip(("-", "-", "o--"), series.items(), strict=True):
+        for style, (name, values) in zip(("-", "-", "o--", "o--"), series.items(), strict=True):
             if values:
                 made.axes.plot(*zip(*values, strict=True), style, label=name)
         made.axes.set_yscale("log")

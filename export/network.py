@@ -147,10 +147,14 @@ class Network(nn.Module):
 
     def _tensor(self, name: str) -> Tensor:
         """A parameter by canonical name, or what takes its place where it is made of another."""
+        found: Tensor = getattr(*self.holder(name))
+        return found
+
+    def holder(self, name: str) -> tuple[nn.Module, str]:
+        """The module that has a parameter of this canonical name, and its name there."""
         path = re.sub(r"^(layers\.\d+)\.(?!norm\.)", r"\1.mixer.", name)
         module, _, kind = path.rpartition(".")
-        found: Tensor = getattr(self.get_submodule(module), kind)
-        return found
+        return self.get_submodule(module), kind
 
     @torch.no_grad()
     def load_canonical(self, tensors: dict[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from edge.config import AttentionConfig, MlpConfig, ModelConfig, RopeConfig, RopeScaling
 from edge.export.checkpoint import open_checkpoint
 from edge.export.checkpoint.checkpoint import as_stored
-from edge.export.distill.save import teacher_layout
+from edge.export.distill.save import source_layout
 from tests.checkpoints import (
     edit_config,
     refusal,
@@ -112,7 +112,7 @@ def test_yarn_stretches_the_context_and_multiplies_what_it_turns(tmp_path: Path)
 
 def test_factors_are_taken_out_of_what_is_stored_again(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(save_granite(tmp_path, attention_bias=True))
-    stored = as_stored(teacher_layout(checkpoint), dict(checkpoint.tensors()))
+    stored = as_stored(source_layout(checkpoint), dict(checkpoint.tensors()))
     for name, tensor in load_file(tmp_path / "model.safetensors").items():
         torch.testing.assert_close(stored[name], tensor)
 

@@ -17,7 +17,7 @@ from edge.export.checkpoint.checkpoint import as_stored
 from edge.export.distill.loss import head_loss
 from edge.export.distill.optimizer import Optimizer, trapezoid
 from edge.export.distill.rows import read_rows
-from edge.export.distill.save import teacher_layout
+from edge.export.distill.save import source_layout
 from edge.export.network import Network
 from tests.checkpoints import save_llama
 
@@ -46,7 +46,7 @@ def train_teacher(path: Path, text: Path) -> Path:
         torch.autograd.backward(loss)
         optimizer.step(trapezoid(number, number / 60, warmup=10))
     tensors = {name: p.detach() for name, p in network.canonical_tensors().items()}
-    stored = as_stored(teacher_layout(checkpoint), tensors)
+    stored = as_stored(source_layout(checkpoint), tensors)
     save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
     return path
 

@@ -8,23 +8,19 @@ E itself, its truncated SVD, are those on which h hardly lies, and are of no use
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from edge.config import Mamba1Config, Mamba2Config, ModelConfig
-from edge.export import text_files
 from edge.export.checkpoint import Checkpoint, find_layout
-from edge.export.checkpoint.checkpoint import as_stored
 from edge.export.checkpoint.fields import Fields
-from edge.export.distill.optimizer import initialise, replace_folder
+from edge.export.distill.optimizer import initialise
+from edge.export.distill.save import model_card, write_folder
 from edge.export.distill.transformers_config import mamba2_config, mamba_config
 from edge.export.network import Network
 from edge.tensors import parameters
@@ -66,33 +62,20 @@ def write_drafter(
     """Put the drafter at `folder`, in place of one that was there: a checkpoint of transformers,
     with the teacher's tokenizer and chat template. `figures` go into the model card.
     """
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     config = drafter.config
     values = (mamba_config if config.family == "mamba" else mamba2_config)(config)
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     values |= {name: teacher.source_config.get(name) for name in ids}
-    (temporary / "config.json").write_text(json.dumps(values, indent=2) + "\n")
-    _, layout = find_layout(Fields(temporary / "config.json", values))
+    _, layout = find_layout(Fields(folder / "config.json", values))
     tensors = {name: p.detach().cpu() for name, p in drafter.canonical_tensors().items()}
-    stored = {name: tensor.contiguous() for name, tensor in as_stored(layout, tensors).items()}
-    save_file(stored, temporary / "model.safetensors", metadata={"format": "pt"})
-    for file in teacher.tokenizer_files:
-        shutil.copyfile(file, temporary / file.name)
-    (temporary / "README.md").write_text(_card(config, teacher, figures), encoding="utf-8")
-    replace_folder(temporary, folder)
+    write_folder(folder, teacher, layout, tensors, values, _card(config, teacher, figures))
 
 
 def _card(config: ModelConfig, teacher: Checkpoint, figures: Mapping[str, Any]) -> str:
-    licence = text_files.licence(teacher)
-    front = ["---", f"license: {licence}", "---", ""] if licence else []
     size = parameters(config) / 1e6
-    rows = [f"| {k} | {f'{v:.5g}' if isinstance(v, float) else v} |" for k, v in figures.items()]
-    return "\n".join([
-        *front, f"# A drafter for {teacher.path.name}", "",
+    told = (
         f"{len(config.layers)} layers of {config.family}, width {config.d_model}, {size:.1f} M "
         "parameters, distilled by `edge train draft`. Its embedding, which is its head too, began "
-        "as a factor of its target's. It proposes tokens for that model, and is of no use alone.",
-        "", "| | |", "|---|---|", *rows, "",
-    ])  # fmt: skip
+        "as a factor of its target's. It proposes tokens for that model, and is of no use alone."
+    )
+    return model_card(teacher, f"A drafter for {teacher.path.name}", told, figures)

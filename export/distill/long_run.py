@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from edge.errors import ExportError
-from edge.export.calibration.texts import checkpoint_reader
+from edge.export.calibration.texts import TextReader, checkpoint_reader
 from edge.export.checkpoint import open_checkpoint
 from edge.export.distill import optimizer as resuming
 from edge.export.distill.curve import write_curve
@@ -30,8 +31,8 @@ from edge.export.distill.interrupted import stop_requests
 from edge.export.distill.judge import FIGURES, Judge
 from edge.export.distill.optimizer import Optimizer, trapezoid
 from edge.export.distill.options import LearningOptions, check_same
-from edge.export.distill.rows import read_rows
-from edge.export.distill.save import teacher_layout
+from edge.export.distill.rows import TokenRows, read_rows
+from edge.export.distill.save import source_layout
 from edge.export.network import Network
 
 WARMUP = 20  # steps of every stage
@@ -80,12 +81,13 @@ class LongRun(ABC, Generic[Options]):
     Attributes:
         checkpoint, teacher: the teacher, which learns nothing.
         network: who learns, as it is now.
-        rows: the text. judge: measures the network on what is held out of it.
+        rows: the text. figure_names: what `judged` finds on what is held out of it.
         stages: what is to be done; none where there is nothing to learn.
         place: how far the run is, as JSON holds it.
     """
 
     network: Network
+    figure_names: tuple[str, ...] = FIGURES
     stages: list[Stage]
     optimizer: Optimizer
 
@@ -99,7 +101,7 @@ class LongRun(ABC, Generic[Options]):
         self.options, self.out, self.report, self.drawn = options, out, report, drawn
         self.folder = out.with_name(f"{out.name}.run")
         self.checkpoint = checkpoint = open_checkpoint(teacher)
-        teacher_layout(checkpoint)
+        source_layout(checkpoint)
         options.check(checkpoint)
         self._check_output()
         if options.threads is not None:
@@ -109,7 +111,7 @@ class LongRun(ABC, Generic[Options]):
         # of few tokens there are still rows to choose from, and some to hold out
         few = 2 * options.batch * options.length
         wanted = None if options.tokens is None else max(options.tokens, few)
-        self.rows = read_rows(options.text, reader, options.length, wanted, options.valid)
+        self.rows = self.read(reader, wanted)
         if len(self.rows.learned) < options.batch:
             raise ExportError(
                 f"{len(self.rows.learned)} rows to learn are fewer than a batch of {options.batch}",
@@ -120,8 +122,6 @@ class LongRun(ABC, Generic[Options]):
         self.teacher.load_canonical(dict(checkpoint.tensors()))
         self.teacher.requires_grad_(False).to(options.device)
         torch.manual_seed(options.seed)
-        held = self._ids(self.rows.held_out)
-        self.judge = Judge(self.teacher, held, options.uses_bf16)
         self.place: Values = {
             "step": 0, "stage": 0, "stage_step": 0, "tokens": 0, "seconds": 0.0,
             "entered": 0, "curve": [],
@@ -130,6 +130,20 @@ class LongRun(ABC, Generic[Options]):
         self.prepare()
 
     # -- what a kind of run says ------------------------------------------------------------------
+
+    def read(self, reader: TextReader, wanted: int | None) -> TokenRows:
+        """The text, about so many tokens of it."""
+        asked = self.options
+        return read_rows(asked.text, reader, asked.length, wanted, asked.valid)
+
+    def judged(self) -> dict[str, float]:
+        """How the network as it is now does on what is held out: how far from the teacher it is."""
+        return self.judge.distance(self.network).summary()
+
+    @cached_property
+    def judge(self) -> Judge:
+        held = self._ids(self.rows.held_out)
+        return Judge(self.teacher, held, self.options.uses_bf16)
 
     @abstractmethod
     def prepare(self) -> None:
@@ -275,11 +289,11 @@ class LongRun(ABC, Generic[Options]):
     def figures(self) -> dict[str, float]:
         """The newest distance from the teacher."""
         point = next(p for p in reversed(self.place["curve"]) if p["name"] == "valid")
-        return {name: point[name] for name in FIGURES}
+        return {name: point[name] for name in self.figure_names}
 
     def measure(self) -> None:
-        """How far the network as it is now is from the teacher, as a point of the curve."""
-        place, figures = self.place, self.judge.distance(self.network).summary()
+        """What `judged` finds now, as a point of the curve."""
+        place, figures = self.place, self.judged()
         place["curve"].append(
             {
                 "step": place["step"], "stage": place["stage"], "name": "valid",
@@ -294,7 +308,7 @@ class LongRun(ABC, Generic[Options]):
         resuming.save(self.folder / "resume", self.kept(), self.optimizer, self.place)
 
     def _write(self) -> None:
-        write_curve(self.folder / "curve.csv", self.place["curve"])
+        write_curve(self.folder / "curve.csv", self.place["curve"], self.figure_names)
         if (picture := self.drawn(self.place["curve"])) is not None:
             (self.folder / "curve.svg").write_text(picture, encoding="utf-8")
         self.write(self.out, self.card(self.figures))

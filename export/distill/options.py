@@ -141,6 +141,34 @@ class DistillOptions(LearningOptions):
 
 
 @dataclass(frozen=True)
+class TuneOptions(LearningOptions):
+    """How a model is tuned.
+
+    Attributes:
+        model: the checkpoint that learns.
+    """
+
+    model: Path = Path()
+    label: float = 1.0
+
+
+@dataclass(frozen=True)
+class PreferenceOptions(TuneOptions):
+    """How a model is tuned on preferences.
+
+    Attributes:
+        beta: how dear it is to leave the teacher.
+    """
+
+    beta: float = 0.1
+
+    def _add_faults(self, faults: Faults, teacher: Checkpoint) -> None:
+        super()._add_faults(faults, teacher)
+        if not 1e-6 <= self.beta <= 1e3:
+            faults.add("beta", f"{self.beta:g} is outside 1e-06 to 1000")
+
+
+@dataclass(frozen=True)
 class DrafterOptions(LearningOptions):
     """How a drafter is made.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from edge.config import AttentionConfig, MlpConfig
 from edge.errors import ExportError
@@ -18,7 +19,7 @@ from edge.export import text_files
 from edge.export.checkpoint import Checkpoint, find_layout
 from edge.export.checkpoint.checkpoint import as_stored
 from edge.export.checkpoint.families import mamba_in_llama
-from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.fields import Fields, read_json
 from edge.export.checkpoint.layout import Layout
 from edge.export.distill.optimizer import replace_folder
 from edge.export.distill.student import Student
@@ -26,8 +27,8 @@ from edge.export.distill.student import Student
 WEIGHTS = "model.safetensors"
 
 
-def teacher_layout(checkpoint: Checkpoint) -> Layout:
-    """Where a checkpoint folder keeps the teacher's tensors. Raises ExportError for a bundle."""
+def source_layout(checkpoint: Checkpoint) -> Layout:
+    """Where a checkpoint folder keeps its tensors. Raises ExportError for a bundle."""
     if checkpoint.manifest is not None:
         raise ExportError(
             "is a bundle, which has no config.json to begin with",
@@ -45,24 +46,46 @@ def write_hybrid(
     What did not learn is copied from the teacher's files as it stands there, bit for bit; what did
     is fp32. `figures` go into the model card.
     """
-    whole = teacher_layout(checkpoint)
+    whole = source_layout(checkpoint)
     layout = mamba_in_llama.replace_attention(whole, student.replaced, student.make)
     found = {name: tensor.detach() for name, tensor in student.network.canonical_tensors().items()}
     tensors = {
         name: tensor.cpu() if student.learned(name) else checkpoint.tensor(name)
         for name, tensor in found.items()
     }
+    mixers = {mamba_in_llama.CONFIG: _mamba_config(student)} if student.replaced else {}
+    readme = card(student, checkpoint, figures)
+    write_folder(folder, checkpoint, layout, tensors, checkpoint.source_config, readme, mixers)
+
+
+def write_checkpoint(
+    folder: Path, source: Checkpoint, layout: Layout, tensors: Mapping[str, Tensor], done: str,
+    figures: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Put a model of the form of `source` at `folder`, in place of one that was there; `done`: what
+    was done to it, for the model card.
+    """
+    file = source.path / mamba_in_llama.CONFIG
+    others = {file.name: read_json(file)} if file.is_file() else {}
+    readme = model_card(source, f"{source.path.name}, {done}", "", figures)
+    write_folder(folder, source, layout, tensors, source.source_config, readme, others)
+
+
+def write_folder(
+    folder: Path, source: Checkpoint, layout: Layout, tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any], readme: str, others: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:  # fmt: skip
+    """A checkpoint with the tokenizer of `source`; `others`: further files of JSON."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     stored = {name: tensor.contiguous() for name, tensor in as_stored(layout, tensors).items()}
     save_file(stored, temporary / WEIGHTS, metadata={"format": "pt"})
-    _write_json(temporary / "config.json", checkpoint.source_config)
-    if student.replaced:
-        _write_json(temporary / mamba_in_llama.CONFIG, _mamba_config(student))
-    for file in checkpoint.tokenizer_files:
+    for name, values in {"config.json": config, **(others or {})}.items():
+        (temporary / name).write_text(json.dumps(values, indent=2) + "\n")
+    for file in source.tokenizer_files:
         shutil.copyfile(file, temporary / file.name)
-    (temporary / "README.md").write_text(card(student, checkpoint, figures), encoding="utf-8")
+    (temporary / "README.md").write_text(readme, encoding="utf-8")
     replace_folder(temporary, folder)
 
 
@@ -73,35 +96,25 @@ def _mamba_config(student: Student) -> dict[str, object]:
     return mamba_in_llama.mamba_config(student.network.config, attention.n_kv_heads, wide)
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
-
-
 def card(student: Student, checkpoint: Checkpoint, figures: Mapping[str, Any]) -> str:
     """The model card: where the hybrid comes from, and how far it is from there."""
-    licence = text_files.licence(checkpoint)
-    front = ["---", f"license: {licence}", "---", ""] if licence else []
     blocks = len(student.teacher_config.layers) // 2
     gone = len(student.replaced)
     kind = "Mamba" if student.makes_mamba1 else "Mamba-2"
     mixers = ", ".join(str(block) for block in student.replaced) or "none"
-    lines = [
-        *front,
-        f"# A hybrid of {checkpoint.path.name}",
-        "",
+    told = (
         f"{gone} of {blocks} attention layers are {kind} (blocks {mixers}); they were initialised "
         "from the attention in their place and distilled from the teacher by `edge distill` "
-        "(The Mamba in the Llama, arXiv 2408.15237). Everything else is the teacher's.",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {name} | {_shown(value)} |" for name, value in figures.items()),
-        "",
-        "It knows what its teacher knows, or less, and has the teacher's limits.",
-        "",
-    ]
-    return "\n".join(lines)
+        "(The Mamba in the Llama, arXiv 2408.15237). Everything else is the teacher's. It knows "
+        "what its teacher knows, or less, and has the teacher's limits."
+    )
+    return model_card(checkpoint, f"A hybrid of {checkpoint.path.name}", told, figures)
 
 
-def _shown(value: object) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+def model_card(source: Checkpoint, title: str, told: str, figures: Mapping[str, Any]) -> str:
+    """A README.md with the licence of `source` and a table of figures."""
+    licence = text_files.licence(source)
+    front = ["---", f"license: {licence}", "---", ""] if licence else []
+    shown = {k: f"{v:.5g}" if isinstance(v, float) else str(v) for k, v in figures.items()}
+    rows = [f"| {name} | {value} |" for name, value in shown.items()]
+    return "\n".join([*front, f"# {title}", "", told, "", "| | |", "|---|---|", *rows, ""])

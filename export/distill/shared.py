@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from edge.export.checkpoint.families.mamba_in_llama import Mixer, grouped_rows
+from edge.export.network import Network
 
 
 class RepeatedRows(nn.Module):
@@ -37,6 +38,12 @@ def share_rows(mixer: nn.Module, config: Mixer, kv_heads: int) -> None:
         if len(set(rows)) < len(rows):
             for name in [name for name, _ in holder.named_parameters()]:
                 parametrize.register_parametrization(holder, name, RepeatedRows(rows))
+
+
+def share(network: Network, name: str, rows: tuple[int, ...]) -> None:
+    """The same of one tensor of a network, by its canonical name."""
+    module, kind = network.holder(name)
+    parametrize.register_parametrization(module, kind, RepeatedRows(rows))
 
 
 @torch.no_grad()

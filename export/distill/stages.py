@@ -50,7 +50,7 @@ def learn(
     """
     targets, taught = ids[:, 1:].flatten(), taught.flatten(0, 1)
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
-        hidden = _hidden(network, ids[:, :-1], recompute).flatten(0, 1)
+        hidden = hidden_of(network, ids[:, :-1], recompute).flatten(0, 1)
     dtype = torch.bfloat16 if bf16 else torch.float32
     ours, theirs = (network.lm_head or network.embedding), (teacher.lm_head or teacher.embedding)
     loss = taught_loss(
@@ -60,7 +60,8 @@ def learn(
     return float(loss.detach())
 
 
-def _hidden(network: Network, ids: Tensor, recompute: bool) -> Tensor:
+def hidden_of(network: Network, ids: Tensor, recompute: bool) -> Tensor:
+    """The last hidden [B, T, D]; `recompute` as for `learn`."""
     if not recompute:
         return network.hidden(ids)[0]
     layers: Sequence[nn.Module] = [_Recomputed(layer) for layer in network.layers]

@@ -1,0 +1,82 @@
+"""`edge train sft MODEL -o OUT --text FILE…` and `edge train dpo MODEL -o OUT --text FILE…`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge.apps.learning import Learning, grouped, learns, needs_training, picture_of, report
+
+Tuned = Annotated[
+    str, typer.Argument(help="Checkpoint that learns: what edge distill made, or any other.")
+]
+Teacher = Annotated[
+    str | None, typer.Option(help="Checkpoint it stays close to. [default: the model as it was]")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Talks(Learning):
+    text: Annotated[
+        list[Path],
+        typer.Option(help="Lines of messages; for dpo of prompt, chosen, rejected. Repeat it."),
+    ]
+
+
+@grouped
+def sft(
+    model: Tuned,
+    learning: _Talks,
+    teacher: Teacher = None,
+    label: Annotated[
+        float, learns(help="Share of the loss that is the answers; the rest is the teacher.")
+    ] = 1.0,
+) -> None:
+    """Fine-tune a model on the answers of conversations; the same command continues."""
+    from edge.runtime.model import resolve
+
+    with needs_training():
+        from edge.export.distill.options import TuneOptions
+        from edge.export.distill.tuning import FineTuning
+    start = resolve(model)
+    asked = TuneOptions(model=start, label=label, **learning.asked())
+    kept = start if teacher is None else resolve(teacher)
+    summary = FineTuning(kept, learning.output, asked, report, picture_of).run()
+    found = summary.figures
+    learning.tell(
+        summary,
+        f"{summary.path}",
+        f"  answers     {found['loss']:.4f} nats a token held out, perplexity "
+        f"{found['perplexity']:.4g}; teacher {found['teacher_loss']:.4f}",
+        f"next: edge export {summary.path} -o BUNDLE",
+    )
+
+
+@grouped
+def dpo(
+    model: Tuned,
+    learning: _Talks,
+    teacher: Teacher = None,
+    beta: Annotated[float, learns(help="How dear it is to leave the teacher.")] = 0.1,
+) -> None:
+    """Tune a model on chosen and rejected answers; the same command continues."""
+    from edge.runtime.model import resolve
+
+    with needs_training():
+        from edge.export.distill.options import PreferenceOptions
+        from edge.export.distill.tuning import PreferenceTuning
+    start = resolve(model)
+    asked = PreferenceOptions(model=start, beta=beta, **learning.asked())
+    kept = start if teacher is None else resolve(teacher)
+    summary = PreferenceTuning(kept, learning.output, asked, report, picture_of).run()
+    found = summary.figures
+    learning.tell(
+        summary,
+        f"{summary.path}",
+        f"  held out    loss {found['loss']:.4f}, margin {found['margin']:.4f}, chosen preferred "
+        f"{found['preferred']:.1%}",
+        f"next: edge export {summary.path} -o BUNDLE",
+    )

@@ -1,0 +1,208 @@
+"""What follows distillation: fine-tuning on answers and on preferences (The Mamba in the Llama,
+section 3, equations 2 and 4).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edge.errors import ExportError
+from edge.export.calibration.texts import TextReader
+from edge.export.checkpoint import open_checkpoint
+from edge.export.checkpoint.layout import Layout, TensorPlace
+from edge.export.distill.conversations import read_conversations
+from edge.export.distill.long_run import LongRun, Stage, Values
+from edge.export.distill.loss import Shares, head_loss, taught_loss
+from edge.export.distill.optimizer import Optimizer, Rates
+from edge.export.distill.options import PreferenceOptions, TuneOptions
+from edge.export.distill.rows import TokenRows
+from edge.export.distill.save import source_layout, write_checkpoint
+from edge.export.distill.shared import share
+from edge.export.distill.stages import hidden_of
+from edge.export.network import Network
+
+ENDS = ("embedding.weight", "lm_head.weight")
+Tuned = TypeVar("Tuned", bound=TuneOptions)
+
+
+class Tuning(LongRun[Tuned]):
+    """A run in which a model learns from conversations, beside what it or its teacher was.
+
+    Embedding and head stay as they are.
+    """
+
+    rates: ClassVar[Rates]
+    form: ClassVar[str]
+
+    def read(self, reader: TextReader, wanted: int | None) -> TokenRows:
+        asked = self.options
+        return read_conversations(asked.text, reader, asked.length, wanted, asked.valid, self.form)
+
+    def prepare(self) -> None:
+        self.source = open_checkpoint(self.options.model)
+        self.layout = source_layout(self.source)
+        if self.source.config.vocab_size != self.teacher.config.vocab_size:
+            raise ExportError("has another vocabulary than its teacher", file=self.source.path)
+        if any(place.adapter or place.behind for place in self.layout.pieces.values()):
+            raise ExportError("has shared layers with adapters: not tuned", file=self.source.path)
+        self.network = Network(self.source.config)
+        self.network.load_canonical(dict(self.source.tensors()))
+        self.network.to(self.options.device)
+        share_stored(self.network, self.layout)
+        self.stages = [Stage("learn", 0.0, 1.0)]
+
+    def kept(self) -> dict[str, Tensor]:
+        return dict(self.network.named_parameters())
+
+    def start(self) -> None:
+        self.measure()
+
+    def enter(self, stage: Stage) -> Optimizer:
+        fixed = {
+            id(tensor)
+            for name, tensor in self.network.canonical_tensors().items()
+            if name in ENDS or name not in self.layout.pieces  # those are stored nowhere
+        }
+        for parameter in self.network.parameters():
+            parameter.requires_grad_(id(parameter) not in fixed)
+        inside = [m for m in self.network.layers.modules() if isinstance(m, nn.Linear)]
+        matrices = [p for m in inside for p in m.parameters() if p.dim() == 2]
+        known = {id(p) for p in matrices} | fixed
+        rest = [p for p in self.network.parameters() if id(p) not in known]
+        factor = self.options.rate
+        rates = self.rates
+        return Optimizer(matrices, rest, Rates(rates.muon * factor, rates.adam * factor, 0.0))
+
+    def leave(self, stage: Stage) -> None:
+        self.measure()
+
+    def write(self, folder: Path, card: Values) -> None:
+        tensors = {name: p.detach().cpu() for name, p in self.network.canonical_tensors().items()}
+        write_checkpoint(folder, self.source, self.layout, tensors, self.title, card)
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The model card's first words, and what was done."""
+
+    def hidden(self, network: Network, ids: Tensor) -> Tensor:
+        """The last hidden [B, T - 1, D] before every id but the first."""
+        with self.autocast():
+            return hidden_of(network, ids[:, :-1], self.options.recompute)
+
+    def answers(self, network: Network, rows: Tensor) -> Tensor:
+        """log p of the answer of each row [B, T], ids as `conversations` has them; in nats."""
+        ids, said = plain(rows), rows[:, 1:] >= 0
+        hidden = self.hidden(network, ids)
+        head = (network.lm_head or network.embedding).weight
+        dtype = torch.bfloat16 if self.options.uses_bf16 else torch.float32
+        return torch.stack([
+            -head_loss(h[own], head, i[own], dtype)
+            for h, i, own in zip(hidden, ids[:, 1:], said, strict=True)
+        ])  # fmt: skip
+
+    def held(self) -> Iterable[Tensor]:
+        """What is held out, a row at a time."""
+        return (self._ids(row[None]) for row in self.rows.held_out)
+
+
+class FineTuning(Tuning[TuneOptions]):
+    """Answers are learned: their tokens, and with a teacher its distribution over them."""
+
+    rates = Rates(muon=1e-3, adam=5e-4, decay=0.0)
+    form = "a conversation"
+    figure_names = ("loss", "perplexity", "teacher_loss")
+    title = "fine-tuned on answers by `edge train sft`"
+
+    def learn(self, stage: Stage, ids: Tensor) -> float:
+        said, plain_ids = ids[:, 1:] >= 0, plain(ids)
+        bf16, label = self.options.uses_bf16, self.options.label
+        hidden = self.hidden(self.network, plain_ids)[said]
+        with torch.no_grad():
+            taught = self.hidden(self.teacher, plain_ids)[said] if label < 1 else None
+        ours = (self.network.lm_head or self.network.embedding).weight
+        theirs = (self.teacher.lm_head or self.teacher.embedding).weight
+        targets, dtype = ids[:, 1:][said], torch.bfloat16 if bf16 else torch.float32
+        if taught is None:
+            loss = head_loss(hidden, ours, targets, dtype)
+        else:
+            shares = Shares(1 - label, 0.0, 0.0, label)
+            loss = taught_loss(hidden, ours, taught, theirs, shares, dtype, targets=targets)
+        loss = loss / len(targets)
+        torch.autograd.backward(loss)
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def judged(self) -> dict[str, float]:
+        """Nats a token of the answers held out, of the model and of its teacher."""
+        nats, theirs, count = 0.0, 0.0, 0
+        for row in self.held():
+            nats -= float(self.answers(self.network, row))
+            theirs -= float(self.answers(self.teacher, row))
+            count += int((row[:, 1:] >= 0).sum())
+        loss = nats / count
+        return {"loss": loss, "perplexity": math.exp(loss), "teacher_loss": theirs / count}
+
+
+class PreferenceTuning(Tuning[PreferenceOptions]):
+    """DPO (equation 4; arXiv 2305.18290, equation 7): the chosen answer gains over the rejected."""
+
+    rates = Rates(muon=1e-4, adam=5e-5, decay=0.0)
+    form = "a preference"
+    figure_names = ("loss", "margin", "preferred")
+    title = "tuned on preferences by `edge train dpo`"
+
+    def margins(self, pairs: Tensor) -> Tensor:
+        """β·(log p/p_teacher of the chosen - log p/p_teacher of the rejected), [B].
+
+        pairs [B, 2, T], the chosen first.
+        """
+        rows = pairs.flatten(0, 1)
+        with torch.no_grad():
+            before = self.answers(self.teacher, rows)
+        reward = self.options.beta * (self.answers(self.network, rows) - before)
+        chosen, rejected = reward.unflatten(0, (-1, 2)).unbind(1)
+        return chosen - rejected
+
+    def learn(self, stage: Stage, ids: Tensor) -> float:
+        loss = -F.logsigmoid(self.margins(ids)).mean()
+        torch.autograd.backward(loss)
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def judged(self) -> dict[str, float]:
+        """The loss of pairs held out, the mean margin, and how often the chosen answer gained."""
+        found = torch.cat([self.margins(pair) for pair in self.held()])
+        return {
+            "loss": float(-F.logsigmoid(found).mean()),
+            "margin": float(found.mean()),
+            "preferred": float((found > 0).float().mean()),
+        }
+
+
+def plain(rows: Tensor) -> Tensor:
+    """The ids of rows in which what is no answer is ~id."""
+    return torch.where(rows < 0, ~rows, rows)
+
+
+def share_stored(network: Network, layout: Layout) -> None:
+    """Rows that the checkpoint stores once go on being one parameter."""
+    for name, place in layout.pieces.items():
+        stored = _stored_rows(place)
+        if len(set(stored)) < len(stored):
+            share(network, name, stored)
+
+
+def _stored_rows(place: TensorPlace) -> tuple[int, ...]:
+    """Which stored row each row is, counted over all that the tensor is made of."""
+    parts = [(block.source.name, row) for block in place.blocks for row in block.rows]
+    order = {part: at for at, part in enumerate(dict.fromkeys(parts))}
+    return tuple(order[part] for part in parts) if parts else place.rows
