@@ -14,8 +14,8 @@ from edge.errors import BundleError, ContextFullError, InputError
 from edge.runtime import memory
 from edge.runtime.engine import Engine
 from edge.runtime.joined import JoinedEngine
+from edge.runtime.prompts import PromptReader
 from edge.runtime.session import MAX_PROMPT_TOKENS
-from edge.runtime.transcript import PromptReader
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model

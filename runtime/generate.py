@@ -196,9 +196,9 @@ class Context:
         self.pending, self.forgotten, self.gap = mark.pending, mark.forgotten, mark.gap
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
-    """How many of the first `limit` tokens agree."""
-    low, high = 0, limit
+def common_prefix(a: Sequence[int], b: Sequence[int], limit: int | None = None) -> int:
+    """How many of the first tokens agree, of at most `limit`."""
+    low, high = 0, min(len(a), len(b)) if limit is None else limit
     # comparing slices is a hundred times quicker than comparing tokens, and nearly all agree
     while low < high:
         middle = (low + high + 1) // 2

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from edge import log
 from edge.errors import EngineError, InputError, StateError, TokenizerError
-from edge.runtime import statefile, transcript
+from edge.runtime import prompts, statefile, transcript
 from edge.runtime.constrain.mask import open_mask
 from edge.runtime.engine import DEFAULT_WINDOW
 from edge.runtime.generate import (
@@ -19,7 +19,6 @@ from edge.runtime.generate import (
     Context,
     Generation,
     Logits,
-    common_prefix,
     generate,
 )
 from edge.runtime.parameters import (
@@ -31,10 +30,11 @@ from edge.runtime.parameters import (
     refuse,
     unknown_names,
 )
+from edge.runtime.prompts import PromptReader
 from edge.runtime.result import FinishReason
 from edge.runtime.sampling import Sampler, new_rng, restore_rng, rng_state
 from edge.runtime.state import Hold
-from edge.runtime.transcript import SHOWN, PromptReader, SavedSession, Settled, Talk, Turn
+from edge.runtime.transcript import SavedSession, Settled, Talk, Turn
 from edge.runtime.transcript import SessionSnapshot as SessionSnapshot
 from edge.text.template import Message
 from edge.text.tokenizer import check_text
@@ -42,7 +42,6 @@ from edge.text.tokenizer import check_text
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from edge.runtime.constrain.tools import ToolUse
     from edge.runtime.model import Model
     from edge.runtime.speculate.decode import Drafting
 
@@ -128,7 +127,7 @@ class Session:
                 self._drafting = drafting(model, draft, draft_tokens, tree, capacity, accept)
         refuse(faults)
 
-        self._reader = PromptReader(model.tokenizer, longest)
+        self._reader = PromptReader(model.tokenizer, longest, model.template)
         self._opening = Talk(() if system is None else (Message("system", system),))
         self._settled = Settled(self._opening, rng_state(rng))
         if self._drafting is not None:
@@ -314,48 +313,11 @@ class Session:
 
                 tokenizer = self.model.tokenizer
                 use = tool_use(tools, tool_choice, parallel_tool_calls, template, tokenizer)
-            turn = self._shown(Turn(self._encoded(talk, use), talk, anew, tools=use))
-            held = [] if anew else self._kept_of(turn)
-            fresh = len(turn.tokens) - common_prefix(
-                held, turn.tokens, min(len(held), len(turn.tokens))
-            )
-            self._reader.check_length(fresh)
+            turn = self._reader.turn(talk, self._context, anew=anew, tools=use)
             self._context.check_room(len(turn.tokens))
             if not turn.tokens:
                 raise InputError("the conversation has no tokens", field="messages")
             return self._begin(turn, sampling, on_progress)
-
-    def _kept_of(self, turn: Turn) -> list[int]:
-        """The context's tokens without those that the turn leaves out."""
-        start, count = turn.cut
-        held = self._context.tokens
-        return held[:start] + held[start + count :] if count else held
-
-    def _shown(self, turn: Turn) -> Turn:
-        """The turn, with the older half of its messages left out where it has many tokens and the
-        state, having read them, stays what it is: the later ones are rendered alike without them.
-        Where they are not, they are left out of prompts that would be too long, and read again.
-        """
-        talk, long = turn.talk, turn.tokens
-        few = self._context.capacity is not None or len(long) <= 2 * SHOWN
-        if few or talk is None or (less := talk.halved()) is None:
-            return turn
-        short = self._encoded(less, turn.tools)
-        same = common_prefix(long, short, min(len(long), len(short)))
-        after = same + len(long) - len(short)
-        alike = after >= same and long[after:] == short[same:]
-        if alike and not turn.anew and self._context.tokens[:after] == long[:after]:
-            return Turn(short, less, cut=(same, after - same), tools=turn.tools)
-        if turn.anew or len(long) <= self._reader.max_tokens:
-            return turn
-        return Turn(short, less, tools=turn.tools)
-
-    def _encoded(self, talk: Talk, use: ToolUse | None = None) -> list[int]:
-        """Tokens of the prompt for what is shown of a talk; none of a base model."""
-        template = self.model.template
-        if template is None:
-            return []
-        return template.encode(talk.shown, tools=use.declared if use else ())
 
     def regenerate(self, **sampling: Unpack[Sampling]) -> Generation:
         """Answer the last turn again, from the state in which its prompt had been read.
@@ -364,7 +326,7 @@ class Session:
         `load` the prompt of a chat is read again. Raises StateError where there is no last turn.
         """
         with self._hold:
-            last = self._at_rest().last or self._last_said()
+            last = self._at_rest().last or self._reader.last_said(self._settled.talk)
             if last is None:
                 raise StateError("no answer to make again", remedy="say something first")
             return self._begin(last, sampling, again=True)
@@ -374,16 +336,6 @@ class Session:
         generation = self._making()
         if generation is not None:
             generation.cancel()
-
-    def _last_said(self) -> Turn | None:
-        """The last turn of a chat that came back by `undo`, `restore` or `load`: its prompt is read
-        again. None of a running text, of which nobody knows where the prompt ended.
-        """
-        talk = self._settled.talk
-        if not talk.messages or talk.messages[-1].role != "assistant":
-            return None
-        before = Talk(talk.messages[:-1], talk.skipped)
-        return Turn(self._encoded(before), before)
 
     def _begin(
         self,
@@ -474,8 +426,8 @@ class Session:
         kept = self._drop_last(len(answer.tokens), answer.kept)
         if turn.talk is None:
             context = self._context
-            if context.capacity is None and len(context.tokens) > 2 * SHOWN:
-                context.forget(0, len(context.tokens) - SHOWN)
+            if context.capacity is None and len(context.tokens) > 2 * prompts.SHOWN:
+                context.forget(0, len(context.tokens) - prompts.SHOWN)
             return self._settled.talk
         ends = self.model.tokenizer.eos
         said = tuple(token for token in answer.tokens[:kept] if token not in ends)

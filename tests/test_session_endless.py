@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from edge.errors import InputError, StateError
-from edge.runtime import session as sessions
-from edge.runtime import transcript
+from edge.runtime import prompts, transcript
 from edge.runtime.session import Session
 from edge.text.template import ChatTemplate, Message
 from tests.session_models import CHAT, model
@@ -21,7 +20,7 @@ KEPT = 300  # characters
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "SHOWN", SHOWN)
+    monkeypatch.setattr(prompts, "SHOWN", SHOWN)
     monkeypatch.setattr(transcript, "KEPT", KEPT)
 
 
@@ -45,9 +44,9 @@ def test_a_chat_goes_on_as_if_all_of_it_were_kept(
     with monkeypatch.context() as patch:
         whole = model("chat").session(system="be brief")
         for turn in range(44):
-            patch.setattr(sessions, "SHOWN", 1 << 30)
+            patch.setattr(prompts, "SHOWN", 1 << 30)
             expected = say(whole, turn)
-            patch.setattr(sessions, "SHOWN", SHOWN)
+            patch.setattr(prompts, "SHOWN", SHOWN)
             assert say(bounded, turn) == expected, turn
             assert len(bounded.tokens) < 3 * SHOWN
             if turn % 10 == 7:
@@ -75,7 +74,7 @@ def test_a_text_goes_on_as_if_all_of_it_were_kept(
     whole, bounded = (model("base").session() for _ in range(2))
     for _ in range(40):
         with monkeypatch.context() as patch:
-            patch.setattr(sessions, "SHOWN", 1 << 30)
+            patch.setattr(prompts, "SHOWN", 1 << 30)
             expected = whole.generate("robots", max_tokens=5, temperature=0).finish().tokens
         assert bounded.generate("robots", max_tokens=5, temperature=0).finish().tokens == expected
         assert len(bounded.tokens) <= 2 * SHOWN + 16
@@ -124,9 +123,9 @@ def test_a_template_that_renders_turns_differently_later(
     short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest turns are left out where all would be too long; what is left is read again."""
-    session = model("chat").session(max_prompt_tokens=300)
-    template = Counting(CHAT, session.model.tokenizer)
-    monkeypatch.setattr(session.model, "template", template)
+    chat = model("chat")
+    monkeypatch.setattr(chat, "template", Counting(CHAT, chat.tokenizer))
+    session = chat.session(max_prompt_tokens=300)
     for turn in range(40):
         say(session, turn)
         assert session.position == len(session.tokens) <= 300 + 60

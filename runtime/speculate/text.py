@@ -65,7 +65,7 @@ class Transcript:
         before stayed.
         """
         held = self.tokens[known:]
-        kept = common_prefix(held, tokens, min(len(held), len(tokens)))
+        kept = common_prefix(held, tokens)
         self.cut(known + kept)
         stayed = len(self.data)
         for token in tokens[kept:]:
