@@ -9,8 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edge.export.mixers.base import Array, Fetch, MixerExport, Scale, State, Stored
-from edge.export.mixers.convolution import Conv1d, plain_convolution
+from edge.export.mixers.base import (
+    Array,
+    Conv1d,
+    Fetch,
+    MixerExport,
+    Scale,
+    State,
+    Stored,
+    plain_convolution,
+)
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph
 from edge.export.nodes.products import ProductInput

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -16,7 +18,9 @@ from edge.export.nodes.layer import LayerGraph
 from edge.export.nodes.products import ProductInput
 from edge.export.quantize.layer_plan import LayerPlanner, Matrix
 from edge.export.quantize.plan import LayerPlan
+from edge.export.training_ops import causal_conv1d_training
 from edge.mixers.base import MixerConfig
+from edge.plugins.causal_conv1d.reference import causal_conv1d
 
 C = TypeVar("C", bound=MixerConfig)
 Fetch = Callable[[str], F32]
@@ -97,3 +101,38 @@ class MixerExport(ABC, Generic[C]):
     def logs(self, plan: LayerPlan) -> bool:
         """Whether its scan takes logged tokens of runs before."""
         return False
+
+
+class Conv1d(nn.Module):
+    """Weights of a causal depthwise convolution: weight [C, K], bias [C] or None."""
+
+    def __init__(self, channels: int, width: int, bias: bool) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(width)
+        self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+
+    def forward(self, x: Tensor, conv_state: Tensor) -> tuple[Tensor, Tensor]:
+        """With SiLU."""
+        run = causal_conv1d_training if torch.is_grad_enabled() else causal_conv1d
+        return run(x, conv_state, self.weight, self.bias)
+
+
+def plain_convolution(at: LayerGraph, x: str, channels: int, width: int, bias: bool) -> str:
+    """Without SiLU, fp32; binds the layer's conv_state and emits its kept rows."""
+    g, rows = at.g, width - 1
+    state = g.input(at.named("conv_state"), "f32", [rows, "B", channels])
+    weight = g.weight(at.named("conv1d.weight"), lambda w: w.T[:, None, :])
+    offset = at.named("conv1d.bias")
+    if bias:
+        g.weight(offset)
+    else:
+        g.constant(offset, np.zeros(channels, np.float32))
+    taps, kept_taps = at.shared.taps[width]
+    y, states = g.call(
+        "CausalConvPlain",
+        [x, state, taps, kept_taps, weight, offset],
+        [at.named("conv"), at.named("conv_states")],
+    )
+    g.output(states, ["R", rows, "B", channels])
+    return y

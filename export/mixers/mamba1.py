@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge.export.mixers.base import Scale, State, Stored
-from edge.export.mixers.convolution import Conv1d
+from edge.export.mixers.base import Conv1d, Scale, State, Stored
 from edge.export.mixers.mamba import (
     MambaExport,
     Sites,

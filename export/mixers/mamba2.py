@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edge.export.mixers.base import Scale, State
-from edge.export.mixers.convolution import Conv1d
+from edge.export.mixers.base import Conv1d, Scale, State
 from edge.export.mixers.mamba import (
     MambaExport,
     Sites,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from edge.export.mixers.base import MixerExport, State, Stored
-from edge.export.mixers.convolution import Conv1d, plain_convolution
+from edge.export.mixers.base import Conv1d, MixerExport, State, Stored, plain_convolution
 from edge.export.nodes.layer import LayerGraph
 from edge.export.nodes.products import ProductInput
 from edge.export.quantize.layer_plan import Matrix

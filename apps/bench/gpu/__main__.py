@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import edge
-from edge.apps.bench.gpu.measure import check, kernel_times, times
+from edge.apps.bench.gpu.measure import check, kernel_times, part_of_gpu, times
 from edge.apps.bench.gpu.report import GpuCase, GpuReport
 from edge.apps.bench.models import DEFAULT, MODELS, model_named, period, write_bundle
 from edge.apps.exits import REFUSED, exit_code_of
@@ -119,8 +119,6 @@ def _device(multiprocessors: int) -> CoreDevice:
     """Raises EngineError: no GPU, no green contexts."""
     if not multiprocessors:
         return CoreDevice()
-    from edge.apps.bench.gpu.green import part_of_gpu
-
     return part_of_gpu(multiprocessors)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 from edge.apps.measure.agreement import Logits, agreement, run_through
 from edge.apps.measure.stopwatch import median_ms
 from edge.bundle import open_bundle
+from edge.errors import EngineError
 from edge.export.graph.run import GraphRunner, open_reference
 from edge.launch import ITEM_SIZE, LaunchPlan, Pointer
+from edge.runtime.cuda.core import CoreDevice
 from edge.runtime.cuda.device import Device
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.opening import from_bundle
@@ -201,3 +204,40 @@ def _weight_bytes(plan: LaunchPlan, launch: int) -> int:
         return 0  # it reads a row of the table
     names = {a.name for a in one.arguments if isinstance(a, Pointer) and a.space == "weight"}
     return sum(plan.weights[name].elements * ITEM_SIZE[plan.weights[name].dtype] for name in names)
+
+
+def part_of_gpu(multiprocessors: int) -> CoreDevice:
+    """A device whose stream runs on at least so many multiprocessors (the driver rounds up): a
+    green context, which is a small GPU but for memory and caches, which stay whole.
+
+    Raises EngineError: no driver, no green contexts, more than there are.
+    """
+    from cuda.bindings import driver
+
+    def done(answer: Any) -> Any:
+        error, *values = answer
+        if error != driver.CUresult.CUDA_SUCCESS:
+            raise EngineError(
+                f"no green context of {multiprocessors} multiprocessors: {error.name}",
+                field="multiprocessors",
+            )
+        return values[0] if values else None
+
+    done(driver.cuInit(0))
+    gpu = done(driver.cuDeviceGet(0))
+    # a primary context must exist before parts of the GPU can be taken from it
+    primary = done(driver.cuDevicePrimaryCtxRetain(gpu))
+    done(driver.cuCtxSetCurrent(primary))
+    kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    whole = done(driver.cuDeviceGetDevResource(gpu, kind))
+    parts = done(driver.cuDevSmResourceSplitByCount(1, whole, 0, multiprocessors))
+    described = done(driver.cuDevResourceGenerateDesc([parts[0]], 1))
+    flag = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+    green = done(driver.cuGreenCtxCreate(described, gpu, flag))
+    done(driver.cuCtxSetCurrent(done(driver.cuCtxFromGreenCtx(green))))
+    plain = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    stream = done(driver.cuGreenCtxStreamCreate(green, plain, 0))
+    device = CoreDevice(stream=int(stream))
+    # the driver tells of the whole GPU; kernels are spread over what this stream has
+    device.multiprocessors = int(parts[0].sm.smCount)
+    return device
