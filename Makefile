@@ -3,6 +3,10 @@ PYTHON310 ?= python3.10
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# every file by its hash, and nothing besides
+HASHED := $(PIP) --require-hashes --no-deps
+# LOCKED= takes what the index has, within constraints.txt: for an index that lacks a locked file
+LOCKED ?= yes
 
 # which extra brings ONNX Runtime: ort, for a CPU. None where a build of another name is installed, a
 # GPU's, for pip would put this one over it. make chat ORT=ort-gpu asks for PyPI's build for GPUs
@@ -88,25 +92,38 @@ soak: $(VENV)/.dev
 	$(BIN)/python -m tests.soak_serve --minutes $(MINUTES) $(ARGS)
 
 # The locks anew, by uv, which resolves for all platforms at once. It and pip-audit have an environment of
-# their own
+# their own. Only whoever tests needs torch, in a lock of its own: its CPU build is a file of another name,
+# which not every index has. locks/torch-cpu.txt is kept by hand: `pip hash FILE` tells the hash of one more
 TOOLS := $(VENV)/tools
-$(TOOLS)/bin/uv:
+$(TOOLS)/bin/pip-audit: locks/tools.txt
 	@$(PYTHON) -m venv $(TOOLS)
-	@$(TOOLS)/bin/python -m pip install --quiet uv pip-audit
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $<
+	@touch $@
 COMPILE := $(TOOLS)/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
-	--no-emit-index-url --python-version 3.10 -c locks/tested.in locks/build.in pyproject.toml
-lock: $(TOOLS)/bin/uv
-	$(COMPILE) -o locks/runtime.txt
-	$(COMPILE) --extra ort -o locks/ort.txt
+	--no-emit-index-url
+RUNTIME := $(COMPILE) --python-version 3.10 -c locks/tested.in locks/build.in pyproject.toml
+lock: $(TOOLS)/bin/pip-audit
+	$(RUNTIME) -o locks/runtime.txt
+	$(RUNTIME) --extra ort -o locks/ort.txt
+	$(COMPILE) --python-version 3.11 -c locks/ort.txt -c constraints.txt --override locks/override.in \
+		--extra dev pyproject.toml -o locks/test.txt
+	awk '/^[a-z]/ { file = /^(torch=|cuda-toolkit|nvidia-)/ ? "locks/torch.txt" : "locks/new.txt" } \
+		{ print > file }' locks/test.txt
+	mv locks/new.txt locks/test.txt
+	for name in oldest-onnxruntime oldest-triton rtx; do \
+		$(COMPILE) --no-deps --python-version 3.11 locks/$$name.in -o locks/$$name.txt || exit 1; done
+	$(COMPILE) --python-version 3.11 locks/tools.in -o locks/tools.txt
 
-# known vulnerabilities of what the lock names, as PyPI's database has them
-audit: $(TOOLS)/bin/uv
-	$(TOOLS)/bin/pip-audit --disable-pip --require-hashes -r locks/ort.txt
+# known vulnerabilities of what the locks name, as PyPI's database has them
+AUDIT = $(TOOLS)/bin/pip-audit --disable-pip --require-hashes --progress-spinner off \
+	-r locks/ort.txt -r locks/test.txt -r locks/torch.txt
+audit: $(TOOLS)/bin/pip-audit
+	$(AUDIT)
 
-# the lock as a bill of materials (CycloneDX)
-sbom: $(TOOLS)/bin/uv
+# the locks as a bill of materials (CycloneDX)
+sbom: $(TOOLS)/bin/pip-audit
 	@mkdir -p build
-	@$(TOOLS)/bin/pip-audit --disable-pip --require-hashes -r locks/ort.txt -f cyclonedx-json -o build/sbom.json
+	@$(AUDIT) -f cyclonedx-json -o build/sbom.json
 
 clean:
 	rm -rf $(VENV) .venv310 build dist *.egg-info
@@ -122,39 +139,52 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-# every file by its hash, and nothing besides; the package itself is built by what is then there. Another
-# build of ONNX Runtime, which one asks for, is not in the lock
+# the package itself is built by what is then there. Another build of ONNX Runtime, which one asks for, is
+# not in the lock
 $(VENV)/.runtime: $(VENV)/bin/python pyproject.toml locks/runtime.txt locks/ort.txt $(NATIVE)
 	@echo "installing the runtime (about a minute)"
-	@ort=$(ORT); $(PIP) --require-hashes --no-deps -r locks/$$(test "$$ort" = ort && echo ort || echo runtime).txt
+ifeq ($(LOCKED),)
+	@ort=$(ORT); $(PIP) -c constraints.txt -e ".$${ort:+[$$ort]}"
+else
+	@ort=$(ORT); $(HASHED) -r locks/$$(test "$$ort" = ort && echo ort || echo runtime).txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@ort=$(ORT); test -z "$$ort" || test "$$ort" = ort || $(PIP) -e ".[$$ort]"
+endif
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt $(NATIVE)
+# torch's own choice of Triton is for its compiler, which nothing here uses: constraints.txt names ours
+$(VENV)/.dev: $(VENV)/.runtime constraints.txt locks/test.txt locks/torch.txt locks/torch-cpu.txt
 	@echo "installing what the exporter and the tests need (a few minutes)"
-	@ort=$(ORT); $(PIP) -c constraints.txt -e ".[dev$${ort:+,$$ort}]"
-	@touch $@ $(VENV)/.runtime
+ifeq ($(LOCKED),)
+	@$(PIP) -c constraints.txt -e ".[dev]"
+else
+	@$(HASHED) -r locks/test.txt
+	@$(HASHED) -r locks/torch-cpu.txt \
+		|| { echo "this index has no CPU build of torch that locks/torch-cpu.txt names: gigabytes come"; \
+			$(HASHED) -r locks/torch.txt; }
+endif
+	@touch $@
 
 # tests/test_oldest_runtime.py puts this folder before the newest version
-$(VENV)/.oldest: $(VENV)/.dev
-	@$(PIP) --no-deps --target $(VENV)/oldest --upgrade onnxruntime==1.23.2 \
+$(VENV)/.oldest: $(VENV)/.dev locks/oldest-onnxruntime.txt
+	@$(HASHED) --target $(VENV)/oldest --upgrade -r locks/oldest-onnxruntime.txt \
 		|| echo "onnxruntime 1.23.2 is not available for this Python: its tests will be skipped"
 	@touch $@
 
 # tests/test_oldest_triton.py compiles with the oldest version that is supported
-$(VENV)/.triton: $(VENV)/.dev
-	@$(PIP) --no-deps --target $(VENV)/oldest-triton --upgrade triton==3.6.0 \
+$(VENV)/.triton: $(VENV)/.dev locks/oldest-triton.txt
+	@$(HASHED) --target $(VENV)/oldest-triton --upgrade -r locks/oldest-triton.txt \
 		|| echo "Triton 3.6.0 is not available for this Python: its tests will be skipped"
 	@touch $@
 
 # builds engines without a GPU; 90 MB, for Linux on x86-64
-$(VENV)/.rtx: $(VENV)/.dev
-	@$(PIP) --no-deps tensorrt-rtx-cu13-libs==1.7.1.116 tensorrt-rtx-cu13-bindings==1.7.1.116 \
+$(VENV)/.rtx: $(VENV)/.dev locks/rtx.txt
+	@$(HASHED) -r locks/rtx.txt \
 		|| echo "TensorRT for RTX is not available for this machine: its tests will be skipped"
 	@touch $@
 
-.venv310/.runtime: pyproject.toml
+.venv310/.runtime: pyproject.toml locks/ort.txt
 	@$(PYTHON310) -m venv .venv310
-	@.venv310/bin/python -m pip install --quiet -e . onnxruntime==1.23.2
+	@.venv310/bin/python -m pip install --quiet --require-hashes --no-deps -r locks/ort.txt
+	@.venv310/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@

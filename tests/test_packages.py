@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import tomllib
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -26,7 +28,7 @@ def packages(lines: list[str]) -> Iterator[str]:
             for extra in wanted.extras:
                 yield from packages(EXTRAS[extra])
         else:
-            yield wanted.name
+            yield canonicalize_name(wanted.name)
 
 
 def builds(lines: list[str]) -> list[str]:
@@ -60,7 +62,7 @@ def environment(tmp_path: Path) -> Path:
     python.write_text(
         f"""#!/bin/sh
 case "$1" in
-  -m) echo "$*" >> {venv}/asked ;;
+  -m) echo "$*" >> {venv}/asked; case "$*" in *"$LACKS") exit 1; esac ;;
   *) PYTHONPATH={venv}/site exec {sys.executable} -S "$@" ;;
 esac
 """
@@ -77,52 +79,88 @@ def install(venv: Path, package: str) -> None:
     (folder / "top_level.txt").write_text("onnxruntime\n")
 
 
-def made(venv: Path, target: str, *arguments: str) -> str:
-    """What `make` hands to pip with -r and -e."""
+def made(venv: Path, target: str, *arguments: str, lacks: str = "nothing") -> str:
+    """What `make` hands to pip with -r and -e; pip refuses the one that the index `lacks`."""
     if shutil.which("make") is None:
         pytest.skip("no make here")
     # what the make that runs these tests was given is not for this one
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     subprocess.run(
         ["make", f"VENV={venv}", *arguments, f"{venv}/{target}"],
-        cwd=ROOT, env=outside, check=True, capture_output=True, timeout=60,
+        cwd=ROOT, env=outside | {"LACKS": lacks}, check=True, capture_output=True, timeout=60,
     )  # fmt: skip
     asked = (venv / "asked").read_text().splitlines()
     return " ".join(line.rpartition(" ")[2] for line in asked)
 
 
 @pytest.mark.parametrize(
-    ("there", "arguments", "chat", "test"),
+    ("there", "arguments", "chat"),
     [
-        ((), (), "locks/ort.txt .", ".[dev,ort]"),
-        (("onnxruntime",), (), "locks/ort.txt .", ".[dev,ort]"),
-        (("onnxruntime-gpu",), (), "locks/runtime.txt .", ".[dev]"),
-        (("onnxruntime", "onnxruntime-gpu"), (), "locks/runtime.txt .", ".[dev]"),
-        ((), ("ORT=ort-gpu",), "locks/runtime.txt . .[ort-gpu]", ".[dev,ort-gpu]"),
-        ((), ("ORT=",), "locks/runtime.txt .", ".[dev]"),
+        ((), (), "locks/ort.txt ."),
+        (("onnxruntime",), (), "locks/ort.txt ."),
+        (("onnxruntime-gpu",), (), "locks/runtime.txt ."),
+        (("onnxruntime", "onnxruntime-gpu"), (), "locks/runtime.txt ."),
+        ((), ("ORT=ort-gpu",), "locks/runtime.txt . .[ort-gpu]"),
+        ((), ("ORT=",), "locks/runtime.txt ."),
+        ((), ("LOCKED=",), ".[ort]"),
+        (("onnxruntime-gpu",), ("LOCKED=",), "."),
     ],
 )
 @pytest.mark.parametrize("target", [".runtime", ".dev"])
 def test_make_leaves_another_build_where_it_is(
-    environment: Path, target: str, there: tuple[str, ...], arguments: tuple[str, ...], chat: str,
-    test: str,
-) -> None:  # fmt: skip
+    environment: Path, target: str, there: tuple[str, ...], arguments: tuple[str, ...], chat: str
+) -> None:
     for package in there:
         install(environment, package)
-    assert made(environment, target, *arguments) == (chat if target == ".runtime" else test)
+    test = ".[dev]" if "LOCKED=" in arguments else "locks/test.txt locks/torch-cpu.txt"
+    wanted = chat if target == ".runtime" else f"{chat} {test}"
+    assert made(environment, target, *arguments) == wanted
 
 
-@pytest.mark.parametrize(("name", "extra"), [("runtime", []), ("ort", EXTRAS["ort"])])
-def test_the_lock_has_all_that_is_installed_and_every_file_by_its_hash(
-    name: str, extra: list[str]
-) -> None:
-    """And no version that the project does not take; `make lock` writes it anew."""
-    entries = (ROOT / "locks" / f"{name}.txt").read_text().replace("\\\n", " ").splitlines()
-    locked: dict[str, set[str]] = {}
-    for entry in entries:
+def test_what_tests_need_is_installed_by_hash_alone(environment: Path) -> None:
+    """Where no CPU build of torch is known, the one that the index has, by its hash as well."""
+    wanted = "locks/ort.txt . locks/test.txt locks/torch-cpu.txt locks/torch.txt locks/rtx.txt"
+    assert made(environment, ".rtx", lacks="torch-cpu.txt") == wanted
+    for line in (environment / "asked").read_text().splitlines():
+        assert " --no-deps" in line and ("--require-hashes" in line or line.endswith(" -e .")), line
+
+
+@functools.cache
+def locked(name: str) -> dict[str, set[str]]:
+    """The versions of each package in a lock, in which every entry has its hashes."""
+    found: dict[str, set[str]] = {}
+    for entry in (ROOT / "locks" / f"{name}.txt").read_text().replace("\\\n", " ").splitlines():
         assert "--hash=sha256:" in entry, entry
         pinned = Requirement(entry.partition(" --hash")[0])
-        locked.setdefault(pinned.name, set()).add(str(pinned.specifier).removeprefix("=="))
-    for wanted in map(Requirement, [*PROJECT["dependencies"], *extra, "setuptools>=77"]):
-        versions = locked[wanted.name]
-        assert versions and all(wanted.specifier.contains(version) for version in versions)
+        if pinned.marker is None or pinned.marker.evaluate():
+            found.setdefault(pinned.name, set()).add(str(pinned.specifier).removeprefix("=="))
+    return found
+
+
+def test_the_locks_have_all_that_is_installed_and_every_file_by_its_hash() -> None:
+    """And no version that the project does not take; `make lock` writes them anew."""
+    runtime = [*PROJECT["dependencies"], "setuptools>=77"]
+    everything = [*runtime, *(line for extra in ("dev", *EXTRAS) for line in EXTRAS[extra])]
+    known = {canonicalize_name(wanted.name): wanted for wanted in map(Requirement, everything)}
+    tests = set(packages(EXTRAS["dev"])) | set(packages(runtime))
+    torch = locked("torch-cpu")["torch"] | locked("torch")["torch"]
+    for file, names in {
+        "runtime": set(packages(runtime)),
+        "ort": {"onnxruntime", *packages(runtime)},
+        "test": tests - {"torch"},
+    }.items():
+        lock = locked(file)
+        for name in names:
+            assert lock[name] and all(known[name].specifier.contains(v) for v in lock[name]), name
+        # what is in two locks is the same
+        shared = lock.keys() & locked("ort").keys()
+        assert {n: lock[n] for n in shared} == {n: locked("ort")[n] for n in shared}, file
+    pins = dict(line.split("==") for line in _lines("constraints.txt"))
+    assert pins.items() >= {
+        (name, version) for name in pins for version in locked("test").get(name, ())
+    }
+    assert {version.partition("+")[0] for version in torch} == {pins["torch"]}
+
+
+def _lines(file: str) -> list[str]:
+    return [line for line in (ROOT / file).read_text().splitlines() if "==" in line]

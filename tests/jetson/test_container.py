@@ -34,12 +34,39 @@ def instructions(file: Path) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 class TestDockerfiles:
-    def test_the_base_image_is_named_by_a_tag(self, file: Path) -> None:
-        bases = [rest for name, rest in instructions(file) if name == "FROM"]
-        assert bases
-        for base in bases:
-            _, colon, tag = base.rpartition(":")
-            assert colon and re.fullmatch(r"[\w.-]*\d[\w.-]*", tag), base
+    def test_the_base_image_is_named_by_a_tag_and_taken_by_its_digest(
+        self, file: Path, tmp_path: Path
+    ) -> None:
+        bases = [rest for name, rest in instructions(file) if name in ("ARG", "FROM")]
+        assert bases[1:] == ["$BASE"]
+        _, colon, tag = bases[0].rpartition(":")
+        assert colon and re.fullmatch(r"[\w.-]*\d[\w.-]*", tag), bases
+        name = bases[0].removeprefix("BASE=")
+        image = f"{name.rpartition(':')[0]}@sha256:{'a' * 64}"
+        # the tag means another image from the second build on
+        docker, asked = tmp_path / "docker", tmp_path / "asked"
+        docker.write_text(
+            f"""#!/bin/sh
+echo "$*" >> {asked}
+[ "$1" != image ] || echo "other/name@sha256:{"b" * 64}\n{image}"
+"""
+        )
+        docker.chmod(0o755)
+        outside = {"PATH": f"{tmp_path}:/usr/bin:/bin", "EDGE_BASE_IMAGES": str(tmp_path / "kept")}
+        call = [boards.JETSON / "image.sh", file.suffix[1:], "--pull"]
+        for _ in range(2):
+            subprocess.run(call, env=outside, check=True, capture_output=True)
+            docker.write_text(docker.read_text().replace(image, image.replace("a" * 64, "c" * 64)))
+        builds = [line for line in asked.read_text().splitlines() if line.startswith("build ")]
+        assert len(builds) == 2 and asked.read_text().count("pull --platform") == 1
+        assert all(
+            f"--build-arg BASE={image} -t edge:{file.suffix[1:]} --pull" in b for b in builds
+        )
+        # a daemon that tells no digest
+        (tmp_path / "kept").unlink()
+        docker.write_text("#!/bin/sh\n")
+        refused = subprocess.run(call, env=outside, capture_output=True, text=True)
+        assert refused.returncode == 1 and "no digest" in refused.stderr
 
     def test_every_source_exists_and_nothing_is_missing(self, file: Path) -> None:
         sources: list[str] = []
