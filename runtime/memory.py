@@ -45,6 +45,8 @@ _LOADING_ROUNDED = 1.7
 _MAPPED, _STACK = 32_000_000, 8_000_000
 # Heap, bindings and the least an arena takes.
 _RUN = 4_000_000
+# What a run of ONNX Runtime may take: room for several at a time, wide batches, and weights turned.
+_SPARE, _SPARE_RUNS = 1 << 28, 16
 
 
 def plan(
@@ -151,6 +153,15 @@ def workspace_bytes(config: ModelConfig, tokens: int, batch: int, capacity: int)
         else:
             most = max(most, values)
     return _FLOAT * batch * tokens * (most + attention + 4 * config.d_model) + _RUN
+
+
+def most_of_runs(config: ModelConfig, chunk: int) -> int:
+    """Bytes that ONNX Runtime may take for a model: a bound for graphs that want to take more, far
+    above what any run of ours was seen to take.
+    """
+    layout = StateLayout.of(config)
+    runs = _SPARE_RUNS * workspace_bytes(config, chunk, 1, layout.capacity)
+    return _SPARE + 3 * _FLOAT * parameters(config) + runs
 
 
 def available_bytes() -> int | None:

@@ -92,7 +92,9 @@ class OrtEngine(Engine):
         if profile is not None:
             ort_session.record_profile(options, profile)
         choice = ort_providers.choose(provider)
-        self._session, self.provider = ort_session.load_on(choice, data, path, options, folder)
+        self._session, self.provider = ort_session.load_on(
+            choice, data, path, options, folder, memory.most_of_runs(config, chunk)
+        )
         # weights are turned and packed while loading: a 130M model in int8 leaves 50 MB of copies
         memory.trim()
         self._resident = max(0, memory.private_bytes() - before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,9 +101,11 @@ def load_on(
     path: Path,
     options: onnxruntime.SessionOptions,
     folder: Path | None = None,
+    most: int | None = None,
 ) -> tuple[onnxruntime.InferenceSession, str]:
     """A session for a graph read from `path`, and the name of the provider it runs on: the first of
-    `choice` that can. `folder` has the weights; None is the one above the graph's.
+    `choice` that can. `folder` has the weights; None is the one above the graph's. `most`: bytes
+    that it may take on the CPU, in loading and in all runs at a time; a run that wants more fails.
 
     Raises BundleError: the graph is not one that the exporter writes, or its weights lie elsewhere;
     EngineError.
@@ -118,13 +121,32 @@ def load_on(
         return onnxruntime.InferenceSession(graph, options, providers=providers, enable_fallback=0)
 
     try:
-        session, provider = ort_providers.start(choice, make)
+        with _STARTING:
+            if most is not None:
+                _limit(options, most)
+            session, provider = ort_providers.start(choice, make)
     except EngineError:
         raise
     except Exception as problem:
         raise EngineError(f"ONNX Runtime cannot load it: {problem}", file=path) from problem
     _LIVE.add(session)
     return session, provider
+
+
+_STARTING = threading.Lock()  # the allocator is the process's while a session takes it
+
+
+def _limit(options: onnxruntime.SessionOptions, most: int) -> None:
+    """The session that is made next takes its memory from an arena of its own, of `most` bytes.
+
+    Options know no limit, only arenas that are registered do. A session keeps the one that it was
+    made with when the next is registered (tried with ONNX Runtime 1.23.2 and 1.31.1).
+    """
+    kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    where = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, onnxruntime.OrtMemType.DEFAULT)
+    # -1 is ONNX Runtime's own choice
+    onnxruntime.create_and_register_allocator(where, onnxruntime.OrtArenaCfg(most, -1, -1, -1))
+    options.add_session_config_entry("session.use_env_allocators", "1")
 
 
 def weight_files(folder: Path) -> dict[str, int]:

@@ -1,4 +1,6 @@
-"""A graph that names weights outside of its bundle (row 8 of the fault table) is refused."""
+"""A graph that reaches out of its bundle is refused: for weights (row 8 of the fault table), or for
+memory that no run of its model needs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from edge.errors import EdgeError
+from edge.errors import EdgeError, EngineError
 from edge.runtime.model import load
 from tests.malformed import resigned
 from tests.session_models import bundle
@@ -90,3 +92,35 @@ def test_row_8_the_same_graph_with_its_own_weights_runs(nested: bool, tmp_path: 
     shutil.copytree(bundle("chat"), folder)
     _escaping(folder, "weights.bin", nested)
     load(folder, engine="ort", threads=1).session().generate("one", max_tokens=1).finish()
+
+
+def test_a_run_that_takes_memory_without_end_is_stopped(tmp_path: Path) -> None:
+    """A gigabyte of doublings, by ops that the exporter writes and with no size that is stated."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(bundle("chat"), folder)
+    model = onnx.load(folder / GRAPH, load_external_data=False)
+    graph, logits = model.graph, model.graph.output[0].name
+    for node in graph.node:
+        node.output[:] = ["kept" if name == logits else name for name in node.output]
+        node.input[:] = ["kept" if name == logits else name for name in node.input]
+    make = onnx.helper.make_node
+    tokens = next(one.name for one in graph.input if one.name == "tokens")
+    graph.node.append(make("Identity", [tokens], ["grown0"]))
+    for i in range(27):
+        graph.node.append(make("Concat", [f"grown{i}"] * 2, [f"grown{i + 1}"], axis=0))
+    graph.node.extend(
+        [
+            make("ReduceMax", ["grown27"], ["top"], keepdims=0),
+            make("Cast", ["top"], ["much"], to=onnx.TensorProto.FLOAT),
+            make("Add", ["kept", "much"], [logits]),
+        ]
+    )
+    (folder / GRAPH).write_bytes(model.SerializeToString())
+    resigned(folder)
+    with load(folder, engine="ort", threads=1) as opened, opened.session() as session:
+        for _ in range(2):
+            with pytest.raises(EngineError, match="memory"):
+                session.generate("Hello", max_tokens=1).finish()
+        # the others are as they were
+        with load(bundle("chat"), engine="ort", threads=1) as good, good.session() as sound:
+            assert sound.generate("Hello", max_tokens=2).finish().tokens
