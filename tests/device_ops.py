@@ -16,7 +16,8 @@ from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 from edge.launch import RUN_FIELDS
 from edge.ops import DEVICE_DOMAIN, DEVICE_VERSION, DOMAIN, VERSION, Value
-from edge.plugins.device.statements import DEVICE_OPS, device_functions, device_name, viewable
+from edge.plugins.device.library import device_functions
+from edge.plugins.device.statements import DEVICE_OPS, device_name, viewable
 from edge.plugins.onnx import OPSETS
 from edge.runtime.ledger import KEEP, LAST
 from tests.device_reference import Steps

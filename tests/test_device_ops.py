@@ -11,14 +11,8 @@ import pytest
 from onnx import inliner
 
 from edge.ops import DEVICE_DOMAIN
-from edge.plugins.device.statements import (
-    DEVICE_OPS,
-    device_function,
-    device_functions,
-    device_name,
-    in_place,
-    viewable,
-)
+from edge.plugins.device.library import device_function, device_functions
+from edge.plugins.device.statements import DEVICE_OPS, device_name, in_place, viewable
 from edge.runtime.ledger import ADVANCED, KEEP, LAST
 from tests.device_ops import Array, Case, cases
 from tests.device_reference import Steps, expected

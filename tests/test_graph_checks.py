@@ -14,7 +14,8 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from edge.errors import BundleError
-from edge.plugins.device.statements import DEVICE_OPS, device_function
+from edge.plugins.device.library import device_function
+from edge.plugins.device.statements import DEVICE_OPS
 from edge.plugins.onnx.library import FLAVOURS, function, names
 from edge.protobuf import put
 from edge.runtime import graph

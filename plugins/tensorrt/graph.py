@@ -35,7 +35,8 @@ from onnx import (
 
 from edge.launch import DType
 from edge.ops import DEVICE_DOMAIN, DEVICE_VERSION
-from edge.plugins.device.statements import DEVICE_OPS, device_functions
+from edge.plugins.device.library import device_functions
+from edge.plugins.device.statements import DEVICE_OPS
 from edge.plugins.lowering.plan import LOGITS, PICKED, Lowered, walked
 from edge.plugins.onnx import model_of
 from edge.plugins.tensorrt import OUT
