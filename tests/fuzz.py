@@ -93,7 +93,7 @@ def _template(folder: Path) -> tuple[list[bytes], Parse]:
 
 def _safetensors(folder: Path) -> tuple[list[bytes], Parse]:
     from edge.export.checkpoint import open_checkpoint
-    from tests.checkpoints import save_mamba
+    from tests.transformers_checkpoints import save_mamba
 
     file = save_mamba(folder / "checkpoint") / "model.safetensors"
 
@@ -106,13 +106,13 @@ def _safetensors(folder: Path) -> tuple[list[bytes], Parse]:
 
 def _gguf(folder: Path) -> tuple[list[bytes], Parse]:
     from edge.export.checkpoint import open_checkpoint
-    from tests import checkpoints
+    from tests import transformers_checkpoints
     from tests.gguf_files import write_gguf
 
     file = folder / "model.gguf"
     good = []
     for name in ("llama", "granite_hybrid", "nemotron_h", "lfm2", "falcon_mamba"):
-        source = getattr(checkpoints, f"save_{name}")(folder / name)
+        source = getattr(transformers_checkpoints, f"save_{name}")(folder / name)
         good.append(write_gguf(source, file).read_bytes())
 
     def parse(raw: bytes) -> None:
@@ -125,13 +125,13 @@ def _gguf(folder: Path) -> tuple[list[bytes], Parse]:
 def _config(folder: Path) -> tuple[list[bytes], Parse]:
     """Fields of config.json, of experts and adapters too."""
     from edge.export.checkpoint import open_checkpoint
-    from tests import checkpoints
+    from tests import transformers_checkpoints
 
-    source = checkpoints.save_zamba2(folder / "zamba2")
+    source = transformers_checkpoints.save_zamba2(folder / "zamba2")
     file = source / "config.json"
     good = [file.read_bytes()]
     for name in ("mixtral", "qwen3_moe"):
-        made = checkpoints.save_with_experts(folder / name, name)
+        made = transformers_checkpoints.save_with_experts(folder / name, name)
         good.append((made / "config.json").read_bytes())
 
     def parse(raw: bytes) -> None:

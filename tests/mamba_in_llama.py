@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from tests.checkpoints import random_tensor, save_llama, write_json
+from tests.checkpoints import random_tensor, write_json
+from tests.transformers_checkpoints import save_llama
 
 HEADS, KV_HEADS, DIM, WIDE = 4, 2, 8, 32
 STATES, RANK = 4, 2  # of Mamba, whose heads are as wide as its state

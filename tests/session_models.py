@@ -9,8 +9,10 @@ from pathlib import Path
 import edge
 from edge.export.exporter import export_checkpoint
 from edge.runtime.model import Model
-from tests.checkpoints import save_bamba, save_mamba, save_mamba2, save_mambabyte, write_json
+from tests.checkpoints import write_json
+from tests.state_spaces_checkpoints import save_mambabyte
 from tests.text_samples import spm_model
+from tests.transformers_checkpoints import save_bamba, save_mamba, save_mamba2
 
 CHAT = (
     "{%- for message in messages -%}"

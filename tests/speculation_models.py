@@ -19,7 +19,7 @@ import edge
 from edge.export.exporter import export_checkpoint
 from edge.runtime.model import Model
 from edge.runtime.session import Session
-from tests import checkpoints
+from tests import checkpoints, transformers_checkpoints
 
 _ROOT = tempfile.TemporaryDirectory(prefix="edge-speculation-")
 _WIDTH = 32
@@ -29,15 +29,17 @@ _LAST = ("attention.dense.weight", "attention.dense.bias", "dense_4h_to_h.weight
 _ROWS = 288  # of the targets: padded more than the drafter's 272
 
 SAVE: dict[str, Any] = {
-    "gpt_neox": lambda path: checkpoints.save_gpt_neox(
+    "gpt_neox": lambda path: transformers_checkpoints.save_gpt_neox(
         path, vocab_size=_ROWS, max_position_embeddings=96
     ),
-    "llama": lambda path: checkpoints.save_llama(path, vocab_size=_ROWS),
-    "hybrid": lambda path: checkpoints.save_bamba(path, vocab_size=_ROWS),
-    "mamba": lambda path: checkpoints.save_mamba(
+    "llama": lambda path: transformers_checkpoints.save_llama(path, vocab_size=_ROWS),
+    "hybrid": lambda path: transformers_checkpoints.save_bamba(path, vocab_size=_ROWS),
+    "mamba": lambda path: transformers_checkpoints.save_mamba(
         path, hidden_size=_WIDTH, tie_word_embeddings=False
     ),
-    "drafting hybrid": lambda path: checkpoints.save_bamba(path, max_position_embeddings=40),
+    "drafting hybrid": lambda path: transformers_checkpoints.save_bamba(
+        path, max_position_embeddings=40
+    ),
 }
 
 

@@ -22,9 +22,10 @@ from edge.export.calibration.texts import (
 from edge.export.checkpoint import open_checkpoint
 from edge.text.byte import ByteTokenizer
 from edge.text.template import ChatTemplate, Message
-from tests.checkpoints import save_mamba, save_mambabyte
+from tests.state_spaces_checkpoints import save_mambabyte
 from tests.test_text_template import DEMO
 from tests.text_samples import tokenizer
+from tests.transformers_checkpoints import save_mamba
 
 BYTES = TextReader(ByteTokenizer())
 TALK = [("user", "a robot walks"), ("assistant", "and then it stops")]

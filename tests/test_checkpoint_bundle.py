@@ -23,7 +23,7 @@ from edge.export.exporter import export_checkpoint
 from edge.export.graph import GRAPH_FILE, WEIGHT_FILE
 from edge.runtime.engines import open_engine
 from edge.runtime.model import resolve
-from tests import checkpoints
+from tests import state_spaces_checkpoints, transformers_checkpoints
 
 ATTENTION = {
     # heads of 6 values, which a graph fills up to 8
@@ -33,16 +33,20 @@ ATTENTION = {
     },
 }  # fmt: skip
 SAVE: dict[str, Callable[[Path], Path]] = {
-    "mamba": lambda path: checkpoints.save_mamba(path, use_conv_bias=False, use_bias=True),
-    "mamba2": checkpoints.save_mamba2,
-    "bamba": lambda path: checkpoints.save_bamba(path, attention_bias=True, mlp_bias=True),
-    "falcon_h1": checkpoints.save_falcon_h1,
-    "gpt_neox": checkpoints.save_gpt_neox,
-    "jamba": lambda path: checkpoints.save_jamba(path, num_experts=3),
-    "zamba2": checkpoints.save_zamba2,
-    "lfm2": lambda path: checkpoints.save_lfm2(path, conv_bias=True),
-    "padded": lambda path: checkpoints.save_state_spaces(path, 2, **ATTENTION),
-    "mambabyte": lambda path: checkpoints.save_mambabyte(path, "layernorm"),
+    "mamba": lambda path: transformers_checkpoints.save_mamba(
+        path, use_conv_bias=False, use_bias=True
+    ),
+    "mamba2": transformers_checkpoints.save_mamba2,
+    "bamba": lambda path: transformers_checkpoints.save_bamba(
+        path, attention_bias=True, mlp_bias=True
+    ),
+    "falcon_h1": transformers_checkpoints.save_falcon_h1,
+    "gpt_neox": transformers_checkpoints.save_gpt_neox,
+    "jamba": lambda path: transformers_checkpoints.save_jamba(path, num_experts=3),
+    "zamba2": transformers_checkpoints.save_zamba2,
+    "lfm2": lambda path: transformers_checkpoints.save_lfm2(path, conv_bias=True),
+    "padded": lambda path: state_spaces_checkpoints.save_state_spaces(path, 2, **ATTENTION),
+    "mambabyte": lambda path: state_spaces_checkpoints.save_mambabyte(path, "layernorm"),
 }
 
 

@@ -12,7 +12,8 @@ from edge.errors import CheckpointError
 from edge.export.checkpoint import FAMILIES, open_checkpoint
 from edge.export.checkpoint.known import BOOKKEEPING, CHANGING, UNREAD
 from edge.export.exporter import export_checkpoint
-from tests.checkpoints import edit_config, refusal, save_llama, save_mamba
+from tests.checkpoints import edit_config, refusal
+from tests.transformers_checkpoints import save_llama, save_mamba
 
 STRANGE = {"zeta_mode": 3, "aux_head": True, "colour": None}
 

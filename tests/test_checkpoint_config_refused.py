@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import FAMILIES, open_checkpoint
-from tests.checkpoints import (
-    edit_config,
-    refusal,
+from tests.checkpoints import edit_config, refusal, write_json
+from tests.state_spaces_checkpoints import save_mambabyte, save_state_spaces
+from tests.transformers_checkpoints import (
     save_bamba,
     save_falcon_h1,
     save_falcon_mamba,
@@ -29,17 +29,14 @@ from tests.checkpoints import (
     save_llama,
     save_mamba,
     save_mamba2,
-    save_mambabyte,
     save_mistral,
     save_nemotron_h,
     save_phi3,
     save_qwen2,
     save_qwen3,
     save_smollm3,
-    save_state_spaces,
     save_zamba,
     save_zamba2,
-    write_json,
 )
 
 Save = Callable[[Path], Path]

@@ -15,8 +15,9 @@ from edge.errors import CheckpointError, EdgeError
 from edge.export import text_files
 from edge.export.checkpoint import open_checkpoint
 from edge.export.checkpoint.checkpoint import TOKENIZER_FILES
-from tests.checkpoints import refusal, save_mamba
+from tests.checkpoints import refusal
 from tests.text_samples import byte_level
+from tests.transformers_checkpoints import save_mamba
 
 SPARSE = 20 << 30
 

@@ -17,16 +17,9 @@ from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, MlpConfig
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
 from edge.tensors import tensor_shapes
-from tests.checkpoints import (
-    VOCABULARY,
-    edit_config,
-    save_bamba,
-    save_mamba,
-    save_mamba2,
-    save_mambabyte,
-    save_state_spaces,
-    write_json,
-)
+from tests.checkpoints import VOCABULARY, edit_config, write_json
+from tests.state_spaces_checkpoints import save_mambabyte, save_state_spaces
+from tests.transformers_checkpoints import save_bamba, save_mamba, save_mamba2
 
 
 def all_tensors(path: Path) -> dict[str, Tensor]:

@@ -14,14 +14,8 @@ from edge.config import AttentionConfig, MlpConfig, ModelConfig, RopeConfig, Rop
 from edge.export.checkpoint import open_checkpoint
 from edge.export.checkpoint.checkpoint import as_stored
 from edge.export.distill.save import source_layout
-from tests.checkpoints import (
-    edit_config,
-    refusal,
-    save_gpt_neox,
-    save_granite,
-    save_llama,
-    save_mistral,
-)
+from tests.checkpoints import edit_config, refusal
+from tests.transformers_checkpoints import save_gpt_neox, save_granite, save_llama, save_mistral
 
 LLAMA3: dict[str, Any] = {
     "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
-from tests.checkpoints import edit_config, refusal, save_mamba, save_state_spaces, write_json
+from tests.checkpoints import edit_config, refusal, write_json
+from tests.state_spaces_checkpoints import save_state_spaces
+from tests.transformers_checkpoints import save_mamba
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 

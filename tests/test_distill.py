@@ -32,8 +32,10 @@ from edge.export.distill.student import Student, visits
 from edge.export.exporter import export_checkpoint
 from edge.export.mixers import mixer_of
 from edge.export.network import empty_state
-from tests.checkpoints import (
-    VOCABULARY,
+from tests.checkpoints import VOCABULARY
+from tests.gguf_files import write_gguf
+from tests.tiny_teachers import network_of, train_teacher, until, write_words
+from tests.transformers_checkpoints import (
     save_bamba,
     save_llama,
     save_mistral,
@@ -41,8 +43,6 @@ from tests.checkpoints import (
     save_qwen3,
     save_smollm3,
 )
-from tests.gguf_files import write_gguf
-from tests.tiny_teachers import network_of, train_teacher, until, write_words
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from edge.runtime.cpu import planning
 from edge.runtime.cuda.weights import DeviceWeights
 from edge.runtime.engines import open_engine
 from edge.runtime.layout import Identity, StateLayout
-from tests import checkpoints
+from tests import transformers_checkpoints
 from tests.engine_models import ALL_KINDS, ROUNDED, config_of, engine, plain, tokens
 from tests.int8_models import save_int8_bundle
 
@@ -36,7 +36,7 @@ from tests.int8_models import save_int8_bundle
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memory")
-    source = checkpoints.save_bamba(folder / "checkpoint")
+    source = transformers_checkpoints.save_bamba(folder / "checkpoint")
     export_checkpoint(source, folder / "bundle")
     return folder / "bundle"
 

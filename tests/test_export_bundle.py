@@ -20,13 +20,13 @@ from edge.export.graph import verify as verification
 from edge.export.network import Network
 from edge.runtime.ort import OrtEngine
 from edge.text import load_template, load_tokenizer
-from tests import checkpoints
+from tests import state_spaces_checkpoints, transformers_checkpoints
 
 SAVE: dict[str, Any] = {
-    "mamba": checkpoints.save_mamba,
-    "mamba2": checkpoints.save_mamba2,
-    "bamba": checkpoints.save_bamba,
-    "mambabyte": checkpoints.save_mambabyte,
+    "mamba": transformers_checkpoints.save_mamba,
+    "mamba2": transformers_checkpoints.save_mamba2,
+    "bamba": transformers_checkpoints.save_bamba,
+    "mambabyte": state_spaces_checkpoints.save_mambabyte,
 }
 
 
@@ -191,7 +191,7 @@ def test_what_cannot_become_a_bundle_is_refused(checkpoint: Path, tmp_path: Path
 
 
 def test_a_checkpoint_without_a_tokenizer_is_refused_unless_one_is_named(tmp_path: Path) -> None:
-    bare = checkpoints.save_mamba(tmp_path / "bare", vocab_size=300)
+    bare = transformers_checkpoints.save_mamba(tmp_path / "bare", vocab_size=300)
     (bare / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     with pytest.raises(ExportError, match="--tokenizer bytes"):
         export_checkpoint(bare, tmp_path / "b", verify=False)

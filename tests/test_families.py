@@ -23,8 +23,11 @@ from edge.export.exporter import ExportSummary, export_checkpoint
 from edge.export.network import Network
 from edge.export.recipes import names
 from edge.plugins.cpu import library
-from tests.checkpoints import (
-    CORPUS,
+from tests.checkpoints import CORPUS
+from tests.mamba_in_llama import judge, save_mamba_in_llama
+from tests.state_spaces_checkpoints import save_state_spaces
+from tests.test_checkpoint_transformers import LLAMA3
+from tests.transformers_checkpoints import (
     GRANITE,
     save_falcon_h1,
     save_falcon_mamba,
@@ -40,13 +43,10 @@ from tests.checkpoints import (
     save_qwen2,
     save_qwen3,
     save_smollm3,
-    save_state_spaces,
     save_with_experts,
     save_zamba,
     save_zamba2,
 )
-from tests.mamba_in_llama import judge, save_mamba_in_llama
-from tests.test_checkpoint_transformers import LLAMA3
 
 Save = Callable[[Path], Path]
 SAVE: dict[str, Save] = {

@@ -198,7 +198,7 @@ def test_row_37_every_call_of_writing_a_bundle_refused(
 def fill_disk_while_exporting(name: str) -> None:
     """The disk is full from some call of a real export on."""
     from edge.export.exporter import export_checkpoint
-    from tests.checkpoints import save_mamba2
+    from tests.transformers_checkpoints import save_mamba2
 
     folder, faulty = Path(name) / "out", FaultyCalls()
     source = save_mamba2(Path(name) / "source")

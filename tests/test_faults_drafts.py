@@ -24,10 +24,10 @@ from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.choose import drafting
 from edge.runtime.speculate.draft import Draft, Drafter
 from edge.runtime.speculate.shape import Shape
-from tests.checkpoints import save_mamba
 from tests.malformed import resigned
 from tests.session_models import END, bundle, model
 from tests.text_samples import byte_level
+from tests.transformers_checkpoints import save_mamba
 
 _ROOT = tempfile.TemporaryDirectory(prefix="edge-faults-drafts-")
 QUICK = ("-p", "4", "-n", "4", "-r", "1", "--warmup", "0", "--context", "0", "--no-breakdown")

@@ -122,7 +122,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.checkpoints import save_mamba2
+    from tests.transformers_checkpoints import save_mamba2
 
     return Path(save_mamba2(tmp_path_factory.mktemp("checkpoint") / "tiny"))
 

@@ -22,11 +22,10 @@ from edge.apps import cli
 from edge.export.checkpoint import open_checkpoint
 from edge.export.exporter import export_checkpoint
 from edge.export.network import Network
-from tests.checkpoints import (
+from tests.checkpoints import VOCABULARY, randomise, refusal
+from tests.gguf_files import write_gguf
+from tests.transformers_checkpoints import (
     GRANITE,
-    VOCABULARY,
-    randomise,
-    refusal,
     save_falcon_h1,
     save_falcon_mamba,
     save_granite,
@@ -42,7 +41,6 @@ from tests.checkpoints import (
     save_smollm3,
     save_with_experts,
 )
-from tests.gguf_files import write_gguf
 
 Save = Callable[[Path], Path]
 LLAMA3 = {

@@ -11,9 +11,10 @@ import pytest
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
-from tests.checkpoints import refusal, save_mamba
+from tests.checkpoints import refusal
 from tests.gguf_files import write_gguf
 from tests.mutations import mutated
+from tests.transformers_checkpoints import save_mamba
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from edge.export.checkpoint.gguf.tokenizer import GgufTokenizer
 from edge.export.text_files import tokenizer_info
 from edge.text.spm import SentencePieceTokenizer, read_model
 from edge.text.tokenizer import Tokenizer as Ours
-from tests.checkpoints import save_llama
 from tests.gguf_files import write_gguf
 from tests.text_samples import CORPUS, spm_model
+from tests.transformers_checkpoints import save_llama
 
 TEXTS = [
     *CORPUS, "DON'T stop: it's 12345 o'clock\r\n\n\n  and   then…\tx", "ÀÉÎ a\u0301 ½ 東京タワー12",

@@ -21,9 +21,9 @@ from edge.export.recipes.sizes import weight_bytes
 from edge.runtime.cpu import planning
 from edge.runtime.model import resolve
 from edge.tensors import kv_cache_shapes, parameters, read_parameters, recurrent_state_shapes
-from tests.checkpoints import save_llama
 from tests.gguf_files import write_gguf
 from tests.test_graph_models import network
+from tests.transformers_checkpoints import save_llama
 
 PUBLISHED = Path(__file__).parent / "published"
 

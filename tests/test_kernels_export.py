@@ -31,7 +31,7 @@ from edge.plugins.compiler import pool
 from edge.plugins.lowering.plan import LoweringError, lower
 from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.model import EMBEDDED, resolve
-from tests import checkpoints
+from tests import transformers_checkpoints
 from tests.int8_models import HYBRID, save_int8_bundle
 from tests.test_kernels_bundle import VARIANTS, plan_of
 
@@ -231,7 +231,7 @@ def test_a_checkpoint_is_exported_with_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "lower", lambda model, folder: plan_of(512))
-    source = checkpoints.save_mamba2(tmp_path / "checkpoint")
+    source = transformers_checkpoints.save_mamba2(tmp_path / "checkpoint")
     with monkeypatch.context() as patch:
         without_triton(patch)
         with pytest.raises(ExportError, match="needs the package triton"):

@@ -23,9 +23,10 @@ from edge.apps.models import download, index
 from edge.bundle import open_bundle, store
 from edge.errors import PullError
 from edge.export.exporter import export_checkpoint
-from tests.checkpoints import save_llama, save_state_spaces
 from tests.gguf_files import write_gguf
 from tests.hub_server import COMMIT, FakeHub, serving
+from tests.state_spaces_checkpoints import save_state_spaces
+from tests.transformers_checkpoints import save_llama
 
 REPOSITORY = "someone/Tiny-Llama"
 QUICK = ("--quant", "fp32", "--no-verify")

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from edge.export.checkpoint import open_checkpoint
 from edge.export.network import Network, NetworkState
-from tests.checkpoints import (
-    VOCABULARY,
+from tests.checkpoints import VOCABULARY
+from tests.transformers_checkpoints import (
     save_bamba,
     save_falcon_h1,
     save_falcon_mamba,

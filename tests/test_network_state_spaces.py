@@ -19,7 +19,8 @@ from torch import Tensor
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.network import Network
-from tests.checkpoints import save_mamba, save_mamba2, save_mambabyte, save_state_spaces
+from tests.state_spaces_checkpoints import save_mambabyte, save_state_spaces
+from tests.transformers_checkpoints import save_mamba, save_mamba2
 
 TOKENS = torch.randint(256, (1, 70), generator=torch.Generator().manual_seed(2))
 

@@ -21,7 +21,7 @@ from edge.export.recipes import names
 from edge.plugins.quantize.reference import quantize
 from edge.plugins.reference.graph import ReferenceGraph
 from edge.runtime.ort import OrtEngine
-from tests import checkpoints
+from tests import checkpoints, transformers_checkpoints
 from tests.test_export_bundle import SAVE
 
 LENGTH = 32
@@ -141,7 +141,7 @@ def test_progress_names_the_stages(
 
 def test_calibration_text_makes_four_bits_closer(text: Path, tmp_path: Path) -> None:
     """GPTQ: what a product gives is kept close, not its weights."""
-    source = checkpoints.save_mamba(tmp_path / "checkpoint", hidden_size=64)
+    source = transformers_checkpoints.save_mamba(tmp_path / "checkpoint", hidden_size=64)
     opened = open_checkpoint(source)
     reader = checkpoint_reader(opened, opened.config)
     tokens = read_text(text, reader, 4, LENGTH).sequences

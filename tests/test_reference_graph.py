@@ -29,8 +29,9 @@ from edge.export.training_ops import selective_scan_heads_chunked
 from edge.plugins.catalogue import OPS
 from edge.plugins.reference.graph import ReferenceGraph, by_name
 from edge.plugins.selective_scan_heads.reference import selective_scan_heads_node
-from tests.checkpoints import save_bamba, save_mamba, save_mamba2, save_mambabyte
+from tests.state_spaces_checkpoints import save_mambabyte
 from tests.test_graph_models import MODELS, network, tokens_of
+from tests.transformers_checkpoints import save_bamba, save_mamba, save_mamba2
 
 
 def build(name: str, folder: Path, quant: str = "fp32") -> Network:

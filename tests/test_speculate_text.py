@@ -27,11 +27,11 @@ from edge.runtime.speculate.text import (
     writes_text,
 )
 from edge.runtime.speculate.text_drafter import BACK, TextDrafter
-from tests.checkpoints import save_mamba
 from tests.session_models import model
 from tests.speculate_samples import third_tokens_are_alike
 from tests.speculation_models import check_same
 from tests.text_samples import byte_level, tokenizer
+from tests.transformers_checkpoints import save_mamba
 
 KINDS = ["bytes", "spm", "spm-prefix", "spm-unigram", "byte-level", "spaced", "unigram"]
 TEXT = "the state of Größe, 東京 and 🦾: 12  steps\n\n <and> robot"

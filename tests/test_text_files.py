@@ -17,8 +17,9 @@ from edge.export.exporter import export_checkpoint
 from edge.export.text_files import tokenizer_info
 from edge.text.load import make_tokenizer
 from edge.text.tokenizer import Tokenizer as Ours
-from tests.checkpoints import save_llama, write_json
+from tests.checkpoints import write_json
 from tests.text_samples import CORPUS, spm_model
+from tests.transformers_checkpoints import save_llama
 
 POINTER = (
     "version https://git-lfs.github.com/spec/v1\n"

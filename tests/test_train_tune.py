@@ -24,8 +24,8 @@ from edge.export.distill.options import DistillOptions, PreferenceOptions, TuneO
 from edge.export.distill.run import Distillation
 from edge.export.distill.tuning import FineTuning, PreferenceTuning
 from edge.text.template import Message
-from tests.checkpoints import save_llama
 from tests.tiny_teachers import network_of, until, write_words
+from tests.transformers_checkpoints import save_llama
 
 TEMPLATE = (
     "{% for m in messages %}the {{ m.role }} {{ m.content }} stops {% endfor %}"

@@ -19,7 +19,7 @@ from edge.export.distill.optimizer import Optimizer, trapezoid
 from edge.export.distill.rows import read_rows
 from edge.export.distill.save import source_layout
 from edge.export.network import Network
-from tests.checkpoints import save_llama
+from tests.transformers_checkpoints import save_llama
 
 WORDS = "the state of the model is the whole of the past and a robot walks then it stops"
 
