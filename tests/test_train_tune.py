@@ -130,6 +130,8 @@ def test_a_hybrid_is_tuned_and_goes_on_where_it_stopped(
         lambda line: line.startswith("learn 480 "),
         lambda report: FineTuning(llama, tmp_path / "parts", asked, report).run(),
     )
+    with pytest.raises(ExportError, match="model: is not the one"):
+        FineTuning(llama, tmp_path / "parts", replace(asked, model=llama), quiet).run()
     again = FineTuning(llama, tmp_path / "parts", asked, quiet).run()
     assert again.figures == whole.figures and whole.figures["loss"] < whole.figures["teacher_loss"]
     one, two = (load_file(p / "model.safetensors") for p in (whole.path, again.path))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def read_conversations(
     valid: Path | None, form: str,
 ) -> TokenRows:  # fmt: skip
     """Rows [n, length], or [n, 2, length] of preferences, of .jsonl files; `wanted`: about so many
-    tokens; `form`: of FORMS.
+    tokens, of every file as many, evenly spread; `form`: of FORMS.
 
     Conversations without a token to learn in their first `length` are left out. Raises ExportError:
     no chat template, a file that cannot be read, or a line that is of another `form`.
@@ -84,24 +84,20 @@ def read_conversations(
             "has no chat template, so nobody knows where answers begin", field="teacher",
             remedy="give a checkpoint whose tokenizer_config.json has one",
         )  # fmt: skip
-    template = reader.template
+    sides = 2 if form == "a preference" else 1
+    most = None if wanted is None else HELD_OUT + -(-wanted // (sides * length * len(files)))
     found: list[list[list[int]]] = []
     texts = []
     for file in files:
-        rows = list(_rows(file, template, length, form))
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        texts.append({"file": file.name, "sha256": digest, "rows": len(rows)})
+        rows, told = _rows(file, reader.template, length, form, most)
+        texts.append({**told, "rows": len(rows)})
         found += rows
-    held: list[list[list[int]]] = []
     of_valid = None
     if valid is not None:
-        held = list(_rows(valid, template, length, form))[:HELD_OUT]
-        of_valid = {"file": valid.name, "sha256": hashlib.sha256(valid.read_bytes()).hexdigest()}
+        held, of_valid = _rows(valid, reader.template, length, form, HELD_OUT)
     else:
         count = min(HELD_OUT, len(found) // EVERY) or 1
         held, found = found[-count:], found[:-count]
-    if wanted is not None:
-        found = found[: max(1, -(-wanted // (length * len(held[0] if held else [0]))))]
     if not found or not held:
         raise ExportError(
             "holds too few conversations with answers", file=valid or files[0], field="text",
@@ -117,16 +113,20 @@ def _array(rows: Sequence[Sequence[Sequence[int]]]) -> NDArray[np.int32]:
     return found[:, 0] if found.shape[1] == 1 else found
 
 
-def _rows(file: Path, template: ChatTemplate, length: int, form: str) -> Iterator[list[list[int]]]:
-    sides, written = FORMS[form]
+def _rows(
+    file: Path, template: ChatTemplate, length: int, form: str, most: int | None
+) -> tuple[list[list[list[int]]], dict[str, object]]:
+    """At most `most` rows of a file, evenly spread, and what it is."""
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        data = file.read_bytes()
+        lines = [(n, line) for n, line in enumerate(data.decode().split("\n"), 1) if line.strip()]
     except (OSError, UnicodeError) as problem:
         reason = getattr(problem, "strerror", None) or "is not UTF-8"
         raise ExportError(f"cannot be read: {reason}", file=file, field="text") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    taken = min(len(lines), most or len(lines))
+    sides, written = FORMS[form]
+    rows = []
+    for number, line in (lines[at * len(lines) // taken] for at in range(taken)):
         try:
             talks = [
                 [Message(str(m["role"]), str(m["content"])) for m in talk]
@@ -142,4 +142,5 @@ def _rows(file: Path, template: ChatTemplate, length: int, form: str) -> Iterato
                 remedy=f"give lines of {written}",
             ) from None
         if all(any(i >= 0 for i in ids[1:length]) for ids in row):
-            yield [ids[:length] + [~0] * (length - len(ids)) for ids in row]
+            rows.append([ids[:length] + [~0] * (length - len(ids)) for ids in row])
+    return rows, {"file": file.name, "sha256": hashlib.sha256(data).hexdigest()}

@@ -145,6 +145,10 @@ class LongRun(ABC, Generic[Options]):
         held = self._ids(self.rows.held_out)
         return Judge(self.teacher, held, self.options.uses_bf16)
 
+    def fingerprints(self) -> dict[str, str]:
+        """Of the checkpoints that a run which continues must find again."""
+        return {"teacher": self.checkpoint.fingerprint()}
+
     @abstractmethod
     def prepare(self) -> None:
         """Make the network, whatever its weights, and the stages."""
@@ -205,8 +209,7 @@ class LongRun(ABC, Generic[Options]):
     def _begin(self) -> None:
         """Make the first weights, or find what a run before left."""
         key = {
-            "teacher": self.checkpoint.fingerprint(), "options": self.options.fixed(),
-            "text": self.rows.record,
+            **self.fingerprints(), "options": self.options.fixed(), "text": self.rows.record,
         }  # fmt: skip
         file = self.folder / "run.json"
         if file.is_file():

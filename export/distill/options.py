@@ -17,7 +17,7 @@ from edge.export.distill.drafter import STATES
 from edge.export.distill.hybrid import CHOICES, MIXERS, check_teacher, parse_blocks
 from edge.export.distill.loss import Shares
 
-FREE = {"minutes", "device", "bf16", "recompute", "threads", "save_every", "text", "valid"}
+FREE = {"model", "minutes", "device", "bf16", "recompute", "threads", "save_every", "text", "valid"}
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,9 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Non
     """Raise ExportError with all that differs between the run that was begun and this one."""
     faults = Faults()
     remedy = "repeat the options it was begun with, or remove the folder, or choose another -o"
-    if before.get("teacher") != now["teacher"]:
-        faults.add("teacher", "is not the one the run was begun with")
+    for name in ("teacher", "model"):
+        if before.get(name) != now.get(name):
+            faults.add(name, "is not the one the run was begun with")
     if before.get("text") != json.loads(json.dumps(now["text"])):
         faults.add("text", "is not what the run was begun with")
     for name, value in now["options"].items():

@@ -46,6 +46,9 @@ class Tuning(LongRun[Tuned]):
         asked = self.options
         return read_conversations(asked.text, reader, asked.length, wanted, asked.valid, self.form)
 
+    def fingerprints(self) -> dict[str, str]:
+        return super().fingerprints() | {"model": self.source.fingerprint()}
+
     def prepare(self) -> None:
         self.source = open_checkpoint(self.options.model)
         self.layout = source_layout(self.source)
