@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 MAX_PROMPT_TOKENS = 1 << 17
 UNDO_LEVELS = 4
+# copies of a state besides those of `undo`: from before an answer that is being made, and from the
+# ends of its prompt and of the one before
+_HELD = 3
 
 
 class SessionOptions(TypedDict, total=False):
@@ -59,6 +62,8 @@ class SessionOptions(TypedDict, total=False):
         seed: of random numbers that answers without a seed of their own draw from.
         max_prompt_tokens: most tokens of one prompt, besides those that the session holds.
         undo_levels: how many turns `undo` can take back; each holds a copy of one state.
+        max_bytes: most memory that the state and these copies may take; more is refused when the
+            session is made. None is any.
         draft: another model, best one of the same vocabulary, or "ngram": it proposes tokens for
             this one to verify.
         draft_tokens: how many it proposes in a row.
@@ -74,6 +79,7 @@ class SessionOptions(TypedDict, total=False):
     seed: int | None
     max_prompt_tokens: int
     undo_levels: int
+    max_bytes: int | None
     draft: Model | Literal["ngram"] | None
     draft_tokens: int | None
     draft_tree: Sequence[int] | Literal["ucb"] | None
@@ -117,8 +123,9 @@ class Session:
             check_number("max_prompt_tokens", longest, 1, 1 << 31, whole=True)
         with collecting(faults):
             check_number("undo_levels", levels, 0, 1 << 16, whole=True)
+        plan: Mapping[str, int] = {}
         with collecting(faults):
-            model.engine.memory_plan(window=window, capacity=capacity)  # refuses both sizes
+            plan = model.engine.memory_plan(window=window, capacity=capacity)  # refuses both sizes
         # speculation is imported with a drafter only
         if (draft, draft_tokens, tree, accept) != (None, None, None, "exact"):
             with collecting(faults):
@@ -126,12 +133,15 @@ class Session:
 
                 self._drafting = drafting(model, draft, draft_tokens, tree, capacity, accept)
         refuse(faults)
+        if self._drafting is not None and window < self._drafting.window:
+            window = self._drafting.window
+            plan = model.engine.memory_plan(window=window, capacity=capacity)
+        if (most := options.get("max_bytes")) is not None:
+            _check_bytes(plan, max(1, levels) + _HELD, most)
 
         self._reader = PromptReader(model.tokenizer, longest, model.template)
         self._opening = Talk(() if system is None else (Message("system", system),))
         self._settled = Settled(self._opening, rng_state(rng))
-        if self._drafting is not None:
-            window = max(window, self._drafting.window)
         self._open: Context | None = Context(
             model.engine, model.engine.new_state(window=window, capacity=capacity)
         )
@@ -595,6 +605,19 @@ class Session:
             with suppress(EngineError), self._hold:
                 self._settle()
         return self._context
+
+
+def _check_bytes(plan: Mapping[str, int], copies: int, most: int) -> None:
+    """Raises StateError where a state of this plan with its copies takes more than `most`."""
+    state = plan["state_ring"] + plan["kv_cache"] + plan["logits"]
+    needed = state + copies * plan["snapshot"]
+    if needed > most:
+        raise StateError(
+            f"{most} is less than the {needed} that it takes: {state} for the state and "
+            f"{plan['snapshot']} for each of {copies} copies that undo and regenerate keep",
+            field="max_bytes",
+            remedy="make capacity, window or undo_levels smaller",
+        )
 
 
 def _log(answer: Answer) -> None:

@@ -67,5 +67,10 @@ def test_the_bar_has_a_rate_and_the_time_left(
 
     with progress.waiting("loading x", counts, unit):
         time.sleep(0.8)
+    before = len(screen.getvalue())
+    monkeypatch.setattr(progress, "PATIENCE_S", 10)
+    with progress.waiting("loading x", counts, unit):
+        pass  # over before anybody would read a bar
+    assert len(screen.getvalue()) == before
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     assert "loading x" in plain and re.search(shown, plain), plain

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
-import sys
 import threading
 
 import pytest
 
-from edge.apps import progress
 from edge.errors import InputError
 from edge.runtime.session import Session
 from tests.session_models import model
@@ -140,24 +137,3 @@ def test_loggers_say_how_answers_ended(session: Session, caplog: pytest.LogCaptu
     assert record.getMessage().startswith(
         f"length: {made.prompt_tokens} tokens fed, 0 reused, 3 made in "
     )
-
-
-def test_a_bar_is_shown_for_what_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = io.StringIO()
-    shown.isatty = lambda: True
-    monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(progress, "PATIENCE_S", 0.01)
-    seen = threading.Event()
-
-    def counts() -> tuple[int, int]:
-        seen.set()
-        return 3, 4
-
-    with progress.waiting("reading", counts):
-        assert seen.wait(10)
-    assert "reading" in shown.getvalue() and "3/4" in shown.getvalue()
-    before = len(shown.getvalue())
-    monkeypatch.setattr(progress, "PATIENCE_S", 10.0)
-    with progress.waiting("reading"):
-        pass
-    assert len(shown.getvalue()) == before

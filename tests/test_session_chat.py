@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -334,3 +335,14 @@ def test_another_system_message_begins_anew() -> None:
     assert session.tokens == fresh.tokens
     session.reset("")
     assert session.messages == ()
+
+
+def test_a_session_is_held_to_the_memory_it_may_take() -> None:
+    options: dict[str, Any] = {"capacity": 32, "undo_levels": 2}
+    with pytest.raises(StateError, match=r"max_bytes: 1000 is less than .* undo_levels smaller"):
+        model("hybrid").session(max_bytes=1000, **options)
+    plan = model("hybrid").engine.memory_plan(capacity=32)
+    most = plan["state_ring"] + plan["kv_cache"] + plan["logits"] + 5 * plan["snapshot"]
+    with pytest.raises(StateError, match="each of 5 copies"):
+        model("hybrid").session(max_bytes=most - 1, **options)
+    assert model("hybrid").session(max_bytes=most, **options).state_bytes < most
