@@ -206,12 +206,12 @@ struct Scan : Kernel {
     template <int COUNT> EDGE_INLINE void load_all(vf* h) const {
       each_state<COUNT>(h, course.source, [&](vf& of_n, const auto* from) {
         of_n = load_some(from, some);
-        __builtin_prefetch(from + AHEAD * W);
+        __builtin_prefetch(from + AHEAD * W, 0, 2);
       });
       // 2·N streams of memory are more than processors foresee
       if (course.store)
         each_state<COUNT>(h, course.target,
-                          [&](vf&, const auto* to) { __builtin_prefetch(to + AHEAD * W, 1); });
+                          [&](vf&, const auto* to) { __builtin_prefetch(to + AHEAD * W, 1, 2); });
     }
     template <int COUNT> EDGE_INLINE void store_all(vf* h) const {
       each_state<COUNT>(h, course.target, [&](const vf& of_n, auto* to) {

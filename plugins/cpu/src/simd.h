@@ -334,9 +334,9 @@ typedef int8x16_t Packed;
 inline Packed load_weight(const int8_t* p) { return vld1q_s8(p); }
 inline Packed load_row(const int8_t* p) { return vld1q_s8(p); }
 inline vi dot(vi acc, Packed w, Packed x) {
-  int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x));
-  int16x8_t high = vmull_high_s8(w, x);
-  return vi(vpadalq_s16(vpadalq_s16((int32x4_t)acc, low), high));
+  // four neighbours a lane, as blocks smaller than a vector want it
+  int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)));
+  return acc + vi(vpaddq_s32(low, vpaddlq_s16(vmull_high_s8(w, x))));
 }
 #else
 constexpr int BYTES = 16;
