@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,6 +31,7 @@ class _Asked:
 
     def __init__(self, step: JointStep) -> None:
         self.step = step
+        self.position = step.state.position
         self.found: Stepped | None = None
 
 
@@ -136,36 +138,65 @@ class JoinedEngine(WrappedEngine):
             while mine.found is None:
                 self._wait_or_lead(mine)
         finally:
-            if mine in self._steps or self._turn is mine:
-                self._leave_queue(self._steps, mine)
+            if mine.found is None:
+                self._give_up(mine)
         if isinstance(mine.found, EdgeError):
             raise mine.found
         return mine.found
 
-    def _wait_or_lead(self, mine: _Asked) -> None:
+    def _give_up(self, mine: _Asked) -> None:
+        """After an interrupt. While another thread makes the step, the state is that thread's."""
         with self._changed:
-            while mine.found is None and not self._may_step():
-                left = self._until - time.monotonic()
-                self._changed.wait(left if self._due and left > 0 else None)
-            if mine.found is not None:
-                return
-            self._turn = mine
-            count = min(len(self._steps), self._most)
-            members = [self._steps.popleft() for _ in range(count)]
-        began = time.monotonic()
-        found: Sequence[Stepped] = [EngineError("the step failed in another thread")] * count
+            while mine.found is None and mine not in self._steps and self._turn not in (None, mine):
+                self._changed.wait()
+        self._leave_queue(self._steps, mine)
+
+    def _wait_or_lead(self, mine: _Asked) -> None:
+        members: list[_Asked] = []
+        found: Sequence[Stepped] = ()
+        began = 0.0
         try:
+            with self._changed:
+                while mine.found is None and not self._may_step():
+                    left = self._until - time.monotonic()
+                    self._changed.wait(left if self._due and left > 0 else None)
+                if mine.found is not None:
+                    return
+                self._turn = mine
+                members += islice(self._steps, self._most)
+                for _ in members:
+                    self._steps.popleft()
+            began = time.monotonic()
             found = self._made([asked.step for asked in members])
         except EdgeError as problem:
-            found = [problem] * count
+            found = [problem] * len(members)
         finally:
-            with self._changed:
-                for asked, one in zip(members, found, strict=True):
-                    asked.found = one
-                self.size, self._stepped, self._turn = count, True, None
-                self._due = {id(asked.step.state) for asked in members}
-                self._until = 2 * time.monotonic() - began
-                self._changed.notify_all()
+            if members:
+                self._tell(members, found or self._interrupted(mine, members), began)
+
+    def _interrupted(self, mine: _Asked, members: Sequence[_Asked]) -> list[Stepped | None]:
+        """The others' steps are made again, from where they were: the interrupt was not theirs."""
+        found: list[Stepped | None] = []
+        for asked in members:
+            found.append(EngineError("the step was interrupted") if asked is mine else None)
+            try:
+                asked.step.state.rewind(asked.step.state.position - asked.position)
+            except EdgeError as problem:
+                found[-1] = problem
+        return found
+
+    def _tell(
+        self, members: Sequence[_Asked], found: Sequence[Stepped | None], began: float
+    ) -> None:
+        with self._changed:
+            again = [asked for asked, one in zip(members, found, strict=True) if one is None]
+            self._steps = deque([*again, *(a for a in self._steps if a not in members)])
+            for asked, one in zip(members, found, strict=True):
+                asked.found = one
+            self.size, self._stepped, self._turn = len(members), True, None
+            self._due = {id(a.step.state) for a in members} - {id(a.step.state) for a in again}
+            self._until = 2 * time.monotonic() - began
+            self._changed.notify_all()
 
     def _made(self, steps: Sequence[JointStep]) -> Sequence[Stepped]:
         if len(steps) > 1:

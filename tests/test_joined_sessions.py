@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,71 @@ def test_one_that_is_cancelled_late_or_failing_leaves_the_others_whole(
         for problem in together(step, step):
             assert problem is None or "no memory" in str(problem)
     assert answer(model, TALKS[0]).tokens == expected.tokens
+
+
+class _Interrupt(BaseException):
+    """As KeyboardInterrupt is, in any thread."""
+
+
+@pytest.mark.parametrize("when", ["before", "behind", "waiting"])
+def test_an_interrupt_of_one_is_not_the_others(
+    model: Model, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Of who makes the step of all, before it or behind it, or of who waits for it."""
+    engine, joint = model.engine, model.engine.engine
+    assert isinstance(engine, JoinedEngine)
+    if not hasattr(joint, "step_jointly"):
+        pytest.skip("no joint steps on this engine")
+    expected = answer(model, TALKS[0]).tokens
+    real, wait = joint.step_jointly, engine._changed.wait
+    members: list[int] = []  # states of the step that is under way
+    interrupted: list[int] = []
+
+    def stepped(steps: Any) -> Any:
+        if interrupted or len(steps) < 2:
+            return real(steps)
+        if when == "waiting":
+            members.append(threading.get_ident())
+            time.sleep(0.1)
+            return real(steps)
+        interrupted.append(threading.get_ident())
+        if when == "behind":
+            real(steps)
+        raise _Interrupt
+
+    def waits(timeout: float | None = None) -> Any:
+        if members and not interrupted and members[0] != threading.get_ident():
+            interrupted.append(threading.get_ident())
+            raise _Interrupt
+        return wait(0.01)
+
+    monkeypatch.setattr(joint, "step_jointly", stepped)
+    monkeypatch.setattr(engine._changed, "wait", waits)
+
+    def talk() -> list[list[int]]:
+        """What is said, also a second time by the one that was interrupted."""
+        with model.session() as session:
+            said = []
+            with suppress(_Interrupt):
+                said.append(session.generate("Hello", max_tokens=TOKENS, temperature=0).finish())
+            if not said:
+                position = session._context.state.position
+                time.sleep(0.2)
+                assert session._context.state.position == position, (
+                    "another thread went on with the state"
+                )
+                session.reset()
+                said += [session.generate("Hello", max_tokens=TOKENS, temperature=0).finish()] * 2
+            return [one.tokens for one in said]
+
+    count = 2 if when == "waiting" else 3  # so that who waits, waits for the step
+    for _ in range(20):  # until two came together
+        found = together(*[talk] * count)
+        if interrupted:
+            break
+    assert len(interrupted) == 1
+    assert sorted(len(one) for one in found) == [*[1] * (count - 1), 2], found
+    assert all(one[0] == expected for one in found)
 
 
 def test_who_reads_a_long_prompt_lets_others_step_in_between(
