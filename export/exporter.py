@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from edge.export.calibration.prepare import PreparedPlan, Progress, TextChoice, 
 from edge.export.calibration.texts import LENGTH, SEQUENCES
 from edge.export.checkpoint import Checkpoint, open_checkpoint, unknown_line
 from edge.export.graph import GRAPH_FILE, BuiltGraph, build_graph
-from edge.export.judging import accuracy_line, judge, perplexity_line
+from edge.export.judging import accuracy_line, judge, perplexity_line, poor_line
 from edge.export.kernels import add_kernels, add_plan, check_can_compile
 from edge.export.quantize.plan import StateType
 from edge.export.recipes import Choices, Mixture, Recipe, mixture, recipe
@@ -198,24 +198,26 @@ def export_checkpoint(
             checkpoint_bytes=source.nbytes,
             accuracy=accuracy_line(accuracy),
             verdict=f"{size_line(manifest, count)}; {perplexity_line(accuracy)}",
-            notice=_notice(source, prepared),
+            notice="\n".join(_notices(source, prepared, mixed, accuracy)) or None,
             unplanned=added.unplanned,
             unbuildable=added.unbuildable,
         )
 
 
-def _notice(source: Checkpoint, prepared: PreparedPlan) -> str | None:
+def _notices(
+    source: Checkpoint, prepared: PreparedPlan, mixed: Mixture, accuracy: dict[str, Any]
+) -> Iterator[str]:
     """What the user should know."""
-    unknown, found = source.unknown_fields, []
-    if unknown:
-        found.append(f"{unknown_line(unknown)}; they were left out of account")
+    if unknown := source.unknown_fields:
+        yield f"{unknown_line(unknown)}; they were left out of account"
     if thin := {} if prepared.hessian is None else prepared.hessian.thin():
         count, least = sum(map(len, thin.values())), min(thin)
-        found.append(
+        yield (
             f"{count} experts read too few tokens of the calibration text to be rounded by them, "
             f"such as {thin[least][0]} of {least}: calibrate with more text"
         )
-    return "\n".join(found) or None
+    if poor := poor_line(mixed.name, mixed.rounds_activations, accuracy):
+        yield poor
 
 
 def _text_choice(

@@ -26,6 +26,8 @@ VERIFY_TOKENS = 192
 LOGITS = 1 << 26
 # Tokens that the reference ops run: they do it token by token.
 ENGINE_TOKENS = 512
+# Times the perplexity above which a recipe is said to be a poor one for a model.
+COSTLY = 1.05
 # Text for verification: what a trained model sees is text, and random tokens exaggerate.
 _TEXT = """\
 The river rises in the hills north of the town and runs for forty miles before it meets the sea. In
@@ -115,3 +117,14 @@ def perplexity_line(accuracy: dict[str, Any]) -> str:
         return "perplexity not measured"
     before, after = accuracy["perplexity_before"], accuracy["perplexity"]
     return f"perplexity {before:.4g} before, {after:.4g} after ({after / before:.3f}×)"
+
+
+def poor_line(recipe: str, rounds_activations: bool, accuracy: dict[str, Any]) -> str | None:
+    """That the recipe is a poor one for this model, and what to try; None where it is not."""
+    ratio = accuracy.get("perplexity", 0) / accuracy.get("perplexity_before", 1)
+    if ratio <= COSTLY:
+        return None
+    others = "which keep more bits: w8, fp16"
+    if rounds_activations:
+        others = "which leave activations floating: w8, w4"
+    return f"{recipe} costs this model {ratio:.2f} times its perplexity; try recipes {others}"

@@ -17,6 +17,7 @@ from edge.export.checkpoint import open_checkpoint
 from edge.export.exporter import CALIBRATION_FILE, ExportSummary, export_checkpoint
 from edge.export.graph import GRAPH_FILE, agreement
 from edge.export.graph.verify import verify_graph
+from edge.export.judging import poor_line
 from edge.export.recipes import names
 from edge.plugins.quantize.reference import quantize
 from edge.plugins.reference.graph import ReferenceGraph
@@ -88,8 +89,21 @@ def test_every_recipe_makes_a_bundle(
     assert isinstance(accuracy["engine"], dict)
     assert accuracy["engine"]["kl_nats_per_token"] <= 1e-4
     assert summary.manifest.quantization.recipe == quant
+    poor = (
+        "perplexity" in accuracy and accuracy["perplexity"] > 1.05 * accuracy["perplexity_before"]
+    )  # type: ignore[operator]
+    assert (summary.notice is not None) == poor
     with open_bundle(tmp_path / "bundle") as bundle:
         bundle.verify()
+
+
+def test_a_recipe_that_is_poor_for_a_model_is_told_of() -> None:
+    figures = {"perplexity_before": 20.0, "perplexity": 21.9}
+    told = poor_line("w8a8", True, figures)
+    assert told is not None and "w8a8 costs this model 1.09 times" in told and "w8, w4" in told
+    assert "w8, fp16" in str(poor_line("w4", False, figures))
+    assert poor_line("w8a8", True, figures | {"perplexity": 20.9}) is None
+    assert poor_line("w8a8", True, {"skipped": "too large"}) is None
 
 
 def test_the_manifest_tells_how_scales_were_found(
