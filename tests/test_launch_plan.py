@@ -68,7 +68,7 @@ _OPS = [
     "SquaredRelu", "Multiply", "CausalConvPlain",
 ]  # fmt: skip
 FAKES: dict[str, Lower] = {
-    **{op: LOWER[op] for op in ("Split", "Transpose")},
+    **{op: LOWER[op] for op in ("Split", "Transpose", "QuantizeRows", "LinearInt8Rows")},
     **dict.fromkeys(_OPS, fake),
 }
 FUSED = {

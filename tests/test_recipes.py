@@ -113,7 +113,7 @@ def test_quambas_tables_say_what_the_paper_says() -> None:
     assert {octav[n] for n in ("conv", "normed", "xz", "dbc", "dt")} == {Static(clip="octav")}
     assert octav["scan"] == Static(clip="octav", rotate=True)
     assert {recipe("w8a8").layers["mamba1"][n] for n in ("normed", "xz", "dbc", "dt")} == {Static()}
-    assert recipe("w8a8").ends == {"embedding": INT8_ROWS, "final": Static(), "head": INT8_ROWS}
+    assert recipe("w8a8").ends == {"embedding": INT8_ROWS, "final": Dynamic(), "head": INT8_ROWS}
 
 
 def test_rivals_differ_from_quamba_where_they_should() -> None:
@@ -170,7 +170,7 @@ def test_groups_are_vectors_of_scales() -> None:
 
 def test_channels_with_outliers_stay_floating_in_attention_and_mlp() -> None:
     normed = np.full(64, 1.27)
-    normed[[3, 9]] = 7.0, 60.0
+    normed[[3, 9]] = 4.0, 60.0  # one reaches 6, both three times the median
     made = plan(HYBRID, "w8a8", Flat(HYBRID, normed=normed))
     qkv = made.layers[2].products["qkv_proj"]
     assert qkv.outliers == (3, 9) and qkv.weight == INT8_ROWS and static(qkv.input) == [0.01]

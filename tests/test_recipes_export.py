@@ -89,10 +89,7 @@ def test_every_recipe_makes_a_bundle(
     assert isinstance(accuracy["engine"], dict)
     assert accuracy["engine"]["kl_nats_per_token"] <= 1e-4
     assert summary.manifest.quantization.recipe == quant
-    poor = (
-        "perplexity" in accuracy and accuracy["perplexity"] > 1.05 * accuracy["perplexity_before"]
-    )  # type: ignore[operator]
-    assert (summary.notice is not None) == poor
+    assert summary.notice == poor_line(quant, True, accuracy)
     with open_bundle(tmp_path / "bundle") as bundle:
         bundle.verify()
 

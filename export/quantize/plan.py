@@ -70,8 +70,8 @@ class Static:
         rotate: rounded after a Hadamard rotation (Quamba, equation 3).
         smooth: α of SmoothQuant (arXiv 2211.10438, equation 4): a divisor a channel, whose inverse
             is in the weight's columns.
-        outliers: channels with a calibration absmax of this or more stay floating, the largest of
-            them up to a sixteenth (after LLM.int8).
+        outliers: channels with a calibration absmax of this or more, or of a few times the median,
+            stay floating, the largest of them up to a sixteenth (after LLM.int8).
         groups: a scale for each of Quamba2's groups instead of one (arXiv 2503.22879, section 3):
             of x by head and channel, of B and C by SSD group. Mamba-2 only.
     """

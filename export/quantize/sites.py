@@ -18,6 +18,9 @@ from edge.plugins.hadamard.matrices import rotation_blocks
 F32 = NDArray[np.float32]
 # The most of an activation's columns that stay floating: beyond, int8 would save little.
 _MOST_OUTLIERS = 16
+# Outliers too, whatever the threshold, are channels of so many times the median one: norms leave
+# values of SmolLM2 far below LLM.int8's 6, and one static scale feels them all the same.
+_MEDIANS = 3.0
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Sites:
     ) -> tuple[Rounding, tuple[int, ...]]:
         order = np.argsort(-seen.channels, kind="stable")
         most = seen.channels.size // _MOST_OUTLIERS
+        threshold = min(threshold, _MEDIANS * float(np.median(seen.channels)))
         chosen = sorted(int(i) for i in order[:most] if seen.channels[i] >= threshold)
         rest = np.delete(seen.channels, chosen)
         scale = self._scale(seen, float(rest.max(initial=0)))
