@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import edge
-from edge import log
-from edge.bundle import Manifest, open_bundle, store
+from edge import cpu, log
+from edge.bundle import Bundle, Manifest, open_bundle, store
 from edge.config import ModelConfig
 from edge.errors import BundleError, EngineError
 from edge.runtime import memory
@@ -127,7 +128,8 @@ def load(
     process may use, and one alone for a small model; `spin` keeps them awake between products;
     `provider` is ONNX Runtime's, `cpu`, `cuda` or `tensorrt` (see `open_engine`).
     `on_progress("loading", bytes, of)` is called while weights are read, and with "checking" before
-    where they have to be hashed; what it raises ends the loading.
+    where they have to be hashed; what it raises ends the loading. Models of the same bytes and
+    options share their weights, on the engines `cpu` and `ort`, while one of them is in use.
 
     Raises BundleError, EngineError (also where it has no room in memory: EDGE_MEMORY_CHECK=off
     tries anyway; where the provider does not run here; where ONNX Runtime is not installed),
@@ -138,14 +140,37 @@ def load(
     memory.check_address_space(path)
     with _enough_memory(path), open_bundle(path) as opened:
         opened.on_progress = on_progress
-        if engine in ("auto", "cpu", "ort"):
-            memory.check_weights(opened.manifest, path)
         tokenizer = load_tokenizer(opened)
         template = load_template(opened, tokenizer)
-        running = open_engine(opened, engine, threads=threads, spin=spin, provider=provider)
+        running = _engine(opened, engine, threads, spin, provider)
         store.mark_used(path)
         log.info("edge.load", "loaded %s on %s", path, title(running))
         return Model(path, opened.manifest, opened.fingerprint, running, tokenizer, template)
+
+
+# engines of this process that are still in use, by all that they depend on
+_ENGINES: WeakValueDictionary[tuple[Any, ...], Engine] = WeakValueDictionary()
+_CHOOSING = ("EDGE_CPU_LIBRARY", "EDGE_CPU_SET", "EDGE_ORT_PROVIDERS")
+
+
+def _engine(
+    opened: Bundle, name: str, threads: int | None, spin: bool, provider: str | None
+) -> Engine:
+    """The engine for a bundle: the one that another model of the same bytes runs on, where it is on
+    the CPU or ONNX Runtime's. Weights are then in memory once.
+    """
+    if name in ("cuda", "tensorrt"):  # of which device, or which build, may have changed
+        return open_engine(opened, name, threads=threads, spin=spin, provider=provider)
+    chosen = [os.environ.get(variable) for variable in _CHOOSING]
+    cores = cpu.usable_cores()  # what `threads` None follows from
+    key = (os.getpid(), opened.fingerprint, name, threads, spin, provider, cores, *chosen)
+    if (found := _ENGINES.get(key)) is not None:
+        opened.verify()
+        return found
+    memory.check_weights(opened.manifest, opened.path)
+    made = open_engine(opened, name, threads=threads, spin=spin, provider=provider)
+    _ENGINES[key] = made
+    return made
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -17,6 +18,13 @@ from edge.errors import EngineError
 from edge.plugins.cpu import library
 from edge.runtime.model import resolve
 from edge.runtime.ort_providers import VARIABLE
+
+
+@pytest.fixture(autouse=True)
+def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine is shared: these tests look at how each is opened."""
+    monkeypatch.setattr("edge.runtime.model._ENGINES", MagicMock(get=lambda key: None))
+
 
 compiled = pytest.mark.skipif(library.path() is None, reason="needs the kernels for CPUs")
 

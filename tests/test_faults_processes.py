@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -23,6 +24,13 @@ from edge.errors import EdgeError, EngineError
 from edge.runtime.model import resolve
 from tests.faulty_calls import in_child
 from tests.test_faults_disk import names
+
+
+@pytest.fixture(autouse=True)
+def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine is shared: these tests look at how each is opened."""
+    monkeypatch.setattr("edge.runtime.model._ENGINES", MagicMock(get=lambda key: None))
+
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 120  # seconds, on a busy machine

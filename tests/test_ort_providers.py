@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -33,6 +34,13 @@ from edge.runtime import ort_providers
 from edge.runtime.cuda import install
 from edge.runtime.engines import check_provider, title
 from edge.runtime.ort_providers import PROVIDERS, VARIABLE, Choice, choose
+
+
+@pytest.fixture(autouse=True)
+def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine is shared: these tests look at how each is opened."""
+    monkeypatch.setattr("edge.runtime.model._ENGINES", MagicMock(get=lambda key: None))
+
 
 CPU, CUDA, TENSORRT = PROVIDERS["cpu"], PROVIDERS["cuda"], PROVIDERS["tensorrt"]
 

@@ -1,4 +1,4 @@
-"""What callers are told while a bundle is loaded and a prompt is read, and the bar for people."""
+"""Loading, what callers are told of it and of prompts that are read, and the bar for people."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def test_what_the_callback_raises_ends_the_loading() -> None:
 
     with pytest.raises(ValueError):
         edge.load(bundle("chat"), engine="cpu", on_progress=stop)
+
+
+def test_models_of_the_same_bytes_share_their_weights() -> None:
+    one, other, third = (edge.load("demo-bytes", threads=n) for n in (1, 1, 2))
+    assert one.engine is other.engine and one is not other and third.engine is not one.engine
+    assert edge.load("demo-bytes", threads=1, engine="ort").engine is not one.engine
 
 
 def test_a_prompt_tells_of_its_chunks() -> None:
