@@ -338,7 +338,7 @@ def test_errors_are_those_the_client_knows(server: Server, client: openai.OpenAI
         server.client(api_key="wrong").models.list()
     assert unknown.value.code == "invalid_api_key" and KEY not in unknown.value.message
     with pytest.raises(openai.NotFoundError) as nowhere:
-        client.embeddings.create(model="demo", input="x")
+        client.responses.create(model="demo", input="x")
     assert nowhere.value.code == "unknown_url"
 
 
