@@ -175,6 +175,7 @@ W8A8_LLM_INT8 = _int8(
     {**W8A8.layers, **_transformer(LLM_INT8, INT8_ROWS)},
     "static; of attention and MLPs a scale a token",
     "Quamba, LLM.int8()",
+    _STATIC_ENDS,
 )
 
 
