@@ -2,10 +2,11 @@
 # The runtime on aarch64, on a machine that is none: qemu's user mode emulates the instructions of a
 # Cortex-A76 (those of an Orin's Cortex-A78AE), with Debian's Python and the wheels of PyPI.
 #
-#   tests/aarch64/run.sh [--tests] [FOLDER]     about two minutes on Debian, 250 MB in FOLDER (build/aarch64)
+#   tests/aarch64/run.sh [--tests] [FOLDER]     about three minutes on Debian, 250 MB in FOLDER (build/aarch64)
 #
 # It shows that the wheels are there, that their code runs, that the models say their golden sentence
-# (tests/golden.json), and that answers are those of this machine.
+# (tests/golden.json) on `ort` and on `cpu`, that products of NEON are right, and that answers are those of
+# this machine.
 # Nothing of speed, of a GPU or of a Jetson's system. --tests also runs tests that need no torch
 # (three minutes more). Needs qemu-aarch64 (apt: qemu-user), apt-get of Debian and Python with pip.
 set -euo pipefail
@@ -70,6 +71,17 @@ emulated() {
   PYTHONPATH=$packages qemu-aarch64 -cpu cortex-a76 -L "$root" "$root/usr/bin/python$version" "$@"
 }
 
+# the kernels for CPUs, where there is a compiler for aarch64 and they are newer than what it made
+compile_kernels() {
+  local to=$folder/kernels
+  command -v aarch64-linux-gnu-g++ >/dev/null || return
+  if [ -z "$(find plugins/*/cpu*.h plugins/cpu/src -newer "$to/native.so" 2>&1)" ]; then return; fi
+  mkdir -p "$to"
+  printf '%s\n' plugins/cpu/src/*.cpp | xargs -P "$(nproc)" -I{} sh -c 'aarch64-linux-gnu-g++ \
+    -std=c++17 -g0 -O3 -fno-math-errno -fPIC -fvisibility=hidden -Wno-psabi -c {} -o "$0/$(basename {}).o"' "$to"
+  aarch64-linux-gnu-g++ -shared -pthread "$to"/*.o -o "$to/native.so"
+}
+
 command -v qemu-aarch64 >/dev/null || absent "no qemu-aarch64: apt install qemu-user"
 grep -qs '^ID=debian' /etc/os-release || absent "only Debian's apt has arm64 beside this machine's packages"
 [ -d "$root" ] || fetch_python
@@ -90,6 +102,16 @@ for jetpack in 6 7; do
   fi
   echo "ok: with JetPack $jetpack's pins on aarch64, greedy answers are those of $(uname -m)"
 done
+compile_kernels
+if [ -e "$folder/kernels/native.so" ]; then
+  export EDGE_CPU_LIBRARY=$folder/kernels/native.so
+  emulated "$folder/jp6" -m tests.aarch64.products
+  emulated "$folder/jp6" -m tests.golden cpu
+  EDGE_CPU_SET=plain emulated "$folder/jp6" -m tests.golden cpu
+  unset EDGE_CPU_LIBRARY
+else
+  echo "not run: no kernels for CPUs: apt install g++-aarch64-linux-gnu libc6-dev-arm64-cross"
+fi
 library=build/tensorrt-aarch64/libedge_tensorrt.so
 if [ -e "$library" ]; then
   emulated "$folder/jp7" -m tests.aarch64.load_plugins "$library"
