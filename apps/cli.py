@@ -11,7 +11,7 @@ import typer
 import typer.core
 
 from edge.apps.exits import exit_code_of
-from edge.apps.options import HELP
+from edge.apps.programs import Program
 from edge.apps.terminal import say
 
 # command: the module and the function that it is loaded from when it is called
@@ -49,19 +49,16 @@ class _Commands(typer.core.TyperGroup):
         command = getattr(importlib.import_module(module), function)
         if isinstance(command, typer.Typer):
             return typer.main.get_command(command)
-        alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-        alone.command(cmd_name, context_settings=HELP)(command)
+        alone = Program()
+        alone.command(cmd_name)(command)
         return typer.main.get_command(alone)
 
 
-app = typer.Typer(
+app = Program(
     name="edge",
     cls=_Commands,
     help="Mamba, Mamba-2 and hybrid language models on small devices.",
     no_args_is_help=True,
-    context_settings=HELP,
-    pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 

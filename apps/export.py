@@ -44,7 +44,7 @@ def export(
         str | None,
         typer.Option(
             help="Weights alone: fp32, fp16, w8, w4, w4a16. Activations too: w8a8 (Quamba), "
-            "w8a8-o, w4a8; to compare: w8a8-static, -dynamic, -smoothquant, -hadamard. "
+            "w8a8-o, w4a8; to compare: w8a8-static, -dynamic, -smoothquant, -hadamard, -llm-int8. "
             "[default: fp16]"
         ),
     ] = None,

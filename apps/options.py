@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from edge.runtime.model import Model
 
 _RUNNING = "Running the model"  # the panel of these options in help texts
-HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def running(*names: str, **more: Any) -> Any:
@@ -34,7 +33,8 @@ def known_engine(name: str | None) -> str | None:
 
 
 BundleName = Annotated[
-    str, typer.Argument(help="Bundle folder, or demo, demo-fp16, demo-draft or demo-bytes.")
+    str,
+    typer.Argument(help="Pulled model, bundle folder, or demo, demo-fp16, demo-draft, demo-bytes."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Engine = Annotated[str, running(help=f"{CHOICES}.", callback=known_engine)]

@@ -16,9 +16,10 @@ from edge.apps.bench.peers import DEFAULT, PEERS
 from edge.apps.bench.run import parts, right, run
 from edge.apps.exits import REFUSED, exit_code_of
 from edge.apps.measure.table import show
+from edge.apps.programs import Program
 from edge.cpu import usable_cores
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+app = Program()
 
 
 @app.command()

@@ -23,13 +23,14 @@ from edge.apps.bench.models import SHAPES
 from edge.apps.bench.peers import ModelFolder
 from edge.apps.exits import exit_code_of
 from edge.apps.measure.table import FigureTable, show
+from edge.apps.programs import Program
 from edge.cpu import usable_cores
 from edge.runtime.joined import JoinedEngine
 
 Facts = dict[str, Any]
 COUNTS = (1, 2, 4, 8)
 PROMPT, STEPS = 32, 24
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+app = Program()
 
 
 def measured(bundle: Path, threads: int, rounds: int) -> dict[int, float]:

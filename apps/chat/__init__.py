@@ -8,37 +8,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import typer.core
 
 from edge.apps import constraints, options
 from edge.apps.chat.context import POLICIES
 from edge.apps.exits import INTERRUPTED, exit_code_of
+from edge.apps.programs import Program
 from edge.apps.terminal import say
 from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.runtime.parameters import SamplingParams
 
-# plain usage errors: boxes do not survive narrow and dumb terminals
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
+app = Program()
 
 _sampling = partial(typer.Option, rich_help_panel="Sampling")
 _memory = partial(typer.Option, rich_help_panel="Memory")
-
-
-class GroupedHelp(typer.core.TyperCommand):
-    """Plain help, with options under the name of what they are about."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
-                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                name = getattr(parameter, "rich_help_panel", None) or kind
-                groups.setdefault(name, []).append(record)
-        for name, records in groups.items():
-            with formatter.section(name):
-                formatter.write_dl(records)
 
 
 def _version(asked: bool) -> None:
@@ -49,7 +33,7 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.command(cls=GroupedHelp, context_settings=options.HELP)
+@app.command()
 def chat(
     bundle: options.BundleName = "demo",
     engine: options.Engine = "auto",

@@ -1,0 +1,47 @@
+"""Programs of typer, alike in their help: plain text, options under the name of what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import typer
+import typer.core
+from typer.models import CommandFunctionType
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class GroupedHelp(typer.core.TyperCommand):
+    """Plain help, with options under the name of what they are about."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                name = getattr(parameter, "rich_help_panel", None) or kind
+                groups.setdefault(name, []).append(record)
+        for name, records in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
+class Program(typer.Typer):
+    """A program or a group of commands. Boxes do not survive narrow and dumb terminals, and
+    rich's markup swallows what stands in brackets, such as a default.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(
+            context_settings=HELP,
+            pretty_exceptions_enable=False,
+            add_completion=False,
+            rich_markup_mode=None,
+            **attributes,
+        )
+
+    def command(
+        self, name: str | None = None, **attributes: Any
+    ) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        return super().command(name, cls=GroupedHelp, context_settings=HELP, **attributes)
