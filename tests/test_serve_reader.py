@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPConnection
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -77,9 +77,8 @@ def test_a_fault_in_the_middle_of_a_stream_is_told(capsys: pytest.CaptureFixture
         line, error = staticmethod(AnswerFormat.line), staticmethod(AnswerFormat.error)
 
     async def sent() -> list[bytes]:
-        form: Any = Form()
-        broken: Any = Broken()
-        return [part async for part in app._chunks(form, Piece("a"), broken, {})]
+        form, broken, asked = cast("tuple[Any, Any, Any]", (Form(), Broken(), None))
+        return [part async for part in app._chunks(form, Piece("a"), broken, asked, {})]
 
     first, last = asyncio.run(sent())
     assert json.loads(first[6:]) == {"text": "a"}

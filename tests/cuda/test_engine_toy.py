@@ -214,6 +214,7 @@ class VerbsMachine(RuleBasedStateMachine):
                 self.engine.run(self.fresh(count), state)
         finally:
             device.wait = wait  # type: ignore[method-assign]
+        self.promised = min(self.promised, self.window - count)  # room was made for it
 
     @invariant()
     def as_if_never_otherwise(self) -> None:
