@@ -39,7 +39,7 @@ def distill(
         bool, learns("--fresh", help="Begin with random mixers, to see what attention's bring.")
     ] = False,
 ) -> None:
-    """Make a hybrid of Mamba and attention of a Transformer; the same command continues."""
+    """Turn a Transformer into a hybrid of Mamba and attention. Run it again to resume."""
     from edge.runtime.model import resolve
 
     with needs_training():

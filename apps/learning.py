@@ -41,7 +41,7 @@ class Learning:
     """A group of options; `edge.export.distill.options.LearningOptions` says what they mean."""
 
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder of what is made; OUTPUT.run is beside.")
+        Path, typer.Option("-o", "--output", help="Folder to write; OUTPUT.run keeps the run.")
     ]
     text: Annotated[
         list[Path],

@@ -8,7 +8,7 @@ from edge.apps.train.draft import draft
 from edge.apps.train.tune import dpo, sft
 
 app = Program(
-    help="Train drafters, write what they learn from, and tune models.", no_args_is_help=True
+    help="Train drafters, write their training text, and tune models.", no_args_is_help=True
 )
 app.command("draft")(draft)
 app.command("answers")(write_answers)

@@ -35,7 +35,7 @@ def draft(
     overlap: Annotated[float, learns(help="Share that is drafts refused at temperature 1.")] = 0.0,
     label: Label = 0.0,
 ) -> None:
-    """Train a small Mamba to propose a target's tokens; the same command continues."""
+    """Train a small Mamba to propose a target's tokens. Run it again to resume."""
     from edge.runtime.model import resolve
 
     with needs_training():

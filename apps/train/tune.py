@@ -14,7 +14,7 @@ Tuned = Annotated[
     str, typer.Argument(help="Checkpoint that learns: what edge distill made, or any other.")
 ]
 Teacher = Annotated[
-    str | None, typer.Option(help="Checkpoint it stays close to. [default: the model as it was]")
+    str | None, typer.Option(help="Checkpoint to stay close to. [default: the model as it was]")
 ]
 
 
@@ -35,7 +35,7 @@ def sft(
         float, learns(help="Share of the loss that is the answers; the rest is the teacher.")
     ] = 1.0,
 ) -> None:
-    """Fine-tune a model on the answers of conversations; the same command continues."""
+    """Fine-tune a model on the answers of conversations. Run it again to resume."""
     from edge.runtime.model import resolve
 
     with needs_training():
@@ -60,9 +60,9 @@ def dpo(
     model: Tuned,
     learning: _Talks,
     teacher: Teacher = None,
-    beta: Annotated[float, learns(help="How dear it is to leave the teacher.")] = 0.1,
+    beta: Annotated[float, learns(help="Penalty for moving away from the teacher.")] = 0.1,
 ) -> None:
-    """Tune a model on chosen and rejected answers; the same command continues."""
+    """Tune a model on chosen and rejected answers. Run it again to resume."""
     from edge.runtime.model import resolve
 
     with needs_training():
