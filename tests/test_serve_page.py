@@ -12,14 +12,19 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Browser
-from tests.server_process import Server, is_error
+from tests.server_process import END, Server, is_error
 
 LAST = "document.querySelector('#log article:last-child {}')"
+# what the page asks, without the token that ends an answer; the page itself has no such field
+NO_END = f"""window.fetch = ((send) => (path, asked) => {{
+    const body = {{...JSON.parse(asked.body), logit_bias: {{{END}: -100}}}};
+    return send(path, {{...asked, body: JSON.stringify(body)}});
+}})(window.fetch)"""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(bundle="demo-draft") as running:  # without attention: an answer need not end
+    with Server(bundle="demo-draft") as running:  # without attention: no context ends an answer
         yield running
 
 
@@ -82,12 +87,14 @@ def test_a_person_talks_stops_takes_back_and_forks(server: Server) -> None:
         footer = str(browser.value(LAST.format("footer") + ".textContent"))
         assert re.search(r"\d+ tokens · prompt \d+.* · first after \d+ ms · .*stop", footer)
 
-        browser.value("most.value = 1000000, temperature.value = 3")
+        browser.value("most.value = 1000000, plain = window.fetch")
+        browser.value(f"{NO_END}, null")
         ask("Tell me <b>all</b>.")
         browser.until(f"{LAST.format('p')}.textContent.length > 20")
         browser.press("Escape")
         browser.until("!running")
         assert "stopped" in browser.value(LAST.format("footer") + ".textContent")
+        browser.value("window.fetch = plain, null")
         assert browser.value("document.querySelectorAll('#log b').length") == 0  # text is text
         click = (
             "[...log.querySelectorAll('button')].findLast((b) => b.textContent === '{}').click()"
