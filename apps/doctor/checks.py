@@ -123,7 +123,7 @@ def driver(_: str) -> tuple[str, str, str | None]:
     """The NVIDIA driver."""
     version = install.driver_version()
     if version is None:
-        return "absent", "no NVIDIA driver", "install it, or run on the CPU: --engine ort"
+        return "absent", "no NVIDIA driver", "install it, or run on the CPU: --engine auto"
     return "ok", f"for CUDA {install.dotted(version)}", None
 
 
