@@ -204,7 +204,10 @@ def test_the_token_goes_to_the_hub_alone(hub: FakeHub, monkeypatch: pytest.Monke
     assert told == {"127.0.0.1": "Bearer hf_secret", "localhost": None}
 
 
-def test_what_the_hub_refuses(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_hub_refuses(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # nothing called x lies beside it
     assert "has no such revision" in refused("pull", f"{REPOSITORY}@nowhere").message
     assert "names no revision" in refused("pull", f"{REPOSITORY}@").message
     assert "is not on the hub" in refused("pull", "someone/else").message
