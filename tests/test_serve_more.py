@@ -13,7 +13,9 @@ from typing import Any
 import openai
 import pytest
 
+from edge.apps.serve.errors import ApiError
 from edge.apps.serve.metrics import Histogram, Metrics
+from edge.apps.serve.responses import KeptResponses
 from tests.server_process import HELLO, Server
 from tests.session_models import bundle
 from tests.test_tools import SCHEMA, TOOLS, jsonschema
@@ -198,6 +200,133 @@ def test_ollamas_chat_and_generate(server: Server) -> None:
     assert formed["response"] in ("1", "2") and formed["done_reason"] == "stop"
     names = [model["name"] for model in asked(server, "/api/tags")[2]["models"]]
     assert names == ["bytes", "plain", "tiny"] and asked(server, "/api/version")[2]["version"]
+
+
+def test_ollamas_show_and_ps(server: Server, store: Path) -> None:
+    status, _, body = asked(server, "/api/show", {"model": "tiny:latest"})
+    manifest = json.loads((store / "tiny" / "manifest.json").read_text())
+    assert status == 200 and body["template"] == (store / "tiny/chat_template.jinja").read_text()
+    family, about = body["details"]["family"], body["model_info"]
+    assert family == manifest["model"]["family"] == about["general.architecture"]
+    assert about[f"{family}.block_count"] == len(manifest["model"]["layers"])
+    assert body["details"]["quantization_level"] == manifest["quantization"]["recipe"]
+    assert body["capabilities"] == ["completion", "embedding", "tools"]
+    assert asked(server, "/api/show", {"model": "plain"})[2]["capabilities"][-1] == "embedding"
+    assert asked(server, "/api/show", {"model": "../tiny"})[0] == 404
+    asked(server, "/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 1})
+    [running] = asked(server, "/api/ps")[2]["models"]
+    listed = {model["name"]: model for model in asked(server, "/api/tags")[2]["models"]}["tiny"]
+    assert running["name"] == "tiny" and running["digest"] == listed["digest"]
+    assert running["size"] > 0 == running["size_vram"] and listed["size"] > 0
+
+
+# -- the API's responses -------------------------------------------------------------------------
+
+FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
+BRIEF: dict[str, Any] = {"model": "bytes", "temperature": 0, "max_output_tokens": 8}
+
+
+def test_responses_go_on_from_one_another(server: Server) -> None:
+    client = server.client()
+    first = client.responses.create(input="Hello", instructions="Be kind.", **BRIEF)
+    said = first.output_text
+    talk: list[Any] = [{"role": "user", "content": "Hello"}]
+    plain = client.chat.completions.create(
+        model="bytes", messages=[{"role": "system", "content": "Be kind."}, *talk],
+        temperature=0, max_tokens=8,
+    )  # fmt: skip
+    assert said == plain.choices[0].message.content and first.usage and plain.usage
+    assert first.status == "incomplete" and first.incomplete_details
+    assert first.incomplete_details.reason == "max_output_tokens"
+    assert first.usage.total_tokens == plain.usage.total_tokens
+    talk += [{"role": "assistant", "content": said}, {"role": "user", "content": "And?"}]
+    whole = client.responses.create(input=talk, **BRIEF)
+    again = client.responses.create(input="And?", previous_response_id=first.id, **BRIEF)
+    assert again.output_text == whole.output_text  # without the instructions of the one before
+    unkept = client.responses.create(input="Hello", store=False, **BRIEF)
+    for name in (unkept.id, "resp_0"):
+        with pytest.raises(openai.BadRequestError) as lost:
+            client.responses.create(input="x", previous_response_id=name, **BRIEF)
+        assert lost.value.code == "previous_response_not_found"
+
+
+def test_responses_are_kept_within_their_memory() -> None:
+    kept = KeptResponses(100)
+    kept.keep("a", ["a" * 40])
+    kept.keep("b", ["b" * 40])
+    assert kept.items("a") == ["a" * 40]
+    kept.keep("c", ["c" * 40])
+    with pytest.raises(ApiError):
+        kept.items("b")
+    kept.items("a")
+    kept.keep("d", ["d" * 200])  # too large by itself: nothing is left
+    for name in "acd":
+        with pytest.raises(ApiError):
+            kept.items(name)
+
+
+def test_events_build_the_response(server: Server) -> None:
+    client = server.client()
+    more: Any = {"top_logprobs": 1, "include": ["message.output_text.logprobs"]}
+    whole = client.responses.create(input="Hello", **BRIEF, **more)
+    with client.responses.stream(input="Hello", **BRIEF, **more) as events:
+        seen = list(events)
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    text = "".join(one.delta for one in seen if one.type == "response.output_text.delta")
+    last = seen[-1]
+    assert last.type == "response.incomplete" and text == whole.output_text
+    assert last.response.usage == whole.usage
+    [made], [told] = last.response.output, whole.output
+    assert made.type == told.type == "message" and made.status == told.status == "incomplete"
+    assert made.content[0].to_dict() == told.content[0].to_dict()
+    kinds = [event.type.removeprefix("response.") for event in seen]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:-1] == ["output_text.done", "content_part.done", "output_item.done"]
+
+
+def test_responses_call_functions_and_keep_to_schemas(server: Server) -> None:
+    client = server.client()
+    more: Any = {
+        "model": "bytes", "tools": FLAT[:1], "tool_choice": {"type": "function", "name": "go"},
+        "parallel_tool_calls": False, "extra_body": {"seed": 3},
+    }  # fmt: skip
+    called = client.responses.create(input="Go left", **more)
+    [call] = called.output
+    assert call.type == "function_call" and call.name == "go" and called.status == "completed"
+    jsonschema.validate(json.loads(call.arguments), SCHEMA)
+    with client.responses.stream(input="Go left", **more) as events:
+        deltas = [one.delta for one in events if one.type.endswith("arguments.delta")]
+    assert "".join(deltas) == call.arguments
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "there"}
+    client.responses.create(input=[result], previous_response_id=called.id, **BRIEF)
+    echoed: list[Any] = [{"role": "user", "content": "Go left"}, *called.output, result]
+    client.responses.create(input=echoed, **BRIEF)
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+              "additionalProperties": False}  # fmt: skip
+    form: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
+    formed = client.responses.create(model="bytes", input="x", text=form, temperature=0)
+    jsonschema.validate(json.loads(formed.output_text), schema)
+
+
+@pytest.mark.parametrize(
+    "wrong, param, said",
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools.0", "only functions"),
+        ({"max_output_tokens": -1}, "max_output_tokens", "max_output_tokens: must be"),
+        ({"input": [{"type": "reasoning"}]}, "input.0", "function_call_output"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         "input.0.content", "only text"),
+        ({"input": [{"role": "u", "content": "x"}]}, "input.0.role", "input.0.role: must be"),
+        ({"background": True, "truncation": "auto"}, "background", "background, truncation"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": 1}}}},
+         "text.format.schema", "type"),
+        ({"n": 2, "max_tool_calls": 1}, "n", "n, max_tool_calls"),
+    ],
+)  # fmt: skip
+def test_responses_refuse(server: Server, wrong: Any, param: str, said: str) -> None:
+    body = {"input": "x", "reasoning": {"effort": "none"}, "background": False} | wrong
+    status, _, answer = asked(server, "/v1/responses", body)
+    assert (status, answer["error"]["param"]) == (400, param) and said in answer["error"]["message"]
 
 
 def test_embeddings_by_both_clients(server: Server) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,7 +205,8 @@ def _ask(model: Model, text: str, max_tokens: int = 1_000_000) -> ParsedRequest:
 
 
 def _settings(limits: ServerLimits | None = None) -> ServerSettings:
-    return ServerSettings("demo", None, frozenset({"localhost"}), limits=limits or ServerLimits())
+    hosts = frozenset({"localhost"})
+    return ServerSettings("demo", Path(), None, hosts, limits=limits or ServerLimits())
 
 
 def _call(app: App, method: str, path: str, body: Any = None) -> tuple[int, dict[str, str], Any]:

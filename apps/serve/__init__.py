@@ -2,9 +2,9 @@
 
 `run` owns the process (socket, signals, exit code), `protocol` the bytes of a connection, `guard`
 who may call, `app` the routes, `bodies`, `requests` and `answers` what is read and written
-(`ollama` in that API's words), `exchange` and `worker` the way to the threads in which the model
-runs and back, `slots` and `slot` the states they use, `metrics` what happened, `page` the chat at
-`/`.
+(`responses` and `ollama` in those APIs' words), `exchange` and `worker` the way to the threads in
+which the model runs and back, `slots` and `slot` the states they use, `metrics` what happened,
+`page` the chat at `/`.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def serve(
     threads: options.Threads = None,
     spin: options.Spin = False,
 ) -> None:
-    """Answer the OpenAI API: /v1/chat/completions, /v1/completions, /v1/models; ollama's /api/chat
-    and /api/generate; /health and /metrics.
+    """Answer the OpenAI API: /v1/responses, /v1/chat/completions, /v1/completions, /v1/models;
+    ollama's /api/chat and /api/generate; /health and /metrics.
 
     Listens on this machine only, and asks for a key, unless told otherwise.
 
@@ -160,7 +160,8 @@ def serve(
     )
     # before anybody is told where to connect
     check_provider(engine, provider)
-    open_bundle(resolve(bundle)).close()
+    folder = resolve(bundle)
+    open_bundle(folder).close()
     listening = run.bind(host, port)
     if key is None and not run.is_loopback(listening):
         raise InputError(
@@ -168,8 +169,8 @@ def serve(
             remedy="let clients send a key, or listen on 127.0.0.1",
         )  # fmt: skip
     settings = replace(
-        _settings(bundle, name, key, host, allow_host or [], allow_origin or [], limits),
-        pulled=pulled, log=log,
+        _settings(folder, key, host, allow_host or [], allow_origin or [], limits),
+        name=name or Path(bundle).resolve().name, pulled=pulled, log=log,
     )  # fmt: skip
     say = _say_json if as_json else _say
     say(
@@ -237,7 +238,7 @@ def _key(option: str | None, no_key: bool) -> tuple[str | None, bool]:
 
 
 def _settings(
-    bundle: str, name: str | None, key: str | None, host: str,
+    folder: Path, key: str | None, host: str,
     allow_host: list[str], allow_origin: list[str], limits: ServerLimits,
 ) -> ServerSettings:  # fmt: skip
     from edge.apps.serve.settings import ServerSettings
@@ -251,7 +252,8 @@ def _settings(
                 remedy="write it as https://host[:port]",
             )
     return ServerSettings(
-        name=name or Path(bundle).resolve().name,
+        name=folder.name,
+        folder=folder,
         key=key,
         hosts=frozenset({*loopback, host.lower(), *(given.lower() for given in allow_host)}),
         # a stranger's page comes with a name, never with a bare address

@@ -70,6 +70,10 @@ class AnswerFormat:
         """A refusal, or a failure on the way."""
         return problem.body()
 
+    def failure(self, problem: ApiError) -> Mapping[str, Any]:
+        """What ends a stream in the place of an answer."""
+        return self.error(problem)
+
     def _shown(self, piece: Piece) -> str:
         """The text as clients get it: without white space that belongs to the template."""
         text, gap = piece.text, self._gaps[piece.choice]
@@ -97,7 +101,7 @@ class AnswerFormat:
             "object": self._kind,
             "choices": choices,
             "usage": self._usage(ended),
-            **_extras(ended.results[-1]),
+            **extras(ended.results[-1]),
         }
 
     def opening(self) -> list[dict[str, Any]]:
@@ -121,7 +125,7 @@ class AnswerFormat:
         """The last chunks, with the reasons; then the usage, if it was asked for."""
         said: Any = {} if self._asked.chat else ""
         chunks = [self._chunk(i, said, result) for i, result in enumerate(ended.results)]
-        chunks[-1] |= _extras(ended.results[-1])
+        chunks[-1] |= extras(ended.results[-1])
         if self._asked.include_usage:
             last = {**self._head, "object": self._chunk_kind, "choices": []}
             chunks.append({**last, "usage": self._usage(ended)})
@@ -216,7 +220,7 @@ def _reason(result: GenerationResult) -> dict[str, Any]:
     return {"finish_reason": "length", "finish_detail": reason}
 
 
-def _extras(result: GenerationResult) -> dict[str, Any]:
+def extras(result: GenerationResult) -> dict[str, Any]:
     """Beyond the API: `timings` of an answer, from when the model began on it; `speculation`, what
     drafts did for it, and the rule of acceptance.
 

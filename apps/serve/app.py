@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 import edge
 from edge.apps.measure import machine
-from edge.apps.serve import ollama, requests
+from edge.apps.serve import ollama, requests, responses
 from edge.apps.serve.answers import AnswerFormat
 from edge.apps.serve.errors import ApiError, busy, encode, internal, of_edge_error
 from edge.apps.serve.exchange import Exchange
@@ -33,6 +34,7 @@ from edge.apps.serve.page import page
 from edge.apps.serve.protocol import KNOWN
 from edge.apps.serve.reader import Reader
 from edge.apps.serve.requests import ParsedRequest
+from edge.apps.serve.responses import KeptResponses, ResponseFormat
 from edge.apps.serve.settings import ServerSettings
 from edge.apps.serve.worker import Asked, Ended, ModelWorker, Piece, Served
 from edge.apps.terminal import say, tell_traceback
@@ -57,6 +59,7 @@ class App:
         self._began = int(time.time())
         self._inside: Counter[str] = Counter()  # requests of clients: read, waiting or answered
         self._reader = Reader()
+        self._kept = KeptResponses()
         self._page_file = page()
         self._starlette = Starlette(
             routes=[
@@ -66,7 +69,10 @@ class App:
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
                 Route("/api/tags", self._tags),
+                Route("/api/ps", self._loaded),
+                Route("/api/show", self._show, methods=["POST"]),
                 Route("/api/version", _version),
+                Route(responses.PATH, self._respond, methods=["POST"]),
                 *(
                     Route(path, partial(self._generate, kind=kind), methods=["POST"])
                     for path, kind in KINDS.items()
@@ -171,7 +177,31 @@ class App:
         return _Json(self._described(self._known(request.path_params["name"])))
 
     async def _tags(self, request: Request) -> Response:
-        return _Json(ollama.tags(self._names(), self._began))
+        found = []
+        for name in self._names():
+            with suppress(EdgeError, OSError):  # a damaged one spoils no list
+                found.append(ollama.listed(name, self._folder(name)))
+        return _Json({"models": found})
+
+    async def _loaded(self, request: Request) -> Response:
+        models = []
+        if (served := self._worker.served) is not None:
+            model, taken = served.model, served.slots.state_bytes + served.slots.store.nbytes
+            with suppress(EdgeError, OSError):
+                models.append(ollama.running(self._worker.name, model, taken))
+        return _Json({"models": models})
+
+    async def _show(self, request: Request) -> Response:
+        _check_media(request)
+        sent = requests.parse(await _body(request, self._limits.body_bytes))
+        name = sent.get("model") or sent.get("name")  # as older clients write it
+        if isinstance(name, str):
+            name = name.removesuffix(":latest")
+        return _Json(ollama.show(self._folder(self._known(name))))
+
+    def _folder(self, name: str) -> Path:
+        """Of a name that is served."""
+        return self._settings.folder if name == self._settings.name else store.folder() / name
 
     def _described(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._began, "owned_by": "edge"}
@@ -196,6 +226,9 @@ class App:
         return name
 
     # -- answers ---------------------------------------------------------------------------------
+
+    async def _respond(self, request: Request) -> Response:
+        return await self._generate(request, kind=responses.kind(self._kept))
 
     async def _generate(self, request: Request, *, kind: Kind) -> Response:
         until = time.monotonic() + self._limits.deadline_s
@@ -283,11 +316,11 @@ async def _chunks(
     except ClientDisconnect:
         raise
     except ApiError as problem:
-        yield form.line(form.error(problem))
+        yield form.line(form.failure(problem))
         return
     except Exception:  # the status was sent: an event is all that can still tell
         tell_traceback()
-        yield form.line(form.error(internal()))
+        yield form.line(form.failure(internal()))
         return
     yield form.end
 
@@ -375,7 +408,9 @@ async def _version(request: Request) -> Response:
 
 def _refused(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, ApiError)
-    form = OllamaFormat if request.scope["path"].startswith("/api/") else AnswerFormat
+    path = request.scope["path"]
+    form: type[AnswerFormat] = OllamaFormat if path.startswith("/api/") else AnswerFormat
+    form = ResponseFormat if path == responses.PATH else form
     return _Json(form.error(problem), problem.status, problem.headers)
 
 

@@ -1,4 +1,4 @@
-"""The ollama API's chat and generate, put into words of the OpenAI API, and answers in its shape.
+"""The ollama API: chat and generate put into words of the OpenAI API, and answers in its shape.
 
 Facts: github.com/ollama/ollama, docs/api.md. Durations are in nanoseconds.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from edge.apps.serve.answers import AnswerFormat
@@ -15,6 +16,11 @@ from edge.apps.serve.answers import embeddings as openai_embeddings
 from edge.apps.serve.bodies import SAMPLING
 from edge.apps.serve.errors import ApiError, encode, invalid
 from edge.apps.serve.worker import Embedded, Ended, Piece
+from edge.bundle import Manifest, open_bundle
+from edge.bundle.kernels import WEIGHT_FILE
+from edge.runtime.engines import title
+from edge.runtime.model import Model
+from edge.tensors import parameters
 
 # options by their names here; others are refused by the names they have
 OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty",
@@ -93,11 +99,66 @@ def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def tags(names: Sequence[str], began: int) -> dict[str, Any]:
-    """The models, as /api/tags lists them."""
-    at = datetime.fromtimestamp(began, timezone.utc).isoformat()
-    return {"models": [{"name": n, "model": n, "modified_at": at, "size": 0, "digest": "",
-                        "details": {"format": "edge"}} for n in names]}  # fmt: skip
+def listed(name: str, path: Path) -> dict[str, Any]:
+    """A model, as /api/tags lists it. Raises EdgeError."""
+    with open_bundle(path) as bundle:
+        manifest, digest = bundle.manifest, bundle.fingerprint
+    return {"name": name, "model": name, "modified_at": _changed(path), "digest": digest,
+            "size": sum(file.size for file in manifest.files),
+            "details": _details(manifest)}  # fmt: skip
+
+
+def running(name: str, model: Model, states: int) -> dict[str, Any]:
+    """The model that is loaded, as /api/ps has it, with `states` bytes of states."""
+    weights = model.manifest.entry(WEIGHT_FILE)
+    size = states + (weights.size if weights else 0)
+    on_gpu = title(model.engine).startswith(("cuda", "tensorrt"))
+    return listed(name, model.path) | {
+        "expires_at": "9999-12-31T23:59:59Z", "size": size, "size_vram": size if on_gpu else 0,
+        "context_length": model.config.max_context,
+    }  # fmt: skip
+
+
+def show(path: Path) -> dict[str, Any]:
+    """What a model is, as /api/show tells it. Its template is Jinja, as the bundle has it."""
+    with open_bundle(path) as bundle:
+        manifest, template = bundle.manifest, ""
+        if manifest.chat_template is not None:
+            template = bundle.read(manifest.chat_template).decode()
+    model, defaults = manifest.model, manifest.generation.model_dump(exclude_none=True)
+    return {
+        "license": manifest.provenance.licence or "",
+        "modelfile": "",
+        "parameters": "\n".join(
+            f"{name} {one}" for name, value in defaults.items()
+            for one in (value if isinstance(value, tuple | list) else (value,))
+        ),
+        "template": template,
+        "details": _details(manifest),
+        "model_info": {
+            "general.architecture": model.family,
+            "general.parameter_count": parameters(model),
+            f"{model.family}.block_count": len(model.layers),
+            f"{model.family}.context_length": model.max_context,
+            f"{model.family}.embedding_length": model.d_model,
+            f"{model.family}.vocab_size": model.vocab_size,
+        },
+        "capabilities": ["completion", "embedding", *(["tools"] if template else [])],
+        "modified_at": _changed(path),
+    }  # fmt: skip
+
+
+def _details(manifest: Manifest) -> dict[str, Any]:
+    count, family = parameters(manifest.model), manifest.model.family
+    size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.3g}M"
+    return {"parent_model": manifest.provenance.source, "format": "edge", "family": family,
+            "families": [family], "parameter_size": size,
+            "quantization_level": manifest.quantization.recipe}  # fmt: skip
+
+
+def _changed(path: Path) -> str:
+    at = (path / "manifest.json").stat().st_mtime
+    return datetime.fromtimestamp(at, timezone.utc).isoformat()
 
 
 def chat(given: Given) -> dict[str, Any]:
@@ -171,7 +232,7 @@ class Kind:
     whether a body asks for a message. `embeds`: it makes vectors, and this is its answer.
     """
 
-    form: type[AnswerFormat]
+    form: Callable[..., AnswerFormat]
     given: Callable[[Given], Given] = dict
     chat: Callable[[Given], bool] = lambda given: True
     embeds: Callable[[Embedded, str], dict[str, Any]] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 MIB = 1 << 20
 
@@ -40,7 +41,7 @@ class ServerLimits:
 @dataclass(frozen=True)
 class ServerSettings:
     """Attributes:
-    name: what clients call the model.
+    name: what clients call the model. folder: its bundle.
     key: what clients must send, None when none is asked for.
     hosts: names in the Host header that are ours; any_address: IP addresses are, too.
     origins: web origins whose pages may call.
@@ -49,6 +50,7 @@ class ServerSettings:
     """
 
     name: str
+    folder: Path
     key: str | None
     hosts: frozenset[str]
     any_address: bool = False

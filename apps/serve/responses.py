@@ -1,0 +1,380 @@
+"""The API's /v1/responses: put into words of /v1/chat/completions, and answered in its own shape.
+
+Facts: the types of the `openai` client, 3.54. What was said is kept for `previous_response_id`, in
+memory of fixed size.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from edge.apps.serve.answers import AnswerFormat, extras
+from edge.apps.serve.bodies import SAMPLING
+from edge.apps.serve.errors import ApiError, encode, invalid
+from edge.apps.serve.ollama import Kind
+from edge.apps.serve.requests import ParsedRequest
+from edge.apps.serve.worker import Ended, Piece
+from edge.runtime.model import Model
+from edge.text.tools import CallDelta
+
+Given = Mapping[str, Any]
+PATH = "/v1/responses"
+KEPT_BYTES = 16 << 20
+_LOGPROBS = "message.output_text.logprobs"
+# parameters that mean the same in both; those beyond the API among them
+_SAME = {"model", "stream", "stream_options", "parallel_tool_calls", "top_logprobs", "seed",
+         "logit_bias", "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
+         "prompt_cache_retention", "prompt_cache_options", *SAMPLING}  # fmt: skip
+_OWN = {"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice", "include",
+        "previous_response_id", "store"}  # fmt: skip
+# values that ask for nothing; others are refused
+_NOTHING: Mapping[str, Any] = {"background": [False], "truncation": ["disabled"],
+                               "reasoning": [{}, {"effort": "none"}]}  # fmt: skip
+# what the checks of chats name, and what clients wrote
+_NAMES = {"max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
+          "messages": "input",
+          "response_format.json_schema": "text.format",
+          "response_format": "text.format"}  # fmt: skip
+
+
+def kind(kept: KeptResponses) -> Kind:
+    """The route as one request takes it."""
+    request = _Request(kept)
+    return Kind(request.form, request.chat)
+
+
+class KeptResponses:
+    """Conversations by the response that ended them, of at most `most` bytes. The one that was used
+    least recently goes first.
+    """
+
+    def __init__(self, most: int = KEPT_BYTES) -> None:
+        self._most = most
+        self._items: OrderedDict[str, tuple[list[Any], int]] = OrderedDict()
+        self._size = 0
+
+    def keep(self, name: str, items: list[Any]) -> None:
+        size = len(encode(items))
+        self._items[name] = items, size
+        self._size += size
+        while self._size > self._most:
+            self._size -= self._items.popitem(last=False)[1][1]
+
+    def items(self, name: Any) -> list[Any]:
+        """What was said until the end of this response. Raises ApiError."""
+        if not isinstance(name, str) or name not in self._items:
+            raise invalid(
+                f"no response {name!r:.80} is kept here: send what was said before as input",
+                "previous_response_id", "previous_response_not_found",
+            )  # fmt: skip
+        self._items.move_to_end(name)
+        return self._items[name][0]
+
+
+# -- requests ------------------------------------------------------------------------------------
+
+
+class _Request:
+    """One request: what was sent, and the conversation that it goes on with."""
+
+    def __init__(self, kept: KeptResponses) -> None:
+        self.kept = kept
+        self.sent: Given = {}
+        self.items: list[Any] = []
+
+    def form(self, asked: ParsedRequest, name: str, model: Model) -> ResponseFormat:
+        return ResponseFormat(asked, name, model, self)
+
+    def chat(self, sent: Given) -> dict[str, Any]:
+        """The body in words of /v1/chat/completions. Raises ApiError."""
+        given = self.sent = {key: value for key, value in sent.items() if value is not None}
+        unknown = [key for key, value in given.items()
+                   if key not in _SAME | _OWN and value not in _NOTHING.get(key, ())]  # fmt: skip
+        if unknown:
+            named = ", ".join(f"{name:.40}" for name in unknown[:20])
+            raise invalid(f"not supported here: {named}", unknown[0][:40], "unsupported_parameter")
+        include, text = given.get("include", []), given.get("text", {})
+        if include not in ([], [_LOGPROBS]):
+            raise invalid(f"include: must be [{_LOGPROBS!r}], or empty", "include")
+        if not isinstance(text, dict) or text.keys() - {"format", "verbosity"}:
+            raise invalid("text: must be an object with format", "text")
+        if not isinstance(given.get("store", True), bool):
+            raise invalid("store: must be true or false", "store", "invalid_type")
+        self.items = self._conversation()
+        messages = _messages(self.items)
+        if "instructions" in given:
+            messages.insert(0, {"role": "system", "content": given["instructions"]})
+        return {key: value for key, value in given.items() if key in _SAME} | {
+            "messages": messages,
+            "max_completion_tokens": given.get("max_output_tokens"),
+            "logprobs": bool(include) or "top_logprobs" in given,
+            "response_format": _format(text.get("format")),
+            "verbosity": text.get("verbosity"),
+            "tools": _tools(given.get("tools")),
+            "tool_choice": _choice(given.get("tool_choice")),
+        }
+
+    def _conversation(self) -> list[Any]:
+        """All items: those of the response that is continued, and the new ones."""
+        new = self.sent.get("input", [])
+        if isinstance(new, str):
+            new = [{"role": "user", "content": new}]
+        if not isinstance(new, list):
+            raise invalid("input: must be a text or a list of items", "input", "invalid_type")
+        before = self.sent.get("previous_response_id")
+        return [*(() if before is None else self.kept.items(before)), *new]
+
+
+def _messages(items: Sequence[Any]) -> list[Any]:
+    """Items as messages. Calls belong to the message of the assistant that they follow."""
+    messages: list[Any] = []
+    for at, item in enumerate(items):
+        told = item.get("type", "message") if isinstance(item, dict) else None
+        if told == "message":
+            known = {"role", "content", "type", "id", "status", "phase"}
+            left = {key: value for key, value in item.items() if key not in known and value}
+            content = _content(item.get("content"), at)
+            messages.append({"role": item.get("role"), "content": content, **left})
+        elif told == "function_call":
+            if not (messages and messages[-1]["role"] == "assistant"):
+                messages.append({"role": "assistant", "content": "", "tool_calls": []})
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif told == "function_call_output":
+            content = _content(item.get("output"), at)
+            messages.append(
+                {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+            )
+        else:
+            raise invalid(
+                f"input.{at}: must be a message, function_call or function_call_output",
+                f"input.{at}", "unsupported_content",
+            )  # fmt: skip
+    return messages
+
+
+def _content(given: Any, at: int) -> Any:
+    """Text, or the parts of it that a chat takes."""
+    if not isinstance(given, list):
+        return given
+    parts = []
+    for part in given:
+        if not isinstance(part, dict) or part.get("type") not in ("input_text", "output_text"):
+            raise invalid(
+                f"input.{at}.content: only text is supported", f"input.{at}.content",
+                "unsupported_content",
+            )  # fmt: skip
+        parts.append({"type": "text", "text": part.get("text")})
+    return parts
+
+
+def _format(given: Any) -> Any:
+    """`text.format`; of a schema, the API's chats have the same fields one level deeper."""
+    if not isinstance(given, dict) or given.get("type") != "json_schema":
+        return given
+    fields = {key: value for key, value in given.items() if key != "type"}
+    return {"type": "json_schema", "json_schema": fields}
+
+
+def _tools(given: Any) -> Any:
+    if not isinstance(given, list):
+        return given
+    for at, tool in enumerate(given):
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise invalid(f"tools.{at}: only functions are supported", f"tools.{at}")
+    return [
+        {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
+        for tool in given
+    ]
+
+
+def _choice(given: Any) -> Any:
+    if isinstance(given, dict) and given.get("type") == "function":
+        return {"type": "function", "function": {"name": given.get("name")}}
+    return given
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+class ResponseFormat(AnswerFormat):
+    """One response, whole or as events. A whole one is what its events would have built."""
+
+    end = b""
+
+    def __init__(self, asked: ParsedRequest, name: str, model: Model, request: _Request) -> None:
+        super().__init__(asked, name, model)
+        self._request, sent = request, request.sent
+        self._items: list[dict[str, Any]] = []
+        self._count = 0
+        params = asked.params
+        self._body: dict[str, Any] = {
+            "id": f"resp_{secrets.token_hex(12)}",
+            "object": "response",
+            "created_at": self._head["created"],
+            "model": name,
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "instructions": sent.get("instructions"),
+            "max_output_tokens": sent.get("max_output_tokens"),
+            "metadata": sent.get("metadata") or {},
+            "parallel_tool_calls": sent.get("parallel_tool_calls") is not False,
+            "previous_response_id": sent.get("previous_response_id"),
+            "store": sent.get("store") is not False,
+            "temperature": params.temperature,
+            "text": {"format": {"type": "text"}, **(sent.get("text") or {})},
+            "tool_choice": sent.get("tool_choice") or "auto",
+            "tools": [{"strict": True, **tool} for tool in sent.get("tools") or ()],
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "output": self._items,
+            "usage": None,
+        }
+
+    @staticmethod
+    def line(chunk: Given) -> bytes:
+        events = chunk["events"]
+        return b"".join(b"event: %s\n" % event["type"].encode() + AnswerFormat.line(event)
+                        for event in events)  # fmt: skip
+
+    @staticmethod
+    def error(problem: ApiError) -> dict[str, Any]:
+        said = problem.body()
+        for theirs, ours in _NAMES.items():
+            for key in ("message", "param"):
+                if said["error"][key]:
+                    said["error"][key] = said["error"][key].replace(theirs, ours)
+        return said
+
+    def failure(self, problem: ApiError) -> dict[str, Any]:
+        told = self.error(problem)["error"]
+        fields = {key: told[key] for key in ("code", "message", "param")}
+        return {"events": [self._event("error", **fields)]}
+
+    def opening(self) -> list[dict[str, Any]]:
+        return [{"events": [self._event(f"response.{word}", response=self._body)
+                            for word in ("created", "in_progress")]}]  # fmt: skip
+
+    def piece(self, piece: Piece) -> dict[str, Any] | None:
+        events = list(self._joined(piece))
+        return {"events": events} if events else None
+
+    def closing(self, ended: Ended) -> list[dict[str, Any]]:
+        events = list(self._ended(ended))
+        return [{"events": [*events, self._event(f"response.{self._body['status']}",
+                                                 response=self._body)]}]  # fmt: skip
+
+    def whole(self, pieces: Sequence[Piece], ended: Ended) -> dict[str, Any]:
+        for piece in pieces:
+            list(self._joined(piece))
+        list(self._ended(ended))
+        return self._body
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._count += 1
+        return {"type": kind, "sequence_number": self._count - 1, **fields}
+
+    def _of_item(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """An event of the last item."""
+        at = len(self._items) - 1
+        return self._event(f"response.{kind}", item_id=self._items[at]["id"], output_index=at,
+                           **fields)  # fmt: skip
+
+    def _joined(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        """Let a piece join the output; the events of it."""
+        text = self._shown(piece)
+        told = self._logprobs(piece.logprobs)
+        logprobs = told["content"] if told else []
+        if text or logprobs:
+            if not self._items or self._items[-1]["type"] != "message":
+                yield from self._done()
+                yield from self._begin_message()
+            part = self._items[-1]["content"][0]
+            part["text"] += text
+            part["logprobs"] += logprobs
+            yield self._of_item("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        for delta in piece.calls:
+            yield from self._called(delta)
+
+    def _begin_message(self) -> Iterator[dict[str, Any]]:
+        part: dict[str, Any] = {
+            "type": "output_text",
+            "text": "",
+            "annotations": [],
+            "logprobs": [],
+        }
+        item: dict[str, Any] = {
+            "type": "message", "id": f"msg_{secrets.token_hex(12)}", "role": "assistant",
+            "status": "in_progress", "content": [],
+        }  # fmt: skip
+        yield self._added(item)
+        item["content"] = [part]
+        yield self._of_item("content_part.added", content_index=0, part=dict(part, logprobs=[]))
+
+    def _called(self, delta: CallDelta) -> Iterator[dict[str, Any]]:
+        if delta.name is not None:
+            yield from self._done()
+            yield self._added(
+                {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", "call_id": delta.id,
+                 "name": delta.name, "arguments": "", "status": "in_progress"}
+            )  # fmt: skip
+        if delta.text:
+            self._items[-1]["arguments"] += delta.text
+            yield self._of_item("function_call_arguments.delta", delta=delta.text)
+
+    def _added(self, item: dict[str, Any]) -> dict[str, Any]:
+        self._items.append(item)
+        at = len(self._items) - 1
+        return self._event("response.output_item.added", output_index=at, item=dict(item))
+
+    def _done(self, status: str = "completed") -> Iterator[dict[str, Any]]:
+        """The end of the last item, if there is one that has not ended."""
+        if not self._items or self._items[-1]["status"] != "in_progress":
+            return
+        item = self._items[-1]
+        item["status"] = status
+        if item["type"] == "message":
+            part = item["content"][0]
+            yield self._of_item("output_text.done", content_index=0, text=part["text"],
+                                logprobs=part["logprobs"])  # fmt: skip
+            yield self._of_item("content_part.done", content_index=0, part=part)
+        else:
+            yield self._of_item("function_call_arguments.done", arguments=item["arguments"])
+        at = len(self._items) - 1
+        yield self._event("response.output_item.done", output_index=at, item=item)
+
+    def _ended(self, ended: Ended) -> Iterator[dict[str, Any]]:
+        [result] = ended.results
+        whole = result.finish_reason == "stop"
+        called = {call.id for call in result.tool_calls}
+        last = self._items[-1] if self._items else {}
+        yield from self._done(
+            "completed" if whole or last.get("call_id") in called else "incomplete"
+        )
+        usage = self._usage(ended)
+        self._body |= {
+            "status": "completed" if whole else "incomplete",
+            "completed_at": time.time() if whole else None,
+            "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {
+                    "cached_tokens": ended.reused,
+                    "cache_write_tokens": 0,
+                },
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+        self._body |= extras(result)
+        if self._body["store"]:
+            said = [item for item in self._items
+                    if item["type"] == "message" or item["call_id"] in called]  # fmt: skip
+            self._request.kept.keep(self._body["id"], [*self._request.items, *said])
