@@ -19,7 +19,7 @@ from edge.tensors import parameters, tensor_shapes
 
 CHECK_VARIABLE = "EDGE_MEMORY_CHECK"
 _MEMINFO = "/proc/meminfo"
-_GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _FLOAT = 4
 
 # Measured as growth of anonymous and file-backed resident memory, ONNX Runtime 1.31.1 and 1.23.2,
@@ -265,11 +265,11 @@ def _group() -> int | None:
     A limit may stand on any group above, and a container may show its own group as the root.
     """
     try:
-        lines = _OWN_GROUP.read_text().splitlines()
+        lines = OWN_GROUP.read_text().splitlines()
     except OSError:
         lines = []
     own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
-    places = [_GROUPS, *(_GROUPS / part for part in _stems(own))]
+    places = [GROUPS, *(GROUPS / part for part in _stems(own))]
     found = [left for left in map(_left, places) if left is not None]
     return min(found) if found else None
 

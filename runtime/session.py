@@ -97,6 +97,7 @@ class Session:
 
     Attributes:
         model: what it runs on.
+        drafting: who proposes tokens to verify, and when; None without a drafter.
     """
 
     def __init__(self, model: Model, **options: Unpack[SessionOptions]) -> None:
@@ -112,7 +113,7 @@ class Session:
         draft_tokens = options.get("draft_tokens")
         longest = options.get("max_prompt_tokens", MAX_PROMPT_TOKENS)
         levels = options.get("undo_levels", UNDO_LEVELS)
-        self._drafting: Drafting | None = None
+        self.drafting: Drafting | None = None
 
         faults = unknown_names(options, SessionOptions.__annotations__)
         with collecting(faults):
@@ -131,10 +132,10 @@ class Session:
             with collecting(faults):
                 from edge.runtime.speculate.choose import drafting
 
-                self._drafting = drafting(model, draft, draft_tokens, tree, capacity, accept)
+                self.drafting = drafting(model, draft, draft_tokens, tree, capacity, accept)
         refuse(faults)
-        if self._drafting is not None and window < self._drafting.window:
-            window = self._drafting.window
+        if self.drafting is not None and window < self.drafting.window:
+            window = self.drafting.window
             plan = model.engine.memory_plan(window=window, capacity=capacity)
         if (most := options.get("max_bytes")) is not None:
             _check_bytes(plan, max(1, levels) + _HELD, most)
@@ -367,7 +368,7 @@ class Session:
         mask = open_mask(tokenizer, params.constraint, continued=continued)
         # random numbers are copied: those of an answer that leaves no trace are not used up
         sampler = Sampler(params, restore_rng(now.rng), mask)
-        drafting = self._drafting
+        drafting = self.drafting
         if drafting is None and mask is not None:
             # speculation is imported where something may be drafted only
             from edge.runtime.speculate.grammar import GRAMMAR_ALONE as drafting

@@ -87,9 +87,9 @@ def write(
     payload = format_tensors(dict(tensors))
     extra_bytes = _format_extra(extra, file)
     prefix = _PREFIX.pack(MAGIC, VERSION, len(header), len(payload), len(extra_bytes))
-    digest = _digest(prefix, header, payload, extra_bytes)
+    sha = digest(prefix, header, payload, extra_bytes)
     try:
-        replace(file, (prefix, digest, header, payload, extra_bytes))
+        replace(file, (prefix, sha, header, payload, extra_bytes))
     except OSError as problem:
         raise StateError(
             f"cannot be written: {problem.strerror or problem}", file=file
@@ -98,14 +98,14 @@ def write(
 
 def _header(identity: Identity, layout: StateLayout, position: int) -> dict[str, Any]:
     return {
-        "identity": _told(identity),
+        "identity": told(identity),
         "position": position,
         "batch": layout.batch,
         "layout": {name: list(shape) for name, shape in _shapes(layout, position).items()},
     }
 
 
-def _told(identity: Identity) -> dict[str, str]:
+def told(identity: Identity) -> dict[str, str]:
     """What a file says that it belongs to."""
     return {name: value for name, value in asdict(identity).items() if name != "bundle"}
 
@@ -125,7 +125,7 @@ def _format_extra(extra: Mapping[str, Any], file: Path) -> bytes:
     return data
 
 
-def _digest(*parts: bytes) -> bytes:
+def digest(*parts: bytes) -> bytes:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -222,7 +222,7 @@ def _check_header(
     faults = Faults()
     if identity.bundle and header["identity"].get("model") == identity.bundle:
         header["identity"]["model"] = identity.model  # as earlier versions wrote it
-    for field, ours in _told(identity).items():
+    for field, ours in told(identity).items():
         theirs = header["identity"].get(field)
         if theirs != ours:
             faults.add(field, f"was saved with another {field}: {_short(theirs)}, "

@@ -6,9 +6,12 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 import edge
 from edge.export.exporter import export_checkpoint
 from edge.runtime.model import Model
+from edge.runtime.session import Session
 from tests.checkpoints import write_json
 from tests.state_spaces_checkpoints import save_mambabyte
 from tests.text_samples import spm_model
@@ -27,7 +30,7 @@ BYTES_CHAT = (
     "{%- if add_generation_prompt -%}Assistant:{%- endif -%}"
 )
 END = 6  # <|end|> in the SentencePiece model
-_ROOT = tempfile.TemporaryDirectory(prefix="edge-sessions-")
+ROOT = tempfile.TemporaryDirectory(prefix="edge-sessions-")
 
 
 @cache
@@ -35,7 +38,7 @@ def bundle(kind: str) -> Path:
     """chat (Mamba-2) and hybrid (with attention, 64 positions), both with a SentencePiece model and
     padding rows; bytes with a template; base: Mamba without a template, byte-level BPE.
     """
-    source, out = Path(_ROOT.name) / f"{kind}-source", Path(_ROOT.name) / kind
+    source, out = Path(ROOT.name) / f"{kind}-source", Path(ROOT.name) / kind
     if kind == "base":
         save_mamba(source)
     elif kind == "bytes":
@@ -54,6 +57,23 @@ def bundle(kind: str) -> Path:
 @cache
 def model(kind: str) -> Model:
     return edge.load(bundle(kind), threads=1)
+
+
+def states(session: Session) -> dict[str, np.ndarray]:
+    """What a session's state holds, by name, batch first."""
+    mark = session.snapshot().context.state
+    state = session.model.engine.new_state(window=max(1, mark.pending), capacity=session.capacity)
+    state.restore(mark)
+    assert state.position == session.position
+    return state.arrays()
+
+
+def same_bits(one: Session, other: Session) -> None:
+    """Two sessions have consumed the same, and their states are equal to the last bit."""
+    theirs = states(other)
+    for name, array in states(one).items():
+        assert array.tobytes() == theirs[name].tobytes(), name
+    assert (one.position, one.pending) == (other.position, other.pending)
 
 
 def _sentencepiece(folder: Path) -> None:

@@ -20,6 +20,7 @@ from edge.export.exporter import export_checkpoint
 from edge.runtime.model import Model
 from edge.runtime.session import Session
 from tests import checkpoints, transformers_checkpoints
+from tests.session_models import states
 
 _ROOT = tempfile.TemporaryDirectory(prefix="edge-speculation-")
 _WIDTH = 32
@@ -60,9 +61,8 @@ def check_same(plain: Session, drafting: Session) -> None:
     """Both hold the same tokens, and states that are as good as equal."""
     assert plain.tokens == drafting.tokens and plain.pending == drafting.pending
     assert plain.messages == drafting.messages
-    state, expected = drafting._context.state, plain._context.state.arrays()
-    assert state.tree is None and state.position == len(drafting.tokens)
-    for name, values in state.arrays().items():
+    expected = states(plain)
+    for name, values in states(drafting).items():
         np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-5)
 
 

@@ -81,10 +81,10 @@ def test_answers_that_loop_are_apart() -> None:
     runs = [DraftRun(9, 1.0, 1.0, 0.0, 0.0, None, share) for share in (0.1, 0.9, 0.5)]
     sides = {"none": DraftSide([runs, runs[::-1]]), "chain": DraftSide([runs])}
     for looping, places in ((False, [0, 2]), (True, [1])):
-        some = drafts._those(sides, looping)
+        some = drafts.those(sides, looping)
         assert some is not None and some["chain"].rounds == [[runs[at] for at in places]]
         assert len(some["none"].rounds) == 2
-    assert drafts._those({"none": DraftSide([runs[:1]])}, True) is None
+    assert drafts.those({"none": DraftSide([runs[:1]])}, True) is None
 
 
 def test_shown_in_80_columns() -> None:

@@ -188,7 +188,7 @@ def test_greedy_answers_are_the_same_with_every_drafter(
 ) -> None:
     """The plain way is one token a step, with no forced tokens drafted."""
     with monkeypatch.context() as patched:
-        patched.setattr(Speculative, "_forced", lambda self: NOTHING)
+        patched.setattr(Speculative, "forced", lambda self: NOTHING)
         plain = {name: answered(model(kind).session(), temperature=0, **form)
                  for name, (form, _) in FORMS.items()}  # fmt: skip
     for name, (form, _) in FORMS.items():
@@ -440,5 +440,4 @@ def test_the_bench_measures_the_mask_and_the_jump() -> None:
     assert "a token, µs" in constrained.mask_table(facts).markdown()
     jumps = constrained.jumps(model("base"), rounds=1)
     assert all(found["same"] for found in jumps.values()) and jumps["choices"]["forced"]
-    assert Speculative._forced.__name__ == "_forced"
     assert "yes" in constrained.jump_table(jumps, "base").markdown()

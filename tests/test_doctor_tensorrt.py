@@ -32,13 +32,13 @@ def test_tensorrt_without_its_python_module(
 ) -> None:
     source = f"int getInferLibVersion(void) {{ return {number}; }}"
     path = compiled(tmp_path, source)
-    monkeypatch.setattr(doctor_tensorrt, "_LIBRARIES", ("libnvinfer-none.so", str(path)))
+    monkeypatch.setattr(doctor_tensorrt, "LIBRARIES", ("libnvinfer-none.so", str(path)))
     for name in ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"):
         monkeypatch.setitem(sys.modules, name, None)
     found = judged("tensorrt", doctor_tensorrt.tensorrt, "")
     assert found.status == "broken" and f"{path} {shown} is here; " in found.detail
     assert found.remedy == bindings.how_to_install("tensorrt")
-    monkeypatch.setattr(doctor_tensorrt, "_LIBRARIES", ())
+    monkeypatch.setattr(doctor_tensorrt, "LIBRARIES", ())
     assert judged("tensorrt", doctor_tensorrt.tensorrt, "").status == "absent"
 
 
@@ -57,7 +57,7 @@ def test_the_plugin_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "broken", "there is no such file", library.COMMAND,
     )  # fmt: skip
     monkeypatch.delenv(library.VARIABLE)
-    monkeypatch.setattr(library, "_places", lambda: (tmp_path / "lib" / library.FILE,))
+    monkeypatch.setattr(library, "places", lambda: (tmp_path / "lib" / library.FILE,))
     found = judged("plugins", doctor_tensorrt.plugins, "")
     assert found.status == "absent" and library.COMMAND in str(found.remedy)
     folders = tmp_path / "good", tmp_path / "odd"

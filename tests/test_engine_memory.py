@@ -260,22 +260,22 @@ def test_what_control_groups_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\n")
 
     own = tmp_path / "cgroup"
-    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
-    monkeypatch.setattr(memory, "_OWN_GROUP", own)
+    monkeypatch.setattr(memory, "GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "OWN_GROUP", own)
     own.write_text("4:memory:/old\n0::/a/b\n")
-    assert memory._group() is None  # no group says anything
+    whole = memory.available_bytes()
+    assert whole is not None and whole > 1000, "no group says anything"
     group("a", "max", 50, 0)
     group("a/b", "1000", 900, 60)
-    assert memory._group() == 160
+    assert memory.available_bytes() == 160
     group("a", "500", 450, 0)  # a limit above, shared with others
-    assert memory._group() == 50
     assert memory.available_bytes() == 50
     group("a", "500", 600, 0)
-    assert memory._group() == 0
+    assert memory.available_bytes() == 0
     own.write_text("0::/../outside\n")
-    assert memory._group() is None
+    assert (memory.available_bytes() or 0) > 1000
     group(".", "70", 10, 0)  # a container's own group, shown as the root
-    assert memory._group() == 60
+    assert memory.available_bytes() == 60
 
 
 def test_a_bundle_runs(exported: Path) -> None:

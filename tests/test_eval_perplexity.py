@@ -180,7 +180,7 @@ def test_files_are_read_byte_for_byte(tmp_path: Path, monkeypatch: pytest.Monkey
     assert blocks == [Stretch(one, True), Stretch("second <|endoftext|>\nend", True)]
     assert sum(told) == path.stat().st_size
     monkeypatch.setattr(texts, "MAX_STRETCH", 12)
-    monkeypatch.setattr(texts, "_MAX_LINE", 16)
+    monkeypatch.setattr(texts, "MAX_LINE", 16)
     pieces = list(read_texts([path]))
     assert [p.first for p in pieces if isinstance(p, Stretch)].count(True) == 2 < len(pieces)
     assert "".join(p.text for p in pieces if isinstance(p, Stretch)) == (

@@ -42,7 +42,7 @@ from edge.plugins.hadamard.matrices import factors
 from edge.plugins.hadamard.reference import hadamard
 from edge.plugins.quantize.reference import fake_quantize
 from edge.runtime.model import Model
-from tests.session_models import _ROOT, bundle, model
+from tests.session_models import ROOT, bundle, model
 from tests.test_eval_command import PROSE, here, run, write
 
 SLOW = [
@@ -54,7 +54,7 @@ SLOW = [
 
 @cache
 def quantized(kind: str, quant: str, **choices: Any) -> Model:
-    out = Path(_ROOT.name) / "-".join([kind, quant, *map(str, choices.values())])
+    out = Path(ROOT.name) / "-".join([kind, quant, *map(str, choices.values())])
     source = floating_of(kind).path if kind == "demo" else bundle(kind).parent / f"{kind}-source"
     text = {} if quant in ("w4", "w8a8-dynamic") else {"calibrate": PROSE}
     size = {"calibrate_sequences": 4, "calibrate_length": 48} if text else {}

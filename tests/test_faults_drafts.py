@@ -187,8 +187,8 @@ def test_control_tokens_from_a_drafter_end_nothing_early(accept: str) -> None:
     session = target.session(draft="ngram", draft_tokens=4, accept=accept)
     plain = target.session().chat("one two", temperature=0, max_tokens=12).finish()
     for tokens in ((END, 1, 0, 2), (target.tokenizer.vocab_size, 399, 1, END)):
-        assert session._drafting is not None
-        session._drafting = replace(session._drafting, drafter=Says(tokens))
+        assert session.drafting is not None
+        session.drafting = replace(session.drafting, drafter=Says(tokens))
         session.reset()
         found = session.chat("one two", temperature=0, max_tokens=12).finish()
         assert found.speculation is not None and found.speculation.rounds

@@ -23,7 +23,7 @@ from edge.errors import EngineError
 from edge.runtime.model import Model
 from edge.runtime.session import Session
 from edge.runtime.state import Hold
-from tests.session_models import bundle, model
+from tests.session_models import bundle, model, states
 
 POINTS = int(os.environ.get("EDGE_FAULT_INTERRUPTS", "40"))
 ROOM = str(Path(edge.runtime.__path__[0]))
@@ -98,7 +98,7 @@ def fresh(engine: str, **options: Any) -> Session:
 def all_of(session: Session) -> tuple[Any, ...]:
     """What a session is: transcript, tokens and the state's bytes."""
     held = session.messages, session.tokens, session.pending, session.undo_levels
-    arrays = session._context.state.arrays()
+    arrays = states(session)
     return (*held, *(array.tobytes() for _, array in sorted(arrays.items())))
 
 

@@ -23,6 +23,7 @@ from edge.runtime import memory
 from edge.runtime.model import Model
 from edge.runtime.session import Session
 from tests.faulty_calls import in_child
+from tests.session_models import states
 
 TOKENS = int(os.environ.get("EDGE_SOAK_TOKENS", "30000"))
 LONGEST = 3000  # tokens of a talk; what was said is kept, 8 to 36 bytes a token
@@ -125,7 +126,7 @@ def live(tokens: str) -> None:
     new = edge.load("demo-draft", threads=1).session()
     for turn in talk.turns:
         said(new, turn)
-    ours, theirs = (s._context.state.arrays() for s in (talk.session, new))
+    ours, theirs = (states(s) for s in (talk.session, new))
     print(json.dumps({
         "tokens": talk.tokens, "half": seen[0], "end": seen[1], "left": left,
         "seconds": round(time.monotonic() - began), "cpu": round(time.process_time() - used),

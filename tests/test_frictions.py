@@ -53,11 +53,12 @@ def do(this: Chat, line: str) -> str:
 
 def test_a_stopped_prefill_says_what_was_read() -> None:
     session = model("chat").session()
-    generation = session.generate([9] * 400, max_tokens=3)
-    answer = generation._answer
-    checks = iter([None, None, None])  # three chunks of 16 are read
-    answer.halted = lambda: next(checks, "cancelled")  # type: ignore[method-assign]
-    result = generation.finish()
+
+    def progress(_: str, done: int, of: int) -> None:
+        if done == 48:  # three chunks of 16 have been read
+            session.cancel()
+
+    result = session.generate([9] * 400, max_tokens=3, on_progress=progress).finish()
     assert result.finish_reason == "cancelled" and result.prompt_tokens == 48
     assert session.tokens == ()
 

@@ -13,7 +13,7 @@ from onnx import ModelProto, numpy_helper
 
 from edge.errors import ExportError
 from edge.export.graph import GRAPH_FILE
-from edge.export.graph.agreement import _Track, rounded_values, verify_engine
+from edge.export.graph.agreement import Track, rounded_values, verify_engine
 from tests.onnx_ops import all_nodes
 from tests.quantized_models import built, network, plan_of, tokens_of
 from tests.test_graph_models import MODELS
@@ -91,7 +91,7 @@ def test_a_value_at_the_threshold_of_outliers_is_one_flip() -> None:
             "outliers": np.array([[6.0, 0.0], [0.0, 0.0]], np.float32)}  # fmt: skip
     for wrong, worst in ((0, 0), (9, 9)):
         engine["y"][1, 0] = 60 - wrong
-        track = _Track(engine, {"outliers": ("y", "scale")})
+        track = Track(engine, {"outliers": ("y", "scale")})
         for name, array in ours.items():
             found = track(name, torch.from_numpy(array))
             assert found is not None and np.array_equal(found, engine[name])

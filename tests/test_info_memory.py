@@ -196,7 +196,7 @@ def test_what_is_refused(run: Any) -> None:
 def test_accuracy_is_told_in_a_line_of_words() -> None:
     figures = {"kl_nats_per_token": 0.0044, "perplexity_before": 24.8, "perplexity": 25.0,
                "tokens": 1024, "engine": {"flips": 1e-6}}  # fmt: skip
-    told = info._figures(figures)
+    told = info.accuracy_line(figures)
     assert told == "KL in nats a token 0.0044, perplexity before 24.8, after 25.0, tokens 1024"
-    assert info._figures({"skipped": "too large"}) == "not measured: too large"
-    assert info._figures({}) == "not recorded"
+    assert info.accuracy_line({"skipped": "too large"}) == "not measured: too large"
+    assert info.accuracy_line({}) == "not recorded"

@@ -170,11 +170,9 @@ def test_an_interrupt_of_one_is_not_the_others(
             with suppress(_Interrupt):
                 said.append(session.generate("Hello", max_tokens=TOKENS, temperature=0).finish())
             if not said:
-                position = session._context.state.position
+                position = session.position
                 time.sleep(0.2)
-                assert session._context.state.position == position, (
-                    "another thread went on with the state"
-                )
+                assert session.position == position, "another thread went on with the state"
                 session.reset()
                 said += [session.generate("Hello", max_tokens=TOKENS, temperature=0).finish()] * 2
             return [one.tokens for one in said]

@@ -207,12 +207,12 @@ def test_what_no_launch_could_give(sm: int, changes: dict[str, int], said: str) 
     _, data = aot.compile_variant(rounding(), sm)
     metadata = {"name": "quantize", "global_scratch_size": 0, "profile_scratch_size": 0}
     fits = SimpleNamespace(**metadata, shared=64 << 10)
-    assert worker._described(rounding(), sm, fits, data).shared_bytes == 64 << 10
+    assert worker.described(rounding(), sm, fits, data).shared_bytes == 64 << 10
     with pytest.raises(ExportError, match=said):
         asks = SimpleNamespace(**{**metadata, "shared": 0, **changes})
-        worker._described(rounding(), sm, asks, data)
+        worker.described(rounding(), sm, asks, data)
     with pytest.raises(ExportError, match="blocks of 64 threads, not 128"):
-        worker._described(rounding(warps=4), sm, fits, data)
+        worker.described(rounding(warps=4), sm, fits, data)
 
 
 def test_one_that_fails_ends_the_others(compiled: Counter[tuple[str, int]]) -> None:
@@ -299,9 +299,9 @@ def own_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     copy = tmp_path / "plugins"
     shutil.copytree(catalogue.FOLDER, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(catalogue, "FOLDER", copy)
-    cache._sources.cache_clear()
+    cache.sources.cache_clear()
     yield copy
-    cache._sources.cache_clear()
+    cache.sources.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_a_kernel_is_compiled_again_when_its_file_or_one_that_it_imports_changes
     aot.compile_variants([rounding()], [87])
     with (own_sources / f"{file}.py").open("a") as changed:
         changed.write("# changed\n")
-    cache._sources.cache_clear()
+    cache.sources.cache_clear()
     aot.compile_variants([rounding()], [87])
     assert compiled[rounding().key, 87] == 1 + again
 
@@ -328,11 +328,11 @@ def test_what_a_file_imports_counts_with_what_that_imports(own_sources: Path) ->
     every = [
         file.stem.removeprefix("triton_") for file in sorted(own_sources.glob("*/triton_*.py"))
     ]
-    before = {name: cache._sources(name) for name in every}
+    before = {name: cache.sources(name) for name in every}
     assert len(set(before.values())) == len(every)
     (own_sources / "kernels/replay.py").write_text("# changed")
-    cache._sources.cache_clear()
-    changed = [name for name in every if cache._sources(name) != before[name]]
+    cache.sources.cache_clear()
+    changed = [name for name in every if cache.sources(name) != before[name]]
     # linear_conv imports conv, which imports replay
     assert sorted(changed) == ["conv", "linear_conv", "scan", "scan_chunked", "scan_heads"]
 

@@ -287,7 +287,7 @@ def test_each_side_is_held_against_its_own_memory(monkeypatch: pytest.MonkeyPatc
     own = roofline.Roof(2.0, 1.0, 1, None)
     monkeypatch.setattr(run, "measure_roof", lambda *_, **__: own)
     sides: list[dict[str, str]] = [{"engine": "cuda"}, {"engine": "ort", "provider": "cpu"}]
-    roofs = run._roofs(run.ProfileRequest("demo"), [run.memory_of(side) for side in sides])
+    roofs = run.roofs_of(run.ProfileRequest("demo"), [run.memory_of(side) for side in sides])
     assert roofs["cpu"] is own
     assert roofs["gpu"].read == roofs["gpu"].copy > 0 and roofs["gpu"].flops is None
     assert roofs["gpu"].buffer_bytes == 8 << 20

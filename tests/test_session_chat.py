@@ -209,17 +209,19 @@ def test_files_that_are_no_saved_session_change_nothing(tmp_path: Path) -> None:
     model("hybrid").session().save(tmp_path / "other")
     with pytest.raises(StateError):
         session.load(tmp_path / "other")
+    state = session.model.engine.new_state()
+    state.restore(session.snapshot().context.state)
     extra = {"session": 1, "messages": [], "tokens": list(session.tokens), "pending": None}
     for bad in [
         {}, {"session": 2}, extra, extra | {"rng": {}}, extra | {"tokens": [-1], "rng": {}},
         extra | {"tokens": [1.5]}, extra | {"messages": [{"role": "x" * 99, "content": ""}]},
         extra | {"pending": 1 << 40}, extra | {"messages": 5}, extra | {"tokens": []},
     ]:  # fmt: skip
-        session._context.state.save(tmp_path / "bad", json.loads(json.dumps(bad)))
+        state.save(tmp_path / "bad", json.loads(json.dumps(bad)))
         with pytest.raises(StateError):
             session.load(tmp_path / "bad")
         assert (session.tokens, session.messages, session.pending) == before
-        assert session._context.state.position == len(session.tokens)
+        assert session.position == len(session.tokens)
 
 
 def test_what_a_chat_refuses() -> None:

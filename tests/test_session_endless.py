@@ -12,7 +12,7 @@ from edge.errors import InputError, StateError
 from edge.runtime import prompts, transcript
 from edge.runtime.session import Session
 from edge.text.template import ChatTemplate, Message
-from tests.session_models import CHAT, model
+from tests.session_models import CHAT, model, same_bits
 
 SHOWN = 48
 KEPT = 300  # characters
@@ -27,13 +27,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def say(session: Session, turn: int) -> tuple[int, ...]:
     text = f"the state of robot {turn} " * (1 + turn % 3)
     return session.chat(text, max_tokens=1 + turn % 5, temperature=0, stop="x").finish().tokens
-
-
-def same(one: Session, other: Session) -> None:
-    theirs = other._context.state.arrays()
-    for name, array in one._context.state.arrays().items():
-        assert array.tobytes() == theirs[name].tobytes(), name
-    assert one.position == other.position and one.pending == other.pending
 
 
 def test_a_chat_goes_on_as_if_all_of_it_were_kept(
@@ -61,7 +54,7 @@ def test_a_chat_goes_on_as_if_all_of_it_were_kept(
                 again = [*bounded.messages, Message("user", "so")]
                 bounded.chat(again, max_tokens=1, temperature=0).finish()
                 bounded.undo()
-    same(bounded, whole)
+    same_bits(bounded, whole)
     assert whole.position == len(whole.tokens) > 1000
     assert sum(len(message.content) for message in bounded.messages) < 3 * KEPT
     assert bounded.messages[0] == Message("system", "be brief")
@@ -78,7 +71,7 @@ def test_a_text_goes_on_as_if_all_of_it_were_kept(
             expected = whole.generate("robots", max_tokens=5, temperature=0).finish().tokens
         assert bounded.generate("robots", max_tokens=5, temperature=0).finish().tokens == expected
         assert len(bounded.tokens) <= 2 * SHOWN + 16
-    same(bounded, whole)
+    same_bits(bounded, whole)
     assert bounded.tokens == whole.tokens[-len(bounded.tokens) :]
 
 
@@ -98,14 +91,14 @@ def test_another_transcript_is_read_from_its_beginning(short: None) -> None:
     for turn in range(30):
         say(session, turn)
     assert session.position > len(session.tokens)
-    talk = session._settled.talk
+    talk = session.snapshot().talk
     kept = [*talk.shown, Message("user", "so")]
     assert len(kept) < len(talk.messages)
     result = session.chat(kept, max_tokens=2, temperature=0).finish()
     assert result.reused_tokens == 0
     fresh = model("chat").session()
     assert fresh.chat(kept, max_tokens=2, temperature=0).finish().tokens == result.tokens
-    same(session, fresh)
+    same_bits(session, fresh)
 
 
 class Counting(ChatTemplate):
@@ -129,7 +122,7 @@ def test_a_template_that_renders_turns_differently_later(
     for turn in range(40):
         say(session, turn)
         assert session.position == len(session.tokens) <= 300 + 60
-    assert session._settled.talk.skipped
+    assert session.snapshot().talk.skipped
     with pytest.raises(InputError, match="at most 300"):
         session.chat("a robot " * 400)
 
@@ -138,9 +131,9 @@ def test_forged_places_are_refused(short: None, tmp_path: Path) -> None:
     session = model("chat").session()
     for turn in range(20):
         say(session, turn)
-    state = session._context.state
     session.save(tmp_path / "talk")
-    extra = model("chat").session()._context.state.load(tmp_path / "talk")
+    state = session.model.engine.new_state()
+    extra = state.load(tmp_path / "talk")
     assert extra["forgotten"] > 0 and extra["skipped"] > 0
     for key, value in itertools.product(
         ("forgotten", "gap", "skipped"), (-1, 1 << 70, 0.5, None, "1", True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -260,19 +261,22 @@ def test_one_answer_at_a_time_and_no_calls_from_inside_it() -> None:
     assert session.tokens == ()
 
 
-def test_two_threads_in_one_session_is_an_error_and_not_a_crash() -> None:
+def test_two_threads_in_one_session_is_an_error_and_not_a_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     session = model("bytes").session()
     generation = session.generate("the", max_tokens=1 << 31, **HOT)
     inside, release = threading.Event(), threading.Event()
-    real = session._context.step
+    engine = session.model.engine
+    real = engine.run
 
-    def slow(token: int) -> np.ndarray:
+    def slow(*arguments: Any, **options: Any) -> np.ndarray:
         inside.set()
         release.wait()
-        return real(token)
+        return real(*arguments, **options)
 
     next(generation)
-    session._context.step = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(engine, "run", slow)
     other = threading.Thread(target=lambda: next(generation))
     other.start()
     inside.wait()
@@ -292,14 +296,13 @@ def test_an_error_in_the_middle_leaves_no_trace(monkeypatch: pytest.MonkeyPatch)
     before = (session.tokens, session.pending)
     generation = session.generate(" two", max_tokens=9, **HOT)
     next(generation)
-    real = session._context.step
+    engine = session.model.engine
+    real = engine.run
 
-    def broken(token: int) -> np.ndarray:
-        logits = real(token).copy()
-        logits[:] = np.nan
-        return logits
+    def broken(*arguments: Any, **options: Any) -> np.ndarray:
+        return np.full_like(real(*arguments, **options), np.nan)
 
-    monkeypatch.setattr(session._context, "step", broken)
+    monkeypatch.setattr(engine, "run", broken)
     with pytest.raises(EngineError, match="logit"):
         list(generation)
     monkeypatch.undo()

@@ -83,11 +83,11 @@ DRAFT = [PAYS, TREES_PAY, TREES_ARE_DEAR, SHORT_ONES_PAY]
 PLAIN = [NEVER, SELDOM_RIGHT, DEAR_AND_POOR]
 
 
-def _best(world: World) -> Shape:
+def best_of(world: World) -> Shape:
     return min((NO_DRAFT, *ARMS), key=world.price)
 
 
-def _play(bandit: Bandit, world: World, rounds: int, seed: int) -> float:
+def play(bandit: Bandit, world: World, rounds: int, seed: int) -> float:
     """Seconds a token over some rounds, by expected tokens: what chance adds is no regret."""
     rng = np.random.default_rng(seed)
     seconds = tokens = 0.0
@@ -107,15 +107,15 @@ def _regrets(world: World, rounds: int, warm: int = 0) -> list[float]:
     for seed in range(8):
         bandit = Bandit(ARMS)
         if warm:
-            _play(bandit, world, warm, seed + 100)
-        found.append(_play(bandit, world, rounds, seed) / world.price(_best(world)) - 1)
+            play(bandit, world, warm, seed + 100)
+        found.append(play(bandit, world, rounds, seed) / world.price(best_of(world)) - 1)
     return found
 
 
 @pytest.mark.parametrize("world", DRAFT)
 def test_200_rounds_cost_little_more_than_those_of_the_best_shape(world: World) -> None:
     """Never to draft would cost 18 % more where it costs least."""
-    assert world.price(NO_DRAFT) > 1.18 * world.price(_best(world))
+    assert world.price(NO_DRAFT) > 1.18 * world.price(best_of(world))
     # what gains little is tried late, for it mostly gains nothing
     assert np.mean(_regrets(world, 200)) < (0.15 if world is SHORT_ONES_PAY else 0.1)
 
@@ -125,9 +125,9 @@ def test_what_is_chosen_most_is_mostly_as_good_as_the_best(world: World) -> None
     good = 0
     for seed in range(12):
         bandit = Bandit(ARMS)
-        _play(bandit, world, 400, seed)
+        play(bandit, world, 400, seed)
         most = max(bandit.pulls, key=bandit.pulls.__getitem__)
-        good += world.price(most) < 1.2 * world.price(_best(world))
+        good += world.price(most) < 1.2 * world.price(best_of(world))
     assert good > 9
 
 
@@ -148,16 +148,16 @@ def test_where_drafting_never_pays_most_rounds_are_not_asked_about() -> None:
 
 def test_trees_are_found_where_they_pay_and_left_alone_where_they_are_dear() -> None:
     for world, paying in ((TREES_PAY, True), (TREES_ARE_DEAR, False)):
-        assert _best(world).chain is not paying
+        assert best_of(world).chain is not paying
         bandit = Bandit(ARMS)
-        _play(bandit, world, 300, 1)
+        play(bandit, world, 300, 1)
         trees = sum(pulls for shape, pulls in bandit.pulls.items() if not shape.chain)
         assert (trees > 150) is paying
 
 
 @pytest.mark.parametrize("world", PLAIN)
 def test_drafting_that_never_pays_costs_little_once_that_is_known(world: World) -> None:
-    assert _best(world) is NO_DRAFT
+    assert best_of(world) is NO_DRAFT
     assert np.mean(_regrets(world, 500, warm=20)) < 0.03
 
 
@@ -171,15 +171,15 @@ def test_a_short_answer_is_not_spent_on_trying(world: World) -> None:
 
 def test_it_changes_its_mind_when_the_text_does() -> None:
     bandit = Bandit(ARMS)
-    _play(bandit, NEVER, 300, 1)
+    play(bandit, NEVER, 300, 1)
     assert bandit.pulls[NO_DRAFT] > 280
-    _play(bandit, PAYS, 500, 2)
+    play(bandit, PAYS, 500, 2)
     before = bandit.pulls[NO_DRAFT]
-    _play(bandit, PAYS, 100, 3)
+    play(bandit, PAYS, 100, 3)
     assert bandit.pulls[NO_DRAFT] - before < 10
-    _play(bandit, NEVER, 300, 4)
+    play(bandit, NEVER, 300, 4)
     before = bandit.pulls[NO_DRAFT]
-    _play(bandit, NEVER, 100, 5)
+    play(bandit, NEVER, 100, 5)
     assert bandit.pulls[NO_DRAFT] - before > 90
 
 
@@ -230,17 +230,17 @@ def test_a_drafter_that_mostly_has_nothing_to_say_is_asked_while_asking_is_free(
 def test_a_cold_first_step_does_not_make_drafts_look_good() -> None:
     bandit = Bandit(ARMS)
     bandit.learn(Round(NO_DRAFT, 0, (0,), (), 0.0, 20.0))
-    _play(bandit, NEVER, 60, 1)
+    play(bandit, NEVER, 60, 1)
     assert bandit.pulls[NO_DRAFT] > 50
 
 
 def test_one_round_that_took_for_ever_is_forgotten() -> None:
     bandit = Bandit(ARMS)
-    _play(bandit, PAYS, 200, 1)
+    play(bandit, PAYS, 200, 1)
     best = bandit.choose(NO_OUTLOOK)
     done = PAYS.play(best, np.random.default_rng(3))
     bandit.learn(Round(best, done.nodes, done.offered, done.ranks, 1000.0, 1000.0))
-    assert _play(bandit, PAYS, 100, 2) < 1.15 * PAYS.price(_best(PAYS))
+    assert play(bandit, PAYS, 100, 2) < 1.15 * PAYS.price(best_of(PAYS))
 
 
 @pytest.mark.parametrize(

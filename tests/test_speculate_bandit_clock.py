@@ -7,7 +7,15 @@ import pytest
 
 from edge.runtime.speculate.policy import NO_OUTLOOK, Bandit, Round
 from edge.runtime.speculate.shape import NO_DRAFT
-from tests.test_speculate_bandit import ARMS, DEAR_AND_POOR, PAYS, SELDOM_RIGHT, World, _best, _play
+from tests.test_speculate_bandit import (
+    ARMS,
+    DEAR_AND_POOR,
+    PAYS,
+    SELDOM_RIGHT,
+    World,
+    best_of,
+    play,
+)
 
 BUSY = 3.0  # times as slow as later
 
@@ -29,13 +37,13 @@ def test_drafts_that_were_slow_are_tried_again_when_steps_have_become_quick() ->
             done = PAYS.play(shape, rng)
             busy = BUSY if shape.nodes else 1.0
             bandit.learn(done._replace(draft_s=busy * done.draft_s, verify_s=busy * done.verify_s))
-        regrets.append(_play(bandit, PAYS, 200, seed) / PAYS.price(_best(PAYS)) - 1)
+        regrets.append(play(bandit, PAYS, 200, seed) / PAYS.price(best_of(PAYS)) - 1)
     assert np.mean(regrets) < 0.25, regrets
 
 
 def test_what_rounds_cost_goes_with_the_machine() -> None:
     bandit, rng = Bandit(ARMS), np.random.default_rng(1)
-    _play(bandit, DEAR_AND_POOR, 60, 1)
+    play(bandit, DEAR_AND_POOR, 60, 1)
     costs = bandit.experience.costs
     chain, before = ARMS[1], costs.step.value
     ratios = [sum(costs.drafting(chain.chain)) + sum(costs.verifying(chain.chain))]
@@ -52,12 +60,12 @@ def test_what_rounds_cost_goes_with_the_machine() -> None:
 
 def test_steps_that_were_slow_are_looked_at_again() -> None:
     for world in (DEAR_AND_POOR, SELDOM_RIGHT, PAYS):
-        price, regrets = world.price(_best(world)), []
+        price, regrets = world.price(best_of(world)), []
         for seed in range(8):
             # drafting has just begun when the machine becomes quicker
             bandit = _learned_beside_other_work(world, seed, 4)
-            _play(bandit, world, 150, seed + 50)
-            regrets.append(_play(bandit, world, 150, seed + 99) / price - 1)
+            play(bandit, world, 150, seed + 50)
+            regrets.append(play(bandit, world, 150, seed + 99) / price - 1)
         assert np.mean(regrets) < 0.04, (world, regrets)
 
 

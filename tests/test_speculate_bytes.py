@@ -27,8 +27,8 @@ def _session(tokens: int, accept: str = "exact") -> tuple[Session, TextDrafter]:
     session = demo("demo-bytes").session(
         draft=demo("demo-draft"), draft_tokens=tokens, accept=accept
     )
-    assert session._drafting is not None
-    drafter = session._drafting.drafter
+    assert session.drafting is not None
+    drafter = session.drafting.drafter
     assert isinstance(drafter, TextDrafter)
     return session, drafter
 
@@ -42,9 +42,9 @@ def _follow(drafter: TextDrafter, monkeypatch: pytest.MonkeyPatch) -> tuple[list
     ahead, read = drafter._ahead, drafter._read
 
     def watched_ahead(logits: Logits, begun: bytes, count: int) -> list[int]:
-        before = bytes(drafter._said.data) + begun
+        before = bytes(drafter.said.data) + begun
         found = ahead(logits, begun, count)
-        drafts.append((before, bytes(drafter._heard.data), len(found)))
+        drafts.append((before, bytes(drafter.heard.data), len(found)))
         return found
 
     def watched_read(tokens: Sequence[int]) -> Logits:
@@ -69,7 +69,7 @@ def test_long_drafts_fit_into_a_run_and_are_taken_back_to_whole_words(
     session, drafter = _session(tokens)
     drafts, reads = _follow(drafter, monkeypatch)
     assert _answers(session, 40) == _answers(demo("demo-bytes").session(), 40)
-    assert session._context.state.window == tokens + 1
+    assert session.drafting is not None and session.drafting.window == tokens + 1
     assert all(read == heard for read, heard, _ in drafts)
     # three words of the drafter's and more, of which the target mostly refuses the last ones
     assert max(count for *_, count in drafts) >= min(tokens, 30)
@@ -94,7 +94,7 @@ def test_keeping_the_first_word_that_is_not_whole_turns_it_red(
     kept = drafter._kept
 
     def planted(most: int, end: int) -> int:
-        return min(kept(most, end) + 1, len(drafter._said.tokens))
+        return min(kept(most, end) + 1, len(drafter.said.tokens))
 
     monkeypatch.setattr(drafter, "_kept", planted)
     _answers(session, 40)

@@ -22,7 +22,7 @@ from edge.runtime.speculate.ngram import CombinedDrafter, NgramDrafter
 from edge.runtime.speculate.policy import Bandit, Outlook, Policy, Round
 from edge.runtime.speculate.shape import LOOK_UP, MODEL, NO_DRAFT, Shape
 from tests.markov_models import SPECIAL, VOCAB, TableContext, TableDrafter, dense, deviation, table
-from tests.session_models import bundle, model
+from tests.session_models import bundle, model, states
 from tests.speculate_samples import third_tokens_are_alike
 
 TARGET = table(1, 1.0)
@@ -116,8 +116,8 @@ def demo(name: str) -> Model:
 
 
 def _by_chance(session: Session, shapes: Sequence[Shape]) -> Session:
-    assert session._drafting is not None
-    session._drafting = replace(session._drafting, policy=ByChance(shapes))
+    assert session.drafting is not None
+    session.drafting = replace(session.drafting, policy=ByChance(shapes))
     return session
 
 
@@ -132,8 +132,8 @@ def test_the_models_state_follows_while_look_ups_draft(kind: str) -> None:
         result = drafting.generate(prompt, **options).finish()
         assert result.tokens == expected.tokens
         assert plain.tokens == drafting.tokens and plain.pending == drafting.pending
-        state = plain._context.state.arrays()
-        for name, values in drafting._context.state.arrays().items():
+        state = states(plain)
+        for name, values in states(drafting).items():
             np.testing.assert_allclose(values, state[name], rtol=1e-4, atol=1e-5)
         figures = result.speculation
         assert figures is not None and figures.problem == ""
@@ -154,15 +154,15 @@ def test_the_models_state_follows_while_look_ups_draft(kind: str) -> None:
 def test_look_ups_go_on_where_the_model_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = model("chat").session().generate(PROMPT, max_tokens=40, **FEW).finish()
     session = _by_chance(model("chat").session(draft=again("chat")), CHAINS)
-    assert session._drafting is not None
-    drafter, calls = session._drafting.drafter, []
+    assert session.drafting is not None
+    drafter, calls = session.drafting.drafter, []
     assert isinstance(drafter, CombinedDrafter)
 
     def fails(*_: object) -> Draft:
         calls.append(1)
         raise EngineError("the logits are not finite")
 
-    monkeypatch.setattr(drafter._model, "propose", fails)
+    monkeypatch.setattr(drafter.model, "propose", fails)
     for answers in (1, 2):
         result = session.generate(PROMPT, max_tokens=40, **FEW).finish()
         assert result.tokens == expected.tokens
@@ -193,7 +193,7 @@ def test_through_text_the_drafter_follows_too() -> None:
 
 def test_who_drafts_without_a_shape_and_with_one() -> None:
     target, other = model("chat"), again("chat")
-    auto = target.session(draft=other)._drafting
+    auto = target.session(draft=other).drafting
     assert auto is not None and isinstance(auto.policy, Bandit)
     assert {arm.source for arm in auto.policy.arms[1:]} == {"model", "look-up"}
     for shape in ({"draft_tokens": 3}, {"draft_tree": (2, 1)}):
@@ -208,7 +208,7 @@ def test_who_drafts_without_a_shape_and_with_one() -> None:
 def test_long_look_ups_are_for_states_whose_longer_runs_take_little_memory() -> None:
     longest = {}
     for target in (demo("demo"), model("chat")):
-        drafting = target.session(draft="ngram")._drafting
+        drafting = target.session(draft="ngram").drafting
         assert drafting is not None and isinstance(drafting.policy, Bandit)
         longest[target.path.name] = max(arm.depth for arm in drafting.policy.arms)
         assert drafting.window == longest[target.path.name] + 1

@@ -16,7 +16,7 @@ from edge.runtime.sampling import Sampler
 from edge.runtime.session import Session
 from edge.runtime.speculate.accept import EXACT, Row, Rule, Top, rule_of
 from edge.runtime.speculate.draft import Draft
-from tests.session_models import bundle, model
+from tests.session_models import bundle, model, states
 
 VOCAB = 7
 GREEDY = Sampler(SamplingParams(temperature=0))
@@ -211,8 +211,8 @@ def _fits(session: Session) -> None:
     """The state is that of the tokens it says it has consumed."""
     fresh = session.model.session()
     fresh.generate(list(session.tokens), max_tokens=1).finish()
-    expected = fresh._context.state.arrays()
-    for name, values in session._context.state.arrays().items():
+    expected = states(fresh)
+    for name, values in states(session).items():
         np.testing.assert_allclose(values, expected[name], rtol=1e-3, atol=1e-4)
 
 
@@ -261,7 +261,7 @@ def test_bytes_by_rank_take_fewer_runs() -> None:
 def test_rules_have_the_names_they_are_asked_for_by() -> None:
     for name in ("exact", "top-1", "top-3", "top-400"):
         assert rule_of(name).name == name
-    assert model("chat").session(draft="ngram")._drafting.rule is EXACT
+    assert model("chat").session(draft="ngram").drafting.rule is EXACT
 
 
 @pytest.mark.parametrize(

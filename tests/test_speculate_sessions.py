@@ -120,7 +120,7 @@ def test_a_drafter_reads_what_is_new_and_all_of_another_talk(
     for text in ("one two three", "and then", "instead"):
         lengths.clear()
         session.chat(text, temperature=0, max_tokens=19).finish()
-        said, held = session.tokens, session._drafting.drafter._context.tokens
+        said, held = session.tokens, session.drafting.drafter.context.tokens
         # it has not heard the last round: three drafted tokens, and the target's own one
         known = len(said) - 4
         assert tuple(held[:known]) == said[:known]
@@ -134,7 +134,7 @@ def test_a_failing_drafter_is_given_up_and_the_answer_goes_on(
 ) -> None:
     expected = _session("chat", "none").generate(PROMPT, temperature=0, max_tokens=12).finish()
     session = _session("chat", "model")
-    drafter = session._drafting.drafter
+    drafter = session.drafting.drafter
     real, calls = drafter.propose, []
 
     def fails_later(*arguments: object) -> Draft:

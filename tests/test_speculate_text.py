@@ -153,8 +153,8 @@ def _sessions(
 
 
 def _drafter(session: Session) -> TextDrafter:
-    assert session._drafting is not None
-    drafter = session._drafting.drafter
+    assert session.drafting is not None
+    drafter = session.drafting.drafter
     assert isinstance(drafter, TextDrafter)
     return drafter
 
@@ -166,14 +166,14 @@ def _watched(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
 
     def watched(*arguments: object) -> Draft:
         draft = real(*arguments)  # type: ignore[arg-type]
-        heard, said = drafter._heard, drafter._said
+        heard, said = drafter.heard, drafter.said
         assert heard.tokens == [*arguments[0], arguments[1]]  # type: ignore[misc]
-        assert said.tokens == drafter._context.tokens
-        assert said.data[: drafter._agreed] == heard.data[: drafter._agreed]
+        assert said.tokens == drafter.context.tokens
+        assert said.data[: drafter.agreed] == heard.data[: drafter.agreed]
         if draft.tokens:
-            unread = len(heard.data) - drafter._agreed
+            unread = len(heard.data) - drafter.agreed
             assert unread < 24, "all but a word that has begun"
-            following = Transcript(drafter._target, control=b"\n")
+            following = Transcript(drafter.target, control=b"\n")
             following.follow([*heard.tokens, *draft.tokens])
             both = min(len(following.data), len(said.data))
             assert following.data[:both] == said.data[:both], "the draft is what it said"

@@ -260,7 +260,7 @@ def test_a_failure_in_the_middle_of_a_tree_leaves_no_trace(monkeypatch: pytest.M
 
 def test_a_drafter_that_says_nan_is_given_up_and_taken_up_again() -> None:
     plain, drafting = _sessions("llama")
-    context = drafting._drafting.drafter._context
+    context = drafting.drafting.drafter.context
     for turn in range(3):
         if turn == 1:
             state = context.state
@@ -280,12 +280,12 @@ def test_a_drafter_that_says_nan_is_given_up_and_taken_up_again() -> None:
 
 def test_memory_is_taken_with_the_session_and_counted() -> None:
     target, drafter = model("gpt_neox"), model("mamba")
-    drafting = target.session(draft=drafter, draft_tree=(3, 2, 1, 1))._drafting
+    drafting = target.session(draft=drafter, draft_tree=(3, 2, 1, 1)).drafting
     one = drafter.engine.new_state(window=6).nbytes
     batches = [drafter.engine.new_state(batch=size, window=1).nbytes for size in (3, 6)]
     assert drafting.drafter.nbytes == one + sum(batches)
     assert drafting.window == 1 + 3 + 6 + 6 + 6
-    assert target.session(draft=drafter, draft_tokens=4)._drafting.drafter.nbytes == one
+    assert target.session(draft=drafter, draft_tokens=4).drafting.drafter.nbytes == one
 
 
 @pytest.mark.parametrize(
@@ -319,20 +319,20 @@ def test_trees_of_those_who_say_one_thing_only() -> None:
 
 def test_what_the_bandit_has_learned_stays_with_the_session() -> None:
     _, drafting = _sessions("gpt_neox", draft_tree=None)
-    policy = drafting._drafting.policy
+    policy = drafting.drafting.policy
     assert isinstance(policy, Bandit)
     trees = [arm for arm in policy.arms if not arm.chain]
     assert policy.arms[0] is NO_DRAFT and trees
     pulls = [0]
     for _ in range(3):
         drafting.generate(PROMPT, temperature=0, max_tokens=20).finish()
-        assert drafting._drafting.policy is policy
+        assert drafting.drafting.policy is policy
         pulls.append(sum(policy.pulls.values()))
         drafting.undo()
     assert pulls == sorted(set(pulls))
     # the first answer steps once, to know what a step costs; later ones know
     assert policy.experience.costs.step.count > 0
-    attention = model("gpt_neox").session(draft=model("llama"))._drafting.policy
+    attention = model("gpt_neox").session(draft=model("llama")).drafting.policy
     assert all(arm.chain for arm in attention.arms)
 
 

@@ -197,7 +197,7 @@ def forge(
     )
     new = change(*parts)
     prefix = struct.pack("<8sIIQQ", magic, version, *(len(part) for part in new))
-    path.write_bytes(prefix + statefile._digest(prefix, *new) + b"".join(new))
+    path.write_bytes(prefix + statefile.digest(prefix, *new) + b"".join(new))
 
 
 @pytest.mark.parametrize(

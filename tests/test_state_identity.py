@@ -112,7 +112,7 @@ def test_states_saved_by_the_whole_manifest_are_still_read(
         return {"model": ours.bundle, **told}
 
     with monkeypatch.context() as earlier:
-        earlier.setattr(statefile, "_told", as_before)
+        earlier.setattr(statefile, "told", as_before)
         state = saved(folder, tmp_path / "state")
     assert identity.bundle.encode() in state.read_bytes()
     assert loads(folder, state) == 2

@@ -133,12 +133,12 @@ def _one_by_one() -> Iterator[None]:
     from edge.runtime.speculate.decode import Speculative
     from edge.runtime.speculate.draft import NOTHING
 
-    forced = Speculative._forced
-    Speculative._forced = lambda self: NOTHING  # type: ignore[method-assign]
+    forced = Speculative.forced
+    Speculative.forced = lambda self: NOTHING  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Speculative._forced = forced  # type: ignore[method-assign]
+        Speculative.forced = forced  # type: ignore[method-assign]
 
 
 def jumps(model: Model, rounds: int = ROUNDS) -> Facts:

@@ -174,7 +174,7 @@ def _real(
             found[PUBLIC, heat] = _together([found[name, heat] for name in public])
         for name, looping in ((OPEN, False), (LOOPING, True)):
             whole = found.get((PUBLIC, heat)) or found[next(iter(sets)), heat]
-            if (some := _those(whole, looping)) is not None:
+            if (some := those(whole, looping)) is not None:
                 found[name, heat] = some
         for name in (*sets, PUBLIC, OPEN, LOOPING):
             if (sides := found.get((name, heat))) is None:
@@ -209,7 +209,7 @@ def _together(sets: Sequence[dict[str, DraftSide]]) -> dict[str, DraftSide]:
     }  # fmt: skip
 
 
-def _those(sides: dict[str, DraftSide], looping: bool) -> dict[str, DraftSide] | None:
+def those(sides: dict[str, DraftSide], looping: bool) -> dict[str, DraftSide] | None:
     """The prompts whose plain answer goes round in a circle, or the others; None without any."""
     first = sides[NONE].rounds[0]
     places = [at for at, run in enumerate(first) if (run.repeated > LOOPS) == looping]

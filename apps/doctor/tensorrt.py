@@ -8,7 +8,7 @@ from edge.apps.doctor.ort import beside
 from edge.errors import EngineError
 from edge.runtime.cuda import install
 
-_LIBRARIES = ("libnvinfer.so.11", "libnvinfer.so.10", "libnvinfer.so.8")
+LIBRARIES = ("libnvinfer.so.11", "libnvinfer.so.10", "libnvinfer.so.8")
 
 Found = tuple[str, str, str | None]
 
@@ -36,7 +36,7 @@ def tensorrt(_: str) -> Found:
 
 def shared_library() -> str | None:
     """TensorRT's own library, without Python: its name and version."""
-    for name in _LIBRARIES:
+    for name in LIBRARIES:
         try:
             number = int(ctypes.CDLL(name).getInferLibVersion())
         except (OSError, AttributeError):

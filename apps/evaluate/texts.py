@@ -16,7 +16,7 @@ from edge.text.template import Message
 DOCUMENT_END = "<|endoftext|>"
 # characters encoded at once: a longer document is cut at a line's end and goes on in its state
 MAX_STRETCH = 4 << 20
-_MAX_LINE = 1 << 20
+MAX_LINE = 1 << 20
 _MAX_RECORD = 64 << 20
 
 Progress = Callable[[int], None]
@@ -72,7 +72,7 @@ def total_bytes(paths: Sequence[Path]) -> int:
 def _plain(path: Path, progress: Progress) -> Iterator[Stretch]:
     held: list[str] = []
     size, first, whole = 0, True, True  # `whole`: the next line begins where a line begins
-    for line in _lines(path, _MAX_LINE, progress):
+    for line in _lines(path, MAX_LINE, progress):
         if whole and line.rstrip("\r\n") == DOCUMENT_END:
             if held:
                 yield Stretch("".join(held), first)

@@ -171,7 +171,7 @@ def describe(facts: dict[str, Any]) -> str:
             facts["files"].get(facts["graphs"].get(DEVICE_GRAPH)),
             "made by an older version, or none is possible",
         ),
-        "accuracy": _figures(facts["accuracy"]),
+        "accuracy": accuracy_line(facts["accuracy"]),
         "source": facts["provenance"]["source"],
         "licence": facts["provenance"]["licence"] or "not stated",
         "fingerprint": facts["fingerprint"],
@@ -199,7 +199,7 @@ _ACCURACY = {
 }
 
 
-def _figures(accuracy: dict[str, Any]) -> str:
+def accuracy_line(accuracy: dict[str, Any]) -> str:
     """The figures that export measured against the fp32 network; --json has all of them."""
     if "skipped" in accuracy:
         return f"not measured: {accuracy['skipped']}"

@@ -221,7 +221,7 @@ def profile(request: ProfileRequest, say: Say = silent) -> ProfileResult:
     if request.explain:
         _explain(request, sides, say)
         say("measuring memory bandwidth")
-        roofs = _roofs(request, [memory_of(side.facts) for side in sides.values()])
+        roofs = roofs_of(request, [memory_of(side.facts) for side in sides.values()])
     logs = [(meter.source, meter.log) for meter in meters]
     return ProfileResult(
         request, plan, sides, before, after, share, logs, gpu, roofs, notes, drafted
@@ -235,7 +235,7 @@ def memory_of(facts: Mapping[str, Any]) -> str | None:
     return None if facts["engine"] == "ort" else "gpu"
 
 
-def _roofs(request: ProfileRequest, memories: Sequence[str | None]) -> dict[str, Roof]:
+def roofs_of(request: ProfileRequest, memories: Sequence[str | None]) -> dict[str, Roof]:
     """The roof of each memory that is read from."""
     found = {}
     if "gpu" in memories:

@@ -98,7 +98,7 @@ def _signed(array: NDArray[Any]) -> NDArray[Any]:
 
 
 @dataclass
-class _Track:
+class Track:
     """Compares what the reference rounds to with what the engine did, and goes on with that."""
 
     engine: dict[str, NDArray[Any]]
@@ -167,7 +167,7 @@ def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str
     reference = open_reference(folder)
     runner = GraphRunner(reference, config)
     free, _ = runner.run(tokens, runner.initial(1, tokens.shape[1]))
-    track = _Track(dict(recorder.values()), apart_too)
+    track = Track(dict(recorder.values()), apart_too)
     reference.hook = track
     held, _ = runner.run(tokens, runner.initial(1, tokens.shape[1]))
     figures = compare(held, found)
@@ -183,7 +183,7 @@ def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str
     }
 
 
-def _judge(track: _Track, figures: dict[str, float], count: int) -> None:
+def _judge(track: Track, figures: dict[str, float], count: int) -> None:
     remedy = "please report this model's config.json, the recipe and the processor"
     steps, name = track.worst
     if steps > 1:

@@ -32,13 +32,19 @@ _DIGEST = 64
 
 def entry(variant: Variant, sm: int, triton: str) -> Path:
     """Where the kernel is kept: by variant, architecture, Triton, ptxas and kernel sources."""
-    parts = (variant.key, str(sm), triton, sources(variant), *(_tool(name) for name in TOOLS))
+    parts = (
+        variant.key,
+        str(sm),
+        triton,
+        sources(variant.kernel),
+        *(_tool(name) for name in TOOLS),
+    )
     return cache_folder() / "kernels" / hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def precompiled(variant: Variant, sm: int) -> str:
     """The kernel's file name in a folder that EDGE_PRECOMPILED names."""
-    parts = (variant.key, str(sm), sources(variant))
+    parts = (variant.key, str(sm), sources(variant.kernel))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -86,16 +92,12 @@ def write(path: Path, made: Compiled) -> None:
             raise
 
 
-def sources(variant: Variant) -> str:
-    """SHA-256 over what a kernel is made of: its file, those it imports, how it is compiled."""
-    return _sources(variant.kernel.partition(".")[0])
-
-
 @functools.cache
-def _sources(kernel: str) -> str:
+def sources(kernel: str) -> str:
+    """SHA-256 over what a kernel is made of: its file, those it imports, how it is compiled."""
     # constants that kernels read, and the exact way to compile them
     files = {Path(launch.__file__), Path(__file__).with_name("worker.py")}
-    waiting = [catalogue.kernel_file(kernel)]
+    waiting = [catalogue.kernel_file(kernel.partition(".")[0])]
     while waiting:
         file = waiting.pop()
         if file is None or file in files or not file.exists():

@@ -110,7 +110,7 @@ class InterpretDevice:
                 remedy="pip install 'mamba-edge[kernels]'; in a checkout, make test does",
             )
         self._package = package
-        self._memories: weakref.WeakSet[GuardedMemory] = weakref.WeakSet()
+        self.memories: weakref.WeakSet[GuardedMemory] = weakref.WeakSet()
         self._hosts: dict[int, weakref.ref[Bytes]] = {}
         self._recording: list[Callable[[], None]] | None = None
         self._launched: list[str] = []
@@ -119,7 +119,7 @@ class InterpretDevice:
 
     def allocate(self, nbytes: int) -> GuardedMemory:
         memory = GuardedMemory(nbytes)
-        self._memories.add(memory)
+        self.memories.add(memory)
         return memory
 
     def host(self, nbytes: int) -> Bytes:
@@ -202,7 +202,7 @@ class InterpretDevice:
         kind, _, multiple = kind[1:].partition(":")
         address = int(value)
         memory = next(
-            (m for m in self._memories if m.address <= address <= m.address + m.nbytes), None
+            (m for m in self.memories if m.address <= address <= m.address + m.nbytes), None
         )
         if memory is None or address % int(multiple or _TYPES[kind][0]):
             what = "points nowhere" if memory is None else "is not aligned as promised"
@@ -248,7 +248,7 @@ class InterpretDevice:
     def wait(self) -> None:
         """Raises EngineError when a guard zone was written since the last time."""
         launched, self._launched = dict.fromkeys(self._launched), []
-        for memory in self._memories:
+        for memory in self.memories:
             for where, zone in zip(("before", "after"), memory.guards, strict=True):
                 if (zone != _GUARD_BYTE).any():
                     memory.guard()

@@ -73,7 +73,7 @@ def compile_here(variant: Variant, sm: int) -> tuple[CompiledKernel, str, bytes]
         },
     )
     cubin = built.asm["cubin"]
-    return _described(variant, sm, built.metadata, cubin), get_ptxas(sm).version, cubin
+    return described(variant, sm, built.metadata, cubin), get_ptxas(sm).version, cubin
 
 
 def _function(variant: Variant) -> Any:
@@ -111,7 +111,7 @@ def _signature(
     return signature, aligned
 
 
-def _described(variant: Variant, sm: int, metadata: Any, cubin: bytes) -> CompiledKernel:
+def described(variant: Variant, sm: int, metadata: Any, cubin: bytes) -> CompiledKernel:
     for what in ("global_scratch_size", "profile_scratch_size"):
         if getattr(metadata, what):
             raise ExportError(f"needs {getattr(metadata, what)} bytes of {what}, there are none")

@@ -62,8 +62,8 @@ class CoreDevice:
         """
         self._modules = install.load()
         self._faults = DriverFaults(self._modules.api)
-        self._place = place.choose(self._modules, self._faults, device, stream)
-        self._turns = Turns(self._modules, self._faults, self._place)
+        self.place = place.choose(self._modules, self._faults, device, stream)
+        self._turns = Turns(self._modules, self._faults, self.place)
         self._limit_s = limit_s
         self._graph: CoreGraph | None = None
         # what was replayed last and when, until it is waited for
@@ -71,8 +71,8 @@ class CoreDevice:
         # what copies under way use; the driver does not keep it alive
         self._under_way: dict[int, object] = {}
         with self._turns, self._faults.of("asking the GPU"):
-            gpu = self._modules.core.Device(self._place.ordinal)
-            self.name = f"GPU {self._place.ordinal} ({gpu.name})"
+            gpu = self._modules.core.Device(self.place.ordinal)
+            self.name = f"GPU {self.place.ordinal} ({gpu.name})"
             major, minor = gpu.compute_capability
             self.sm = 10 * int(major) + int(minor)
             self.integrated = bool(gpu.properties.integrated)
@@ -97,7 +97,7 @@ class CoreDevice:
             if self._turns.freeing:
                 self._poll()
                 self._turns.free_now()
-            got = core_memory.allocate(self._turns, self._place.ordinal, nbytes, self.integrated)
+            got = core_memory.allocate(self._turns, self.place.ordinal, nbytes, self.integrated)
             self._fill(got.address, nbytes, 0)
             return got
 
@@ -108,7 +108,7 @@ class CoreDevice:
         less than `nbytes`, not on 256 bytes.
         """
         with self._turns:
-            return core_memory.borrow(self._turns, self._place.ordinal, address, nbytes, owner)
+            return core_memory.borrow(self._turns, self.place.ordinal, address, nbytes, owner)
 
     def host(self, nbytes: int) -> Bytes:
         self._not_recording("allocate")
@@ -151,7 +151,7 @@ class CoreDevice:
             return
         doing = f"copying {nbytes} bytes {where}"
         with self._turns, self._faults.of(doing):
-            self._faults.check(call(to, start, nbytes, self._place.handle), doing)
+            self._faults.check(call(to, start, nbytes, self.place.handle), doing)
 
     def _fill(self, address: int, nbytes: int, byte: int) -> None:
         if nbytes == 0:
@@ -159,7 +159,7 @@ class CoreDevice:
         doing = f"filling {nbytes} bytes"
         call = self._modules.api.cuMemsetD8Async
         with self._faults.of(doing):
-            self._faults.check(call(address, byte, nbytes, self._place.handle), doing)
+            self._faults.check(call(address, byte, nbytes, self.place.handle), doing)
 
     def _keep(self, *used: object) -> None:
         """Until the stream is waited for; what a graph uses, as long as the graph."""
@@ -180,7 +180,7 @@ class CoreDevice:
         self._not_recording("load a kernel")
         with self._turns:
             loaded = core_kernel.load(
-                self._modules, self._faults, self._place.ordinal, variant, compiled, cubin
+                self._modules, self._faults, self.place.ordinal, variant, compiled, cubin
             )
             self._turns.hold(loaded)
             return loaded
@@ -193,7 +193,7 @@ class CoreDevice:
             try:
                 answer = self._modules.api.cuLaunchKernel(
                     kernel.function, *grid, kernel.threads, 1, 1, kernel.shared,
-                    self._place.handle, kernel.parameters, 0,
+                    self.place.handle, kernel.parameters, 0,
                 )  # fmt: skip
             except Exception as fault:
                 raise self._faults.translated(fault, _launching(kernel, grid)) from fault
@@ -208,7 +208,7 @@ class CoreDevice:
         uses.
         """
         with self._turns:
-            work(int(self._place.handle))
+            work(int(self.place.handle))
 
     def keep(self, holder: Any, objects: list[Any]) -> None:
         """Drop another library's `objects`, made in this device's context, when `holder` dies and
@@ -228,7 +228,7 @@ class CoreDevice:
         graph, doing = CoreGraph(self), "recording a graph"
         self._turns.hold(graph)
         with self._turns, self._faults.of(doing):
-            graph.builder = self._place.stream.create_graph_builder()
+            graph.builder = self.place.stream.create_graph_builder()
             graph.builder.begin_building()
             self._graph, self._turns.recorder = graph, threading.get_ident()
         try:
@@ -237,7 +237,7 @@ class CoreDevice:
                 graph.builder.end_building()
                 graph.executable = graph.builder.complete()
                 # what the first launch would otherwise allocate
-                graph.executable.upload(self._place.stream)
+                graph.executable.upload(self.place.stream)
             out.append(graph)
         finally:
             # what failed is thrown away, and the stream must not go on recording
@@ -249,7 +249,7 @@ class CoreDevice:
         """Issue a recorded graph: one launch. Raises EngineError."""
         self._not_recording("replay")
         with self._turns, self._faults.of("launching a graph"):
-            graph.executable.launch(self._place.stream)
+            graph.executable.launch(self.place.stream)
             self._keep(graph)
             self._running = (graph, time.monotonic())
 
@@ -269,7 +269,7 @@ class CoreDevice:
 
     def _poll(self) -> None:
         """Ask, so that an interrupt and the limit are noticed, which a blocking call ignores."""
-        query, handle = self._modules.api.cuStreamQuery, self._place.handle
+        query, handle = self._modules.api.cuStreamQuery, self.place.handle
         not_ready = self._modules.api.CUresult.CUDA_ERROR_NOT_READY
         running, self._running = self._running, None
         began = time.monotonic()

@@ -101,7 +101,7 @@ class Speculative:
             steps.say(token)
             yield token
             began = time.perf_counter()
-            draft = self._forced()
+            draft = self.forced()
             if draft.tokens:
                 shape = Shape.of_chain(len(draft.tokens), GRAMMAR)
                 path, following, _ = self._round(token, draft, shape, NO_OUTLOOK, began)
@@ -166,7 +166,7 @@ class Speculative:
         # one token more than the draft is deep comes out of a round
         return chosen, chosen.within(self._remaining() - 1, self._room())
 
-    def _forced(self) -> Draft:
+    def forced(self) -> Draft:
         """What the answer's grammar leaves no choice about."""
         mask = self._steps.sampler.mask
         room = 0 if mask is None else min(self._remaining() - 1, self._room())

@@ -159,7 +159,7 @@ class ModelDrafter(Drafter):
         one for each width that its trees have above the last depth.
         """
         self._name = name
-        self._context = context
+        self.context = context
         self._vocabulary = vocabulary
         self._special = special
         self._batches = batches
@@ -171,7 +171,7 @@ class ModelDrafter(Drafter):
 
     @property
     def nbytes(self) -> int:
-        states = (self._context.state, *self._batches.values())
+        states = (self.context.state, *self._batches.values())
         return sum(state.nbytes for state in states)
 
     def begin(self) -> None:
@@ -180,7 +180,7 @@ class ModelDrafter(Drafter):
     def propose(
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
-        capacity = self._context.state.capacity
+        capacity = self.context.state.capacity
         if capacity is not None:
             shape = shape.within(capacity - len(tokens), shape.nodes)
         if not shape.nodes:
@@ -190,7 +190,7 @@ class ModelDrafter(Drafter):
             return self._grown(logits, shape, Growth(sampler, recent, self._special))
         except EdgeError:
             # whatever is wrong with the state, the next answer is not to find it
-            self._context.clear()
+            self.context.clear()
             self._known = 0
             raise
 
@@ -198,15 +198,15 @@ class ModelDrafter(Drafter):
         """Logits after all there is, of which what is new is run."""
         known, read = self._known, self._vocabulary.read
         wanted = read([*tokens[known:], pending])
-        reused = self._context.align(wanted, known)
+        reused = self.context.align(wanted, known)
         if reused < known:  # its state does not go back that far
             known, wanted = 0, read([*tokens, pending])
         self._known = len(tokens) + 1
-        return self._context.advance(wanted[reused - known :])
+        return self.context.advance(wanted[reused - known :])
 
     def _grown(self, logits: Logits, shape: Shape, growth: Growth) -> Draft:
         rows: Sequence[Logits] = [logits]
-        state, allowed = self._context.state, self._vocabulary.allowed
+        state, allowed = self.context.state, self._vocabulary.allowed
         for depth, count in enumerate(shape.branches, 1):
             tokens = growth.add(map(allowed, rows), count)
             if depth < shape.depth:
@@ -218,12 +218,12 @@ class ModelDrafter(Drafter):
         logits of each, and the state.
         """
         if len(tokens) == 1:
-            return [self._context.step(tokens[0])], state
+            return [self.context.step(tokens[0])], state
         if len(tokens) > state.batch:
             wide = self._batches[len(tokens)]
             state.spread(wide)
             state = wide
-        logits = self._context.engine.run(np.asarray(tokens, np.int64)[:, None], state)
+        logits = self.context.engine.run(np.asarray(tokens, np.int64)[:, None], state)
         return list(logits[:, 0]), state
 
 

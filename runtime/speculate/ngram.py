@@ -118,21 +118,21 @@ class CombinedDrafter(Drafter):
     _HOPELESS = 1 << 40
 
     def __init__(self, model: Drafter, look_up: NgramDrafter) -> None:
-        self._model = model
+        self.model = model
         self._look_up = look_up
         self._read = 0  # tokens of this text that the model was asked with last
         self._failed = False  # in this answer
 
     @property
     def name(self) -> str:
-        return f"{self._model.name} and {self._look_up.name}"
+        return f"{self.model.name} and {self._look_up.name}"
 
     @property
     def nbytes(self) -> int:
-        return self._model.nbytes + self._look_up.nbytes
+        return self.model.nbytes + self._look_up.nbytes
 
     def begin(self) -> None:
-        self._model.begin()
+        self.model.begin()
         self._look_up.begin()
         self._failed = False
 
@@ -151,6 +151,6 @@ class CombinedDrafter(Drafter):
         if self._failed:
             return NOTHING
         self._read, self._failed = 0, True  # where it fails, nothing is known
-        draft = self._model.propose(tokens, pending, shape, sampler, recent)
+        draft = self.model.propose(tokens, pending, shape, sampler, recent)
         self._read, self._failed = len(tokens) + 1, False
         return draft

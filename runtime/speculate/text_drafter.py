@@ -49,15 +49,15 @@ class TextDrafter(Drafter):
         `longest`: the most tokens of its own that it steps ahead.
         """
         self._name = name
-        self._context = context
+        self.context = context
         self._own = own
-        self._target = target
+        self.target = target
         self._longest = longest
         self._greedy = Sampler(SamplingParams(temperature=0))
         self._pieces = Pieces(own)
-        self._heard = Transcript(target, control=b"\n")
-        self._said = Transcript(own)
-        self._agreed = 0  # bytes that both begin with, at least
+        self.heard = Transcript(target, control=b"\n")
+        self.said = Transcript(own)
+        self.agreed = 0  # bytes that both begin with, at least
         self._began = True
 
     @property
@@ -66,7 +66,7 @@ class TextDrafter(Drafter):
 
     @property
     def nbytes(self) -> int:
-        return self._context.state.nbytes
+        return self.context.state.nbytes
 
     def begin(self) -> None:
         self._began = True
@@ -75,7 +75,7 @@ class TextDrafter(Drafter):
         self, tokens: Sequence[int], pending: int, shape: Shape, sampler: Sampler, recent: list[int]
     ) -> Draft:
         """See `Drafter.propose`. Raises EngineError also for text that it cannot write."""
-        context, said = self._context, self._said
+        context, said = self.context, self.said
         self._hear(tokens, pending)
         said.cut(len(context.tokens))
         end = self._readable()
@@ -87,22 +87,22 @@ class TextDrafter(Drafter):
             return NOTHING
         logits = self._following(kept, fresh)
         said.follow(fresh, kept)
-        self._agreed = end
-        ids = self._ahead(logits, bytes(self._heard.data[end:]), shape.depth)
+        self.agreed = end
+        ids = self._ahead(logits, bytes(self.heard.data[end:]), shape.depth)
         return Draft(tuple(ids), (None,) * len(ids))
 
     # -- following the target ---------------------------------------------------------------------
 
     def _hear(self, tokens: Sequence[int], pending: int) -> None:
-        known = 0 if self._began else len(self._heard.tokens)
-        stayed = self._heard.follow([*tokens[known:], pending], known)
-        self._agreed = min(self._agreed, stayed)
+        known = 0 if self._began else len(self.heard.tokens)
+        stayed = self.heard.follow([*tokens[known:], pending], known)
+        self.agreed = min(self.agreed, stayed)
         self._began = False
 
     def _readable(self) -> int:
         """How many bytes of the target's text are read as they are; a draft begins as the rest."""
-        heard = self._heard.data
-        if self._target.kind == "bytes" and self._own.kind != "bytes":
+        heard = self.heard.data
+        if self.target.kind == "bytes" and self._own.kind != "bytes":
             for at in range(len(heard), max(-1, len(heard) - _LONGEST_WORD), -1):
                 if begins_word(heard, at):
                     return at
@@ -112,9 +112,9 @@ class TextDrafter(Drafter):
         """The target's text, `end` bytes of it, in own tokens: (how many of those it has read stay,
         those to be read after them). None are to be read where the text has none.
         """
-        heard, said = self._heard.data, self._said
-        self._agreed = agreement(said.data, heard, self._agreed)
-        kept = self._kept(said.tokens_within(min(self._agreed, end)), end)
+        heard, said = self.heard.data, self.said
+        self.agreed = agreement(said.data, heard, self.agreed)
+        kept = self._kept(said.tokens_within(min(self.agreed, end)), end)
         start = said.end(kept)
         fresh = [] if kept else self._opening()
         if start == end:
@@ -138,10 +138,10 @@ class TextDrafter(Drafter):
 
     def _kept(self, most: int, end: int) -> int:
         """How many of the first `most` own tokens stay: up to the word that goes on, in reach."""
-        said, heard = self._said, self._heard.data
+        said, heard = self.said, self.heard.data
         if said.end(most) == end:
             return most
-        lowest = max(0, len(said.tokens) - self._context.state.reach, most - BACK)
+        lowest = max(0, len(said.tokens) - self.context.state.reach, most - BACK)
         for count in range(most, lowest - 1, -1):
             if begins_word(heard, said.end(count)):
                 return count
@@ -151,17 +151,17 @@ class TextDrafter(Drafter):
 
     def _following(self, kept: int, fresh: list[int]) -> Logits:
         """Logits after the first `kept` own tokens and `fresh` ones."""
-        reused = self._context.align(fresh, kept)
+        reused = self.context.align(fresh, kept)
         if reused < kept:  # the state does not go back that far
-            return self._read(self._said.tokens[:kept] + fresh)
+            return self._read(self.said.tokens[:kept] + fresh)
         return self._read(fresh[reused - kept :])
 
     def _read(self, tokens: Sequence[int]) -> Logits:
         """Consume tokens; the last one can be taken back, for nothing new may follow it."""
-        if len(tokens) > self._context.state.window:
-            self._context.feed(tokens[:-1], lambda: False)
+        if len(tokens) > self.context.state.window:
+            self.context.feed(tokens[:-1], lambda: False)
             tokens = tokens[-1:]
-        return self._context.advance(tokens)
+        return self.context.advance(tokens)
 
     # -- going ahead ------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class TextDrafter(Drafter):
         for left in reversed(range(self._longest)):
             token = self._choice(logits, begun[len(drafted) :])
             if token in self._own.eos:
-                return [*ids, *self._target.eos[:1]][:count]
+                return [*ids, *self.target.eos[:1]][:count]
             piece = b"" if token is None else self._own.token_bytes(token)
             drafted += piece
             found = self._read_by_target(bytes(drafted[len(begun) :]), bool(begun))
@@ -183,8 +183,8 @@ class TextDrafter(Drafter):
             ids = found
             if len(ids) >= count or not left:
                 break
-            logits = self._context.step(token)
-            self._said.append(token)
+            logits = self.context.step(token)
+            self.said.append(token)
         return ids[:count]
 
     def _choice(self, logits: Logits, begun: bytes) -> int | None:
@@ -197,7 +197,7 @@ class TextDrafter(Drafter):
 
     def _read_by_target(self, fresh: bytes, begun: bool) -> list[int] | None:
         """Text that the target has not said yet in its tokens; None where it has none for it."""
-        if self._target.kind == "bytes":
+        if self.target.kind == "bytes":
             return list(fresh)
         if begun:  # the rest of a character is no text by itself
             return None
@@ -205,4 +205,4 @@ class TextDrafter(Drafter):
             text = fresh[: whole_characters(fresh)].decode()
         except UnicodeDecodeError:
             return None
-        return spelled(self._target, text, self._heard.tokens[-1]) if text else []
+        return spelled(self.target, text, self.heard.tokens[-1]) if text else []

@@ -68,7 +68,7 @@ def build(
     little memory, a graph that TensorRT refuses. Whatever is raised, an interrupt too, the cache is
     as it was.
     """
-    job = _Job(bundle, order, trt, library, gpu, report)
+    job = Job(bundle, order, trt, library, gpu, report)
     path = None if order.force else cache.there(job.components, order.sizes)
     if path is not None:
         with sealed.read(path) as found:
@@ -85,7 +85,7 @@ def build(
     return job.built(path, len(made.engine), seconds, notes)
 
 
-class _Job:
+class Job:
     """One build: what the engine depends on, and how it is made."""
 
     def __init__(

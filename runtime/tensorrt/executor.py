@@ -103,7 +103,7 @@ class GraphExecutor:
         """`rebuild`: the command that builds it for other sizes."""
         self.launches = launches
         self.sizes = sizes
-        self._contexts = contexts
+        self.contexts = contexts
         self._rebuild = rebuild
         # what the engine does not have of them are inputs of it
         self.constants = launches.weights.addresses()
@@ -123,15 +123,15 @@ class GraphExecutor:
     @property
     def weights_bytes(self) -> int:
         """The graph's own, and what applying reads."""
-        return self._contexts.weights_bytes + self.launches.weights_bytes
+        return self.contexts.weights_bytes + self.launches.weights_bytes
 
     @property
     def trees(self) -> bool:
-        return self._contexts.trees
+        return self.contexts.trees
 
     @property
     def scratch_bytes(self) -> int:
-        return self._contexts.scratch_bytes
+        return self.contexts.scratch_bytes
 
     def inputs(self, program: int) -> Mapping[str, Buffer]:
         """All of the graph's, whichever the run."""
@@ -149,7 +149,7 @@ class GraphExecutor:
             LOGITS: runs.logits_bytes(spacious.rows),
             PICKED: runs.picked_bytes(spacious.rows),
         }
-        if not self._contexts.in_place:
+        if not self.contexts.in_place:
             for name, (dtype, shape) in lasting(runs).items():
                 nbytes[name + OUT] = ITEM_SIZE[dtype] * math.prod(shape)
         return Arena(*packed(nbytes, ALIGNMENT))
@@ -173,9 +173,9 @@ class GraphExecutor:
         faults.refuse(EngineError, remedy=f"build it for more: {larger}")
 
     def issuer(self, runs: StateRuns, state: DeviceState) -> GraphIssuer:
-        copies = None if self._contexts.in_place else Copies(state, self.launches.device)
+        copies = None if self.contexts.in_place else Copies(state, self.launches.device)
         launches = self.launches.issuer(runs, state)
-        return GraphIssuer(self._contexts, launches, runs, self.constants, copies)
+        return GraphIssuer(self.contexts, launches, runs, self.constants, copies)
 
 
 class GraphIssuer:
@@ -191,7 +191,7 @@ class GraphIssuer:
         constants: Mapping[str, int],
         copies: Copies | None,
     ) -> None:
-        self._contexts = contexts
+        self.contexts = contexts
         self._launches = launches
         self._runs = runs
         self._constants = constants
@@ -207,7 +207,7 @@ class GraphIssuer:
         bound = self._own.get(whole)
         if bound is None:
             run = GraphRun(symbols(self._runs, key), shapes(self._runs, key), addresses)
-            bound = self._contexts.bound(run, own=recorded)
+            bound = self.contexts.bound(run, own=recorded)
             if recorded:
                 self._own[whole] = bound
         else:

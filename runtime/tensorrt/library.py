@@ -97,18 +97,18 @@ def find() -> Path:
         if not path.is_file():
             raise EngineError("there is no such file", file=path, field=VARIABLE, remedy=COMMAND)
         return path.absolute()
-    for path in _places():
+    for path in places():
         if path.is_file():
             return path
     raise EngineError(
         f"the plugin library ({FILE}) is not built: looked in "
-        f"{' and '.join(str(path.parent) for path in _places())}",
+        f"{' and '.join(str(path.parent) for path in places())}",
         field=VARIABLE,
         remedy=f"build it, or name it in {VARIABLE}: {COMMAND}",
     )
 
 
-def _places() -> tuple[Path, ...]:
+def places() -> tuple[Path, ...]:
     package = Path(edge.__file__).resolve().parent
     return (
         package / "plugins" / "tensorrt" / "lib" / FILE,

@@ -44,8 +44,8 @@ def stream() -> Any:
 
     def work(handle: int) -> None:
         code, context = driver.cuCtxGetCurrent()
-        assert not int(code) and int(context) == int(device._place.context)
-        assert handle == int(device._place.handle)
+        assert not int(code) and int(context) == int(device.place.context)
+        assert handle == int(device.place.handle)
         code = driver.cuLaunchKernel(
             add_one.function, 1, 1, 1, add_one.threads, 1, 1, 0, handle, add_one.parameters, 0
         )

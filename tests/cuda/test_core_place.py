@@ -114,12 +114,12 @@ def contexts() -> Any:
     driver, context, _ = _user_stream()
     driver.cuCtxPushCurrent(context)
     device = _device()
-    same = int(device._place.context) == int(context)
+    same = int(device.place.context) == int(context)
     works = _works(device)
     kept = _current() == int(context)
     # another GPU is asked for: its primary context, and the user's stays current
     other = _device(1)
-    elsewhere = [_works(other), int(other._place.context) != int(context)]
+    elsewhere = [_works(other), int(other.place.context) != int(context)]
     return {"same": same, "works": works, "kept": [kept, _current() == int(context)],
             "elsewhere": elsewhere}  # fmt: skip
 
@@ -142,7 +142,7 @@ def left_alone() -> Any:
     device.wait()
     del held
     return {"works": works, "still": _current() == int(context),
-            "primary": int(device._place.context) != int(context)}  # fmt: skip
+            "primary": int(device.place.context) != int(context)}  # fmt: skip
 
 
 def test_another_context_made_current_later_does_not_matter() -> None:
@@ -208,7 +208,7 @@ def streams() -> Any:
     out = []
     for form in forms:
         device = _device(stream=form)
-        out.append([_works(device), int(device._place.context) == int(context)])
+        out.append([_works(device), int(device.place.context) == int(context)])
         del device
     return out
 

@@ -270,7 +270,7 @@ def test_weights_arrive_whole_whatever_the_blocks() -> None:
     for name, each in table.items():
         address, part = made.address(name), data[each.offset : each.offset + each.elements]
         assert address % 64 == each.offset % 64
-        memory = next(m for m in device._memories if m.address <= address < m.address + m.nbytes)
+        memory = next(m for m in device.memories if m.address <= address < m.address + m.nbytes)
         assert np.array_equal(memory.part(address - memory.address, len(part)), part)
     with pytest.raises(BundleError, match="ends at byte"):
         made.read([data[:-1].tobytes()])
@@ -295,4 +295,4 @@ def test_an_engine_is_freed_with_its_last_reference() -> None:
     state = engine.new_state(window=2)
     engine.run(ids(1), state)
     del engine, state
-    assert not device._memories
+    assert not device.memories

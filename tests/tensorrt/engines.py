@@ -92,5 +92,5 @@ def native(engine: TensorRTEngine) -> ort_tensorrt.Engine:
     """What it runs, in TensorRT's place."""
     executor = engine.executor
     assert isinstance(executor, GraphExecutor)
-    found: ort_tensorrt.Engine = executor._contexts._engine  # type: ignore[attr-defined]
+    found: ort_tensorrt.Engine = executor.contexts._engine  # type: ignore[attr-defined]
     return found

@@ -121,7 +121,7 @@ def test_shapes_and_addresses_that_are_refused() -> None:
     engine = tensorrt_engine(made.cuda, made.graph, "tensorrt")
     state = engine.new_state(window=2)
     engine.run(tokens(7), state, commit=True)
-    contexts, found = engine.executor._contexts, native(engine)  # type: ignore[attr-defined]
+    contexts, found = engine.executor.contexts, native(engine)  # type: ignore[attr-defined]
     bound = state.workspace._ready(state.workspace.runs.key("chain", 7, 1)).work._bound
     run: GraphRun = bound._run
     with pytest.raises(EngineError, match="no profile for a run of T 49, "):

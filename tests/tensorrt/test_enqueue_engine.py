@@ -33,7 +33,7 @@ class Pair:
             engine.new_state(batch=batch, window=window, capacity=CAPACITY)
             for engine in self.engines
         )
-        contexts = self.engines[1].executor._contexts  # type: ignore[attr-defined]
+        contexts = self.engines[1].executor.contexts  # type: ignore[attr-defined]
         assert isinstance(contexts, PluginContexts)
         self.enqueued = contexts.enqueued
 

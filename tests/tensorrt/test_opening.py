@@ -88,7 +88,7 @@ def test_an_engine_of_plugins(
     with pytest.raises(EngineError, match="the plugin library was another build"):
         edge.load(path, engine="tensorrt")
     monkeypatch.delenv(library.VARIABLE)
-    monkeypatch.setattr(library, "_places", lambda: (tmp_path / "nowhere" / library.FILE,))
+    monkeypatch.setattr(library, "places", lambda: (tmp_path / "nowhere" / library.FILE,))
     with pytest.raises(EngineError, match="is not built") as caught:
         edge.load(path, engine="tensorrt")
     assert library.COMMAND in str(caught.value.remedy)
@@ -111,7 +111,7 @@ def test_drafts_change_nothing(device: ort_tensorrt.Stream, draft: str) -> None:
     assert not loaded.engine.trees and model("chat").engine.trees
     with pytest.raises(InputError, match="runs chains, not trees"):
         loaded.session(draft=model("chat"), draft_tree=(2, 1))
-    bandit = loaded.session(window=7, draft=model("chat"))._drafting
+    bandit = loaded.session(window=7, draft=model("chat")).drafting
     assert bandit is not None and bandit.window == 7, "a chain of six at most"
 
 
