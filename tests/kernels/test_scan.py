@@ -181,7 +181,7 @@ def test_chains(kind: str, pending: int, new: int, batch: int, a_channel: bool) 
     ("kind", "pending", "new", "batch", "programs", "store"),
     [
         ("fp32", 0, 64, 1, 2, LAST), ("32", 3, 130, 2, 8, LAST), ("fp32", 2, 101, 1, 99, ADVANCED),
-        ("32", 2, 101, 1, 99, ADVANCED), ("fp32", 1, 63, 1, 99, LAST),
+        ("32", 1, 63, 1, 99, LAST),
     ],
 )  # fmt: skip
 def test_parts_of_a_prompt(
@@ -293,10 +293,10 @@ def test_nothing_new_advances_the_state(kind: str) -> None:
 
 
 @kinds
-@pytest.mark.parametrize("advance", [1, 2, 3])
-def test_advances_by_any_number_of_pending_tokens(kind: str, advance: int) -> None:
+def test_advances_by_any_number_of_pending_tokens(kind: str) -> None:
     feeds = feeds_of(kind, 5, 2)
-    check(feeds, Run(range(3), range(3, 5), advance, ADVANCED))
+    for advance in (1, 3):
+        check(feeds, Run(range(3), range(3, 5), advance, ADVANCED))
 
 
 @kinds

@@ -96,7 +96,7 @@ def check(
         assert len(port.dims) - len(fixed) <= 2 and fixed in ([], [buffer.elements.times]), name
 
 
-def built(rtx: TensorRT, model: Made, architectures: Sequence[int] = GPUS) -> CompiledEngine:
+def built(rtx: TensorRT, model: Made, architectures: Sequence[int]) -> CompiledEngine:
     """A random model's engine. Of the ways to run it alone the one that takes any chain."""
     asked = sizes(model.config, 16, window=2)
     (only,) = profiles(asked, trees=False)[-1:]
@@ -110,18 +110,12 @@ def built(rtx: TensorRT, model: Made, architectures: Sequence[int] = GPUS) -> Co
 
 
 @pytest.mark.parametrize(
-    ("name", "quant"),
-    [
-        ("mamba1", "fp16"),
-        ("mamba2", "w8a8"),
-        ("all", "fp16"),
-        ("all", "w8a8"),
-        ("parallel", "w8a8"),
-    ],
+    ("name", "quant"), [("all", "fp16"), ("all", "w8a8"), ("parallel", "w8a8")]
 )
-def test_a_random_model_of_each_family_is_built(rtx: TensorRT, name: str, quant: str) -> None:
+def test_a_random_model_of_every_layer_is_built(rtx: TensorRT, name: str, quant: str) -> None:
+    """For one GPU; the demonstrations are built for two."""
     model = made(name, quant)
-    engine = built(rtx, model)
+    engine = built(rtx, model, GPUS[:1])
     check(engine.inputs, engine.outputs, model.plan, model.config, model.state_dtypes)
     data = bytes(engine.engine)
     assert len(data) > 100_000 and engine.timings == b""
