@@ -35,10 +35,13 @@ ARCHITECTURES = {
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
 }
-TRANSFORMERS = ("llama", "qwen2", "qwen3", "smollm3", "granite", "qwen3moe", "granitemoe")
+TRANSFORMERS = (
+    "llama", "qwen2", "qwen3", "smollm3", "granite", "qwen2moe", "qwen3moe", "granitemoe",
+)  # fmt: skip
 ROTATED = (
     "llama", "smollm3", "granite", "granitemoehybrid", "nemotron_h", "mixtral", "granitemoe",
     "granitemoeshared",
@@ -49,6 +52,7 @@ _EXPERTS = {
     "n_routed_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "norm_topk_prob": "expert_weights_norm", "routed_scaling_factor": "expert_weights_scale",
     "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
@@ -322,7 +326,7 @@ def _converted(
             return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
     if theirs.endswith("A_log"):
         values = -np.exp(values)
-    if theirs.endswith(("conv1d.weight", "conv.conv.weight")):
+    if theirs.endswith(("conv1d.weight", "conv.conv.weight", "shared_expert_gate.weight")):
         return values.squeeze()
     groups = config.get("n_groups", config.get("mamba_n_groups"))
     if groups is not None:  # Mamba-2

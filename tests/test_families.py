@@ -95,6 +95,7 @@ SAVE: dict[str, Save] = {
     "qwen2": save_qwen2,
     "qwen3": save_qwen3,
     "qwen3_moe": partial(save_with_experts, family="qwen3_moe", head_dim=12, decoder_sparse_step=2),
+    "qwen2_moe": partial(save_with_experts, family="qwen2_moe", shared_expert_intermediate_size=24),
     "smollm3": save_smollm3,
     "zamba": partial(save_zamba, hidden_size=32),
     "zamba2": partial(save_zamba2, hidden_size=32),
@@ -107,6 +108,7 @@ APPLIED = [
     *product(ROUNDED, RECIPES),
     *(("gpt_neox", name) for name in names()),
     ("llama", "w8a8"),
+    ("qwen2_moe", "w8a8"),
     ("zamba2", "w4"),
     ("zamba2", "w8a8"),
     # whose B and C are those of groups

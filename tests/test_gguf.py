@@ -102,6 +102,9 @@ CASES: dict[str, Save] = {
         layer_types=["conv", "full_attention", "conv"],
     ),
     "qwen3-experts": partial(save_with_experts, family="qwen3_moe", norm_topk_prob=True),
+    "qwen2-experts": partial(
+        save_with_experts, family="qwen2_moe", shared_expert_intermediate_size=24
+    ),
     "mixtral": partial(save_with_experts, family="mixtral"),
     "granite-experts": partial(save_with_experts, family="granitemoe"),
     "granite-experts-shared": partial(

@@ -182,6 +182,10 @@ CASES: dict[str, Save] = {
         save_with_experts, family="qwen3_moe", mlp_only_layers=[1], norm_topk_prob=True,
         head_dim=16,
     ),
+    "qwen2-experts": partial(
+        save_with_experts, family="qwen2_moe", shared_expert_intermediate_size=24,
+        decoder_sparse_step=2, norm_topk_prob=True, qkv_bias=False, tie_word_embeddings=True,
+    ),
     "smollm3": save_smollm3,
     "smollm3-given-biases-untied": partial(
         save_smollm3, no_rope_layers=[0, 1], attention_bias=True, mlp_bias=True,
@@ -245,8 +249,9 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 def compare_states(pair: Pair, ours: NetworkState, theirs: Any) -> None:
     """Theirs: conv [B, C, K], Mamba-1 state [B, E, N], Mamba-2 state and KV cache as ours."""
     layers = pair.network.config.layers
-    # an MLP beside experts is theirs and no layer; nor does a block end with one that is aside
-    own = [at for at, layer in enumerate(layers) if layer.kind != "mlp" or not layer.is_parallel]
+    # what lies beside experts is theirs and no layer; nor does a block end with one that is aside
+    beside = ("mlp", "experts")
+    own = [at for at, y in enumerate(layers) if y.kind not in beside or not y.is_parallel]
     ends = [not layers[at].is_aside for at in own]
     per_block = sum(ends) // len(theirs.layers)
     compared = 0

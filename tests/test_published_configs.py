@@ -51,6 +51,7 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     "phi-3-mini-4k-instruct": ("phi3", 64, 3_821_079_552, 2047),
     "phi-4-mini-instruct": ("phi3", 64, 3_836_021_760, 4096),
     "pythia-160m": ("gpt_neox", 24, 162_322_944, 2048),
+    "qwen1.5-moe-a2.7b": ("qwen2_moe", 72, 14_315_784_192 + 24 * 2048, 8192),
     "qwen2.5-0.5b-instruct": ("qwen2", 48, 494_032_768, 32768),
     "qwen3-0.6b": ("qwen3", 56, 596_049_920, 40960),
     "qwen3-30b-a3b": ("qwen3_moe", 96, 30_532_122_624, 40960),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from edge.mixers.base import Frozen, MixerConfig, Positive, Shapes, refuse_all
+from edge.mixers.base import Frozen, Grown, MixerConfig, Positive, Shapes, refuse_all
 
 # Matrices that have all experts' weights; graphs join the first two.
 STACKED = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
@@ -34,14 +34,18 @@ class RouterConfig(Frozen):
     top_groups: Positive = 1
 
 
-class ExpertsConfig(MixerConfig):
+class ExpertsConfig(MixerConfig, Grown):
     """Σ of the chosen experts' MLPs, each as `form` of `edge.mixers.mlp` says; the weights of all
-    experts are stacked. What all tokens share is an MLP of its own, `parallel` to this layer.
+    experts are stacked. What all tokens share is an MLP of its own, `parallel` to this layer; or,
+    where a gate says how much of it a token gets, a layer of one expert, which every token chooses.
 
     Attributes:
         d_latent: experts read and write so many values, projected from and to d_model; None are
             d_model itself.
+        parallel: it reads the stream as the layer before it did, not what that made of it.
     """
+
+    later: ClassVar[frozenset[str]] = frozenset({"parallel"})
 
     kind: Literal["experts"] = "experts"
     n_experts: int = Field(gt=0, le=MAX_EXPERTS)
@@ -49,6 +53,7 @@ class ExpertsConfig(MixerConfig):
     router: RouterConfig
     form: Literal["swiglu", "squared_relu"] = "swiglu"
     d_latent: Positive | None = None
+    parallel: bool = False
 
     @model_validator(mode="after")
     def _chooses(self) -> ExpertsConfig:
@@ -66,6 +71,10 @@ class ExpertsConfig(MixerConfig):
             )
         )
         return self
+
+    @property
+    def is_parallel(self) -> bool:
+        return self.parallel
 
     @property
     def gated(self) -> bool:

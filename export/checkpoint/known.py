@@ -119,7 +119,6 @@ UNREAD: dict[str, str] = {
     "opt": "OPT",
     "phi": "Phi",
     "phimoe": "Phi-3.5 MoE",
-    "qwen2_moe": "Qwen2 MoE",
     "qwen3_next": "Qwen3-Next",
     "recurrent_gemma": "RecurrentGemma",
     "rwkv": "RWKV",

@@ -155,9 +155,9 @@ class Layout:
             start += shape[1]
 
     def place_each(self, name: str, sources: Sequence[str]) -> None:
-        """The canonical tensor is a stack of these."""
-        shape = self._shapes[name]
-        self.pieces[name] = TensorPlace(sources[0], shape[1:], shape, stack=tuple(sources))
+        """The canonical tensor is a stack of these; of one alone, it is that."""
+        shape, stack = self._shapes[name], tuple(sources) if sources[1:] else ()
+        self.pieces[name] = TensorPlace(sources[0], shape[1:], shape, stack=stack)
 
     def place_blocks(self, name: str, blocks: Sequence[Block]) -> None:
         """The canonical matrix has these parts, and zeros elsewhere."""

@@ -99,10 +99,15 @@ def _signed(array: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass
 class Track:
-    """Compares what the reference rounds to with what the engine did, and goes on with that."""
+    """Compares what the reference rounds to with what the engine did, and goes on with that.
+
+    Products with experts round their input themselves, and nobody can tell the reference how. What
+    one flip there does to a row of a later value is one flip: `by_row`.
+    """
 
     engine: dict[str, NDArray[Any]]
     splits: dict[str, tuple[str, str]] = field(default_factory=dict)
+    by_row: bool = False
     held: dict[str, Tensor] = field(default_factory=dict)
     values: int = 0
     flips: int = 0
@@ -142,7 +147,7 @@ class Track:
 
     def _count(self, apart: NDArray[Any]) -> None:
         self.values += apart.size
-        self.flips += int(np.count_nonzero(apart))
+        self.flips += int(np.count_nonzero(apart.any(-1) if self.by_row else apart))
 
 
 def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str, Any]:
@@ -167,7 +172,8 @@ def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str
     reference = open_reference(folder)
     runner = GraphRunner(reference, config)
     free, _ = runner.run(tokens, runner.initial(1, tokens.shape[1]))
-    track = Track(dict(recorder.values()), apart_too)
+    by_row = any(node.op_type.startswith("ExpertLinearInt") for node in model.graph.node)
+    track = Track(dict(recorder.values()), apart_too, by_row)
     reference.hook = track
     held, _ = runner.run(tokens, runner.initial(1, tokens.shape[1]))
     figures = compare(held, found)

@@ -22,7 +22,7 @@ def read(fields: Fields) -> Layout:
         fields,
         NAME,
         context=positions(fields, 2048),
-        feed=lambda block: mixed,
+        feed=lambda block: [mixed],
     )
     for index in range(1, len(layout.config.layers), 2):
         granitemoehybrid.place_experts(layout, index, f"model.layers.{index // 2}")

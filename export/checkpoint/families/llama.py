@@ -28,6 +28,7 @@ from edge.mixers.base import MixerConfig
 
 NAME = "llama"
 _OWN = {"attention_bias", "head_dim", "mlp_bias"}
+FEED_FORWARD = ("post_attention_layernorm", "mlp")
 
 
 def read(fields: Fields) -> Layout:
@@ -49,7 +50,7 @@ def read_blocks(
     theta: float = 10000.0,
     rotates: Sequence[bool] = (),
     tied: bool = False,
-    feed: Callable[[int], MixerConfig] | None = None,
+    feed: Callable[[int], Sequence[MixerConfig]] | None = None,
 ) -> Layout:
     """The model, for Llama and its kin.
 
@@ -94,11 +95,11 @@ def read_blocks(
         for block, turned in enumerate(rotates or [True] * blocks)
         for layer in (
             turning if turned else turning.model_copy(update={"rope": None}),
-            mlp if feed is None else feed(block),
+            *([mlp] if feed is None else feed(block)),
         )
     ]
     config = whole(fields, family, layers, eps=eps, tied=tied, context=context)
-    layout, magnitude = place(config, blocks), rope_magnitude(fields)
+    layout, magnitude = place(config), rope_magnitude(fields)
     for index, layer in enumerate(config.layers):
         if isinstance(layer, AttentionConfig) and layer.rope is not None:
             for which in "qk":
@@ -108,12 +109,14 @@ def read_blocks(
     return layout
 
 
-def place(config: ModelConfig, blocks: int) -> Layout:
-    """Where `LlamaForCausalLM` and its kin keep their tensors."""
+def place(config: ModelConfig) -> Layout:
+    """Where `LlamaForCausalLM` and its kin keep their tensors; a block begins with attention."""
     layout = Layout(config, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
-    for block in range(blocks):
-        parts = (("input_layernorm", "self_attn"), ("post_attention_layernorm", "mlp"))
-        layout.place_block(2 * block, f"model.layers.{block}", *parts, rename={"router": "gate"})
+    block = -1
+    for index, layer in enumerate(config.layers):
+        block += layer.attends
+        part = ("input_layernorm", "self_attn") if layer.attends else FEED_FORWARD
+        layout.place_block(index, f"model.layers.{block}", part, rename={"router": "gate"})
     layout.place_ends("model.norm")
     return layout
 

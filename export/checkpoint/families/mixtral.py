@@ -33,7 +33,7 @@ def read(fields: Fields) -> Layout:
         eps=1e-5,
         context=min(context, fields.integer("sliding_window", context)),
         theta=1e6,
-        feed=lambda block: mixed,
+        feed=lambda block: [mixed],
     )
     layout.pieces = {
         name: replace(piece, source=_theirs(piece.source), stack=tuple(map(_theirs, piece.stack)))

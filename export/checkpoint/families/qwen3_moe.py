@@ -5,23 +5,24 @@ Source: transformers 5.23 models/qwen3_moe, `Qwen3MoeForCausalLM`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from edge.config import MlpConfig
 from edge.export.checkpoint.families import llama, qwen2
 from edge.export.checkpoint.family import Family, context_of, experts, known_only
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
+from edge.mixers.base import MixerConfig
 
 NAME = "qwen3_moe"
-_OWN = qwen2.OWN | {
-    "attention_bias", "decoder_sparse_step", "head_dim", "mlp_only_layers",
-    "moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok",
-    "num_local_experts",
+OWN = qwen2.OWN | {
+    "decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob",
+    "num_experts", "num_experts_per_tok", "num_local_experts",
 }  # fmt: skip
 
 
 def read(fields: Fields) -> Layout:
-    known_only(fields, _OWN)
-    mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size", 6144))
+    known_only(fields, OWN | {"attention_bias", "head_dim"})
     # published files say the first, transformers 5 the second
     count = "num_experts" if "num_experts" in fields else "num_local_experts"
     mixed = experts(
@@ -31,16 +32,22 @@ def read(fields: Fields) -> Layout:
         per_token=8,
         normalise=fields.boolean("norm_topk_prob", False),
     )
-    dense = fields.indices("mlp_only_layers", fields.integer("num_hidden_layers"))
-    step = fields.integer("decoder_sparse_step", 1)
     return llama.read_blocks(
         fields,
         NAME,
         kv_heads=4,
         context=context_of(fields, 32768),
         qk_norm=True,
-        feed=lambda block: mlp if block in dense or (block + 1) % step else mixed,
+        feed=feed(fields, mixed),
     )
+
+
+def feed(fields: Fields, *mixed: MixerConfig) -> Callable[[int], Sequence[MixerConfig]]:
+    """What follows the attention of a block: `mixed`, or where a config says so an MLP."""
+    mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size", 6144))
+    dense = fields.indices("mlp_only_layers", fields.integer("num_hidden_layers"))
+    step = fields.integer("decoder_sparse_step", 1)
+    return lambda block: [mlp] if block in dense or (block + 1) % step else mixed
 
 
 FAMILY = Family.of_transformers(NAME, "Qwen3MoeForCausalLM", read)

@@ -148,6 +148,22 @@ QWEN3_MOE = replace(
     fixed={"model_type": "qwen3_moe", "hidden_act": "silu", "norm_topk_prob": True},
     block={**QWEN3.block, **{ours: f"mlp.{theirs}" for ours, theirs in ROUTED.items()}},
 )  # fmt: skip
+_SHARED = {f"ffn_{which}_shexp.weight": f"mlp.shared_expert.{which}_proj.weight"
+           for which in ("gate", "up", "down")}  # fmt: skip
+QWEN2_MOE = replace(
+    QWEN2,
+    name="qwen2moe",
+    optional={
+        **OPTIONAL, **experts_as("num_experts"),
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
+    fixed={"model_type": "qwen2_moe", "hidden_act": "silu"},
+    block={
+        **TRANSFORMER_BLOCK, **{ours: f"mlp.{theirs}" for ours, theirs in ROUTED.items()},
+        **_SHARED, "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight",
+    },
+)  # fmt: skip
 # every fourth block has no RoPE, which is what its config says where it says nothing
 SMOLLM3 = _like_llama("smollm3", complete=_complete_llama)
 FACTORS = {
@@ -269,4 +285,4 @@ MAMBA2 = GgufArchitecture(
     complete=_complete_mamba2,
 )
 
-PLAIN = (LLAMA, MAMBA, MAMBA2, QWEN2, QWEN3, QWEN3_MOE, SMOLLM3, GRANITE, GRANITE_MOE)
+PLAIN = (LLAMA, MAMBA, MAMBA2, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, SMOLLM3, GRANITE, GRANITE_MOE)

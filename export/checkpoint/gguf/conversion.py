@@ -94,7 +94,12 @@ def _vector(shape: Shape) -> Shape:
     return shape[:1] if shape[1:] == (1,) else shape
 
 
+def _row(shape: Shape) -> Shape:
+    return (1, *_flat(shape))
+
+
 _RESTORED = {
+    "ffn_gate_inp_shexp.weight": Restoration(_row),
     "ssm_a": Restoration(_vector, lambda a: np.log(-a)),
     "ssm_d": Restoration(_vector),
     "ssm_norm.weight": Restoration(_flat),

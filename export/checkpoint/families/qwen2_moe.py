@@ -1,0 +1,58 @@
+"""Qwen1.5-MoE and Qwen2-MoE: as Qwen2, with experts and one that every token shares, behind a gate.
+
+Source: transformers 5.23 models/qwen2_moe, `Qwen2MoeForCausalLM`. The gate is a sigmoid of one
+product: so the shared part is a layer of one expert beside the others, which a router chooses.
+"""
+
+from __future__ import annotations
+
+from edge.config import ExpertsConfig, RouterConfig
+from edge.export.checkpoint.families import llama, qwen3_moe
+from edge.export.checkpoint.family import Family, context_of, experts, known_only
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "qwen2_moe"
+_OWN = qwen3_moe.OWN | {"qkv_bias", "shared_expert_intermediate_size"}
+_MATRICES = ("gate_proj", "up_proj", "down_proj")
+
+
+def read(fields: Fields) -> Layout:
+    known_only(fields, _OWN)
+    # published files say the first, transformers 5 the second
+    count = "num_experts" if "num_experts" in fields else "num_local_experts"
+    mixed = experts(
+        fields,
+        fields.integer(count, 60),
+        fields.integer("moe_intermediate_size", 1408),
+        per_token=4,
+        normalise=fields.boolean("norm_topk_prob", False),
+    )
+    width = fields.integer("shared_expert_intermediate_size", 5632)
+    shared = fields.build(
+        ExpertsConfig,
+        n_experts=1,
+        d_intermediate=width,
+        router=RouterConfig(top_k=1, score="sigmoid", normalise=False),
+        parallel=True,
+    )
+    layout = llama.read_blocks(
+        fields,
+        NAME,
+        kv_heads=16,
+        context=context_of(fields, 32768),
+        attention_bias=fields.boolean("qkv_bias", True),
+        out_bias=False,
+        feed=qwen3_moe.feed(fields, mixed, shared),
+    )
+    for index, layer in enumerate(layout.config.layers):
+        if layer.kind == "experts" and layer.is_parallel:
+            ours, mlp = f"layers.{index}", layout.pieces[f"layers.{index - 1}.router.weight"].source
+            theirs = mlp.removesuffix("gate.weight") + "shared_expert"
+            layout.place(f"{ours}.router.weight", f"{theirs}_gate.weight")
+            for name in _MATRICES:
+                layout.place_each(f"{ours}.{name}.weight", [f"{theirs}.{name}.weight"])
+    return layout
+
+
+FAMILY = Family.of_transformers(NAME, "Qwen2MoeForCausalLM", read)
