@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import random
 import signal
 import time
 import uuid
@@ -18,9 +19,11 @@ if os.environ.get("EDGE_TEST_DEVICE", "cpu") == "cpu":
 # when it is imported, here and in what the tests start
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     from tests import quick_interpreter
@@ -33,6 +36,13 @@ torch.set_num_threads(1)
 # interrupts would wait for ever.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A run judges a change, so it tries what the run before tried, however busy the machine is. What
+# chance finds, a person looks for: make test ARGS="--hypothesis-profile random"
+_BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("fixed", derandomize=True, **_BUSY)
+settings.register_profile("random", **_BUSY)
+settings.load_profile("fixed")
 
 # in the environment of everything that the tests start
 _MARK = "EDGE_TEST_RUN"
@@ -57,6 +67,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # or extension modules count at the end what they call leaks
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Start each test from the same random numbers, whichever ran before it in its process."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.hookimpl(trylast=True)

@@ -68,7 +68,8 @@ def as_torch_file(path: Path, *, modern: bool = True) -> Path:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(where=st.integers(0, 2000), flip=st.integers(1, 255), from_end=st.booleans())
 @pytest.mark.parametrize("name", ["state-spaces", "mamba"])

@@ -81,7 +81,7 @@ def test_every_vocabulary_and_form(kind: str, form: str) -> None:
         session.undo()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=5), min_size=1,
                 max_size=6), st.sampled_from(["chat", "base"]))  # fmt: skip
 def test_any_texts_may_be_choices(choices: list[str], kind: str) -> None:

@@ -62,7 +62,7 @@ def test_prefill_then_steps(kind: str, batch: int) -> None:
     runs=st.lists(st.tuples(st.booleans(), st.integers(1, 8)), min_size=1, max_size=6),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_any_cut_gives_the_same(
     kind: str, batch: int, runs: list[tuple[bool, int]], seed: int
 ) -> None:
@@ -109,7 +109,7 @@ def trees(size: int) -> st.SearchStrategy[list[int]]:
     batch=st.sampled_from([1, 3]),
     data=st.data(),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_each_path_of_a_tree_is_as_if_alone(
     kind: str, before: int, parents: list[int], batch: int, data: st.DataObject
 ) -> None:
@@ -143,7 +143,7 @@ def test_each_path_of_a_tree_is_as_if_alone(
     runs=st.lists(st.tuples(st.booleans(), st.integers(1, 8)), min_size=1, max_size=6),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_any_cut_of_an_int8_model(kind: str, runs: list[tuple[bool, int]], seed: int) -> None:
     """Values are rounded token by token, so where runs end does not matter; but for one that lies
     between two steps, which another order of summing may tip over."""

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.apps import evaluate
@@ -86,7 +86,6 @@ def test_swap_moves_nothing_further_than_its_neighbour(p: float) -> None:
 
 
 @given(text=TEXT, kind=st.sampled_from(sorted(KINDS)), p=st.floats(0, 1), seed=st.integers(0, 9))
-@settings(deadline=None)
 def test_any_text_stays_text_and_a_seed_repeats(text: str, kind: str, p: float, seed: int) -> None:
     found = TextNoise(kind, p, seed).spoil(text, "0/1")
     found.encode()

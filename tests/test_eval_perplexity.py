@@ -125,7 +125,7 @@ DOCUMENT = st.lists(st.tuples(st.integers(0, 99), st.booleans()), max_size=60)
     stride=st.integers(1, 20),
     stream=st.booleans(),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_every_id_is_predicted_once_however_the_text_is_cut(
     documents: list[list[tuple[int, bool]]], cuts: list[int], window: int, stride: int, stream: bool
 ) -> None:

@@ -211,7 +211,7 @@ JUNK = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from(PATHS), JUNK), min_size=1, max_size=3))
 def test_damage_of_any_kind_is_refused_or_harmless(changes: list[tuple[Any, Any]]) -> None:
     data = made()

@@ -59,7 +59,7 @@ def plain_distribution(
     history=st.lists(st.integers(0, 1), max_size=5),
     bias=st.dictionaries(st.integers(0, 1), st.floats(-5, 5), max_size=2),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_filter_is_its_definition(
     logits: list[int], temperature: float, top_k: int, top_p: float, min_p: float,
     penalty: float, presence: float, frequency: float, history: list[int], bias: dict[int, float],
@@ -143,7 +143,7 @@ def test_top_p_over_a_large_vocabulary() -> None:
     repeat=st.integers(1, 60),
     uniform=st.floats(0, 1, exclude_max=True),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_draw_is_the_place_in_the_running_sum(
     weights: list[float], repeat: int, uniform: float
 ) -> None:

@@ -40,7 +40,7 @@ TEXT = "the state of Größe, 東京 and 🦾: 12  steps\n\n <and> robot"
 # -- text ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_transcript_is_the_text_of_its_tokens_however_they_change(

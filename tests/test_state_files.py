@@ -311,7 +311,7 @@ def test_versions_of_the_future_and_the_past(saved: Path) -> None:
 
 
 @given(data=st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_bytes_are_refused(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "noise"
     path.write_bytes(statefile.MAGIC + data)

@@ -154,7 +154,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=14).map("".join))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_mix_of_statements_means_what_it_means_in_jinja(source: str) -> None:
     def outcome(render: Any) -> str | None:
         try:

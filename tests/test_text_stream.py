@@ -20,7 +20,7 @@ def streamed(kind: str, ids: list[int], continued: bool) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pieces_of_any_ids_join_to_the_decoded_whole(kind: str, data: st.DataObject) -> None:
     tok = tokenizer(kind)
     # byte pieces make broken UTF-8 likely
@@ -68,7 +68,7 @@ def naive_stop(text: str, stops: list[str]) -> tuple[str, bool]:
     stops=st.lists(st.text("ab c", min_size=1, max_size=5), max_size=4),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_stops_match_the_plain_definition(text: str, stops: list[str], seed: int) -> None:
     rng = random.Random(seed)
     matcher, shown, at = StopMatcher(stops), "", 0

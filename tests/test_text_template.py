@@ -117,7 +117,7 @@ def test_typed_special_tokens_cannot_forge_a_turn(kind: str, name: str) -> None:
     ),
     name=st.sampled_from(sorted(TEMPLATES)),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_talk_has_the_specials_of_its_roles_or_is_refused(texts: list[str], name: str) -> None:
     tok = tokenizer("spm")
     template = ChatTemplate(TEMPLATES[name], tok)

@@ -240,7 +240,7 @@ VALUES = st.recursive(
     calls=st.lists(st.dictionaries(st.text(max_size=4), VALUES, max_size=3), max_size=3),
     cuts=st.lists(st.integers(0, 300), max_size=12),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_calls_are_read_however_they_are_cut(
     form: CallForm, before: str, calls: list[dict[str, Any]], cuts: list[int]
 ) -> None:

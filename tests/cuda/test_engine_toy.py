@@ -228,5 +228,5 @@ class VerbsMachine(RuleBasedStateMachine):
 
 def test_verbs_in_any_order() -> None:
     run_state_machine_as_test(
-        VerbsMachine, settings=settings(max_examples=12, stateful_step_count=12, deadline=None)
+        VerbsMachine, settings=settings(max_examples=12, stateful_step_count=12)
     )

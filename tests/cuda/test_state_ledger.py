@@ -154,7 +154,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestLedger.settings = settings(max_examples=150, stateful_step_count=30)
 
 
 @pytest.mark.parametrize("window", [1, 2, 8])
