@@ -13,7 +13,8 @@ from edge.errors import InputError
 @grouped
 def distill(
     teacher: Annotated[
-        str, typer.Argument(help="Checkpoint of a Transformer: Llama, Mistral and their kin.")
+        str,
+        typer.Argument(help="Checkpoint of a Transformer, such as Llama or Mistral."),
     ],
     learning: Learning,
     keep_attention: Annotated[

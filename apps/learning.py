@@ -57,7 +57,7 @@ class Learning:
         int | None, learns(help="Tokens to learn from. [default: once through the text]")
     ] = None
     minutes: Annotated[
-        float | None, learns(help="End after so many, over all runs that continue one another.")
+        float | None, learns(help="End after this many, over all runs that continue one another.")
     ] = None
     length: Annotated[int, learns(help="Tokens of a row.")] = 512
     batch: Annotated[int, learns(help="Rows of a step.")] = 8

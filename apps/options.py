@@ -71,7 +71,7 @@ class DraftOptions:
     """What was asked for.
 
     Attributes:
-        draft: a bundle, a demonstration's name, or "ngram"; None for nobody.
+        draft: a bundle, a demonstration's name, or "ngram"; None for no drafter.
         tokens, tree: of a fixed shape; neither leaves it to a bandit.
         accept: the rule by which drafted tokens are accepted.
     """
@@ -85,7 +85,7 @@ class DraftOptions:
 def load_drafter(
     draft: str | None, engine: str, threads: int | None, spin: bool, provider: str | None = None
 ) -> Model | Literal["ngram"] | None:
-    """The model that drafts: another bundle. "ngram" is none, "none" is nobody."""
+    """The model that drafts: another bundle. "ngram" is not one, and "none" means no drafter."""
     from edge.apps.progress import load
 
     if draft is None or draft == "none":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stages(first: str, width: int) -> Iterator[Callable[[str, float], None]]:
-    """Yields a function that is told what is being done and the share of it that is.
+    """Yields a function that takes what is being done and the share of it that is done.
 
     `width`: characters that the names of stages take.
     """

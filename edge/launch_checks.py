@@ -63,7 +63,7 @@ def check_plan(
     for name, most in _MOST.items():
         if len(getattr(plan, name)) > most:
             faults.add(name, f"has more than {most} entries")
-    faults.refuse(BundleError, remedy=REMEDY)  # the rest would take for ever
+    faults.refuse(BundleError, remedy=REMEDY)  # the rest would take forever
     _check_variants(plan, faults)
     _check_constants(plan, weight_bytes, faults)
     _check_inputs(plan, config, faults)
@@ -116,7 +116,7 @@ def _check_start(where: str, pointer: Pointer, elements: int, faults: Faults) ->
 
 
 def _check_variants(plan: LaunchPlan, faults: Faults) -> None:
-    """Nothing that would keep a compiler busy for ever, or that no kernel could take."""
+    """Nothing that would keep a compiler busy forever, or that no kernel could take."""
     for number, variant in enumerate(plan.variants):
         names = (*variant.arguments, *variant.constants)
         if len(names) > _MOST_PARAMETERS or len(set(names)) < len(names):

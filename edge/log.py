@@ -1,5 +1,5 @@
-"""What programs are told on the way. Messages for `logging` are in loggers below `edge`, and nobody
-who has not asked for them sees any.
+"""Progress and messages for programs. The messages go to `logging`, to loggers below `edge`, and
+are shown only where a program asks for them.
 """
 
 from __future__ import annotations

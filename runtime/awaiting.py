@@ -32,6 +32,6 @@ async def in_worker(
         while not running.done():  # no second cancellation may leave the session in use
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([running])
-        running.exception()  # of an answer that nobody waits for
+        running.exception()  # for an answer without a waiter
         close()
         raise

@@ -15,7 +15,7 @@ from edge.runtime import memory
 from edge.runtime.engine import Engine
 from edge.runtime.joined import JoinedEngine
 from edge.runtime.prompts import PromptReader
-from edge.runtime.session import MAX_PROMPT_TOKENS
+from edge.runtime.session_options import MAX_PROMPT_TOKENS
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model

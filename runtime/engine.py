@@ -48,7 +48,7 @@ class Engine(ABC):
 
     @property
     def longest_window(self) -> int:
-        """Of any state."""
+        """The largest window that a state may have."""
         return MAX_WINDOW
 
     @property
@@ -107,7 +107,7 @@ class Engine(ABC):
         """One token for each of at most `most_joined` states of one sequence, as `run` and
         `run_greedy` would give it one by one, to the bit, in one run that reads each weight once.
 
-        What is wrong with one state is its own result, and the others go on. Raises EngineError
+        What is wrong with one state is its own result, and the others continue. Raises EngineError
         where the run itself failed: every state is then where it was.
         """
         raise EngineError(f"engine {self.name} does not join steps")

@@ -50,7 +50,7 @@ class Context:
     Attributes:
         tokens: ids consumed by the state, but for those that are forgotten.
         pending: the last sampled token when it has not been fed yet.
-        forgotten: how many tokens it has consumed that nobody keeps.
+        forgotten: how many consumed tokens are no longer kept.
         gap: they were all before this index of `tokens`, which cannot be gone behind.
     """
 
@@ -73,7 +73,7 @@ class Context:
             raise ContextFullError(
                 f"{count} tokens do not fit into a context of {self.capacity}",
                 field="prompt",
-                remedy="start anew or send less; without attention layers there is no such limit",
+                remedy="start a new session or send less; models without attention have no limit",
             )
 
     # -- running ---------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Context:
         return agree
 
     def rewind(self, count: int) -> None:
-        """As if the last `count` tokens had never been fed. StateError beyond the state's reach."""
+        """Take back the last `count` tokens. StateError beyond the state's reach."""
         if count:
             self.state.rewind(count)
             del self.tokens[-count:]
@@ -300,7 +300,7 @@ class Answer:
     """An answer while it is made.
 
     Attributes:
-        continued: it goes on in the prompt's text, so its first space counts.
+        continued: it continues the prompt's text, so its first space counts.
         prompt_tokens, reused_tokens: see `GenerationResult`; the first grows while a prompt is fed.
         prompt_length: how many tokens are to be fed.
         logprobs: of the tokens, where they are asked for.
@@ -383,7 +383,7 @@ def generate(
     prefill: Callable[[], Logits | None],
     finish: Callable[[bool], None],
 ) -> Generator[str, None, None]:
-    """Make an answer: its text as it is decided, "" where only a call of a tool went on, after a
+    """Make an answer: its text as it is decided, "" where only a tool call grew, after a
     first "" before anything has run.
 
     `prefill` consumes the prompt and returns the logits [V] after it, or None when the answer was
@@ -539,7 +539,7 @@ class Generation(Iterator[str]):
         return "".join(self._answer.text)
 
     def logprobs(self, start: int = 0) -> tuple[TokenLogprob, ...]:
-        """Of the tokens whose text has begun to be given out, from `start` on."""
+        """Log probabilities of the tokens whose text has begun to appear, from `start` on."""
         answer = self._answer
         return tuple(takewhile(lambda one: one.at < answer.given, answer.logprobs[start:]))
 

@@ -159,7 +159,7 @@ class StateLayout:
         return (count, self.batch, log.width), NUMPY[log.dtype]
 
     def kept(self, slots: int, bases: int, rows: int) -> dict[str, ArrayType]:
-        """Arrays of so many slots, based slots and log rows: name → shape, the count first, and
+        """Arrays of this many slots, based slots and log rows: name → shape, the count first, and
         type.
         """
         based = self.based

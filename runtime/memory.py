@@ -130,7 +130,7 @@ def _weights(manifest: Manifest) -> tuple[int, int]:
     # the table of embeddings is read where it lies in the file, in bytes at the least
     table = config.vocab_size * config.d_model * max(1, bits // 8)
     if bits in _LOADING:
-        # experts' matrices stay as they are: nobody knows which will be read
+        # experts' matrices stay as they are: which will be read is unknown
         stacked = sum(math.prod(shape) for shape in tensor_shapes(config).values() if shape[2:])
         size = _FLOAT * (parameters(config) - stacked) + bits // 8 * stacked
         return size + nodes + table, int(_LOADING[bits] * size) + nodes

@@ -19,7 +19,8 @@ from edge.runtime import memory
 from edge.runtime.engine import Engine
 from edge.runtime.engines import check_provider, open_engine, title
 from edge.runtime.joined import JoinedEngine
-from edge.runtime.session import Session, SessionOptions
+from edge.runtime.session import Session
+from edge.runtime.session_options import SessionOptions
 from edge.text import ChatTemplate, Tokenizer, load_template, load_tokenizer
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Which execution provider ONNX Runtime runs a graph on: chosen, started, and held to its word.
 
-ONNX Runtime takes a list of providers and goes on without those that it cannot start, with a line
+ONNX Runtime takes a list of providers and ignores those that it cannot start, with a line
 in its log at most. Here a provider that was asked for runs, or there is an error.
 """
 

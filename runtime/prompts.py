@@ -74,8 +74,8 @@ class PromptReader:
             )
 
     def turn(self, talk: Talk, context: Context, *, anew: bool, tools: ToolUse | None) -> Turn:
-        """The turn that answers a talk, after what the context holds. `anew`: the transcript is
-        another than the one that it has read. Raises InputError: too much that is new.
+        """The turn that answers a conversation, after what the context holds. `anew`: the context
+        has read another transcript. Raises InputError: too much that is new.
         """
         turn = self._shown(Turn(self._encoded(talk, tools), talk, anew, tools=tools), context)
         start, count = turn.cut
@@ -87,7 +87,7 @@ class PromptReader:
 
     def last_said(self, talk: Talk) -> Turn | None:
         """The last turn of a chat that came back by `undo`, `restore` or `load`: its prompt is read
-        again. None of a running text, of which nobody knows where the prompt ended.
+        again. None for a running text, whose prompt has no known end.
         """
         if not talk.messages or talk.messages[-1].role != "assistant":
             return None
@@ -114,7 +114,7 @@ class PromptReader:
         return Turn(short, less, tools=turn.tools)
 
     def _encoded(self, talk: Talk, use: ToolUse | None = None) -> list[int]:
-        """Tokens of the prompt for what is shown of a talk; none of a base model."""
+        """Tokens of the prompt for what is shown of a conversation; none of a base model."""
         if self._template is None:
             return []
         return self._template.encode(talk.shown, tools=use.declared if use else ())

@@ -75,7 +75,7 @@ def _create(folder: Path, prefix: str) -> tuple[Path, int]:
 def _keep(file: Path) -> None:
     """The old file gets a second name in one step: at any time there is a file before the last.
 
-    Without hard links there is none, and the save goes on.
+    Without hard links there is none, and the save continues.
     """
     passing = file.with_name(f"{leftovers.prefix(file, 'saving')}{secrets.token_hex(8)}")
     with suppress(OSError):

@@ -99,8 +99,8 @@ class Distribution:
 
 
 def _block_sums(weights: NDArray[Any]) -> NDArray[np.float64]:
-    """Of each `_BLOCK` weights: a running sum over a whole vocabulary would cost more than the
-    rest. Few weights are blocks of their own.
+    """Sums of blocks of `_BLOCK` weights: a running sum over a whole vocabulary would cost more
+    than the rest. Up to a block of weights are returned one by one.
     """
     if len(weights) <= _BLOCK:
         return weights.astype(np.float64)

@@ -7,13 +7,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from edge import log
 from edge.errors import EngineError, InputError, StateError, TokenizerError
 from edge.runtime import prompts, statefile, transcript
 from edge.runtime.constrain.mask import open_mask
-from edge.runtime.engine import DEFAULT_WINDOW
 from edge.runtime.generate import (
     Answer,
     Context,
@@ -23,16 +22,12 @@ from edge.runtime.generate import (
 )
 from edge.runtime.parameters import (
     Sampling,
-    SamplingParams,
-    check_number,
-    collecting,
     make_params,
-    refuse,
-    unknown_names,
 )
 from edge.runtime.prompts import PromptReader
 from edge.runtime.result import FinishReason
-from edge.runtime.sampling import Sampler, new_rng, restore_rng, rng_state
+from edge.runtime.sampling import Sampler, restore_rng, rng_state
+from edge.runtime.session_options import SessionOptions, check_options
 from edge.runtime.state import Hold
 from edge.runtime.transcript import SavedSession, Settled, Talk, Turn
 from edge.runtime.transcript import SessionSnapshot as SessionSnapshot
@@ -43,57 +38,16 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edge.runtime.model import Model
-    from edge.runtime.speculate.decode import Drafting
-
-MAX_PROMPT_TOKENS = 1 << 17
-UNDO_LEVELS = 4
-# copies of a state besides those of `undo`: from before an answer that is being made, and from the
-# ends of its prompt and of the one before
-_HELD = 3
-
-
-class SessionOptions(TypedDict, total=False):
-    """Keywords of `Model.session`.
-
-    Attributes:
-        system: the chat's first message.
-        window: most tokens of a run that can be taken back; see `Engine.new_state`.
-        capacity: tokens the KV caches hold; None is the trained context, at most 4096.
-        seed: of random numbers that answers without a seed of their own draw from.
-        max_prompt_tokens: most tokens of one prompt, besides those that the session holds.
-        undo_levels: how many turns `undo` can take back; each holds a copy of one state.
-        max_bytes: most memory that the state and these copies may take; more is refused when the
-            session is made. None is any.
-        draft: another model, best one of the same vocabulary, or "ngram": it proposes tokens for
-            this one to verify.
-        draft_tokens: how many it proposes in a row.
-        draft_tree: or a tree of them, with so many children of every node at each depth; "ucb" is
-            one of three, as Mamba Drafters chooses. Without either, what proves quickest.
-        accept: "exact", or "top-3": lossy, a drafted token is accepted while it is among the
-            target's three likeliest.
-    """
-
-    system: str | None
-    window: int
-    capacity: int | None
-    seed: int | None
-    max_prompt_tokens: int
-    undo_levels: int
-    max_bytes: int | None
-    draft: Model | Literal["ngram"] | None
-    draft_tokens: int | None
-    draft_tree: Sequence[int] | Literal["ucb"] | None
-    accept: str
 
 
 class Session:
-    """One user of a model. Either a chat (`chat`) or a text that goes on (`generate`).
+    """One user of a model. Either a chat (`chat`) or a running text (`generate`).
 
     The state always holds exactly the tokens of the transcript so far, so a turn runs only what is
     new. Without attention a conversation has no end: of a long one only the last part is kept as
     text and tokens, all of it is in the state. One thread uses a session at a time, a second one
-    gets an EngineError; only `cancel` may come from anywhere. After an interrupt, at whatever
-    moment, the session is as before the verb or after it.
+    gets an EngineError; only `cancel` may come from anywhere. An interrupt at any moment
+    leaves the session as it was before the verb or as it is after it.
 
     Attributes:
         model: what it runs on.
@@ -106,47 +60,16 @@ class Session:
         Raises InputError naming every unknown option and every value that is out of range;
         EngineError, StateError without memory.
         """
+        asked = check_options(model, options)
         self.model = model
-        system, capacity = options.get("system"), options.get("capacity")
-        window, accept = options.get("window", DEFAULT_WINDOW), options.get("accept", "exact")
-        draft, tree = options.get("draft"), options.get("draft_tree")
-        draft_tokens = options.get("draft_tokens")
-        longest = options.get("max_prompt_tokens", MAX_PROMPT_TOKENS)
-        levels = options.get("undo_levels", UNDO_LEVELS)
-        self.drafting: Drafting | None = None
-
-        faults = unknown_names(options, SessionOptions.__annotations__)
-        with collecting(faults):
-            check_text(system or "")
-        with collecting(faults):
-            rng = new_rng(SamplingParams(seed=options.get("seed")).seed)
-        with collecting(faults):
-            check_number("max_prompt_tokens", longest, 1, 1 << 31, whole=True)
-        with collecting(faults):
-            check_number("undo_levels", levels, 0, 1 << 16, whole=True)
-        plan: Mapping[str, int] = {}
-        with collecting(faults):
-            plan = model.engine.memory_plan(window=window, capacity=capacity)  # refuses both sizes
-        # speculation is imported with a drafter only
-        if (draft, draft_tokens, tree, accept) != (None, None, None, "exact"):
-            with collecting(faults):
-                from edge.runtime.speculate.choose import drafting
-
-                self.drafting = drafting(model, draft, draft_tokens, tree, capacity, accept)
-        refuse(faults)
-        if self.drafting is not None and window < self.drafting.window:
-            window = self.drafting.window
-            plan = model.engine.memory_plan(window=window, capacity=capacity)
-        if (most := options.get("max_bytes")) is not None:
-            _check_bytes(plan, max(1, levels) + _HELD, most)
-
-        self._reader = PromptReader(model.tokenizer, longest, model.template)
-        self._opening = Talk(() if system is None else (Message("system", system),))
-        self._settled = Settled(self._opening, rng_state(rng))
+        self.drafting = asked.drafting
+        self._reader = PromptReader(model.tokenizer, asked.max_prompt_tokens, model.template)
+        self._opening = Talk(() if asked.system is None else (Message("system", asked.system),))
+        self._settled = Settled(self._opening, rng_state(asked.rng))
         self._open: Context | None = Context(
-            model.engine, model.engine.new_state(window=window, capacity=capacity)
+            model.engine, model.engine.new_state(window=asked.window, capacity=asked.capacity)
         )
-        self._levels = max(1, levels)
+        self._levels = max(1, asked.undo_levels)
         self._hold = Hold(
             "the session is in use by another thread, or by the answer being made",
             "use one session per thread",
@@ -160,7 +83,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Cancel the answer being made and let go of the state's memory; `messages` stay.
+        """Cancel the answer being made and free the state's memory; `messages` stay.
 
         Raises EngineError while another thread uses the session.
         """
@@ -210,7 +133,7 @@ class Session:
 
     @property
     def constant_bytes(self) -> int:
-        """Of these, what does not depend on the context: all but the KV caches' rows."""
+        """The part of `state_bytes` that does not depend on the context: all but the KV caches."""
         state = self._context.state
         return state.nbytes - state.layout.cache_bytes
 
@@ -231,7 +154,7 @@ class Session:
     @property
     def busy(self) -> bool:
         """Whether an answer is being made."""
-        self._hold.tidy()  # of an interrupted call, the answer that nobody else has
+        self._hold.tidy()  # ends the answer of an interrupted call, which has no other owner
         generation = self._making()
         return generation is not None and not generation.ended
 
@@ -249,16 +172,16 @@ class Session:
         on_progress: log.Progress | None = None,
         **sampling: Unpack[Sampling],
     ) -> Generation:
-        """Go on from `prompt`, text or token ids, after whatever this session holds.
+        """Continue with `prompt`, text or token ids, after whatever this session holds.
 
-        None, or nothing, goes on from where the last answer ended; in a new session it begins with
+        None, or nothing, continues where the last answer ended; in a new session it begins with
         the model's `bos`, where it has one. `sampling`: see `SamplingParams`; what is not given, or
         None, is as the model's defaults say. Nothing runs before the answer is iterated.
         `on_progress("prefill", tokens, of)` is called in the thread that iterates, before the
         prompt is read, between its chunks and after the last one.
 
         Raises InputError: parameters, ids out of range, a prompt that is too long or, with nothing
-        to go on from, empty; ContextFullError; InputError while another answer is unfinished.
+        to continue from, empty; ContextFullError; InputError while another answer is unfinished.
         """
         with self._hold:
             if self._at_rest().talk.messages:
@@ -273,7 +196,7 @@ class Session:
             feed = [*pending, *given]
             if not feed:
                 raise InputError(
-                    "empty, and there is nothing to go on from",
+                    "empty, and there is nothing to continue from",
                     field="prompt",
                     remedy="give some text",
                 )
@@ -606,19 +529,6 @@ class Session:
             with suppress(EngineError), self._hold:
                 self._settle()
         return self._context
-
-
-def _check_bytes(plan: Mapping[str, int], copies: int, most: int) -> None:
-    """Raises StateError where a state of this plan with its copies takes more than `most`."""
-    state = plan["state_ring"] + plan["kv_cache"] + plan["logits"]
-    needed = state + copies * plan["snapshot"]
-    if needed > most:
-        raise StateError(
-            f"{most} is less than the {needed} that it takes: {state} for the state and "
-            f"{plan['snapshot']} for each of {copies} copies that undo and regenerate keep",
-            field="max_bytes",
-            remedy="make capacity, window or undo_levels smaller",
-        )
 
 
 def _log(answer: Answer) -> None:

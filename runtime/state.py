@@ -224,7 +224,7 @@ class State(ABC):
 
     def snapshot(self, *, applied: bool = False) -> Snapshot:
         """A copy of the live state. Nothing is run for it: tokens that are pending in logs are
-        copied as log rows, which engines with the same logs can go on from.
+        copied as log rows, which engines with the same logs can continue from.
 
         `applied`: pending tokens are applied by a run of the engine first, so that any engine of
         this model can restore it. Raises StateError while a tree waits for `select`.
@@ -314,7 +314,7 @@ class State(ABC):
             return copy
 
     def spread(self, other: State) -> None:
-        """Go on in `other`, a state of n times as many sequences: sequence b becomes those from
+        """Continue in `other`, a state of n times as many sequences: sequence b becomes those from
         b·n to b·n + n - 1 of it. This one stays as it is; nothing behind `other` can be rewound.
         Nothing is run for it, unless more tokens are pending than the window of `other` holds.
 

@@ -51,7 +51,9 @@ _PIECE = 1 << 20
 _PREFIX = struct.Struct("<8sIIQQ")
 _DIGEST = 32
 OPEN_IT = "open it with the bundle it was saved with"
-_DAMAGED = "the file is damaged; load the save before it, of the same name with ~, or start anew"
+_DAMAGED = (
+    "the file is damaged; load the save before it, its name with ~ added, or start a new session"
+)
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def read_extra(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _read(file: Path, most: int, *, keep: bool = True) -> tuple[bytes, bytes, bytes]:
-    """Header, payload of at most so many bytes, and extra, all as they were written. `keep`: the
+    """Header, payload of at most `most` bytes, and extra, all as they were written. `keep`: the
     payload too, which is else empty.
     """
     try:

@@ -54,7 +54,7 @@ class Talk:
 
     @property
     def unanswered(self) -> bool:
-        """Whether nobody has said anything yet."""
+        """Whether it has no messages yet."""
         return len(self.messages) == self._first
 
     def asked(self, text: str | Sequence[Message | Mapping[str, Any]]) -> Talk:
@@ -269,8 +269,8 @@ class Turn:
 
     Attributes:
         tokens: of the prompt.
-        talk: what it answers, of a chat. tools: what that answer may call.
-        anew: the transcript is another than the one that the state has read.
+        talk: the conversation it answers, of a chat. tools: what the answer may call.
+        anew: the state has read another transcript.
         cut: where tokens that the prompt leaves out lie in the context, and how many.
         read: where the prompt had been read and nothing of the answer, and the logits [V] there.
     """

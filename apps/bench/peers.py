@@ -53,11 +53,11 @@ class Peer(Protocol):
         ...
 
     def run(self, tokens: Tokens) -> Logits:
-        """Go on with a few tokens at once; logits of each."""
+        """Run a few tokens at once; logits of each."""
         ...
 
     def step(self, token: int) -> Logits:
-        """Go on with one token; its logits."""
+        """Run one token; its logits."""
         ...
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class ModelFolder:
         return final
 
     def bundle(self, recipe: str) -> Path:
-        """Ours: made anew once a run, since a kept one may come from an older exporter."""
+        """Ours: made again in every run, since a kept one may come from an older exporter."""
         path = self.path / f"{self.name}-{recipe}"
         if recipe not in self._bundles:
             from edge.export.exporter import CHUNK

@@ -39,7 +39,7 @@ DEMONSTRATION = (
 
 
 class HangUp(SystemExit):
-    """The terminal is gone, or the process is told to end. Event loops let this one through."""
+    """The terminal is gone, or the process is asked to end. Event loops let this one through."""
 
 
 # -- one answer ----------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ class HangUp(SystemExit):
 
 def given_prompt(option: str | None) -> str | None:
     """The prompt: text of a pipe, then that of -p; None where a person is at the terminal."""
-    if sys.stdin is None:  # closed: nobody is there, and nothing was asked
+    if sys.stdin is None:  # closed: no one is there, and nothing was asked
         return option or ""
     if sys.stdin.isatty():
         return option
@@ -102,7 +102,7 @@ def answer_once(
 
 
 def _begin(session: Session, text: str | None, sampling: Mapping[str, Any]) -> Generation:
-    """Start an answer, or with a base model a continuation; None goes on from the last one."""
+    """Start an answer, or with a base model a continuation; None continues the last one."""
     if session.model.template is None or text is None:
         return session.generate(text, **sampling)
     return session.chat(text, **sampling)
@@ -176,7 +176,7 @@ def converse(
     if name in EMBEDDED:
         output.note("\n".join(DEMONSTRATION))
     if session.model.template is None:
-        output.note(f"{NO_TEMPLATE}; an empty line goes on")
+        output.note(f"{NO_TEMPLATE}; an empty line continues the text")
     this = Chat(session, name, dict(sampling), gain=gain, drops=drops)
     ask = reader({name: command.words for name, command in COMMANDS.items()})
     try:
@@ -294,7 +294,7 @@ def _hanging_up(session: Session) -> Iterator[list[int]]:
 def _save(session: Session) -> None:
     if not session.position:
         return
-    # nobody may be there to read either line
+    # there may be no one to read either line
     with suppress(OSError):
         try:
             path = files.hung_up()

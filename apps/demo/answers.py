@@ -92,7 +92,7 @@ def main(
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
 ) -> None:
     """Let BUNDLE answer prompts drawn from the training data. Stop at any time; the same command
-    goes on. A line is a group: ids asked and ids said, a list a prompt.
+    resumes. A line is a group: ids asked and ids said, a list a prompt.
     """
     model = load(bundle, threads=threads)
     asked = groups(model, Prompts(data), seed, prompts, together)

@@ -97,7 +97,7 @@ def main(
     seed: int = 0,
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
 ) -> None:
-    """Let BUNDLE answer the users of the training data. Stop at any time; the same command goes on.
+    """Let BUNDLE answer the users of the training data. Stop at any time; the same command resumes.
 
     One conversation a line, as in chat.train.jsonl; an empty one where nothing was said or fits.
     """

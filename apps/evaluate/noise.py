@@ -113,7 +113,7 @@ def noisy_parts(
     only read; None spoils nothing.
 
     Each chunk is encoded for itself; white space between two chunks belongs to the later one and is
-    not spoilt. Raises InputError: conversations, or no text that goes on after an odd chunk.
+    not spoilt. Raises InputError: conversations, or no text after an odd chunk.
     """
     document, affected = -1, False
     for chunk, index in _chunks(blocks):
@@ -153,7 +153,7 @@ def _chunks(blocks: Iterable[Block]) -> Iterator[tuple[str, int]]:
         held += block.text
         start = 0
         for number, word in enumerate(_WORD.finditer(held), 1):
-            # a word at the very end may go on in the next stretch
+            # a word at the very end may continue in the next stretch
             if number % CHUNK_WORDS == 0 and word.end() < len(held):
                 yield held[start : word.end()], index
                 start, index = word.end(), index + 1

@@ -14,7 +14,7 @@ from edge.text.template import Message
 
 # a document ends with a line that holds this alone; the line is not part of any text
 DOCUMENT_END = "<|endoftext|>"
-# characters encoded at once: a longer document is cut at a line's end and goes on in its state
+# characters encoded at once: a longer document is cut at a line's end and continues in its state
 MAX_STRETCH = 4 << 20
 MAX_LINE = 1 << 20
 _MAX_RECORD = 64 << 20
@@ -41,10 +41,10 @@ Block = Stretch | Dialogue
 
 
 def read_texts(paths: Sequence[Path], progress: Progress = lambda size: None) -> Iterator[Block]:
-    """Every document of every file, in order; no document goes on in the next file.
+    """Every document of every file, in order; no document spans two files.
 
     `.jsonl` holds a JSON object a line, with `messages` or with `text`; any other file is plain
-    text whose documents end with a line `<|endoftext|>`. `progress` is told how many bytes have
+    text whose documents end with a line `<|endoftext|>`. `progress` receives how many bytes have
     been read. Raises InputError: a file that cannot be read, is empty or is not UTF-8, a line that
     is not such an object.
     """

@@ -54,7 +54,7 @@ class TextRun:
         ids: int64 [n]; the last one is predicted at most, not fed.
         wanted: bool [n], the ids predicted in this run; never the first.
         fresh: the state is cleared before.
-        carried: the next run goes on from this one's state, so that all ids but the last are fed.
+        carried: the next run continues from this one's state, so that all ids but the last are fed.
         first: a document begins.
         bytes, words: of the text that wanted ids of this run, or of runs nearby, stand for.
     """
@@ -171,7 +171,7 @@ class TextSource:
     Attributes:
         paths: text files.
         how: windows, or None for one stream a document.
-        limit: stop after so many ids that are to be predicted; None is all.
+        limit: stop after this many predicted ids; None is all.
         progress: told how many more bytes of the files have been read.
     """
 

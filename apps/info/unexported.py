@@ -37,7 +37,7 @@ def is_meant(name: str) -> bool:
 
 
 def read(name: str) -> tuple[Layout, list[str]]:
-    """The model that a name means, and the fields of its config that nobody knows.
+    """The model that a name means, and the unknown fields of its config.
 
     Raises CheckpointError; PullError where the hub does not have it; InputError without the extra
     `export`.

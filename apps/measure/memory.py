@@ -44,7 +44,7 @@ def resident(proc: Path = PROC) -> Resident | None:
 
 
 def restart_peak(proc: Path = PROC) -> bool:
-    """Let VmHWM begin anew (proc(5), clear_refs 5). False where that is not allowed."""
+    """Reset VmHWM (proc(5), clear_refs 5). False where that is not allowed."""
     try:
         (proc / "clear_refs").write_text("5")
     except OSError:
@@ -53,7 +53,7 @@ def restart_peak(proc: Path = PROC) -> bool:
 
 
 def release() -> None:
-    """Give back what nobody holds any more."""
+    """Return unused memory to the system."""
     gc.collect()
     trim()
 

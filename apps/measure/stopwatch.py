@@ -25,7 +25,7 @@ PAUSE = 0.05  # seconds in which another engine's idle threads stop spinning
 
 
 def silent(text: str) -> None:
-    """Tells nobody."""
+    """Report nothing."""
 
 
 def in_turn(names: Sequence[T], number: int) -> list[T]:
@@ -66,7 +66,7 @@ def without_collections() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of one run of so many tokens; `reading`: of a prompt, kept for good."""
+    """Seconds of one run of `tokens` tokens; `reading`: of a prompt, kept for good."""
 
     seconds: float
     tokens: int

@@ -117,13 +117,13 @@ def _disk(folder: Path) -> Iterator[None]:
     except OSError as problem:
         raise PullError(
             f"cannot be written: {problem.strerror or problem}", file=folder,
-            remedy="make room on the disk; the same command then goes on",
+            remedy="make room on the disk; the same command then resumes",
         ) from None  # fmt: skip
 
 
 @contextmanager
 def _bar(total: int, done: int) -> Iterator[Any]:
-    """Yields a function that is told how many bytes more there are."""
+    """Yields a function that takes how many more bytes have come."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -168,7 +168,7 @@ def _fetch(file: RemoteFile, folder: Path, headers: Mapping[str, str], advance: 
             if attempt == TRIES - 1:
                 raise PullError(
                     f"the connection failed: {problem}", file=file.url.partition("?")[0],
-                    remedy="the same command goes on where it ended",
+                    remedy="the same command resumes where it ended",
                 ) from None  # fmt: skip
             time.sleep(PAUSE * 2**attempt)
     _check(file, part)

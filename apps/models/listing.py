@@ -35,7 +35,7 @@ def list_models(as_json: options.AsJson = False) -> None:
         say("no models; edge pull fetches one, and demo is always here", file=sys.stderr)
     if unfinished := _unfinished():
         say(
-            f"note: {megabytes(unfinished)} of downloads are not finished; edge pull goes on with "
+            f"note: {megabytes(unfinished)} of downloads are not finished; edge pull resumes "
             "them, edge rm --unfinished removes them",
             file=sys.stderr,
         )

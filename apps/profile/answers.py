@@ -20,7 +20,7 @@ class Runner(Protocol):
         """Back to before any token."""
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """Consume a prompt, or go on with one."""
+        """Consume a prompt, or the next part of one."""
 
     def step(self, token: int) -> None:
         """Consume one token."""
@@ -161,7 +161,7 @@ def answers(
 class Depth:
     """Single steps after `context` tokens; seconds of each, all repetitions together.
 
-    `prefill_s`: what reading so many tokens took, once.
+    `prefill_s`: how long it took to read this many tokens, once.
     """
 
     context: int

@@ -211,7 +211,7 @@ class _Bench:
         self._engine.run(self._tokens, self._state, parents=self._parents, rows="all")
 
     def _keep(self, node: int) -> None:
-        """Go on from a token of the run, 0 the first."""
+        """Continue from a token of the run, 0 the first."""
         if self._parents is not None:
             self._state.select(node)
         elif unwanted := len(self._tokens[0]) - 1 - node:
@@ -219,7 +219,7 @@ class _Bench:
 
 
 class _Batch:
-    """So many sequences of the drafter, which step together."""
+    """A batch of sequences of the drafter, which step together."""
 
     def __init__(self, engine: Engine, width: int) -> None:
         self._engine = engine

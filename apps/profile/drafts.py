@@ -207,7 +207,7 @@ class Contest:
     def answers(self, repetitions: int, warmup: int, say: Say = silent) -> dict[str, DraftSide]:
         """Rounds of every prompt in every way, another one first each time.
 
-        A bandit goes on learning from round to round, as it does in a session. Raises InputError
+        A bandit keeps learning from round to round, as it does in a session. Raises InputError
         where no answer has a second token, so that there is nothing to time.
         """
         sides = {name: DraftSide() for name in self._sessions}

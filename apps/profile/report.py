@@ -44,7 +44,7 @@ DEFINITIONS = {
     "prefill": "prompt tokens a second until the prompt is consumed, before the first token is "
     "sampled; mean ± sample standard deviation over repetitions",
     "decode": "tokens a second after the first, 1 / TPOT; mean ± sample standard deviation",
-    "context": "one step and one choice of a token after so many tokens were read",
+    "context": "one step and one choice of a token at this context",
     "peak memory": "most bytes resident at once since before the bundle was loaded (VmHWM), the "
     "program's own included; anonymous and file-backed apart as they were after the longest prompt",
     "state": "one recurrent state, whatever the length of the text; KV caches apart",

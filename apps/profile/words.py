@@ -72,7 +72,7 @@ def _defined(facts: Facts) -> Iterator[str]:
 
 
 def _speeds(sides: Sequence[Facts]) -> FigureTable:
-    """As llama-bench prints it: pp is a prompt, tg generated tokens, @ d after so many tokens."""
+    """As llama-bench prints it: pp is a prompt, tg generated tokens, @ d at a depth of d tokens."""
     rows = []
     for side in sides:
         fixed = (

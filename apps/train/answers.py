@@ -27,12 +27,12 @@ from edge.text.template import Message
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0, 1.0)
 LONGEST = 900  # characters of a prompt
-FEW = 4  # a run ends when a quarter of its answers, one in so many, is all that goes on
+FEW = 4  # a run ends when only a quarter of its answers, one in FEW, is still growing
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt: its text, its ids, the template's included, and the heat of its answer."""
+    """A prompt: its text, its ids, the template's included, and the temperature of its answer."""
 
     text: str
     ids: tuple[int, ...]
@@ -85,7 +85,7 @@ def _lines(file: Path) -> list[str]:
 def groups(model: Model, prompts: Drawn, seed: int, count: int, size: int) -> list[list[Asked]]:
     """`count` prompts drawn, in groups of `size` of one length, shuffled; what is left is dropped.
 
-    Every prompt is there once for each heat at most.
+    Every prompt is there at most once for each temperature.
     """
     if model.template is None:
         raise InputError("has no chat template to ask by", field="bundle")
@@ -136,7 +136,7 @@ def answers(
 def choose(
     logits: NDArray[np.float32], heat: NDArray[np.float32], rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """A token for each row [B, V]: the likeliest at heat 0, else drawn from all of them."""
+    """A token for each row [B, V]: the likeliest at temperature 0, else drawn from all of them."""
     chosen: NDArray[np.int64] = logits.argmax(-1).astype(np.int64)
     for row in np.flatnonzero(heat):
         weights = np.exp((logits[row] - logits[row, chosen[row]]) / heat[row]).cumsum()
@@ -178,7 +178,8 @@ def write_answers(
         list[Path], typer.Option(help="Conversations, .jsonl, whose users ask. Repeat it.")
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The answers, .jsonl; an earlier run continues.")
+        Path,
+        typer.Option("-o", "--output", help="The answers, .jsonl; resumes an earlier run."),
     ],
     count: Annotated[int, typer.Option(min=1, help="How many prompts to draw.")] = 10_000,
     together: Annotated[int, typer.Option(min=1, help="Answers at once.")] = 16,
@@ -188,7 +189,7 @@ def write_answers(
 ) -> None:
     """Let a model answer what users ask, for a drafter or a hybrid to learn from.
 
-    Stop at any time: the same command goes on. Two of five answers are greedy, the others are
+    Stop at any time: the same command resumes. Two of five answers are greedy, the others are
     sampled at temperature 0.7 or 1.
     """
     source = Turns(prompts)

@@ -1,4 +1,4 @@
-"""A file that grows by a line at a time, and goes on where an earlier run has come to."""
+"""A file that grows a line at a time, and resumes where an earlier run ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def whole_lines(path: Path) -> int:
 
 
 def go_on(path: Path, records: Callable[[int], Iterable[object]]) -> None:
-    """Append a line of JSON for every record, from the one on that a run before this has come to.
+    """Append a line of JSON for every record, beginning where an earlier run ended.
 
     `records(done)` yields those that follow the first `done`.
     """

@@ -28,7 +28,7 @@ class Bundle:
         path: the folder.
         manifest: its checked manifest.
         fingerprint: SHA-256 of `manifest.json`, which pins every other byte.
-        on_progress: is told of files that are being hashed, and of weights that are being read.
+        on_progress: called while files are hashed and weights are read.
     """
 
     on_progress: Progress | None = None

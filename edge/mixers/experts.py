@@ -40,7 +40,7 @@ class ExpertsConfig(MixerConfig, Grown):
     where a gate says how much of it a token gets, a layer of one expert, which every token chooses.
 
     Attributes:
-        d_latent: experts read and write so many values, projected from and to d_model; None are
+        d_latent: how many values experts read and write, projected from and to d_model; None are
             d_model itself.
         parallel: it reads the stream as the layer before it did, not what that made of it.
     """

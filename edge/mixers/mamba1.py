@@ -15,7 +15,7 @@ class Mamba1Config(MixerConfig, Grown):
     Attributes:
         inner_eps: what the RMSNorms of dt (before `dt_proj`), B and C add to the mean square; None
             without these norms.
-        B_groups, C_groups: channels fall into so many groups of equal size, each with a B or a C of
+        B_groups, C_groups: how many groups of equal size the channels form, each with a B or a C of
             its own; x_proj rows are [dt R | B B_groups·N | C C_groups·N].
         reads_input: x_proj reads what in_proj reads, not what the convolution gives.
     """

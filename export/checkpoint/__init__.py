@@ -34,7 +34,7 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint directory, GGUF file or bundle; config and all tensor headers are checked.
 
-    Fields of config.json that nobody has heard of are listed in `unknown_fields`; `strict` refuses
+    Unknown fields of config.json are listed in `unknown_fields`; `strict` refuses
     them.
 
     Raises CheckpointError when the directory is not a checkpoint of a known family, when a file is
@@ -83,7 +83,7 @@ def _read_config(file: Path, families: Sequence[Family]) -> tuple[Fields, str, L
 
 
 def unknown_line(names: Sequence[str]) -> str:
-    """Fields that nobody has heard of, in words."""
+    """A sentence on unknown fields."""
     plural = "s" if names[1:] else ""
     return f"config.json has {len(names)} unknown field{plural}: {', '.join(names)}"
 

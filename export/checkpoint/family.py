@@ -99,7 +99,7 @@ def is_state_spaces(fields: Fields) -> bool:
 
 
 def known_only(fields: Fields, own: Iterable[str]) -> None:
-    """Refuse the fields that change a model and are not among `own`; note those nobody knows."""
+    """Refuse the fields that change a model and are not among `own`; note unknown ones."""
     if "quantization_config" in fields:
         fields.refuse(
             "quantization_config", "says that the weights are quantized already",

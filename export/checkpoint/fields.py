@@ -57,7 +57,7 @@ class Fields:
 
     A value that is absent without a default, of another type, or out of range is noted, and a
     plausible one takes its place, so that a config is refused with all of its faults at once:
-    `model` raises them. `unknown` are the fields that nobody here has heard of.
+    `model` raises them. `unknown` are the fields that no family knows.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Fields:
     # -- what is wrong ----------------------------------------------------------------------------
 
     def refuse(self, name: str, message: str, remedy: str = RESAVE) -> None:
-        """Note one field; reading goes on."""
+        """Note one fault; reading continues."""
         self.refused.add(f"{self.prefix}{name}".rstrip("."), message, remedy)
 
     def inconsistent(self, name: str, message: str, remedy: str = RESAVE) -> None:
@@ -173,7 +173,7 @@ class Fields:
         return tuple(sorted(set(value)))
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
-        """So many numbers above 0."""
+        """`count` numbers above 0."""
         value = self._get(name, None)
         listed = value if isinstance(value, list | tuple) else ()
         good = [v for v in listed if type(v) in (int, float) and 0 < v < math.inf]
@@ -210,7 +210,7 @@ class Fields:
             self.refuse(name, f"is {show(value)}; only {show(expected)} is supported", remedy)
 
     def known_only(self, known: Iterable[str]) -> None:
-        """Refuse a field that could change the model in a way nobody here has heard of."""
+        """Refuse a field that is unknown and could change the model."""
         for name in sorted(set(self.values) - set(known)):
             self.refuse(name, "is not a known field", "remove it if it does not change the model")
 

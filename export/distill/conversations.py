@@ -81,7 +81,7 @@ def read_conversations(
     """
     if reader.template is None:
         raise ExportError(
-            "has no chat template, so nobody knows where answers begin", field="teacher",
+            "has no chat template, so the beginning of answers is unknown", field="teacher",
             remedy="give a checkpoint whose tokenizer_config.json has one",
         )  # fmt: skip
     sides = 2 if form == "a preference" else 1

@@ -1,4 +1,4 @@
-"""How a long run is told to stop."""
+"""How a long run is asked to stop."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class LongRun(ABC, Generic[Options]):
     # -- what a kind of run says ------------------------------------------------------------------
 
     def read(self, reader: TextReader, wanted: int | None) -> TokenRows:
-        """The text, about so many tokens of it."""
+        """About this many tokens of the text."""
         asked = self.options
         return read_rows(asked.text, reader, asked.length, wanted, asked.valid)
 
@@ -146,7 +146,7 @@ class LongRun(ABC, Generic[Options]):
         return Judge(self.teacher, held, self.options.uses_bf16)
 
     def fingerprints(self) -> dict[str, str]:
-        """Of the checkpoints that a run which continues must find again."""
+        """Fingerprints of the checkpoints that a resumed run must find unchanged."""
         return {"teacher": self.checkpoint.fingerprint()}
 
     @abstractmethod
@@ -180,10 +180,10 @@ class LongRun(ABC, Generic[Options]):
     # -- running ----------------------------------------------------------------------------------
 
     def run(self) -> Summary:
-        """Make the product, or go on with a run that was interrupted.
+        """Make the product, or resume a run that was interrupted.
 
         SIGTERM and Ctrl-C end it between two steps, with all it has learned kept. Raises
-        ExportError for what cannot be written or continued; SystemExit when it was told to stop.
+        ExportError for what cannot be written or continued; SystemExit after a request to stop.
         """
         try:
             self._begin()

@@ -1,4 +1,4 @@
-"""Heads that shared a key and a value go on sharing them: their rows of in_proj and of the
+"""Heads that shared a key and a value keep sharing them: their rows of in_proj and of the
 convolution are one parameter, which is repeated where it is used.
 """
 

@@ -21,7 +21,7 @@ def common_fields(config: ModelConfig) -> Values:
 
 
 def mamba_config(config: ModelConfig) -> Values:
-    """Of `MambaForCausalLM`."""
+    """The config of `MambaForCausalLM`."""
     mamba = next(layer for layer in config.layers if isinstance(layer, Mamba1Config))
     return _recurrent(config, mamba) | {
         "architectures": ["MambaForCausalLM"],
@@ -31,7 +31,7 @@ def mamba_config(config: ModelConfig) -> Values:
 
 
 def mamba2_config(config: ModelConfig) -> Values:
-    """Of `Mamba2ForCausalLM`."""
+    """The config of `Mamba2ForCausalLM`."""
     mamba = next(layer for layer in config.layers if isinstance(layer, Mamba2Config))
     return _recurrent(config, mamba) | {
         "architectures": ["Mamba2ForCausalLM"],

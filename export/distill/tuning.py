@@ -197,7 +197,7 @@ def plain(rows: Tensor) -> Tensor:
 
 
 def share_stored(network: Network, layout: Layout) -> None:
-    """Rows that the checkpoint stores once go on being one parameter."""
+    """Keep rows that the checkpoint stores once as one parameter."""
     for name, place in layout.pieces.items():
         stored = _stored_rows(place)
         if len(set(stored)) < len(stored):

@@ -2,7 +2,7 @@
 
 Two engines that add in another order differ by 1e-7, and now and then that makes one round up what
 the other rounds down. One such step is a sixth of a layer's whole rounding noise at 512 channels,
-and every later layer rounds anew: after a few layers both have rounding noise of the same size and
+and every later layer rounds again: after a few layers both have rounding noise of the same size and
 of their own, though each computes every op right. What a model makes of that says little about
 either engine. So the reference is kept on the engine's track: at every rounded value it is told
 what the engine rounded to, after its own result has been compared with it.
@@ -57,7 +57,7 @@ def rounded_values(model: onnx.ModelProto) -> list[str]:
 
 
 def splits(model: onnx.ModelProto) -> dict[str, tuple[str, str]]:
-    """Of every SplitQuantizeRows: outliers → y and scale."""
+    """Outputs of every SplitQuantizeRows: outliers → y and scale."""
     nodes = (n for n in model.graph.node if n.op_type == "SplitQuantizeRows")
     return {node.output[2]: (node.output[0], node.output[1]) for node in nodes}
 
@@ -99,9 +99,9 @@ def _signed(array: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass
 class Track:
-    """Compares what the reference rounds to with what the engine did, and goes on with that.
+    """Compares what the reference rounds to with what the engine did, and continues with that.
 
-    Products with experts round their input themselves, and nobody can tell the reference how. What
+    Products with experts round their input themselves, and the reference cannot be told how. What
     one flip there does to a row of a later value is one flip: `by_row`.
     """
 
@@ -154,7 +154,7 @@ def verify_engine(config: ModelConfig, folder: Path, tokens: Tokens) -> dict[str
     """ONNX Runtime against the reference ops on the graph in `folder` and tokens [1, T].
 
     `flips` is the share of rounded values that differ, by one step, between engines that were given
-    the same values; `free_*` are the figures of engines that go on with their own.
+    the same values; `free_*` are the figures of engines that continue with their own.
 
     Raises ExportError when more than FLIPS do or one differs by more than a step, or when with the
     same rounded values the logits are further apart than KL, or the likeliest token is another more

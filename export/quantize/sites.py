@@ -90,7 +90,7 @@ class Sites:
         return Rounding(scale, how.rotate), ()
 
     def given(self, seen: SeenRange, how: Static, scale: F32) -> Rounding:
-        """A site whose scales somebody else has worked out."""
+        """A site with scales from elsewhere."""
         self._note(seen, scale, how)
         return Rounding(scale, how.rotate)
 

@@ -59,7 +59,7 @@ def _ok(check: str) -> Need:
 
 
 def _kernels(bundle: str) -> str | None:
-    """For any GPU: whether they are for this one is told when they are loaded."""
+    """For any GPU: loading them shows whether they fit this one."""
     try:
         with open_bundle(resolve(bundle)) as opened:
             there = bool(opened.manifest.kernels)

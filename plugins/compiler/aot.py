@@ -45,7 +45,7 @@ def compile_variants(
     *,
     precompiled: bool = True,
 ) -> dict[int, Kernels]:
-    """All variants for all architectures; `progress` is told how many are made, and of how many.
+    """All variants for all architectures; `progress` receives how many are made, and of how many.
 
     `precompiled`: take what EDGE_PRECOMPILED names, which is to be run and not to be shipped.
 

@@ -21,7 +21,7 @@ from edge.launch import CompiledKernel, Variant
 
 # Workers at a time: a quarter of a gigabyte each.
 PARALLEL = max(2, min(8, (os.cpu_count() or 1) // 2))
-# Seconds for one kernel: the slowest take a few. A plan from elsewhere must not compile for ever.
+# Seconds for one kernel: the slowest take a few. A plan from elsewhere must not compile forever.
 LIMIT = 300.0
 TOOLS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 # Everything else may change what Triton makes (its own variables, LLVM's, ptxas options).

@@ -65,7 +65,7 @@ def stateless(op: Op, *, views: bool = True) -> Op:
 
 
 def of_rows(op: Op) -> Op:
-    """A norm of the wanted rows alone. The sum that it norms is wanted by nobody."""
+    """A norm of the wanted rows alone. The sum that it norms is not an output."""
     whole = ("T", "B", "D")
     inputs = tuple(replace(v, shape=whole) if v.role == "value" else v for v in op.inputs)
     found = device(

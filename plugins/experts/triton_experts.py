@@ -1,6 +1,6 @@
 """Products with chosen experts: a program has one expert, some of its outputs, and all its rows.
 
-A program whose expert nobody chose ends after a look at `chosen`. Rows are gathered by `order`, a
+A program whose expert was not chosen ends after a look at `chosen`. Rows are gathered by `order`, a
 tile of BLOCK_M at a time, so weights are read once a tile, and of chosen experts alone.
 """
 

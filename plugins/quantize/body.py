@@ -96,7 +96,7 @@ ORT_FAKE_QUANTIZE = "    scaled = Div(x, scale)\n" + _ROUND + "    y = Mul(grid,
 
 FAKE_QUANTIZE_ROWS = _ROW_SCALE % {"x": "x"} + _ROUND + "    y = Mul(grid, scale)\n"
 
-# -- for bodies that dequantize and go on as the floating ones do ----------------------------------
+# -- for bodies that dequantize and continue as the floating ones do -------------------------------
 
 STEPS_AND_ZEROS = """
     single = Constant<value = int64 {1}>()

@@ -49,7 +49,7 @@ class Port:
 
 @dataclass(frozen=True)
 class _Step:
-    """One node: what runs it, and which values nobody needs after it."""
+    """One node: what runs it, and which values are not needed after it."""
 
     node: NodeProto
     run: Callable[..., tuple[Tensor, ...]]
@@ -108,7 +108,7 @@ class ReferenceGraph:
     ) -> dict[str, Array]:
         """`run` by name, with a hook of its own that is to see the values `watched` too.
 
-        Nobody keeps those. Threads may watch at the same time.
+        Those are not kept. Threads may watch at the same time.
         """
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in feeds.items()}
         found = self._values(tuple(names), tensors, frozenset(watched), hook)

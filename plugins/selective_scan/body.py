@@ -1,6 +1,6 @@
 """ONNX function bodies of Mamba-1's scan.
 
-An int8 body dequantizes and goes on as the float body does.
+An int8 body dequantizes and continues as the float body does.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def kept_logs() -> dict[str, str]:
     return {log: f"{name}_own" for name, log in LOGGED.items()}
 
 
-# Nobody reads C of the replayed tokens: B stands in for it, or zeros where they are not as wide.
+# C of the replayed tokens is never read: B stands in for it, or zeros where they are not as wide.
 _ONE = """
     C_replayed = Slice(B_all, axis_0, replay_size, axis_0)
     C_all = Concat<axis=0>(C_replayed, C_new)

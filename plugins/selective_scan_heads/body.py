@@ -1,7 +1,7 @@
 """ONNX function bodies of Mamba-2's scan.
 
-An int8 body dequantizes and goes on as the float body does, unless its state is rounded after every
-token: then it goes token by token.
+An int8 body dequantizes and continues as the float body does, unless its state is rounded after
+every token: then it goes token by token.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _STEP = Step(
     read="B,H,P,1",
 )
 
-# B of the replayed tokens stands in for their C, which nobody reads.
+# B of the replayed tokens stands in for their C, which is never read.
 _HEADS = Template("""
     heads_0 = Constant<value_int: int = @heads>()
     heads_1 = Reshape(heads_0, end)

@@ -128,7 +128,7 @@ def selective_scan_heads_int8_node(
 def _with_logs(values: Mapping[str, Tensor], **logs: Tensor | None) -> dict[str, Tensor]:
     """`values` with those of the logged tokens before them.
 
-    As their output is wanted by nobody, their C is 0.
+    Their output is not needed, so their C is 0.
     """
     given = {name: log for name, log in logs.items() if log is not None and len(log)}
     if not given:

@@ -85,7 +85,7 @@ class Mask:
         return int(self._matcher.validate_tokens(list(path)))
 
     def forced(self, most: int) -> list[int]:
-        """At most so many tokens that spell what the grammar leaves no choice about."""
+        """At most `most` tokens that spell what the grammar leaves no choice about."""
         self._go(())
         found: list[int] = self._matcher.compute_ff_tokens()[:most]
         # an end is no text, and not worth a run
@@ -118,7 +118,7 @@ class Mask:
             return
         if said == "NoExtensionBias":
             raise InputError(
-                "can go on with nothing that the model's vocabulary can write", field=self._kind,
+                "allows nothing next that the model's vocabulary can write", field=self._kind,
                 remedy="change the grammar, or use a model whose tokenizer knows all bytes",
             )  # fmt: skip
         raise InputError(
@@ -248,7 +248,7 @@ class _Spelling:
 
 
 def _control(name: str) -> bytes:
-    """How llguidance is told of a token that is no text."""
+    """How llguidance sees a token that is no text."""
     return b"\xff" + name.encode()
 
 

@@ -54,7 +54,7 @@ class ToolUse:
             raise InputError("cannot be given together with tools", field=kinds[0])
         found = {**given, "grammar": self.grammar}
         if self.free and given.get("stop") is None:
-            found["stop"] = defaults.get("stop")  # text ends where the model's talk does
+            found["stop"] = defaults.get("stop")  # text ends where the model's turn does
         return found
 
 
@@ -161,7 +161,7 @@ def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layout(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Of JSON in arguments; without `strict`, keywords that are not known are passed over."""
+    """The JSON layout of arguments; without `strict`, unknown keywords are ignored."""
     return LAYOUT if function.get("strict") else LAYOUT | {"lenient": True}
 
 

@@ -55,7 +55,7 @@ class Pool:
     def __init__(self, threads: int, *, finest: bool = False) -> None:
         """`finest`: share all work in small pieces, whatever it is worth: for tests.
 
-        Raises EngineError: the system does not give so many threads.
+        Raises EngineError: the system refuses this many threads.
         """
         self._library = library()
         self._process = os.getpid()
@@ -102,7 +102,7 @@ class CpuDevice:
     def __init__(self, threads: int, isa: str | None = None, *, finest: bool = False) -> None:
         """`isa`: the instruction set; None is the best one. `finest`: see `Pool`.
 
-        Raises EngineError: no library, or not so many threads.
+        Raises EngineError: no library, or too few threads.
         """
         self.isa = instruction_set() if isa is None else isa
         self.name = f"CPU, {self.isa}, {threads} thread{'s' if threads > 1 else ''}"

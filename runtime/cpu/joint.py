@@ -154,7 +154,7 @@ class JointRuns:
         self._last: tuple[list[weakref.ref[State]], CallList] | None = None
 
     def _calls_in_order(self) -> Iterator[tuple[bool, int]]:
-        """Of each launch, whether it is one for each state, and which of its program."""
+        """For each launch: whether it runs once a state, and its index in its program."""
         seen = [0, 0]
         for own in self._parts.order:
             yield own, seen[own]
@@ -179,7 +179,7 @@ class JointRuns:
         return [self._logits[row] for row in rows]
 
     def _rows(self, states: Sequence[State]) -> list[int]:
-        """A row for each: the one it had, where that is among so many."""
+        """A row for each: the one it had, where that still exists."""
         before = self._last[0] if self._last else []
         had = {id(ref()): row for row, ref in enumerate(before[: len(states)])}
         free = set(range(len(states))) - {had[id(s)] for s in states if id(s) in had}

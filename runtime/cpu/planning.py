@@ -79,7 +79,7 @@ def plan_config(
     config: ModelConfig, weights: int, *, chunk: int, capacity: int, batch: int = 1,
     snapshots: int = 0, program: int = 0,
 ) -> dict[str, int]:  # fmt: skip
-    """The plan of a model that nobody has exported, with the keys of `plan_bundle`.
+    """The plan of a model that has not been exported, with the keys of `plan_bundle`.
 
     `weights` are their bytes in files. States are planned in fp32; values of a run and launches
     are estimated.

@@ -1,6 +1,6 @@
 """The forms of a bundle's documents, for the C library to check them by.
 
-    python -m edge.runtime.cpu.schemas     writes them anew
+    python -m edge.runtime.cpu.schemas     rewrites them
 
 They are made of the models that Python checks documents with, so both refuse the same. What is
 beyond a form, one field against another, is written in `runtime/libedge/src` once more.

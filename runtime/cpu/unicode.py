@@ -1,6 +1,6 @@
 """Which characters are letters, numbers and white space to `tokenizers`, for the C library.
 
-    python -m edge.runtime.cpu.unicode     writes runtime/libedge/src/unicode.inc anew
+    python -m edge.runtime.cpu.unicode     rewrites runtime/libedge/src/unicode.inc
 
 Asked of the library itself: its patterns and its `Digits` know different versions of Unicode.
 """

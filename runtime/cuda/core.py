@@ -55,7 +55,7 @@ class CoreDevice:
     ) -> None:
         """`device` counts what CUDA_VISIBLE_DEVICES leaves; None is the one of the context that is
         current, else 0. `stream`: the user's, as cuda-core, PyTorch, PyCUDA or CuPy make it, or its
-        address; else one is made. `limit_s`: the longest `wait`; None waits for ever.
+        address; else one is made. `limit_s`: the longest `wait`; None waits forever.
 
         Which context is used: `edge.runtime.cuda.place`. Raises EngineError: no driver or
         cuda-core, no such GPU, no stream, or the default one.
@@ -240,7 +240,7 @@ class CoreDevice:
                 graph.executable.upload(self.place.stream)
             out.append(graph)
         finally:
-            # what failed is thrown away, and the stream must not go on recording
+            # what failed is dropped, and the stream must stop recording
             with suppress(EngineError), self._turns, self._faults.of(doing):
                 graph.builder.close()
             self._graph = self._turns.recorder = None

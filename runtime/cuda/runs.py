@@ -70,7 +70,7 @@ class StateRuns:
         }
 
     def key(self, kind: str, tokens: int, rows: int, picked: bool = False) -> RunKey:
-        """Raises InputError when no program takes so many, or no tree is run at all."""
+        """Raises InputError when no program takes this many rows, or none runs trees."""
         if kind == "tree" and not self.executor.trees:
             raise InputError(
                 "an engine without plugins (TensorRT for RTX) runs chains alone",

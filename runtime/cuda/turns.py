@@ -102,7 +102,7 @@ class Turns:
 
         A finalizer comes from any thread, in the middle of anything. While a graph is recorded
         nothing is freed: the driver would refuse it, or the graph would be spoilt. While work is
-        under way nothing is freed: the driver would wait for it, perhaps for ever.
+        under way nothing is freed: the driver would wait for it, perhaps forever.
         """
         if self.faults.lost is not None:
             return

@@ -155,7 +155,7 @@ def _experience(target: Model, draft: Model, rule: Rule) -> Experience:
 
 
 def _cost(target: Model, draft: Model) -> float:
-    """Of a drafter's run in steps of the target: a run takes as long as reading its weights."""
+    """A run of the drafter, in steps of the target: a run takes as long as reading its weights."""
     return min(1.0, _weights(draft) / _weights(target))
 
 

@@ -184,7 +184,7 @@ class Speculative:
                 steps.context.tokens, pending, shape, steps.sampler, steps.recent
             )
         except EdgeError as problem:
-            # a drafter only makes things quicker: without it the answer goes on
+            # a drafter only makes things quicker: without it the answer continues
             self.figures.problem = str(problem)
             return NOTHING
         mask = steps.sampler.mask

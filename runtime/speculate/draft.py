@@ -26,7 +26,7 @@ class Draft(NamedTuple):
     parents: tuple[int, ...] | None = None
 
     def children(self, node: int) -> Sequence[int]:
-        """Of a node, -1 the root: in the order in which they were drawn."""
+        """Children of a node, -1 for the root, in the order in which they were drawn."""
         if self.parents is None:
             return (node + 1,) if node + 1 < len(self.tokens) else ()
         return [child for child, parent in enumerate(self.parents) if parent == node]

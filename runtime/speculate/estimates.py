@@ -23,7 +23,7 @@ class Mean:
     limit: float = 70
 
     def add(self, value: float, times: int = 1) -> None:
-        """`value`: of `times` values the mean."""
+        """Add the mean of `times` values."""
         self.count = min(self.count + times, self.limit)
         self.value += (value - self.value) * times / self.count
 
@@ -40,11 +40,11 @@ class Fit:
     """
 
     LIMIT = 70
-    # what took more than so many times what was expected was disturbed
+    # more than this many times the expected time: the run was disturbed
     OUTLIER = 1.5
 
     def __init__(self, weights: Pair, few: int = 0) -> None:
-        """`few`: so many are believed whatever they cost: the guess may be far off."""
+        """The first `few` are believed whatever they cost: the guess may be far off."""
         self._weights, self._few = weights, few
         self._squares = (0.0, 0.0, 0.0)
         self._sums = (0.0, 0.0)
@@ -63,12 +63,12 @@ class Fit:
         self.seen += 1
 
     def fade(self, kept: float) -> None:
-        """Of what was seen so much still counts."""
+        """Let past observations count only `kept` as much."""
         self._squares = (kept * self._squares[0], kept * self._squares[1], kept * self._squares[2])
         self.scale(kept)
 
     def scale(self, times: float) -> None:
-        """As if all costs had been so many times as high."""
+        """Multiply all past costs."""
         self._sums = (times * self._sums[0], times * self._sums[1])
 
     def each(self, guess: Pair) -> Pair:
@@ -103,7 +103,7 @@ class Costs:
     READ = 0.05
     # steps before anything is compared with them; how much one may differ from what is known
     FEW, ABOUT = 3, 0.2
-    # seconds are at most so many times the mean: a process that was put to sleep says nothing
+    # seconds are cut at this many times the mean: a process that was suspended says nothing
     OUTLIER = 2
 
     def __init__(self, run: float = 0.3) -> None:
@@ -117,9 +117,9 @@ class Costs:
         self._verified = {chain: Fit((5.0, 3.0)) for chain in (True, False)}
 
     def learn_step(self, seconds: float, times: int = 1, *, drafting: bool = False) -> bool:
-        """Of `times` steps the mean; whether it is about what was known. Where three in a row say
-        that it is not, the machine has become quicker or slower; `drafting`: rounds with drafts
-        came between, which were compared with what was known wrongly.
+        """Learn the mean of `times` steps; returns whether it is close to the estimate. Three in a
+        row that are not mean that the machine became faster or slower. `drafting`: rounds with
+        drafts came between, and were compared with a wrong estimate.
         """
         step, known = self.step, self.step.value
         seconds = max(seconds, 1e-9)  # a clock may stand still, and all is divided by steps
@@ -135,7 +135,7 @@ class Costs:
         return abs(seconds - known) <= self.ABOUT * known
 
     def learn_after(self, seconds: float) -> float:
-        """Of a step that came after a verifying run; about what it would have taken elsewhere."""
+        """Learn a step that followed a verifying run; about what it would have taken elsewhere."""
         if not self.step.count:
             return seconds
         step, alone = self.step.value, seconds - self.after.value * self.step.value
@@ -143,7 +143,7 @@ class Costs:
         return alone
 
     def runs(self, shape: Shape) -> float:
-        """Of one sequence, that a drafting model's time for a draft is worth."""
+        """The cost of a draft, in runs of the drafting model on one sequence."""
         batches = shape.widths[:-1]
         return 1 + len(batches) + self.SEQUENCE * (sum(batches) - len(batches))
 
@@ -162,12 +162,12 @@ class Costs:
         self._drafts[shape.chain].learn(amounts, seconds / self.step.value, guess)
 
     def learn_run(self, chain: bool, nodes: int, seconds: float) -> None:
-        """Of a verifying run."""
+        """Learn what a verifying run took."""
         guess = self._guess(self._verified, chain, self.VERIFY)
         self._verified[chain].learn((1.0, float(nodes)), seconds / self.step.value, guess)
 
     def fade(self, kept: float) -> None:
-        """Of what drafts cost so much still counts: what is long ago is no reason not to try."""
+        """Let past costs of drafts count only `kept` as much: old ones are no reason not to try."""
         for fit in self._drafts.values():
             fit.fade(kept)
 
@@ -181,7 +181,7 @@ class Shift:
     moved by, as logarithms of odds. One number, for an answer is over before there could be more.
 
     It is normal with a mean of 0 before the answer begins; each token that is accepted or is not
-    moves it by a step of an extended Kalman filter. `CERTAIN` keeps it moving as a text goes on.
+    moves it by a step of an extended Kalman filter. `CERTAIN` keeps it moving as a text continues.
     """
 
     # standard deviation between answers: of the demonstration pair's, and of look-up's in them

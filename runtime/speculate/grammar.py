@@ -1,4 +1,4 @@
-"""Drafts of a grammar alone: what it leaves no choice about, where nobody else drafts."""
+"""Drafts of a grammar alone: what it leaves no choice about, where there is no other drafter."""
 
 from __future__ import annotations
 

@@ -228,5 +228,5 @@ class ModelDrafter(Drafter):
 
 
 def batch_sizes(shapes: Sequence[Shape]) -> list[int]:
-    """Of the states that drafting these takes, besides that of one sequence."""
+    """Batch sizes of the states that these shapes need, besides the state of one sequence."""
     return sorted({width for shape in shapes for width in shape.widths[:-1] if width > 1})

@@ -76,7 +76,7 @@ class NgramDrafter(Drafter):
 
     def _following(self, end: int) -> tuple[int, ...]:
         """What came after `end`. Where the text is over before the draft is, the draft has begun
-        there: a text that goes round in a circle is taken to go on so.
+        there: a text that goes round in a circle is expected to continue so.
         """
         found = self._tokens[end : end + self._longest]
         if (short := self._longest - len(found)) > 0:

@@ -156,11 +156,11 @@ class Bandit(Policy):
     # less on the average costs the slowest answers more (simulated on 760 recorded ones)
     DOUBT = 0.16
     GAIN = 1.1
-    # after so many rounds with drafts a step is taken, for all is compared with it
+    # after this many rounds with drafts a step is taken: costs are relative to it
     STEP_EVERY = 32
     # a drafting model that has to read many tokens is asked more than once afterwards
     AT_ONCE, OFTEN = 8, 3.0
-    # rounds after which what arms cost is computed anew, which takes 40 µs; one with a draft of a
+    # rounds after which the arms' costs are computed again, in 40 µs; one with a draft of a
     # model counts as FRESH of them
     REFRESHED, FRESH = 16, 6
     # rounds without drafts that may pass unasked, REFRESHED at most: at least, and for each step

@@ -1,8 +1,8 @@
 """Drafting with a bundle of another tokenizer: the draft is text, and read as the target's tokens.
 
-What the target has said so far is the drafter's prompt, as text. The drafter goes on greedily; what
-it says is cut into tokens of the target, which verifies them as any draft. They are chosen, not
-drawn, so what comes out is distributed as the target's own words, whatever they are.
+What the target has said so far is the drafter's prompt, as text. The drafter continues greedily;
+what it says is cut into tokens of the target, which verifies them as any draft. They are chosen,
+not drawn, so what comes out is distributed as the target's own words, whatever they are.
 
 A target of bytes is mostly in the middle of a word, of which a drafter of words makes little: it
 reads up to the word alone, and says one that begins so.

@@ -52,7 +52,7 @@ def gpu(
 ) -> None:
     """Correctness first, then TPOT, TTFT, verifying runs, kernels, memory. Exit code 1: wrong.
 
-    OUT is written anew after every model, so what was measured is kept if the machine is lost.
+    OUT is rewritten after every model, so what was measured is kept if the machine is lost.
     """
     lengths = tuple(int(part) for part in prompts.split(","))
     cases = [(name, quant) for name in models.split(",") for quant in recipes.split(",")]

@@ -37,7 +37,7 @@ _LLAMA3 = {
 
 
 class GgufFields(Fields):
-    """Fields of a config.json that were GGUF metadata; faults are told by the file's own keys."""
+    """Fields of a config.json that were GGUF metadata; faults name the file's own keys."""
 
     def __init__(self, file: Path, values: dict[str, Any], keys: Mapping[str, str]) -> None:
         super().__init__(file, values)

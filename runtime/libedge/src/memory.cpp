@@ -21,7 +21,7 @@ Memory::Memory(int64_t size, Pages pages) : size_(size) {
   if (got == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<char*>(got);
 #ifdef MADV_HUGEPAGE
-  // large pages are read 1.7 times as fast; without them it goes on
+  // large pages are read 1.7 times as fast; they are optional
   int advice = pages == Pages::large ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
   madvise(got, size_t(size + SPARE), advice);
 #endif
