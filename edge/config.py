@@ -1,9 +1,10 @@
 """What a model is: one `ModelConfig` whose layers are a list of mixers (`edge.mixers`).
 
-A layer is always ``x + mixer(norm(x))``. A transformer block (attention, then MLP) is two
-layers here, so hybrids need no special case. In blocks of GPT-NeoX both read the same x: their MLP
-is `parallel` to the layer before it. In Zamba2 attention and MLP run aside: what they make of x
-and the embedded token is added to what the next layer reads, and x stays as it was.
+A layer is ``x + mixer(norm(x))``, or has a norm of what the mixer gives. A transformer block
+(attention, then MLP) is two layers here, so hybrids need no special case. In blocks of GPT-NeoX
+both read the same x: their MLP is `parallel` to the layer before it. In Zamba2 attention and MLP
+run aside: what they make of x and the embedded token is added to what the next layer reads, and x
+stays as it was.
 
 Symbols (Mamba, arXiv 2312.00752; Mamba-2, arXiv 2405.21060):
 

@@ -19,7 +19,12 @@ def tensor_shapes(config: ModelConfig) -> Shapes:
     shapes: Shapes = {"embedding.weight": (config.vocab_size, config.d_model)}
     for index, layer in enumerate(config.layers):
         width = layer.input_width(config.d_model)
-        local = _norm(config, width) | layer.tensor_shapes(config.d_model)
+        local = layer.tensor_shapes(config.d_model)
+        if layer.norms != "behind":
+            local = _norm(config, width) | local
+        if layer.norms != "before":
+            behind = _norm(config, config.d_model)
+            local |= {f"post_{name}": shape for name, shape in behind.items()}
         shapes |= {f"layers.{index}.{name}": shape for name, shape in local.items()}
     shapes |= {
         f"norm_f.{n.removeprefix('norm.')}": s for n, s in _norm(config, config.d_model).items()

@@ -46,20 +46,24 @@ class Norm(nn.Module):
 
 
 class Layer(nn.Module):
-    """x + mixer(norm(read)), read being x but in a parallel layer and aside of the stream. The
-    mixer's parameters sit directly under the layer's name.
+    """x + mixer(norm(read)), read being x but in a parallel layer and aside of the stream, with
+    norms where `norms` of the mixer says. The mixer's parameters sit directly under the layer's
+    name.
     """
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
-        self.norm = Norm(config.norm, config.layers[index].input_width(config.d_model))
-        self.mixer = mixer_of(config.layers[index]).module(config.d_model, config.norm.eps)
+        layer, width = config.layers[index], config.d_model
+        none = nn.Identity()
+        self.norm = none if layer.norms == "behind" else Norm(config.norm, layer.input_width(width))
+        self.mixer = mixer_of(layer).module(width, config.norm.eps)
+        self.post_norm = none if layer.norms == "before" else Norm(config.norm, width)
 
     def forward(
         self, x: Tensor, state: State, position: int, read: Tensor | None = None
     ) -> tuple[Tensor, State]:
         y, state = self.mixer(self.norm(x if read is None else read), state, position)
-        return x + y, state
+        return x + self.post_norm(y), state
 
 
 def empty_state(layer: MixerConfig, batch: int) -> Shapes:
@@ -152,7 +156,7 @@ class Network(nn.Module):
 
     def holder(self, name: str) -> tuple[nn.Module, str]:
         """The module that has a parameter of this canonical name, and its name there."""
-        path = re.sub(r"^(layers\.\d+)\.(?!norm\.)", r"\1.mixer.", name)
+        path = re.sub(r"^(layers\.\d+)\.(?!(?:post_)?norm\.)", r"\1.mixer.", name)
         module, _, kind = path.rpartition(".")
         return self.get_submodule(module), kind
 

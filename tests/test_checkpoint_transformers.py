@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,13 @@ from edge.export.checkpoint import open_checkpoint
 from edge.export.checkpoint.checkpoint import as_stored
 from edge.export.distill.save import source_layout
 from tests.checkpoints import edit_config, refusal
-from tests.transformers_checkpoints import save_gpt_neox, save_granite, save_llama, save_mistral
+from tests.transformers_checkpoints import (
+    save_gemma3,
+    save_gpt_neox,
+    save_granite,
+    save_llama,
+    save_mistral,
+)
 
 LLAMA3: dict[str, Any] = {
     "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -104,8 +112,11 @@ def test_yarn_stretches_the_context_and_multiplies_what_it_turns(tmp_path: Path)
         torch.testing.assert_close(found.tensor(f"layers.0.{name}.weight"), expected)
 
 
-def test_factors_are_taken_out_of_what_is_stored_again(tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(save_granite(tmp_path, attention_bias=True))
+@pytest.mark.parametrize("save", [partial(save_granite, attention_bias=True), save_gemma3])
+def test_factors_are_taken_out_of_what_is_stored_again(
+    save: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    checkpoint = open_checkpoint(save(tmp_path))
     stored = as_stored(source_layout(checkpoint), dict(checkpoint.tensors()))
     for name, tensor in load_file(tmp_path / "model.safetensors").items():
         torch.testing.assert_close(stored[name], tensor)

@@ -31,6 +31,7 @@ from tests.transformers_checkpoints import (
     GRANITE,
     save_falcon_h1,
     save_falcon_mamba,
+    save_gemma3,
     save_gpt_neox,
     save_granite,
     save_granite_hybrid,
@@ -39,6 +40,7 @@ from tests.transformers_checkpoints import (
     save_llama,
     save_mistral,
     save_nemotron_h,
+    save_olmo3,
     save_phi3,
     save_qwen2,
     save_qwen3,
@@ -52,6 +54,7 @@ Save = Callable[[Path], Path]
 SAVE: dict[str, Save] = {
     "falcon_h1": partial(save_falcon_h1, mamba_rms_norm=True),
     "falcon_mamba": save_falcon_mamba,
+    "gemma3_text": partial(save_gemma3, sliding_window=64),
     "gpt_neox": partial(save_gpt_neox, num_attention_heads=2, max_position_embeddings=64),
     "granite": save_granite,
     "granitemoe": partial(save_with_experts, family="granitemoe", residual_multiplier=0.5),
@@ -91,6 +94,7 @@ SAVE: dict[str, Save] = {
         moe_shared_expert_intermediate_size=40,
         layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "moe"],
     ),
+    "olmo3": partial(save_olmo3, sliding_window=64, head_dim=12, hidden_size=48),
     "phi3": save_phi3,
     "qwen2": save_qwen2,
     "qwen3": save_qwen3,
@@ -116,7 +120,9 @@ APPLIED = [
     ("zamba", "w8a8"),
 ]
 # of Transformers, which have no state but this
-CONTEXT = {"gpt_neox": 64, "llama": 2048, "mistral": 64, "phi3": 1024}
+CONTEXT = {
+    "gemma3_text": 64, "gpt_neox": 64, "llama": 2048, "mistral": 64, "olmo3": 64, "phi3": 1024,
+}  # fmt: skip
 LENGTH = 60
 ENGINES = ("ort", *(["cpu"] if library.path() is not None else []))
 

@@ -26,6 +26,8 @@ from tests.transformers_checkpoints import (
     save_bamba,
     save_falcon_h1,
     save_falcon_mamba,
+    save_gemma,
+    save_gemma3,
     save_gpt_neox,
     save_granite,
     save_granite_hybrid,
@@ -36,6 +38,8 @@ from tests.transformers_checkpoints import (
     save_mamba2,
     save_mistral,
     save_nemotron_h,
+    save_olmo2,
+    save_olmo3,
     save_phi3,
     save_qwen2,
     save_qwen3,
@@ -113,6 +117,16 @@ CASES: dict[str, Save] = {
             "original_max_position_embeddings": 100, "truncate": False, "beta_slow": 0.5,
         },
     ),
+    "olmo2-biases-tied": partial(
+        save_olmo2, attention_bias=True, tie_word_embeddings=True, num_key_value_heads=1,
+        rms_norm_eps=1e-2, rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    ),
+    "olmo3": save_olmo3,
+    "gemma-biases-untied": partial(
+        save_gemma, attention_bias=True, tie_word_embeddings=False, num_key_value_heads=1,
+        rms_norm_eps=1e-2,
+    ),
+    "gemma3": save_gemma3,
     "granite": save_granite,
     "granite-biases-untied": partial(
         save_granite, attention_bias=True, mlp_bias=True, tie_word_embeddings=False

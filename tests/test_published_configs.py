@@ -26,6 +26,10 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     "falcon-mamba-7b": ("falcon_mamba", 64, 7_272_665_088 + 64 * (256 + 32), None),
     # here too, where experts and their shared MLP read it
     "granite-4.0-h-small": ("granitemoehybrid", 120, 32_207_337_984 + 40 * 4096, 131072),
+    # whose windows are 512 tokens
+    "gemma-2b": ("gemma", 36, 2_506_172_416, 8192),
+    "gemma-3-1b-it": ("gemma3_text", 52, 999_885_952, 512),
+    "gemma-3-270m": ("gemma3_text", 36, 268_098_176, 512),
     "granite-3.1-3b-a800m-instruct": ("granitemoe", 64, 3_298_793_472, 131072),
     "granite-3.3-8b-instruct": ("granite", 80, 8_170_864_640, 131072),
     "jamba-v0.1": ("jamba", 64, 51_570_323_328, 262144),
@@ -47,6 +51,8 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     # nor here, where the norm before experts is counted twice too
     "nemotron-3-nano-30b-a3b": ("nemotron_h", 75, 31_577_937_344 + 23 * 2816, 262144),
     "nemotron-nano-9b-v2": ("nemotron_h", 56, 8_888_227_328, 131072),
+    "olmo-2-1b": ("olmo2", 32, 1_484_916_736, 4096),
+    "olmo-3-7b": ("olmo3", 64, 7_298_011_136, 4096),
     # 4096 positions were trained before LongRoPE; the other's window slides
     "phi-3-mini-4k-instruct": ("phi3", 64, 3_821_079_552, 2047),
     "phi-4-mini-instruct": ("phi3", 64, 3_836_021_760, 4096),
@@ -117,6 +123,12 @@ def test_what_steers_the_models_is_read() -> None:
     assert [kinds.count(kind) for kind in ("mamba2", "attention", "mlp")] == [27, 4, 25]
     _, falcon, _ = layout_of("falcon-h1-0.5b-base")
     assert falcon.pieces["layers.0.in_proj.weight"].factors[0] == (0, 3352, 1.25)
+    _, olmo, _ = layout_of("olmo-3-7b")
+    scaled = [layer.rotation.scaling is not None for layer in olmo.config.layers[::2]]
+    assert scaled == [False, False, False, True] * 8
+    _, gemma, _ = layout_of("gemma-3-1b-it")
+    bases = [layer.rotation.theta for layer in gemma.config.layers[::2]]
+    assert bases == ([1e4] * 5 + [1e6]) * 4 + [1e4] * 2
     _, granite, _ = layout_of("granite-3.3-8b-instruct")
     assert granite.pieces["layers.0.q_proj.weight"].factors == ((0, 4096, 0.0078125 * 128**0.5),)
     assert granite.pieces["norm_f.weight"].factors == ((0, 4096, 1 / 16 / 12),)

@@ -76,6 +76,32 @@ save_qwen2 = partial(save, "qwen2", _LLAMA)
 save_qwen3 = partial(save, "qwen3", _LLAMA | {"head_dim": 12})
 # every second block without RoPE
 save_smollm3 = partial(save, "smollm3", _PADDED | {"no_rope_layer_interval": 2})
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "attention_factor": 1.2,
+         "original_max_position_embeddings": 64}  # fmt: skip
+_LOCAL = {"rope_type": "default", "rope_theta": 100.0}
+_SLIDING: dict[str, Any] = dict(
+    sliding_window=256, layer_types=["sliding_attention", "full_attention"]
+)
+# norms behind, and of all heads at once
+save_olmo2 = partial(save, "olmo2", _PADDED)
+save_olmo3 = partial(
+    save, "olmo3",
+    _PADDED | _SLIDING
+    | dict(rope_parameters={"sliding_attention": _LOCAL, "full_attention": _YARN}),
+)  # fmt: skip
+# heads of 12
+save_gemma = partial(save, "gemma", _PADDED | {"head_dim": 12}, embedding=0.2)
+save_gemma3 = partial(
+    save, "gemma3_text",
+    _PADDED | _SLIDING | dict(
+        head_dim=12, query_pre_attn_scalar=20,
+        rope_parameters={
+            "sliding_attention": _LOCAL,
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+        },
+    ),
+    embedding=0.2,
+)  # fmt: skip
 GRANITE: dict[str, Any] = dict(
     embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4,
     logits_scaling=1.7, tie_word_embeddings=True,

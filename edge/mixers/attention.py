@@ -71,11 +71,12 @@ class RopeConfig(Grown):
         return self
 
 
-class AttentionConfig(MixerConfig, Grown):
+class AttentionConfig(MixerConfig):
     """kv_cache: key and value, each [B, n_kv_heads, capacity, P].
 
     Attributes:
         qk_norm: an RMSNorm of every head of q and k, with a weight [P] each, before the rotation.
+        qk_whole: that norm is over all heads at once, with a weight [heads·P] each.
         d_conv: width K of a causal convolution of q, k and v before the rotation, without SiLU and
             with a bias; conv_state [B, K-1, (n_heads + 2·n_kv_heads)·P]. None without it.
         parallel: it reads the stream as the layer before it did, not what that made of it.
@@ -84,7 +85,9 @@ class AttentionConfig(MixerConfig, Grown):
     """
 
     attends: ClassVar[bool] = True
-    later: ClassVar[frozenset[str]] = frozenset({"qk_norm", "parallel", "d_conv", "recalls"})
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"qk_norm", "qk_whole", "parallel", "d_conv", "recalls"}
+    )
 
     kind: Literal["attention"] = "attention"
     n_heads: Positive
@@ -94,6 +97,7 @@ class AttentionConfig(MixerConfig, Grown):
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    qk_whole: bool = False
     parallel: bool = False
     recalls: bool = False
     d_conv: Annotated[int, Field(ge=2, le=16)] | None = None
@@ -145,7 +149,8 @@ class AttentionConfig(MixerConfig, Grown):
 
     def tensor_shapes(self, d_model: int) -> Shapes:
         q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        read, norm = self.input_width(d_model), (self.head_dim,)
+        read = self.input_width(d_model)
+        q_norm, k_norm = (q, kv) if self.qk_whole else (self.head_dim, self.head_dim)
         conv = (
             {}
             if self.d_conv is None
@@ -155,7 +160,7 @@ class AttentionConfig(MixerConfig, Grown):
             linear_shapes("q_proj", q, read, self.qkv_bias)
             | linear_shapes("k_proj", kv, read, self.qkv_bias)
             | linear_shapes("v_proj", kv, read, self.qkv_bias)
-            | ({"q_norm.weight": norm, "k_norm.weight": norm} if self.qk_norm else {})
+            | ({"q_norm.weight": (q_norm,), "k_norm.weight": (k_norm,)} if self.qk_norm else {})
             | conv
             | linear_shapes("o_proj", d_model, q, self.out_bias)
         )

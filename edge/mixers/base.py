@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Positive = Annotated[int, Field(gt=0, le=1 << 31)]
 Shapes = dict[str, tuple[int, ...]]
+# Where a layer has norms: of what its mixer reads, of what that gives, or of both.
+Norms = Literal["before", "behind", "both"]
 
 
 class Frozen(BaseModel):
@@ -43,20 +45,25 @@ class Grown(Frozen):
     def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = written(self)
         fields = type(self).model_fields
-        plain = {name for name in self.later if getattr(self, name) == fields[name].default}
+        later = {name for kind in type(self).__mro__ for name in vars(kind).get("later", ())}
+        plain = {name for name in later if getattr(self, name) == fields[name].default}
         return {name: value for name, value in data.items() if name not in plain}
 
 
-class MixerConfig(Frozen, ABC):
+class MixerConfig(Grown, ABC):
     """A layer's mixer: its sizes, and what follows from them.
 
     Attributes:
         kind: the name in JSON, and of the mixer's files.
         recurrent: it has a conv_state and an ssm_state; a short convolution has the first alone.
         attends: it has KV caches, which grow with the context.
+        norms: x + mixer(norm(x)); or, `behind`, x + norm(mixer(x)); or `both`.
     """
 
+    later: ClassVar[frozenset[str]] = frozenset({"norms"})
+
     kind: str
+    norms: Norms = "before"
     recurrent: ClassVar[bool] = False
     attends: ClassVar[bool] = False
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from edge.mixers.base import Frozen, Grown, MixerConfig, Positive, Shapes, refuse_all
+from edge.mixers.base import Frozen, MixerConfig, Positive, Shapes, refuse_all
 
 # Matrices that have all experts' weights; graphs join the first two.
 STACKED = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
@@ -34,7 +34,7 @@ class RouterConfig(Frozen):
     top_groups: Positive = 1
 
 
-class ExpertsConfig(MixerConfig, Grown):
+class ExpertsConfig(MixerConfig):
     """Σ of the chosen experts' MLPs, each as `form` of `edge.mixers.mlp` says; the weights of all
     experts are stacked. What all tokens share is an MLP of its own, `parallel` to this layer; or,
     where a gate says how much of it a token gets, a layer of one expert, which every token chooses.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from edge.mixers.base import Grown, MixerConfig, Positive, Shapes, linear_shapes
+from edge.mixers.base import MixerConfig, Positive, Shapes, linear_shapes
 
 
-class MlpConfig(MixerConfig, Grown):
+class MlpConfig(MixerConfig):
     """`swiglu` is down(silu(gate(x)) · up(x)), `geglu` down(gelu(gate(x)) · up(x)), `gelu`
-    down(gelu(up(x))), and `gelu_tanh` the same with the tanh approximation of GELU; `squared_relu`
-    is down(max(up(x), 0)²).
+    down(gelu(up(x))), and `geglu_tanh` and `gelu_tanh` the same with the tanh approximation of
+    GELU; `squared_relu` is down(max(up(x), 0)²).
 
     Attributes:
         parallel: it reads the stream as the layer before it did, not what that made of it:
@@ -23,13 +23,13 @@ class MlpConfig(MixerConfig, Grown):
     kind: Literal["mlp"] = "mlp"
     d_intermediate: Positive
     bias: bool = False
-    form: Literal["swiglu", "geglu", "gelu", "gelu_tanh", "squared_relu"] = "swiglu"
+    form: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "squared_relu"] = "swiglu"
     parallel: bool = False
     aside: bool = False
 
     @property
     def gated(self) -> bool:
-        return self.form in ("swiglu", "geglu")
+        return self.form in ("swiglu", "geglu", "geglu_tanh")
 
     @property
     def is_parallel(self) -> bool:

@@ -121,6 +121,8 @@ class Checkpoint:
                 file=self._weights.entries[stored].file, field=stored,
                 remedy="take the checkpoint from before training diverged, or download it again",
             )  # fmt: skip
+        if piece.plus:
+            tensor = tensor.float() + piece.plus
         if piece.factors:
             tensor = tensor.float().clone()
             for first, behind, factor in piece.factors:
@@ -206,6 +208,7 @@ def as_stored(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
             tensor = tensor.clone()
             for first, behind, factor in piece.factors:
                 tensor[first:behind] /= factor
+        tensor = tensor - piece.plus if piece.plus else tensor
         if piece.stack:
             found |= zip(piece.stack, tensor.unbind(), strict=True)
             continue

@@ -26,6 +26,7 @@ from edge.mixers.base import MixerConfig
 UNSUPPORTED = "this variant cannot be exported"
 MAX_BLOCKS = 2048
 MAX_MAGNITUDE = 1000.0
+WINDOW = 4096  # of attention that slides, by default
 
 # What every Transformer says of itself.
 _SIZES = frozenset(
@@ -182,6 +183,25 @@ def layer_types(fields: Fields, count: int, kinds: Mapping[str, str], default: s
     return [kind for kind in found if kind]
 
 
+def sliding_kinds(fields: Fields, period: int) -> list[str]:
+    """`layer_types` of a model some of whose blocks look back a window only; absent, all but every
+    `period`-th do.
+    """
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    if fields.values.get("layer_types") is not None:
+        kinds = {kind: kind for kind in ("full_attention", "sliding_attention")}
+        return layer_types(fields, blocks, kinds, "full_attention")
+    every = range(1, blocks + 1)
+    return ["sliding_attention" if at % period else "full_attention" for at in every]
+
+
+def window_of(fields: Fields, kinds: Sequence[str], context: int) -> int:
+    """`context`, but no more than the window of a model some of whose blocks have one."""
+    # as with Mistral, only null is no window
+    slides = "sliding_attention" in kinds and fields.values.get("sliding_window", 0) is not None
+    return min(context, fields.integer("sliding_window", WINDOW)) if slides else context
+
+
 def context_of(fields: Fields, default: int) -> int:
     """`positions`, but no more than a window that slides where it is used."""
     context = positions(fields, default)
@@ -235,6 +255,22 @@ def _scaling_section(fields: Fields) -> tuple[Fields, object]:
     name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
     given = fields.section(name)
     return given, given.values.get("rope_type", given.values.get("type")) or "default"
+
+
+def for_kind(fields: Fields, kind: str, base: str = "rope_theta", theta: float = 1e4) -> Fields:
+    """The config as layers of one kind of attention read it, of models whose kinds turn by RoPE of
+    their own; `base` and `theta` as in `rope`.
+
+    Newer files have a section for each kind; in older ones scaling is for `full_attention` alone.
+    """
+    given, values = fields.values.get("rope_parameters"), dict(fields.values)
+    own = given.get(kind) if isinstance(given, dict) else None
+    if isinstance(own, dict):
+        values["rope_parameters"] = own
+    if isinstance(own, dict) or kind != "full_attention":
+        values.pop("rope_scaling", None)
+    values["rope_theta"] = fields.number(base, theta)
+    return Fields(fields.file, values, fields.prefix, fields.refused)
 
 
 def rope_magnitude(fields: Fields) -> float:

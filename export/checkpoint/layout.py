@@ -51,6 +51,7 @@ class TensorPlace:
             interleaves with others; 0 when its rows lie together.
         rows: the stored row of each of its own, for one whose heads share rows; () when none do.
         factors: (first row, behind the last, factor), of rows that the model multiplies.
+        plus: what the model adds to each value, before it multiplies.
         stack: the tensors that it is a stack of, such as experts' own; `source` is the first, and
             all have its shape. () is `source` alone.
         blocks: the parts of a matrix that is zeros elsewhere; `source` is the first one's.
@@ -66,6 +67,7 @@ class TensorPlace:
     period: int = 0
     rows: tuple[int, ...] = ()
     factors: tuple[tuple[int, int, float], ...] = ()
+    plus: float = 0.0
     stack: tuple[str, ...] = ()
     blocks: tuple[Block, ...] = ()
     adapter: tuple[Stored, Stored] | None = None
@@ -85,7 +87,7 @@ class TensorPlace:
     @property
     def computed(self) -> bool:
         """Whether its values are others than the source's."""
-        return bool(self.factors or self.adapter or self.behind)
+        return bool(self.factors or self.adapter or self.behind or self.plus)
 
 
 def _unchanged(name: str) -> str:
@@ -185,6 +187,12 @@ class Layout:
             factors = (*piece.factors, (start, stop, factor))
             self.pieces[name] = replace(piece, factors=factors)
 
+    def add_to_norms(self, value: float) -> None:
+        """What the model adds to the weight of every norm."""
+        for name, piece in self.pieces.items():
+            if name.endswith("norm.weight") or name == "norm_f.weight":
+                self.pieces[name] = replace(piece, plus=value)
+
     def multiply_ends(self, embedding: float, logits: float) -> None:
         """Factors of the embedded tokens and of the logits, which a tied head has both of.
 
@@ -201,18 +209,26 @@ class Layout:
             self.place(f"{name}.bias", f"{source}.bias")
 
     def place_layer(
-        self, index: int, *, norm: str, mixer: str, rename: dict[str, str] | None = None
+        self,
+        index: int,
+        *,
+        norm: str,
+        mixer: str,
+        post_norm: str = "",
+        rename: dict[str, str] | None = None,
     ) -> None:
         """A layer whose mixer's tensors are called as here, but for a renamed first word; a gated
-        norm is a `norm` everywhere.
+        norm is a `norm` everywhere. `norm` or `post_norm` is "" where the layer has none.
 
         Matrices of experts lie apart, in `experts.0` and so on.
         """
         names = {"gated_norm": "norm", **(rename or {})}
-        self.place_norm(f"layers.{index}.norm", norm)
+        for ours, theirs in (("norm", norm), ("post_norm", post_norm)):
+            if theirs:
+                self.place_norm(f"layers.{index}.{ours}", theirs)
         for name in self._by_layer[index]:
             module, dot, rest = name.split(".", 2)[2].partition(".")
-            if module != "norm":
+            if module not in ("norm", "post_norm"):
                 theirs = f"{names.get(module, module)}{dot}{rest}"
                 shape = self._shapes[name]
                 if len(shape) == 3:

@@ -46,6 +46,8 @@ def check_teacher(teacher: ModelConfig, path: Path) -> None:
         faults.add("out_bias", "an SSM's output has no bias to take it")
     if any(layer.is_parallel for layer in teacher.layers):
         faults.add("mlp", "runs beside attention")
+    if any(layer.norms != "before" for layer in teacher.layers):
+        faults.add("norms", "are behind attention or MLP")
     if teacher.norm.kind != "rmsnorm":
         faults.add("norm", f"is a {teacher.norm.kind}")
     faults.refuse(

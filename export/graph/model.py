@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from edge.config import ModelConfig, RopeConfig
 from edge.export.mixers import mixer_of
+from edge.export.mixers.base import MixerExport
 from edge.export.nodes.builder import GraphBuilder, HessianOf, TensorSource, WeightWriter
 from edge.export.nodes.layer import LayerGraph, Shared
 from edge.export.nodes.products import (
@@ -21,9 +22,10 @@ from edge.export.nodes.products import (
     round_input,
     scale_of,
 )
-from edge.export.quantize.plan import ModelPlan, Product
+from edge.export.quantize.plan import ModelPlan, Product, Storage
 from edge.export.recipes import plan_model, recipe
 from edge.launch import Log
+from edge.mixers.base import MixerConfig
 from edge.rope import inverse_frequencies
 
 GRAPH_FILE = "graphs/ort.onnx"
@@ -102,7 +104,9 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
     shared = _inputs(g, plan)
     count = len(config.layers) + 2
     progress("embedding", 0, count)
-    x, added = embed(g, "tokens", "embedding.weight", plan.embedding, "embedded"), ""
+    # a layer without a norm of what it reads reads this by its own name
+    first = "layers.0.normed" if config.layers[0].norms == "behind" else "embedded"
+    x, added = embed(g, "tokens", "embedding.weight", plan.embedding, first), ""
     embedded, aside = x, ""
     for i, (layer, how) in enumerate(zip(config.layers, plan.layers, strict=True)):
         progress(f"layer {i}", i + 1, count)
@@ -112,20 +116,20 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
         matrices = mixer.matrices(config.d_model)
         at = LayerGraph(g, prefix, how, shared, matrices, mixer.weight)
         if layer.is_parallel:  # x is still what the layer before read
-            u, _ = _norm(g, x, "", f"{prefix}.norm", names, reader)
-            added = g.node("Add", [added, mixer.nodes(at, u)], f"{prefix}.beside")
+            u, _ = _read(g, layer, x, "", f"{prefix}.norm", names, reader)
+            added = g.node("Add", [added, _mix(at, layer, mixer, u)], f"{prefix}.beside")
             continue
         if layer.is_aside:
             if not aside:
                 x, added = g.node("Add", [x, added], f"{prefix}.stream") if added else x, ""
                 aside = g.node("Concat", [x, embedded], f"{prefix}.recalled", axis=-1)
             width = layer.input_width(config.d_model)
-            u, _ = _norm(g, aside, "", f"{prefix}.norm", names, reader, width)
-            aside = mixer.nodes(at, u)
+            u, _ = _read(g, layer, aside, "", f"{prefix}.norm", names, reader, width)
+            aside = _mix(at, layer, mixer, u)
             continue
-        u, total = _norm(g, x, aside or added, f"{prefix}.norm", names, reader)
+        u, total = _read(g, layer, x, aside or added, f"{prefix}.norm", names, reader)
         x, aside = x if aside else total, ""
-        added = mixer.nodes(at, u)
+        added = _mix(at, layer, mixer, u)
     progress("head", count - 1, count)
     # Only the wanted rows go through the head: it is a third of a small model.
     x = g.node("Gather", [x, "rows"], "wanted.residual", axis=0)
@@ -140,6 +144,33 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
 def _logits(g: GraphBuilder) -> int:
     g.output("logits", ["L", "B", g.config.vocab_size])
     return len(g.outputs) - 1
+
+
+def _read(
+    g: GraphBuilder,
+    layer: MixerConfig,
+    x: str,
+    added: str,
+    name: str,
+    outputs: tuple[str, str],
+    reader: Product,
+    width: int | None = None,
+) -> tuple[ProductInput, str]:
+    """(what the layer reads of x + added, x + added); `_norm` has the rest."""
+    if layer.norms != "behind":
+        return _norm(g, x, added, name, outputs, reader, width)
+    if added:
+        x = g.node("Add", [x, added], outputs[0])
+    return round_input(g, x, reader, width or g.config.d_model), x
+
+
+def _mix(at: LayerGraph, layer: MixerConfig, mixer: MixerExport[Any], u: ProductInput) -> str:
+    """What the layer adds to the stream."""
+    y, g = mixer.nodes(at, u), at.g
+    if layer.norms == "before":
+        return y
+    name = at.named("post_norm")
+    return _norm(g, y, "", name, (name, ""), Product(Storage(32)))[0].value
 
 
 def _norm(

@@ -48,7 +48,8 @@ class Attention(nn.Module):
         if config.d_conv is not None:
             self.conv1d = Conv1d(config.conv_channels, config.d_conv, True)
         if config.qk_norm:
-            self.q_norm, self.k_norm = Scale(config.head_dim), Scale(config.head_dim)
+            self.q_norm = Scale(q if config.qk_whole else config.head_dim)
+            self.k_norm = Scale(kv if config.qk_whole else config.head_dim)
         self.o_proj = nn.Linear(q, d_model, bias=config.out_bias)
         self._inverse: Tensor | None = None
 
@@ -70,10 +71,11 @@ class Attention(nn.Module):
                 torch.cat(parts, -1), state["conv_state"], self.conv1d.weight, self.conv1d.bias
             )
             parts = list(joined.split([part.shape[-1] for part in parts], dim=-1))
+        if c.qk_whole:
+            parts[:2] = self._normed(*parts[:2])
         q, k, v = (part.unflatten(-1, (-1, c.head_dim)).transpose(1, 2) for part in parts)
-        if c.qk_norm:
-            norm = rms_norm_training if torch.is_grad_enabled() else rms_norm
-            q, k = norm(q, self.q_norm.weight, self.eps), norm(k, self.k_norm.weight, self.eps)
+        if c.qk_norm and not c.qk_whole:
+            q, k = self._normed(q, k)
         if c.rope is not None:
             positions = torch.arange(position, position + u.shape[1], device=u.device)
             q, k = (rope(m, positions, self._frequencies(u.device)) for m in (q, k))
@@ -84,6 +86,10 @@ class Attention(nn.Module):
         else:
             y = attention(q, k, v)
         return self.o_proj(y.transpose(1, 2).flatten(2)), conv | {"key_cache": k, "value_cache": v}
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        norm = rms_norm_training if torch.is_grad_enabled() else rms_norm
+        return norm(q, self.q_norm.weight, self.eps), norm(k, self.k_norm.weight, self.eps)
 
 
 class AttentionExport(MixerExport[AttentionConfig]):
@@ -149,8 +155,11 @@ class AttentionExport(MixerExport[AttentionConfig]):
         if name == "conv1d.weight":
             return Stored(name, (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
         if module in _NORMS:
-            tiled = (self.parts[_NORMS[module]] * self.wide,)
-            return Stored(name, tiled, lambda w: w[: shape[0]] / self._spread())
+            heads = self.parts[_NORMS[module]]
+            own = heads if self.config.qk_whole else 1
+            return Stored(
+                name, (heads * self.wide,), lambda w: self._unpadded(w, 0, own) / self._spread()
+            )
         return None
 
     def _spread(self) -> np.float32:
@@ -158,16 +167,18 @@ class AttentionExport(MixerExport[AttentionConfig]):
         return np.float32(math.sqrt(self.config.head_dim / self.wide))
 
     def _norm(self, at: LayerGraph, value: str, name: str, heads: int) -> str:
-        """Every head of `value` normed; the zeros beside it count for nothing."""
-        g, p = at.g, self.config.head_dim
+        """Every head of `value` normed, or all at once; zeros beside a head count for nothing."""
+        g, whole = at.g, self.config.qk_whole
+        own, groups = (heads, 1) if whole else (1, heads)
         weight = g.weight(
             at.named(f"{name}.weight"),
-            lambda w: np.tile(np.pad(w * self._spread(), (0, self.wide - p)), heads),
+            lambda w: np.tile(self._padded(w * self._spread(), own), groups),
         )
-        eps = g.config.norm.eps * p / self.wide
-        return g.call("GroupRMSNorm", [value, weight], [f"{value}.normed"], eps=eps, groups=heads)[
-            0
-        ]
+        eps = g.config.norm.eps * self.config.head_dim / self.wide
+        (normed,) = g.call(
+            "GroupRMSNorm", [value, weight], [f"{value}.normed"], eps=eps, groups=groups
+        )
+        return normed
 
     def nodes(self, at: LayerGraph, u: ProductInput) -> str:
         g, c, wide = at.g, self.config, self.wide

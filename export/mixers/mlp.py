@@ -14,6 +14,8 @@ from edge.export.quantize.layer_plan import Matrix
 from edge.mixers.mlp import MlpConfig
 
 _OPS = {"gelu": "Gelu", "gelu_tanh": "GeluTanh", "squared_relu": "SquaredRelu"}
+# of gates; SwiGLU's is part of the op that multiplies
+_GATES = {"geglu": "Gelu", "geglu_tanh": "GeluTanh"}
 _JOINED = ("gate_proj", "up_proj")
 
 
@@ -27,14 +29,16 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(config.d_intermediate, d_model, bias=config.bias)
 
     def forward(self, u: Tensor, state: State, position: int) -> tuple[Tensor, State]:
-        up = self.up_proj(u)
-        if self.config.gated:
-            activation = F.silu if self.config.form == "swiglu" else F.gelu
-            return self.down_proj(activation(self.gate_proj(u)) * up), {}
-        if self.config.form == "squared_relu":
-            return self.down_proj(F.relu(up).square()), {}
-        tanh = self.config.form == "gelu_tanh"
-        return self.down_proj(F.gelu(up, approximate="tanh" if tanh else "none")), {}
+        up, form = self.up_proj(u), self.config.form
+        activated = self.gate_proj(u) if self.config.gated else up
+        if form == "swiglu":
+            activated = F.silu(activated)
+        elif form == "squared_relu":
+            activated = F.relu(activated).square()
+        else:
+            tanh = form.endswith("_tanh")
+            activated = F.gelu(activated, approximate="tanh" if tanh else "none")
+        return self.down_proj(activated * up if self.config.gated else activated), {}
 
 
 class MlpExport(MixerExport[MlpConfig]):
@@ -73,9 +77,10 @@ class MlpExport(MixerExport[MlpConfig]):
         if self.config.gated:
             both = at.linear("gate_up_proj", u, "gate_up", bias)
             gate, up = at.split(both, {"gate": wide, "up": wide})
-            if self.config.form == "geglu":
-                gate = at.g.call("Gelu", [gate], [at.named("activated")])[0]
-            gated = "Multiply" if self.config.form == "geglu" else "SiluGate"
+            activation = _GATES.get(self.config.form)
+            if activation:
+                gate = at.g.call(activation, [gate], [at.named("activated")])[0]
+            gated = "Multiply" if activation else "SiluGate"
             y = at.g.call(gated, [up, gate], [at.named("gated")])[0]
         else:
             up = at.linear("up_proj", u, "up", bias)

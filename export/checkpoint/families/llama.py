@@ -7,8 +7,9 @@ are summed again; `initializer_range` and dropouts are of training.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from edge.config import AttentionConfig, MlpConfig, ModelConfig
+from edge.config import MlpConfig, ModelConfig, RopeConfig
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     ROPES,
@@ -28,7 +29,16 @@ from edge.mixers.base import MixerConfig
 
 NAME = "llama"
 _OWN = {"attention_bias", "head_dim", "mlp_bias"}
-FEED_FORWARD = ("post_attention_layernorm", "mlp")
+_BEHIND = ("post_attention_layernorm", "post_feedforward_layernorm")
+# whether a layer attends, and where it has norms → their names, of what it reads and gives; its own
+_NORMS = {
+    (True, "before"): (("input_layernorm", ""), "self_attn"),
+    (True, "behind"): (("", _BEHIND[0]), "self_attn"),
+    (True, "both"): (("input_layernorm", _BEHIND[0]), "self_attn"),
+    (False, "before"): (("post_attention_layernorm", ""), "mlp"),
+    (False, "behind"): (("", _BEHIND[1]), "mlp"),
+    (False, "both"): (("pre_feedforward_layernorm", _BEHIND[1]), "mlp"),
+}
 
 
 def read(fields: Fields) -> Layout:
@@ -44,34 +54,32 @@ def read_blocks(
     kv_heads: int | None = None,
     eps: float = 1e-6,
     attention_bias: bool | None = None,
-    out_bias: bool | None = None,
-    qk_norm: bool = False,
     size: int | None = None,
     theta: float = 10000.0,
-    rotates: Sequence[bool] = (),
+    turned: Sequence[Fields | None] = (),
     tied: bool = False,
     feed: Callable[[int], Sequence[MixerConfig]] | None = None,
+    **attending: Any,
 ) -> Layout:
     """The model, for Llama and its kin.
 
     Args:
         kv_heads: by default; None are as many as heads.
         attention_bias: None is as the field says.
-        out_bias: of `o_proj`; None is `attention_bias`, of q, k and v.
         size: of a head where `head_dim` is absent; None is `hidden_size / num_attention_heads`.
         theta: of RoPE, where the config does not say.
-        rotates: whether RoPE turns q and k of a block; none are all.
+        turned: where RoPE of each block is said; None is a block without. None given are `fields`.
         tied: the default of `tie_word_embeddings`.
         feed: what follows the attention of a block; None is an MLP of `intermediate_size`.
+        attending: further fields of attention; of `norms` an MLP that is not given has the same.
     """
-    fields.demand("hidden_act", "silu", UNSUPPORTED)
     heads = fields.integer("num_attention_heads", 32)
     own = "head_dim" in fields or size is not None
     size = fields.integer("head_dim", size) if own else head_dim(fields, heads)
-    rotation = rope(fields, size, theta=theta, kinds=(*ROPES, "yarn"))
-    if rotation.dim != size:
-        name = "rope_parameters.partial_rotary_factor"
-        fields.inconsistent(name, "is not 1", UNSUPPORTED)
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    turned = turned or [fields] * blocks
+    said = {id(each): each for each in turned if each is not None}
+    ropes = {key: _rope(each, size, theta) for key, each in said.items()}
     if attention_bias is None:
         attention_bias = fields.boolean("attention_bias", False)
     turning = attention(
@@ -79,34 +87,41 @@ def read_blocks(
         kv_heads=kv_heads,
         size=size,
         bias=attention_bias,
-        rope=rotation,
-        qk_norm=qk_norm,
-        **({} if out_bias is None else {"out_bias": out_bias}),
+        **attending,
     )
     if feed is None:
+        fields.demand("hidden_act", "silu", UNSUPPORTED)
         mlp = fields.build(
             MlpConfig,
             d_intermediate=fields.integer("intermediate_size"),
             bias=fields.boolean("mlp_bias", False),
+            norms=attending.get("norms", "before"),
         )
-    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     layers = [
         layer
-        for block, turned in enumerate(rotates or [True] * blocks)
+        for block, each in enumerate(turned)
         for layer in (
-            turning if turned else turning.model_copy(update={"rope": None}),
+            turning.model_copy(update={"rope": ropes.get(id(each))}),
             *([mlp] if feed is None else feed(block)),
         )
     ]
     config = whole(fields, family, layers, eps=eps, tied=tied, context=context)
-    layout, magnitude = place(config), rope_magnitude(fields)
-    for index, layer in enumerate(config.layers):
-        if isinstance(layer, AttentionConfig) and layer.rope is not None:
-            for which in "qk":
-                layout.multiply(
-                    f"layers.{index}.{which}_{'norm' if qk_norm else 'proj'}", magnitude
-                )
+    layout, attends = place(config), (i for i, y in enumerate(config.layers) if y.attends)
+    module = "norm" if turning.qk_norm else "proj"
+    for index, each in zip(attends, turned, strict=True):
+        magnitude = 1.0 if each is None else rope_magnitude(each)
+        for which in "qk":
+            layout.multiply(f"layers.{index}.{which}_{module}", magnitude)
     return layout
+
+
+def _rope(fields: Fields, size: int, theta: float) -> RopeConfig:
+    """Of whole heads."""
+    rotation = rope(fields, size, theta=theta, kinds=(*ROPES, "yarn"))
+    if rotation.dim != size:
+        name = "rope_parameters.partial_rotary_factor"
+        fields.inconsistent(name, "is not 1", UNSUPPORTED)
+    return rotation
 
 
 def place(config: ModelConfig) -> Layout:
@@ -115,8 +130,15 @@ def place(config: ModelConfig) -> Layout:
     block = -1
     for index, layer in enumerate(config.layers):
         block += layer.attends
-        part = ("input_layernorm", "self_attn") if layer.attends else FEED_FORWARD
-        layout.place_block(index, f"model.layers.{block}", part, rename={"router": "gate"})
+        source, (norms, mixer) = f"model.layers.{block}", _NORMS[layer.attends, layer.norms]
+        norm, post_norm = (name and f"{source}.{name}" for name in norms)
+        layout.place_layer(
+            index,
+            norm=norm,
+            post_norm=post_norm,
+            mixer=f"{source}.{mixer}",
+            rename={"router": "gate"},
+        )
     layout.place_ends("model.norm")
     return layout
 

@@ -32,7 +32,7 @@ def read(fields: Fields) -> Layout:
         kv_heads=4,
         context=context_of(fields, 32768),
         theta=THETA,
-        rotates=_rotates(fields),
+        turned=[fields if turns else None for turns in _rotates(fields)],
         tied=True,
     )
 

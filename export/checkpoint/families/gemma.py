@@ -1,0 +1,53 @@
+"""Gemma 1: Llama's blocks, with norms of 1 + weight, embeddings times a root, and GELU in the gate.
+
+Source: transformers 5.23 models/gemma, `GemmaForCausalLM`, which takes `gelu` for its tanh form.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from edge.config import MlpConfig
+from edge.export.checkpoint.families import llama
+from edge.export.checkpoint.family import UNSUPPORTED, Family, known_only, positions
+from edge.export.checkpoint.fields import Fields, show
+from edge.export.checkpoint.layout import Layout
+
+NAME = "gemma"
+OWN = {"attention_bias", "head_dim", "hidden_activation", "use_bidirectional_attention"}
+TANH = "gelu_pytorch_tanh"
+
+
+def read(fields: Fields) -> Layout:
+    known_only(fields, OWN)
+    # published files have one or both, and the class believes neither
+    for name in ("hidden_act", "hidden_activation"):
+        if fields.values.get(name) not in (None, "gelu", TANH):
+            refuse_activation(fields, name)
+    return read_blocks(fields, NAME, context=positions(fields, 8192), kv_heads=16)
+
+
+def refuse_activation(fields: Fields, name: str) -> None:
+    said = show(fields.values.get(name))
+    fields.refuse(name, f"is {said}; only {show(TANH)} is supported", UNSUPPORTED)
+
+
+def read_blocks(fields: Fields, family: str, norms: Any = "before", **values: Any) -> Layout:
+    """The model, for Gemma and its kin; `values` as in `llama.read_blocks`."""
+    fields.demand("use_bidirectional_attention", False, UNSUPPORTED)
+    mlp = fields.build(
+        MlpConfig,
+        d_intermediate=fields.integer("intermediate_size"),
+        form="geglu_tanh",
+        norms=norms,
+    )
+    layout = llama.read_blocks(
+        fields, family, size=256, tied=True, feed=lambda block: [mlp], norms=norms, **values
+    )
+    layout.add_to_norms(1.0)
+    layout.multiply_ends(math.sqrt(layout.config.d_model), 1.0)
+    return layout
+
+
+FAMILY = Family.of_transformers(NAME, "GemmaForCausalLM", read)
