@@ -170,7 +170,11 @@ def available_bytes() -> int | None:
     The smallest of what the kernel reports, what the control group has left and what this process
     may still take by its limits (ulimit -v, -d).
     """
-    found = [left for left in (_system(), _group(), _limits()) if left is not None]
+    found = [
+        left
+        for left in (_fields(_MEMINFO).get("MemAvailable"), _group(), _limits())
+        if left is not None
+    ]
     return min(found) if found else None
 
 
@@ -244,10 +248,6 @@ def private_bytes() -> int:
     """Anonymous memory of this process, swapped or not; 0 where the system does not say."""
     fields = _fields("/proc/self/status")
     return fields.get("RssAnon", 0) + fields.get("VmSwap", 0)
-
-
-def _system() -> int | None:
-    return _fields(_MEMINFO).get("MemAvailable")
 
 
 def _limits() -> int | None:

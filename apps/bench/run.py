@@ -70,7 +70,11 @@ def run(
     """
     config = model_named(shape, SHAPES, "shape")
     workspace = ModelFolder(shape, folder)
-    absent = {name: _install(name) for name in names if missing(name)}
+    absent = {
+        name: f"needs {', '.join(lacking)}: {PEERS[name].install}"
+        for name in names
+        if (lacking := missing(name))
+    }
     reference = make_reference(workspace, threads, say)
     peers: list[Peer] = []
     results: dict[str, Facts] = {}
@@ -276,10 +280,6 @@ def _costs(
         for figure, cost in breakdown(bundle, threads, chosen).items():
             found[f"{name} {figure}"] = cost.to_dict() | {"title": cost.title}
     return found
-
-
-def _install(name: str) -> str:
-    return f"needs {', '.join(missing(name))}: {PEERS[name].install}"
 
 
 # -- for people -----------------------------------------------------------------------------------

@@ -106,23 +106,17 @@ def _undo(this: Chat, argument: str) -> str:
     return f"undone; {this.length()}; {this.copied()}"
 
 
-def _regen(this: Chat, argument: str) -> Generation:
-    return this.session.regenerate(**this.sampling)
-
-
 def _fork(this: Chat, argument: str) -> str:
     free = (f"fork{number}" for number in count(1))
-    name = argument or next(name for name in free if _is_free(this, name))
+    name = argument or next(
+        name for name in free if name not in this.forks and not files.is_saved(name)
+    )
     if files.is_saved(name):
         raise InputError(
             f"{name} is a saved conversation", field="/fork", remedy="choose another name"
         )
     this.forks[name] = this.session.snapshot()
     return f"forked as {name}; /load {name} returns here; {this.copied()}"
-
-
-def _is_free(this: Chat, name: str) -> bool:
-    return name not in this.forks and not files.is_saved(name)
 
 
 def _save(this: Chat, argument: str) -> str:
@@ -276,7 +270,8 @@ COMMANDS = {
     "/help": Command("/help", "this list", _help),
     "/reset": Command("/reset", "forget the conversation (as /clear does)", _reset),
     "/undo": Command("/undo", "take back the last turn", _undo),
-    "/regen": Command("/regen", "answer the last message again", _regen),
+    "/regen": Command("/regen", "answer the last message again",
+                      lambda this, _: this.session.regenerate(**this.sampling)),
     "/fork": Command("/fork [NAME]", "keep a copy of the conversation to come back to", _fork),
     "/save": Command("/save NAME", "write the conversation, with its state", _save, None),
     "/load": Command("/load NAME", "resume a saved conversation or a fork", _load, None),

@@ -34,10 +34,6 @@ def _first(config: ModelConfig, kind: str) -> Any:
     return next(layer for layer in config.layers if layer.kind == kind)
 
 
-def _special(eos: int, pad: int) -> Values:
-    return {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad}
-
-
 def bamba_config(config: ModelConfig) -> Values:
     """config.json of transformers' `BambaForCausalLM`: two of our layers are one of its."""
     mamba: Mamba2Config = _first(config, "mamba2")
@@ -111,7 +107,7 @@ def write_checkpoint(network: Network, folder: Path, tokenizer: Path | None) -> 
     else:
         model = load_tokenizer(tokenizer)
         eos, pad = int(model.piece_to_id(END)), int(model.eos_id())
-        special = _special(eos, pad)
+        special = {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad}
         values = (bamba_config if config.has_attention else mamba2_config)(config) | special
         generation |= {"eos_token_id": eos, "pad_token_id": pad}
         write_tokenizer_files(tokenizer, folder)

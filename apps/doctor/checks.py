@@ -313,9 +313,6 @@ def _ended(code: int) -> str:
         return f"signal {-code}"
 
 
-def _main(name: str, bundle: str) -> None:
-    say(json.dumps(asdict(judged(name, CHECKS[name], bundle))))
-
-
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _, _name, _bundle = sys.argv
+    say(json.dumps(asdict(judged(_name, CHECKS[_name], _bundle))))

@@ -22,7 +22,8 @@ def onnx_runtime(bundle: str) -> Found:
     try:
         from edge.onnx_runtime import REMEDY, onnxruntime
     except EngineError as problem:
-        return _absence(), problem.message, problem.remedy
+        status = "absent" if find_spec("onnxruntime") is None else "broken"
+        return status, problem.message, problem.remedy
     built = ort_providers.available()
     # by the names that --provider takes; a build may have others, which nothing here runs on
     names = [name for name, theirs in ort_providers.PROVIDERS.items() if theirs in built]
@@ -54,10 +55,6 @@ def _on(provider: str, bundle: str) -> Found:
     if install.driver_version() is None:
         return "absent", "no NVIDIA driver", None
     return beside(bundle, "ort", provider)
-
-
-def _absence() -> str:
-    return "absent" if find_spec("onnxruntime") is None else "broken"
 
 
 def step(bundle: str, engine: str, provider: str | None = None) -> np.ndarray:

@@ -53,11 +53,6 @@ def _rounded(op: Op) -> list[tuple[str, str | None]]:
     return [(name, f"{name}_scale") for name in values if f"{name}_scale" in names]
 
 
-def _rounds_its_output(op: Op) -> bool:
-    """A norm does."""
-    return op.name.endswith("NormQuantize")
-
-
 @dataclass(frozen=True)
 class ValueRounding:
     """How a value is rounded to int8.
@@ -160,7 +155,7 @@ class _Finder:
 
     def activations(self, node: NodeProto, op: Op) -> None:
         """Note the values that one node rounds, or reads rounded."""
-        rounded, rounds = _rounded(op), _rounds_its_output(op)
+        rounded, rounds = _rounded(op), op.name.endswith("NormQuantize")
         known = rounded or rounds or _is_product(op) or op.name.startswith("Embed")
         if not known and any(part in op.name for part in _ROUNDS):
             raise InputError(f"what {op.name} rounds is not known here", field=node.name or op.name)

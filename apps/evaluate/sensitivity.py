@@ -8,7 +8,7 @@ weight at a time, with the very scales and weights of that bundle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -161,7 +161,9 @@ def _logits(graph: ReferenceGraph, runner: GraphRunner, ids: Ints, site: Site) -
 
     pieces = []
     state = runner.initial(1, len(ids))
-    for start, stop in _steps(len(ids) - 1, bool(site.states)):
+    # one run; or one a token, where what is rounded is the state between tokens
+    count = len(ids) - 1
+    for start, stop in [(i, i + 1) for i in range(count)] if site.states else [(0, count)]:
         feeds = runner.feeds(ids[None, start:stop], state)
         names = [port.name for port in graph.get_outputs()]
         out = graph.watch(hook, (), feeds, names)
@@ -169,11 +171,6 @@ def _logits(graph: ReferenceGraph, runner: GraphRunner, ids: Ints, site: Site) -
         if site.states:
             state = type(state)(_after(out), stop)
     return np.concatenate(pieces)
-
-
-def _steps(count: int, single: bool) -> Iterator[tuple[int, int]]:
-    """One run; or one a token, where what is rounded is the state between tokens."""
-    return ((i, i + 1) for i in range(count)) if single else iter([(0, count)])
 
 
 def _after(out: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

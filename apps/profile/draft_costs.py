@@ -16,8 +16,9 @@ neither knows of: the runtime's own time, the drafter's reading of the prompt, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from operator import sub
 from statistics import median
 from typing import TypeVar
 
@@ -144,7 +145,7 @@ def measure(
         draft_step=middle["draft", 1] if drafter else None,
         prices={branches: price(branches, shape) for branches, shape in named.items()},
         rewind={
-            branches: _paired(found["back", branches], found["on", branches]) / step
+            branches: median(map(sub, found["back", branches], found["on", branches])) / step
             for branches in named
         },
     )
@@ -155,10 +156,6 @@ def _widths(shape: Shape) -> tuple[int, ...]:
     but the last.
     """
     return (1, *shape.widths[:-1])
-
-
-def _paired(some: Sequence[float], others: Sequence[float]) -> float:
-    return median(a - b for a, b in zip(some, others, strict=True))
 
 
 class _Bench:

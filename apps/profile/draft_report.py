@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from edge.apps.measure import plots
 from edge.apps.measure.page import Drawing
@@ -41,7 +41,7 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
     return {
         "draft": request.draft,
         "draft_tokens": request.tokens,
-        "draft_tree": None if request.tree is None else _tree(request.tree),
+        "draft_tree": list(tree) if isinstance(tree := request.tree, tuple) else tree,
         "draft_auto": not request.fixed,
         "accept": request.accept,
         "lossy": request.accept != EXACT.name,
@@ -99,10 +99,6 @@ def _rates(side: DraftSide) -> Facts:
     found = spread(side.rates())
     assert found is not None  # a contest has a round
     return asdict(found)
-
-
-def _tree(tree: tuple[int, ...] | Literal["ucb"]) -> list[int] | str:
-    return tree if isinstance(tree, str) else list(tree)
 
 
 def _alpha(found: Drafted) -> float | None:
@@ -168,9 +164,10 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     length = facts["acceptance_length"]
     if length is None:
         return
+    shapes = (f"{named(row)} {row['rounds']}×" for row in facts["shapes"])
     yield (
         f"drafting  acceptance length {length:.2f} over {facts['rounds']} verifying runs, beside "
-        f"{facts['plain_steps']} plain steps; shapes {_shapes(facts['shapes'])}"
+        f"{facts['plain_steps']} plain steps; shapes {', '.join(shapes)}"
     )
     yield (
         f"drafting  a round: {facts['draft_ms']:.3f} ms to draft, {facts['verify_ms']:.3f} ms to "
@@ -189,10 +186,6 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
             + ("" if own is None else f", the drafter's of {own:.3f} ms ({own / step:.2f})")
             + f", verifying runs of {_average(facts['shapes'], 'verify_steps'):.2f} steps"
         )
-
-
-def _shapes(rows: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{named(row)} {row['rounds']}×" for row in rows)
 
 
 def named(row: Mapping[str, Any]) -> str:

@@ -123,11 +123,6 @@ def hessians(
     return values, turned
 
 
-def _rotate(x: Tensor) -> Tensor:
-    slow, fast = (torch.from_numpy(part.copy()) for part in factors(x.shape[-1]))
-    return hadamard(x, slow, fast)
-
-
 def _axes(config: ModelConfig, name: str) -> tuple[int, ...]:
     """Axes with a maximum of their own: channels, or those of a state that may have scales."""
     if not name.endswith(".ssm_states"):
@@ -153,7 +148,8 @@ def _watch(
         if name in values:
             values[name].observe(x)
         if name in turned:
-            turned[name].observe(_rotate(x))
+            slow, fast = (torch.from_numpy(part.copy()) for part in factors(x.shape[-1]))
+            turned[name].observe(hadamard(x, slow, fast))
 
     watched = {*values, *turned}
     try:

@@ -90,10 +90,6 @@ class TensorPlace:
         return bool(self.factors or self.adapter or self.behind or self.plus)
 
 
-def _unchanged(name: str) -> str:
-    return name
-
-
 @dataclass
 class Layout:
     """A model's config and the place of each of its tensors.
@@ -112,7 +108,7 @@ class Layout:
     constants: dict[str, float] = field(default_factory=dict)
     tied_heads: tuple[str, ...] = ()
     ignored: Callable[[str], bool] = lambda name: False
-    rename: Callable[[str], str] = _unchanged
+    rename: Callable[[str], str] = str
 
     def __post_init__(self) -> None:
         self._shapes = tensor_shapes(self.config)

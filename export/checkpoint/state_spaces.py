@@ -58,9 +58,10 @@ def read(fields: Fields, family: str) -> Layout:
         layers.append(attn if block in attention else mixer)
         layers += [mlp] if mlp else []
 
+    size = fields.integer("vocab_size", 50277)
     config = fields.model(
         family=family,
-        vocab_size=_padded_vocabulary(fields),
+        vocab_size=size + -size % fields.integer("pad_vocab_size_multiple", 8, high=1 << 20),
         d_model=d_model,
         layers=layers,
         norm=NormConfig(
@@ -69,11 +70,6 @@ def read(fields: Fields, family: str) -> Layout:
         tie_embeddings=fields.boolean("tie_embeddings", True),
     )
     return _place(config, blocks, attention, mlp is not None)
-
-
-def _padded_vocabulary(fields: Fields) -> int:
-    size = fields.integer("vocab_size", 50277)
-    return size + -size % fields.integer("pad_vocab_size_multiple", 8, high=1 << 20)
 
 
 def _mixer(fields: Fields, d_model: int) -> Mixer:

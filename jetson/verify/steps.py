@@ -81,14 +81,6 @@ def _exporter(_: str) -> str | None:
     return _lacking("torch", "triton", "onnx")
 
 
-def _onnx(_: str) -> str | None:
-    return _lacking("onnx")
-
-
-def _tests(_: str) -> str | None:
-    return _lacking("pytest", "hypothesis", "transformers")
-
-
 def _lacking(*packages: str) -> str | None:
     found = [name for name in packages if not _importable(name)]
     return f"needs the packages {', '.join(found)}" if found else None
@@ -107,8 +99,8 @@ NEEDS: Mapping[str, Need] = {
     "tensorrt": _ok("plugins"),
     "kernels": _kernels,
     "exporter": _exporter,
-    "onnx": _onnx,
-    "tests": _tests,
+    "onnx": lambda _: _lacking("onnx"),
+    "tests": lambda _: _lacking("pytest", "hypothesis", "transformers"),
 }
 _CUDA = ("gpu", "bindings", "kernels")
 _TRT = (*_CUDA, "tensorrt")

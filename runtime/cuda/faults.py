@@ -50,7 +50,9 @@ class DriverFaults:
     def check(self, answer: tuple[Any, ...], doing: str) -> Any:
         """The value that a call of the bindings returned. Raises EngineError."""
         if int(answer[0]):
-            raise self.error(_name(answer[0]), doing, self._text(answer[0]))
+            code = answer[0]
+            name = str(getattr(code, "name", f"CUDA error {int(code)}"))
+            raise self.error(name, doing, self._text(code))
         return answer[1] if len(answer) > 1 else None
 
     @contextmanager
@@ -96,7 +98,3 @@ class DriverFaults:
         except (RuntimeError, ValueError, TypeError):
             return ""
         return "" if int(failed) or text is None else str(text.decode())
-
-
-def _name(code: Any) -> str:
-    return str(getattr(code, "name", f"CUDA error {int(code)}"))

@@ -120,7 +120,11 @@ class Turns:
 
     def free_now(self) -> None:
         """Within a turn: give back what nothing uses any more, if the stream is idle."""
-        if self.recorder is not None or not self._freeing or not self._idle():
+        if (
+            self.recorder is not None
+            or not self._freeing
+            or int(self.api.cuStreamQuery(self._place.handle)[0])
+        ):
             return
         while self._freeing and self.faults.lost is None:
             release, handle = self._freeing.pop()
@@ -130,10 +134,6 @@ class Turns:
     def freeing(self) -> bool:
         """Memory waits to be given back."""
         return bool(self._freeing)
-
-    def _idle(self) -> bool:
-        code = self.api.cuStreamQuery(self._place.handle)[0]
-        return int(code) == 0
 
     def abandon(self, reason: str) -> None:
         """The device is lost: destroy nothing, since destroying waits for what never ends."""

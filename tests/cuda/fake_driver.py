@@ -20,8 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import pytest
 
+from edge.errors import EngineError
 from edge.launch import CompiledKernel, Variant
 
 _SOURCES = Path(__file__).parents[1] / "fake_cuda"
@@ -35,6 +37,30 @@ CUBIN = (
     b"FAKE CUBIN\nadd_one 0 8 4\naxpy 0 8 8 4 8 8 8\nforever 0\nfails 0\nmisaligned 0\n"
     b"recorded 16 8 4 8 4 8 1\n\0"
 )
+
+
+def open_device(*arguments: Any, **options: Any) -> Any:
+    """In a scenario: a CoreDevice."""
+    from edge.runtime.cuda.core import CoreDevice
+
+    return CoreDevice(*arguments, **options)
+
+
+def host_of(device: Any, values: Any) -> Any:
+    """Page-locked memory with these values."""
+    data = np.ascontiguousarray(values).view(np.uint8)
+    out = device.host(data.nbytes)
+    out[:] = data
+    return out
+
+
+def error_of(attempt: Callable[[], Any]) -> str:
+    """What an attempt is refused with."""
+    try:
+        attempt()
+    except EngineError as error:
+        return str(error)
+    return "nothing was raised"
 
 
 class Run(NamedTuple):

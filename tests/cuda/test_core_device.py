@@ -11,22 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cuda.fake_driver import kernel, ran, scenario
+from tests.cuda.fake_driver import host_of, kernel, open_device, ran, scenario
 
 pytestmark = pytest.mark.without_gpu
-
-
-def _device(**options: Any) -> Any:
-    from edge.runtime.cuda.core import CoreDevice
-
-    return CoreDevice(**options)
-
-
-def _host(device: Any, values: Any) -> Any:
-    data = np.ascontiguousarray(values).view(np.uint8)
-    out = device.host(data.nbytes)
-    out[:] = data
-    return out
 
 
 LATENCIES = (0, 1, 1000)
@@ -37,9 +24,9 @@ LATENCIES = (0, 1, 1000)
 
 @scenario()
 def copies() -> Any:
-    device = _device()
+    device = open_device()
     memory, other = device.allocate(64), device.allocate(64)
-    source, target = _host(device, np.arange(32, dtype=np.uint8)), device.host(64)
+    source, target = host_of(device, np.arange(32, dtype=np.uint8)), device.host(64)
     device.write(memory, 8, source)
     device.fill(memory, 40, 4, 0x7F)
     device.copy(other, 4, memory, 8, 36)
@@ -68,8 +55,8 @@ def test_memory_starts_as_zeros_and_copies_are_done_in_order() -> None:
 
 @scenario()
 def slices() -> Any:
-    device = _device()
-    memory, host = device.allocate(16), _host(device, np.arange(16, dtype=np.uint8))
+    device = open_device()
+    memory, host = device.allocate(16), host_of(device, np.arange(16, dtype=np.uint8))
     device.write(memory, 2, host[4:8])
     out = device.host(20)
     device.read(out[1:17], memory, 0)
@@ -85,7 +72,7 @@ def test_slices_of_host_memory_are_copied() -> None:
 def refused_copies() -> Any:
     from edge.errors import EngineError
 
-    device = _device()
+    device = open_device()
     memory, host = device.allocate(16), device.host(16)
     attempts = {
         "past the end": lambda: device.write(memory, 1, host),
@@ -124,7 +111,7 @@ def test_copies_outside_of_memory_are_refused_by_name() -> None:
 
 @scenario()
 def empties() -> Any:
-    device = _device()
+    device = open_device()
     memory, host = device.allocate(0), device.host(0)
     device.write(memory, 0, host)
     device.read(host, memory, 0)
@@ -140,9 +127,9 @@ def test_nothing_can_be_allocated_and_copied() -> None:
 
 @scenario()
 def dropped_source() -> Any:
-    device = _device()
+    device = open_device()
     memory, out = device.allocate(8), device.host(8)
-    device.write(memory, 0, _host(device, np.full(8, 5, np.uint8)))  # nobody holds the source
+    device.write(memory, 0, host_of(device, np.full(8, 5, np.uint8)))  # nobody holds the source
     device.read(out, memory, 0)
     device.wait()
     return out.tolist()
@@ -159,7 +146,7 @@ def test_what_a_copy_reads_lives_until_it_is_done() -> None:
 
 @scenario()
 def marshalled() -> Any:
-    device = _device()
+    device = open_device()
     types = ("*i8:16", "i32", "i64", "fp32", "*fp32", "i8")
     loaded = device.load(*kernel("recorded", types, warps=8))
     memory = device.allocate(64)
@@ -182,9 +169,9 @@ def test_arguments_reach_the_kernel_as_their_types_say() -> None:
 
 @scenario(*({"latency": count} for count in LATENCIES))
 def scratch() -> Any:
-    device = _device()
+    device = open_device()
     y, x, out = device.allocate(12), device.allocate(12), device.host(12)
-    device.write(x, 0, _host(device, np.array([1, 2, 3], np.float32)))
+    device.write(x, 0, host_of(device, np.array([1, 2, 3], np.float32)))
     loaded = device.load(*kernel("axpy", ("*fp32", "*fp32", "fp32", "i64"), scratch=2))
     device.launch(loaded, (1, 1, 1), [y.address, x.address, 2.0, 3])
     device.launch(loaded, (1, 1, 1), [y.address, x.address, 0.5, 2])
@@ -203,7 +190,7 @@ def test_data_flows_through_launches_and_scratch_pointers_are_null() -> None:
 
 @scenario()
 def shared_memory() -> Any:
-    device = _device()
+    device = open_device()
     big = device.load(*kernel("forever", shared=100_000))
     small = device.load(*kernel("recorded", _RECORDED, shared=48 << 10))
     del big
@@ -224,7 +211,7 @@ def test_shared_memory_over_48_kb_is_asked_for() -> None:
 @scenario()
 def loaded_again() -> Any:
     for _ in range(3):
-        device = _device()
+        device = open_device()
         loaded = device.load(*kernel("add_one", ("*i32", "i32")))
         memory = device.allocate(4)
         device.launch(loaded, (1, 1, 1), [memory.address, 1])
@@ -242,7 +229,7 @@ def test_the_same_code_is_loaded_once_a_process() -> None:
 def refused_launches() -> Any:
     from edge.errors import EngineError
 
-    device = _device()
+    device = open_device()
     types = ("*i32:16", "i32")
     loaded = device.load(*kernel("add_one", types))
     memory = device.allocate(64)

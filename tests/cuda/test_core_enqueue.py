@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge.errors import EngineError
-from tests.cuda.fake_driver import kernel, ran, scenario
+from tests.cuda.fake_driver import kernel, open_device, ran, scenario
 
 pytestmark = pytest.mark.without_gpu
 
@@ -28,17 +28,11 @@ class Holder:
     """What uses it."""
 
 
-def _device() -> Any:
-    from edge.runtime.cuda.core import CoreDevice
-
-    return CoreDevice(limit_s=1)
-
-
 @scenario()
 def stream() -> Any:
     from cuda.bindings import driver
 
-    device = _device()
+    device = open_device()
     add_one = device.load(*kernel("add_one", ("*i32:16", "i32")))
     memory, host = device.allocate(16), device.host(16)
 
@@ -68,7 +62,7 @@ def test_what_is_issued_runs_in_order_and_can_be_recorded() -> None:
 
 @scenario()
 def dropping() -> Any:
-    device, said = _device(), []  # type: ignore[var-annotated]
+    device, said = open_device(), []  # type: ignore[var-annotated]
     holder, objects = Holder(), [Foreign(said)]
     device.keep(holder, objects)
     gc.collect()
@@ -89,7 +83,7 @@ def test_objects_are_dropped_when_nothing_is_recorded_or_runs() -> None:
 
 @scenario(fail="cuMemsetD8Async:1:700")
 def losing() -> Any:
-    device, said = _device(), []  # type: ignore[var-annotated]
+    device, said = open_device(), []  # type: ignore[var-annotated]
     holder = Holder()
     device.keep(holder, [Foreign(said)])
     errors = []

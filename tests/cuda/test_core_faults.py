@@ -14,25 +14,11 @@ import numpy as np
 import pytest
 
 from edge.errors import EngineError
-from tests.cuda.fake_driver import kernel, ran, scenario
+from tests.cuda.fake_driver import error_of, kernel, open_device, ran, scenario
 
 pytestmark = pytest.mark.without_gpu
 
 ADD_ONE = ("*i32", "i32")
-
-
-def _device(**options: Any) -> Any:
-    from edge.runtime.cuda.core import CoreDevice
-
-    return CoreDevice(**options)
-
-
-def _error(attempt: Any) -> str:
-    try:
-        attempt()
-    except EngineError as error:
-        return str(error)
-    return "nothing was raised"
 
 
 # -- errors ---------------------------------------------------------------------------------------
@@ -78,7 +64,7 @@ LOSSES = {
 def every_call() -> Any:
     """One of everything; where it fails first, and what is left of the device then."""
     try:
-        device = _device()
+        device = open_device()
     except EngineError as error:
         return {"made": str(error)}
     doing = {}
@@ -144,15 +130,15 @@ def test_an_error_that_sticks_takes_the_device_and_not_the_process(fail: str) ->
 
 @scenario()
 def bad_kernel() -> Any:
-    device = _device()
+    device = open_device()
     memory = device.allocate(16)
     loaded = device.load(*kernel("add_one", ADD_ONE))
     with device.record() as recorded:
         device.launch(loaded, (1, 1, 1), [memory.address, 5])  # one past the end
     recorded[0].replay()  # what is wrong shows later
-    first = _error(device.wait)
-    made = _error(_device)
-    second = [_error(attempt) for attempt in (device.wait, recorded[0].replay, device.memory)]
+    first = error_of(device.wait)
+    made = error_of(open_device)
+    second = [error_of(attempt) for attempt in (device.wait, recorded[0].replay, device.memory)]
     return {"first": first, "second": second, "made": made}
 
 
@@ -170,14 +156,14 @@ def test_an_illegal_address_shows_where_the_stream_is_waited_for() -> None:
 
 @scenario()
 def too_much() -> Any:
-    device = _device()
+    device = open_device()
     held = [device.allocate(600 << 20)]
-    refused = _error(lambda: device.allocate(500 << 20))
+    refused = error_of(lambda: device.allocate(500 << 20))
     free, total = device.memory()
     held.clear()
     device.wait()
     held.append(device.allocate(900 << 20))
-    dropped = _error(lambda: held.clear() or held.append(device.allocate(1000 << 20)))
+    dropped = error_of(lambda: held.clear() or held.append(device.allocate(1000 << 20)))
     return {"refused": refused, "memory": [free, total], "dropped": dropped}
 
 
@@ -202,10 +188,10 @@ JETSON = {"integrated": 1, "memory": 1 << 40, "largest": 64 << 20}
     {**JETSON, "fail": "cuMemSetAccess:1:1"},
 )  # fmt: skip
 def jetson() -> Any:
-    device = _device()
+    device = open_device()
     size = (100 << 20) + 12_345
     held: list[Any] = []
-    refused = _error(lambda: held.append(device.allocate(size)))
+    refused = error_of(lambda: held.append(device.allocate(size)))
     out: dict[str, Any] = {"refused": refused, "free": device.memory()[0], "size": size}
     if held:
         host = device.host(64)
@@ -239,9 +225,9 @@ def test_a_jetson_that_gives_no_pieces_either_is_told_apart() -> None:
 
 @scenario(fail="cuMemsetD8Async:2:12345")
 def unknown_code() -> Any:
-    device = _device()
+    device = open_device()
     memory = device.allocate(4)
-    return [_error(lambda: device.fill(memory, 0, 4, 1)), _error(device.wait)]
+    return [error_of(lambda: device.fill(memory, 0, 4, 1)), error_of(device.wait)]
 
 
 def test_an_error_newer_than_the_bindings_is_typed_too() -> None:
@@ -255,7 +241,7 @@ def test_an_error_newer_than_the_bindings_is_typed_too() -> None:
 
 @scenario()
 def hangs() -> Any:
-    device = _device(limit_s=0.3)
+    device = open_device(limit_s=0.3)
     memory = device.allocate(64)
     loaded = device.load(*kernel("forever"))
     with device.record() as recorded:
@@ -263,7 +249,7 @@ def hangs() -> Any:
     device.wait()
     recorded[0].replay()
     del memory  # freeing would wait for the kernel
-    texts = [_error(device.wait), _error(device.wait)]
+    texts = [error_of(device.wait), error_of(device.wait)]
     del device, loaded, recorded
     return texts
 
@@ -281,7 +267,7 @@ def test_a_kernel_that_never_ends_takes_the_device_and_blocks_nobody() -> None:
 def interrupted() -> Any:
     import _thread
 
-    device = _device(limit_s=None)
+    device = open_device(limit_s=None)
     device.launch(device.load(*kernel("forever")), (1, 1, 1), [])
     threading.Timer(0.3, _thread.interrupt_main).start()
     try:
@@ -301,11 +287,11 @@ def test_waiting_can_be_interrupted() -> None:
 
 @scenario()
 def forked() -> Any:
-    device = _device()
+    device = open_device()
     memory, host = device.allocate(16), device.host(16)
     out, into = os.pipe()
     if os.fork() == 0:
-        texts = [_error(lambda: device.write(memory, 0, host)), _error(_device)]
+        texts = [error_of(lambda: device.write(memory, 0, host)), error_of(open_device)]
         del memory, host, device
         os.write(into, "|".join(texts).encode())
         os._exit(0)
@@ -323,7 +309,7 @@ def test_a_forked_child_is_told_so_and_the_parent_goes_on() -> None:
 
 @scenario()
 def turns() -> Any:
-    device = _device()
+    device = open_device()
     memory = device.allocate(4)
     loaded = device.load(*kernel("add_one", ADD_ONE))
     errors = []
@@ -361,20 +347,20 @@ def test_threads_take_turns_but_not_during_a_recording() -> None:
 
 @scenario()
 def two_at_once() -> Any:
-    device = _device(limit_s=2.0)
+    device = open_device(limit_s=2.0)
     loaded = device.load(*kernel("forever"))
     device.launch(loaded, (1, 1, 1), [])
     started = threading.Event()
 
     def waits() -> None:
         started.set()
-        _error(device.wait)
+        error_of(device.wait)
 
     thread = threading.Thread(target=waits)
     thread.start()
     started.wait()
     time.sleep(0.5)
-    refused = _error(lambda: device.launch(loaded, (1, 1, 1), []))
+    refused = error_of(lambda: device.launch(loaded, (1, 1, 1), []))
     thread.join()
     return refused
 
@@ -385,7 +371,7 @@ def test_a_second_thread_is_refused_while_the_first_waits() -> None:
 
 @scenario()
 def dropped_elsewhere() -> Any:
-    device = _device()
+    device = open_device()
     held = [device.allocate(64), device.host(64)]
     device.wait()
     thread = threading.Thread(target=held.clear)

@@ -7,27 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cuda.fake_driver import kernel, ran, scenario
+from tests.cuda.fake_driver import host_of, kernel, open_device, ran, scenario
 
 pytestmark = pytest.mark.without_gpu
 
 
-def _device(**options: Any) -> Any:
-    from edge.runtime.cuda.core import CoreDevice
-
-    return CoreDevice(**options)
-
-
-def _host(device: Any, values: Any) -> Any:
-    data = np.ascontiguousarray(values).view(np.uint8)
-    out = device.host(data.nbytes)
-    out[:] = data
-    return out
-
-
 @scenario()
 def graphs() -> Any:
-    device = _device()
+    device = open_device()
     memory, source, out = device.allocate(16), device.host(16), device.host(16)
     loaded = device.load(*kernel("add_one", ("*i32", "i32")))
     device.wait()
@@ -58,12 +45,12 @@ def test_a_recorded_graph_runs_when_replayed_and_reads_its_inputs_then() -> None
 
 @scenario()
 def kept_by_graph() -> Any:
-    device = _device()
+    device = open_device()
     out = device.host(4)
 
     def record() -> Any:
         memory = device.allocate(4)
-        source = _host(device, np.array([41], np.int32))
+        source = host_of(device, np.array([41], np.int32))
         loaded = device.load(*kernel("add_one", ("*i32", "i32")))
         with device.record() as recorded:
             device.write(memory, 0, source)
@@ -87,7 +74,7 @@ def test_a_graph_keeps_the_memory_of_its_copies() -> None:
 def refused_in_recording() -> Any:
     from edge.errors import EngineError
 
-    device = _device()
+    device = open_device()
     memory = device.allocate(16)
     with device.record() as earlier:
         pass
@@ -133,7 +120,7 @@ def test_recording_refuses_what_cannot_be_recorded() -> None:
 
 @scenario()
 def dropped_while_recording() -> Any:
-    device = _device()
+    device = open_device()
     memory, other = device.allocate(16), device.allocate(16)
     device.wait()
     with device.record():
@@ -155,7 +142,7 @@ def _timed(replays: list[float], *, latency: float) -> list[list[float]]:
     from edge.runtime.cuda import core
 
     clock, slept = [0.0], [0.0]
-    device = _device(limit_s=None)
+    device = open_device(limit_s=None)
     memory = device.allocate(16)
     device.wait()
     with device.record() as recorded:

@@ -16,23 +16,9 @@ import pytest
 
 from edge.errors import EngineError
 from edge.launch import Variant
-from tests.cuda.fake_driver import kernel, ran, scenario
+from tests.cuda.fake_driver import error_of, kernel, open_device, ran, scenario
 
 pytestmark = pytest.mark.without_gpu
-
-
-def _device(*arguments: Any, **options: Any) -> Any:
-    from edge.runtime.cuda.core import CoreDevice
-
-    return CoreDevice(*arguments, **options)
-
-
-def _error(attempt: Any) -> str:
-    try:
-        attempt()
-    except EngineError as error:
-        return str(error)
-    return "nothing was raised"
 
 
 def _works(device: Any) -> list[int]:
@@ -72,10 +58,10 @@ def _user_stream() -> Any:
 
 @scenario(devices=3, sm=120)
 def several() -> Any:
-    devices = [_device(), _device(2)]
-    absent = [_error(lambda: _device(3)), _error(lambda: _device(-1))]
+    devices = [open_device(), open_device(2)]
+    absent = [error_of(lambda: open_device(3)), error_of(lambda: open_device(-1))]
     os.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2"
-    absent.append(_error(lambda: _device(3)))
+    absent.append(error_of(lambda: open_device(3)))
     return {
         "names": [device.name for device in devices],
         "sm": devices[1].sm,
@@ -98,7 +84,7 @@ def test_a_gpu_is_chosen_by_its_number() -> None:
 
 @scenario(devices=0)
 def no_gpu() -> Any:
-    return _error(_device)
+    return error_of(open_device)
 
 
 def test_a_driver_without_a_gpu_is_told() -> None:
@@ -113,12 +99,12 @@ def test_a_driver_without_a_gpu_is_told() -> None:
 def contexts() -> Any:
     driver, context, _ = _user_stream()
     driver.cuCtxPushCurrent(context)
-    device = _device()
+    device = open_device()
     same = int(device.place.context) == int(context)
     works = _works(device)
     kept = _current() == int(context)
     # another GPU is asked for: its primary context, and the user's stays current
-    other = _device(1)
+    other = open_device(1)
     elsewhere = [_works(other), int(other.place.context) != int(context)]
     return {"same": same, "works": works, "kept": [kept, _current() == int(context)],
             "elsewhere": elsewhere}  # fmt: skip
@@ -135,7 +121,7 @@ def test_a_context_that_is_current_is_used_and_stays_current() -> None:
 @scenario()
 def left_alone() -> Any:
     driver, context, _ = _user_stream()
-    device = _device()  # no context is current: the primary one
+    device = open_device()  # no context is current: the primary one
     driver.cuCtxPushCurrent(context)
     works = _works(device)
     held = device.allocate(16)
@@ -156,10 +142,10 @@ def test_another_context_made_current_later_does_not_matter() -> None:
 def destroyed() -> Any:
     driver, context, _ = _user_stream()
     driver.cuCtxPushCurrent(context)
-    device = _device()
+    device = open_device()
     memory = device.allocate(16)
     driver.cuCtxDestroy(context)
-    text = _error(device.wait)
+    text = error_of(device.wait)
     del memory, device
     return text
 
@@ -207,7 +193,7 @@ def streams() -> Any:
              cuda.core.Stream.from_handle(number)]  # fmt: skip
     out = []
     for form in forms:
-        device = _device(stream=form)
+        device = open_device(stream=form)
         out.append([_works(device), int(device.place.context) == int(context)])
         del device
     return out
@@ -223,7 +209,7 @@ def test_a_users_stream_is_used_in_its_own_context_and_left_alone() -> None:
 @scenario()
 def ordered() -> Any:
     driver, _, stream = _user_stream()
-    device = _device(stream=int(stream))
+    device = open_device(stream=int(stream))
     memory, host = device.allocate(16), device.host(16)
     # the user's own work, before and between the device's
     driver.cuMemsetD8Async(memory.address, 3, 16, stream)
@@ -247,8 +233,8 @@ def refused_streams() -> Any:
             return 7, self.number
 
     attempts = [0, 1, 2, True, "stream", Newer(int(stream))]
-    out = [_error(lambda one=one: _device(stream=one)) for one in attempts]
-    return [*out, _error(lambda: _device(1, int(stream)))]
+    out = [error_of(lambda one=one: open_device(stream=one)) for one in attempts]
+    return [*out, error_of(lambda: open_device(1, int(stream)))]
 
 
 def test_a_stream_that_cannot_be_recorded_is_refused() -> None:
@@ -267,7 +253,7 @@ def test_a_stream_that_cannot_be_recorded_is_refused() -> None:
 def borrowed() -> Any:
     from cuda.bindings import driver
 
-    device, other = _device(), _device(1)
+    device, other = open_device(), open_device(1)
     foreign = other.allocate(64)
     driver.cuDevicePrimaryCtxRetain(driver.CUdevice(0))
     pointer = int(driver.cuMemAlloc(1024)[1])
@@ -277,11 +263,11 @@ def borrowed() -> Any:
     device.read(host, user, 0)
     device.wait()
     errors = [
-        _error(lambda: device.borrow(pointer, 1025)),
-        _error(lambda: device.borrow(pointer + 8, 16)),
-        _error(lambda: device.borrow(foreign.address, 64)),
-        _error(lambda: device.borrow(host.ctypes.data, 64)),
-        _error(lambda: device.borrow(12345, 64)),
+        error_of(lambda: device.borrow(pointer, 1025)),
+        error_of(lambda: device.borrow(pointer + 8, 16)),
+        error_of(lambda: device.borrow(foreign.address, 64)),
+        error_of(lambda: device.borrow(host.ctypes.data, 64)),
+        error_of(lambda: device.borrow(12345, 64)),
     ]
     del user
     device.wait()
@@ -319,7 +305,7 @@ def real_cubin() -> Any:
         constants={"WIDTH": 256, "X_STRIDE": 256, "BLOCK": 256},
     )
     compiled, cubin = compile_variant(variant, 87)
-    device = _device()
+    device = open_device()
     other = variant.model_copy(update={"types": ("*fp32:16", "*i32:16", "*fp32:16", "i64")})
     try:
         loaded = device.load(variant, compiled, cubin)
@@ -327,7 +313,7 @@ def real_cubin() -> Any:
         return {"error": str(error)}
     device.launch(loaded, (3, 1, 1), [256, 512, 768, 2])
     device.wait()
-    wrong = _error(lambda: device.load(other, compiled, cubin))
+    wrong = error_of(lambda: device.load(other, compiled, cubin))
     return {"scratch": compiled.scratch, "symbol": compiled.symbol, "wrong": wrong}
 
 
@@ -354,7 +340,7 @@ def test_a_cubin_for_another_gpu_is_refused() -> None:
 
 @scenario({"version": 12060}, {"version": 13020})
 def bindings_and_driver() -> Any:
-    return _error(_device)
+    return error_of(open_device)
 
 
 def test_bindings_newer_than_the_driver_come_with_what_to_install() -> None:
@@ -372,7 +358,7 @@ def without_cuda_core() -> Any:
     for name in [name for name in sys.modules if name == "cuda" or name.startswith("cuda.")]:
         del sys.modules[name]
     sys.modules["cuda.core"] = None  # type: ignore[assignment]  # as if it were not installed
-    return _error(_device)
+    return error_of(open_device)
 
 
 def test_without_cuda_core_the_install_line_is_for_the_driver() -> None:
