@@ -26,6 +26,11 @@ class StateType(Enum):
     int8 = "int8"
 
 
+class CacheType(Enum):
+    fp32 = "fp32"
+    fp16 = "fp16"
+
+
 class EndType(Enum):
     int8 = "int8"
     fp16 = "fp16"
@@ -76,6 +81,10 @@ def export(
     ssm_state: Annotated[
         StateType | None, typer.Option(help="How Mamba layers keep their state. [default: fp32]")
     ] = None,
+    kv_cache: Annotated[
+        CacheType | None,
+        typer.Option(help="How attention keeps keys and values. [default: the recipe's]"),
+    ] = None,
     embedding: Annotated[
         EndType | None, typer.Option(help="How the embedding is kept. [default: the recipe's]")
     ] = None,
@@ -104,7 +113,7 @@ def export(
     source = resolve(checkpoint)
     of_weights = (
         quant, layers, calibrate, calibrate_sequences, calibrate_length, percentile, ssm_state,
-        embedding, head, tokenizer, groups or None,
+        kv_cache, embedding, head, tokenizer, groups or None,
     )  # fmt: skip
     same_weights = bool(target) and all(option is None for option in of_weights)
     try:
@@ -126,6 +135,7 @@ def export(
                 calibrate=calibrate, calibrate_sequences=calibrate_sequences,
                 calibrate_length=calibrate_length, percentile=percentile,
                 ssm_state=None if ssm_state is None else ssm_state.value,
+                kv_cache=None if kv_cache is None else kv_cache.value,
                 embedding=None if embedding is None else embedding.value,
                 head=None if head is None else head.value,
                 groups=groups, tokenizer=tokenizer, strict=strict, verify=verify,

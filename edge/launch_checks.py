@@ -249,7 +249,10 @@ class _Memory:
             for name, shape in recurrent_state_shapes(config).items()
         }
         self._caches: dict[str, tuple[DType, int]] = {
-            name: ("f32", shape[1] * padded_head_dim(shape[3]))
+            name: (
+                _STATES.get(state_dtypes.get(name, ""), "f32"),
+                shape[1] * padded_head_dim(shape[3]),
+            )
             for name, shape in kv_cache_shapes(config, 1).items()
         }
 

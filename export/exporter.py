@@ -23,7 +23,7 @@ from edge.export.checkpoint import Checkpoint, open_checkpoint, unknown_line
 from edge.export.graph import GRAPH_FILE, BuiltGraph, build_graph
 from edge.export.judging import accuracy_line, judge, perplexity_line, poor_line
 from edge.export.kernels import add_kernels, add_plan, check_can_compile
-from edge.export.quantize.plan import StateType
+from edge.export.quantize.plan import CacheType, StateType
 from edge.export.recipes import Choices, Mixture, Recipe, mixture, recipe
 from edge.export.recipes.mixture import EndType
 from edge.plugins.catalogue import OPS
@@ -101,6 +101,7 @@ def export_checkpoint(
     calibrate_length: int | None = None,
     percentile: float | None = None,
     ssm_state: StateType | None = None,
+    kv_cache: CacheType | None = None,
     embedding: EndType | None = None,
     head: EndType | None = None,
     groups: bool = False,
@@ -123,6 +124,7 @@ def export_checkpoint(
         calibrate_sequences, calibrate_length: how much of it, in tokens; 128 × 512.
         percentile: p of the values that a recipe clips; by default after the model's size.
         ssm_state: "fp32", "fp16" or "int8", for layers that run on int8 ops.
+        kv_cache: "fp32" or "fp16", for attention; by default the recipe's.
         embedding, head: "int8" or "fp16", for recipes with int8 activations.
         groups: scales for groups of Mamba-2's x, B and C, after Quamba2.
         verify: run the graph against the fp32 network, and put the figures into the manifest; a
@@ -143,7 +145,7 @@ def export_checkpoint(
     bundle, the tokenizer does not fit, the graph is wrong, or kernels cannot be compiled.
     """
     report = progress or (lambda stage, fraction: None)
-    choices = Choices(layers or {}, percentile, ssm_state, embedding, head, groups)
+    choices = Choices(layers or {}, percentile, ssm_state, kv_cache, embedding, head, groups)
     recipe(quant)
     check_can_compile(architectures)
     report("reading", 0.0)

@@ -45,12 +45,20 @@ _LOADING_ROUNDED = 1.7
 _MAPPED, _STACK = 32_000_000, 8_000_000
 # Heap, bindings and the least an arena takes.
 _RUN = 4_000_000
+# Of one layer's keys and of its values: what is valid in fp16, in fp32, and with the new tokens.
+_WIDENED = 2 * (1 + 2 + 2)
 # What a run of ONNX Runtime may take: room for several at a time, wide batches, and weights turned.
 _SPARE, _SPARE_RUNS = 1 << 28, 16
 
 
 def plan(
-    config: ModelConfig, layout: StateLayout, *, window: int, chunk: int, weights: int
+    config: ModelConfig,
+    layout: StateLayout,
+    *,
+    window: int,
+    chunk: int,
+    weights: int,
+    widens: bool = True,
 ) -> dict[str, int]:
     """Bytes by purpose.
 
@@ -58,7 +66,8 @@ def plan(
     `kv_cache`,
     `logits` (of a run of `window` tokens), `workspace` (estimated, of a run of `chunk` tokens),
     `total` of these, and, not in the total, `state` (one recurrent state) and `snapshot` (one,
-    with full KV caches and no token pending).
+    with full KV caches and no token pending). `widens`: fp16 caches are attended to as fp32 copies,
+    as ONNX Runtime does.
     """
     state, cache = layout.slot_bytes, layout.cache_bytes
     # several sequences are read token by token where there is attention
@@ -70,10 +79,18 @@ def plan(
         "logits": _FLOAT * (window + 1) * layout.batch * config.vocab_size,
         "workspace": workspace_bytes(config, tokens, layout.batch, layout.capacity),
     }
+    if widens:
+        out["workspace"] += _WIDENED * _half_cache(layout)
     out["total"] = sum(out.values())
     out["state"] = state
     out["snapshot"] = state + cache
     return out
+
+
+def _half_cache(layout: StateLayout) -> int:
+    """Bytes of the largest KV cache in fp16."""
+    halves = (n for n in layout.caches if layout.dtype(n).itemsize == 2)
+    return max((layout.bytes_of(name, layout.caches[name]) for name in halves), default=0)
 
 
 def plan_bundle(

@@ -257,9 +257,9 @@ def check_signature(session: onnxruntime.InferenceSession, layout: StateLayout, 
 
 
 def _check_types(session: onnxruntime.InferenceSession, layout: StateLayout, path: Path) -> None:
-    if unknown := sorted(layout.dtypes.keys() - layout.recurrent.keys()):
+    if unknown := sorted(layout.dtypes.keys() - layout.recurrent.keys() - layout.caches.keys()):
         raise BundleError(
-            f"these are not recurrent states of the model: {', '.join(unknown)}",
+            f"these are not states of the model: {', '.join(unknown)}",
             field="state_dtypes",
         )
     # a state comes in under its name and goes out under another; both are the same memory's type

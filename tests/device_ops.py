@@ -71,7 +71,7 @@ class Case:
         stated = {a.name for a in self.op.attributes}
         if "block_size" in stated:
             self.sizes |= {"K": _ATTRIBUTES["K"], "N": _ATTRIBUTES["N"]}
-        if name.endswith("Attention"):
+        if "Attention" in name:
             self.sizes |= {"C": CAPACITY}
         # bounds and the like of ops that nothing here knows: numbers in order
         others = (a.name for a in self.op.attributes if a.kind == "float")

@@ -63,7 +63,7 @@ ROUNDED: dict[str, tuple[str, dict[str, str]]] = {
         "layers.0.conv_state": "int8", "layers.3.conv_state": "float16",
         "layers.3.ssm_state": "int8"}),
 }  # fmt: skip
-# int8 throughout: kind → types of the scans' states
+# int8 throughout: kind → types of the scans' states; `int8-mixed` keeps keys and values in fp16
 INT8: dict[str, tuple[StateType, ...]] = {
     "int8": ("fp32", "fp32"),
     "int8-mixed": ("int8", "fp16"),

@@ -15,6 +15,7 @@ from edge.export.mixers import mixer_of
 from edge.export.quantize.plan import (
     INT8,
     INT8_ROWS,
+    CacheType,
     LayerPlan,
     ModelPlan,
     Product,
@@ -51,7 +52,11 @@ def _scale(most: float) -> NDArray[np.float32]:
 
 
 def int8_plan(config: ModelConfig, states: tuple[StateType, ...]) -> ModelPlan:
-    """Everything in int8; `states` are the types of the scans' states, in the order of layers."""
+    """Everything in int8; `states` are the types of the scans' states, in the order of layers.
+
+    Where they are not fp32, keys and values are fp16.
+    """
+    cache: CacheType = "fp32" if set(states) == {"fp32"} else "fp16"
     left = list(states)
     layers = []
     for layer in config.layers:
@@ -63,7 +68,7 @@ def int8_plan(config: ModelConfig, states: tuple[StateType, ...]) -> ModelPlan:
         if isinstance(layer, Mamba1Config | Mamba2Config):
             sites = {s: Rounding(_scale(4)) for s in ("conv_in", "z", "x", "dt", "B", "C")}
             scan = ScanPlan(fused=True, sites=sites, state=left.pop(0), state_scale=_scale(0.5))
-        layers.append(LayerPlan(products, scan))
+        layers.append(LayerPlan(products, scan, cache))
     return ModelPlan("int8", INT8_ROWS, Product(INT8_ROWS, Rounding(_scale(4))), tuple(layers))
 
 

@@ -11,6 +11,8 @@ from edge.bundle import BundleWriter, Limits, Provenance, Quantization
 from edge.bundle.manifest import TokenizerInfo
 from edge.export.graph import build_graph
 from edge.export.kernels import add_plan
+from edge.export.quantize.plan import CacheType
+from edge.export.recipes import Choices, mixture, plan_model
 from tests import quantized_models
 
 _ROOT = tempfile.TemporaryDirectory(prefix="edge-bundles-")
@@ -18,14 +20,20 @@ GRAPH = "graphs/ort.onnx"
 
 
 @cache
-def bundle(name: str, quant: str = "fp32", state: str | None = None) -> Path:
-    """The model `name` by the recipe `quant`, its scans' states of type `state`."""
-    target = Path(_ROOT.name) / f"{name}-{quant}-{state}".replace(" ", "-")
+def bundle(
+    name: str, quant: str = "fp32", state: str | None = None, cache: CacheType | None = None
+) -> Path:
+    """The model `name` by the recipe `quant`, its scans' states of type `state`, its keys and
+    values of type `cache`.
+    """
+    target = Path(_ROOT.name) / f"{name}-{quant}-{state}-{cache}".replace(" ", "-")
     net = quantized_models.network(name)
     plan: Any = quant
     if quant not in ("fp32", "fp16"):
         choices = {} if state is None else {"ssm_state": state}
         plan = quantized_models.plan_of(name, quant, **choices)[1]
+    elif cache is not None:
+        plan = plan_model(net.config, mixture(net.config, quant, Choices(kv_cache=cache)))
     with BundleWriter(target) as writer:
         made = build_graph(net.config, net.canonical_tensors(), writer.folder, plan)
         added = add_plan(writer, GRAPH, ())

@@ -34,7 +34,7 @@ TREES = [
 ]
 HAS_STATE = [name for name, op in DEVICE_OPS.items() if any(op.states())]
 HAS_NONE = [name for name in DEVICE_OPS if name not in HAS_STATE]
-ATTENTIONS = [name for name in HAS_STATE if name.endswith("Attention")]
+ATTENTIONS = [name for name in HAS_STATE if "Attention" in name]
 
 
 def compare(case: Case, steps: Steps, batch: int, counted: Compared) -> None:

@@ -273,8 +273,8 @@ def test_states_of_other_types_than_the_manifest_says(kind: str, tmp_path: Path)
             with pytest.raises(EngineError, match="the manifest") as caught:
                 OrtEngine(path, config, threads=1, state_dtypes=said)
             assert (caught.value.field, caught.value.file) == (name, str(path))
-    for said in ({"layers.9.ssm_state": "int8"}, {"layers.1.key_cache": "float16"}):
-        with pytest.raises(BundleError, match="not recurrent states") as refused:
+    for said in ({"layers.9.ssm_state": "int8"}, {"layers.9.key_cache": "float16"}):
+        with pytest.raises(BundleError, match="not states of the model") as refused:
             OrtEngine(path, config, threads=1, state_dtypes={**dtypes, **said})
         assert refused.value.field == "state_dtypes"
 

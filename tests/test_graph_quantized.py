@@ -18,6 +18,7 @@ from edge.export.exporter import check_graph
 from edge.export.graph import build_graph
 from edge.export.graph.run import open_session, session_options
 from edge.export.graph.verify import compare
+from edge.export.recipes import Choices, mixture, plan_model
 from edge.tensors import tensor_shapes
 from tests.quantized_models import built, in_runs, network, plan_of, runners, tokens_of
 from tests.test_graph_models import MODELS, logits
@@ -53,7 +54,8 @@ def test_bundles_without_rounded_activations_stay_as_they_were(
     quant: str, expected: str, tmp_path: Path
 ) -> None:
     """Byte for byte, but for the bodies of functions: a change here is one of the graph."""
-    built = build_graph(HYBRID, random_tensors(HYBRID), tmp_path, quant)
+    plan = plan_model(HYBRID, mixture(HYBRID, quant, Choices(kv_cache="fp32")))
+    built = build_graph(HYBRID, random_tensors(HYBRID), tmp_path, plan)
     model = onnx.load(built.graph, load_external_data=False)
     del model.functions[:]
     data = model.SerializeToString(deterministic=True) + built.weights.read_bytes()
@@ -82,7 +84,7 @@ def agree(name: str, folder: Path) -> None:
         for key, array in state.arrays.items():
             if array.dtype == np.int8:
                 steps = np.abs(array.astype(int) - after.arrays[key].astype(int))
-                assert steps.max(initial=0) <= 2 and steps.mean() <= 0.05, key
+                assert steps.max(initial=0) <= 2 and steps.mean() <= 0.15, key
 
 
 @pytest.mark.parametrize("quant", ROUNDING)

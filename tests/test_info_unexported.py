@@ -77,7 +77,7 @@ def test_a_config_alone_says_what_the_model_takes() -> None:
     assert facts["active_parameters"] == read_parameters(config)
     sizes = [4 * _count(shape) for shape in recurrent_state_shapes(config).values()]
     assert facts["state_bytes"] == sum(sizes)
-    caches = sum(4 * _count(shape) for shape in kv_cache_shapes(config, 1000).values())
+    caches = sum(2 * _count(shape) for shape in kv_cache_shapes(config, 1000).values())
     assert facts["kv_cache_bytes"] == caches == 1000 * facts["kv_cache_token_bytes"]
     assert {name: r["fits"] for name, r in facts["recipes"].items()} == {
         "fp16": False, "w8": False, "w8a8": False, "w4": True, "w4a8": True,

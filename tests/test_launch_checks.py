@@ -41,7 +41,7 @@ def made() -> dict[str, Any]:
             "scale": at.pointer(inline),
             "state": at.state("layers.0.conv_state", "i8"),
             "ssm": at.state("layers.3.ssm_state", "f32"),
-            "keys": at.cache("layers.1.key_cache"),
+            "keys": at.cache("layers.1.key_cache", "f32"),
             "log": at.log("layers.0.conv_state", "conv_in", "i8", 40),
             "dt": at.log("layers.0.ssm_state", "scan_dt", "f32", 3),
             "run": at.run(),

@@ -35,7 +35,7 @@ TINY = {
     "mamba1": ("mamba1", "fp32", None),
     "mamba2": ("mamba2 groups", "fp16", None),
     "all": ("all", "fp32", None),
-    "parallel": ("parallel", "fp32", None),
+    "parallel": ("parallel", "fp32", None, "fp16"),
     "normed": ("normed", "fp32", None),
     "short": ("short", "fp32", None),
     "experts": ("experts", "fp32", None),

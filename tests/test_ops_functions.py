@@ -383,16 +383,17 @@ def test_rope(flavour: Flavour, dim: int, rng: np.random.Generator) -> None:
 
 
 @ort_alone
+@pytest.mark.parametrize("kept", [np.float32, np.float16])
 @pytest.mark.parametrize(("batch", "past", "steps"), [
     (1, 0, 1), (1, 0, 5), (1, 9, 1), (1, 9, 5), (1, 3, 7), (1, 0, 64), (3, 0, 5), (3, 9, 1),
 ])  # fmt: skip
 def test_attention_never_reads_unused_slots(
-    flavour: Flavour, batch: int, past: int, steps: int, rng: np.random.Generator
+    flavour: Flavour, batch: int, past: int, steps: int, kept: type, rng: np.random.Generator
 ) -> None:
     heads, kv, size, capacity = 4, 2, 8, 80
     q = normal(rng, batch, steps, heads * size)
     k, v = normal(rng, batch, steps, kv * size), normal(rng, batch, steps, kv * size)
-    caches = [np.full((batch, kv, capacity, size), np.nan, np.float32) for _ in range(2)]
+    caches = [np.full((batch, kv, capacity, size), np.nan, kept) for _ in range(2)]
     for cache in caches:
         cache[:, :, :past] = normal(rng, batch, kv, past, size)
     for parents in trees(rng, steps):
@@ -403,14 +404,15 @@ def test_attention_never_reads_unused_slots(
             "last": np.full(batch, total - 1, np.int32), "total": np.array(total, np.int32),
             "bias": ((allowed - 1) * 1e9)[None, None],
         }  # fmt: skip
-        out = run_op("Attention", flavour, feeds,
+        out = run_op("AttentionF16" if kept is np.float16 else "Attention", flavour, feeds,
                      heads=heads, kv_heads=kv, head_dim=size, scale=size**-0.5)  # fmt: skip
         split = [torch.from_numpy(m).unflatten(-1, (-1, size)).transpose(1, 2) for m in (q, k, v)]
         keys, values = (
-            torch.cat([torch.from_numpy(c[:, :, :past]), new], 2)
+            torch.cat([torch.from_numpy(c[:, :, :past]), new.to(torch.from_numpy(c).dtype)], 2)
             for c, new in zip(caches, split[1:], strict=True)
         )
-        expected = attention.attention(split[0], keys, values, torch.from_numpy(allowed > 0))
+        seen = torch.from_numpy(allowed > 0)
+        expected = attention.attention(split[0], keys.float(), values.float(), seen)
         close(out["y"], expected.transpose(1, 2).flatten(2), 1e-5)
         assert np.array_equal(out["key_cache_out"][:, :, :total], keys.numpy())
         assert np.array_equal(out["value_cache_out"][:, :, :total], values.numpy())

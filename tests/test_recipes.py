@@ -257,7 +257,7 @@ def test_recipes_mix_by_kind_of_layer() -> None:
     assert made.layers[2].products["qkv_proj"].weight == F16
     assert made.layers[3].products["down_proj"].weight == Storage(4, 128, minimum=True)
     assert made.layers[1].scan is not None and made.layers[1].scan.fused
-    assert mixed.choices() == {"percentile": 99.999, "layers": layers}
+    assert mixed.choices() == {"percentile": 99.999, "layers": layers, "kv_cache": "fp16"}
 
 
 @pytest.mark.parametrize(("quant", "choices", "message"), [
@@ -279,9 +279,20 @@ def test_what_does_not_fit_is_refused(quant: str, choices: dict[str, Any], messa
         plan(config, quant, **choices)
 
 
-def test_a_state_needs_a_mamba_layer() -> None:
+def test_a_state_needs_its_kind_of_layer() -> None:
     with pytest.raises(ExportError, match="has no Mamba layer"):
         plan(only(*HYBRID.layers[2:]), "w8a8", ssm_state="int8")
+    with pytest.raises(ExportError, match="has no attention"):
+        plan(only(MAMBA1), "w8", kv_cache="fp16")
+
+
+def test_keys_and_values_are_fp16_where_something_is_rounded() -> None:
+    for quant, chosen, kept in (
+        ("fp32", None, "fp32"), ("fp32", "fp16", "fp16"), ("w8", None, "fp16"),
+        ("w8", "fp32", "fp32"),
+    ):  # fmt: skip
+        made = plan(only(HYBRID.layers[2]), quant, kv_cache=chosen)
+        assert [layer.cache for layer in made.layers] == [kept]
 
 
 @pytest.mark.parametrize("size", [0.0, float("nan")])

@@ -351,7 +351,7 @@ def _plan(
     from edge.export.recipes import Choices, mixture, plan_model
 
     short = config.model_copy(update={"layers": config.layers[:size]})
-    mixed = mixture(short, quant, Choices({}, None, None, None, None, False))
+    mixed = mixture(short, quant, Choices())
     seen = mixed.observations()
     if not seen:
         plan = plan_model(short, mixed, fetch=tensors.__getitem__)

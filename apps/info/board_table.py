@@ -12,10 +12,9 @@ from pathlib import Path
 
 from edge.apps.info.boards import MemoryBudget, board
 from edge.apps.info.memory import greatest
-from edge.apps.info.unexported import BANDWIDTHS, by_recipe, read
+from edge.apps.info.unexported import BANDWIDTHS, by_recipe, read, state_dtypes
 from edge.apps.terminal import say
 from edge.apps.units import megabytes
-from edge.config import ModelConfig
 from edge.errors import CheckpointError
 from edge.export.checkpoint.layout import Layout
 from edge.export.exporter import CHUNK
@@ -50,7 +49,7 @@ def _row(name: str, layout: Layout, place: MemoryBudget) -> tuple[int, str] | No
         found = by_recipe(layout, recipe, place, context=CONTEXT, snapshots=0)
         if not found["fits"]:
             continue
-        longest = _longest(layout.config, found["weight_bytes"], place)
+        longest = _longest(layout, recipe, found["weight_bytes"], place)
         speeds = [f"{speed:.3g}" for speed in found["predicted_tokens_per_s"].values()]
         total = found["plan"]["total"]
         cells = [name, f"`{recipe}`", megabytes(found["weight_bytes"]), megabytes(total), longest]
@@ -58,14 +57,15 @@ def _row(name: str, layout: Layout, place: MemoryBudget) -> tuple[int, str] | No
     return None
 
 
-def _longest(config: ModelConfig, weights: int, place: MemoryBudget) -> str:
+def _longest(layout: Layout, recipe: str, weights: int, place: MemoryBudget) -> str:
     """The most tokens of context, in words; up to what the model was trained for."""
+    config, dtypes = layout.config, state_dtypes(layout, recipe)
     if not config.has_attention:
         return "any"
 
     def fits(context: int) -> bool:
         plan = planning.plan_config(
-            config, weights, chunk=CHUNK, capacity=context, program=planning.PROGRAM
+            config, weights, chunk=CHUNK, capacity=context, program=planning.PROGRAM, dtypes=dtypes
         )
         return plan["total"] <= (place.available or 0)
 

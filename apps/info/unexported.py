@@ -12,7 +12,7 @@ from edge.bundle import store
 from edge.errors import InputError
 from edge.runtime.cpu import planning
 from edge.runtime.layout import StateLayout
-from edge.tensors import parameters, read_parameters
+from edge.tensors import kv_cache_shapes, parameters, read_parameters
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.layout import Layout
@@ -61,11 +61,11 @@ def read(name: str) -> tuple[Layout, list[str]]:
 def collect(
     name: str, place: MemoryBudget, *, context: int, batch: int = 1, snapshots: int = 4
 ) -> dict[str, Any]:
-    """The facts `--json` prints. Raises as `read`."""
+    """The facts `--json` prints, of a state as the first of RECIPES keeps it. Raises as `read`."""
     layout, unknown = read(name)
     config = layout.config
     kinds = [layer.kind for layer in config.layers]
-    state = StateLayout.of(config, capacity=context)
+    state = StateLayout.of(config, capacity=context, dtypes=state_dtypes(layout, RECIPES[0]))
     return {
         "config": name,
         "family": config.family,
@@ -110,11 +110,12 @@ def by_recipe(
     from edge.export.recipes.sizes import weight_bytes
 
     config, found = layout.config, weight_bytes(layout, recipe)
+    dtypes = state_dtypes(layout, recipe)
     plan = planning.plan_config(
         config, found.stored, chunk=CHUNK, capacity=context, batch=batch, snapshots=snapshots,
-        program=planning.PROGRAM,
+        program=planning.PROGRAM, dtypes=dtypes,
     )  # fmt: skip
-    one = StateLayout.of(config, capacity=context)
+    one = StateLayout.of(config, capacity=context, dtypes=dtypes)
     token = found.read + 2 * one.slot_bytes + one.cache_bytes
     return {
         "weight_bytes": found.stored,
@@ -123,6 +124,14 @@ def by_recipe(
         "plan": plan,
         "fits": None if place.available is None else plan["total"] <= place.available,
     }
+
+
+def state_dtypes(layout: Layout, recipe: str) -> dict[str, str]:
+    """Those that a manifest would have."""
+    from edge.export.recipes import mixture
+
+    half = mixture(layout.config, recipe).cache == "fp16"
+    return dict.fromkeys(kv_cache_shapes(layout.config, 1), "float16") if half else {}
 
 
 def describe(facts: dict[str, Any]) -> str:

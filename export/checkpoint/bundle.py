@@ -59,7 +59,8 @@ class BundleCheckpoint(Checkpoint):
         """
         with open_bundle(directory) as bundle:
             manifest = bundle.manifest
-            if manifest.quantization.recipe not in FLOATING or manifest.state_dtypes:
+            rounded = any(not name.endswith("_cache") for name in manifest.state_dtypes)
+            if manifest.quantization.recipe not in FLOATING or rounded:
                 raise CheckpointError(
                     f"its weights are stored as {manifest.quantization.recipe}, which has lost "
                     "what another recipe needs",

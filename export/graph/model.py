@@ -45,7 +45,7 @@ class BuiltGraph:
         opsets: domain → version.
         weight_bytes: size of weights.bin.
         matrices: bits → how many embedding, head and linear weights are stored with so many.
-        state_dtypes: recurrent states that are not fp32, by their name as a graph input.
+        state_dtypes: states that are not fp32, by their name as a graph input.
         scan_logs: inputs that give back rows of what scans read, by name.
     """
 

@@ -22,7 +22,8 @@ from edge.export.mixers.base import (
 from edge.export.nodes.builder import F32
 from edge.export.nodes.layer import LayerGraph
 from edge.export.nodes.products import ProductInput
-from edge.export.quantize.layer_plan import Matrix
+from edge.export.quantize.layer_plan import LayerPlanner, Matrix
+from edge.export.quantize.plan import LayerPlan
 from edge.export.training_ops import rms_norm_training
 from edge.mixers.attention import AttentionConfig
 from edge.plugins.attention.reference import attention, rope
@@ -116,6 +117,9 @@ class AttentionExport(MixerExport[AttentionConfig]):
             "o_proj": Matrix(d_model, out, "attended_time"),
         }
 
+    def plan(self, planner: LayerPlanner) -> LayerPlan:
+        return LayerPlan(planner.products(), cache=planner.cache)
+
     def weight(self, name: str, fetch: Fetch) -> F32:
         module, _, kind = name.partition(".")
         if module == "qkv_proj":
@@ -196,9 +200,11 @@ class AttentionExport(MixerExport[AttentionConfig]):
             q = g.call("Rope", [q, cos, sin], [f"{q}.turned"], heads=heads, **dims)[0]
             k = g.call("Rope", [k, cos, sin], [f"{k}.turned"], heads=kv, **dims)[0]
         cache: list[str | int] = ["B", kv, "capacity", wide]
-        caches = [g.input(at.named(f"{w}_cache"), "f32", cache) for w in ("key", "value")]
+        half = at.plan.cache == "fp16"
+        kind = "f16" if half else "f32"
+        caches = [g.input(at.named(f"{w}_cache"), kind, cache) for w in ("key", "value")]
         y, *written = g.call(
-            "Attention",
+            "AttentionF16" if half else "Attention",
             [q, k, v, *caches, "last", "total", at.shared.bias],
             [at.named("attended"), at.named("key_cache_out"), at.named("value_cache_out")],
             heads=heads,
@@ -207,7 +213,7 @@ class AttentionExport(MixerExport[AttentionConfig]):
             scale=1 / math.sqrt(c.head_dim),
         )
         for out in written:
-            g.output(out, cache)
+            g.output(out, cache, kind)
         y = g.node("Transpose", [y], at.named("attended_time"), perm=[1, 0, 2])
         return at.linear("o_proj", y, "out", c.out_bias)
 

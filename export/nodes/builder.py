@@ -33,7 +33,7 @@ _TYPES = {
     "bool": TensorProto.BOOL,
 }
 
-# Types of a recurrent state other than fp32; no other input has them.
+# Types of a state other than fp32; no other input has them.
 _STATE_DTYPES: dict[str, Literal["int8", "float16"]] = {"i8": "int8", "f16": "float16"}
 
 # What TensorRT asks of the address of an input, which a weight may be.

@@ -13,6 +13,7 @@ from edge.export.quantize.plan import (
     INT8,
     INT8_ROWS,
     Activation,
+    CacheType,
     Dynamic,
     Product,
     Rounding,
@@ -84,6 +85,7 @@ class LayerPlanner:
         prefix: `layers.3`.
         weight: name of a weight of the graph → fp32 array.
         state: what ssm_state is to be kept in.
+        cache: what attention is to keep keys and values in.
         known: matrix → how its input is rounded, where a site has said it already.
     """
 
@@ -93,6 +95,7 @@ class LayerPlanner:
     sites: Sites
     weight: Callable[[str], F32]
     state: StateType = "fp32"
+    cache: CacheType = "fp32"
     known: dict[str, Rounding] = field(default_factory=dict)
 
     def products(self) -> dict[str, Product]:

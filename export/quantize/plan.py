@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
 StateType = Literal["fp32", "fp16", "int8"]
+CacheType = Literal["fp32", "fp16"]
 Clip = Literal["absmax", "percentile", "octav"]
 
 
@@ -166,10 +167,13 @@ class ScanPlan:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Products by matrix name (`in_proj`, `qkv_proj`, …); `scan` None is floating throughout."""
+    """Products by matrix name (`in_proj`, `qkv_proj`, …); `scan` None is floating throughout;
+    `cache` is what keys and values are kept in.
+    """
 
     products: Mapping[str, Product]
     scan: ScanPlan | None = None
+    cache: CacheType = "fp32"
 
 
 @dataclass(frozen=True)

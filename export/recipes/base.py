@@ -8,7 +8,7 @@ from typing import Literal
 
 from edge import mixers
 from edge.errors import ExportError
-from edge.export.quantize.plan import Static, Table
+from edge.export.quantize.plan import CacheType, Static, Table
 
 KINDS = tuple(map(mixers.kind_of, mixers.every()))
 
@@ -22,6 +22,7 @@ class Recipe:
         ends: `embedding`, `final` (what the head reads) and `head`.
         layers: a table a kind of layer.
         details: for the manifest; what a reader must know to compare two bundles.
+        kv_cache: what attention keeps keys and values in.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Recipe:
     ends: Table
     layers: Mapping[str, Table]
     details: Mapping[str, str] = field(default_factory=dict)
+    kv_cache: CacheType = "fp16"
 
     @property
     def calibrated(self) -> bool:

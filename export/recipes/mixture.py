@@ -19,6 +19,7 @@ from edge.export.quantize.plan import (
     F32,
     INT8_ROWS,
     Activation,
+    CacheType,
     Dynamic,
     LayerPlan,
     ModelPlan,
@@ -50,6 +51,7 @@ class Choices:
         layers: kind of layer → the recipe whose table is taken for it.
         percentile: p of sites that are clipped by a percentile.
         ssm_state: type of every Mamba layer's ssm_state.
+        kv_cache: type of attention's keys and values.
         embedding, head: how the two ends are kept.
         groups: x, B and C of Mamba-2 by Quamba2's groups.
     """
@@ -57,6 +59,7 @@ class Choices:
     layers: Mapping[str, str] = field(default_factory=dict)
     percentile: float | None = None
     ssm_state: StateType | None = None
+    kv_cache: CacheType | None = None
     embedding: EndType | None = None
     head: EndType | None = None
     groups: bool = False
@@ -93,6 +96,7 @@ class Mixture:
     tables: Mapping[str, Table]
     percentile: float
     state: StateType
+    cache: CacheType
 
     def observations(self) -> Observations:
         """What calibration has to look at; nothing when no scale is to be found."""
@@ -117,6 +121,8 @@ class Mixture:
             found["percentile"] = self.percentile
         if self.state != "fp32":
             found["ssm_state"] = self.state
+        if self.cache != "fp32" and self.config.has_attention:
+            found["kv_cache"] = self.cache
         if self.chosen.layers:
             found["layers"] = dict(sorted(self.chosen.layers.items()))
         if self.chosen.groups:
@@ -176,6 +182,7 @@ def mixture(config: ModelConfig, name: str, choices: Choices | None = None) -> M
         tables,
         choices.percentile or default_percentile(config),
         choices.ssm_state or "fp32",
+        choices.kv_cache or base.kv_cache,
     )
 
 
@@ -219,6 +226,8 @@ def _refuse_useless(
         faults.add("percentile", message, "leave --percentile out, or choose w8a8")
     if choices.ssm_state is not None and not any(layer.recurrent for layer in config.layers):
         faults.add("ssm_state", "the model has no Mamba layer", "leave --ssm-state out")
+    if choices.kv_cache is not None and not config.has_attention:
+        faults.add("kv_cache", "the model has no attention", "leave --kv-cache out")
 
 
 def plan_model(
@@ -259,6 +268,7 @@ def _layer(
         sites,
         lambda name: mixer.weight(name, lambda own: fetch(f"{prefix}.{own}")),
         mixed.state,
+        mixed.cache,
     )
     return mixer.plan(planner)
 

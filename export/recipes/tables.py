@@ -52,7 +52,7 @@ def _ends(kept: Storage) -> Table:
     return {"embedding": kept, "head": kept}
 
 
-FP32 = Recipe("fp32", 32, None, {}, {})
+FP32 = Recipe("fp32", 32, None, {}, {}, kv_cache="fp32")
 FP16 = Recipe("fp16", 16, None, _ends(F16), _weights(F16, F16), {"activations": "fp32"})
 W8 = Recipe(
     "w8", 8, 128, _ends(_W8), _weights(_W8),

@@ -44,3 +44,43 @@ ORT_ATTENTION = """
         <do_rotary: int = 0, num_heads: int = @heads, kv_num_heads: int = @kv_heads,
          scale: float = @scale>(q, k, v, key_cache, value_cache, last, total, "", "", "", bias)
 """
+
+# The same arithmetic on fp32 copies of what is valid: its own caches would have to be of q's type.
+# Binding …_out to a cache's buffer makes the scatter write the new rows alone.
+ORT_ATTENTION_F16 = """
+    first = Constant<value = int64[1] {0}>()
+    one = Constant<value = int64 {1}>()
+    axis = Constant<value = int64[1] {2}>()
+    total_long = Cast<to=7>(total)
+    steps_1 = Shape<start=1, end=2>(k)
+    steps = Squeeze(steps_1)
+    past = Sub(total_long, steps)
+    last_axis = Constant<value = int64[1] {-1}>()
+    past_1 = Reshape(past, last_axis)
+    slot = Range(past, total_long, one)
+    column = Constant<value = int64[4] {1, 1, -1, 1}>()
+    slot_column = Reshape(slot, column)
+    stay = Constant<value = int64[2] {0, 0}>()
+    heads_0 = Constant<value_int: int = @kv_heads>()
+    heads_1 = Reshape(heads_0, last_axis)
+    by_head = Concat<axis=0>(stay, heads_1, last_axis)
+    k_half = Cast<to=10>(k)
+    k_heads = Reshape(k_half, by_head)
+    k_rows = Transpose<perm=[0, 2, 1, 3]>(k_heads)
+    v_half = Cast<to=10>(v)
+    v_heads = Reshape(v_half, by_head)
+    v_rows = Transpose<perm=[0, 2, 1, 3]>(v_heads)
+    rows_shape = Shape(k_rows)
+    at = Expand(slot_column, rows_shape)
+    key_cache_out = ScatterElements<axis=2>(key_cache, at, k_rows)
+    value_cache_out = ScatterElements<axis=2>(value_cache, at, v_rows)
+    key_past = Slice(key_cache, first, past_1, axis)
+    value_past = Slice(value_cache, first, past_1, axis)
+    keys = Cast<to=1>(key_past)
+    values = Cast<to=1>(value_past)
+    k_kept = Cast<to=1>(k_half)
+    v_kept = Cast<to=1>(v_half)
+    y, all_keys, all_values = com.microsoft.GroupQueryAttention
+        <do_rotary: int = 0, num_heads: int = @heads, kv_num_heads: int = @kv_heads,
+         scale: float = @scale>(q, k_kept, v_kept, keys, values, last, total, "", "", "", bias)
+"""

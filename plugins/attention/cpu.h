@@ -7,8 +7,8 @@ struct RopeAppend : Kernel {
   RopeAppend(const Variant& v_)
       : q(Argument::optional(v_, "q")), k(v_, "k"), v(v_, "v"),
         cos(Argument::optional(v_, "cos")), sin(Argument::optional(v_, "sin")),
-        run_fields(v_, "run"), turned(Argument::optional(v_, "turned")), keys(v_, "keys"),
-        values(v_, "values"), B(v_, "B"), C(v_, "C"),
+        run_fields(v_, "run"), turned(Argument::optional(v_, "turned")), keys(numbers(v_, "keys")),
+        values(numbers(v_, "values")), B(v_, "B"), C(v_, "C"),
         heads(v_.integer("HEADS")), kv(v_.integer("KV")), P(v_.integer("P")),
         dim(v_.integer("DIM")), q_stride(v_.integer("Q_STRIDE")),
         k_stride(v_.integer("K_STRIDE")), v_stride(v_.integer("V_STRIDE")) {
@@ -28,10 +28,17 @@ struct RopeAppend : Kernel {
     std::memcpy(out + dim, in + dim, size_t(P - dim) * sizeof(float));
   }
 
+  void keep(const float* row, const Argument& cache, const Value* a, int64_t to) const {
+    blocks(P, [&](int64_t i, int n) {
+      store_as_type(cache.in<void>(a), cache.type, to + i, load_some(row + i, n), n);
+    });
+  }
+
   void run(const Value* a, const int64_t* grid, Pool& pool) const override {
     int64_t batch = B.integer(a), capacity = C.integer(a);
     int64_t past = run_fields.in<const int32_t>(a)[PAST];
     pool.each(grid[0], items_a_piece(4 * (heads + 2 * kv) * P), [&](int64_t first, int64_t last) {
+      float* turned_key = local(P);
       for (int64_t row = first; row < last; row++) {
         int64_t t = row / batch, b = row % batch;
         const float* c = cos ? cos.in<const float>(a) + t * (dim / 2) : nullptr;
@@ -42,9 +49,9 @@ struct RopeAppend : Kernel {
                  turned.in<float>(a) + (row * heads + h) * P);
         for (int64_t h = 0; h < kv; h++) {
           int64_t to = ((b * kv + h) * capacity + past + t) * P;
-          turn(k.in<const float>(a) + row * k_stride + h * P, c, s, keys.in<float>(a) + to);
-          std::memcpy(values.in<float>(a) + to, v.in<const float>(a) + row * v_stride + h * P,
-                      size_t(P) * sizeof(float));
+          turn(k.in<const float>(a) + row * k_stride + h * P, c, s, turned_key);
+          keep(turned_key, keys, a, to);
+          keep(v.in<const float>(a) + row * v_stride + h * P, values, a, to);
         }
       }
     });
@@ -59,7 +66,7 @@ struct Attend : Kernel {
   float scale;
   static constexpr int TILE = 32;
   Attend(const Variant& v)
-      : q(v, "q"), keys(v, "keys"), values(v, "values"),
+      : q(v, "q"), keys(numbers(v, "keys")), values(numbers(v, "values")),
         ancestors(Argument::optional(v, "ancestors")), run_fields(v, "run"),
         y(Argument::optional(v, "y")), mixes(Argument::optional(v, "mixes")),
         peaks(Argument::optional(v, "peaks")), T(v, "T"), B(v, "B"), C(v, "C"),
@@ -67,6 +74,7 @@ struct Attend : Kernel {
         q_stride(v.integer("Q_STRIDE")), splits(v.within("SPLITS", 1)),
         block_n(v.within("BLOCK_N", 1)), scale((float)v.number("SCALE")) {
     if (splits == 1 ? !y : !(mixes && peaks)) refuse("nowhere to put what was attended to");
+    if (keys.type != values.type || keys.type == Type::i8) refuse("caches are not of one float type");
   }
 
   static int64_t part_size(int64_t slots, int64_t splits, int64_t block) {
@@ -84,20 +92,24 @@ struct Attend : Kernel {
       float* room = local(2 * P + 2 * W);
       for (int64_t each = first; each < last; each++) {
         int64_t part = each % parts, head = each / parts % heads, row = each / parts / heads;
-        one_query(a, row, head, part, chunk, past, tokens, batch, room, room + P + W);
+        auto query = [&](auto* kind) {
+          one_query(kind, a, row, head, part, chunk, past, tokens, batch, room, room + P + W);
+        };
+        keys.type == Type::f16 ? query((Half*)nullptr) : query((float*)nullptr);
       }
     });
   }
 
-  void one_query(const Value* a, int64_t row, int64_t head, int64_t part, int64_t chunk,
+  template <class Kept>
+  void one_query(Kept*, const Value* a, int64_t row, int64_t head, int64_t part, int64_t chunk,
                  int64_t past, int64_t tokens, int64_t batch, float* query, float* mix) const {
     int64_t t = row / batch, b = row % batch, capacity = C.integer(a);
     int64_t start = part * chunk, end = std::min(start + chunk, past + tokens);
     const int32_t* leads = ancestors ? ancestors.in<const int32_t>(a) + t * tokens : nullptr;
     if (!leads) end = std::min(end, past + t + 1);
     const float* in = q.in<const float>(a) + row * q_stride + head * P;
-    const float* k = keys.in<const float>(a) + (b * kv + head / group) * capacity * P;
-    const float* v = values.in<const float>(a) + (b * kv + head / group) * capacity * P;
+    const Kept* k = keys.in<const Kept>(a) + (b * kv + head / group) * capacity * P;
+    const Kept* v = values.in<const Kept>(a) + (b * kv + head / group) * capacity * P;
     blocks(P, [&](int64_t i, int n) {
       store(query + i, load_some(in + i, n) * scale);
       store(mix + i, vf{});
@@ -120,7 +132,7 @@ struct Attend : Kernel {
         float share = score[i] == -INFINITY ? 0.f : std::exp(score[i] - top);
         if (share == 0.f) continue;
         total += share;
-        const float* from = v + (first + i) * P;
+        const Kept* from = v + (first + i) * P;
         blocks(P, [&](int64_t p, int n) {
           store(mix + p, load(mix + p) + share * load_some(from + p, n));
         });
@@ -138,7 +150,7 @@ struct Attend : Kernel {
     }
   }
 
-  float product(const float* query, const float* key) const {
+  template <class Kept> float product(const float* query, const Kept* key) const {
     vf s{};
     blocks(P, [&](int64_t i, int n) { s += load(query + i) * load_some(key + i, n); });
     return sum(s);

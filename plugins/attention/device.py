@@ -11,23 +11,23 @@ from dataclasses import replace
 
 from edge.ops import DEVICE_DOMAIN, Op, state, value
 from edge.plugins.attention.statement import ATTENTION as STATED
-from edge.plugins.attention.statement import ROPE
+from edge.plugins.attention.statement import ATTENTION_F16, ROPE, in_f16
 from edge.plugins.device.rules import ANCESTORS, RUN, after, device
 from edge.plugins.device.text import CONSTANTS, call, fields, views
 
 
 def statements() -> Iterator[Op]:
     """A rotation alone is no device op."""
-    attention = _attention(STATED)
-    yield attention
-    yield replace(
-        attention,
-        name="RotaryAttention",
-        inputs=(*attention.inputs, *ROPE.without("x")),
-        attributes=(*attention.attributes, *(a for a in ROPE.attributes if a.name == "dim")),
-        maths=f"q, k = {ROPE.name}(q), {ROPE.name}(k)\n{attention.maths}",
-        source=f"{ROPE.name}, then {attention.name}",
-    )
+    for attention in (_attention(STATED), _attention(ATTENTION_F16)):
+        yield attention
+        yield replace(
+            attention,
+            name=f"Rotary{attention.name}",
+            inputs=(*attention.inputs, *ROPE.without("x")),
+            attributes=(*attention.attributes, *(a for a in ROPE.attributes if a.name == "dim")),
+            maths=f"q, k = {ROPE.name}(q), {ROPE.name}(k)\n{attention.maths}",
+            source=f"{ROPE.name}, then {attention.name}",
+        )
 
 
 def _attention(op: Op) -> Op:
@@ -37,6 +37,8 @@ def _attention(op: Op) -> Op:
         for v in op.inputs
         if v.role == "state"
     )
+    if op is ATTENTION_F16:
+        caches = tuple(map(in_f16, caches))
     flowing = tuple(
         value(v.name, f"f32[T,B,{v.shape[-1]}]", v.doc)
         for v in op.inputs
@@ -134,7 +136,23 @@ _ATTEND = """
     y = Reshape(y_tbhp, flat)
 """
 
-ATTENTION = CONSTANTS + views(["q", "k", "v"]) + fields("past") + _APPEND + _SEES + _ATTEND
+_BEFORE = CONSTANTS + views(["q", "k", "v"]) + fields("past")
+ATTENTION = _BEFORE + _APPEND + _SEES + _ATTEND
+
+_WIDE = {"key_cache_out": "keys_wide", "value_cache_out": "values_wide"}
+_CASTS = "".join(f"    {wide} = Cast<to=1>({kept})\n" for kept, wide in _WIDE.items())
+
+
+def attention_f16() -> str:
+    append, attend = _APPEND, _ATTEND
+    for name in ("k_bhtp", "v_bhtp"):
+        append = append.replace(f", {name})", f", {name}_f16)").replace(
+            "    new_size", f"    {name}_f16 = Cast<to=10>({name})\n    new_size"
+        )
+    for kept, wide in _WIDE.items():
+        attend = attend.replace(kept, wide)
+    return _BEFORE + append + _SEES + _CASTS + attend
+
 
 # q and k are rotated as the functional op has them, batch first.
 _ROTATED = """
@@ -146,14 +164,22 @@ _ROTATED = """
 
 
 def rotary_attention() -> str:
+    return _rotary(STATED)
+
+
+def rotary_attention_f16() -> str:
+    return _rotary(ATTENTION_F16)
+
+
+def _rotary(attention: Op) -> str:
     return (
         CONSTANTS
         + views(["q", "k"])
         + _ROTATED.format(x="q", heads="heads")
         + _ROTATED.format(x="k", heads="kv_heads")
         + call(
-            STATED.name,
-            _attention(STATED),
+            attention.name,
+            _attention(attention),
             {"q": "q_t", "k": "k_t"},
             {},
             DEVICE_DOMAIN,

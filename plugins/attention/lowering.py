@@ -9,11 +9,14 @@ chain.
 from __future__ import annotations
 
 from edge.errors import ExportError
-from edge.launch import Size
+from edge.launch import DType, Pointer, Size
 from edge.plugins.lowering.context import Lowering, Node, View, cdiv, next_power_of_2, warps_for
 from edge.plugins.lowering.fuse import Pair
 
-PAIRS = (Pair("RotaryAttention", "Rope", "Attention", through=("q", "k")),)
+PAIRS = tuple(
+    Pair(f"Rotary{name}", "Rope", name, through=("q", "k"))
+    for name in ("Attention", "AttentionF16")
+)
 
 # Programs that the slots of one sequence should keep busy: an H200 has 132 SMs.
 _PROGRAMS = 128
@@ -30,7 +33,13 @@ def lower_attention(at: Lowering, node: Node) -> None:
     _attend(at, node, q, y, heads // kv)
 
 
-lower_rotary_attention = lower_attention
+lower_attention_f16 = lower_rotary_attention = lower_rotary_attention_f16 = lower_attention
+
+
+def _caches(at: Lowering, node: Node) -> dict[str, tuple[Pointer, str]]:
+    dtype: DType = "f16" if node.op.endswith("F16") else "f32"
+    names = {"keys": "key_cache", "values": "value_cache"}
+    return {name: at.cache(node.inputs[cache], dtype) for name, cache in names.items()}
 
 
 def append(at: Lowering, node: Node) -> View:
@@ -57,8 +66,7 @@ def append(at: Lowering, node: Node) -> View:
             "sin": tables[1] if dim else None,
             "run": at.run(),
             "turned": at.pointer(turned),
-            "keys": at.cache(node.inputs["key_cache"]),
-            "values": at.cache(node.inputs["value_cache"]),
+            **_caches(at, node),
             "B": at.size("B"),
             "C": at.size("C"),
         },
@@ -104,8 +112,7 @@ def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
         "attention.attend",
         {
             "q": at.pointer(q),
-            "keys": at.cache(node.inputs["key_cache"]),
-            "values": at.cache(node.inputs["value_cache"]),
+            **_caches(at, node),
             "ancestors": at.ancestors() if at.regime.kind == "tree" else None,
             "run": at.run(),
             "y": at.pointer(y) if mixes is None else None,

@@ -70,6 +70,9 @@ def attention_node(
     caches = (key_cache.clone(), value_cache.clone())
     for cache, new in zip(caches, (k, v), strict=True):
         cache[:, :, end - steps : end] = split(new, kv_heads)
-    keys, values = (cache[:, :, :end] for cache in caches)
+    keys, values = (cache[:, :, :end].to(q.dtype) for cache in caches)
     y = attention(split(q, heads), keys, values, bias, scale)
     return y.transpose(1, 2).flatten(-2), *caches
+
+
+attention_f16_node = attention_node  # the caches' type says how k and v are kept

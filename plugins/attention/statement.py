@@ -1,6 +1,10 @@
 """Rotary embedding, and attention over a KV cache that is written in place."""
 
-from edge.ops import Attribute, Op, index, state, value
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge.ops import Attribute, Op, Value, index, state, value
 
 _SCALE = Attribute("scale", "float", "of q·k; 1/sqrt of the head_dim before any padding")
 
@@ -50,3 +54,17 @@ ATTENTION = Op(
     "T > 1 and past > 0",
     "Attention is all you need, arXiv 1706.03762, equation 1; GQA, arXiv 2305.13245",
 )  # fmt: skip
+
+
+def in_f16(v: Value) -> Value:
+    """A cache that is kept in fp16; any other value as it is."""
+    return replace(v, dtypes=("f16",)) if v.role == "state" else v
+
+
+ATTENTION_F16 = replace(
+    ATTENTION,
+    name="AttentionF16",
+    inputs=tuple(map(in_f16, ATTENTION.inputs)),
+    outputs=tuple(map(in_f16, ATTENTION.outputs)),
+    maths=f"k, v = f16(k), f16(v), half to even, before they are read\n{ATTENTION.maths}",
+)

@@ -49,8 +49,8 @@ def _run_over(
         slot = first + tl.arange(0, BLOCK_N)
         inside = (slot < end)[:, None] & (column < P)[None, :]
         at = slot[:, None] * P + column[None, :]
-        k = tl.load(keys + at, mask=inside, other=0.0)
-        v = tl.load(values + at, mask=inside, other=0.0)
+        k = tl.load(keys + at, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
         score = tl.dot(q, tl.trans(k), input_precision="tf32x3")
         sees = (slot < end)[None, :] & _visible(slot, t, past, T, ancestors)
         score = tl.where(sees, score, float("-inf"))
@@ -88,8 +88,8 @@ def _run_alone(
         slot = first + tl.arange(0, BLOCK_N)
         inside = (slot < end)[:, None] & (column < P)[None, :]
         at = slot[:, None] * P + column[None, :]
-        k = tl.load(keys + at, mask=inside, other=0.0)
-        v = tl.load(values + at, mask=inside, other=0.0)
+        k = tl.load(keys + at, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
         score = tl.where(slot < end, tl.sum(q * k, 1), float("-inf"))
         higher = tl.maximum(peak, score)
         level = _finite(higher)
@@ -108,7 +108,7 @@ def _run_alone(
 @triton.jit
 def attend(
     q,  # f32 [T·B, Q_STRIDE]: heads of P values
-    keys,  # f32 [B, KV, C, P]
+    keys,  # f32 or f16 [B, KV, C, P]
     values,
     ancestors,  # i32 [T, T], or None: a chain
     run,  # i32, RUN_FIELDS

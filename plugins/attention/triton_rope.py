@@ -45,7 +45,7 @@ def append(
     sin,
     run,  # i32, RUN_FIELDS
     turned,  # f32 [T·B, HEADS·P]: q rotated, or None
-    keys,  # f32 [B, KV, C, P]: slot PAST+t gets k[t·B+b], rotated
+    keys,  # f32 or f16 [B, KV, C, P]: slot PAST+t gets k[t·B+b], rotated
     values,  # likewise v
     B,
     C,

@@ -259,9 +259,9 @@ class Lowering:
         """Both slots [2, …slot shape] of `layers.i.ssm_state` or `layers.i.conv_state`."""
         return Pointer(space="state", name=name), _pointer_type(dtype, 0)
 
-    def cache(self, name: str) -> tuple[Pointer, str]:
-        """f32[B, KV heads, C, P]."""
-        return Pointer(space="cache", name=name), _pointer_type("f32", 0)
+    def cache(self, name: str, dtype: DType) -> tuple[Pointer, str]:
+        """[B, KV heads, C, P]."""
+        return Pointer(space="cache", name=name), _pointer_type(dtype, 0)
 
     def log(self, state: str, of: str, dtype: DType, width: int) -> tuple[Pointer, str]:
         """The log `of` beside a layer's state, [S, B, width]: rows of the slot s are s·B+b."""

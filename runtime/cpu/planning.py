@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edge.bundle import Manifest
 from edge.config import ModelConfig
 from edge.launch import LaunchPlan, Log
@@ -77,21 +79,21 @@ def plan_bundle(
 
 def plan_config(
     config: ModelConfig, weights: int, *, chunk: int, capacity: int, batch: int = 1,
-    snapshots: int = 0, program: int = 0,
+    snapshots: int = 0, program: int = 0, dtypes: Mapping[str, str] | None = None,
 ) -> dict[str, int]:  # fmt: skip
     """The plan of a model that has not been exported, with the keys of `plan_bundle`.
 
-    `weights` are their bytes in files. States are planned in fp32; values of a run and launches
-    are estimated.
+    `weights` are their bytes in files. States that `dtypes` does not name are planned in fp32;
+    values of a run and launches are estimated.
     """
     logs = {
         f"layers.{index}.{name}": Log(dtype="f32", width=width)
         for index, layer in enumerate(config.layers)
         for name, width in layer.log_widths().items()
     }
-    layout = StateLayout.of(config, batch=batch, capacity=capacity, logs=logs)
+    layout = StateLayout.of(config, batch=batch, capacity=capacity, dtypes=dtypes, logs=logs)
     window = DEFAULT_WINDOW
-    out = memory.plan(config, layout, window=window, chunk=chunk, weights=weights)
+    out = memory.plan(config, layout, window=window, chunk=chunk, weights=weights, widens=False)
     ring = blocks(layout, window, state_slots(window))[0].nbytes
     out["total"] += ring - out["state_ring"]
     out["state_ring"] = ring

@@ -78,7 +78,8 @@ def _lower(regime: Regime, tables: Tables) -> list[int]:
     }, {"C": C, **tree}, (Size(),), settles=True)  # fmt: skip
     at.launch("toy_kernels.attend", {
         "run": at.run(), "ancestors": at.ancestors(), "x": p(s),
-        "keys": at.cache("layers.1.key_cache"), "values": at.cache("layers.1.value_cache"),
+        "keys": at.cache("layers.1.key_cache", "f32"),
+        "values": at.cache("layers.1.value_cache", "f32"),
         "y": p(a), "T": T, "B": B, "P": at.size("C"),
     }, {"C": C, **tree}, (Size(),))  # fmt: skip
     at.launch("toy_kernels.head", {

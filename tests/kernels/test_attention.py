@@ -22,7 +22,7 @@ class Case:
 
     def __init__(
         self, regime: Regime, steps: int, batch: int, heads: int, kv: int, p: int, past: int,
-        *, capacity: int = 0, spread: float = 1.0, dim: int = 0,
+        *, capacity: int = 0, spread: float = 1.0, dim: int = 0, half: bool = False,
     ) -> None:  # fmt: skip
         make = torch.Generator().manual_seed(steps * 1000 + past)
         self.steps, self.batch, self.heads, self.kv, self.p = steps, batch, heads, kv, p
@@ -37,7 +37,8 @@ class Case:
             start += count * p
         self.caches = {}
         for name in ("keys", "values"):
-            cache = poisoned(batch * kv * self.shape[2] * p, torch.float32).view(self.shape)
+            kept = torch.float16 if half else torch.float32
+            cache = poisoned(batch * kv * self.shape[2] * p, kept).view(self.shape)
             cache[:, :, :past] = torch.randn(batch, kv, past, p, generator=make) * spread
             self.caches[name] = cache
             self.bench.given("cache", name, cache)
@@ -53,13 +54,15 @@ class Case:
         inputs = {name: name for name in ("q", "k", "v")}
         inputs |= {"key_cache": "keys", "value_cache": "values"}
         rotation = {"dim": self.dim} if self.dim else {}
+        kind = "AttentionF16" if self.caches["keys"].itemsize == 2 else "Attention"
         if self.dim:
             self.bench.given("input", "cos", self.angles.cos())
             self.bench.given("input", "sin", self.angles.sin())
             inputs |= {"cos": "cos", "sin": "sin"}
         self.bench.lower(
-            LOWER, "RotaryAttention" if self.dim else "Attention", inputs, {"y": "y"},
-            heads=self.heads, kv_heads=self.kv, head_dim=self.p, scale=self.scale, **rotation,
+            LOWER, f"Rotary{kind}" if self.dim else kind, inputs, {"y": "y"},
+            heads=self.heads, kv_heads=self.kv, head_dim=self.p, scale=self.scale,
+            **rotation,
         )  # fmt: skip
         self.bench.run()
         for name, cache in self._written().items():
@@ -164,6 +167,15 @@ def test_scores_that_would_overflow_exp(regime: Regime) -> None:
     ancestors = torch.ones(1, 1) if regime.kind == "tree" else None
     y = case.run(ancestors)
     torch.testing.assert_close(y, case.expected(ancestors), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("regime", [ONE, CHAIN, TREE, MANY])
+def test_fp16_caches(regime: Regime) -> None:
+    """Keys, rotated or not, and values are rounded once, and read as they are kept."""
+    steps, dim = (1, 0) if regime is ONE else (9, 16)
+    case = Case(regime, steps, 1, 2, 2 if regime is ONE else 1, 40, 77, dim=dim, half=True)
+    ancestors = _tree(steps) if regime.kind == "tree" else None
+    _close(case.run(ancestors), case.expected(ancestors))
 
 
 def test_the_grid_does_not_depend_on_the_past() -> None:

@@ -105,7 +105,7 @@ class NodeCase(Case):
 
     def wanted(self, given: dict[str, Array], steps: Steps) -> dict[str, Array]:
         """Outputs by the references, each token of a tree as the end of a chain."""
-        if steps.parents is None or self.name.endswith("Attention"):
+        if steps.parents is None or "Attention" in self.name:
             return expected(self.name, given, self.attributes, steps)
         chain = replace(steps, parents=None)
         found = dict(expected(self.name, given, self.attributes, chain))

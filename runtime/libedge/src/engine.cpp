@@ -160,8 +160,9 @@ StateLayout::StateLayout(const Config& config, const Plan& plan, const SessionSi
         log_slots(sizes.window));
   for (Shape shape : config.caches) {
     shape.dims[2] = sizes.capacity;
-    int64_t bytes = times(shape.elements(), item_size(DType::f32));
-    put(caches, cache_block, {shape.name, shape.dims, DType::f32, 0, bytes}, 1);
+    DType type = plan.state_types.at(shape.name);
+    int64_t bytes = times(shape.elements(), item_size(type));
+    put(caches, cache_block, {shape.name, shape.dims, type, 0, bytes}, 1);
     cache_bytes = plus(cache_bytes, bytes);
   }
 }

@@ -262,7 +262,7 @@ class Check {
         return true;
       default:
         if (!given(caches_)) return false;
-        type = DType::f32, elements = caches_.at(a.name);
+        type = plan_.state_types.at(a.name), elements = caches_.at(a.name);
         return true;
     }
   }
@@ -408,13 +408,14 @@ Plan Plan::of(const Bundle& bundle) {
   read_tables(plan, json);
   read_launches(plan, json, faults);
   faults.refuse(EDGE_ERROR_BUNDLE, plan.file);  // the rest follows what is named
-  for (const Shape& shape : bundle.config.recurrent) {
-    auto type = bundle.state_dtypes.find(shape.name);
-    bool plain = type == bundle.state_dtypes.end();
-    plan.state_types[shape.name] = plain                    ? DType::f32
-                                   : type->second == "int8" ? DType::i8
-                                                            : DType::f16;
-  }
+  for (const auto* shapes : {&bundle.config.recurrent, &bundle.config.caches})
+    for (const Shape& shape : *shapes) {
+      auto type = bundle.state_dtypes.find(shape.name);
+      bool plain = type == bundle.state_dtypes.end();
+      plan.state_types[shape.name] = plain                    ? DType::f32
+                                     : type->second == "int8" ? DType::i8
+                                                              : DType::f16;
+    }
   read_rotations(plan, json, bundle.config, faults);
   Check check(plan, bundle, faults);
   const Bundle::Entry* weights = bundle.entry("weights.bin");
