@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -232,6 +233,7 @@ def _run_apart(arguments: Sequence[str], bundle: str) -> int:
             env=os.environ | {VARIABLE: "1", "TMPDIR": scratch},
             start_new_session=True,
         )
+        atexit.register(process.kill)  # where this process ends before it has
         try:
             code = process.wait()
         except BaseException:

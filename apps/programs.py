@@ -23,6 +23,8 @@ class GroupedHelp(typer.core.TyperCommand):
                 name = getattr(parameter, "rich_help_panel", None) or kind
                 groups.setdefault(name, []).append(record)
         for name, records in groups.items():
+            if not records:  # the writer of columns takes no empty table
+                continue
             with formatter.section(name):
                 formatter.write_dl(records)
 

@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import stat
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,11 @@ def prefix(target: Path, doing: str) -> str:
     """How the names begin that belong to `target`; a random part makes them different."""
     # bytes, of which a name has at most 255
     return f".{os.fsdecode(os.fsencode(target.name)[:180])}.{doing}-"
+
+
+# held while something gets the name that it is to have, and for good when the process ends
+publishing = threading.Lock()
+_held: set[Path] = set()
 
 
 def lock(path: Path, fd: int) -> bool:
@@ -34,9 +40,12 @@ def lock(path: Path, fd: int) -> bool:
     except OSError:  # a file system without locks, where nothing is swept either
         return True
     try:
-        return os.path.samestat(os.lstat(path), os.fstat(fd))
+        held = os.path.samestat(os.lstat(path), os.fstat(fd))
     except FileNotFoundError:
         return False
+    if held:
+        _held.add(path)
+    return held
 
 
 def sweep(folder: Path, prefix: str) -> None:
@@ -61,3 +70,11 @@ def _remove_unused(path: Path) -> None:
             os.unlink(path)
     finally:
         os.close(fd)
+
+
+def remove_held() -> None:
+    """Remove what this process is writing, as its last act: nothing is published after it."""
+    if publishing.acquire(timeout=1):
+        for path in list(_held):
+            with suppress(OSError):
+                path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)

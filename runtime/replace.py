@@ -45,7 +45,8 @@ def replace(file: Path, parts: Sequence[Buffer], *, keep: bool = True) -> None:
             os.fsync(stream.fileno())
             if keep:
                 _keep(file)
-            os.replace(temporary, file)
+            with leftovers.publishing:
+                os.replace(temporary, file)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)

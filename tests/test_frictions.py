@@ -233,6 +233,8 @@ def test_help_and_version() -> None:
         assert places == sorted(places) and max(map(len, said.splitlines())) <= 80
         assert "Usage" in runner.invoke(app, [flag]).output
     assert runner.invoke(chat_app, ["--version"]).output.strip() == edge.__version__
+    for bare in (["list"], ["train", "draft"]):  # with no argument of their own
+        assert "Options:" in runner.invoke(app, [*bare, "-h"]).output
     said = " ".join(runner.invoke(app, ["export", "-h"]).output.split())
     assert "[default: fp16]" in said and "--quant" in said
     assert "chat" in PROGRAMS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge.apps import constraints, options
+from edge.apps import constraints, interrupts, options
 from edge.apps.chat.context import POLICIES
 from edge.apps.exits import INTERRUPTED, exit_code_of
 from edge.apps.programs import Program
@@ -138,6 +138,7 @@ def chat(
         )
     if system is not None and model.template is None:
         say("note: this model has no chat template; --system is not used", file=sys.stderr)
+    interrupts.unwatched()
     if once is not None:
         interrupted = conversation.answer_once(session, once, sampling, gain, as_json)
     else:

@@ -174,7 +174,7 @@ def _downloads(source: str, revision: str | None) -> Iterator[Path]:
         try:
             yield folder
         except KeyboardInterrupt:
-            say("interrupted; the same command goes on where this one ended", file=sys.stderr)
+            say("the same command goes on where this one ended", file=sys.stderr)
             raise
         for old in [place / key, *place.glob(f"{key}@*")]:  # of other revisions too
             shutil.rmtree(old, ignore_errors=True)

@@ -136,7 +136,7 @@ def _publish(folder: Path, target: Path) -> None:
     """Rename into place. What was there is then at `folder`; without a way to exchange two names
     it steps aside first, and is missing for a moment.
     """
-    with _one_at_a_time(target.parent):
+    with _one_at_a_time(target.parent), leftovers.publishing:
         _check_replaceable(target)
         if not target.exists():
             os.rename(folder, target)

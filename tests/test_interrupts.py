@@ -1,0 +1,85 @@
+"""Ctrl-C and SIGTERM while native code keeps the interpreter's main thread."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE = 60  # seconds, on a busy machine; nothing takes that long
+
+# what holds things that are half-written, then stays in a call that no signal ends
+STUCK = """
+import ctypes, os, sys, tempfile
+from pathlib import Path
+from edge.apps.exits import exit_code_of
+from edge.bundle.writer import BundleWriter
+from edge.export.distill.interrupted import stop_requests
+
+def stuck():
+    print("stuck", flush=True)
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    while True:
+        libc.pthread_mutex_lock(mutex)  # the second time it waits for itself
+
+def writing():
+    with BundleWriter("bundle") as writer, tempfile.TemporaryDirectory(dir=".") as folder:
+        writer.path("graphs/x").write_text("half")
+        Path(folder, "x").write_text("half")
+        stuck()
+
+def learning():
+    with stop_requests():
+        stuck()
+
+sys.exit(exit_code_of({"writing": writing, "learning": learning}[sys.argv[1]]))
+"""
+
+
+def started(what: str, folder: Path) -> subprocess.Popen[str]:
+    """A process that is stuck by now."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK, what], cwd=folder, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "stuck\n"
+    return process
+
+
+@pytest.mark.parametrize("number, said", [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "")])
+def test_what_cannot_be_interrupted_ends_and_leaves_nothing(
+    number: int, said: str, tmp_path: Path
+) -> None:
+    process = started("writing", tmp_path)
+    assert any(tmp_path.iterdir())
+    process.send_signal(number)
+    assert process.communicate(timeout=PATIENCE) == ("", said)
+    assert process.returncode == 128 + number and not any(tmp_path.iterdir())
+
+
+def test_a_long_run_says_that_it_stops_and_a_second_signal_ends_it(tmp_path: Path) -> None:
+    process = started("learning", tmp_path)
+    assert process.stderr is not None
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline().startswith("stopping after this step")  # while it is stuck
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=PATIENCE) == ("", "interrupted\n")
+    assert process.returncode == 130
+
+
+def test_programs_import_nothing_before_an_interrupt_is_quiet() -> None:
+    names = re.findall(r'= "edge\.apps\.start:(\w+)"', (ROOT / "pyproject.toml").read_text())
+    code = (
+        "import signal, sys; from edge.apps import start; "
+        "assert 'typer' not in sys.modules and 'edge.apps.exits' not in sys.modules; "
+        f"assert all(callable(getattr(start, n)) for n in {names}); start._quiet(); "
+        "assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL"
+    )
+    assert len(names) == 2
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=PATIENCE)
