@@ -37,10 +37,15 @@ ARCHITECTURES = {
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "phi3": gguf.MODEL_ARCH.PHI3,
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
 }
 TRANSFORMERS = (
     "llama", "qwen2", "qwen3", "smollm3", "granite", "qwen2moe", "qwen3moe", "granitemoe",
+    "gemma", "gemma3", "olmo2", "phi3",
 )  # fmt: skip
 ROTATED = (
     "llama", "smollm3", "granite", "granitemoehybrid", "nemotron_h", "mixtral", "granitemoe",
@@ -106,6 +111,9 @@ def write_gguf(checkpoint: Path, out: Path, *, kind: Kind | None = None, **chang
     scaling = config.get("rope_parameters") or {}
     if scaling.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3(config, scaling))
+    for which in ("long", "short"):
+        if factors := scaling.get(f"{which}_factor"):
+            writer.add_tensor(f"rope_factors_{which}.weight", np.array(factors, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -145,6 +153,7 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
     }
     if name in TRANSFORMERS:
         heads, rope = config["num_attention_heads"], config["rope_parameters"]
+        rope = rope.get("full_attention", rope)
         size = config.get("head_dim") or width // heads
         said = {
             "context_length": config["max_position_embeddings"],
@@ -159,6 +168,21 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
             "vocab_size": config["vocab_size"],
         }
         said |= {key: config[field] for field, key in _FACTORS.items() if field in config}
+        if name in ("gemma3", "phi3"):
+            said["attention.sliding_window"] = config["sliding_window"] or 0
+        if rope["rope_type"] == "longrope":
+            original, stretched = (
+                config[f"{when}max_position_embeddings"] for when in ("original_", "")
+            )
+            said |= {
+                "rope.dimension_count": int(size * rope["partial_rotary_factor"]),
+                "rope.scaling.original_context_length": original,
+                "rope.scaling.attn_factor": float(
+                    np.sqrt(1 + np.log(stretched / original) / np.log(original))
+                ),
+            }
+        if rope["rope_type"] == "linear":
+            said |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
         if rope["rope_type"] == "yarn":
             said |= {f"rope.scaling.{key}": rope[field] for key, field in _YARN.items()}
         return found | {
@@ -324,6 +348,8 @@ def _converted(
             # halves of a head become neighbours
             halves = values.reshape(config[heads], 2, -1, *values.shape[1:])
             return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+    if kind.startswith("gemma") and theirs.endswith("norm.weight"):
+        return values + np.float32(1)
     if theirs.endswith("A_log"):
         values = -np.exp(values)
     if theirs.endswith(("conv1d.weight", "conv.conv.weight", "shared_expert_gate.weight")):

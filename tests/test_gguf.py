@@ -28,6 +28,8 @@ from tests.transformers_checkpoints import (
     GRANITE,
     save_falcon_h1,
     save_falcon_mamba,
+    save_gemma,
+    save_gemma3,
     save_granite,
     save_granite_hybrid,
     save_jamba,
@@ -36,6 +38,8 @@ from tests.transformers_checkpoints import (
     save_mamba,
     save_mamba2,
     save_nemotron_h,
+    save_olmo2,
+    save_phi3,
     save_qwen2,
     save_qwen3,
     save_smollm3,
@@ -64,6 +68,22 @@ CASES: dict[str, Save] = {
         use_bias=True, tie_word_embeddings=False, layer_norm_epsilon=1e-2,
     ),
     "mamba2": save_mamba2,
+    "gemma": save_gemma,
+    "gemma3": partial(
+        save_gemma3, num_hidden_layers=6, layer_types=None, query_pre_attn_scalar=12,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+        },
+    ),
+    "olmo2": save_olmo2,
+    "phi3": partial(
+        save_phi3,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.25, 2.5], "long_factor": [1.0, 4.0, 9.0],
+        },
+    ),
     "qwen2": save_qwen2,
     "qwen3": partial(save_qwen3, rope_parameters=YARN),
     "smollm3": partial(save_smollm3, no_rope_layer_interval=4, num_hidden_layers=4),
@@ -237,7 +257,7 @@ def test_a_folder_with_several_or_none(llama: Path, tmp_path: Path) -> None:
 
 METADATA: dict[str, tuple[dict[str, Any], str, str]] = {
     "another architecture": (
-        {"general__architecture": "gemma3"}, "general.architecture", "is 'gemma3'; llama"
+        {"general__architecture": "gemma2"}, "general.architecture", "is 'gemma2'; llama"
     ),
     "a missing key": ({"llama__block_count": ...}, "llama.block_count", "is missing"),
     "two missing": (

@@ -74,6 +74,10 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
 # field, and what is said of it
 REFUSED: dict[str, tuple[str, str]] = {
     "gemma-2-2b": ("model_type", "is Gemma 2, a family that edge does not read"),
+    "qwen3-next-80b-a3b-instruct": (
+        "model_type",
+        "is Qwen3-Next, a family that edge does not read",
+    ),
     "qwen2.5-0.5b-instruct-gptq-int4": ("quantization_config", "are quantized already"),
     "zamba2-7b": ("use_shared_block_lora", "is a field of Zyphra's fork of transformers"),
 }

@@ -65,6 +65,10 @@ _SCALING = {
     "yarn_beta_slow": "beta_slow",
 }
 ROPE_FACTORS = "rope_freqs.weight"
+# LongRoPE's, by the field of a config that they are
+LONGROPE_FACTORS = {
+    f"rope_factors_{which}.weight": f"{which}_factor" for which in ("long", "short")
+}
 
 
 def complete_transformer(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
@@ -126,16 +130,16 @@ def _like_llama(name: str, **changes: Any) -> GgufArchitecture:
     return replace(LLAMA, name=name, **{**own, **changes})
 
 
+_QK_NORMS = {
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+}
 # q and k of these are as they were: llama.cpp rotates halves
 QWEN2 = _like_llama("qwen2", rotated=False)
 QWEN3 = _like_llama(
     "qwen3",
     rotated=False,
-    block={
-        **TRANSFORMER_BLOCK,
-        "attn_q_norm.weight": "self_attn.q_norm.weight",
-        "attn_k_norm.weight": "self_attn.k_norm.weight",
-    },
+    block=TRANSFORMER_BLOCK | _QK_NORMS,
 )
 # gates always sum to one here, whatever the config said
 QWEN3_MOE = replace(
@@ -166,6 +170,83 @@ QWEN2_MOE = replace(
 )  # fmt: skip
 # every fourth block has no RoPE, which is what its config says where it says nothing
 SMOLLM3 = _like_llama("smollm3", complete=_complete_llama)
+_NORMS_BEHIND = {
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+}
+_MATRICES = {
+    ours: theirs for ours, theirs in TRANSFORMER_BLOCK.items() if not ours.endswith("norm.weight")
+}
+# OLMo 3's files name themselves so too, and are refused for their sliding window
+OLMO2 = _like_llama("olmo2", rotated=False, block=_MATRICES | _QK_NORMS | _NORMS_BEHIND)
+
+
+def _head_size(config: dict[str, Any]) -> int:
+    """What a head has of the width; 0 where that is nonsense, for which the config is refused."""
+    width, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if isinstance(width, int) and isinstance(heads, int) and heads > 0:
+        return width // heads
+    return 0
+
+
+def _complete_gemma(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
+    complete_transformer(shapes, metadata, config)
+    size = metadata.get("attention.key_length", 256)
+    config["head_dim"] = size
+    if config["model_type"] == "gemma3_text":
+        # llama.cpp knows the 27B model by this, whose scores are divided by another root
+        largest = config.get("num_hidden_layers") == 62
+        config["query_pre_attn_scalar"] = (largest and _head_size(config)) or size
+
+
+GEMMA = _like_llama(
+    "gemma",
+    rotated=False,
+    shifted=True,
+    fixed={"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"},
+    complete=_complete_gemma,
+)
+# every sixth block sees all, and the others turn by a base of 10,000
+GEMMA3 = replace(
+    GEMMA,
+    name="gemma3",
+    optional={**OPTIONAL, "attention.sliding_window": "sliding_window"},
+    fixed={"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"},
+    block={
+        **TRANSFORMER_BLOCK, **_QK_NORMS, **_NORMS_BEHIND,
+        "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+    },
+)  # fmt: skip
+
+
+def _complete_phi3(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
+    complete_transformer(shapes, metadata, config)
+    turned, size = metadata.get("rope.dimension_count"), _head_size(config)
+    if isinstance(turned, int) and size:
+        config["partial_rotary_factor"] = turned / size
+    if not config.get("sliding_window"):  # 0 is none
+        config["sliding_window"] = None
+
+
+PHI3 = _like_llama(
+    "phi3",
+    rotated=False,
+    optional={
+        **OPTIONAL, "attention.sliding_window": "sliding_window",
+        "rope.scaling.original_context_length": "original_max_position_embeddings",
+    },
+    inert=INERT | TREATED | {"rope.scaling.attn_factor"},
+    sizes=("attention.value_length",),
+    block={
+        "attn_norm.weight": "input_layernorm.weight",
+        "ffn_norm.weight": "post_attention_layernorm.weight",
+        "attn_qkv.weight": "self_attn.qkv_proj.weight",
+        "attn_output.weight": "self_attn.o_proj.weight",
+        "ffn_up.weight": "mlp.gate_up_proj.weight",
+        "ffn_down.weight": "mlp.down_proj.weight",
+    },
+    complete=_complete_phi3,
+)  # fmt: skip
 FACTORS = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
@@ -285,4 +366,19 @@ MAMBA2 = GgufArchitecture(
     complete=_complete_mamba2,
 )
 
-PLAIN = (LLAMA, MAMBA, MAMBA2, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, SMOLLM3, GRANITE, GRANITE_MOE)
+PLAIN = (
+    LLAMA,
+    MAMBA,
+    MAMBA2,
+    QWEN2,
+    QWEN2_MOE,
+    QWEN3,
+    QWEN3_MOE,
+    OLMO2,
+    GEMMA,
+    GEMMA3,
+    PHI3,
+    SMOLLM3,
+    GRANITE,
+    GRANITE_MOE,
+)

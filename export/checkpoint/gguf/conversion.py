@@ -36,6 +36,7 @@ class GgufArchitecture:
             name of what it is some rows of, in their order.
         layer: how the checkpoint's names of a layer begin.
         rotated: query and key rows are in the order of llama.cpp's RoPE, pair beside pair.
+        shifted: what the model adds to the weights of norms is in them.
         sizes: keys that have to say the size of a head.
         score: of a router's logits, which the key `expert_gating_func` has to say.
         complete: adds the fields that depend on more than one key.
@@ -50,6 +51,7 @@ class GgufArchitecture:
     block: Mapping[str, str]
     layer: str
     rotated: bool = False
+    shifted: bool = False
     sizes: tuple[str, ...] = ("rope.dimension_count", "attention.value_length")
     score: str = "softmax"
     complete: Completion = field(default=lambda shapes, metadata, config: None)
@@ -60,6 +62,8 @@ class GgufArchitecture:
         if self.rotated and rest.startswith(("attn_q.", "attn_k.")):
             heads = config["num_attention_heads" if rest[5] == "q" else "num_key_value_heads"]
             return _unrotated(heads)
+        if self.shifted and rest.endswith("norm.weight"):
+            return Restoration(values=lambda array: array - 1)
         return _RESTORED.get(rest, AS_IT_IS)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from edge.errors import CheckpointError, Faults
 from edge.export.checkpoint.checkpoint import MODEL_CARD, READ, Checkpoint
 from edge.export.checkpoint.fields import Fields
-from edge.export.checkpoint.gguf.architectures import PLAIN, ROPE_FACTORS
+from edge.export.checkpoint.gguf.architectures import LONGROPE_FACTORS, PLAIN, ROPE_FACTORS
 from edge.export.checkpoint.gguf.conversion import GgufArchitecture
 from edge.export.checkpoint.gguf.hybrids import HYBRIDS, MAX_BLOCKS
 from edge.export.checkpoint.gguf.tokenizer import GgufTokenizer
@@ -81,7 +81,7 @@ class GgufModel:
                     )
                 layout.pieces[name] = replace(piece, source=next(turns[piece.source]))
         layout.tied_heads = tuple(names.get(head, [head])[0] for head in layout.tied_heads)
-        layout.ignored = lambda name: name == ROPE_FACTORS
+        layout.ignored = lambda name: name == ROPE_FACTORS or name in LONGROPE_FACTORS
         layout.rename = lambda name: name
         return layout
 
@@ -141,7 +141,20 @@ def _fields(file: GgufFile, known: GgufArchitecture, own: Mapping[str, Any]) -> 
     _check_heads(fields, known, own)
     if ROPE_FACTORS in shapes:
         _read_rope_factors(file, fields)
+    if found := LONGROPE_FACTORS.keys() & shapes.keys():
+        _read_longrope(file, fields, sorted(found), own.get("rope.scaling.attn_factor"))
     return fields
+
+
+def _read_longrope(file: GgufFile, fields: GgufFields, found: list[str], factor: object) -> None:
+    """LongRoPE's factors, of which a file has a tensor for short texts and one for long ones."""
+    scaling: dict[str, object] = {"rope_type": "longrope", "attention_factor": factor}
+    for name in found:
+        if file.entries[name].dtype is None:
+            fields.refuse(name, "is not of floating values")
+        else:
+            scaling[LONGROPE_FACTORS[name]] = file.read(name).flatten().tolist()
+    fields.values["rope_scaling"] = scaling
 
 
 def _check_heads(fields: GgufFields, known: GgufArchitecture, own: Mapping[str, Any]) -> None:
