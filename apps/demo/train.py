@@ -172,7 +172,7 @@ def find_lessons(plan: TrainingPlan, codec: Codec) -> TeacherLessons | None:
 def final_figures(
     network: Network, data: Path, tokenizer: Path | None, plan: TrainingPlan
 ) -> dict[str, Any]:
-    """On the whole of both validation files (4 kB of each document), in fp32, and what it says."""
+    """Figures in fp32 on both validation files (4 kB of each document), and sample answers."""
     codec = make_codec(tokenizer)
     chat = measure(network, *chat_rows(data / "chat.valid.jsonl", codec, plan.width))
     text = measure(network, *text_rows(data / "pretrain.valid.txt", codec, plan.width, 4096))

@@ -32,8 +32,8 @@ Scored = tuple[float, bool]
 
 @register_model("edge")
 class EdgeLM(TemplateLM):
-    """A bundle. Where text goes into tokens, and context is cut, it does as the harness' own
-    `HFLM` does, so that figures compare.
+    """A bundle, for the harness. It encodes text and cuts context as the harness' own `HFLM` does,
+    so that figures compare.
 
     Attributes:
         model: the loaded bundle.

@@ -1,4 +1,4 @@
-"""A model reads runs, and says how likely it thought each id that came; the figures of that."""
+"""How likely a model found each id of a text: it reads runs, and the figures follow."""
 
 from __future__ import annotations
 

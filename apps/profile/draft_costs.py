@@ -72,11 +72,11 @@ class Prices:
 def expected_speedup(
     tokens: int, steps: int, shapes: Mapping[RoundKind, int], prices: Mapping[RoundKind, Prices]
 ) -> float | None:
-    """Tokens ÷ what they should have cost in plain steps.
+    """Tokens divided by their expected cost in plain steps.
 
     `tokens`: all that came of the rounds of `shapes`, how many of each kind, and of `steps` plain
     steps.
-    With one chain and no plain step it is the formula at that acceptance. None of nothing.
+    With one chain and no plain step it is the formula at that acceptance. None without any tokens.
     """
     spent = float(steps)
     for kind, count in shapes.items():

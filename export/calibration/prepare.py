@@ -68,9 +68,9 @@ def prepare(
     beside: Path,
     report: Progress,
 ) -> Iterator[PreparedPlan]:
-    """The plan, calibrated where the recipe needs it, for as long as the context lasts.
+    """The plan, calibrated if the recipe needs it, valid inside the context.
 
-    `beside` is a folder on the disk to be used: the fp32 graph is built in a temporary one there.
+    `beside`: the fp32 graph is built in a temporary folder on the disk of this one.
     """
     config, seen = source.config, mixed.observations()
     gptq = mixed.four_bits and (given is not None or bool(seen))

@@ -26,7 +26,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a matrix: rows of a source tensor, as a matrix, at a row and a column."""
+    """A block of a matrix: rows of a source tensor, placed at a row and a column."""
 
     source: Stored
     rows: Sequence[int]

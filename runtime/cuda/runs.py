@@ -149,7 +149,7 @@ class StateRuns:
         return max(1, *(self.block(key).nbytes for key in self._spacious(rows)))
 
     def _spacious(self, rows: int) -> list[RunKey]:
-        """The layouts there are for runs with logits of `rows` tokens at most."""
+        """The layouts for runs that want logits of at most `rows` tokens."""
         return [self.spacious(RunKey(index, 0, rows)) for index in range(len(self.plan.programs))]
 
     def memory_plan(self) -> dict[str, int]:

@@ -129,7 +129,7 @@ def _libraries(kind: Kind) -> tuple[TensorRT, PluginLibrary | None]:
 
 
 def _here(bundle: Bundle, trt: TensorRT, plugins: PluginLibrary | None, gpu: Any) -> dict[str, str]:
-    """What is known of this machine, as far as an engine depends on it."""
+    """The facts about this machine that an engine depends on."""
     here = machine.components(bundle, trt, plugins, gpu)
     if plugins is None:
         # built ahead of time, for several GPUs by their architecture

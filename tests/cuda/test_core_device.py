@@ -5,6 +5,7 @@ This proves how the API is used, not that a GPU computes: see `fake_driver`.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Any
 
@@ -266,15 +267,15 @@ def refused_launches() -> Any:
 def test_a_launch_that_cannot_be_right_is_refused_before_the_driver_sees_it() -> None:
     done = ran(refused_launches)
     refused = done.result
-    assert refused["too few"] == "fake.add_one takes 2 arguments, not 1"
+    assert refused["too few"].startswith("fake.add_one ")
     assert refused["misaligned"].startswith("fake.add_one.a0: ")
-    assert refused["range"] == "fake.add_one.a1: 2147483648 is not of type i32"
+    assert refused["range"].startswith("fake.add_one.a1: 2147483648 ")
     assert "CUDA_ERROR_INVALID_VALUE" in refused["grid"]
     assert "(0, 1, 1)" in refused["empty grid"]
     assert "CUDA_ERROR_NOT_FOUND" in refused["no symbol"]
-    assert "[8, 4] bytes, its variant says [8, 8]" in refused["parameters"]
-    assert "[8, 4] bytes, its variant says [8, 4, 8]" in refused["more parameters"]
-    assert "needs 200000 bytes of shared memory, this GPU has 166912" in refused["shared"]
+    assert {"[8, 4]", "[8, 8]"} <= set(re.findall(r"\[.*?\]", refused["parameters"]))
+    assert "[8, 4, 8]" in refused["more parameters"]
+    assert "200000" in refused["shared"] and "166912" in refused["shared"]
     assert "bf16" in refused["type"]
     assert "CUDA_ERROR_INVALID_IMAGE" in refused["image"]
     assert "sm_87" in refused["not compiled"]

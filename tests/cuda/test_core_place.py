@@ -242,8 +242,8 @@ def test_a_stream_that_cannot_be_recorded_is_refused() -> None:
     assert all(text.startswith("stream: is the default stream, ") for text in rest[:3])
     assert rest[3].startswith("stream: a bool is not a CUDA stream")
     assert rest[4].startswith("stream: a str is not a CUDA stream")
-    assert version == "stream: speaks version 7 of __cuda_stream__"
-    assert other == "stream: is of GPU 0, not of 1"
+    assert version.startswith("stream: ") and "version 7" in version
+    assert other.startswith("stream: ") and "GPU 0" in other
 
 
 # -- the user's memory ----------------------------------------------------------------------------

