@@ -127,8 +127,10 @@ def _build(bundle: Bundle, order: Any, rtx: bool) -> Built:
     gpu = None if order.architectures else machine.open_gpu()
     if plugins is not None:
         library.register(trt, plugins)
-    with progress.stages("building", 30) as report:
-        return build(bundle, order, trt, plugins, gpu, report)
+    with progress.stages("building", 30) as show:
+        return build(
+            bundle, order, trt, plugins, gpu, lambda what, done, of: show(what, done / max(1, of))
+        )
 
 
 def _architectures(text: str | None) -> tuple[int, ...]:

@@ -75,7 +75,8 @@ def _hub() -> Any:
         import huggingface_hub.utils
     except ModuleNotFoundError as missing:
         raise PullError(
-            f"the hub needs the package {missing.name}", remedy="pip install 'mamba-edge[hub]'"
+            f"the hub needs the package {missing.name}",
+            remedy="pip install 'mamba-edge[hub]'; in a checkout, make test does",
         ) from None
     return huggingface_hub
 

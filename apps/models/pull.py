@@ -221,7 +221,7 @@ def _make(
     except ModuleNotFoundError as missing:
         raise PullError(
             f"making a bundle needs the package {missing.name}",
-            remedy="pip install 'mamba-edge[export,hub]'",
+            remedy="pip install 'mamba-edge[export,hub]'; in a checkout, make test does",
         ) from None
     with progress.stages("reading", 10) as show, _tokenizer(wanted.tokenizer) as tokenizer:
         summary = export_checkpoint(

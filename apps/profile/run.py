@@ -20,6 +20,7 @@ from edge.apps.measure.run_cost import DECODE, PREFILL, RunCost
 from edge.apps.measure.stopwatch import Say, silent, without_collections
 from edge.apps.profile import drafts
 from edge.apps.profile.answers import AnswerPlan, Depth, Sample, answers, depths
+from edge.apps.progress import load
 from edge.bundle import open_bundle
 from edge.bundle.manifest import Manifest
 from edge.cpu import usable_cores
@@ -27,7 +28,7 @@ from edge.errors import InputError
 from edge.runtime.cuda.opening import open_device
 from edge.runtime.engines import ENGINES, check_provider, has_providers, on_cpu
 from edge.runtime.generate import Context, ContextMark, Logits
-from edge.runtime.model import Model, load, resolve
+from edge.runtime.model import Model, resolve
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.sampling import Sampler
 from edge.tensors import parameters

@@ -31,7 +31,7 @@ Logits = NDArray[np.float32]
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 KEPT = 32  # compiled grammars of a vocabulary
 MAX_SYMBOLS = 50_000  # of a grammar: what compiling takes grows with the square of optional keys
-REMEDY = "pip install 'mamba-edge[constrain]'"
+REMEDY = "pip install 'mamba-edge[constrain]'; in a checkout, make test does"
 # of the 8 tokens of a byte of the mask: 0 where its bit is set, else -inf
 _BIAS = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf

@@ -120,7 +120,7 @@ def how_to_install(kind: Kind, release: Path = _RELEASE) -> str:
         )
     driver = install.driver_version()
     major = 12 if driver is not None and driver < 13000 else 13
-    return f"pip install tensorrt-cu{major} (TensorRT 10.3 to 11); a GPU's driver is needed too"
+    return f"pip install tensorrt-cu{major}, TensorRT 10.3 to 11; a GPU's driver is needed too"
 
 
 def jetson_release(release: Path = _RELEASE) -> int | None:

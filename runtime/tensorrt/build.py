@@ -13,9 +13,11 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edge import log
 from edge.bundle import Bundle
 from edge.bundle.kernels import WEIGHT_FILE, open_plan
 from edge.errors import EngineError
@@ -27,7 +29,6 @@ from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.compile import CompiledEngine, GraphSource, Order, compile_graph
 from edge.runtime.tensorrt.library import PluginLibrary
 from edge.runtime.tensorrt.profiles import EngineSizes, Profile, profiles
-from edge.runtime.tensorrt.watch import Report
 
 # Of TensorRT and CUDA themselves, and of each weight that is in the engine: as parsed, on the
 # device, in the engine. Estimated: no build was measured on a GPU.
@@ -60,15 +61,18 @@ def build(
     trt: TensorRT,
     library: PluginLibrary | None,
     gpu: Any,
-    report: Report = lambda _what, _done: None,
+    on_progress: log.Progress = lambda *_: None,
 ) -> Built:
     """The engine, built where the cache does not have it. `library` None: without plugins.
+
+    `on_progress(what, done, of)` is told of "compiling kernels" and "parsing", then of TensorRT's
+    phases by their names, from the thread in which it builds.
 
     Raises BundleError, EngineError: no graph, no kernels, a cache that cannot be written, too
     little memory, a graph that TensorRT refuses. Whatever is raised, an interrupt too, the cache is
     as it was.
     """
-    job = Job(bundle, order, trt, library, gpu, report)
+    job = Job(bundle, order, trt, library, gpu, on_progress)
     path = None if order.force else cache.there(job.components, order.sizes)
     if path is not None:
         with sealed.read(path) as found:
@@ -95,7 +99,7 @@ class Job:
         trt: TensorRT,
         library: PluginLibrary | None,
         gpu: Any,
-        report: Report,
+        report: log.Progress,
     ) -> None:
         self._bundle, self._order, self._trt = bundle, order, trt
         self._library, self._gpu, self._report = library, gpu, report
@@ -187,12 +191,10 @@ def _keep_timings(components: Mapping[str, str], timings: bytes) -> tuple[str, .
     return ()
 
 
-def kernels_of(bundle: Bundle, sm: int, report: Report = lambda _what, _done: None) -> bytes:
+def kernels_of(bundle: Bundle, sm: int, report: log.Progress = lambda *_: None) -> bytes:
     """The bundle's kernels for this GPU, or compiled here, in one piece."""
     # by name: what compiles is no part of the runtime
     fallback: Any = importlib.import_module("edge.plugins.compiler.fallback")
     plan = open_plan(bundle)
-    source = fallback.kernels_for(
-        bundle, plan, sm, lambda done, of: report("compiling kernels", done / max(1, of))
-    )
+    source = fallback.kernels_for(bundle, plan, sm, partial(report, "compiling kernels"))
     return blob.pack(sm, {each.key: source.get(each) for each in plan.variants})

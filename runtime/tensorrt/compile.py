@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edge import log
 from edge.bundle.kernels import WEIGHT_FILE
 from edge.errors import BundleError, EngineError, InputError
 from edge.ops import DEVICE_DOMAIN
@@ -19,7 +20,6 @@ from edge.runtime.tensorrt import watch
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.messages import logger
 from edge.runtime.tensorrt.profiles import EngineSizes, Profile
-from edge.runtime.tensorrt.watch import Report
 
 # What TensorRT may take for the values of one run, MiB. Plugins say what they need; of a chunk of
 # 256 tokens of a model of 2.8 billion parameters that is 60 MB.
@@ -91,7 +91,7 @@ def compile_graph(
     *,
     timings: bytes = b"",
     more_said: Callable[[], str] = str,
-    report: Report = lambda _what, _done: None,
+    report: log.Progress = lambda *_: None,
     stop: threading.Event | None = None,
 ) -> CompiledEngine:
     """Build an engine on the thread that calls. `more_said`: what the plugin library says of it.
@@ -102,7 +102,7 @@ def compile_graph(
     stop = threading.Event() if stop is None else stop
     log = logger(trt.module)
     log.take()
-    report("parsing", 0.0)
+    report("parsing", 0, 1)
     network = ParsedNetwork(trt, log)
     with ExitStack() as stack:
         folder = stack.enter_context(weights_beside(source.weights))

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-_Result = TypeVar("_Result")
-# what it is doing, and how much of it is done, 0 to 1
-Report = Callable[[str, float], None]
+from edge import log
 
+_Result = TypeVar("_Result")
+
+STEPS = 10_000  # that a share of the whole is told in
 _LOOK_S = 0.2
 _BEGINS_S = 1.0
 
@@ -21,7 +22,7 @@ class Progress:
     A phase of n steps shares its parent's current step.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: log.Progress) -> None:
         self._report = report
         self._phases: dict[str, tuple[str | None, int, int]] = {}
         self._shown = 0.0
@@ -40,7 +41,7 @@ class Progress:
 
     def _tell(self, name: str) -> None:
         self._shown = max(self._shown, min(1.0, self._done(name)))
-        self._report(name, self._shown)
+        self._report(name, round(self._shown * STEPS), STEPS)
 
     def _done(self, name: str) -> float:
         """Share of the whole: this phase's part of its parent's current step, and so on up."""
@@ -53,7 +54,7 @@ class Progress:
         return share
 
 
-def monitor(module: ModuleType, report: Report, stop: threading.Event) -> Any:
+def monitor(module: ModuleType, report: log.Progress, stop: threading.Event) -> Any:
     """An IProgressMonitor that reports, and ends the build at its next step after `stop`."""
     progress = Progress(report)
 

@@ -189,8 +189,8 @@ def test_progress_comes_from_the_builder(rtx: TensorRT, bundle: Bundle) -> None:
     seen: list[tuple[str, float]] = []
     stop = threading.Event()
 
-    def report(what: str, done: float) -> None:
-        seen.append((what, done))
+    def report(what: str, done: int, of: int) -> None:
+        seen.append((what, done / of))
         if len(seen) > 30:
             stop.set()
 

@@ -16,7 +16,7 @@ def shown(
 ) -> list[float]:
     """What is reported for starts (name, parent, steps), steps (name, step) and ends (name,)."""
     told: list[float] = []
-    progress = Progress(lambda _, done: told.append(round(done, 4)))
+    progress = Progress(lambda _, done, of: told.append(round(done / of, 4)))
     for event in events:
         if len(event) == 3:
             progress.start(*event)  # type: ignore[arg-type]
