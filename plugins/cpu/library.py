@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SET_VARIABLE = "EDGE_CPU_SET"
 LIBRARY_VARIABLE = "EDGE_CPU_LIBRARY"
-VERSION = 3  # edge_cpu_version of src/library.cpp
+VERSION = 4  # edge_cpu_version of src/library.cpp
 _MESSAGE = 512
 _REMEDY = "install a C++ compiler and run pip install again, or use --engine ort"
 

@@ -222,7 +222,7 @@ using namespace edge_cpu;
 
 extern "C" {
 
-int edge_cpu_version() { return 3; }
+int edge_cpu_version() { return 4; }
 
 int edge_cpu_sets(char* out, int size) {
   std::string names;
