@@ -15,6 +15,7 @@ from tests.device_ops import Case
 
 # smallest, usual and largest of the dimensions that runs differ in
 RANGES = {"T": (1, 1, 64), "L": (1, 1, 64), "P": (1, 1, 32), "A": (1, 1, 64), "B": (1, 1, 2)}
+GPUS = ("SM86", "SM89")
 
 
 def rtx() -> Any:
@@ -46,15 +47,16 @@ def log() -> Any:
 
 
 def engine_of(model: ModelProto, log: Any) -> bytes:
-    """Built ahead of time; `test_build_rtx` builds for several GPUs at once."""
+    """Built ahead of time for GPUS."""
     log.errors.clear()
     builder = RTX.Builder(log)
     network = builder.create_network(1 << int(RTX.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = RTX.OnnxParser(network, log)
     assert parser.parse(model.SerializeToString()), log.errors
     config = builder.create_builder_config()
-    config.num_compute_capabilities = 1
-    config.set_compute_capability(RTX.ComputeCapability.SM86, 0)
+    config.num_compute_capabilities = len(GPUS)
+    for at, gpu in enumerate(GPUS):
+        config.set_compute_capability(getattr(RTX.ComputeCapability, gpu), at)
     profile = builder.create_optimization_profile()
     for value in model.graph.input:
         dims = [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
