@@ -39,7 +39,7 @@ from edge.export.quantize.weights import (
     quantize_blocks,
     quantize_minimum,
 )
-from edge.export.recipes import plan_model, recipe
+from edge.export.recipes import Choices, mixture, plan_model, recipe
 from edge.tensors import tensor_shapes
 from tests.onnx_ops import all_nodes, path_to, random_parents
 
@@ -147,7 +147,11 @@ def logits(net: Network, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def runner(net: Network, folder: Path, quant: str = "fp32") -> GraphRunner:
-    build_graph(net.config, net.canonical_tensors(), folder, quant)
+    # fp16 caches would hide what weights are
+    mixed = mixture(
+        net.config, quant, Choices(kv_cache="fp32" if net.config.has_attention else None)
+    )
+    build_graph(net.config, net.canonical_tensors(), folder, plan_model(net.config, mixed))
     return GraphRunner(open_session(folder, options=session_options(1)), net.config)
 
 
