@@ -46,7 +46,7 @@ settings.load_profile("fixed")
 
 # in the environment of everything that the tests start
 _MARK = "EDGE_TEST_RUN"
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 
 import pyte
 
-ENDLESS = ["--temperature", "5", "--max-tokens", "100000000"]
+ENDLESS = ["--temperature", "5", "--seed", "1", "--max-tokens", "100000000"]
 SHORT = ["--temperature", "5", "--max-tokens", "4", "--seed", "1"]
 ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[=>]|\].*?\x07)")
 GIVE_UP = 60  # seconds; a talk that hangs must fail
@@ -46,14 +47,23 @@ class Terminal:
 
     def wait_for(self, text: str) -> str:
         """What came since the last wait, up to `text`, without escape sequences."""
+        plain, at = self._until(lambda plain: plain.find(text, self._seen), f"no {text!r}")
+        since, self._seen = plain[self._seen : at], at + len(text)
+        return since
+
+    def answering(self) -> None:
+        """Wait until an answer that does not end is in its middle."""
+        self.wait_for("\n")
+        self._until(lambda plain: len(plain) - self._seen - 40, "no answer")
+
+    def _until(self, where: Callable[[str], int], problem: str) -> tuple[str, int]:
+        """What came in all, without escape sequences, once this says a place in it."""
         deadline = time.monotonic() + GIVE_UP
         while True:
             plain = ESCAPES.sub("", self.raw)
-            at = plain.find(text, self._seen)
-            if at >= 0:
-                since, self._seen = plain[self._seen : at], at + len(text)
-                return since
-            assert time.monotonic() < deadline, f"no {text!r} in {plain[self._seen :]!r}"
+            if (at := where(plain)) >= 0:
+                return plain, at
+            assert time.monotonic() < deadline, f"{problem} in {plain[self._seen :]!r}"
             if select.select([self._master], [], [], 0.2)[0]:
                 self.raw += os.read(self._master, 65536).decode(errors="replace")
 

@@ -150,7 +150,7 @@ def test_a_hang_up_saves_the_conversation(home: dict[str, str], when: str, how: 
     terminal = Terminal(str(bundle("bytes")), *options, **home)
     terminal.ask("hello")
     if when == "answering":
-        time.sleep(0.5)
+        terminal.answering()
     else:
         terminal.wait_for("[ prompt")
         terminal.wait_for(">>>")

@@ -391,7 +391,7 @@ def test_what_a_vocabulary_cannot_write_is_refused() -> None:
     mask = open_mask(narrow, constraint_of({"regex": "t(\u2603|\u2604)"}), continued=True)
     assert mask is not None
     mask.say(next(i for i in range(90) if narrow.token_bytes(i) == b"t"))
-    with pytest.raises(InputError, match="regex: can go on with nothing"):
+    with pytest.raises(InputError, match="regex: allows nothing next"):
         mask.allowed(np.zeros(90, np.float32))
 
 
@@ -406,7 +406,7 @@ def test_what_a_vocabulary_cannot_write_is_refused() -> None:
 )  # fmt: skip
 def test_a_grammar_that_cannot_be_followed_is_the_askers_fault(form: dict[str, Any]) -> None:
     session = model("base").session()
-    with pytest.raises(InputError, match=f"{next(iter(form))}: can go on with nothing"):
+    with pytest.raises(InputError, match=f"{next(iter(form))}: allows nothing next"):
         session.generate(PROMPT, max_tokens=4, **form).finish()
     assert session.generate(PROMPT, max_tokens=2, choices=["a"]).finish().text == "a"
 

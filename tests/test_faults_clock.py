@@ -19,6 +19,7 @@ TELLING = {
     "apps/serve/answers.py": {"time.time"},
     "apps/serve/app.py": {"time.time", "datetime.now"},
     "apps/serve/ollama.py": {"datetime.now"},
+    "apps/serve/responses.py": {"time.time"},
     "edge/text/jinja_values.py": {"datetime.now"},
     "apps/measure/machine.py": {"datetime.now"},
     "apps/chat/files.py": {"time.localtime"},

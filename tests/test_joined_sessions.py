@@ -66,13 +66,15 @@ def test_each_says_what_it_says_alone(model: Model, monkeypatch: pytest.MonkeyPa
     """
     alone = [answer(model, talk) for talk in TALKS]
     sizes = _sizes(model, monkeypatch)
-    found = together(*(lambda talk=talk: answer(model, talk) for talk in TALKS))
-    for one, other in zip(alone, found, strict=True):
-        assert (one.text, one.tokens, one.finish_reason) == (
-            other.text, other.tokens, other.finish_reason)  # fmt: skip
-        assert one.logprobs == other.logprobs
-    if model.engine.name == "cpu":
-        assert max(sizes) > 2
+    for _ in range(20):  # until three came together
+        found = together(*(lambda talk=talk: answer(model, talk) for talk in TALKS))
+        for one, other in zip(alone, found, strict=True):
+            assert (one.text, one.tokens, one.finish_reason) == (
+                other.text, other.tokens, other.finish_reason)  # fmt: skip
+            assert one.logprobs == other.logprobs
+        if model.engine.name != "cpu" or max(sizes) > 2:
+            return
+    raise AssertionError("they never came together")
 
 
 def test_one_that_is_cancelled_late_or_failing_leaves_the_others_whole(
@@ -115,7 +117,7 @@ def test_one_that_is_cancelled_late_or_failing_leaves_the_others_whole(
 
         def step() -> Any:
             state = model.engine.new_state()
-            gate.wait(10)
+            gate.wait(60)
             for token in range(50):
                 model.engine.run(np.asarray([[token]]), state)
 
@@ -135,19 +137,20 @@ def test_an_interrupt_of_one_is_not_the_others(
     """Of who makes the step of all, before it or behind it, or of who waits for it."""
     engine, joint = model.engine, model.engine.engine
     assert isinstance(engine, JoinedEngine)
-    if not hasattr(joint, "step_jointly"):
+    if joint.most_joined < 2:
         pytest.skip("no joint steps on this engine")
     expected = answer(model, TALKS[0]).tokens
     real, wait = joint.step_jointly, engine._changed.wait
     members: list[int] = []  # states of the step that is under way
     interrupted: list[int] = []
+    seen = threading.Event()
 
     def stepped(steps: Any) -> Any:
         if interrupted or len(steps) < 2:
             return real(steps)
         if when == "waiting":
             members.append(threading.get_ident())
-            time.sleep(0.1)
+            assert seen.wait(60)
             return real(steps)
         interrupted.append(threading.get_ident())
         if when == "behind":
@@ -157,6 +160,7 @@ def test_an_interrupt_of_one_is_not_the_others(
     def waits(timeout: float | None = None) -> Any:
         if members and not interrupted and members[0] != threading.get_ident():
             interrupted.append(threading.get_ident())
+            seen.set()
             raise _Interrupt
         return wait(0.01)
 
@@ -192,34 +196,34 @@ def test_who_reads_a_long_prompt_lets_others_step_in_between(
 ) -> None:
     engine, order = model.engine, []
     assert isinstance(engine, JoinedEngine)
-    real = engine.engine.run
+    real, meanwhile = engine.engine.run, threading.Semaphore(0)
 
     def run(tokens: Any, *arguments: Any, **options: Any) -> Any:
         order.append(tokens.shape[1])
-        time.sleep(0.002)  # so that the other one comes meanwhile
+        if tokens.shape[1] > 1:
+            meanwhile.release()
+            until = time.monotonic() + 60
+            while not engine._steps and len(engine._alone) < 2 and time.monotonic() < until:
+                time.sleep(0.001)  # the other one comes meanwhile
         return real(tokens, *arguments, **options)
 
     monkeypatch.setattr(engine.engine, "run", run)
     ids = np.ones((1, engine.chunk), np.int64)
     states = [engine.new_state(capacity=8 * engine.chunk) for _ in range(2)]
-    started = threading.Event()
 
     def read() -> None:
-        started.wait(10)
         for _ in range(6):
             engine.run(ids, states[0], commit=True)
 
     def step() -> None:
-        for index in range(40):
+        for _ in range(6):
+            assert meanwhile.acquire(timeout=60)
             engine.run(ids[:, :1], states[1])
-            if index == 2:
-                started.set()
         engine.leave(states[1])
 
-    together(read, step)
-    first = order.index(engine.chunk)
-    assert order[first : first + 11].count(1) >= 5
-    assert states[0].position == 6 * engine.chunk and states[1].position == 40
+    assert together(read, step) == [None, None]
+    assert order == [engine.chunk, 1] * 6
+    assert states[0].position == 6 * engine.chunk and states[1].position == 6
 
 
 def _sizes(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:

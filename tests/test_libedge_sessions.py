@@ -145,10 +145,15 @@ def test_what_ends_an_answer() -> None:
     session = model.session()
     said, result = session.generate(sentence.prompt_ids, deadline_s=1e-9)
     assert (said, result.finish, result.prompt_tokens) == ([], libedge.DEADLINE, 0)
-    said, result = session.generate(
-        sentence.prompt_ids, lambda _: time.sleep(0.02), deadline_s=0.05, ignore_eos=1
-    )
-    assert result.finish == libedge.DEADLINE and 0 < len(said) < 10
+    for deadline_s in (0.05, 1.0, 20.0):  # the first token may come too late on a busy machine
+        said, result = model.session().generate(
+            sentence.prompt_ids, lambda _, s=deadline_s: time.sleep(s), deadline_s=deadline_s,
+            ignore_eos=1,
+        )  # fmt: skip
+        assert result.finish == libedge.DEADLINE and len(said) < 2
+        if said:
+            break
+    assert said == sentence.ids[:1]
 
     full = native("demo").session(capacity=20)
     said, result = full.generate(prompt("demo")[:8], ignore_eos=1)
@@ -160,7 +165,7 @@ def test_cancelling_from_another_thread() -> None:
     heard = threading.Event()
 
     def cancel() -> None:
-        heard.wait(10)
+        heard.wait(60)
         libedge.asked("edge_session_cancel", None, session.handle)
 
     other = threading.Thread(target=cancel)
@@ -168,7 +173,7 @@ def test_cancelling_from_another_thread() -> None:
     _, result = session.generate(
         prompt("demo-draft"), lambda _: heard.set(), max_tokens=1 << 40, ignore_eos=1
     )
-    other.join(10)
+    other.join(60)
     assert result.finish == libedge.CANCELLED
     libedge.asked("edge_session_cancel", None, session.handle)  # before the answer: it ends that
     said, result = session.generate([1], max_tokens=4, ignore_eos=1)

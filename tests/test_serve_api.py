@@ -338,7 +338,7 @@ def test_errors_are_those_the_client_knows(server: Server, client: openai.OpenAI
         server.client(api_key="wrong").models.list()
     assert unknown.value.code == "invalid_api_key" and KEY not in unknown.value.message
     with pytest.raises(openai.NotFoundError) as nowhere:
-        client.responses.create(model="demo", input="x")
+        client.moderations.create(model="demo", input="x")
     assert nowhere.value.code == "unknown_url"
 
 
@@ -353,13 +353,21 @@ def test_all_problems_are_told_at_once(server: Server) -> None:
 
 
 def test_a_deadline_returns_what_there_is_and_says_so() -> None:
-    with Server("--deadline", "0.5", bundle="demo-draft") as server:
-        answer = server.client().chat.completions.create(
-            model="demo-draft", messages=HELLO, **ENDLESS
-        )
+    for seconds in (0.5, 5, 50):  # the first token may come too late on a busy machine
+        with Server("--deadline", str(seconds), bundle="demo-draft") as server:
+            try:
+                answer = server.client().chat.completions.create(
+                    model="demo-draft", messages=HELLO, **ENDLESS
+                )
+            except openai.InternalServerError as late:
+                assert late.status_code == 504 and seconds < 50
+                continue
         choice = answer.choices[0]
-        assert choice.finish_reason == "length" and choice.message.content
+        assert choice.finish_reason == "length"
         assert choice.model_extra == {"finish_detail": "deadline"}
+        if choice.message.content:
+            return
+    raise AssertionError("nothing was said")
 
 
 def test_a_full_context_ends_the_answer_and_says_so(server: Server, client: openai.OpenAI) -> None:

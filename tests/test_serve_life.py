@@ -91,7 +91,7 @@ def test_those_who_wait_have_places_until_they_leave() -> None:
                 stream.close()
                 for connection in (first, last):
                     assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-        reader.join(10)
+        reader.join(PATIENCE)
 
 
 def test_a_prompt_that_outlasts_the_deadline_is_given_up() -> None:
@@ -119,7 +119,7 @@ def test_a_stream_that_nobody_reads_makes_room() -> None:
 
 
 def test_sigterm_lets_the_running_answer_finish() -> None:
-    with Server(bundle=DRAFT) as server:
+    with Server("--grace", "600", bundle=DRAFT) as server:
         stream = streaming(server.client(), max_tokens=400)
         server.process.send_signal(signal.SIGTERM)
         chunks = list(stream)
@@ -143,11 +143,12 @@ def test_sigterm_refuses_what_waits_and_cuts_what_takes_too_long() -> None:
 
 def test_a_second_signal_leaves_at_once() -> None:
     with Server("--grace", "600", "--deadline", "3600", bundle=DRAFT) as server:
-        streaming(server.client())
+        stream = streaming(server.client())
         server.process.send_signal(signal.SIGTERM)
         server.said("stopping")
         server.process.send_signal(signal.SIGTERM)
         assert server.left() == 128 + signal.SIGTERM
+        stream.close()  # until here, or the answer would end with its client
 
 
 def test_ctrl_c_is_told_apart_from_being_stopped() -> None:

@@ -207,11 +207,14 @@ def test_cancelled_before_the_first_token_leaves_no_trace() -> None:
 
 
 def test_a_deadline_gives_what_there_is() -> None:
-    session = model("bytes").session()
-    generation = session.generate("a", max_tokens=1 << 31, deadline_s=0.05, **HOT)
-    result = generation.finish()
-    assert result.finish_reason == "deadline"
-    assert len(session.tokens) == len(result.tokens)
+    for deadline_s in (0.05, 1.0, 20.0):  # the first token may come too late on a busy machine
+        session = model("bytes").session()
+        generation = session.generate("a", max_tokens=1 << 31, deadline_s=deadline_s, **HOT)
+        result = generation.finish()
+        assert result.finish_reason == "deadline"
+        if result.tokens:
+            break
+    assert len(session.tokens) == len(result.tokens) > 0
     # one that is over before the first token
     generation = session.generate("a" * 100_000, deadline_s=1e-9)
     assert generation.finish().finish_reason == "deadline"

@@ -154,12 +154,12 @@ def test_two_threads() -> None:
     def slow() -> None:
         wait()
         inside.set()
-        assert leave.wait(20)
+        assert leave.wait(60)
 
     device.wait = slow  # type: ignore[method-assign]
     first = threading.Thread(target=engine.run, args=(ids(1), state))
     first.start()
-    assert inside.wait(20)
+    assert inside.wait(60)
     device.wait = wait  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="another thread"):
         engine.run(ids(1), state)
@@ -170,7 +170,7 @@ def test_two_threads() -> None:
     assert mine.position == 0, "runs follow one another"
     leave.set()
     for thread in (first, second):
-        thread.join(20)
+        thread.join(60)
     assert (state.position, mine.position) == (1, 1)
 
 

@@ -20,7 +20,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": str(path), "EDGE_JETSON_ROOT": str(where), "HOME": os.environ["HOME"]}
     command = ["/bin/bash", str(SCRIPT), *(["--dry-run"] if dry else []), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def steps(done: subprocess.CompletedProcess[str]) -> list[str]:
