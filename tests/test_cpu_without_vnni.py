@@ -6,6 +6,7 @@ two products of 255 · 127 exceed. The runtime then has ONNX Runtime take a slow
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import shutil
@@ -20,7 +21,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.config import Mamba1Config, ModelConfig
-from edge.export.graph import build_graph
+from edge.export.graph import BuiltGraph, build_graph
 from edge.export.quantize.plan import INT8_ROWS, Product, Rounding, Storage
 from edge.export.recipes import plan_model, recipe
 from tests.int8_models import HYBRID, build_int8, random_tensors
@@ -30,6 +31,7 @@ QEMU = "qemu-x86_64"
 CPU = "Haswell"  # AVX2, no VNNI; AVX-512 is not emulated
 
 CHILD = """
+import json
 import sys
 from pathlib import Path
 import numpy as np
@@ -41,9 +43,7 @@ ids = np.random.default_rng(0).integers(0, 40, (1, 16))
 
 def logits(folder):
     config = ModelConfig.model_validate_json((folder / "config.json").read_text())
-    dtypes = {}
-    if folder.name == "int8":
-        dtypes = {f"layers.{i}.conv_state": "int8" for i in (0, 3)}
+    dtypes = json.loads((folder / "dtypes.json").read_text())
     engine = OrtEngine(folder / "graphs/ort.onnx", config, threads=1, state_dtypes=dtypes)
     state = engine.new_state(capacity=16)
     prompt = engine.run(ids[:, :9], state, rows="all", commit=True).copy()
@@ -91,13 +91,13 @@ HEADS = {
 }
 
 
-def build_head(folder: Path, head: Product) -> None:
+def build_head(folder: Path, head: Product) -> BuiltGraph:
     """A model that adds nothing to its embedding before the head."""
     tensors = random_tensors(HEAD)
     tensors["layers.0.out_proj.weight"][:] = 0
     tensors |= {"embedding.weight": SIGNS, "lm_head.weight": ROWS / 127}
     tensors["norm_f.weight"] = np.ones(64, np.float32)
-    build_graph(HEAD, tensors, folder, replace(plan_model(HEAD, recipe("fp32")), head=head))
+    return build_graph(HEAD, tensors, folder, replace(plan_model(HEAD, recipe("fp32")), head=head))
 
 
 def expected_logits() -> NDArray[np.float32]:
@@ -109,7 +109,7 @@ def expected_logits() -> NDArray[np.float32]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    makers: dict[str, Callable[[Path], object]] = {
+    makers: dict[str, Callable[[Path], BuiltGraph]] = {
         "int8": lambda path: build_int8(path, ("fp32", "fp32")),
         "w8": lambda path: build_graph(HYBRID, random_tensors(HYBRID), path, "w8"),
         "w4": lambda path: build_graph(HYBRID, random_tensors(HYBRID), path, "w4"),
@@ -117,7 +117,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     makers |= {n: lambda path, head=head: build_head(path, head) for n, head in HEADS.items()}  # type: ignore[misc]
     for name, make in makers.items():
         (folder / name).mkdir()
-        make(folder / name)
+        built = make(folder / name)
+        (folder / name / "dtypes.json").write_text(json.dumps(built.state_dtypes))
         config = HEAD if name in HEADS else HYBRID
         (folder / name / "config.json").write_text(config.model_dump_json())
     return folder

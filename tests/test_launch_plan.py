@@ -64,7 +64,7 @@ _OPS = [
     "RMSNormQuantize",
     "AddRMSNormQuantize", "GatedRMSNorm", "GatedRMSNormInt8", "HadamardQuantize", "CausalConv1d",
     "CausalConv1dInt8", "SelectiveScan", "SelectiveScanInt8", "SelectiveScanHeads",
-    "SelectiveScanHeadsInt8", "Rope", "Attention", "GroupRMSNorm", "PartsRMSNorm",
+    "SelectiveScanHeadsInt8", "Rope", "Attention", "AttentionF16", "GroupRMSNorm", "PartsRMSNorm",
     "SquaredRelu", "Multiply", "CausalConvPlain",
 ]  # fmt: skip
 FAKES: dict[str, Lower] = {

@@ -9,6 +9,7 @@ beyond a form, one field against another, is written in `runtime/libedge/src` on
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,19 @@ def files() -> dict[str, str]:
 def _text(model: type[BaseModel]) -> str:
     schema = _plain(model.model_json_schema())
     definitions = schema["$defs"]
-    for kind in Grown.__subclasses__():
-        if kind.__name__ in definitions:
-            definitions[kind.__name__]["later"] = sorted(kind.later)
+    for kind in _grown(Grown):
+        later = {name for each in kind.__mro__ for name in vars(each).get("later", ())}
+        if later and kind.__name__ in definitions:
+            definitions[kind.__name__]["later"] = sorted(later)
     data = json.dumps(schema, separators=(",", ":"))
     lines = [data[at : at + _WIDTH] for at in range(0, len(data), _WIDTH)]
     return "\n".join(f'R"json({line})json"' for line in lines) + "\n"
+
+
+def _grown(kind: type[Grown]) -> Iterator[type[Grown]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _grown(below)
 
 
 def _plain(value: Any) -> Any:
