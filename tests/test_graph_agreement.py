@@ -96,3 +96,12 @@ def test_a_value_at_the_threshold_of_outliers_is_one_flip() -> None:
             found = track(name, torch.from_numpy(array))
             assert found is not None and np.array_equal(found, engine[name])
         assert track.worst == (worst, "y") and track.flips == 1 + bool(wrong)
+
+
+@pytest.mark.parametrize("by_row, flips", [(False, 5), (True, 2)])
+def test_what_a_flip_inside_experts_does_to_a_row_is_one_flip(by_row: bool, flips: int) -> None:
+    engine = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]], np.int8)
+    ours = engine + np.array([[1, -1, 1], [0, 0, 0], [1, 0, 1]], np.int8)
+    track = Track({"y": engine}, by_row=by_row)
+    track("y", torch.from_numpy(ours))
+    assert (track.flips, track.values, track.worst) == (flips, 9, (1, "y"))

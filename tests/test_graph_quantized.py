@@ -70,10 +70,10 @@ def agree(name: str, folder: Path) -> None:
     """ONNX Runtime means what the references mean: over a prefill, odd chunks and steps.
 
     A sum that falls on the edge between two integers may round either way, and what follows it is
-    then rounded anew: rarely, and by no more than rounding costs in the first place.
+    then rounded again: rarely, and by no more than rounding costs in the first place.
     """
     engine, reference = runners(name, folder)
-    tokens = tokens_of(60)
+    tokens = tokens_of(60, seed=5)
     wanted, after = in_runs(reference, tokens, (60,))
     cost = compare(logits(network(name), tokens), wanted)
     for runs in ((60,), (33, 1, 7, 1, 18)):
@@ -84,7 +84,7 @@ def agree(name: str, folder: Path) -> None:
         for key, array in state.arrays.items():
             if array.dtype == np.int8:
                 steps = np.abs(array.astype(int) - after.arrays[key].astype(int))
-                assert steps.max(initial=0) <= 2 and steps.mean() <= 0.15, key
+                assert steps.max(initial=0) <= 2 and steps.mean() <= 0.05, key
 
 
 @pytest.mark.parametrize("quant", ROUNDING)
