@@ -25,7 +25,7 @@ def prefix(target: Path, doing: str) -> str:
 
 # held while something gets the name that it is to have, and for good when the process ends
 publishing = threading.Lock()
-_held: set[Path] = set()
+writing: set[Path] = set()
 
 
 def lock(path: Path, fd: int) -> bool:
@@ -44,7 +44,9 @@ def lock(path: Path, fd: int) -> bool:
     except FileNotFoundError:
         return False
     if held:
-        _held.add(path)
+        # others of this process are published or removed by now
+        writing.difference_update([each for each in list(writing) if not os.path.lexists(each)])
+        writing.add(path)
     return held
 
 
@@ -75,6 +77,6 @@ def _remove_unused(path: Path) -> None:
 def remove_held() -> None:
     """Remove what this process is writing, as its last act: nothing is published after it."""
     if publishing.acquire(timeout=1):
-        for path in list(_held):
+        for path in list(writing):
             with suppress(OSError):
                 path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)

@@ -149,6 +149,14 @@ def test_row_36_what_is_being_saved_is_not_taken_for_a_leftover(tmp_path: Path) 
         loaded(other)
 
 
+def test_what_was_saved_is_not_remembered(tmp_path: Path) -> None:
+    """A robot that saves every minute keeps no list of it."""
+    for number in range(9):
+        save(tmp_path / "state", number)
+    assert len(leftovers.writing) <= 1
+    leftovers.writing.clear()
+
+
 def kill_bundles_everywhere(name: str) -> None:
     """The same for a bundle that takes the place of another."""
     folder, faulty = Path(name), FaultyCalls()
