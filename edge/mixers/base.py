@@ -41,12 +41,16 @@ class Grown(Frozen):
 
     later: ClassVar[frozenset[str]] = frozenset()
 
+    @classmethod
+    def all_later(cls) -> set[str]:
+        """Those of its bases too."""
+        return {name for kind in cls.__mro__ for name in vars(kind).get("later", ())}
+
     @model_serializer(mode="wrap")
     def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = written(self)
         fields = type(self).model_fields
-        later = {name for kind in type(self).__mro__ for name in vars(kind).get("later", ())}
-        plain = {name for name in later if getattr(self, name) == fields[name].default}
+        plain = {n for n in self.all_later() if getattr(self, n) == fields[n].default}
         return {name: value for name, value in data.items() if name not in plain}
 
 

@@ -32,9 +32,8 @@ def _text(model: type[BaseModel]) -> str:
     schema = _plain(model.model_json_schema())
     definitions = schema["$defs"]
     for kind in _grown(Grown):
-        later = {name for each in kind.__mro__ for name in vars(each).get("later", ())}
-        if later and kind.__name__ in definitions:
-            definitions[kind.__name__]["later"] = sorted(later)
+        if kind.__name__ in definitions:
+            definitions[kind.__name__]["later"] = sorted(kind.all_later())
     data = json.dumps(schema, separators=(",", ":"))
     lines = [data[at : at + _WIDTH] for at in range(0, len(data), _WIDTH)]
     return "\n".join(f'R"json({line})json"' for line in lines) + "\n"
