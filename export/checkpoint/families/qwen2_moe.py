@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from edge.config import ExpertsConfig, RouterConfig
 from edge.export.checkpoint.families import llama, qwen3_moe
-from edge.export.checkpoint.family import Family, context_of, experts, known_only
+from edge.export.checkpoint.family import Family, context_of, known_only
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -19,15 +19,7 @@ _MATRICES = ("gate_proj", "up_proj", "down_proj")
 
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
-    # published files say the first, transformers 5 the second
-    count = "num_experts" if "num_experts" in fields else "num_local_experts"
-    mixed = experts(
-        fields,
-        fields.integer(count, 60),
-        fields.integer("moe_intermediate_size", 1408),
-        per_token=4,
-        normalise=fields.boolean("norm_topk_prob", False),
-    )
+    mixed = qwen3_moe.routed(fields, 60, 1408, per_token=4)
     width = fields.integer("shared_expert_intermediate_size", 5632)
     shared = fields.build(
         ExpertsConfig,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edge.config import MlpConfig
+from edge.config import ExpertsConfig, MlpConfig
 from edge.export.checkpoint.families import llama, qwen2
 from edge.export.checkpoint.family import Family, context_of, experts, known_only
 from edge.export.checkpoint.fields import Fields
@@ -23,22 +23,26 @@ OWN = qwen2.OWN | {
 
 def read(fields: Fields) -> Layout:
     known_only(fields, OWN | {"attention_bias", "head_dim"})
-    # published files say the first, transformers 5 the second
-    count = "num_experts" if "num_experts" in fields else "num_local_experts"
-    mixed = experts(
-        fields,
-        fields.integer(count, 128),
-        fields.integer("moe_intermediate_size", 768),
-        per_token=8,
-        normalise=fields.boolean("norm_topk_prob", False),
-    )
     return llama.read_blocks(
         fields,
         NAME,
         kv_heads=4,
         context=context_of(fields, 32768),
         qk_norm=True,
-        feed=feed(fields, mixed),
+        feed=feed(fields, routed(fields, 128, 768, per_token=8)),
+    )
+
+
+def routed(fields: Fields, count: int, width: int, *, per_token: int) -> ExpertsConfig:
+    """The experts that a router chooses, and their sizes where the config is silent."""
+    # published files say the first, transformers 5 the second
+    name = "num_experts" if "num_experts" in fields else "num_local_experts"
+    return experts(
+        fields,
+        fields.integer(name, count),
+        fields.integer("moe_intermediate_size", width),
+        per_token=per_token,
+        normalise=fields.boolean("norm_topk_prob", False),
     )
 
 
