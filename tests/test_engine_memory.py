@@ -102,6 +102,7 @@ def test_a_bundle_says_what_its_states_are_kept_in(tmp_path: Path) -> None:
         == sum(cache.nbytes for cache in state.caches.values())
     )
     assert "partly float16 and int8" in describe(facts)
+    assert {facts["kv_cache_dtype"]} == {cache.dtype.name for cache in state.caches.values()}
     assert before["state_ring"] + before["kv_cache"] == state.nbytes
 
 

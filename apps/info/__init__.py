@@ -125,7 +125,10 @@ def collect(bundle: Bundle, context: int) -> dict[str, Any]:
         "weight_bytes": size,
         "token_bytes": read_bytes(manifest.model, size),
         "state_bytes": state.slot_bytes,
-        "state_dtypes": sorted(set(manifest.state_dtypes.values())),
+        "state_dtypes": sorted(
+            {kind for name, kind in manifest.state_dtypes.items() if name in state.recurrent}
+        ),
+        "kv_cache_dtype": next((str(state.dtype(name)) for name in state.caches), None),
         "kv_cache_bytes": state.cache_bytes,
         "context": context if manifest.model.has_attention else None,
         "quantization": manifest.quantization.model_dump(mode="json"),
@@ -151,6 +154,7 @@ def describe(facts: dict[str, Any]) -> str:
     if facts["kv_cache_bytes"]:
         state += (
             f"; plus KV cache {megabytes(facts['kv_cache_bytes'])} at {facts['context']} tokens"
+            f", {facts['kv_cache_dtype']}"
         )
     some = facts["active_parameters"] < facts["parameters"]
     active = f", of which a token uses {facts['active_parameters'] / 1e6:.1f} M" if some else ""
