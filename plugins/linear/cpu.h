@@ -139,7 +139,7 @@ template <class F> inline void words_int8(const int8_t* x, int64_t x_stride, int
     int count = (int)std::min<int64_t>(W, N - n);
     vi sums[FEW];
     for (int64_t m = 0; m < M; m++) sums[m] = vi{} - (BIASED ? bias[m] : 0);
-    turn_words(weight, K, n, n + count, K / 4, [&](int64_t word, int, vi* w) {
+    each_words<true>(weight, K, n, n + count, [&](int64_t word, int, vi* w) {
       for (int i = 0; i < W; i++) w[i] ^= FLIP_SIGNED;
       for (int64_t m = 0; m < M; m++)
         sums[m] = dot_words<W>(sums[m], w, x + m * x_stride + 4 * word);

@@ -71,11 +71,11 @@ struct Blocked {
   bool turned(int64_t rows) const {
     return rows > FEW ? AddBytes::here && shared % (32 / bits) == 0 : words() > 0;
   }
-  // How many words of a block few rows take at once; 0 where they are summed lane by lane, as 4 bits
-  // are: a single row would pay more for turning their scales than for the products.
+  // How many words of a block few rows take at once; 0 where they are summed lane by lane.
   int64_t words() const {
-    if (!TURNS || bits != 8 || shared % 16) return 0;
-    int64_t of_block = shared / 4;
+    if (!TURNS || block % 16) return 0;
+    int64_t of_block = block / 4;
+    if (bits == 4) return 4;  // low and high nibbles of more would not stay in registers
     return of_block % W == 0 ? W : W % of_block == 0 ? of_block : 0;
   }
 
@@ -109,7 +109,7 @@ struct Blocked {
         }
         if (minimum)
           for (int64_t b = blocks_a_row(); b < padded(); b++) out.sums[m * padded() + b] = 0.f;
-        if (bits == 4) apart(whole, K, panels ? shared : K, out.q + m * K);
+        if (bits == 4) apart(whole, K, rows > FEW && panels ? shared : K, out.q + m * K);
         if (panels) {
           std::memcpy(out.worth + m * each, worth, size_t(of_blocks));
           std::memcpy(out.start + m * each, start, size_t(of_blocks));
@@ -136,9 +136,11 @@ struct Blocked {
     if (turned(rows)) {
       if (rows > FEW) return by_panels(x, packed, units, rows, pool, f);
       switch (words()) {
-        case 4: return by_words<4>(x, packed, units, rows, pool, f);
-        case 8: return by_words<8>(x, packed, units, rows, pool, f);
-        default: return by_words<W>(x, packed, units, rows, pool, f);
+        case 4:
+          return bits == 8 ? by_words<8, 4>(x, packed, units, rows, pool, f)
+                           : by_words<4, 4>(x, packed, units, rows, pool, f);
+        case 8: return by_words<8, 8>(x, packed, units, rows, pool, f);
+        default: return by_words<8, W>(x, packed, units, rows, pool, f);
       }
     }
     pool.each(N, columns_a_piece(bytes(), rows), [&](int64_t first, int64_t last) {
@@ -350,39 +352,82 @@ struct Blocked {
         for (int i = 0; i < count; i++) store(out + (b + i) * wide + j, v[i]);
       });
   }
-  // Few rows and 8 bits: W outputs at a time, their words turned in registers. Outputs lie side by
-  // side, and a block is scaled once, not in every vector.
-  template <int STEP, class S, class F>
+  template <int BITS, int STEP, class S, class F>
   void by_words(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
                 F f) const {
-    const int64_t of_row = blocks_a_row(), of_block = shared / 4;
-    pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(K, rows) / W),
+    BITS == 4 && rows == 1 ? by_words<BITS, STEP, true>(x, packed, units, rows, pool, f)
+              : by_words<BITS, STEP, false>(x, packed, units, rows, pool, f);
+  }
+  // Few rows: W outputs at a time. Outputs lie side by side, and a block is scaled once, not in every
+  // vector. Weights are turned in registers; of 4 bits, one row has its sums turned instead: these are
+  // exact, so that both give the same bits.
+  template <int BITS, int STEP, bool ONE, class S, class F>
+  void by_words(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
+                F f) const {
+    const int64_t of_row = blocks_a_row(), of_block = block / 4, of_units = of_row * W;
+    pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(bytes(), rows) / W),
               [&](int64_t first, int64_t last) {
-      float* scales = static_cast<float*>(thread_bytes(1, of_row * W * int64_t(sizeof(float))));
+      int64_t nbytes = (1 + minimum) * of_units * int64_t(sizeof(float));
+      float* scales = static_cast<float*>(thread_bytes(1, nbytes));
       for (int64_t n = first * W, end; n < std::min(last * W, N); n = end) {
         end = std::min<int64_t>(n + W, N);
         turn_units(units.scales, n, end, W, scales);
-        fetch(units.scales + end * of_row, W * of_row * int64_t(sizeof(S)));
+        fetch(units.scales + end * of_row, of_units * int64_t(sizeof(S)));
+        if (minimum) {
+          turn_units(units.minimums, n, end, W, scales + of_units);
+          fetch(units.minimums + end * of_row, of_units * int64_t(sizeof(S)));
+        }
         vf acc[FEW];
         vi totals[FEW];
         for (int64_t m = 0; m < rows; m++) acc[m] = vf{};
-        turn_words(packed, K, n, end, K / 4, [&](int64_t word, int some, const vi* w) {
-          for (int at = 0; at < some; at += STEP) {
-            int64_t b = (word + at) / of_block, within = (word + at) % of_block;
-            vf worth = load(scales + b * W);
-            for (int64_t m = 0; m < rows; m++) {
-              vi total = within ? totals[m] : vi{} + x.start[m * of_row + b];
-              total = dot_words<STEP>(total, w + at, x.q + m * K + 4 * (word + at));
-              if (within + STEP < of_block)
-                totals[m] = total;
-              else
-                acc[m] += __builtin_convertvector(total, vf) * (worth * x.worth[m * of_row + b]);
-            }
+        // f(m, begun) continues the sum of row m by words `word` to `word` + STEP
+        auto add = [&](int64_t word, auto f) {
+          int64_t b = word / of_block, within = word % of_block;
+          vf worth = load(scales + b * W);
+          for (int64_t m = 0; m < (ONE ? 1 : rows); m++) {
+            vi total = f(m, within ? totals[m] : vi{} + x.start[m * of_row + b]);
+            if (within + STEP < of_block)
+              totals[m] = total;
+            else
+              acc[m] += __builtin_convertvector(total, vf) * (worth * x.worth[m * of_row + b]);
           }
-        });
-        for (int64_t m = 0; m < rows; m++) f(m, n, acc[m], int(end - n));
+        };
+        if (BITS == 4 && ONE)
+          each_words<false>(packed, bytes(), n, end, [&](int64_t word, int some, vi* w) {
+            for (int i = 0; i < W; i++) w[i] = nibbles_times(w[i], x.q + 4 * word);
+            sums_of_fours(w);
+            for (int at = 0; at < some; at += STEP)
+              add(word + at, [&](int64_t, vi begun) { return begun + w[at / STEP]; });
+          });
+        else
+          each_words<true>(packed, bytes(), n, end, [&](int64_t word, int some, const vi* w) {
+            for (int at = 0; at < some; at += STEP) {
+              vi low[STEP], high[STEP];
+              for (int i = 0; BITS == 4 && i < STEP; i++) {
+                low[i] = w[at + i] & 0x0f0f0f0f;
+                high[i] = w[at + i] >> 4 & 0x0f0f0f0f;
+              }
+              add(word + at, [&](int64_t m, vi begun) {
+                const int8_t* q = x.q + m * K + 4 * (word + at);
+                if (BITS == 8) return dot_words<STEP>(begun, w + at, q);
+                return dot_words<STEP>(dot_words<STEP>(begun, low, q), high, q + K / 2);
+              });
+            }
+          });
+        for (int64_t m = 0; m < rows; m++) {
+          if (minimum)
+            for (int64_t b = 0; b < of_row; b++)
+              acc[m] += load(scales + of_units + b * W) * x.sums[m * padded() + b];
+          f(m, n, acc[m], int(end - n));
+        }
       }
     });
+  }
+  // Products of a vector of one output's words and a row.
+  EDGE_INLINE vi nibbles_times(vi words, const int8_t* q) const {
+    AddBytes add;
+    vi low = add(vi{}, words & 0x0f0f0f0f, load_as<vi>(q));
+    return add(low, words >> 4 & 0x0f0f0f0f, load_as<vi>(q + K / 2));
   }
   // Words of a panel: of 4 bits, a block's even columns and then its odd ones.
   void fill(const uint8_t* packed, int64_t n, int64_t end, int32_t* panel) const {

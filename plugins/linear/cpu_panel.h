@@ -152,11 +152,12 @@ inline void fetch(const void* from, int64_t bytes) {
 }
 
 // f(word, some, vectors) for every W words of rows first ... last, at most W of them, `stride` bytes
-// apart: a vector has one word of all. What lies ahead is asked for in the order of memory, in which
-// rows side by side are not read. Behind the last word are zeros.
-template <class F> inline void turn_words(const void* base, int64_t stride, int64_t first, int64_t last,
-                                          int64_t words, F f) {
+// apart: a vector has words of one row or, TURNED, one word of all. What lies ahead is asked for in the
+// order of memory, in which rows side by side are not read. Behind the last word are zeros.
+template <bool TURNED, class F>
+inline void each_words(const void* base, int64_t stride, int64_t first, int64_t last, F f) {
   constexpr int64_t AHEAD = 24 << 10;
+  const int64_t words = stride / 4;
   const char* start = static_cast<const char*>(base) + first * stride;
   for (int64_t word = 0; word < words; word += W) {
     int some = (int)std::min<int64_t>(W, words - word);
@@ -166,9 +167,31 @@ template <class F> inline void turn_words(const void* base, int64_t stride, int6
       const char* row = start + std::min(i, last - first - 1) * stride + 4 * word;
       w[i] = vi(load_some(reinterpret_cast<const float*>(row), some));
     }
-    transpose(w);
+    if (TURNED) transpose(w);
     f(word, some, w);
   }
+}
+
+// Of W vectors, the sums of each 4 lanes: v[i] gets those from 4·i on, one of each vector.
+EDGE_INLINE void sums_of_fours(vi* v) {
+#if EDGE_ISA_AVX512
+  __m512i t[4], u[4];
+  for (int i = 0; i < 4; i++) {
+    __m512i a = __m512i(v[4 * i]), b = __m512i(v[4 * i + 1]), c = __m512i(v[4 * i + 2]),
+            d = __m512i(v[4 * i + 3]);
+    a = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    c = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    t[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c));
+  }
+  for (int i = 0; i < 4; i += 2) {
+    u[i] = _mm512_shuffle_i32x4(t[i], t[i + 1], 0x88);
+    u[i + 1] = _mm512_shuffle_i32x4(t[i], t[i + 1], 0xdd);
+  }
+  for (int i = 0; i < 2; i++) {
+    v[i] = vi(_mm512_shuffle_i32x4(u[i], u[i + 2], 0x88));
+    v[i + 2] = vi(_mm512_shuffle_i32x4(u[i], u[i + 2], 0xdd));
+  }
+#endif
 }
 
 // sum += products of COUNT words of each output and those of a row of x
