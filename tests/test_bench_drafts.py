@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from edge.apps.bench import drafts
+import edge
+from edge.apps.bench import drafts, faithful
 from edge.apps.bench.drafts import DraftRow, app
 from edge.apps.measure.table import show
 from edge.apps.profile.drafts import DraftRun, DraftSide, repeated_share
@@ -113,3 +116,37 @@ def test_refused() -> None:
     ):
         done = CliRunner().invoke(app, options)
         assert isinstance(done.exception, EdgeError) and done.exception.field == field
+
+
+def test_faithfulness_of_bytes_by_rank() -> None:
+    """The first rank is the byte model's own answer. ln p is that of one step after another."""
+    options = ["--prompts", "1", "--bytes", "40", "--betas", "1,3", "--json"]
+    done = CliRunner().invoke(faithful.app, options)
+    assert done.exit_code == 0, done.output
+    plain, first, third, words = json.loads(done.stdout)["rows"]
+    assert plain["log_odds"] == first["log_odds"] == first["same"] == 1
+    assert first["per_run"] > 1 and third["same"] == 0
+    assert plain["per_run"] is None and words["per_run"] is None
+
+    model, other = (edge.load(name, threads=1) for name in ("demo-bytes", "demo-draft"))
+    (prompt, *_) = faithful.DEFAULT
+    known = {
+        faithful.PLAIN: faithful.write(model.session(), prompt, 40),
+        faithful.ALONE: faithful.write(other.session(), prompt, 40),
+    }
+    sums = []
+    for one in known.values():
+        assert len(one.data) == 40
+        state = model.engine.new_state(window=1, capacity=None)
+        total = 0.0
+        text = prompt.encode() + one.data
+        for at, (byte, following) in enumerate(itertools.pairwise(text)):
+            logits = model.engine.run(np.array([[byte]]), state, rows="last", commit=True)[0, -1]
+            p = np.exp(logits - logits.max(), dtype=np.float64)
+            total -= np.log(p[following] / p.sum()) if at + 1 >= len(prompt.encode()) else 0
+        sums.append(total)
+    (row,) = [row for row in faithful.compare(model, [prompt], {w: [o] for w, o in known.items()})
+              if row.way == faithful.ALONE]  # fmt: skip
+    assert row.log_odds == pytest.approx(sums[0] / sums[1], rel=1e-3)
+    assert words["log_odds"] == pytest.approx(row.log_odds)
+    assert sums[0] < sums[1]

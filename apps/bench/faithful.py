@@ -1,0 +1,178 @@
+"""`python -m edge.apps.bench.faithful`: how near an answer drafted by words stays to a byte model's
+own (MambaByte, arXiv 2401.13660, table 6).
+
+Bytes accepted by rank are not what the byte model would have said. The paper's log-odds ratio is
+the log-likelihood of the byte model's greedy answer divided by that of the other answer, both under
+the byte model and of the same length. It is 1 for the greedy answer, and less for one that the byte
+model finds less likely.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from edge.apps.bench.drafts import spread
+from edge.apps.evaluate.score import RunReader, nats
+from edge.apps.evaluate.windows import TextRun, Windows
+from edge.apps.exits import exit_code_of
+from edge.apps.measure.machine import OtherLoad, machine, stamp
+from edge.apps.measure.table import FigureTable, show, two
+from edge.apps.programs import Program
+from edge.apps.prompts import DEFAULT, read_prompts
+from edge.errors import InputError
+from edge.runtime.model import Model, load
+from edge.runtime.session import Session
+
+_WORDS = 16  # tokens to write at a time, until there are bytes enough
+PLAIN, ALONE = "the bytes alone", "the words alone"
+app = Program()
+
+
+@dataclass(frozen=True)
+class Written:
+    """A continuation, the processor time it took with its prompt, and bytes of a verifying run."""
+
+    data: bytes
+    seconds: float
+    per_run: float | None = None
+
+
+@dataclass(frozen=True)
+class FaithfulRow:
+    """One way to continue all prompts.
+
+    Attributes:
+        log_odds, middle, least: mean, median and least of all prompts.
+        same: share of prompts continued exactly as by the bytes alone.
+        speed: bytes a second of processor time, of all prompts, against the bytes alone.
+        per_run: bytes that a verifying run yielded, mean over prompts; None without drafts.
+    """
+
+    way: str
+    log_odds: float
+    middle: float
+    least: float
+    same: float
+    speed: float
+    per_run: float | None
+
+
+@app.command()
+def bench(
+    target: Annotated[str, typer.Option(help="A byte model.")] = "demo-bytes",
+    draft: Annotated[str, typer.Option(help="Who drafts words for it.")] = "demo-draft",
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Bytes of a draft.")] = 12,
+    betas: Annotated[str, typer.Option(help="Ranks to accept up to.")] = "1,2,3,5",
+    file: Annotated[Path | None, typer.Option(help="Prompts. [default: a few of our own]")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="How many of them.")] = 20,
+    length: Annotated[int, typer.Option("--bytes", min=2, help="Of every answer.")] = 256,
+    threads: Annotated[int, typer.Option(min=1)] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Continue texts by bytes, by drafts accepted by rank, and by the drafter alone; compare."""
+    ranks = [part.strip() for part in betas.split(",")]
+    texts = spread(read_prompts(file) if file else DEFAULT, prompts)
+    others = OtherLoad()
+    bytes_, words = (load(name, threads=threads) for name in (target, draft))
+    if bytes_.tokenizer.kind != "bytes":
+        raise InputError(f"{target} is not a model of bytes", field="--target")
+    sessions = {PLAIN: bytes_.session()} | {
+        f"top-{rank}": bytes_.session(
+            draft=words, draft_tokens=draft_tokens, accept=f"top-{rank}"
+        )
+        for rank in ranks
+    } | {ALONE: words.session()}  # fmt: skip
+    for session in sessions.values():  # to warm up
+        write(session, texts[0], 2)
+    written = {
+        way: [write(session, text, length) for text in texts] for way, session in sessions.items()
+    }
+    rows = compare(bytes_, texts, written)
+    if as_json:
+        facts = {
+            "date": stamp(), "machine": machine(), "used_by_others": others.share(),
+            "target": target, "draft": draft, "draft_tokens": draft_tokens, "prompts": len(texts),
+            "bytes": length, "threads": threads, "rows": [asdict(row) for row in rows],
+        }  # fmt: skip
+        print(json.dumps(facts, indent=1, allow_nan=False))
+        return
+    show([
+        f"{target} with {draft}: {len(texts)} prompts, {length} bytes each, drafts of "
+        f"{draft_tokens}; {others.share():.0%} of the machine in use by others",
+        FigureTable(
+            ("accepted", "log-odds", "median", "least", "same", "bytes a run", "×"),
+            [(row.way, two(row.log_odds), two(row.middle), two(row.least), f"{row.same:.0%}",
+              two(row.per_run), two(row.speed)) for row in rows],
+        ),
+        "log-odds  ln p of the bytes' own answer ÷ ln p of this one, mean over prompts",
+        "×  bytes a second of processor time against the bytes alone",
+    ])  # fmt: skip
+
+
+def write(session: Session, prompt: str, length: int) -> Written:
+    """Continue the prompt greedily by so many bytes, past any end that the model would set."""
+    session.reset()
+    tokenizer = session.model.tokenizer
+    on = dict.fromkeys(tokenizer.eos, -1e9)
+    data, runs, accepted = b"", 0, 0
+    following: str | None = prompt
+    began = time.process_time()
+    while len(data) < length:
+        most = length - len(data) if tokenizer.kind == "bytes" else _WORDS
+        answer = session.generate(
+            following, temperature=0, max_tokens=most, logit_bias=on, stop=()
+        ).finish()
+        data += b"".join(map(tokenizer.token_bytes, answer.tokens))
+        if answer.speculation:
+            runs += answer.speculation.rounds
+            accepted += answer.speculation.accepted
+        following = None
+    seconds = time.process_time() - began
+    return Written(data[:length], seconds, 1 + accepted / runs if runs else None)
+
+
+def compare(
+    model: Model, prompts: Sequence[str], written: Mapping[str, Sequence[Written]]
+) -> list[FaithfulRow]:
+    """Every way against `PLAIN`, under the byte model that wrote that."""
+    plain = written[PLAIN]
+    own = [information(model, text, one.data) for text, one in zip(prompts, plain, strict=True)]
+    rows = []
+    for way, answers in written.items():
+        ratios = [
+            mine / information(model, text, one.data)
+            for text, mine, one in zip(prompts, own, answers, strict=True)
+        ]
+        runs = [one.per_run for one in answers if one.per_run is not None]
+        rows.append(FaithfulRow(
+            way, fmean(ratios), median(ratios), min(ratios),
+            fmean(one.data == first.data for one, first in zip(answers, plain, strict=True)),
+            sum(one.seconds for one in plain) / sum(one.seconds for one in answers),
+            fmean(runs) if runs else None,
+        ))  # fmt: skip
+    return rows
+
+
+def information(model: Model, prompt: str, answer: bytes) -> float:
+    """-ln p of the answer after the prompt, in nats, under a model of bytes."""
+    tokenizer = model.tokenizer
+    before = [*([tokenizer.bos] if tokenizer.add_bos else []), *tokenizer.encode(prompt)]
+    ids = np.array([*before, *answer], np.int64)
+    wanted = np.arange(len(ids)) >= len(before)
+    run = TextRun(ids, wanted, fresh=True, carried=False, first=True, bytes=0, words=0)
+    reader = RunReader(model.engine, Windows(len(ids), len(ids)))
+    return sum(float(nats(logits, said).sum()) for said, logits in reader.read(run))
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(app))
