@@ -45,6 +45,10 @@ class DeviceRun:
     rows: Sequence[int]
 
 
+# writes an input of a run
+Fill = Callable[[Array, DeviceRun], None]
+
+
 class Sources:
     """How each of a plan's inputs is computed.
 
@@ -61,18 +65,18 @@ class Sources:
             else powers(theta, dim)
             for index, (theta, dim) in enumerate(plan.rotations)
         ]
-        self._fill: dict[str, Callable[[Array, DeviceRun], None]] = {
+        self._fill: dict[str, Fill] = {
             "run": self._fields,
-            "tokens": _tokens,
-            "rows": _rows,
+            "tokens": _taking(lambda run: run.tokens.ravel()),
+            "rows": _taking(lambda run: run.rows),
             "replay": _replay,
-            "slots": _slots,
+            "slots": _taking(lambda run: run.step.slots),
             "ancestors": _ancestors,
-            "positions": _write_positions,
+            "positions": _taking(lambda run: positions(run.step)),
         }
         for width in plan.taps:
-            # written together with the taps
-            self._fill |= {f"taps{width}": _nothing, f"state_taps{width}": _nothing}
+            # both are written at once, by `fill`
+            self._fill |= dict.fromkeys((f"taps{width}", f"state_taps{width}"), _nothing)
         known = {(name, dtype) for name in self._fill for dtype in ("i32", "i64")}
         for index in range(len(plan.rotations)):
             cos, sin = f"rope{index}.cos", f"rope{index}.sin"
@@ -105,19 +109,17 @@ class Sources:
         array[STORE], array[PAST] = step.store, step.past
         array[PROGRAMS] = self._programs
 
-    def _turned(
-        self, function: Callable[[Array], Array], index: int
-    ) -> Callable[[Array, DeviceRun], None]:
+    def _turned(self, function: Callable[[Array], Array], index: int) -> Fill:
         """cos or sin of position · inverse frequency, a product in fp32 as the graph computes it.
 
         NumPy's own fp32 sines differ by a bit from processor to processor, and from C's.
         """
 
-        def fill(array: Array, run: DeviceRun) -> None:
+        def turned(run: DeviceRun) -> Array:
             angles = positions(run.step).astype(np.float32)[:, None] * self._inverses[index]
-            array[:] = function(angles.astype(np.float64)).ravel()
+            return function(angles.astype(np.float64)).ravel()
 
-        return fill
+        return _taking(turned)
 
 
 def positions(step: ReplayStep) -> NDArray[np.int64]:
@@ -128,20 +130,15 @@ def positions(step: ReplayStep) -> NDArray[np.int64]:
     return out
 
 
-def _tokens(array: Array, run: DeviceRun) -> None:
-    array[:] = run.tokens.ravel()
+def _taking(values: Callable[[DeviceRun], Any]) -> Fill:
+    def fill(array: Array, run: DeviceRun) -> None:
+        array[:] = values(run)
 
-
-def _rows(array: Array, run: DeviceRun) -> None:
-    array[:] = run.rows
+    return fill
 
 
 def _replay(array: Array, run: DeviceRun) -> None:
     array[: len(run.step.pending)] = run.step.pending
-
-
-def _slots(array: Array, run: DeviceRun) -> None:
-    array[:] = run.step.slots
 
 
 def _ancestors(array: Array, run: DeviceRun) -> None:
@@ -156,10 +153,6 @@ def _ancestors(array: Array, run: DeviceRun) -> None:
         if parent >= 0:
             matrix[node] = matrix[parent]
         matrix[node, node] = 1
-
-
-def _write_positions(array: Array, run: DeviceRun) -> None:
-    array[:] = positions(run.step)
 
 
 def _nothing(array: Array, run: DeviceRun) -> None:

@@ -45,12 +45,7 @@ class EngineSizes(BaseModel):
 
     def covers(self, other: EngineSizes) -> bool:
         """Whether an engine of these sizes can run states of `other`."""
-        return (
-            self.window >= other.window
-            and self.batch >= other.batch
-            and self.capacity >= other.capacity
-            and self.chunk >= other.chunk
-        )
+        return all(own >= value for (_, own), (_, value) in zip(self, other, strict=True))
 
 
 def sizes(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "schema.h"
 
@@ -23,6 +24,20 @@ DType dtype_of(const std::string& name) {
 int64_t item_size(DType type) {
   static const int64_t sizes[] = {4, 2, 1, 1, 4, 8};
   return sizes[int(type)];
+}
+
+bool finite(const char* data, int64_t bytes, DType type) {
+  auto sound = [&](auto exponent) {
+    bool wrong = false;
+    for (int64_t at = 0; at < bytes; at += int64_t(sizeof exponent)) {
+      auto bits = exponent;
+      std::memcpy(&bits, data + at, sizeof bits);
+      wrong |= (bits & exponent) == exponent;
+    }
+    return !wrong;
+  };
+  if (type == DType::f32) return sound(uint32_t(0x7f800000));
+  return type != DType::f16 || sound(uint16_t(0x7c00));
 }
 
 int64_t Shape::elements() const {

@@ -18,6 +18,8 @@ inline int32_t narrowed(int64_t value) { return int32_t(value > INT32_MAX ? INT3
 enum class DType : uint8_t { f32, f16, i8, u8, i32, i64 };
 DType dtype_of(const std::string& name);
 int64_t item_size(DType type);
+// Whether no float among these bytes is infinite or no number.
+bool finite(const char* data, int64_t bytes, DType type);
 
 struct Shape {
   std::string name;

@@ -79,7 +79,7 @@ struct Life {
 };
 
 // Memory is used again once nothing reads what was in it: the largest value first, each at the
-// lowest place that is free all its life, as in runtime/cuda/arena.py.
+// lowest place that is free all its life, as in runtime/cuda/runs.py.
 Offsets placed(const Plan& plan, const PlanProgram& program, const Sizes& sizes) {
   std::map<std::string, Life> found;
   for (size_t step = 0; step < program.launches.size(); step++)
@@ -150,7 +150,7 @@ StateLayout::StateLayout(const Config& config, const Plan& plan, const SessionSi
     block = plus(block, up_to(times(slots, tensor.slot), ALIGNMENT));
   };
   for (const Shape& shape : config.recurrent) {
-    DType type = plan.state_types.at(shape.name);
+    DType type = plan.states.at(shape.name).type;
     int64_t slot = times(shape.elements(), item_size(type));
     put(recurrent, block, {shape.name, shape.dims, type, 0, slot}, state_slots(sizes.window));
     slot_bytes = plus(slot_bytes, slot);
@@ -160,7 +160,7 @@ StateLayout::StateLayout(const Config& config, const Plan& plan, const SessionSi
         log_slots(sizes.window));
   for (Shape shape : config.caches) {
     shape.dims[2] = sizes.capacity;
-    DType type = plan.state_types.at(shape.name);
+    DType type = plan.caches.at(shape.name).type;
     int64_t bytes = times(shape.elements(), item_size(type));
     put(caches, cache_block, {shape.name, shape.dims, type, 0, bytes}, 1);
     cache_bytes = plus(cache_bytes, bytes);

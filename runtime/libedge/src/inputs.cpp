@@ -84,7 +84,7 @@ void InputWriter::write(const RunInputs& run) const {
     case replay:
       std::copy(ledger.pending(), ledger.pending() + ledger.count(), whole_);
       break;
-   case slots:
+    case slots:
       for (int i = 0; i < count; i++) whole_[i] = step.logged ? step.slots[i] : -1;
       break;
     case positions:

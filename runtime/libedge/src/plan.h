@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 
 #include "bundle.h"
 
@@ -21,6 +22,7 @@ struct Size {
 };
 
 enum class Space : uint8_t { value, weight, inlined, input, state, log, cache };
+constexpr const char* SPACES[] = {"value", "weight", "inline", "input", "state", "log", "cache"};
 
 struct PlanArgument {
   enum Kind { pointer, size, number } kind;
@@ -68,6 +70,17 @@ struct PlanLog {
   int64_t width;
 };
 
+struct PlanState {
+  DType type;
+  int64_t elements;  // there whatever the capacity is: both slots, a row of every head of a cache
+};
+
+// What a launch points to. -1 elements: how many depends on the run.
+struct Operand {
+  DType type;
+  int64_t elements, offset;
+};
+
 struct Plan {
   std::vector<PlanVariant> variants;
   std::vector<PlanLaunch> launches;
@@ -78,16 +91,21 @@ struct Plan {
   std::map<std::string, PlanLog> logs;
   std::vector<int64_t> taps;
   std::vector<std::vector<float>> inverses;  // of each rotation
-  std::map<std::string, DType> state_types;  // of recurrent tensors
+  std::map<std::string, PlanState> states, caches;  // of the model
 
   // Throws Fault with every fault.
   static Plan of(const Bundle& bundle);
   // Refuses sizes that a program's launches cannot take. Throws Fault.
   void check_sizes(const PlanProgram& program, const Sizes& sizes) const;
+  // None where there is none of that name.
+  std::optional<Operand> operand(const PlanArgument& argument) const;
   // The first program that takes so many rows; -1 for none.
   int program(PlanProgram::Kind kind, int64_t rows) const;
 
   std::string file;
 };
+
+// Adds to `faults` what does not fit the model or its weights.
+void check_plan(const Plan& plan, const Bundle& bundle, const Json& rotations, Faults& faults);
 
 }  // namespace edge_lib

@@ -1,6 +1,5 @@
 #include "session.h"
 
-#include <cmath>
 #include <cstring>
 
 namespace edge_lib {
@@ -12,23 +11,18 @@ PreparedProgram::PreparedProgram(const Engine& engine, const ProgramLayout& layo
                                  const PlanProgram& program, char* inputs, char* values,
                                  const std::map<std::string, char*>& tensors) {
   const Plan& plan = engine.plan();
-  auto place = [&](const PlanArgument& a) -> char* {
-    auto from = [&](char* start, DType type) { return start + a.at * item_size(type); };
+  auto start = [&](const PlanArgument& a) -> char* {
     switch (a.space) {
       case Space::value:
-        return from(values + layout.values.at.at(a.name), plan.values.at(a.name).type);
+        return values + layout.values.at.at(a.name);
       case Space::input:
-        return from(inputs + layout.inputs.at.at(a.name), plan.inputs.at(a.name).type);
+        return inputs + layout.inputs.at.at(a.name);
       case Space::weight:
-        return from(engine.weight(plan.weights.at(a.name)), plan.weights.at(a.name).type);
+        return engine.weight(plan.weights.at(a.name));
       case Space::inlined:
-        return from(engine.inlined(a.name), plan.inlined.at(a.name).type);
-      case Space::state:
-        return from(tensors.at(a.name), plan.state_types.at(a.name));
-      case Space::log:
-        return from(tensors.at(a.name), plan.logs.at(a.name).type);
+        return engine.inlined(a.name);
       default:
-        return from(tensors.at(a.name), DType::f32);
+        return tensors.at(a.name);
     }
   };
   size_t total = 0;
@@ -43,7 +37,8 @@ PreparedProgram::PreparedProgram(const Engine& engine, const ProgramLayout& layo
     for (const PlanArgument& argument : launch.arguments) {
       edge_cpu::Value value;
       value.integer = 0;
-      if (argument.kind == PlanArgument::pointer) value.address = place(argument);
+      if (argument.kind == PlanArgument::pointer)
+        value.address = start(argument) + argument.at * item_size(plan.operand(argument)->type);
       if (argument.kind == PlanArgument::number) value.number = float(argument.real);
       values_.push_back(value);
       if (argument.kind == PlanArgument::size)
@@ -190,12 +185,7 @@ void Session::perform(PlanProgram::Kind kind, const RunInputs& run) {
   engine_->run(program.calls(), program.count());
   float* out = reinterpret_cast<float*>(logits_.data());
   if (rows) std::memcpy(out, program.logits(), size_t(rows * vocab) * sizeof *out);
-  uint32_t wrong = 0, bits;
-  for (int64_t i = 0; i < rows * vocab; i++) {
-    std::memcpy(&bits, out + i, sizeof bits);
-    wrong |= (bits & 0x7f800000) == 0x7f800000;  // infinite, or no number
-  }
-  if (wrong)
+  if (!finite(logits_.data(), rows * vocab * int64_t(sizeof *out), DType::f32))
     throw Fault{EDGE_ERROR_ENGINE,
                 "the logits are not finite: check the bundle, or clear the session", "", "logits"};
   rows_ = rows;

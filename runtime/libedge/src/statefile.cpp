@@ -56,21 +56,6 @@ struct SavedTensor {
   int64_t begin, end;
 };
 
-bool finite(const char* data, int64_t size, DType type) {
-  bool wrong = false;
-  for (int64_t at = 0; type == DType::f32 && at < size; at += 4) {
-    uint32_t bits;
-    std::memcpy(&bits, data + at, 4);
-    wrong |= (bits & 0x7f800000) == 0x7f800000;
-  }
-  for (int64_t at = 0; type == DType::f16 && at < size; at += 2) {
-    uint16_t bits;
-    std::memcpy(&bits, data + at, 2);
-    wrong |= (bits & 0x7c00) == 0x7c00;
-  }
-  return !wrong;
-}
-
 }  // namespace
 
 // Reads and writes a session's files; it knows its insides.
