@@ -6,8 +6,9 @@ and a name in it, follows from the op's name (`GeluTanh` in snake case is `gelu_
     statement.py        every `Op` that the module assigns is an op of the domain `edge`
     reference.py        `gelu_tanh_node`, or else `gelu_tanh`, is called with those inputs and
                         attributes, by the statement's names, that its parameters ask for
-    body.py             `GELU_TANH`, the text of its ONNX function, or `gelu_tanh`, which makes it;
-                        what ONNX Runtime runs faster begins with `ORT_` or `ort_`
+    body.py             `GELU_TANH`, the text of its ONNX function, or `gelu_tanh`, which makes it,
+                        or else `body`, which makes every op's; what ONNX Runtime runs faster
+                        begins with `ORT_` or `ort_`
     device.py           the ops of the folder as TensorRT has them, where it is more than the same
                         op on columns of values: `statements` yields them, bodies are as in body.py
     lowering.py         how kernels are called: `lower_gelu_tanh`, or `lower` for every op of the

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from edge.ops import DEVICE_DOMAIN, Attribute, Op, index
+from edge.plugins.catalogue import OPS
 from edge.plugins.causal_conv1d.statement import (
     CAUSAL_CONV1D,
     CAUSAL_CONV1D_INT8,
@@ -31,8 +32,12 @@ def behind_product(op: Op) -> dict[str, str]:
     return {v.name: f"conv_{v.name}" if v.role == "weight" else v.name for v in op.inputs}
 
 
+# products, and convolutions behind them
+_BEHIND = ((LINEAR, CAUSAL_CONV1D), (LINEAR_INT8_QUANTIZE, CAUSAL_CONV1D_INT8))
+
+
 def statements() -> Iterator[Op]:
-    for product, op in ((LINEAR, CAUSAL_CONV1D), (LINEAR_INT8_QUANTIZE, CAUSAL_CONV1D_INT8)):
+    for product, op in _BEHIND:
         conv = _alone(op)
         yield conv
         yield _after_product(product, conv)
@@ -108,22 +113,10 @@ _CONVOLVED = """
 """
 
 
-def causal_conv1d(op: Op = CAUSAL_CONV1D) -> str:
-    return CONSTANTS + views(["x"]) + _conv(op, "x_own")
-
-
-def causal_conv_plain() -> str:
-    return causal_conv1d(CAUSAL_CONV_PLAIN)
-
-
-def causal_conv1d_int8() -> str:
-    return causal_conv1d(CAUSAL_CONV1D_INT8)
-
-
-def linear_conv(product: Op = LINEAR, op: Op = CAUSAL_CONV1D) -> str:
-    made = call(product.name, stateless(product), {}, {}, DEVICE_DOMAIN)
-    return CONSTANTS + made + _CONVOLVED + _conv(op, "convolved", prefix="conv_")
-
-
-def linear_int8_quantize_conv() -> str:
-    return linear_conv(LINEAR_INT8_QUANTIZE, CAUSAL_CONV1D_INT8)
+def body(op: str) -> str:
+    """Of a convolution, alone or behind its product."""
+    for product, stated in _BEHIND:
+        if op == f"{product.name}Conv":
+            made = call(product.name, stateless(product), {}, {}, DEVICE_DOMAIN)
+            return CONSTANTS + made + _CONVOLVED + _conv(stated, "convolved", prefix="conv_")
+    return CONSTANTS + views(["x"]) + _conv(OPS[op], "x_own")

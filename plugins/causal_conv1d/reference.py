@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -61,27 +63,20 @@ def causal_conv1d_int8(
     return torch.stack(ys, 1), inputs[:, steps:]
 
 
-def causal_conv1d_node(
-    x: Tensor, conv_state: Tensor, kept_taps: Tensor, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor]:
+def _over_chain(conv: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
     """The op as stated, over a chain."""
-    y, _ = causal_conv1d(x.transpose(0, 1), conv_state.transpose(0, 1), weight[:, 0].T, bias)
-    return y.transpose(0, 1), torch.cat([conv_state, x])[kept_taps]
+
+    def node(
+        x: Tensor, conv_state: Tensor, kept_taps: Tensor, weight: Tensor, **others: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        rows = {"x": x.transpose(0, 1), "conv_state": conv_state.transpose(0, 1)}
+        asked = {n: value for n, value in others.items() if n == "bias" or n.endswith("_scale")}
+        y, _ = conv(**rows, weight=weight[:, 0].T, **asked)
+        return y.transpose(0, 1), torch.cat([conv_state, x])[kept_taps]
+
+    return node
 
 
-def causal_conv_plain_node(
-    x: Tensor, conv_state: Tensor, kept_taps: Tensor, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The op as stated, over a chain."""
-    y, _ = causal_conv_plain(x.transpose(0, 1), conv_state.transpose(0, 1), weight[:, 0].T, bias)
-    return y.transpose(0, 1), torch.cat([conv_state, x])[kept_taps]
-
-
-def causal_conv1d_int8_node(
-    x: Tensor, conv_state: Tensor, kept_taps: Tensor, weight: Tensor, bias: Tensor, **others: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The op as stated, over a chain."""
-    rows = {"x": x.transpose(0, 1), "conv_state": conv_state.transpose(0, 1)}
-    scales = {name: value for name, value in others.items() if name.endswith("_scale")}
-    y, _ = causal_conv1d_int8(**rows, weight=weight[:, 0].T, bias=bias, **scales)
-    return y.transpose(0, 1), torch.cat([conv_state, x])[kept_taps]
+causal_conv1d_node = _over_chain(causal_conv1d)
+causal_conv_plain_node = _over_chain(causal_conv_plain)
+causal_conv1d_int8_node = _over_chain(causal_conv1d_int8)

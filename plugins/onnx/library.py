@@ -71,14 +71,17 @@ def _body(op: Op, name: str, form: Form, flavour: Flavour) -> str | None:
 def body_in(
     module: ModuleType, prefix: str, name: str, op: str, given: Mapping[str, Any]
 ) -> str | None:
-    """A constant called as the function or the op; or a function called so, of `given`."""
+    """A constant called as the function or the op; or what a function called so, or `body`, makes
+    of `given`.
+    """
     for called in (name, op):
         text = getattr(module, f"{prefix}{snake(called)}".upper(), None)
         if isinstance(text, str):
             return text
-    made = getattr(module, f"{prefix}{snake(op)}", None)
+    made = getattr(module, f"{prefix}{snake(op)}", None) or getattr(module, f"{prefix}body", None)
     if made is None:
         return None
+    given = {**given, "op": op}
     asked = inspect.signature(made).parameters
     return str(made(**{each: value for each, value in given.items() if each in asked}))
 

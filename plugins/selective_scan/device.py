@@ -63,13 +63,17 @@ def scan(op: Op, maths: str) -> Op:
     )
 
 
+# products that make a dt, and scans behind them
+_SCANS = (
+    (LINEAR, SELECTIVE_SCAN),
+    (LINEAR, SELECTIVE_SCAN_GROUPS),
+    (LINEAR_INT8_QUANTIZE, SELECTIVE_SCAN_INT8),
+    (LINEAR_INT8_QUANTIZE, SELECTIVE_SCAN_GROUPS_INT8),
+)
+
+
 def statements() -> Iterator[Op]:
-    for product, op in (
-        (LINEAR, SELECTIVE_SCAN),
-        (LINEAR, SELECTIVE_SCAN_GROUPS),
-        (LINEAR_INT8_QUANTIZE, SELECTIVE_SCAN_INT8),
-        (LINEAR_INT8_QUANTIZE, SELECTIVE_SCAN_GROUPS_INT8),
-    ):
+    for product, op in _SCANS:
         alone = scan(op, op.maths)
         yield alone
         yield _with_dt(alone, product)
@@ -242,15 +246,15 @@ _STATE_STEPS = """
 """
 
 
-def selective_scan() -> str:
-    return _scan(False)
+def body(op: str, state_bits: int = 32) -> str:
+    """Of a scan, alone or behind its product."""
+    for product, stated in _SCANS:
+        if op == f"{stated.name}Dt":
+            return _behind_product(product, stated, state_bits)
+    return _scan("Groups" in op, "Int8" in op, state_bits)
 
 
-def selective_scan_groups() -> str:
-    return _scan(True)
-
-
-def _scan(grouped: bool, int8: bool = False, state_bits: int = 32) -> str:
+def _scan(grouped: bool, int8: bool, state_bits: int) -> str:
     """An int8 state is counted in steps of its scale, which B and C are given in."""
     counted = state_bits == 8 and not grouped
     scales = {"B": "B_steps", "C": "C_steps"} if counted else {}
@@ -265,35 +269,17 @@ def _scan(grouped: bool, int8: bool = False, state_bits: int = 32) -> str:
     )
 
 
-def selective_scan_int8(state_bits: int) -> str:
-    return _scan(False, True, state_bits)
-
-
-def selective_scan_groups_int8(state_bits: int) -> str:
-    return _scan(True, True, state_bits)
-
-
-def _behind_product(product: Op, op: Op, **form: int) -> str:
+def _behind_product(product: Op, op: Op, state_bits: int) -> str:
     """dt is as wide as x."""
     wide = {"x_start": "@low_dt_start", "x_width": "@low_dt_width"}
     made = call(product.name, stateless(product), DT_NAMES, {"y": "dt"}, DEVICE_DOMAIN, **wide)
     alone = scan(op, op.maths)
     return made + call(
-        op.function(form), alone, {}, {}, DEVICE_DOMAIN, dt_start="0", dt_width="@x_width"
+        op.function({"state_bits": state_bits}),
+        alone,
+        {},
+        {},
+        DEVICE_DOMAIN,
+        dt_start="0",
+        dt_width="@x_width",
     )
-
-
-def selective_scan_dt() -> str:
-    return _behind_product(LINEAR, SELECTIVE_SCAN)
-
-
-def selective_scan_groups_dt() -> str:
-    return _behind_product(LINEAR, SELECTIVE_SCAN_GROUPS)
-
-
-def selective_scan_int8_dt(state_bits: int) -> str:
-    return _behind_product(LINEAR_INT8_QUANTIZE, SELECTIVE_SCAN_INT8, state_bits=state_bits)
-
-
-def selective_scan_groups_int8_dt(state_bits: int) -> str:
-    return _behind_product(LINEAR_INT8_QUANTIZE, SELECTIVE_SCAN_GROUPS_INT8, state_bits=state_bits)

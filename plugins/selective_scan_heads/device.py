@@ -98,9 +98,9 @@ _COLUMNS_OF_STEPS = """
 """
 
 
-def selective_scan_heads(groups: int | None, int8: bool = False, state_bits: int = 32) -> str:
+def body(op: str, groups: int | None, state_bits: int = 32) -> str:
     return (
-        start(("x", "dt", "B", "C"), int8, {})
+        start(("x", "dt", "B", "C"), "Int8" in op, {})
         + _HEADS.substitute(
             softplus=SOFTPLUS,
             by_head=_ONE if groups == 1 else _SEVERAL,
@@ -109,7 +109,3 @@ def selective_scan_heads(groups: int | None, int8: bool = False, state_bits: int
         )
         + logs(kept_logs())
     )
-
-
-def selective_scan_heads_int8(groups: int | None, state_bits: int) -> str:
-    return selective_scan_heads(groups, True, state_bits)
