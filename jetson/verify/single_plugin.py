@@ -34,8 +34,7 @@ from edge.runtime.model import resolve
 from edge.runtime.tensorrt import bindings, build, graphfile, library, machine
 from edge.runtime.tensorrt.bindings import TensorRT
 from edge.runtime.tensorrt.compile import GraphSource, Order, compile_graph
-from edge.runtime.tensorrt.contexts import EngineContexts
-from edge.runtime.tensorrt.executor import GraphRun
+from edge.runtime.tensorrt.contexts import EngineContexts, GraphRun
 from edge.runtime.tensorrt.profiles import EngineSizes, Profile
 from jetson.verify import cut
 from jetson.verify.cut import Array

@@ -9,34 +9,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge.errors import EngineError
 from edge.runtime.cuda.device import Memory
 from edge.runtime.layout import Shape
 from edge.runtime.tensorrt.bindings import TensorRT
-from edge.runtime.tensorrt.executor import GraphRun
 from edge.runtime.tensorrt.messages import logger, recorder
 from edge.runtime.tensorrt.profiles import Profile, choose
+
+if TYPE_CHECKING:
+    from edge.runtime.cuda.core import CoreDevice
 
 _REBUILD = "build the engine again: edge build"
 
 
-class StreamDevice(Protocol):
-    """What `edge.runtime.cuda.core.CoreDevice` has besides what every `Device` has."""
+class GraphRun(NamedTuple):
+    """One run of the graph.
 
-    def allocate(self, nbytes: int) -> Memory: ...
+    Attributes:
+        symbols: sizes, such as {"T": 4, "A": 1}.
+        shapes: of every input but weights, which have one shape.
+        addresses: of every input and output, on the device; others may be among them.
+    """
 
-    def enqueue(self, work: Callable[[int], object]) -> None: ...
-
-    def keep(self, holder: Any, objects: list[Any]) -> None: ...
+    symbols: Mapping[str, int]
+    shapes: Mapping[str, Shape]
+    addresses: Mapping[str, int]
 
 
 class EngineContexts:
-    """See `executor.Contexts`.
+    """What runs the graph.
 
     Attributes:
-        in_place, trees: what plugins can do; TensorRT for RTX has none.
+        in_place: outputs `{name}.out` may be the memory of the input `name`. trees: the graph can
+            run them. Plugins can do both; TensorRT for RTX has none.
+        weights_bytes, scratch_bytes: device memory taken.
         inputs, outputs: of the graph, by name.
     """
 
@@ -44,7 +52,7 @@ class EngineContexts:
         self,
         trt: TensorRT,
         serialized: memoryview | bytes,
-        device: StreamDevice,
+        device: CoreDevice,
         profiles: Sequence[Profile],
         last_error: Callable[[], str] = str,
     ) -> None:
@@ -102,6 +110,10 @@ class EngineContexts:
         return tuple(found[0]), tuple(found[1])
 
     def bound(self, run: GraphRun, *, own: bool) -> BoundRun:
+        """`own`: it will be recorded, so nothing else may change what it was enqueued with.
+
+        Raises EngineError: no profile takes these sizes.
+        """
         index = choose(self._profiles, run.symbols)
         if index is None:
             sizes = ", ".join(f"{name} {value}" for name, value in run.symbols.items())
@@ -139,7 +151,7 @@ class EngineContexts:
         return made[0]
 
     @property
-    def device(self) -> StreamDevice:
+    def device(self) -> CoreDevice:
         return self._device
 
     def failed(self, doing: str, *, remedy: str | None = None) -> EngineError:
@@ -195,7 +207,7 @@ class EngineContext:
 
 
 class BoundRun:
-    """See `executor.Bound`."""
+    """A run ready to be enqueued."""
 
     def __init__(self, contexts: EngineContexts, context: EngineContext, run: GraphRun) -> None:
         self._contexts = contexts
@@ -204,7 +216,9 @@ class BoundRun:
 
     @property
     def recordable(self) -> bool:
-        """TensorRT for RTX may have to compile, and says so."""
+        """Whether `enqueue` may be recorded, asked after it was called once: TensorRT for RTX may
+        have to compile, and says so.
+        """
         capturable = getattr(self._context.native, "is_stream_capturable", None)
         if capturable is None:
             return True
@@ -213,6 +227,7 @@ class BoundRun:
         return answers[0]
 
     def bind(self, addresses: Mapping[str, int]) -> None:
+        """From now on at these addresses."""
         self._run = self._run._replace(addresses=addresses)
 
     def enqueue(self) -> None:

@@ -1,15 +1,14 @@
 """An executor of the device graph: whole runs by one call of what was built from it.
 
-Which library does that is hidden behind `Contexts`: TensorRT here (`contexts`), ONNX Runtime in
-tests. A state that only has to catch up with its log (`settle`, no token) is still launched from
-the plan: there is no profile of no tokens.
+TensorRT does that (`contexts`); in tests ONNX Runtime stands in its place. A state that only has to
+catch up with its log (`settle`, no token) is still launched from the plan: there is no profile of
+no tokens.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
 
 from edge.errors import EngineError, Faults
 from edge.launch import ITEM_SIZE, LOGITS, PICKED, Buffer, LaunchPlan
@@ -19,70 +18,11 @@ from edge.runtime.cuda.executor import Issuer, Places, PreparedWork
 from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.runs import Arena, RunKey, StateRuns
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.layout import Shape, packed
+from edge.runtime.layout import packed
 from edge.runtime.ledger import KEEP, ReplayStep
+from edge.runtime.tensorrt.contexts import BoundRun, EngineContexts, GraphRun
 from edge.runtime.tensorrt.profiles import EngineSizes
 from edge.runtime.tensorrt.tensors import buffers, lasting, shapes, symbols
-
-
-class GraphRun(NamedTuple):
-    """One run of the graph.
-
-    Attributes:
-        symbols: sizes, such as {"T": 4, "A": 1}.
-        shapes: of every input but weights, which have one shape.
-        addresses: of every input and output, on the device; others may be among them.
-    """
-
-    symbols: Mapping[str, int]
-    shapes: Mapping[str, Shape]
-    addresses: Mapping[str, int]
-
-
-class Bound(Protocol):
-    """A run ready to be enqueued."""
-
-    @property
-    def recordable(self) -> bool:
-        """Whether `enqueue` may be recorded; asked after it was called once."""
-        ...
-
-    def bind(self, addresses: Mapping[str, int]) -> None:
-        """From now on at these addresses."""
-        ...
-
-    def enqueue(self) -> None:
-        """Raises EngineError."""
-        ...
-
-
-class Contexts(Protocol):
-    """What runs the graph.
-
-    Attributes:
-        in_place: outputs `{name}.out` may be the memory of the input `name`.
-        trees: the graph can run them.
-        weights_bytes, scratch_bytes: device memory taken.
-    """
-
-    @property
-    def in_place(self) -> bool: ...
-
-    @property
-    def trees(self) -> bool: ...
-
-    @property
-    def weights_bytes(self) -> int: ...
-
-    @property
-    def scratch_bytes(self) -> int: ...
-
-    def bound(self, run: GraphRun, *, own: bool) -> Bound:
-        """`own`: it will be recorded, so nothing else may change what it was enqueued with.
-
-        Raises EngineError: no profile takes these sizes.
-        """
-        ...
 
 
 class GraphExecutor:
@@ -96,7 +36,7 @@ class GraphExecutor:
     def __init__(
         self,
         launches: PlanExecutor,
-        contexts: Contexts,
+        contexts: EngineContexts,
         sizes: EngineSizes,
         rebuild: Callable[[EngineSizes], str],
     ) -> None:
@@ -185,7 +125,7 @@ class GraphIssuer:
 
     def __init__(
         self,
-        contexts: Contexts,
+        contexts: EngineContexts,
         launches: Issuer,
         runs: StateRuns,
         constants: Mapping[str, int],
@@ -196,7 +136,7 @@ class GraphIssuer:
         self._runs = runs
         self._constants = constants
         self._copies = copies
-        self._own: dict[RunKey, Bound] = {}
+        self._own: dict[RunKey, BoundRun] = {}
 
     def prepare(self, key: RunKey, places: Places, *, recorded: bool) -> PreparedWork:
         if self._runs.plan.programs[key.program].kind == "settle":
@@ -229,7 +169,7 @@ class GraphIssuer:
 class GraphWork:
     """See `edge.runtime.cuda.executor.PreparedWork`."""
 
-    def __init__(self, bound: Bound, copies: Copies | None, places: Places) -> None:
+    def __init__(self, bound: BoundRun, copies: Copies | None, places: Places) -> None:
         self._bound = bound
         self._copies = copies
         self._places = places

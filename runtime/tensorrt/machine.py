@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import edge
 from edge.bundle.kernels import WEIGHT_FILE
@@ -16,24 +16,15 @@ from edge.runtime.tensorrt.library import PluginLibrary
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
+    from edge.runtime.cuda.core import CoreDevice
 
 GRAPH = "tensorrt"
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 _L4T = Path("/etc/nv_tegra_release")
 
 
-class GpuFacts(Protocol):
-    """What is asked of a device (`edge.runtime.cuda.core.CoreDevice`)."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def sm(self) -> int: ...
-
-
 def components(
-    bundle: Bundle, trt: TensorRT, library: PluginLibrary | None, gpu: GpuFacts | None
+    bundle: Bundle, trt: TensorRT, library: PluginLibrary | None, gpu: CoreDevice | None
 ) -> dict[str, str]:
     """Everything of `cache.COMPONENTS` but `kernels` and `flags`. Raises BundleError: no graph.
 
@@ -74,7 +65,7 @@ def graph_file(bundle: Bundle) -> str:
     return file
 
 
-def model(gpu: GpuFacts) -> str:
+def model(gpu: CoreDevice) -> str:
     """ "Orin" of "GPU 0 (Orin)": two GPUs of one model share engines."""
     found = re.fullmatch(r"GPU \d+ \((.*)\)", gpu.name)
     return found[1] if found else gpu.name

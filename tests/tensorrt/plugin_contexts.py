@@ -1,4 +1,4 @@
-"""The device graph run by its plugins, in place of TensorRT: `runtime.tensorrt.executor.Contexts`.
+"""The device graph run by its plugins, in place of TensorRT: `EngineContexts` by its shape.
 
 In place and with trees, as plugins are. Of the tensorrt engine it shows everything but TensorRT.
 """
@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from edge.runtime.layout import Shape
-from edge.runtime.tensorrt.executor import GraphExecutor, GraphRun
+from edge.runtime.tensorrt.contexts import GraphRun
+from edge.runtime.tensorrt.executor import GraphExecutor
 from edge.runtime.tensorrt.opening import TensorRTEngine
 from edge.runtime.tensorrt.profiles import EngineSizes
 from tests.tensorrt.device_graph import OUT, DeviceGraph

@@ -13,8 +13,7 @@ import pytest
 
 from edge.errors import EngineError
 from edge.runtime.tensorrt.bindings import TensorRT
-from edge.runtime.tensorrt.contexts import EngineContexts
-from edge.runtime.tensorrt.executor import GraphRun
+from edge.runtime.tensorrt.contexts import EngineContexts, GraphRun
 from edge.runtime.tensorrt.profiles import EngineSizes, profiles
 from tests.cuda.models import tokens
 from tests.tensorrt import ort_tensorrt
