@@ -58,6 +58,16 @@ def obeyed() -> Iterator[None]:
         acknowledged.wait(PATIENCE_S)
 
 
+def _forked() -> None:
+    """Leave signals to a forked child itself: its pipe is its parent's, which would end by them."""
+    if signal.getsignal(signal.SIGTERM) is leave:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def unwatched() -> None:
     """From now on the program obeys signals itself: to a talk, one is no more than a stop."""
     signal.set_wakeup_fd(-1)

@@ -73,6 +73,34 @@ def test_a_long_run_says_that_it_stops_and_a_second_signal_ends_it(tmp_path: Pat
     assert process.returncode == 130
 
 
+FORKED = """
+import os, signal, sys, time
+from edge.apps.exits import exit_code_of
+
+def forks():
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        os.write(write, b"x")
+        signal.pause()
+    os.read(read, 1)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    time.sleep(1)  # twice the patience of who watches, should it have heard of it
+    print("done")
+
+sys.exit(exit_code_of(forks))
+"""
+
+
+def test_signals_to_a_forked_child_are_its_own() -> None:
+    """As when a library's pool of processes ends its workers."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=PATIENCE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
 def test_programs_import_nothing_before_an_interrupt_is_quiet() -> None:
     names = re.findall(r'= "edge\.apps\.start:(\w+)"', (ROOT / "pyproject.toml").read_text())
     code = (
