@@ -6,7 +6,9 @@ import contextlib
 import gc
 import os
 import random
+import shutil
 import signal
+import tempfile
 import time
 import uuid
 from collections.abc import Generator
@@ -24,6 +26,8 @@ import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests import compiling
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     from tests import quick_interpreter
@@ -52,6 +56,7 @@ _PATIENCE_S = 60.0
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[_MARK] = uuid.uuid4().hex
+        os.environ[compiling.FOLDER] = tempfile.mkdtemp(prefix="edge-compiled-")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,6 +87,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail where a process that a test started is still there, and end it."""
     if hasattr(session.config, "workerinput"):
         return
+    shutil.rmtree(os.environ[compiling.FOLDER])
     last = time.monotonic() + _PATIENCE_S
     while (left := _left_behind()) and time.monotonic() < last:
         time.sleep(0.2)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import pytest
+from tests.compiling import compiled
 
 SHIM = r"""
 #define _GNU_SOURCE
@@ -138,15 +137,10 @@ ssize_t write(int fd, const void *data, size_t size) {
 """
 
 
-def built(folder: Path) -> Path:
-    """The shim, compiled into `folder`; without gcc the test is skipped."""
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("gcc is needed to build the shim under the C library")
-    source, out = folder / "faulty.c", folder / "faulty.so"
-    source.write_text(SHIM)
-    subprocess.run([compiler, "-O1", "-fPIC", "-shared", "-o", out, source, "-ldl"], check=True)
-    return out
+def built() -> Path:
+    """The shim; without gcc the test is skipped."""
+    options = ("-O1", "-fPIC", "-shared", "-x", "c", "-", "-ldl")
+    return compiled("faulty.so", "gcc", *options, source=SHIM)
 
 
 class FaultyCalls:

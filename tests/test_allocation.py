@@ -8,7 +8,6 @@ must never be allocated is anything as large as a state tensor, or any address s
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
 from edge.export.graph import build_graph
 from edge.export.network import Network
+from tests.compiling import compiled
 from tests.rounded_states import round_states
 
 ROOT = Path(__file__).parent.parent
@@ -160,15 +160,8 @@ DTYPES = {"rounded": {"layers.0.ssm_state": "float16", "layers.2.ssm_state": "in
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("gcc is needed to build the counting shim")
-    folder = tmp_path_factory.mktemp("shim")
-    (folder / "count.c").write_text(SHIM)
-    out = folder / "count.so"
-    subprocess.run([compiler, "-O2", "-fPIC", "-shared", "-o", out, folder / "count.c"], check=True)
-    return out
+def shim() -> Path:
+    return compiled("count.so", "gcc", "-O2", "-fPIC", "-shared", "-x", "c", "-", source=SHIM)
 
 
 @pytest.fixture(scope="module", params=MODELS)

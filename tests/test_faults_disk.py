@@ -25,8 +25,8 @@ PROBLEMS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("shim"))
+def shim() -> Path:
+    return built()
 
 
 def save(file: Path, number: int) -> None:

@@ -32,8 +32,8 @@ WHOLE = {"state", "state~"}
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("shim"))
+def shim() -> Path:
+    return built()
 
 
 def in_fork(act: Callable[[], None]) -> int:

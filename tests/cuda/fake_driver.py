@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import pytest
 
 from edge.errors import EngineError
 from edge.launch import CompiledKernel, Variant
+from tests.compiling import compiled
 
 _SOURCES = Path(__file__).parents[1] / "fake_cuda"
 _ROOT = Path(__file__).parents[2]
@@ -170,19 +170,12 @@ def _read(case: Path) -> Run:
     )
 
 
-@cache
 def driver() -> Path:
-    """The library, compiled once a test run. Loaded by its path, it is found by its name too."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("the fake CUDA driver needs Linux and a C compiler")
-    folder = Path(tempfile.mkdtemp(prefix="fake-cuda-"))
-    out = folder / "libcuda.so.1"
-    sources = sorted(map(str, _SOURCES.glob("*.c")))
+    """The library. Loaded by its path, it is found by its name too."""
+    name, sources = "libcuda.so.1", sorted(map(str, _SOURCES.glob("*.c")))
     options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    options.append("-Wl,-soname,libcuda.so.1")
-    subprocess.run([compiler, *options, "-o", str(out), *sources, "-ldl", "-lpthread"], check=True)
-    return out
+    options.append(f"-Wl,-soname,{name}")
+    return compiled(name, "gcc", *options, *sources, "-ldl", "-lpthread")
 
 
 def kernel(

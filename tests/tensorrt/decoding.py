@@ -5,16 +5,15 @@ from __future__ import annotations
 import shutil
 import struct
 import subprocess
-import sys
+import tempfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import pytest
-
 from edge.launch import Size
 from edge.plugins.tensorrt.launches import NodeLaunches, Place
+from tests.compiling import compiled
 
 _FOLDER = Path(__file__).parent
 _SOURCES = _FOLDER.parents[1] / "plugins" / "tensorrt" / "src"
@@ -29,30 +28,25 @@ def _sanitized(compiler: str) -> bool:
     return subprocess.run(command, input=b"int main(){}", capture_output=True).returncode == 0
 
 
-def compiled(folder: Path) -> Path:
-    """The program, made in `folder`, with sanitizers where the compiler has them."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("the plugin library needs Linux and a C++ compiler")
-    return compiled_by(compiler, folder, *(_SANITIZED if _sanitized(compiler) else ()))
+def sanitized() -> Path:
+    """The program, with sanitizers where the compiler has them."""
+    options = _SANITIZED if shutil.which("g++") and _sanitized("g++") else ()
+    return compiled_by("g++", *options)
 
 
-def compiled_by(compiler: str, folder: Path, *options: str) -> Path:
+def compiled_by(compiler: str, *options: str) -> Path:
     """The program as this compiler makes it."""
     sources = [str(_SOURCES / f"{part}.cpp") for part in _PARTS]
-    program = folder / "decode"
     main = str(_FOLDER / "decoder" / "decode.cpp")
-    command = [compiler, *_OPTIONS, "-Werror", *options, "-o", str(program), main, *sources]
-    subprocess.run(command, check=True)
-    return program
+    return compiled("decode", compiler, *_OPTIONS, "-Werror", *options, main, *sources)
 
 
 def decoded(program: Path, kind: Literal["L", "B"], items: Iterable[bytes]) -> list[str]:
     """What it prints of each: it must come to its end, whatever the bytes are."""
-    file = program.with_name("items")
     data = (kind.encode() + struct.pack("<Q", len(item)) + item for item in items)
-    file.write_bytes(b"".join(data))
-    run = subprocess.run([str(program), str(file)], capture_output=True)
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(b"".join(data))
+        run = subprocess.run([str(program), file.name], capture_output=True)
     assert run.returncode == 0, run.stderr[-3000:].decode()
     # of changed bytes, keys too
     return run.stdout.decode(errors="replace").split("\n")[:-1]

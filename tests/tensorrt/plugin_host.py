@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,6 +17,7 @@ import pytest
 
 from edge.launch import DType
 from edge.ops import PLUGIN_PREFIX
+from tests.compiling import compiled
 
 VARIABLE = "EDGE_TENSORRT_PLUGINS"
 HOST = "libedge_tensorrt_host.so"
@@ -102,17 +99,9 @@ def whole() -> Library:
 
 
 def _core() -> Path:
-    """The core, compiled once a test run."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("the core of the plugin library needs Linux and a C++ compiler")
-    out = Path(tempfile.mkdtemp(prefix="edge-plugin-core-")) / "libcore.so"
-    sources = [str(_SOURCES / f"{name}.cpp") for name in _CORE]
+    sources = [str(_HOST / "core.cpp"), *(str(_SOURCES / f"{name}.cpp") for name in _CORE)]
     options = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    subprocess.run(
-        [compiler, *options, "-o", str(out), str(_HOST / "core.cpp"), *sources, "-ldl"], check=True
-    )
-    return out
+    return compiled("libcore.so", "g++", *options, *sources, "-ldl")
 
 
 class Library:

@@ -20,8 +20,8 @@ SIZE = 30_000
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("shim"))
+def shim() -> Path:
+    return built()
 
 
 def store(number: int) -> None:

@@ -27,7 +27,7 @@ from edge.plugins.tensorrt.launches import (
     WorkBuffer,
 )
 from edge.plugins.tensorrt.nodes import DeviceNode, device_nodes
-from tests.tensorrt.decoding import compiled, decoded, text_of
+from tests.tensorrt.decoding import decoded, sanitized, text_of
 
 BUNDLES = Path(__file__).parents[2] / "apps" / "bundles"
 ROWS = Size(of="TB")
@@ -55,8 +55,8 @@ NUMBERS = (0, 1, 2, 3, 8, 127, 128, 1 << 31, (1 << 48) + 1, (1 << 62) + 5, (1 <<
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("decode"))
+def program() -> Path:
+    return sanitized()
 
 
 def test_every_device_op_has_its_creator() -> None:
