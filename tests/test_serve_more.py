@@ -243,6 +243,10 @@ def test_responses_go_on_from_one_another(server: Server) -> None:
     whole = client.responses.create(input=talk, **BRIEF)
     again = client.responses.create(input="And?", previous_response_id=first.id, **BRIEF)
     assert again.output_text == whole.output_text  # without the instructions of the one before
+    with pytest.raises(openai.BadRequestError) as wrong:
+        bad: Any = [{"role": "user", "content": 1}]
+        client.responses.create(input=bad, previous_response_id=first.id, **BRIEF)
+    assert wrong.value.param == "input.0.content"  # of what was sent, not of what was kept
     unkept = client.responses.create(input="Hello", store=False, **BRIEF)
     for name in (unkept.id, "resp_0"):
         with pytest.raises(openai.BadRequestError) as lost:
@@ -317,6 +321,14 @@ def test_responses_call_functions_and_keep_to_schemas(server: Server) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
          "input.0.content", "only text"),
         ({"input": [{"role": "u", "content": "x"}]}, "input.0.role", "input.0.role: must be"),
+        ({"input": [{"role": "user", "content": "x"}, {"role": "user", "content": 1}],
+          "instructions": "y"}, "input.1.content", "input.1.content: "),
+        ({"input": [{"type": "function_call_output", "call_id": 1, "output": "x"}],
+          "instructions": "y"}, "input.0.call_id", "input.0.call_id: "),
+        ({"input": [{"role": "user", "content": "x"},
+                    {"type": "function_call", "call_id": "1", "name": "go", "arguments": "["}]},
+         "input.1", "JSON of an object"),
+        ({"instructions": 1}, "instructions", "instructions: "),
         ({"background": True, "truncation": "auto"}, "background", "background, truncation"),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": 1}}}},
          "text.format.schema", "type"),

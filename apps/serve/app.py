@@ -34,7 +34,7 @@ from edge.apps.serve.page import page
 from edge.apps.serve.protocol import KNOWN
 from edge.apps.serve.reader import Reader
 from edge.apps.serve.requests import ParsedRequest
-from edge.apps.serve.responses import KeptResponses, ResponseFormat
+from edge.apps.serve.responses import KeptResponses, ResponseRequest
 from edge.apps.serve.settings import ServerSettings
 from edge.apps.serve.worker import Asked, Ended, ModelWorker, Piece, Served
 from edge.apps.terminal import say, tell_traceback
@@ -228,7 +228,11 @@ class App:
     # -- answers ---------------------------------------------------------------------------------
 
     async def _respond(self, request: Request) -> Response:
-        return await self._generate(request, kind=responses.kind(self._kept))
+        asked = ResponseRequest(self._kept)
+        try:
+            return await self._generate(request, kind=asked.kind())
+        except ApiError as problem:
+            raise asked.named(problem) from None
 
     async def _generate(self, request: Request, *, kind: Kind) -> Response:
         until = time.monotonic() + self._limits.deadline_s
@@ -410,7 +414,6 @@ def _refused(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, ApiError)
     path = request.scope["path"]
     form: type[AnswerFormat] = OllamaFormat if path.startswith("/api/") else AnswerFormat
-    form = ResponseFormat if path == responses.PATH else form
     return _Json(form.error(problem), problem.status, problem.headers)
 
 

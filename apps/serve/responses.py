@@ -6,6 +6,7 @@ memory of fixed size.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections import OrderedDict
@@ -18,7 +19,9 @@ from edge.apps.serve.errors import ApiError, encode, invalid
 from edge.apps.serve.ollama import Kind
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.worker import Ended, Piece
+from edge.errors import InputError
 from edge.runtime.model import Model
+from edge.runtime.transcript import read_call
 from edge.text.tools import CallDelta
 
 Given = Mapping[str, Any]
@@ -39,12 +42,10 @@ _NAMES = {"max_completion_tokens": "max_output_tokens", "max_tokens": "max_outpu
           "messages": "input",
           "response_format.json_schema": "text.format",
           "response_format": "text.format"}  # fmt: skip
-
-
-def kind(kept: KeptResponses) -> Kind:
-    """The route as one request takes it."""
-    request = _Request(kept)
-    return Kind(request.form, request.chat)
+_PLACE = re.compile(r"\bmessages\.(\d+)(\.\w+)?")
+_OF_OUTPUTS = {".content": ".output", ".tool_call_id": ".call_id"}
+# the API's word for what ended a response, and ours where it has none
+_ENDINGS = {"length": "max_output_tokens"}
 
 
 class KeptResponses:
@@ -78,13 +79,37 @@ class KeptResponses:
 # -- requests ------------------------------------------------------------------------------------
 
 
-class _Request:
+# what the client calls a message, and its fields where they have other names
+_Place = tuple[str, Mapping[str, str]]
+
+
+class ResponseRequest:
     """One request: what was sent, and the conversation that it goes on with."""
 
     def __init__(self, kept: KeptResponses) -> None:
         self.kept = kept
         self.sent: Given = {}
         self.items: list[Any] = []
+        self._places: list[_Place] = []
+
+    def kind(self) -> Kind:
+        """The route as this request takes it."""
+        return Kind(self.form, self.chat)
+
+    def named(self, problem: ApiError) -> ApiError:
+        """A refusal of the chat in words of what the client sent."""
+        message, param = problem.message, problem.param or ""
+        message, param = _PLACE.sub(self._placed, message), _PLACE.sub(self._placed, param)
+        for theirs, ours in _NAMES.items():
+            message, param = message.replace(theirs, ours), param.replace(theirs, ours)
+        return ApiError(problem.status, message, code=problem.code, param=param or None,
+                        headers=problem.headers)  # fmt: skip
+
+    def _placed(self, found: re.Match[str]) -> str:
+        if int(found[1]) >= len(self._places):  # a text of the client's that was quoted
+            return found[0]
+        place, fields = self._places[int(found[1])]
+        return place + fields.get(found[2], found[2] or "")
 
     def form(self, asked: ParsedRequest, name: str, model: Model) -> ResponseFormat:
         return ResponseFormat(asked, name, model, self)
@@ -104,10 +129,10 @@ class _Request:
             raise invalid("text: must be an object with format", "text")
         if not isinstance(given.get("store", True), bool):
             raise invalid("store: must be true or false", "store", "invalid_type")
-        self.items = self._conversation()
-        messages = _messages(self.items)
+        messages = self._messages()
         if "instructions" in given:
             messages.insert(0, {"role": "system", "content": given["instructions"]})
+            self._places.insert(0, ("instructions", {".content": ""}))
         return {key: value for key, value in given.items() if key in _SAME} | {
             "messages": messages,
             "max_completion_tokens": given.get("max_output_tokens"),
@@ -118,57 +143,70 @@ class _Request:
             "tool_choice": _choice(given.get("tool_choice")),
         }
 
-    def _conversation(self) -> list[Any]:
-        """All items: those of the response that is continued, and the new ones."""
+    def _messages(self) -> list[Any]:
+        """All items as messages: those of the response that is continued, and the new ones."""
         new = self.sent.get("input", [])
         if isinstance(new, str):
             new = [{"role": "user", "content": new}]
         if not isinstance(new, list):
             raise invalid("input: must be a text or a list of items", "input", "invalid_type")
         before = self.sent.get("previous_response_id")
-        return [*(() if before is None else self.kept.items(before)), *new]
+        kept = [] if before is None else self.kept.items(before)
+        self.items = [*kept, *new]
+        places = ["previous_response_id"] * len(kept) + [f"input.{at}" for at in range(len(new))]
+        messages, self._places = _told(self.items, places)
+        return messages
 
 
-def _messages(items: Sequence[Any]) -> list[Any]:
-    """Items as messages. Calls belong to the message of the assistant that they follow."""
+def _told(items: Sequence[Any], places: Sequence[str]) -> tuple[list[Any], list[_Place]]:
+    """Items as messages, and where each comes from. Calls belong to the message of the assistant
+    that they follow. `places`: of the items.
+    """
     messages: list[Any] = []
-    for at, item in enumerate(items):
+    found: list[_Place] = []
+    for place, item in zip(places, items, strict=True):
+        fields: Mapping[str, str] = {}
         told = item.get("type", "message") if isinstance(item, dict) else None
         if told == "message":
             known = {"role", "content", "type", "id", "status", "phase"}
             left = {key: value for key, value in item.items() if key not in known and value}
-            content = _content(item.get("content"), at)
+            content = _content(item.get("content"), f"{place}.content")
             messages.append({"role": item.get("role"), "content": content, **left})
         elif told == "function_call":
             if not (messages and messages[-1]["role"] == "assistant"):
                 messages.append({"role": "assistant", "content": "", "tool_calls": []})
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
+            try:
+                read_call(call)
+            except (KeyError, TypeError, ValueError, RecursionError, InputError):
+                raise invalid(
+                    f"{place}: must have call_id, name, and arguments that are JSON of an object",
+                    place,
+                ) from None
             messages[-1].setdefault("tool_calls", []).append(call)
         elif told == "function_call_output":
-            content = _content(item.get("output"), at)
+            content, fields = _content(item.get("output"), f"{place}.output"), _OF_OUTPUTS
             messages.append(
                 {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
             )
         else:
             raise invalid(
-                f"input.{at}: must be a message, function_call or function_call_output",
-                f"input.{at}", "unsupported_content",
+                f"{place}: must be a message, function_call or function_call_output",
+                place, "unsupported_content",
             )  # fmt: skip
-    return messages
+        found += [(place, fields)] * (len(messages) - len(found))
+    return messages, found
 
 
-def _content(given: Any, at: int) -> Any:
+def _content(given: Any, place: str) -> Any:
     """Text, or the parts of it that a chat takes."""
     if not isinstance(given, list):
         return given
     parts = []
     for part in given:
         if not isinstance(part, dict) or part.get("type") not in ("input_text", "output_text"):
-            raise invalid(
-                f"input.{at}.content: only text is supported", f"input.{at}.content",
-                "unsupported_content",
-            )  # fmt: skip
+            raise invalid(f"{place}: only text is supported", place, "unsupported_content")
         parts.append({"type": "text", "text": part.get("text")})
     return parts
 
@@ -207,7 +245,9 @@ class ResponseFormat(AnswerFormat):
 
     end = b""
 
-    def __init__(self, asked: ParsedRequest, name: str, model: Model, request: _Request) -> None:
+    def __init__(
+        self, asked: ParsedRequest, name: str, model: Model, request: ResponseRequest
+    ) -> None:
         super().__init__(asked, name, model)
         self._request, sent = request, request.sent
         self._items: list[dict[str, Any]] = []
@@ -243,17 +283,8 @@ class ResponseFormat(AnswerFormat):
         return b"".join(b"event: %s\n" % event["type"].encode() + AnswerFormat.line(event)
                         for event in events)  # fmt: skip
 
-    @staticmethod
-    def error(problem: ApiError) -> dict[str, Any]:
-        said = problem.body()
-        for theirs, ours in _NAMES.items():
-            for key in ("message", "param"):
-                if said["error"][key]:
-                    said["error"][key] = said["error"][key].replace(theirs, ours)
-        return said
-
     def failure(self, problem: ApiError) -> dict[str, Any]:
-        told = self.error(problem)["error"]
+        told = self.error(self._request.named(problem))["error"]
         fields = {key: told[key] for key in ("code", "message", "param")}
         return {"events": [self._event("error", **fields)]}
 
@@ -351,7 +382,8 @@ class ResponseFormat(AnswerFormat):
 
     def _ended(self, ended: Ended) -> Iterator[dict[str, Any]]:
         [result] = ended.results
-        whole = result.finish_reason == "stop"
+        reason = result.finish_reason
+        whole = reason == "stop"
         called = {call.id for call in result.tool_calls}
         last = self._items[-1] if self._items else {}
         yield from self._done(
@@ -361,7 +393,7 @@ class ResponseFormat(AnswerFormat):
         self._body |= {
             "status": "completed" if whole else "incomplete",
             "completed_at": time.time() if whole else None,
-            "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+            "incomplete_details": None if whole else {"reason": _ENDINGS.get(reason, reason)},
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {
