@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import typer
 import typer.core
 
-from edge.apps.exits import exit_code_of
+from edge.apps.exits import leave
 from edge.apps.programs import Program
 from edge.apps.terminal import say
 
@@ -73,7 +72,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def main() -> None:
     """Entry point of the `edge` program."""
-    sys.exit(exit_code_of(app))
+    leave(app)
 
 
 if __name__ == "__main__":

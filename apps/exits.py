@@ -9,6 +9,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from edge.apps import interrupts
 from edge.apps.terminal import say, tell_traceback
@@ -54,6 +55,14 @@ def exit_code_of(program: Callable[[], object]) -> int:
     except Exception:  # a fault of ours, told in full
         tell_traceback()
         return REFUSED
+
+
+def leave(program: Callable[[], object]) -> NoReturn:
+    """Run a program and end the process as it ended."""
+    code = exit_code_of(program)
+    if code > 128:  # to take down an interpreter that has loaded torch takes seconds
+        interrupts.end(code)
+    sys.exit(code)
 
 
 def _ended(program: Callable[[], object]) -> int:

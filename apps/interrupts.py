@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from edge import leftovers
 from edge.apps.terminal import say
@@ -84,7 +84,7 @@ def _watch(heard: int, acknowledged: threading.Event, over: threading.Event) -> 
                 acknowledged.set()
                 if over.wait(PATIENCE_S):
                     break
-                _end(number)
+                end(128 + number)
             elif said := getattr(handler, "said", None):
                 warned = handler
                 say(said, file=sys.stderr, flush=True)
@@ -92,8 +92,8 @@ def _watch(heard: int, acknowledged: threading.Event, over: threading.Event) -> 
     os.close(heard)
 
 
-def _end(number: int) -> None:
-    """End the process, which would not by itself."""
+def end(code: int) -> NoReturn:
+    """End the process now, which by itself would take long."""
     if sys.stderr.isatty():
         os.write(2, b"\x1b[?25h")  # a bar that is gone had hidden the cursor
     with suppress(OSError):  # what fails now because files are gone is no news
@@ -103,4 +103,4 @@ def _end(number: int) -> None:
     ending = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     ending.start()
     ending.join(PATIENCE_S)
-    os._exit(128 + number)
+    os._exit(code)

@@ -63,6 +63,20 @@ def test_what_cannot_be_interrupted_ends_and_leaves_nothing(
     assert process.returncode == 128 + number and not any(tmp_path.iterdir())
 
 
+def test_an_interrupted_program_does_not_take_its_interpreter_down() -> None:
+    """Which took 4 s where torch was loaded; what is to be done at the end is done."""
+    code = (
+        "import atexit\nfrom edge.apps.exits import leave\n"
+        "class Loaded:\n    def __del__(self): print('taken down', flush=True)\n"
+        "atexit.register(print, 'left', flush=True)\nheld = Loaded()\n"
+        "def program():\n    print('begun')\n    raise KeyboardInterrupt\nleave(program)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "begun\nleft\n", "")
+
+
 def test_a_long_run_says_that_it_stops_and_a_second_signal_ends_it(tmp_path: Path) -> None:
     process = started("learning", tmp_path)
     assert process.stderr is not None

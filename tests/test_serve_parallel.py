@@ -59,12 +59,12 @@ class Client:
 
 
 @pytest.fixture
-def worker() -> Any:
+def worker(request: pytest.FixtureRequest) -> Any:
     """Three conversations at once; what another name loads has one."""
-    ready = threading.Event()
+    ready, engine = threading.Event(), getattr(request, "param", "auto")
 
     def load(count: int) -> tuple[Model, Any]:
-        model = edge.load("demo-draft", threads=1)
+        model = edge.load("demo-draft", engine=engine, threads=1)
         return make_slots(model, count, capacity=None, cache_bytes=1 << 20)
 
     found = ModelWorker(lambda: load(3), ready.set, name="first", load_other=lambda name: load(1))
@@ -75,6 +75,7 @@ def worker() -> Any:
     assert found.join(PATIENCE)
 
 
+@pytest.mark.parametrize("worker", ["auto", "ort"], indirect=True)
 def test_each_is_answered_as_alone(worker: ModelWorker) -> None:
     """Four at once for three places."""
     alone = [Client(worker, text, **how).ended().results[0] for text, how in HOW]

@@ -179,6 +179,21 @@ def test_tools_are_rendered_as_transformers_does(name: str) -> None:
     assert template.encode(TALK, tools=TOOLS) == spm.encode(expected[0], special=True)
 
 
+@pytest.mark.parametrize("tool", [STOP, {"name": "stop", "parameters": {"type": "object"}}])
+def test_a_tool_without_arguments_has_what_templates_ask_for(tool: dict[str, Any]) -> None:
+    """Qwen3-Coder's goes through the properties of every tool."""
+    declares = (
+        "{% for t in tools or [] %}{% set f = t.function %}{{ '<|system|>' ~ f.name }}"
+        "{% for key, of in f.parameters.properties | items %}{{ key ~ of.type }}{% endfor %}"
+        "{{ f.parameters.properties | length ~ '<|end|>' }}{% endfor %}"
+    )
+    spm = tokenizer("spm")
+    template = ChatTemplate(_ELEMENTS.replace(_DECLARES, declares), spm)
+    use = tool_use([tool], "auto", True, template, spm)
+    assert use is not None and template.tools.declares
+    assert "<|system|>stop0<|end|>" in template.render_text(TALK[:1], tools=use.declared)
+
+
 def test_a_template_without_tools_is_told_in_words() -> None:
     text = ChatTemplate(FORMS["none"][0], tokenizer("spm")).render_text(TALK, tools=TOOLS)
     assert "be brief\n\nYou can call these functions:" in text

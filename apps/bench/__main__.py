@@ -14,7 +14,7 @@ import typer
 from edge.apps.bench.models import SHAPES
 from edge.apps.bench.peers import DEFAULT, PEERS
 from edge.apps.bench.run import parts, right, run
-from edge.apps.exits import REFUSED, exit_code_of
+from edge.apps.exits import REFUSED, leave
 from edge.apps.measure.table import show
 from edge.apps.programs import Program
 from edge.cpu import usable_cores
@@ -60,4 +60,4 @@ def bench(
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(app))
+    leave(app)

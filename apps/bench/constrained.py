@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from edge.apps.exits import exit_code_of
+from edge.apps.exits import leave
 from edge.apps.measure.machine import machine, stamp
 from edge.apps.measure.stopwatch import without_collections
 from edge.apps.measure.table import FigureTable, show
@@ -219,4 +218,4 @@ def bench(
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(app))
+    leave(app)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from edge.apps.exits import exit_code_of
+from edge.apps.exits import leave
 from edge.apps.measure.machine import BUSY, OtherLoad, machine, stamp
 from edge.apps.measure.stopwatch import Say, without_collections
 from edge.apps.measure.table import FigureTable, show, two
@@ -323,4 +323,4 @@ def _table(rows: Sequence[Facts]) -> FigureTable:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(app))
+    leave(app)

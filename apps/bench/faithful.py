@@ -10,7 +10,6 @@ model finds less likely.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ import typer
 from edge.apps.bench.drafts import spread
 from edge.apps.evaluate.score import RunReader, nats
 from edge.apps.evaluate.windows import TextRun, Windows
-from edge.apps.exits import exit_code_of
+from edge.apps.exits import leave
 from edge.apps.measure.machine import OtherLoad, machine, stamp
 from edge.apps.measure.table import FigureTable, show, two
 from edge.apps.programs import Program
@@ -175,4 +174,4 @@ def information(model: Model, prompt: str, answer: bytes) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(app))
+    leave(app)

@@ -7,7 +7,6 @@ turns, so that whatever else the machine does meets all of them.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import threading
 import time
@@ -21,7 +20,7 @@ import typer
 import edge
 from edge.apps.bench.models import SHAPES
 from edge.apps.bench.peers import ModelFolder
-from edge.apps.exits import exit_code_of
+from edge.apps.exits import leave
 from edge.apps.measure.table import FigureTable, show
 from edge.apps.programs import Program
 from edge.cpu import usable_cores
@@ -98,4 +97,4 @@ def bench(
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(app))
+    leave(app)

@@ -11,7 +11,7 @@ import typer
 
 from edge.apps import constraints, interrupts, options
 from edge.apps.chat.context import POLICIES
-from edge.apps.exits import INTERRUPTED, exit_code_of
+from edge.apps.exits import INTERRUPTED, leave
 from edge.apps.programs import Program
 from edge.apps.terminal import say
 from edge.errors import InputError
@@ -160,4 +160,4 @@ def _check(sampling: dict[str, Any], threads: int | None) -> SamplingParams:
 
 def main() -> None:
     """Entry point of the `edge-chat` program."""
-    sys.exit(exit_code_of(app))
+    leave(app)

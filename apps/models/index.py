@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from edge.apps.models.download import check_room
 from edge.errors import PullError
+
+
+def _pip(
+    words: Sequence[str], requirement: str, folder: Path, stdout: int = 2
+) -> subprocess.CompletedProcess[bytes]:
+    """Run pip for one wheel. In a folder of ours, so that no module of where we are is taken for
+    pip's; what it says belongs to standard error.
+    """
+    own = ["-P"] if sys.version_info >= (3, 11) else []
+    call = [
+        sys.executable, *own, "-m", "pip", *words, "--no-deps", "--only-binary", ":all:",
+        "--disable-pip-version-check", "--", requirement,
+    ]  # fmt: skip
+    return subprocess.run(call, cwd=folder, stdout=stdout, check=False)
 
 
 def fetch_wheel(requirement: str, folder: Path) -> Path:
@@ -18,14 +35,7 @@ def fetch_wheel(requirement: str, folder: Path) -> Path:
     Raises PullError: pip is not there, or finds no wheel.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    own = ["-P"] if sys.version_info >= (3, 11) else []
-    call = [
-        sys.executable, *own, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
-        "--disable-pip-version-check", "--dest", ".", "--", requirement,
-    ]  # fmt: skip
-    # in a folder of ours, so that no module of where we are is taken for pip's; what pip says
-    # belongs to standard error
-    done = subprocess.run(call, cwd=folder, stdout=2, check=False)
+    done = _pip(["download", "--dest", "."], requirement, folder)
     wheels = sorted(folder.glob("*.whl"), key=lambda file: file.stat().st_mtime)
     if done.returncode or not wheels:
         raise PullError(
@@ -33,6 +43,23 @@ def fetch_wheel(requirement: str, folder: Path) -> Path:
             remedy="see what pip said; without pip, python -m ensurepip brings it",
         )  # fmt: skip
     return wheels[-1]
+
+
+def version_wanted(requirement: str) -> str | None:
+    """The version that pip would fetch for a requirement, None where it does not say. One that the
+    requirement names is not asked for, so no network is needed.
+    """
+    _, exact, version = requirement.partition("==")
+    if exact and "*" not in version:
+        return version
+    report = ["install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
+    with tempfile.TemporaryDirectory(prefix="edge-pip-") as folder:
+        done = _pip(report, requirement, Path(folder), stdout=subprocess.PIPE)
+    try:
+        [found] = json.loads(done.stdout)["install"]
+        return str(found["metadata"]["version"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def version_of(wheel: Path) -> str:

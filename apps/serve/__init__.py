@@ -70,7 +70,8 @@ def serve(
             min=1,
             max=16,
             metavar="N",
-            help="Conversations answered at once. [default: 4 on the cpu engine, fewer where "
+            help="Conversations answered at once. Only the cpu engine joins their steps; on others "
+            "they take turns, which gains no speed. [default: 4 on the cpu engine, fewer where "
             "memory is short; else 1]",
         ),
     ] = None,

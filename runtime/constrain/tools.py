@@ -209,12 +209,12 @@ def _checked(tools: Sequence[Any]) -> tuple[Declared, ...]:
 def _parameters(given: Any) -> Any:
     if hasattr(given, "model_json_schema"):
         given = given.model_json_schema()
-    if given == {}:
-        return {"type": "object", "properties": {}}
     try:
-        return json.loads(json.dumps(given, allow_nan=False))  # plain values, as templates want
+        plain = json.loads(json.dumps(given, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
         return None
+    # plain values, and with every tool's properties, as templates want them
+    return {"type": "object", "properties": {}} | plain if isinstance(plain, dict) else plain
 
 
 def _function_faults(function: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ import edge
 from edge.apps.bench.gpu.measure import check, kernel_times, part_of_gpu, times
 from edge.apps.bench.gpu.report import GpuCase, GpuReport
 from edge.apps.bench.models import DEFAULT, MODELS, model_named, period, write_bundle
-from edge.apps.exits import REFUSED, exit_code_of
+from edge.apps.exits import REFUSED, leave
 from edge.apps.measure.machine import installed
 from edge.apps.measure.roofline import device_roof
 from edge.apps.measure.table import ABSENT
@@ -162,4 +162,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(app))
+    leave(app)
