@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
-
-import numpy as np
 
 from edge.config import Mamba2Config
 from edge.export.graph import BuiltGraph
@@ -19,7 +16,6 @@ from edge.plugins.lowering.plan import lower
 from edge.plugins.tensorrt.graph import device_graph
 from edge.runtime.cuda.device import Exclusive
 from edge.runtime.cuda.engine import CudaEngine
-from edge.runtime.cuda.inputs import DeviceRun
 from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.cuda.weights import DeviceWeights
@@ -28,7 +24,7 @@ from edge.runtime.ledger import log_slots
 from tests import quantized_models
 from tests.tensorrt.device_graph import DeviceGraph
 from tests.tensorrt.machine import machine
-from tests.tensorrt.running import NUMPY, Array, Placed, put, with_kernels
+from tests.tensorrt.running import with_kernels
 from tests.test_graph_models import MODELS
 
 CHUNK, BATCH, WINDOW, CAPACITY = 24, 2, 4, 64
@@ -111,53 +107,6 @@ def model(name: str, quant: str, state: str | None = None) -> Model:
         chunk=CHUNK, identity=Identity("test"), state_dtypes=built.state_dtypes,
     )  # fmt: skip
     return Model(engine, made.graph, built.graph, built.state_dtypes)
-
-
-def run(
-    made: Model,
-    state: DeviceState,
-    tokens: Array,
-    *,
-    parents: Sequence[int] | None = None,
-    rows: Sequence[int] | None = None,
-    commit: bool = False,
-) -> dict[str, Placed]:
-    """The plugins' run of tokens [B, T]: every value of the graph, and the state moved on."""
-    count = tokens.shape[1]
-    tree = None if parents is None else tuple(parents)
-    step = state.ledger.commit(count) if commit else state.ledger.run(count, parents=tree)
-    wanted = range(count) if rows is None else rows
-    sizes = {
-        "T": count, "B": state.layout.batch, "L": len(wanted), "C": state.layout.capacity,
-        "S": log_slots(state.window), "P": max(1, len(step.pending)),
-        "A": 1 if tree is None else count,
-    }  # fmt: skip
-    tensors = {name: each.of(sizes) for name, each in made.graph.inputs.items()}
-    host = {
-        name: np.full(tensor.shape, -1, NUMPY[tensor.dtype]).reshape(-1)
-        for name, tensor in tensors.items()
-        if f"{name}.out" not in made.graph.outputs
-    }
-    chain = tree is None and host.pop("ancestors", None) is not None
-    made.engine.sources.fill(host, DeviceRun(tokens.T, step, wanted))
-    if chain:
-        host["ancestors"] = np.ones(1, np.int32)
-    inputs = {name: put(array.reshape(tensors[name].shape)) for name, array in host.items()}
-    for name in tensors.keys() - host.keys():
-        inputs[name] = _of_state(state, name, tensors[name])
-    values = made.graph.run(inputs)
-    machine().wait()
-    state.ledger = step.after
-    return values
-
-
-def _of_state(state: DeviceState, name: str, tensor: Any) -> Placed:
-    cached = name in state.cache_where
-    memory = state.caches if cached else state.recurrent
-    place = (state.cache_where if cached else state.where)[name]
-    assert memory is not None
-    assert place.nbytes == int(np.prod(tensor.shape)) * np.dtype(NUMPY[tensor.dtype]).itemsize
-    return Placed(tensor, memory, place.offset)
 
 
 def memory_of(state: DeviceState) -> dict[str, bytes]:
