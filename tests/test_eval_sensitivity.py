@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import edge
 from edge.apps import cli
+from edge.apps.bench import low_bits
 from edge.apps.evaluate.parts import Encoder
 from edge.apps.evaluate.report import draw
 from edge.apps.evaluate.roundings import Initializers, ValueRounding, find
@@ -301,3 +303,39 @@ def test_all_options_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
                  "--each-layer: needs --sensitivity"):  # fmt: skip
         assert said in err
     assert "--seed" not in err and "--chat" not in err
+
+
+def test_other_roundings_beside_a_bundles_own() -> None:
+    """The same grid with 8 bits, a coarser one with fewer, and the papers' ways of rounding x."""
+    x = torch.tensor([[0.3, -5.0, 7.9, 0.0]])
+    turn = tuple(torch.from_numpy(factor.copy()) for factor in factors(4))
+    assert len(turn) == 2
+    forms: tuple[tuple[Any, ...], ...] = (
+        (torch.tensor([0.05]),), (torch.tensor([0.05, 1e30, 0.1, 0.1]),), (None,),
+        (None, None, 6.0), (torch.tensor([0.05]), turn),
+    )  # fmt: skip
+    for form in forms:
+        same = low_bits.FewerBits(*form, bits=8)
+        torch.testing.assert_close(same(x), ValueRounding(*form)(x))
+    coarse = low_bits.FewerBits(torch.tensor([7 / 127]), bits=4)
+    torch.testing.assert_close(coarse(x), torch.tensor([[0.0, -5.0, 7.0, 0.0]]))
+    seen = torch.arange(-10.0, 246.0)
+    known = low_bits.ways([100.0])
+    powers = known["static, powers of two"](seen)
+    asymmetric = known["static, 100 %, asymmetric"](seen)
+    assert powers(torch.tensor([245.0, -100.0, 0.0, 30.0])).tolist() == [
+        245, -122.5, 0, 30.625,
+    ]  # fmt: skip
+    assert asymmetric(torch.tensor([-20.0, -3.4, 300.0])).tolist() == [-10, -3, 245]
+
+    paths = [str(of.path) for of in (quantized("base", "w8a8"), floating_of("base"))]
+    asked = [*paths, str(PROSE), str(PROSE), "--tokens", "60", "--bits", "8,4",
+             "--percentiles", "99"]  # fmt: skip
+    done = CliRunner().invoke(low_bits.app, asked)
+    assert done.exit_code == 0, done.output
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.output.splitlines()]
+    found = {row[0]: row[1:] for row in rows if len(row) == 4}
+    own = found["as the bundle does"]
+    assert found["8 bits"] == own == found["8 bits, but 8 of y"] and len(found) == 2 + 1 + 5 + 6
+    assert float(found["4 bits"][1]) > float(found["4 bits, but 8 of x of the scan"][1])
+    assert float(found["4 bits"][1]) > 4 * float(own[1]) > 0

@@ -31,7 +31,7 @@ from edge.plugins.quantize.reference import (
 
 F32 = NDArray[np.float32]
 # scales above this keep a column out of the int8 product: it goes through a floating one
-_NEVER = 1e29
+NEVER = 1e29
 _ENDINGS = (".q", ".turned", ".rotated")
 
 # an op with one of these in its name rounds something: it must be known here
@@ -81,7 +81,7 @@ class ValueRounding:
             y, scale, outliers = split_quantize_rows(x, self.threshold)
             return dequantize(y, scale) + outliers
         rounded = fake_quantize(x, self.scale)
-        return torch.where(self.scale > _NEVER, x, rounded)
+        return torch.where(self.scale > NEVER, x, rounded)
 
 
 @dataclass
@@ -243,7 +243,7 @@ class _Finder:
             scale = value.scale.numpy()
             weight = weight * (shared / scale)
             if f"{name}.outliers" in self._constants:
-                weight[:, scale > _NEVER] = self._constants[f"{name}.outliers"]
+                weight[:, scale > NEVER] = self._constants[f"{name}.outliers"]
         return np.ascontiguousarray(weight, np.float32)
 
     def _stored(self, name: str) -> F32:

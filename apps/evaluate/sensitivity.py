@@ -134,10 +134,11 @@ def measure_sites(
     proto = graph_of(floating)
     plain = reference(floating, proto)
     runner = GraphRunner(plain, floating.config)
-    graphs = [
-        (site, reference(floating, with_weights(proto, site.weights)) if site.weights else plain)
-        for site in chosen
-    ]
+    listed = list(chosen)
+    changed = {id(site.weights): site.weights for site in listed if site.weights}
+    # sites that share their weights share their graph: the weights are as many as a model's
+    made = {key: reference(floating, with_weights(proto, own)) for key, own in changed.items()}
+    graphs = [(site, made.get(id(site.weights), plain)) for site in listed]
     found = [Comparison() for _ in graphs]
     for run in runs:
         wanted = np.flatnonzero(run.wanted)
