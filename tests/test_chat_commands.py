@@ -87,7 +87,7 @@ def test_parameters_system_messages_and_files(home: dict[str, str], tmp_path: Pa
         ("hello", "[ prompt"),
         ("/stats off", "figures off"),
         ("again", ">>>"),
-        ("/stats", "2 answers, 4 tokens"),
+        ("/stats", "answers: 2, tokens: 4"),
         ("/show", "a conversation of 4 messages"),
         ("/show transcript", "user: again"),
         ("/show me", "error: /show: cannot show 'me'"),
@@ -215,7 +215,7 @@ def test_a_talk_inside_tmux(home: dict[str, str], tmp_path: Path) -> None:
         before = shows("[ prompt")
         tmux("resize-window", "-t", "talk", "-x", "50", "-y", "8")
         tmux("send-keys", "-t", "talk", "/stats", "Enter")
-        after = shows("1 answers")
+        after = shows("answers: 1")
         assert before.count("What is a robot?") == after.count("What is a robot?") == 1
         assert after.count("[ prompt") == 2  # after the answer, and asked for
         tmux("send-keys", "-t", "talk", "C-d")

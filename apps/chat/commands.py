@@ -258,7 +258,7 @@ def _stats(this: Chat, argument: str) -> str:
     if this.last is None:
         return "no answer yet"
     said = [figures(this.last, this.session, this.gain, this.last_gain)]  # all of them
-    said.append(f"{this.answers} answers, {this.tokens} tokens")
+    said.append(f"answers: {this.answers}, tokens: {this.tokens}")
     return "\n".join([*said, this.gain.line()] if this.gain else said)
 
 

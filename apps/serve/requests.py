@@ -4,6 +4,7 @@ told at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -200,11 +201,10 @@ def _fault(error: Any) -> _Fault:
 def _in_plain_words(error: Any) -> str:
     """pydantic's message, where it would show how we check instead of what to send."""
     message = str(error["msg"])
-    if error["type"] == "literal_error":
-        return message.replace("Input should be", "must be")
     if error["type"] == "string_pattern_mismatch":
         return "must have token ids as its keys, written in digits"
-    return message
+    message = message.replace("Field required", "is missing").replace(" after validation", "")
+    return re.sub(r"^\w+ should (be|have)", r"must \1", message)
 
 
 class _Encoder:
