@@ -105,12 +105,14 @@ class Ledger(Protocol):
         ...
 
     def with_room(self, count: int) -> Ledger:
-        """The same state with room for `count` ≤ window log rows, though it may reach less far."""
+        """The same state with a free slot and room for `count` ≤ window log rows, though it may
+        reach less far. So is every state before its memory is written.
+        """
         ...
 
     def elsewhere(self, position: int, pending: int) -> Ledger:
-        """For a state after `position` tokens that is copied in, `pending` of them rows, for which
-        there is room.
+        """For a state after `position` tokens that is copied in, `pending` of them rows; there is
+        room.
 
         It lies in slots that the live state does not use, and nothing behind it can be taken back.
         """
@@ -169,21 +171,24 @@ class ReplayLedger(NamedTuple):
     """History as a log: a few stored states, and the inputs of the tokens since the first of them.
 
     A run starts from the newest stored state and replays what came since. Where there are slots
-    enough, a step stores the state after its token, so that the next one replays nothing, and a
-    longer run the one before its first, which stays whatever is taken back. States further back
-    are kept for going back alone. With two slots there is one stored state, a window behind.
+    enough, a step stores the state after its token, so that the next one replays nothing. So does a
+    longer run that replays nothing, or follows one of which nothing was taken back: the next is
+    likely to be kept whole too. Another one stores the state before its first token, which stays
+    whatever is taken back. States further back are kept for going back alone. With two slots there
+    is one stored state, a window behind.
 
     Nothing that a run reads, and nothing that can be gone back to, is written by it, so a run that
     fails has changed nothing.
 
     Attributes:
         window: most tokens of a run that can be taken back.
-        slots: of stored states; one of them is always free.
+        slots: of stored states; one of them is free while rows are pending.
         position: tokens consumed.
         anchors: the stored states, oldest first; never without one.
         rows: log slots of the tokens since the first, oldest first.
         tree: waits for a node to be selected, or None.
         floor: the position that cannot be gone behind, though its rows are there.
+        whole: nothing was taken back of the last run.
     """
 
     window: int
@@ -193,6 +198,7 @@ class ReplayLedger(NamedTuple):
     rows: tuple[int, ...] = ()
     tree: Tree | None = None
     floor: int = 0
+    whole: bool = False
 
     @property
     def source(self) -> int:
@@ -201,7 +207,7 @@ class ReplayLedger(NamedTuple):
 
     @property
     def spare(self) -> int:
-        """The state slot that may be written."""
+        """The state slot that may be written; `with_room` frees one."""
         used = {anchor.slot for anchor in self.anchors}
         return next(slot for slot in range(self.slots) if slot not in used)
 
@@ -226,7 +232,12 @@ class ReplayLedger(NamedTuple):
         found = self
         while len(found.rows) + count > log_slots(self.window) and len(found.anchors) > 1:
             found = found._without_first()
-        return found
+        return found._with_spare()
+
+    def _with_spare(self) -> ReplayLedger:
+        if len(self.anchors) < self.slots:
+            return self
+        return self._replace(anchors=(*self.anchors[:-2], self.anchors[-1]))
 
     def _without_first(self) -> ReplayLedger:
         first, second = self.anchors[:2]
@@ -244,32 +255,37 @@ class ReplayLedger(NamedTuple):
             rows=self.rows + (slots if tree is None else ()),
             position=self.position + (count if tree is None else 0),
             tree=tree,
+            whole=tree is None,
         )
         store, advance, target = KEEP, 0, self.spare
-        stored = self._stored(count, kept, chain=tree is None)
+        stored = self._stored(kept, chain=tree is None)
         if stored > self.anchors[-1].position:
             store, advance = ADVANCED, stored - self.anchors[-1].position
             if stored > self.position:
                 store, advance = LAST, 0
             after = after._replace(anchors=(*self.anchors, Anchor(target, stored)))
+        after = after._thinned(self.position + kept)
+        if store != LAST:  # else the state before the run is kept until the next one
+            after = after._with_spare()
         return ReplayStep(
-            self.pending, advance, self.source, target, store, self.position, slots, parents,
-            after._thinned(self.position + kept),
-        )  # fmt: skip
+            self.pending, advance, self.source, target, store, self.position, slots, parents, after
+        )
 
-    def _stored(self, count: int, kept: int, *, chain: bool) -> int:
+    def _stored(self, kept: int, *, chain: bool) -> int:
         """After which token a run stores the state, unless it is there."""
         if self.slots == 2:
             return self.position + kept - self.window
-        return self.position + 1 if chain and count == 1 else self.position
+        pending = len(self.pending)
+        likely = kept == 1 or not pending or self.whole
+        # whatever is taken back, at most a window is pending then
+        last = chain and likely and pending + kept <= self.window + 1
+        return self.position + kept if last else self.position
 
     def _thinned(self, end: int) -> ReplayLedger:
-        """With a free slot, and without what goes back by more than a window from `end`."""
+        """Without what goes back by more than a window from `end`."""
         found = self
         while len(found.anchors) > 1 and end >= found.anchors[1].position + self.window:
             found = found._without_first()
-        while len(found.anchors) >= self.slots:
-            found = found._replace(anchors=(*found.anchors[:-2], found.anchors[-1]))
         return found
 
     def _free_rows(self, count: int) -> tuple[int, ...]:
@@ -287,7 +303,9 @@ class ReplayLedger(NamedTuple):
         )
 
     def applied(self) -> ReplayStep:
-        """No token: the live state is written to the spare slot. It stays where it was too."""
+        """No token: the live state is written to the spare slot, which there is while rows are
+        pending. It stays where it was too.
+        """
         return ReplayStep(
             self.pending, 0, self.source, self.spare, LAST, self.position, (), None, self
         )
@@ -296,7 +314,8 @@ class ReplayLedger(NamedTuple):
         position = self.position - count
         anchors = tuple(anchor for anchor in self.anchors if anchor.position <= position)
         rows = self.rows[: len(self.rows) - count]
-        return self._replace(position=position, anchors=anchors, rows=rows)
+        whole = self.whole and not count
+        return self._replace(position=position, anchors=anchors, rows=rows, whole=whole)
 
     def moves(self, path: Sequence[int]) -> list[tuple[int, int]]:
         """Rows are read in any order: they stay where they are."""

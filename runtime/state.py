@@ -218,6 +218,7 @@ class State(ABC):
     def clear(self) -> None:
         """Back to before any token: zeros, position 0."""
         with self.held():
+            self.ledger = self.ledger.with_room(0)
             after = self.ledger.elsewhere(0, 0)
             self._zero((name, self._slot(name, after.here)) for name in self.layout.recurrent)
             self.ledger = after

@@ -191,10 +191,10 @@ class CudaEngine(Engine):
         with state.held():
             request = check_run(self, tokens, state, parents, rows, commit)
             assert isinstance(state, DeviceState)
+            state.ledger = state.ledger.with_room(0 if commit else request.count)
             if commit:
                 step = state.ledger.commit(request.count)
             else:
-                state.ledger = state.ledger.with_room(request.count)
                 step = state.ledger.run(request.count, parents=request.parents)
             with self.exclusive:
                 found = work(state.workspace, DeviceRun(request.tokens, step, request.row_indices))

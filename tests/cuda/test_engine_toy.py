@@ -38,8 +38,9 @@ def poison(engine: CudaEngine, state: DeviceState) -> None:
     with engine.exclusive as device:
         for memory in (state.workspace.arena, state.workspace.memory):
             device.fill(memory, 0, memory.nbytes, 0xFF)
-        place, spare = state.where["layers.0.ssm_state"], state.ledger.spare
-        device.fill(state.recurrent, place.offset + spare * place.slot, place.slot, 0xFF)
+        place = state.where["layers.0.ssm_state"]
+        for free in set(range(state.ledger.slots)) - set(state.ledger.used.kept):
+            device.fill(state.recurrent, place.offset + free * place.slot, place.slot, 0xFF)
 
 
 class VerbsMachine(RuleBasedStateMachine):

@@ -89,8 +89,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), committing=st.booleans())
     def run_that_fails(self, data: st.DataObject, committing: bool) -> None:
         new = self.fresh(data.draw(st.integers(1, self.window)))
+        self.ledger = self.ledger.with_room(0 if committing else len(new))
         if not committing:
-            self.ledger = self.ledger.with_room(len(new))
             self.promised = min(self.promised, self.window - len(new))
         self.memory.run(
             self.ledger.commit(len(new)) if committing else self.ledger.run(len(new)), new
@@ -99,6 +99,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 9))
     def commit(self, count: int) -> None:
         new = self.fresh(count)
+        self.ledger = self.ledger.with_room(0)
         step = self.ledger.commit(count)
         self.run(step, new, [tuple(new[: i + 1]) for i in range(count)])
         assert set(step.slots) == {-1}
@@ -135,7 +136,8 @@ class LedgerMachine(RuleBasedStateMachine):
         assert ledger.position == len(self.tokens)
         assert self.promised <= ledger.reach <= self.window
         assert len(set(ledger.pending)) == len(ledger.pending)
-        assert ledger.spare not in ledger.used.kept
+        room = ledger.with_room(0)
+        assert room.spare not in room.used.kept and room.reach == ledger.reach
         assert len(ledger.pending) <= self.window
         assert [a.position for a in ledger.anchors] == sorted({a.position for a in ledger.anchors})
 
@@ -143,12 +145,16 @@ class LedgerMachine(RuleBasedStateMachine):
     def everything_in_reach_is_intact(self) -> None:
         for back in range(self.ledger.reach + 1):
             ledger = self.ledger.back(back)
+            tokens = self.tokens[: len(self.tokens) - back]
+            if not ledger.pending:
+                assert self.memory.states[ledger.source] == tokens
+                assert self.memory.conv[ledger.source] == window_of(tokens)[1:]
+                continue
             step = ledger.applied()
             assert step.after == ledger, "a copy must not cost what can be taken back"
             # what is gone back behind may be written over
             memory = copy.deepcopy(self.memory) if back else self.memory
             memory.run(step, [])
-            tokens = self.tokens[: len(self.tokens) - back]
             assert memory.states[ledger.spare] == tokens
             assert memory.conv[ledger.spare] == window_of(tokens)[1:]
 
@@ -178,3 +184,17 @@ def test_a_wide_tree_costs_no_more_reach_than_its_longest_path() -> None:
     assert (step.advance, step.store) == (2, ADVANCED)
     assert step.after.chosen((1,)).reach == 3
     assert step.after.chosen(()).reach == 2
+
+
+def test_a_run_kept_whole_leaves_nothing_to_replay() -> None:
+    """After one of which tokens were taken back, the next stores the state before it."""
+    ledger = ReplayLedger(8, state_slots(8))
+    pending: list[int] = []
+    stored: list[int] = []
+    for kept in (4, 4, 2, 4, 4, 4, 1, 4, 4, 4):
+        step = ledger.with_room(4).run(4)
+        pending.append(len(step.pending))
+        stored.append(step.store)
+        ledger = step.after.back(4 - kept)
+    assert pending == [0, 0, 0, 2, 4, 0, 0, 1, 4, 0]
+    assert stored == [LAST, LAST, LAST, ADVANCED, LAST, LAST, LAST, ADVANCED, LAST, LAST]

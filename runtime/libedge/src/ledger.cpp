@@ -24,11 +24,15 @@ void Ledger::drop_first() {
 
 void Ledger::make_room(int wanted) {
   while (logged + wanted > log_slots(window) && stored > 1) drop_first();
+  free_slot();
+}
+
+void Ledger::free_slot() {
+  for (; stored >= state_slots(window); stored--) anchors[stored - 2] = anchors[stored - 1];
 }
 
 void Ledger::thin(int64_t end) {
   while (stored > 1 && end >= anchors[1].position + window) drop_first();
-  for (; stored >= state_slots(window); stored--) anchors[stored - 2] = anchors[stored - 1];
 }
 
 void Ledger::free_rows(int wanted, int16_t* found) const {
@@ -40,6 +44,7 @@ void Ledger::free_rows(int wanted, int16_t* found) const {
 
 void Ledger::back(int tokens) {
   position -= tokens, logged -= tokens;
+  whole = whole && !tokens;
   while (newest().position > position) stored--;
 }
 
@@ -80,9 +85,11 @@ Step Step::run(const Ledger& ledger, int tokens, const int32_t* parents) {
     }
     after.nodes = tokens;
   }
-  // a step stores the state after it, a longer run the one before, which stays whatever is kept
-  int64_t end = ledger.position + kept;
-  int64_t at = ledger.position + (tokens == 1 && !parents);
+  // the state after the last token where all are likely to be kept and no more than a window is
+  // pending if they are not; else the one before, which stays whatever is kept
+  bool likely = tokens == 1 || !ledger.count() || ledger.whole;
+  bool last = !parents && likely && ledger.count() + tokens <= ledger.window + 1;
+  int64_t end = ledger.position + kept, at = last ? end : ledger.position;
   if (at > ledger.newest().position) {
     out.store = at > ledger.position ? LAST : ADVANCED;
     out.advance = out.store == ADVANCED ? int(at - ledger.newest().position) : 0;
@@ -92,7 +99,9 @@ Step Step::run(const Ledger& ledger, int tokens, const int32_t* parents) {
     for (int i = 0; i < tokens; i++) after.rows[after.logged++] = out.slots[i];
     after.position += tokens;
   }
+  after.whole = !parents;
   after.thin(end);
+  if (out.store != LAST) after.free_slot();
   return out;
 }
 

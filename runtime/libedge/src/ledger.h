@@ -9,7 +9,7 @@ namespace edge_lib {
 constexpr int MAX_WINDOW = 256;
 enum Store { KEEP = 0, ADVANCED = 1, LAST = 2 };  // fields of the input `run`
 
-// Slots of stored states, one of them always free, and rows of the logs.
+// Slots of stored states, and rows of the logs.
 inline int state_slots(int64_t window) { return window < 2 ? int(window) + 2 : 4; }
 inline int64_t log_slots(int64_t window) { return 2 * window; }
 
@@ -21,6 +21,7 @@ struct Anchor {  // a stored state: its slot, and the tokens before it
 struct Ledger {
   int window;
   int64_t position = 0, floor = 0;
+  bool whole = false;  // nothing was taken back of the last run
   int stored = 1;
   Anchor anchors[4] = {};  // the stored states, oldest first
   int logged = 0;
@@ -31,14 +32,15 @@ struct Ledger {
   explicit Ledger(int window_) : window(window_) {}
   const Anchor& newest() const { return anchors[stored - 1]; }
   int source() const { return newest().slot; }
-  int spare() const;
+  int spare() const;  // there is one while rows are pending, or when room has been made
   // The rows since the newest stored state, which a run replays.
   const int16_t* pending() const { return rows + (newest().position - anchors[0].position); }
   int count() const { return logged - int(newest().position - anchors[0].position); }
   int64_t reach() const;
-  // Forgets what is furthest back until there are `wanted` free rows.
+  // Forgets what is furthest back until there are `wanted` free rows, and frees a slot.
   void make_room(int wanted);
-  // With a free slot, and without what goes back by more than a window from `end`.
+  void free_slot();
+  // Without what goes back by more than a window from `end`.
   void thin(int64_t end);
   // The first `wanted` free rows of the logs.
   void free_rows(int wanted, int16_t* found) const;

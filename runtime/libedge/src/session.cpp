@@ -159,7 +159,7 @@ const float* Session::run(const int32_t* tokens, size_t count, const int32_t* pa
   bool commit = flags & EDGE_RUN_COMMIT;
   if (!parents && tokens_.capacity() < tokens_.size() + count)
     tokens_.reserve(2 * (tokens_.size() + count));
-  if (!commit) ledger_.make_room(int(count));
+  ledger_.make_room(commit ? 0 : int(count));
   Step step = commit ? Step::commit(ledger_, int(count)) : Step::run(ledger_, int(count), parents);
   perform(parents ? PlanProgram::tree : PlanProgram::chain,
           {step, tokens, (flags & EDGE_RUN_ALL_ROWS) != 0});
@@ -254,6 +254,7 @@ void Session::rewind(size_t count) {
 }
 
 void Session::clear() {
+  ledger_.make_room(0);
   Ledger after = ledger_.elsewhere(0, 0);
   for (const Tensor& tensor : layout_.recurrent)
     std::memset(slot(tensor, after.source()), 0, size_t(tensor.slot));

@@ -346,6 +346,7 @@ class StateFile {
              const char* data) {
     s_.tokens_.reserve(tokens_.size());
     std::string rows;
+    s_.ledger_.make_room(0);
     Ledger after = s_.ledger_.elsewhere(position, 0);
     for (size_t i = 0; i < places.size(); i++) {
       const SavedTensor& tensor = places[i].second;
