@@ -205,6 +205,7 @@ def _attention(given: Given, attributes: Attributes, steps: Steps) -> dict[str, 
     y = np.zeros((count, batch, heads, p), np.float32)
     for t in range(count):
         seen = [*range(steps.past), *(steps.past + node for node in _path(t, steps.parents))]
+        seen = sorted(seen)[-int(attributes["window"]) :]
         for head in range(heads):
             keys, values = (cache[:, head // (heads // kv)][:, seen] for cache in caches.values())
             scores = attributes["scale"] * np.einsum("bp,bsp->bs", q[t, :, head], keys)

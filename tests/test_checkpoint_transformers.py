@@ -130,16 +130,16 @@ def test_llama_heads_wider_than_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "context"),
-    [({}, 256), ({"sliding_window": None}, 512), ({"sliding_window": 4096}, 512),
+    ("changes", "window"),
+    [({}, 256), ({"sliding_window": None}, None), ({"sliding_window": 4096}, None),
      ({"sliding_window": ..., "max_position_embeddings": 32768}, 4096)],
     ids=["window", "none", "wide", "default"],
 )  # fmt: skip
-def test_mistrals_context_ends_where_its_window_does(
-    changes: dict[str, Any], context: int, tmp_path: Path
+def test_mistrals_window_is_one_where_the_context_is_longer(
+    changes: dict[str, Any], window: int | None, tmp_path: Path
 ) -> None:
     edit_config(save_mistral(tmp_path), **changes)
-    assert open_checkpoint(tmp_path).config.max_context == context
+    assert attention_of(open_checkpoint(tmp_path).config).window == window
 
 
 def test_a_model_of_before_says_nothing_of_what_came_later(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ Save = Callable[[Path], Path]
 SAVE: dict[str, Save] = {
     "falcon_h1": partial(save_falcon_h1, mamba_rms_norm=True),
     "falcon_mamba": save_falcon_mamba,
-    "gemma3_text": partial(save_gemma3, sliding_window=64),
+    "gemma3_text": partial(save_gemma3, sliding_window=13, max_position_embeddings=64),
     "gpt_neox": partial(save_gpt_neox, num_attention_heads=2, max_position_embeddings=64),
     "granite": save_granite,
     "granitemoe": partial(save_with_experts, family="granitemoe", residual_multiplier=0.5),
@@ -80,7 +80,7 @@ SAVE: dict[str, Save] = {
         rope_parameters=LLAMA3 | {"rope_theta": 100.0, "original_max_position_embeddings": 64},
     ),
     "mamba_in_llama": partial(save_mamba_in_llama, mamba2=False),
-    "mistral": partial(save_mistral, sliding_window=64),
+    "mistral": partial(save_mistral, sliding_window=4, max_position_embeddings=64),
     "mixtral": partial(save_with_experts, family="mixtral"),
     "nemotron_h": partial(
         save_nemotron_h,
@@ -94,9 +94,11 @@ SAVE: dict[str, Save] = {
         moe_shared_expert_intermediate_size=40,
         layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "moe"],
     ),
-    "olmo3": partial(save_olmo3, sliding_window=64, head_dim=12, hidden_size=48),
-    "phi3": save_phi3,
-    "qwen2": save_qwen2,
+    "olmo3": partial(
+        save_olmo3, sliding_window=13, head_dim=12, hidden_size=48, max_position_embeddings=64
+    ),
+    "phi3": partial(save_phi3, sliding_window=20),
+    "qwen2": partial(save_qwen2, use_sliding_window=True, sliding_window=9, max_window_layers=1),
     "qwen3": save_qwen3,
     "qwen3_moe": partial(save_with_experts, family="qwen3_moe", head_dim=12, decoder_sparse_step=2),
     "qwen2_moe": partial(save_with_experts, family="qwen2_moe", shared_expert_intermediate_size=24),
@@ -121,7 +123,7 @@ APPLIED = [
 ]
 # of Transformers, which have no state but this
 CONTEXT = {
-    "gemma3_text": 64, "gpt_neox": 64, "llama": 2048, "mistral": 64, "olmo3": 64, "phi3": 1024,
+    "gemma3_text": 64, "gpt_neox": 64, "llama": 2048, "mistral": 64, "olmo3": 256, "phi3": 1024,
 }  # fmt: skip
 LENGTH = 60
 ENGINES = ("ort", *(["cpu"] if library.path() is not None else []))

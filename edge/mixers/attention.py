@@ -80,13 +80,14 @@ class AttentionConfig(MixerConfig):
         d_conv: width K of a causal convolution of q, k and v before the rotation, without SiLU and
             with a bias; conv_state [B, K-1, (n_heads + 2·n_kv_heads)·P]. None without it.
         parallel: it reads the stream as the layer before it did, not what that made of it.
+        window: positions that a token looks back on, its own among them. None is all.
         recalls: it reads the stream and the embedded token side by side, and what it gives goes
             to the next layer aside of the stream.
     """
 
     attends: ClassVar[bool] = True
     later: ClassVar[frozenset[str]] = frozenset(
-        {"qk_norm", "qk_whole", "parallel", "d_conv", "recalls"}
+        {"qk_norm", "qk_whole", "parallel", "d_conv", "recalls", "window"}
     )
 
     kind: Literal["attention"] = "attention"
@@ -100,6 +101,7 @@ class AttentionConfig(MixerConfig):
     qk_whole: bool = False
     parallel: bool = False
     recalls: bool = False
+    window: Positive | None = None
     d_conv: Annotated[int, Field(ge=2, le=16)] | None = None
 
     @model_validator(mode="after")
@@ -138,6 +140,10 @@ class AttentionConfig(MixerConfig):
     def conv_channels(self) -> int:
         """Rows of q, k and v."""
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+
+    @property
+    def looks_back(self) -> int | None:
+        return self.window
 
     @property
     def rotation(self) -> RopeConfig | None:

@@ -91,6 +91,11 @@ class MixerConfig(Grown, ABC):
         return None
 
     @property
+    def looks_back(self) -> int | None:
+        """How many positions its attention looks back on, the token's own among them; None: all."""
+        return None
+
+    @property
     def rotation(self) -> RopeConfig | None:
         """The rotary embedding of its queries and keys."""
         return None

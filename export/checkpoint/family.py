@@ -27,6 +27,7 @@ UNSUPPORTED = "this variant cannot be exported"
 MAX_BLOCKS = 2048
 MAX_MAGNITUDE = 1000.0
 WINDOW = 4096  # of attention that slides, by default
+SLIDING = "sliding_attention"
 
 # What every Transformer says of itself.
 _SIZES = frozenset(
@@ -183,30 +184,43 @@ def layer_types(fields: Fields, count: int, kinds: Mapping[str, str], default: s
     return [kind for kind in found if kind]
 
 
-def sliding_kinds(fields: Fields, period: int) -> list[str]:
-    """`layer_types` of a model some of whose blocks look back a window only; absent, all but every
-    `period`-th do.
-    """
+def sliding_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
+    """`layer_types` of a model some of whose blocks look back a window only; absent, by number."""
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     if fields.values.get("layer_types") is not None:
-        kinds = {kind: kind for kind in ("full_attention", "sliding_attention")}
+        kinds = {kind: kind for kind in ("full_attention", SLIDING)}
         return layer_types(fields, blocks, kinds, "full_attention")
-    every = range(1, blocks + 1)
-    return ["sliding_attention" if at % period else "full_attention" for at in every]
+    return [SLIDING if slides(at) else "full_attention" for at in range(blocks)]
 
 
-def window_of(fields: Fields, kinds: Sequence[str], context: int) -> int:
-    """`context`, but no more than the window of a model some of whose blocks have one."""
-    # as with Mistral, only null is no window
-    slides = "sliding_attention" in kinds and fields.values.get("sliding_window", 0) is not None
-    return min(context, fields.integer("sliding_window", WINDOW)) if slides else context
+def windows(fields: Fields, kinds: Sequence[str], context: int) -> list[int | None]:
+    """How many tokens each block looks back on: `sliding_window` where it slides, which null is
+    none of. A window that holds the whole `context` does nothing.
+    """
+    if SLIDING not in kinds or fields.values.get("sliding_window", 0) is None:
+        return []
+    window = fields.integer("sliding_window", WINDOW)
+    return [window if kind == SLIDING and window < context else None for kind in kinds]
 
 
-def context_of(fields: Fields, default: int) -> int:
-    """`positions`, but no more than a window that slides where it is used."""
-    context = positions(fields, default)
-    slides = fields.boolean("use_sliding_window", False) and "sliding_window" in fields
-    return min(context, fields.integer("sliding_window", context)) if slides else context
+def same_windows(fields: Fields, context: int) -> list[int | None]:
+    """`windows` of a model all of whose blocks slide where `sliding_window` is said."""
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    return windows(fields, [SLIDING] * blocks, context) if "sliding_window" in fields else []
+
+
+def used_windows(
+    fields: Fields, context: int, slides: Callable[[int, int], bool] | None = None
+) -> list[int | None]:
+    """`windows` of a model that has them where `use_sliding_window` is true. Which blocks have one
+    is by their number and `max_window_layers`: by default those from there on.
+    """
+    first = fields.integer("max_window_layers", 28, low=0)
+    if not fields.boolean("use_sliding_window", False):
+        return []
+    slides = slides or (lambda block, first: block >= first)
+    kinds = sliding_kinds(fields, lambda block: slides(block, first))
+    return windows(fields, kinds, context)
 
 
 def head_dim(fields: Fields, heads: int) -> int:

@@ -242,11 +242,31 @@ def _attention_inputs(g: GraphBuilder, shared: Shared) -> None:
     low = g.floats("masked", np.full(1, -_MASKED, np.float32))
     inside = g.node("Mul", [outside, low], "inside")
     both = g.node("Concat", [seen, inside], "bias.matrix", axis=1)
-    shared.bias = g.node("Unsqueeze", [both, g.integers([0, 1])], "bias")
+    lead = g.integers([0, 1])
+    windows = {layer.looks_back for layer in g.config.layers if layer.attends}
+    if None in windows:
+        shared.biases[None] = g.node("Unsqueeze", [both, lead], "bias")
+    sliding = sorted(window for window in windows if window is not None)
+    if sliding:
+        behind, hidden = _behind(g), g.floats("hidden", np.full(1, _MASKED, np.float32))
+    for window in sliding:
+        far = g.node("GreaterOrEqual", [behind, g.integers([window])], f"far{window}")
+        within = g.node("Where", [far, hidden, both], f"bias{window}.matrix")
+        shared.biases[window] = g.node("Unsqueeze", [within, lead], f"bias{window}")
     for layer in g.config.layers:
         rope = layer.rotation
         if rope is not None and rope not in shared.rotations:
             shared.rotations[rope] = _rotation(g, rope, len(shared.rotations))
+
+
+def _behind(g: GraphBuilder) -> str:
+    """[T, past+T]: how many positions each token's own is behind each query's."""
+    count = g.node("Squeeze", ["past"], "past.count")
+    first, step = (g.node("Squeeze", [g.integers([n])], f"count.{n}") for n in (0, 1))
+    passed = g.node("Range", [first, count, step], "past.positions")
+    known = g.node("Concat", [passed, "positions"], "key.positions", axis=0)
+    column = g.node("Unsqueeze", ["positions", g.integers([1])], "query.positions")
+    return g.node("Sub", [column, known], "behind")
 
 
 def _rotation(g: GraphBuilder, rope: RopeConfig, number: int) -> tuple[str, str]:

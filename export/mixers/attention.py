@@ -82,7 +82,9 @@ class Attention(nn.Module):
             q, k = (rope(m, positions, self._frequencies(u.device)) for m in (q, k))
         k = torch.cat([state["key_cache"].to(k.dtype), k], dim=2)
         v = torch.cat([state["value_cache"].to(v.dtype), v], dim=2)
-        if torch.is_grad_enabled() and k.shape[2] == u.shape[1]:
+        if c.window is not None:
+            y = attention(q, k, v, _within(c.window, u.shape[1], k.shape[2]).to(u.device))
+        elif torch.is_grad_enabled() and k.shape[2] == u.shape[1]:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
             y = attention(q, k, v)
@@ -91,6 +93,12 @@ class Attention(nn.Module):
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         norm = rms_norm_training if torch.is_grad_enabled() else rms_norm
         return norm(q, self.q_norm.weight, self.eps), norm(k, self.k_norm.weight, self.eps)
+
+
+def _within(window: int, steps: int, seen: int) -> Tensor:
+    """bool [T, S]: which of the S keys each of the last T queries sees; a window has its own."""
+    causal = torch.ones(steps, seen, dtype=torch.bool).tril(seen - steps)
+    return causal.triu(seen - steps - window + 1)
 
 
 class AttentionExport(MixerExport[AttentionConfig]):
@@ -205,12 +213,13 @@ class AttentionExport(MixerExport[AttentionConfig]):
         caches = [g.input(at.named(f"{w}_cache"), kind, cache) for w in ("key", "value")]
         y, *written = g.call(
             "AttentionF16" if half else "Attention",
-            [q, k, v, *caches, "last", "total", at.shared.bias],
+            [q, k, v, *caches, "last", "total", at.shared.biases[c.window]],
             [at.named("attended"), at.named("key_cache_out"), at.named("value_cache_out")],
             heads=heads,
             kv_heads=kv,
             head_dim=wide,
             scale=1 / math.sqrt(c.head_dim),
+            window=c.window or 0,
         )
         for out in written:
             g.output(out, cache, kind)

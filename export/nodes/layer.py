@@ -27,7 +27,8 @@ class Shared:
 
     taps: dict[int, tuple[str, str]] = field(default_factory=dict)
     rotations: dict[RopeConfig, tuple[str, str]] = field(default_factory=dict)
-    bias: str = ""
+    # by the window of attention, None without
+    biases: dict[int | None, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

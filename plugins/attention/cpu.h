@@ -62,7 +62,7 @@ struct RopeAppend : Kernel {
 // algorithm 1), a tile of slots at a time.
 struct Attend : Kernel {
   Argument q, keys, values, ancestors, run_fields, y, mixes, peaks, T, B, C;
-  int64_t kv, group, P, q_stride, splits, block_n;
+  int64_t kv, group, P, q_stride, splits, block_n, window;
   float scale;
   static constexpr int TILE = 32;
   Attend(const Variant& v)
@@ -72,9 +72,27 @@ struct Attend : Kernel {
         peaks(Argument::optional(v, "peaks")), T(v, "T"), B(v, "B"), C(v, "C"),
         kv(v.integer("KV")), group(v.within("GROUP", 1)), P(v.integer("P")),
         q_stride(v.integer("Q_STRIDE")), splits(v.within("SPLITS", 1)),
-        block_n(v.within("BLOCK_N", 1)), scale((float)v.number("SCALE")) {
+        block_n(v.within("BLOCK_N", 1)), window(window_of(v)), scale((float)v.number("SCALE")) {
     if (splits == 1 ? !y : !(mixes && peaks)) refuse("nowhere to put what was attended to");
     if (keys.type != values.type || keys.type == Type::i8) refuse("caches are not of one float type");
+  }
+
+  // Absent from the plans of models without windows: 0, all of the past.
+  static int64_t window_of(const Variant& v) { return std::max<int64_t>(v.integer("WINDOW", 0), 0); }
+
+  // The first slot that some token of the run sees.
+  static int64_t base_of(int64_t past, int64_t window) {
+    return window ? std::max<int64_t>(past + 1 - window, 0) : 0;
+  }
+
+  // The first slot that token t sees: its window is the last ones of the past and of its path.
+  int64_t first_seen(int64_t t, int64_t past, const int32_t* leads) const {
+    if (!window) return 0;
+    if (!leads) return past + t + 1 - window;
+    int64_t left = window;
+    for (int64_t j = t; j >= 0; j--)
+      if (leads[j] && --left == 0) return past + j;
+    return past - left;
   }
 
   static int64_t part_size(int64_t slots, int64_t splits, int64_t block) {
@@ -84,9 +102,10 @@ struct Attend : Kernel {
 
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     int64_t tokens = T.integer(a), batch = B.integer(a), past = run_fields.in<const int32_t>(a)[PAST];
-    int64_t chunk = part_size(past + tokens, splits, block_n);
-    int64_t parts = (past + tokens + chunk - 1) / chunk, heads = kv * group;
-    int64_t work = (past + tokens) * P;
+    int64_t slots = past + tokens - base_of(past, window);
+    int64_t chunk = part_size(slots, splits, block_n);
+    int64_t parts = (slots + chunk - 1) / chunk, heads = kv * group;
+    int64_t work = slots * P;
     pool.each(tokens * batch * heads * parts, items_a_piece(4 * work),
               [&](int64_t first, int64_t last) {
       float* room = local(2 * P + 2 * W);
@@ -104,9 +123,11 @@ struct Attend : Kernel {
   void one_query(Kept*, const Value* a, int64_t row, int64_t head, int64_t part, int64_t chunk,
                  int64_t past, int64_t tokens, int64_t batch, float* query, float* mix) const {
     int64_t t = row / batch, b = row % batch, capacity = C.integer(a);
-    int64_t start = part * chunk, end = std::min(start + chunk, past + tokens);
+    int64_t start = base_of(past, window) + part * chunk;
+    int64_t end = std::min(start + chunk, past + tokens);
     const int32_t* leads = ancestors ? ancestors.in<const int32_t>(a) + t * tokens : nullptr;
     if (!leads) end = std::min(end, past + t + 1);
+    start = std::max(start, first_seen(t, past, leads));
     const float* in = q.in<const float>(a) + row * q_stride + head * P;
     const Kept* k = keys.in<const Kept>(a) + (b * kv + head / group) * capacity * P;
     const Kept* v = values.in<const Kept>(a) + (b * kv + head / group) * capacity * P;
@@ -160,14 +181,15 @@ struct Attend : Kernel {
 // The softmax over all parts from those of each (FlashDecoding).
 struct Join : Kernel {
   Argument mixes, peaks, run_fields, y, T;
-  int64_t heads, P, splits, block_n;
+  int64_t heads, P, splits, block_n, window;
   Join(const Variant& v)
       : mixes(v, "mixes"), peaks(v, "peaks"), run_fields(v, "run"), y(v, "y"), T(v, "T"),
         heads(v.integer("HEADS")), P(v.integer("P")), splits(v.within("SPLITS", 1, PARTS)),
-        block_n(v.within("BLOCK_N", 1)) {}
+        block_n(v.within("BLOCK_N", 1)), window(Attend::window_of(v)) {}
   static constexpr int64_t PARTS = 64;
   void run(const Value* a, const int64_t* grid, Pool&) const override {
-    int64_t slots = run_fields.in<const int32_t>(a)[PAST] + T.integer(a);
+    int64_t past = run_fields.in<const int32_t>(a)[PAST];
+    int64_t slots = past + T.integer(a) - Attend::base_of(past, window);
     int64_t chunk = Attend::part_size(slots, splits, block_n), parts = (slots + chunk - 1) / chunk;
     for (int64_t each = 0; each < grid[0] * heads; each++) {
       const float* of = peaks.in<const float>(a) + each * splits * 2;

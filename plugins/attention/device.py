@@ -51,7 +51,8 @@ def _attention(op: Op) -> Op:
         (y, *map(after, caches)),
         "slots run[PAST] … run[PAST]+T-1 of the caches get k and v\n"
         "y = softmax(scale · q·Kᵀ) · V over the slots below run[PAST] and those of the run that "
-        "are t or, for a chain, before it, for a tree, on its path",
+        "are t or, for a chain, before it, for a tree, on its path; unless window is 0, over the "
+        "last `window` of these",
     )
 
 
@@ -110,7 +111,22 @@ _SEES = """
     by_order = And(is_chain, is_before)
     is_seen = Or(by_path, by_order)
     is_seen_new = And(is_new, is_seen)
-    sees = Or(is_past, is_seen_new)
+    sees_all = Or(is_past, is_seen_new)
+    path = Cast<to=7>(ancestors)
+    path_sizes = ReduceSum<keepdims=0>(path, axis_1)
+    depths = Sub(path_sizes, by_1)
+    token_deep = Gather(depths, tree_token)
+    token_place = Where(is_tree, token_deep, token)
+    late_deep = Gather(depths, tree_late)
+    is_deep = And(is_tree, is_new)
+    late_place = Where(is_deep, late_deep, late)
+    token_place_column = Unsqueeze(token_place, axis_1)
+    behind = Sub(token_place_column, late_place)
+    window_0 = Constant<value_int: int = @window>()
+    is_near = Less(behind, window_0)
+    is_endless = Equal(window_0, from_0)
+    is_within = Or(is_near, is_endless)
+    sees = And(sees_all, is_within)
 """
 
 _ATTEND = """

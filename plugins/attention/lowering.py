@@ -103,6 +103,8 @@ def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
     rows = min(max(2048 // wide, 16), 64) if many else 1 if alone else 16
     slots = min(max(4096 // wide, 16), 32 if many else 64)
     stages = 2 if many or wide > 128 else 3
+    window = int(node.attributes.get("window", 0))  # graphs of before have none
+    windowed = {"WINDOW": window} if window else {}
     mixes = peaks = None
     if splits > 1:
         parts = y.width // p * splits
@@ -133,6 +135,7 @@ def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
             "BLOCK_N": slots,
             "BLOCK_P": wide,
             "STAGES": stages,
+            **windowed,
         },
         (Size(times=group, of="T", per=rows), Size(times=kv, of="B"), Size(times=splits)),
         warps=4 if wide <= 128 else 8,
@@ -144,7 +147,14 @@ def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
     at.launch(
         "attention.join",
         {**arguments, "y": at.pointer(y), "T": at.size("T")},
-        {"HEADS": y.width // p, "P": p, "SPLITS": splits, "BLOCK_N": slots, "BLOCK_P": wide},
+        {
+            "HEADS": y.width // p,
+            "P": p,
+            "SPLITS": splits,
+            "BLOCK_N": slots,
+            "BLOCK_P": wide,
+            **windowed,
+        },
         (Size(of=y.rows), Size(times=y.width // p)),
         warps=4,
     )

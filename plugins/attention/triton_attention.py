@@ -19,8 +19,38 @@ PAST = tl.constexpr(launch.PAST)
 
 
 @triton.jit
-def _visible(slot, t, past, T, ancestors):
-    """bool [BLOCK_R, BLOCK_N]: all of the past; of the run what is not after t, or leads to t."""
+def _base(past, WINDOW: tl.constexpr):
+    """The first slot that some token of the run sees."""
+    if WINDOW > 0:
+        return tl.maximum(past + 1 - WINDOW, 0)
+    else:
+        return past * 0
+
+
+@triton.jit
+def _first_seen(t, past, T, ancestors, WINDOW: tl.constexpr):
+    """i32 [BLOCK_R]: the first slot that token t sees. Its window is the last slots of the past
+    and of its path, which is all of the run up to it where `ancestors` are None.
+    """
+    if ancestors is None:
+        first = past + t + 1 - WINDOW
+    else:
+        left = t * 0 + WINDOW
+        first = t * 0
+        for behind in range(T):
+            j = T - 1 - behind
+            on_path = tl.load(ancestors + t * T + j, mask=t < T, other=0) != 0
+            first = tl.where(on_path & (left == 1), past + j, first)
+            left -= on_path.to(tl.int32)
+        first = tl.where(left > 0, past - left, first)
+    return first
+
+
+@triton.jit
+def _visible(slot, t, past, T, ancestors, first, WINDOW: tl.constexpr):
+    """bool [BLOCK_R, BLOCK_N]: all of the past; of the run what is not after t, or leads to t.
+    With a window nothing before `first`.
+    """
     late = slot[None, :] - past
     if ancestors is None:
         sees = late <= t[:, None]
@@ -28,14 +58,16 @@ def _visible(slot, t, past, T, ancestors):
         mine = (late >= 0) & (late < T) & (t[:, None] < T)
         leads = tl.load(ancestors + t[:, None] * T + late, mask=mine, other=0)
         sees = (late < 0) | (leads != 0)
+    if WINDOW > 0:
+        sees = sees & (slot[None, :] >= first[:, None])
     return sees
 
 
 @triton.jit
 def _run_over(
-    q, keys, values, t, start, end, past, T, ancestors,
+    q, keys, values, t, start, end, past, T, ancestors, first_seen,
     P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Queries q [BLOCK_R, BLOCK_P] over slots start … end-1; none beyond is read.
 
@@ -52,7 +84,7 @@ def _run_over(
         k = tl.load(keys + at, mask=inside, other=0.0).to(tl.float32)
         v = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
         score = tl.dot(q, tl.trans(k), input_precision="tf32x3")
-        sees = (slot < end)[None, :] & _visible(slot, t, past, T, ancestors)
+        sees = (slot < end)[None, :] & _visible(slot, t, past, T, ancestors, first_seen, WINDOW)
         score = tl.where(sees, score, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 1))
         level = _finite(higher)
@@ -128,10 +160,12 @@ def attend(
     BLOCK_N: tl.constexpr,
     BLOCK_P: tl.constexpr,  # a power of two, at least P
     STAGES: tl.constexpr,
+    WINDOW: tl.constexpr = 0,  # how many slots a token sees, its own among them; 0: all
 ):
     past = tl.load(run + PAST)
-    chunk = part_size(past + T, SPLITS, BLOCK_N)
-    start = tl.program_id(2) * chunk
+    base = _base(past, WINDOW)
+    chunk = part_size(past + T - base, SPLITS, BLOCK_N)
+    start = base + tl.program_id(2) * chunk
     if start < past + T:
         # the last tokens see most: they start first
         tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -146,6 +180,11 @@ def attend(
         end = tl.minimum(start + chunk, past + T)
         if ancestors is None:
             end = tl.minimum(end, past + (tile * BLOCK_R + BLOCK_R - 1) // GROUP + 1)
+            if WINDOW > 0:
+                start = tl.maximum(start, past + tile * BLOCK_R // GROUP + 1 - WINDOW)
+        first_seen = t
+        if WINDOW > 0:
+            first_seen = _first_seen(t, past, T, ancestors, WINDOW)
         cache = tl.program_id(1).to(tl.int64) * C * P
         if BLOCK_R == 1:
             peak, total, mix = _run_alone(
@@ -154,7 +193,7 @@ def attend(
         else:
             peak, total, mix = _run_over(
                 queries, keys + cache, values + cache, t, start, end, past, T, ancestors,
-                P, BLOCK_R, BLOCK_N, BLOCK_P, STAGES,
+                first_seen, P, BLOCK_R, BLOCK_N, BLOCK_P, STAGES, WINDOW,
             )  # fmt: skip
         if SPLITS == 1:
             out = (row * (KV * GROUP * P) + head * P)[:, None] + column[None, :]
@@ -184,10 +223,12 @@ def join(
     SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,  # as in `attend`
     BLOCK_P: tl.constexpr,
+    WINDOW: tl.constexpr = 0,  # likewise
 ):
     """The softmax over all parts from those of each (FlashDecoding)."""
     one = tl.program_id(0) * HEADS + tl.program_id(1)
-    slots = tl.load(run + PAST) + T
+    past = tl.load(run + PAST)
+    slots = past + T - _base(past, WINDOW)
     split = tl.arange(0, SPLITS)
     there = split * part_size(slots, SPLITS, BLOCK_N) < slots
     part = one * SPLITS + split

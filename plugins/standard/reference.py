@@ -22,6 +22,7 @@ _DTYPES: dict[int, torch.dtype] = {
 add, sub, mul = torch.add, torch.sub, torch.mul
 cos, sin = torch.cos, torch.sin
 equal, and_, not_ = torch.eq, torch.logical_and, torch.logical_not
+where, greater_or_equal = torch.where, torch.ge
 
 
 def _sizes(values: Tensor) -> list[int]:

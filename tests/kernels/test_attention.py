@@ -23,10 +23,12 @@ class Case:
     def __init__(
         self, regime: Regime, steps: int, batch: int, heads: int, kv: int, p: int, past: int,
         *, capacity: int = 0, spread: float = 1.0, dim: int = 0, half: bool = False,
+        window: int = 0,
     ) -> None:  # fmt: skip
         make = torch.Generator().manual_seed(steps * 1000 + past)
         self.steps, self.batch, self.heads, self.kv, self.p = steps, batch, heads, kv, p
         self.past, self.scale, self.dim = past, 0.3, dim
+        self.window = window
         self.shape = (batch, kv, capacity or past + steps + 5, p)
         self.bench = Workbench(regime, T=steps, B=batch, C=self.shape[2])
         stride, start, self.parts = (heads + 2 * kv) * p + 8, 8, {}
@@ -62,7 +64,7 @@ class Case:
         self.bench.lower(
             LOWER, f"Rotary{kind}" if self.dim else kind, inputs, {"y": "y"},
             heads=self.heads, kv_heads=self.kv, head_dim=self.p, scale=self.scale,
-            **rotation,
+            window=self.window, **rotation,
         )  # fmt: skip
         self.bench.run()
         for name, cache in self._written().items():
@@ -86,10 +88,11 @@ class Case:
         """By the reference, in fp64."""
         end = self.past + self.steps
         keys, values = (cache[:, :, :end].double() for cache in self._written().values())
-        mask = None
-        if ancestors is not None:
-            past = torch.ones(self.steps, self.past, dtype=torch.bool)
-            mask = torch.cat([past, ancestors.bool()], 1)
+        past = torch.ones(self.steps, self.past, dtype=torch.bool)
+        own = torch.ones(self.steps, self.steps).tril() if ancestors is None else ancestors
+        mask = torch.cat([past, own.bool()], 1)
+        if self.window:  # the last of what each token would see
+            mask &= mask.flip(1).cumsum(1).flip(1) <= self.window
         return attention(self._turned("q").double(), keys, values, mask, self.scale).float()
 
 
@@ -176,6 +179,17 @@ def test_fp16_caches(regime: Regime) -> None:
     case = Case(regime, steps, 1, 2, 2 if regime is ONE else 1, 40, 77, dim=dim, half=True)
     ancestors = _tree(steps) if regime.kind == "tree" else None
     _close(case.run(ancestors), case.expected(ancestors))
+
+
+@pytest.mark.parametrize("regime", [ONE, CHAIN, TREE, MANY])
+@pytest.mark.parametrize("window", [1, 3, 70])
+def test_a_window(regime: Regime, window: int) -> None:
+    """That ends in the run, in the past, or, of the first tokens, before it."""
+    steps, kv = (1, 2) if regime is ONE else (9, 1)
+    for past in (0, 66, 150):
+        case = Case(regime, steps, 1, 2, kv, 24, past, window=window)
+        ancestors = _tree(steps) if regime.kind == "tree" else None
+        _close(case.run(ancestors), case.expected(ancestors))
 
 
 def test_the_grid_does_not_depend_on_the_past() -> None:

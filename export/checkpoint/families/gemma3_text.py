@@ -1,8 +1,7 @@
 """Gemma 3 for text alone (270M and 1B): as Gemma, with norms before and behind, and normed heads.
 
 Source: transformers 5.23 models/gemma3, `Gemma3ForCausalLM`. Most blocks look back a window of 512
-tokens. In a context that ends where the window does nothing slides, so that is the context of a
-model that has one.
+tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from edge.export.checkpoint.family import (
     known_only,
     positions,
     sliding_kinds,
-    window_of,
+    windows,
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
@@ -35,14 +34,16 @@ def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
     if fields.values.get("hidden_activation") not in (None, gemma.TANH):
         gemma.refuse_activation(fields, "hidden_activation")
-    kinds = sliding_kinds(fields, fields.integer("sliding_window_pattern", 6))
+    period = fields.integer("sliding_window_pattern", 6)
+    kinds = sliding_kinds(fields, lambda at: (at + 1) % period > 0)
     said = {kind: for_kind(fields, kind, *_BASES[kind]) for kind in sorted({*kinds})}
     context = positions(said.get("full_attention", fields), 131072)
     layout = gemma.read_blocks(
         fields,
         NAME,
         "both",
-        context=window_of(fields, kinds, context),
+        context=context,
+        windows=windows(fields, kinds, context),
         kv_heads=4,
         turned=[said[kind] for kind in kinds],
         qk_norm=True,

@@ -57,6 +57,7 @@ def read_blocks(
     size: int | None = None,
     theta: float = 10000.0,
     turned: Sequence[Fields | None] = (),
+    windows: Sequence[int | None] = (),
     tied: bool = False,
     feed: Callable[[int], Sequence[MixerConfig]] | None = None,
     **attending: Any,
@@ -69,6 +70,7 @@ def read_blocks(
         size: of a head where `head_dim` is absent; None is `hidden_size / num_attention_heads`.
         theta: of RoPE, where the config does not say.
         turned: where RoPE of each block is said; None is a block without. None given are `fields`.
+        windows: how many tokens each block looks back on. None given are all.
         tied: the default of `tie_word_embeddings`.
         feed: what follows the attention of a block; None is an MLP of `intermediate_size`.
         attending: further fields of attention; of `norms` an MLP that is not given has the same.
@@ -78,6 +80,7 @@ def read_blocks(
     size = fields.integer("head_dim", size) if own else head_dim(fields, heads)
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
     turned = turned or [fields] * blocks
+    windows = windows or [None] * blocks
     said = {id(each): each for each in turned if each is not None}
     ropes = {key: _rope(each, size, theta) for key, each in said.items()}
     if attention_bias is None:
@@ -99,9 +102,9 @@ def read_blocks(
         )
     layers = [
         layer
-        for block, each in enumerate(turned)
+        for block, (each, window) in enumerate(zip(turned, windows, strict=True))
         for layer in (
-            turning.model_copy(update={"rope": ropes.get(id(each))}),
+            turning.model_copy(update={"rope": ropes.get(id(each)), "window": window}),
             *([mlp] if feed is None else feed(block)),
         )
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edge.export.checkpoint.families import llama
-from edge.export.checkpoint.family import Family, experts, known_only
+from edge.export.checkpoint.family import Family, experts, known_only, same_windows
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -31,7 +31,8 @@ def read(fields: Fields) -> Layout:
         NAME,
         kv_heads=8,
         eps=1e-5,
-        context=min(context, fields.integer("sliding_window", context)),
+        context=context,
+        windows=same_windows(fields, context),
         theta=1e6,
         feed=lambda block: [mixed],
     )

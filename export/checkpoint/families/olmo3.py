@@ -1,7 +1,6 @@
 """OLMo 3: as OLMo 2, with a sliding window in three of four blocks, and YaRN in the others.
 
-Source: transformers 5.23 models/olmo3, `Olmo3ForCausalLM`. In a context that ends where the window
-does nothing slides, so that is the context of a model that has one.
+Source: transformers 5.23 models/olmo3, `Olmo3ForCausalLM`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from edge.export.checkpoint.family import (
     known_only,
     positions,
     sliding_kinds,
-    window_of,
+    windows,
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
@@ -25,13 +24,14 @@ _OWN = {"attention_bias", "head_dim", "layer_types", "sliding_window"}
 
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
-    kinds = sliding_kinds(fields, 4)
+    kinds = sliding_kinds(fields, lambda at: (at + 1) % 4 > 0)
     said = {kind: for_kind(fields, kind, theta=THETA) for kind in sorted({*kinds})}
     context = positions(said.get("full_attention", fields), 2048)
     return llama.read_blocks(
         fields,
         NAME,
-        context=window_of(fields, kinds, context),
+        context=context,
+        windows=windows(fields, kinds, context),
         turned=[said[kind] for kind in kinds],
         **olmo2.BLOCKS,
     )

@@ -19,6 +19,7 @@ from edge.export.checkpoint.family import (
     positions,
     rope,
     rope_magnitude,
+    same_windows,
     whole,
 )
 from edge.export.checkpoint.fields import Fields
@@ -51,8 +52,13 @@ def read(fields: Fields) -> Layout:
     attending = attention(fields, size=size, rope=rotation)
     mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size"))
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
-    context = min(context, fields.integer("sliding_window", context))
-    layout = Layout(whole(fields, NAME, [attending, mlp] * blocks, context=context))
+    sliding = same_windows(fields, context) or [None] * blocks
+    layers = [
+        layer
+        for window in sliding
+        for layer in (attending.model_copy(update={"window": window}), mlp)
+    ]
+    layout = Layout(whole(fields, NAME, layers, context=context))
     magnitude = rope_magnitude(fields)
     for block in range(blocks):
         source, ours = f"model.layers.{block}", f"layers.{2 * block}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from edge.config import ExpertsConfig, RouterConfig
 from edge.export.checkpoint.families import llama, qwen3_moe
-from edge.export.checkpoint.family import Family, context_of, known_only
+from edge.export.checkpoint.family import Family, known_only, positions, used_windows
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
@@ -28,11 +28,15 @@ def read(fields: Fields) -> Layout:
         router=RouterConfig(top_k=1, score="sigmoid", normalise=False),
         parallel=True,
     )
+    context = positions(fields, 32768)
     layout = llama.read_blocks(
         fields,
         NAME,
         kv_heads=16,
-        context=context_of(fields, 32768),
+        context=context,
+        windows=used_windows(
+            fields, context, lambda block, first: block % 2 == 0 and block < first
+        ),
         attention_bias=fields.boolean("qkv_bias", True),
         out_bias=False,
         feed=qwen3_moe.feed(fields, mixed, shared),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from edge.config import ExpertsConfig, MlpConfig
 from edge.export.checkpoint.families import llama, qwen2
-from edge.export.checkpoint.family import Family, context_of, experts, known_only
+from edge.export.checkpoint.family import Family, experts, known_only, positions, used_windows
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 from edge.mixers.base import MixerConfig
@@ -23,11 +23,13 @@ OWN = qwen2.OWN | {
 
 def read(fields: Fields) -> Layout:
     known_only(fields, OWN | {"attention_bias", "head_dim"})
+    context = positions(fields, 32768)
     return llama.read_blocks(
         fields,
         NAME,
         kv_heads=4,
-        context=context_of(fields, 32768),
+        context=context,
+        windows=used_windows(fields, context, lambda *block: True),
         qk_norm=True,
         feed=feed(fields, routed(fields, 128, 768, per_token=8)),
     )

@@ -10,8 +10,9 @@ from edge.export.checkpoint.families import llama
 from edge.export.checkpoint.family import (
     MAX_BLOCKS,
     Family,
-    context_of,
     known_only,
+    positions,
+    used_windows,
 )
 from edge.export.checkpoint.fields import Fields, show
 from edge.export.checkpoint.layout import Layout
@@ -26,13 +27,15 @@ _OWN = {
 
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
+    context, rotates = positions(fields, 32768), _rotates(fields)
     return llama.read_blocks(
         fields,
         NAME,
         kv_heads=4,
-        context=context_of(fields, 32768),
+        context=context,
+        windows=used_windows(fields, context, lambda block, _: not rotates[block]),
         theta=THETA,
-        turned=[fields if turns else None for turns in _rotates(fields)],
+        turned=[fields if turns else None for turns in rotates],
         tied=True,
     )
 
