@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = Program()
 
-_sampling = partial(typer.Option, rich_help_panel="Sampling")
+_sampling = partial(typer.Option, rich_help_panel="Sampling, by default as the model says")
 _memory = partial(typer.Option, rich_help_panel="Memory")
 
 
@@ -67,16 +67,22 @@ def chat(
     grammar: constraints.GrammarFile = None,
     choices: constraints.Choices = None,
     context: Annotated[
-        int | None, _memory(min=1, metavar="N", help="Tokens the KV caches hold.")
+        int | None,
+        _memory(
+            min=1,
+            metavar="N",
+            help="Tokens the KV caches hold. [default: the trained context, at most 4096]",
+        ),
     ] = None,
     context_policy: Annotated[
         str, _memory(metavar="drop|stop", help="When it is full: drop the oldest turns, or stop.")
     ] = "drop",
     undo_levels: Annotated[
-        int | None, _memory(min=0, metavar="N", help="Turns that /undo can take back; 4.")
+        int | None, _memory(min=0, metavar="N", help="Turns that /undo can take back. [default: 4]")
     ] = None,
     window: Annotated[
-        int | None, _memory(min=1, metavar="N", help="Tokens of a run that can be taken back; 8.")
+        int | None,
+        _memory(min=1, metavar="N", help="Tokens of a run that can be taken back. [default: 8]"),
     ] = None,
     threads: Annotated[int | None, options.running(help=options.THREADS_HELP)] = None,
     spin: options.Spin = False,

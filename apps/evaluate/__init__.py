@@ -31,9 +31,10 @@ def evaluate(
     engine: options.Engine = "auto",
     provider: options.Provider = None,
     window: Annotated[int | None, _reading(
-        help="Tokens of a window; the context attention was trained for, else 2048.")] = None,
+        help="Tokens of a window. "
+        "[default: the context attention was trained for, else 2048]")] = None,
     stride: Annotated[int | None, _reading(
-        help="By how many tokens a window moves on; half a window.")] = None,
+        help="By how many tokens a window moves on. [default: half a window]")] = None,
     stream: Annotated[bool, _reading("--stream",
         help="No windows: a document in one go, the state carried through.")] = False,
     max_tokens: Annotated[int | None, _reading(
@@ -51,13 +52,15 @@ def evaluate(
     noise: Annotated[str | None, _noise(metavar="KIND",
         help=f"Spoil every other 100 words: {', '.join(KINDS)}, or all.")] = None,
     probability: Annotated[float | None, _noise(min=0, max=1,
-        help="Of a character to be spoilt; 0.05 and 0.3.")] = None,
-    seed: Annotated[int | None, _noise(help="Of the random numbers of the noise; 0.")] = None,
+        help="Of a character to be spoilt. [default: 0.05 and 0.3]")] = None,
+    seed: Annotated[int | None, _noise(
+        help="Of the random numbers of the noise. [default: 0]")] = None,
     tasks: Annotated[str | None, _tasks(metavar="TASK,…",
         help="Tasks of lm-evaluation-harness, instead of a text.")] = None,
     task_path: Annotated[Path | None, _tasks(
         help="Folder of task files of your own.")] = None,
-    limit: Annotated[int | None, _tasks(min=1, help="Questions of each task; all.")] = None,
+    limit: Annotated[int | None, _tasks(min=1,
+        help="Questions of each task. [default: all]")] = None,
     fewshot: Annotated[int | None, _tasks(min=0, help="Examples before a question.")] = None,
     chat: Annotated[bool, _tasks("--chat", help="Ask through the chat template.")] = False,
 ) -> None:  # fmt: skip

@@ -30,8 +30,9 @@ def info(
     bundle: Annotated[
         str,
         typer.Argument(
-            help="Bundle folder, or demo, demo-fp16, demo-draft or demo-bytes. Before exporting: "
-            "a config.json, checkpoint folder, .gguf file or OWNER/NAME of the hub."
+            help="Pulled model, bundle folder, or demo, demo-fp16, demo-draft or demo-bytes. "
+            "Before exporting: a config.json, checkpoint folder, .gguf file, or OWNER/NAME of the "
+            "hub."
         ),
     ],
     context: Annotated[

@@ -27,12 +27,13 @@ _output_option = partial(typer.Option, rich_help_panel="Output")
 def profile(
     bundle: options.BundleName,
     prompt: Annotated[str | None, _lengths_option(
-        "-p", "--prompt-tokens", metavar="N,…", help="Lengths of prompts; 512.")] = None,
+        "-p", "--prompt-tokens", metavar="N,…", help="Lengths of prompts. [default: 512]")] = None,
     generated: Annotated[int, _lengths_option(
         "-n", "--generated-tokens", min=1, max=MOST, metavar="N",
         help="Tokens of an answer.")] = 128,
     context: Annotated[str | None, _lengths_option(
-        metavar="N,…", help="Depths to time a step at; 128 to 4096. 0 leaves it out.")] = None,
+        metavar="N,…", help="Depths to time a step at; 0 leaves it out. "
+        "[default: 128 to 4096]")] = None,
     repetitions: Annotated[int, _lengths_option(
         "-r", "--repetitions", min=1, max=10_000, metavar="N", help="Of every length.")] = 5,
     warmup: Annotated[int, _lengths_option(
@@ -47,7 +48,8 @@ def profile(
     draft_auto: options.DraftAuto = False,
     accept: options.Accept = "exact",
     draft_prompts: Annotated[Path | None, _lengths_option(
-        metavar="FILE", help="Prompts for --draft, one a line, or JSON lines; four of our own.")
+        metavar="FILE", help="Prompts for --draft, one a line, or JSON lines. "
+        "[default: four of our own]")
     ] = None,
     engine: options.Engine = "auto",
     provider: options.Provider = None,

@@ -101,7 +101,10 @@ def serve(
     context: Annotated[
         int | None,
         options.running(
-            min=1, metavar="N", help="Tokens the KV caches hold, for models with attention."
+            min=1,
+            metavar="N",
+            help="Tokens the KV caches hold, for models with attention. "
+            "[default: the trained context, at most 4096]",
         ),
     ] = None,
     pulled: Annotated[
