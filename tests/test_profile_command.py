@@ -124,6 +124,7 @@ def test_one_token_and_one_repetition_lack_what_they_lack() -> None:
     facts = json.loads(out)
     assert facts["tpot_ms"] is facts["itl_ms"] is facts["decode_tokens_per_s"] is None
     assert facts["ttft_ms"] == facts["ttlt_ms"] and facts["contexts"] == []
+    assert facts["threads"] >= 1  # also where none were asked for
     assert facts["ratio"][0]["tpot"] is None and facts["ratio"][0]["ttft"]["low"] is None
     wanted = {"tpot_ms", "itl_ms", "contexts", "breakdown", "roofline", "interval of the ratio"}
     assert wanted <= facts["absent"].keys()

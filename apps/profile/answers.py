@@ -183,7 +183,7 @@ def depths(
     places = {name: _read(runner, plan, clock) for name, runner in runners.items()}
     steps: dict[tuple[str, int], list[float]] = {}
     for number in range(plan.repetitions):
-        say(f"steps at {len(plan.depths)} depths, {number + 1} of {plan.repetitions}")
+        say(f"steps at every depth, {number + 1} of {plan.repetitions}")
         for depth in in_turn(plan.depths, number):
             for name in in_turn(list(runners), number):
                 time.sleep(pause if len(runners) > 1 else 0)

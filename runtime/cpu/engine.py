@@ -38,6 +38,13 @@ class CpuEngine(CudaEngine):
         memory.check_state(self.memory_plan(batch=batch, window=window, capacity=capacity))
         return super().new_state(batch=batch, window=window, capacity=capacity)
 
+    @property
+    def threads(self) -> int:
+        """CPU threads one run uses."""
+        device = self.exclusive.device
+        assert isinstance(device, CpuDevice)
+        return device.pool.threads
+
     @cached_property
     def _parts(self) -> SplitPlan | None:
         return split(self.plan)
