@@ -170,6 +170,11 @@ def test_any_mix_of_statements_means_what_it_means_in_jinja(source: str) -> None
 # -- bounds ----------------------------------------------------------------------------------------
 
 HUGE = "{% set s = 'a' * 4000000 %}"
+# two lists that are equal, each in 31 lists of two that are one: walked through, 2 ** 31 of them
+SHARED = (
+    "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(31) %}"
+    "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}"
+)
 HOSTILE = [
     "{{ 1 | round(1000000000) }}", "{{ 1.5 | round(-1000000000) }}", "{{ 1e308 | round(400) }}",
     "{{ range(90000) | map('int') | map('string') | unique | list | length }}" * 40,
@@ -210,6 +215,21 @@ HOSTILE = [
     "{% if 1 %}" * 3000 + "{% endif %}" * 3000, "{{ [1] * 100001 | join }}", "{{ range(100001) }}",
     "{% set x = ['\x07' * 1000] * 3000 %}{{ x }}", "{{ [messages, range] | string }}",
     "{{ messages | tojson(separators=('x' * 4000000, '')) }}",
+    # text that is formatted, and values that are repeated, where a number is meant
+    *(f"{{{{ ['%0900000000d'] | select({test}) | list }}}}"
+      for test in ("'odd'", "'even'", "'divisibleby', 3")),
+    "{{ [1] | round(8, 'floor') }}", "{{ ['a'] | map('round', 9, 'ceil') | list }}",
+    "{% set x = [1] * 10000 %}{{ x | tojson(separators=['a' * 100000, '']) }}",
+    # what is looked at without being paid for: what `changed` compares, paths, messages, arguments
+    SHARED + "{% for x in [ns.a, ns.b] %}{{ loop.changed(x) }}{% endfor %}",
+    SHARED + "{{ [1][ns.a].b }}",
+    "{% set x = range(20000) | sort(attribute='a.' * 100000) %}",
+    "{% set x = [1] * 50000 %}{% set y = [1] * 50000 %}{% for i in range(99999) %}"
+    "{{ loop.changed(x if i % 2 else y) }}{% endfor %}",
+    f"{{% macro f({','.join(f'a{i}' for i in range(20000))}) %}}{{% endmacro %}}"
+    "{% for i in range(2000) %}{% set x = f() %}{% endfor %}",
+    "{% set ns = namespace(a=9) %}{% for i in range(10) %}{% set ns.a = ns.a * ns.a %}{% endfor %}"
+    "{% for i in range(99999) %}{% set x = [ns.a | string, ns.a | string] %}{% endfor %}",
 ]  # fmt: skip
 # long, and worth nothing to an attacker: they run, at once
 LONG = [

@@ -161,7 +161,7 @@ class _Run(Expressions):
         if not items:
             self.statements(node.else_, NameScope(scope), out)
             return None
-        loop = LoopVariable(items)
+        loop = LoopVariable(items, self.budget)
         for loop.at, item in enumerate(items):
             self.budget.spend()
             inner = NameScope(scope, {"loop": loop})
@@ -227,10 +227,12 @@ class _Run(Expressions):
         self, node: nodes.Macro | nodes.CallBlock, name: str, scope: NameScope
     ) -> TemplateFunction:
         """A macro: its names are those around where it is written, when it is called."""
+        self.budget.spend(len(node.args))
         names = [argument.name for argument in node.args]
         defaults = dict(zip(names[len(names) - len(node.defaults) :], node.defaults, strict=True))
 
         def call(*given: Any, **named: Any) -> str:
+            self.budget.spend(4 * len(names))
             inner = NameScope(scope, dict(zip(names, given, strict=False)))
             inner.names["varargs"] = list(given[len(names) :])
             inner.names["kwargs"] = {k: v for k, v in named.items() if k not in names}

@@ -206,9 +206,11 @@ class Expressions:
             found = MISSING
         if found is not MISSING:
             return found
-        return (
-            self._attribute(owner, key) if isinstance(key, str) else Undefined(obj=owner, name=key)
-        )
+        if isinstance(key, str):
+            return self._attribute(owner, key)
+        # a message would print all of it
+        name = type(key).__name__ if isinstance(key, (Mapping, list, tuple)) else key
+        return Undefined(obj=owner, name=name)
 
     def _sliced(self, owner: Any, node: nodes.Slice, scope: NameScope) -> Any:
         ends = [None if end is None else self.value(end, scope)

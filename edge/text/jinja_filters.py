@@ -202,10 +202,17 @@ def _as_text(budget: Budget, value: Any) -> str:
     return spelled(budget, value)
 
 
+def _number_of(value: Any) -> Any:
+    """A number: of a text or list, a product or remainder would be another, as large as it says."""
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"must be a number, not {type(value).__name__}")
+    return value
+
+
 def _round(budget: Budget, value: Any, precision: Any = 0, method: str = "common") -> Any:
     if not isinstance(precision, int) or not -30 <= precision <= 30:
         raise SecurityError(f"rounds to {precision!r:.40} places")
-    budget.read(value)
+    budget.read(_number_of(value))
     return filters.do_round(value, precision, method)  # type: ignore[arg-type]
 
 
@@ -220,6 +227,8 @@ def _to_json(budget: Budget, value: Any, indent: int | None = None, **options: A
     budget.spend(elements + (size >> 4))
     budget.read(kept.get("separators"))
     between = sum(len(str(one)) for one in kept.get("separators") or ())
+    if elements * between > MAX_SIZE:
+        raise too_large()
     longest = size * (6 if kept["ensure_ascii"] else 2) + elements * between
     if indent and longest + elements * indent * _depth(value) > MAX_SIZE:
         raise too_large()
@@ -284,9 +293,13 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "upper": _cased("upper"),
 }
 _TESTS = names(
-    "boolean defined divisibleby eq equalto even false float in integer iterable mapping ne none "
-    "number odd sequence string true undefined"
+    "boolean defined eq equalto false float in integer iterable mapping ne none "
+    "number sequence string true undefined"
 )
 TESTS: dict[str, Callable[..., Any]] = {
     name: cast(Callable[..., Any], tests.TESTS[name]) for name in _TESTS
+} | {
+    "divisibleby": lambda value, number: _number_of(value) % _number_of(number) == 0,
+    "even": lambda value: _number_of(value) % 2 == 0,
+    "odd": lambda value: _number_of(value) % 2 == 1,
 }

@@ -65,8 +65,9 @@ class TemplateFunction:
 class LoopVariable:
     """`loop`."""
 
-    def __init__(self, items: list[Any]) -> None:
+    def __init__(self, items: list[Any], budget: Budget) -> None:
         self.items, self.at = items, -1
+        self._budget = budget
         self._before: Any = MISSING
 
     def attribute(self, name: str) -> Any:
@@ -89,6 +90,7 @@ class LoopVariable:
         return Undefined(obj=self, name=name)
 
     def _changed(self, *given: Any) -> bool:
+        self._budget.read(*given)
         changed = self._before is MISSING or self._before != given
         self._before = given
         return changed

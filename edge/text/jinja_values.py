@@ -19,9 +19,10 @@ MAX_SIZE = 4 << 20  # of any one value, and characters of the whole output
 ELEMENT = 16  # what one value adds to a size, whatever it is
 MAX_WORK = 2_000_000  # of one rendering: nodes, elements, and characters / 64
 MAX_MADE = 16 * MAX_SIZE  # of all values that one rendering makes
-MAX_BITS = 4096  # of a number
+MAX_BITS = 1024  # of a number: to print it takes the square of that
 MAX_NESTED = 64
 MAX_RANGE = 100_000
+MAX_PATH = 256  # characters of a dotted path, which is split for each value
 
 
 class TemplateRaised(TemplateError):
@@ -146,6 +147,8 @@ def key_of(value: Any) -> Any:
 
 def attribute_of(value: Any, path: Any, default: Any = None) -> Any:
     """An element of mappings and lists by a dotted path, as filters take it."""
+    if isinstance(path, str) and len(path) > MAX_PATH:
+        raise SecurityError(f"follows a path of more than {MAX_PATH} characters")
     for part in str(path).split(".") if isinstance(path, str) else [path]:
         index = int(part) if isinstance(part, str) and part.isdigit() else part
         if isinstance(value, Mapping):
