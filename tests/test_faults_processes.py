@@ -141,9 +141,10 @@ STAGES = {"reading": signal.SIGINT, "weights": signal.SIGTERM, "checking": signa
 
 def export_and_stop(source: str, out: str) -> None:
     """`edge export` for each stage of its work, at which it is sent a signal."""
-    from edge.apps import cli
+    from edge.apps import cli, interrupts
     from edge.export import exporter
 
+    interrupts.end = sys.exit  # type: ignore[assignment]  # this process goes on to the next
     real, stages = exporter.export_checkpoint, iter(STAGES.items())
 
     def export(*arguments: Any, progress: Any, **options: Any) -> Any:
