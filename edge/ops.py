@@ -50,12 +50,15 @@ class Attribute:
     Attributes:
         forms: values for which the op's function has a body of its own, and None where there is
             one for all others; empty where one body serves every value.
+        absent: what a node means that does not say it, as one that was written before there was
+            this attribute. None: every node says it.
     """
 
     name: str
     kind: Literal["int", "float"]
     doc: str
     forms: tuple[int | None, ...] = ()
+    absent: int | None = None
 
 
 @dataclass(frozen=True)

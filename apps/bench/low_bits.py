@@ -9,7 +9,6 @@ rounds, and weights are the bundle's.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +23,7 @@ from edge.apps.evaluate.modes import SHORT_WINDOW
 from edge.apps.evaluate.roundings import NEVER, ValueRounding
 from edge.apps.evaluate.sensitivity import ALL, Rounder, Site, measure_sites, site_name, sites
 from edge.apps.evaluate.windows import TextSource, Windows
-from edge.apps.exits import exit_code_of
+from edge.apps.exits import leave
 from edge.apps.measure.table import FigureTable, show
 from edge.apps.programs import Program
 from edge.runtime.model import load
@@ -139,4 +138,4 @@ def _asymmetric(share: float, seen: Tensor) -> Rounder:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(app))
+    leave(app)

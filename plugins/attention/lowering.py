@@ -103,7 +103,7 @@ def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
     rows = min(max(2048 // wide, 16), 64) if many else 1 if alone else 16
     slots = min(max(4096 // wide, 16), 32 if many else 64)
     stages = 2 if many or wide > 128 else 3
-    window = int(node.attributes.get("window", 0))  # graphs of before have none
+    window = int(node.attributes["window"])
     windowed = {"WINDOW": window} if window else {}
     mixes = peaks = None
     if splits > 1:

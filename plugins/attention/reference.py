@@ -58,9 +58,8 @@ def attention_node(
     kv_heads: int,
     head_dim: int,
     scale: float,
-    window: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The op as stated; `bias` says what a `window` hides."""
+    """The op as stated; `bias` says what a window hides."""
     end, steps = int(total), q.shape[1]
     if q.shape[0] > 1 and 1 < steps < end:
         raise ValueError("several sequences of several tokens need empty caches")

@@ -49,7 +49,7 @@ ATTENTION = Op(
         Attribute("head_dim", "int", "P, a multiple of 8"),
         _SCALE,
         Attribute("window", "int", "positions a query looks back on, its own among them, as bias "
-                  "has it; 0: all"),
+                  "has it; 0: all", absent=0),
     ),
     "K, V = the caches' first past+T slots, the last T being k and v\n"
     "y = softmax(scale · q·Kᵀ + bias) · V; slots beyond past+T are never read. B must be 1 when "

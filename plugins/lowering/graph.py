@@ -118,6 +118,8 @@ def bound(
     """
     if op in OPS:
         stated = [[v.name for v in values] for values in (OPS[op].inputs, OPS[op].outputs)]
+        absent = {a.name: a.absent for a in OPS[op].attributes if a.absent is not None}
+        attributes = {**absent, **attributes}
     else:
         schema = defs.get_schema(op, OPSETS[""])
         stated = [_names(schema.inputs, len(inputs)), _names(schema.outputs, len(outputs))]

@@ -88,7 +88,6 @@ def operands(at: Lowering, node: Node) -> Operands:
     attributes |= _columns(op, views)
     if "start" in attributes:
         attributes["conv_start"] = attributes["start"]
-    attributes.setdefault("window", 0)  # graphs of before have none
     missing = [v.name for v in op.inputs if v.name not in given]
     if missing:
         raise ExportError(f"{name} has no {', '.join(missing)}", field=node.name)
