@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,9 @@ def test_a_model_that_cannot_be_loaded_leaves_the_others(server: Server, store: 
         (store / "bad" / "weights.bin").write_bytes(b"")
         status, _, body = asked(server, "/v1/completions", {"model": "bad", "prompt": "x"})
         assert status == 500 and str(store) not in body["error"]["message"]
+        (store / "bad" / "manifest.json").write_bytes(b"{")
+        status, _, body = asked(server, "/api/show", {"model": "bad"})
+        assert status == 500 and "is not valid JSON" in body["error"]
     finally:
         shutil.rmtree(store / "bad")
     for body in ({"prompt": "x"}, {"model": "tiny", "prompt": "x"}):
@@ -263,6 +267,14 @@ def test_responses_are_kept_within_their_memory() -> None:
     with pytest.raises(ApiError):
         kept.items("b")
     kept.items("a")
+    sent = [{"id": [[] for _ in range(20_000)]}]  # 60 KB, and 1.1 MB of Python's lists
+    most = KeptResponses()
+    tracemalloc.start()
+    for number in range(3):
+        most.keep(str(number), json.loads(json.dumps(sent)))
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert most.items("1") == sent and taken < 1 << 20
     kept.keep("d", ["d" * 200])  # too large by itself: nothing is left
     for name in "acd":
         with pytest.raises(ApiError):
@@ -335,6 +347,9 @@ def test_responses_call_functions_and_keep_to_schemas(server: Server) -> None:
         ({"text": {"format": {"type": "json_schema", "schema": {"type": 1}}}},
          "text.format.schema", "type"),
         ({"n": 2, "max_tool_calls": 1}, "n", "n, max_tool_calls"),
+        ({"input": [{"role": "assistant", "content": "x", "tool_calls": "x"},
+                    {"type": "function_call", "call_id": "1", "name": "go", "arguments": "{}"}]},
+         "input.0.tool_calls", "must be a list"),
     ],
 )  # fmt: skip
 def test_responses_refuse(server: Server, wrong: Any, param: str, said: str) -> None:

@@ -415,7 +415,10 @@ def test_elements_are_held_to_their_part_of_the_schema() -> None:
     }  # fmt: skip
     more = {"type": "object", "additionalProperties": True, "x-unknown": 1}
     assert use_of(tiny, "big", [{"name": "big", "parameters": more}]).grammar
+    apart = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)}
     for wrong, said in (
+        ({"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}]}}}, "more than 1000 schemas"),
+        ({"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": apart}, "more than 1000 schemas"),
         (more, "x-unknown.*cannot be held"),
         ({"properties": {"a>b": {}}}, "a>b.*cannot be written"),
         ({"required": ["a"]}, "not among the properties"),
@@ -423,6 +426,21 @@ def test_elements_are_held_to_their_part_of_the_schema() -> None:
     ):
         with pytest.raises(InputError, match=f"tools: big.parameters.*{said}"):
             use_of(tiny, "big", [{"name": "big", "parameters": wrong, "strict": True}])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"properties": {"a": {"type": kind}}} for kind in (5, None, [["string"]])]
+    + [{"properties": properties} for properties in ([1], "a", 5, None)]
+    + [{"properties": {"a": {}}, "required": required} for required in (5, None, [["a"]])]
+    + [{"properties": {"a": {"enum": 5}}}],
+    ids=str,
+)
+@pytest.mark.parametrize("form", ["elements", "hermes"])
+def test_what_is_no_schema_is_refused(form: str, wrong: dict[str, Any]) -> None:
+    template, made = ChatTemplate(FORMS[form][0], tokenizer("spm")), {"name": "f"}
+    with pytest.raises(InputError, match=r"tools\.0\.function\.parameters|tools: f\.parameters"):
+        tool_use([made | {"parameters": wrong}], "required", True, template, tokenizer("spm"))
 
 
 class Point(BaseModel):

@@ -197,7 +197,10 @@ class App:
         name = sent.get("model") or sent.get("name")  # as older clients write it
         if isinstance(name, str):
             name = name.removesuffix(":latest")
-        return _Json(ollama.show(self._folder(self._known(name))))
+        try:
+            return _Json(ollama.show(self._folder(self._known(name))))
+        except EdgeError as problem:  # damaged, or removed meanwhile
+            raise of_edge_error(problem) from None
 
     def _folder(self, name: str) -> Path:
         """Of a name that is served."""

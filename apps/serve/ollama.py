@@ -124,7 +124,7 @@ def show(path: Path) -> dict[str, Any]:
     with open_bundle(path) as bundle:
         manifest, template = bundle.manifest, ""
         if manifest.chat_template is not None:
-            template = bundle.read(manifest.chat_template).decode()
+            template = bundle.read(manifest.chat_template).decode(errors="replace")
     model, defaults = manifest.model, manifest.generation.model_dump(exclude_none=True)
     return {
         "license": manifest.provenance.licence or "",

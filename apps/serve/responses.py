@@ -6,6 +6,7 @@ memory of fixed size.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import time
@@ -55,15 +56,15 @@ class KeptResponses:
 
     def __init__(self, most: int = KEPT_BYTES) -> None:
         self._most = most
-        self._items: OrderedDict[str, tuple[list[Any], int]] = OrderedDict()
+        # as JSON: what clients may send takes twenty times as much when it is read
+        self._items: OrderedDict[str, bytes] = OrderedDict()
         self._size = 0
 
     def keep(self, name: str, items: list[Any]) -> None:
-        size = len(encode(items))
-        self._items[name] = items, size
-        self._size += size
+        self._items[name] = encode(items)
+        self._size += len(self._items[name])
         while self._size > self._most:
-            self._size -= self._items.popitem(last=False)[1][1]
+            self._size -= len(self._items.popitem(last=False)[1])
 
     def items(self, name: Any) -> list[Any]:
         """What was said until the end of this response. Raises ApiError."""
@@ -73,7 +74,8 @@ class KeptResponses:
                 "previous_response_id", "previous_response_not_found",
             )  # fmt: skip
         self._items.move_to_end(name)
-        return self._items[name][0]
+        found: list[Any] = json.loads(self._items[name])
+        return found
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -170,6 +172,9 @@ def _told(items: Sequence[Any], places: Sequence[str]) -> tuple[list[Any], list[
         if told == "message":
             known = {"role", "content", "type", "id", "status", "phase"}
             left = {key: value for key, value in item.items() if key not in known and value}
+            if not isinstance(left.get("tool_calls", []), list):
+                where = f"{place}.tool_calls"
+                raise invalid(f"{where}: must be a list", where, "invalid_type")
             content = _content(item.get("content"), f"{place}.content")
             messages.append({"role": item.get("role"), "content": content, **left})
         elif told == "function_call":

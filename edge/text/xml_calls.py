@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edge.errors import InputError
 from edge.text.tools import CallDelta, CallForm, CallReader, Declared, ToolCall, Written
 
 TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
@@ -28,6 +29,8 @@ SPELLED: Mapping[str, Mapping[str, str]] = {
     "null": {"null": "null", "None": "null"},
 }
 _KEYS, _TEXTS = ("probe_key", "probe_other"), ("probe_value", "probe_more")
+MAX_BRANCHES = 1000  # of one value
+_EITHER = ("anyOf", "oneOf")
 ARGUMENTS = dict(zip(_KEYS, _TEXTS, strict=True))  # that a template is asked to write
 
 
@@ -102,17 +105,29 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def branches(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The schemas that a value may be in one of: each of one type, or of listed values."""
-    schema = resolved(schema, root)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            return [part for one in schema[key] for part in branches(one, root)]
-    if "const" in schema:
-        return [{"enum": [schema["const"]]}]
-    if isinstance(schema.get("enum"), list):
-        return [{"enum": schema["enum"]}]
-    types = schema.get("type", sorted(TYPES))
-    return [{**schema, "type": one} for one in ([types] if isinstance(types, str) else types)]
+    """The schemas that a value may be in one of: each of one type, or of listed values.
+
+    Raises InputError: there are more than MAX_BRANCHES, or without an end.
+    """
+    found: list[Mapping[str, Any]] = []
+    waiting = [schema]
+    for _ in range(MAX_BRANCHES):
+        if not waiting:
+            return found
+        one = resolved(waiting.pop(), root)
+        several = next((one[key] for key in _EITHER if isinstance(one.get(key), list)), None)
+        if several is not None:
+            waiting += reversed(several)
+        elif "const" in one:
+            found.append({"enum": [one["const"]]})
+        elif isinstance(one.get("enum"), list):
+            found.append({"enum": one["enum"]})
+        else:
+            types = one.get("type", sorted(TYPES))
+            found += [
+                {**one, "type": kind} for kind in ([types] if isinstance(types, str) else types)
+            ]
+    raise InputError(f"has more than {MAX_BRANCHES} schemas to choose from")
 
 
 def _types(schema: Any, root: Mapping[str, Any]) -> set[str]:

@@ -93,7 +93,13 @@ def tool_use(
     named = choice in names
     callable_ = [tool for tool in declared if not named or tool["function"]["name"] == choice]
     rules = _Rules(tokenizer)
-    source = rules.grammar(form, callable_, free=choice == "auto", several=parallel and not named)
+    try:
+        source = rules.grammar(
+            form, callable_, free=choice == "auto", several=parallel and not named
+        )
+    except (AttributeError, TypeError):  # of what is no schema: llguidance says where
+        _find_fault(declared, tokenizer)
+        raise
     try:
         open_mask(tokenizer, constraint_of({"grammar": source}), continued=False)
     except InputError:
