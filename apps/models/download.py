@@ -51,13 +51,15 @@ class RemoteFile:
 
 
 class _OtherHost(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but tells the secrets of one host to no other."""
+    """Follows redirects, but tells the secrets of one host to no other, nor in plain text."""
 
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Any:
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if following is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
+        old, new = urlsplit(req.full_url), urlsplit(newurl)
+        opened = old.scheme == "https" != new.scheme
+        if following is not None and (opened or new.netloc != old.netloc):
             following.remove_header("Authorization")
         return following
 

