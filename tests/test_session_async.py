@@ -41,7 +41,7 @@ def test_the_loop_is_free_while_the_model_runs(session: Session) -> None:
     inner = session.model.engine.run
 
     async def talk() -> None:
-        answer = session.generate(PROMPT, max_tokens=3, deadline_s=30.0)
+        answer = session.generate(PROMPT, max_tokens=3)
         run_in = threading.current_thread()
 
         def run(*args: object, **named: object) -> object:

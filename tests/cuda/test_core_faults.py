@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -341,22 +342,26 @@ def test_threads_take_turns_but_not_during_a_recording() -> None:
 
 @scenario()
 def two_at_once() -> Any:
-    device = open_device(limit_s=2.0)
+    from edge.runtime.cuda import core
+
+    device = open_device(limit_s=None)
     loaded = device.load(*kernel("forever"))
     device.launch(loaded, (1, 1, 1), [])
-    started = threading.Event()
+    waiting, refused = threading.Event(), threading.Event()
 
-    def waits() -> None:
-        started.set()
-        error_of(device.wait)
+    def pause(_: float) -> None:  # in the middle of a wait, which then ends
+        waiting.set()
+        refused.wait()
+        device._limit_s = 0.0
 
-    thread = threading.Thread(target=waits)
+    vars(core)["time"] = SimpleNamespace(monotonic=time.monotonic, sleep=pause)
+    thread = threading.Thread(target=error_of, args=(device.wait,))
     thread.start()
-    started.wait()
-    time.sleep(0.5)
-    refused = error_of(lambda: device.launch(loaded, (1, 1, 1), []))
+    waiting.wait()
+    said = error_of(lambda: device.launch(loaded, (1, 1, 1), []))
+    refused.set()
     thread.join()
-    return refused
+    return said
 
 
 def test_a_second_thread_is_refused_while_the_first_waits() -> None:
