@@ -169,13 +169,21 @@ def test_a_board_leaves_less_than_it_has(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("4GB", 4 * 10**9), ("512MiB", 512 << 20), ("3.5g", 3_500_000_000), ("7", 7), ("2 ki", 2048)],
+    [
+        ("4GB", 4 * 10**9),
+        ("512MiB", 512 << 20),
+        ("3.5g", 3_500_000_000),
+        ("7000000", 7 * 10**6),
+        ("2000 ki", 2_048_000),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert boards.sized(text).available == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "4TB", "1e9", "0", "0.1", "9" * 400, "nan"])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-1GB", "4TB", "1e9", "0", "4", "0.1", "9" * 400, "nan"]
+)
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(InputError) as caught:
         boards.sized(text)

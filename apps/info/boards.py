@@ -86,9 +86,9 @@ def sized(text: str) -> MemoryBudget:
     """A machine with that much memory free: `4GB`, `512MiB`, `3.5G`. Raises InputError."""
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
-    if size < 1:
+    if size < 10**6:  # a number without a unit is one of bytes
         raise InputError(
-            f"{text!r:.40} is not a size",
+            f"{text!r:.40} is no size of a memory",
             field="--memory",
             remedy="such as 4GB, 512MiB or 3.5G",
         )
