@@ -169,6 +169,10 @@ def workspace_bytes(config: ModelConfig, tokens: int, batch: int, capacity: int)
             attention = max(attention, values)
         else:
             most = max(most, values)
+    windows = {layer.looks_back for layer in config.layers if layer.looks_back is not None}
+    # what each hides, and how far behind a token every other is, in int64
+    if windows:
+        attention += (len(windows) + 2) * max(tokens, capacity)
     return _FLOAT * batch * tokens * (most + attention + 4 * config.d_model) + _RUN
 
 

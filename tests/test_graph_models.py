@@ -92,7 +92,9 @@ MAMBA2_BEFORE = Mamba2Config(
 )
 RELU2 = MlpConfig(d_intermediate=40, form="squared_relu")
 SHORT = ShortConvConfig(d_model=64)
-CONVOLVED = AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=8, rope=RopeConfig(dim=4), d_conv=4)
+CONVOLVED = AttentionConfig(
+    n_heads=4, n_kv_heads=2, head_dim=8, rope=RopeConfig(dim=4), d_conv=4, window=5
+)
 # of Granite, whose MLP is beside its experts; and of Nemotron-H
 EXPERTS = ExpertsConfig(n_experts=6, d_intermediate=32, router=RouterConfig(top_k=2))
 SHARED = MlpConfig(d_intermediate=32, parallel=True)
