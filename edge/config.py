@@ -26,6 +26,7 @@ from edge import mixers
 from edge.mixers.attention import AttentionConfig, RopeConfig, RopeScaling
 from edge.mixers.base import Frozen, MixerConfig, Positive, refuse_all
 from edge.mixers.experts import ExpertsConfig, RouterConfig
+from edge.mixers.gated_deltanet import GatedDeltaNetConfig
 from edge.mixers.mamba1 import Mamba1Config
 from edge.mixers.mamba2 import Mamba2Config
 from edge.mixers.mlp import MlpConfig
@@ -34,6 +35,7 @@ from edge.mixers.shortconv import ShortConvConfig
 __all__ = [
     "AttentionConfig",
     "ExpertsConfig",
+    "GatedDeltaNetConfig",
     "Mamba1Config",
     "Mamba2Config",
     "Mixer",

@@ -69,7 +69,7 @@ def expected(name: str, given: Given, attributes: Attributes, steps: Steps) -> d
     op = name.partition("_")[0]
     if op.startswith("CausalConv"):
         return _conv(op, own, attributes, steps)
-    if op.startswith("SelectiveScan"):
+    if op.startswith("SelectiveScan") or op == "GatedDeltaRule":
         return _scan(op, own, attributes, steps)
     if name == "Greedy":
         return {"picked": _greedy(given["logits"])}

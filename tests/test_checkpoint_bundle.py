@@ -43,6 +43,7 @@ SAVE: dict[str, Callable[[Path], Path]] = {
     "falcon_h1": transformers_checkpoints.save_falcon_h1,
     "gpt_neox": transformers_checkpoints.save_gpt_neox,
     "jamba": lambda path: transformers_checkpoints.save_jamba(path, num_experts=3),
+    "qwen3_5": lambda path: transformers_checkpoints.save_qwen3_5(path, attention_bias=True),
     "zamba2": transformers_checkpoints.save_zamba2,
     "lfm2": lambda path: transformers_checkpoints.save_lfm2(path, conv_bias=True),
     "padded": lambda path: state_spaces_checkpoints.save_state_spaces(path, 2, **ATTENTION),
@@ -104,7 +105,9 @@ def test_exported_again_it_is_the_same_model(family: str, made: Any, tmp_path: P
         torch.testing.assert_close(a, b, rtol=3e-7, atol=3e-7)
 
 
-@pytest.mark.parametrize("family", ["mamba", "bamba", "jamba", "lfm2"])  # each mixer's weights
+@pytest.mark.parametrize(
+    "family", ["mamba", "bamba", "jamba", "lfm2", "qwen3_5"]
+)  # each mixer's weights
 def test_half_floats_stay_as_they_are(family: str, made: Any, tmp_path: Path) -> None:
     _, bundle = made(family, "fp16")
     export_checkpoint(bundle, tmp_path / "again", quant="fp16", verify=False)

@@ -44,6 +44,7 @@ from tests.transformers_checkpoints import (
     save_phi3,
     save_qwen2,
     save_qwen3,
+    save_qwen3_5,
     save_smollm3,
     save_with_experts,
     save_zamba,
@@ -100,6 +101,13 @@ SAVE: dict[str, Save] = {
     "phi3": partial(save_phi3, sliding_window=20),
     "qwen2": partial(save_qwen2, use_sliding_window=True, sliding_window=9, max_window_layers=1),
     "qwen3": save_qwen3,
+    "qwen3_5": save_qwen3_5,
+    "qwen3_next": partial(
+        save_with_experts,
+        family="qwen3_next",
+        shared_expert_intermediate_size=24,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+    ),
     "qwen3_moe": partial(save_with_experts, family="qwen3_moe", head_dim=12, decoder_sparse_step=2),
     "qwen2_moe": partial(save_with_experts, family="qwen2_moe", shared_expert_intermediate_size=24),
     "smollm3": save_smollm3,
@@ -107,7 +115,7 @@ SAVE: dict[str, Save] = {
     "zamba2": partial(save_zamba2, hidden_size=32),
 }
 # a family of every form of layer that a recipe treats
-ROUNDED = ("falcon_h1", "jamba", "lfm2", "nemotron_h", "qwen3")
+ROUNDED = ("falcon_h1", "jamba", "lfm2", "nemotron_h", "qwen3", "qwen3_5")
 RECIPES = ("fp16", "w8", "w4", "w8a8", "w4a16", "w4a8")
 # whose layers aside are those of others, behind a wider norm
 APPLIED = [

@@ -19,6 +19,7 @@ from onnx import numpy_helper
 from edge.config import (
     AttentionConfig,
     ExpertsConfig,
+    GatedDeltaNetConfig,
     Mamba1Config,
     Mamba2Config,
     MlpConfig,
@@ -104,6 +105,13 @@ LATENT = ExpertsConfig(
         top_k=3, score="sigmoid", correction=True, scale=2.5, groups=4, top_groups=2
     ),
 )  # fmt: skip
+# of Qwen3.5: heads share keys; attention normed, in part turned, and gated
+DELTANET = GatedDeltaNetConfig(n_heads=4, head_dim=12, n_groups=2, d_state=10, d_conv=3)
+DELTANET_WIDE = GatedDeltaNetConfig(n_heads=3, head_dim=16, n_groups=3, d_state=24, beta_max=2.0)
+GATED = AttentionConfig(
+    n_heads=4, n_kv_heads=2, head_dim=12, rope=RopeConfig(dim=4), qk_norm=True, qkv_bias=True,
+    output_gate=True,
+)  # fmt: skip
 MODELS: dict[str, tuple[Any, ...]] = {
     "mamba1": (MAMBA1, MAMBA1_GROUPS),
     "mamba1 odd": (MAMBA1_ODD, MAMBA1_HEADS),
@@ -116,6 +124,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "parallel": (ATTENTION_ODD, PARALLEL, GELU, STRETCHED, PARALLEL),
     "normed": (MAMBA2_BEFORE, BESIDE, MAMBA1_NORMED, NORMED),
     "short": (SHORT, RELU2, CONVOLVED),
+    "deltanet": (DELTANET, GATED, DELTANET_WIDE, MLP),
     "experts": (EXPERTS, SHARED, LATENT),
     "all": (MAMBA1, ATTENTION_ODD, MLP, MAMBA2_MLP, MAMBA1_ODD, MAMBA2_GROUPS),
 }

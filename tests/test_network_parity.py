@@ -24,6 +24,7 @@ from edge.export.network import Network, NetworkState
 from tests.checkpoints import VOCABULARY
 from tests.transformers_checkpoints import (
     save_bamba,
+    save_beside_images,
     save_falcon_h1,
     save_falcon_mamba,
     save_gemma,
@@ -43,6 +44,7 @@ from tests.transformers_checkpoints import (
     save_phi3,
     save_qwen2,
     save_qwen3,
+    save_qwen3_5,
     save_smollm3,
     save_with_experts,
     save_zamba,
@@ -200,6 +202,19 @@ CASES: dict[str, Save] = {
         save_with_experts, family="qwen2_moe", shared_expert_intermediate_size=24,
         decoder_sparse_step=2, norm_topk_prob=True, qkv_bias=False, tie_word_embeddings=True,
     ),
+    "qwen3.5": save_qwen3_5,
+    "qwen3.5-biases-tied": partial(
+        save_qwen3_5, attention_bias=True, tie_word_embeddings=True, embedding=0.2,
+        rms_norm_eps=3e-2, linear_conv_kernel_dim=3, linear_num_key_heads=4, layer_types=None,
+        num_key_value_heads=1,
+        num_hidden_layers=4, head_dim=24,
+    ),
+    "qwen3.5-beside-images": save_beside_images,
+    "qwen3-next": partial(
+        save_with_experts, family="qwen3_next", shared_expert_intermediate_size=24,
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+        mlp_only_layers=[1], norm_topk_prob=False, linear_num_value_heads=6, rms_norm_eps=1e-2,
+    ),
     "smollm3": save_smollm3,
     "smollm3-given-biases-untied": partial(
         save_smollm3, no_rope_layers=[0, 1], attention_bias=True, mlp_bias=True,
@@ -279,6 +294,12 @@ def compare_states(pair: Pair, ours: NetworkState, theirs: Any) -> None:
                 recurrent = recurrent.flatten(1, 2)
             assert recurrent.abs().max() > 0.1, "a state of nothing proves nothing"
             close(state["ssm_state"], recurrent.mT if layer.kind == "mamba1" else recurrent)
+            compared += 1
+        elif layer.kind == "gated_deltanet":
+            close(state["conv_state"], cached.conv_states[0][..., 1:].transpose(1, 2))
+            recurrent = cached.recurrent_states[0]
+            assert recurrent.abs().max() > 0.1, "a state of nothing proves nothing"
+            close(state["ssm_state"], recurrent.mT)
             compared += 1
         elif layer.kind == "attention":
             assert state["key_cache"].shape[2] == ours.position

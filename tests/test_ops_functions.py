@@ -16,6 +16,7 @@ from edge.export.quantize.weights import (
 )
 from edge.plugins.attention import reference as attention
 from edge.plugins.causal_conv1d import reference as causal_conv1d
+from edge.plugins.gated_delta_rule.reference import gated_delta_rule
 from edge.plugins.gated_norm import reference as gated_norm
 from edge.plugins.group_norm import reference as group_norm
 from edge.plugins.norm import reference as norm
@@ -122,6 +123,8 @@ def test_norm_of_parts(flavour: Flavour, rng: np.random.Generator) -> None:
 @both
 def test_gate_keeps_its_sign_far_out(flavour: Flavour, rng: np.random.Generator) -> None:
     x, z = normal(rng, 4, 1, 64), normal(rng, 4, 1, 64, scale=60)
+    open_ = run_op("SigmoidGate", flavour, {"x": x, "z": z})["y"]
+    close(open_, gated_norm.sigmoid_gate(*torched(x, z)))
     out = run_op("SiluGate", flavour, {"x": x, "z": z})["y"]
     close(out, torch.from_numpy(x) * torch.nn.functional.silu(torch.from_numpy(z)))
 
@@ -357,6 +360,39 @@ def test_logged_tokens_come_before_the_run(
             out = run_op(name, flavour, logged(f, count) | some, **sizes)
             close(out["y"], torch.from_numpy(expected["y"][count:]), 2e-5)
             close(out["ssm_states"], torch.from_numpy(expected["ssm_states"][kept]), 2e-5)
+
+
+@ort_alone
+@batches
+@pytest.mark.parametrize("steps", LENGTHS)
+@pytest.mark.parametrize(("groups", "most"), [(4, 1.0), (2, 2.0), (1, 1.0)])
+def test_gated_delta_rule(
+    flavour: Flavour, batch: int, steps: int, groups: int, most: float, rng: np.random.Generator
+) -> None:
+    f = heads_feeds(rng, steps, batch, groups)
+    f["dt"] = normal(rng, steps, batch, 8, scale=2)
+    f["B"] /= np.linalg.norm(f["B"].reshape(-1, 16), axis=1).max()
+    a_log, bias, h = torched(np.log(-f["A"]), f["dt_bias"], f["ssm_state"])
+    del f["D"]
+    every = np.arange(steps)
+    for parents in trees(rng, steps):
+        tree = parents != chain(steps)
+        steer = {"parents": np.array(parents), "tree": np.array(tree)}
+        for kept in (every, every[-1:]) if not tree else (every, every[::2]):
+            steer["last_only"] = np.array(not tree and len(kept) == 1)
+            out = run_op(
+                "GatedDeltaRule", flavour, f | steer | {"kept": kept}, heads=4, head_dim=8,
+                groups=groups, d_state=16, beta_max=most,
+            )  # fmt: skip
+            for r, t in enumerate(kept):
+                path = path_to(parents, int(t))
+                x, dt, b, c = batch_first(*(f[k][path] for k in ("x", "dt", "B", "C")))
+                y, after = gated_delta_rule(
+                    x.unflatten(-1, (4, 8)), dt, a_log, b.unflatten(-1, (groups, 16)),
+                    c.unflatten(-1, (groups, 16)), bias, h, most,
+                )  # fmt: skip
+                close(out["y"][t], y[:, -1].flatten(1), 2e-5)
+                close(out["ssm_states"][r], after, 2e-5)
 
 
 # -- attention -------------------------------------------------------------------------------------

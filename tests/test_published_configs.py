@@ -61,6 +61,9 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     "qwen2.5-0.5b-instruct": ("qwen2", 48, 494_032_768, 32768),
     "qwen3-0.6b": ("qwen3", 56, 596_049_920, 40960),
     "qwen3-30b-a3b": ("qwen3_moe", 96, 30_532_122_624, 40960),
+    "qwen3-next-80b-a3b-instruct": ("qwen3_next", 144, 79_674_391_296 + 48 * 2048, 262144),
+    "qwen3.5-0.8b": ("qwen3_5", 48, 752_393_024, 262144),
+    "qwen3.5-4b": ("qwen3_5", 64, 4_205_751_296, 262144),
     "smollm2-135m-instruct": ("llama", 60, 134_515_008, 8192),
     "smollm3-3b": ("smollm3", 72, 3_075_098_624, 65536),
     # 13 uses of one block, each with the matrix behind it multiplied in; two heads beside zeros
@@ -74,10 +77,6 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
 # field, and what is said of it
 REFUSED: dict[str, tuple[str, str]] = {
     "gemma-2-2b": ("model_type", "is Gemma 2, a family that edge does not read"),
-    "qwen3-next-80b-a3b-instruct": (
-        "model_type",
-        "is Qwen3-Next, a family that edge does not read",
-    ),
     "qwen2.5-0.5b-instruct-gptq-int4": ("quantization_config", "are quantized already"),
     "zamba2-7b": ("use_shared_block_lora", "is a field of Zyphra's fork of transformers"),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
 from tests.checkpoints import VOCABULARY, randomise, save_tokenizer
@@ -156,6 +156,42 @@ save_lfm2 = partial(
         num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], block_multiple_of=8
     ),
 )  # fmt: skip
+# a larger epsilon: a norm of what is read makes much of rounding where little is
+_DELTANET: dict[str, Any] = dict(
+    rms_norm_eps=1e-3,
+    head_dim=16, linear_key_head_dim=6, linear_value_head_dim=10, linear_num_key_heads=2,
+    linear_num_value_heads=4, rope_parameters={
+        "rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1], "mrope_interleaved": True,
+    },
+)  # fmt: skip
+# the third block attends
+save_qwen3_5 = partial(
+    save, "qwen3_5_text",
+    _PADDED | _DELTANET | dict(
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+    ),
+)  # fmt: skip
+
+
+def save_beside_images(path: Path) -> Path:
+    """Qwen3.5 as it is published: the text's model in a larger one that sees."""
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    text = _PADDED | _DELTANET | {"vocab_size": VOCABULARY, "tie_word_embeddings": True}
+    text |= {"layer_types": ["linear_attention", "full_attention"]}
+    sees = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32)
+    model = AutoModelForImageTextToText.from_config(
+        AutoConfig.for_model(
+            "qwen3_5", text_config=text, vision_config=sees, tie_word_embeddings=True
+        )
+    )
+    randomise(model)
+    model.get_input_embeddings().weight.data *= 0.2
+    model.save_pretrained(path)
+    return save_tokenizer(path)
+
+
 # 3 Mamba-2 layers, two with the shared block, adapted
 save_zamba2 = partial(
     save, "zamba2",
@@ -181,7 +217,8 @@ save_zamba = partial(
 def save_with_experts(path: Path, family: str, **given: Any) -> Path:
     """A family of the same name with experts: 6 of 32, and 3 a token."""
     sizes = {"num_local_experts": 6}
-    if family in ("lfm2_moe", "qwen2_moe", "qwen3_moe"):
+    if family in ("lfm2_moe", "qwen2_moe", "qwen3_moe", "qwen3_next"):
         sizes = {"num_experts": 6, "moe_intermediate_size": 32}
-    values = _PADDED | sizes | dict(num_hidden_layers=3, num_experts_per_tok=3)
+    own = _DELTANET if family == "qwen3_next" else {}
+    values = _PADDED | own | sizes | dict(num_hidden_layers=3, num_experts_per_tok=3)
     return save(family, values, path, **given)

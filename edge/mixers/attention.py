@@ -81,13 +81,14 @@ class AttentionConfig(MixerConfig):
             with a bias; conv_state [B, K-1, (n_heads + 2·n_kv_heads)·P]. None without it.
         parallel: it reads the stream as the layer before it did, not what that made of it.
         window: positions that a token looks back on, its own among them. None is all.
+        output_gate: what the heads give is multiplied by sigmoid(gate_proj(u)), value by value.
         recalls: it reads the stream and the embedded token side by side, and what it gives goes
             to the next layer aside of the stream.
     """
 
     attends: ClassVar[bool] = True
     later: ClassVar[frozenset[str]] = frozenset(
-        {"qk_norm", "qk_whole", "parallel", "d_conv", "recalls", "window"}
+        {"qk_norm", "qk_whole", "parallel", "d_conv", "output_gate", "recalls", "window"}
     )
 
     kind: Literal["attention"] = "attention"
@@ -100,6 +101,7 @@ class AttentionConfig(MixerConfig):
     qk_norm: bool = False
     qk_whole: bool = False
     parallel: bool = False
+    output_gate: bool = False
     recalls: bool = False
     window: Positive | None = None
     d_conv: Annotated[int, Field(ge=2, le=16)] | None = None
@@ -116,6 +118,9 @@ class AttentionConfig(MixerConfig):
                 else None,
                 f"heads of {self.head_dim} values, no multiple of 8, cannot be convolved"
                 if self.d_conv is not None and self.head_dim % 8
+                else None,
+                "a convolution and an output gate do not go together"
+                if self.d_conv is not None and self.output_gate
                 else None,
             )
         )
@@ -166,6 +171,7 @@ class AttentionConfig(MixerConfig):
             linear_shapes("q_proj", q, read, self.qkv_bias)
             | linear_shapes("k_proj", kv, read, self.qkv_bias)
             | linear_shapes("v_proj", kv, read, self.qkv_bias)
+            | (linear_shapes("gate_proj", q, read, self.qkv_bias) if self.output_gate else {})
             | ({"q_norm.weight": (q_norm,), "k_norm.weight": (k_norm,)} if self.qk_norm else {})
             | conv
             | linear_shapes("o_proj", d_model, q, self.out_bias)

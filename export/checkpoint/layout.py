@@ -138,10 +138,17 @@ class Layout:
 
     def place_heads(self, names: tuple[str, ...], source: str, head_dim: int) -> None:
         """The canonical tensors, of one shape, take turns in the source: `head_dim` rows each."""
-        shape, period = self._shapes[names[0]], len(names) * head_dim
-        total = (len(names) * shape[0], *shape[1:])
-        for turn, name in enumerate(names):
-            self.pieces[name] = TensorPlace(source, total, shape, turn * head_dim, head_dim, period)
+        self.place_turns(names, source, [head_dim] * len(names))
+
+    def place_turns(self, names: Sequence[str], source: str, rows: Sequence[int]) -> None:
+        """The canonical tensors take turns in the source: so many rows of each."""
+        total = sum(self._shapes[name][0] for name in names)
+        start = 0
+        for name, each in zip(names, rows, strict=True):
+            shape = self._shapes[name]
+            stored = (total, *shape[1:])
+            self.pieces[name] = TensorPlace(source, stored, shape, start, each, sum(rows))
+            start += each
 
     def place_stacked(self, names: tuple[str, ...], source: str) -> None:
         """Stacks of matrices, which the source has as one stack of each joined below another."""
@@ -183,10 +190,10 @@ class Layout:
             factors = (*piece.factors, (start, stop, factor))
             self.pieces[name] = replace(piece, factors=factors)
 
-    def add_to_norms(self, value: float) -> None:
-        """What the model adds to the weight of every norm."""
+    def add_to_norms(self, value: float, but: str = "-") -> None:
+        """What the model adds to the weight of every norm, `but` those whose names end so."""
         for name, piece in self.pieces.items():
-            if name.endswith("norm.weight") or name == "norm_f.weight":
+            if name.endswith(("norm.weight", "norm_f.weight")) and not name.endswith(but):
                 self.pieces[name] = replace(piece, plus=value)
 
     def multiply_ends(self, embedding: float, logits: float) -> None:

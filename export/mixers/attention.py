@@ -46,6 +46,8 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(read, q, bias=config.qkv_bias)
         self.k_proj = nn.Linear(read, kv, bias=config.qkv_bias)
         self.v_proj = nn.Linear(read, kv, bias=config.qkv_bias)
+        if config.output_gate:
+            self.gate_proj = nn.Linear(read, q, bias=config.qkv_bias)
         if config.d_conv is not None:
             self.conv1d = Conv1d(config.conv_channels, config.d_conv, True)
         if config.qk_norm:
@@ -88,7 +90,10 @@ class Attention(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
             y = attention(q, k, v)
-        return self.o_proj(y.transpose(1, 2).flatten(2)), conv | {"key_cache": k, "value_cache": v}
+        y = y.transpose(1, 2).flatten(2)
+        if c.output_gate:
+            y = y * torch.sigmoid(self.gate_proj(u))
+        return self.o_proj(y), conv | {"key_cache": k, "value_cache": v}
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         norm = rms_norm_training if torch.is_grad_enabled() else rms_norm
@@ -112,17 +117,22 @@ class AttentionExport(MixerExport[AttentionConfig]):
             "k_proj": config.n_kv_heads,
             "v_proj": config.n_kv_heads,
         }
+        if config.output_gate:
+            self.parts["gate_proj"] = config.n_heads
 
     def module(self, d_model: int, eps: float) -> Attention:
         return Attention(self.config, d_model, eps)
 
     def matrices(self, d_model: int) -> dict[str, Matrix]:
         out = self.config.n_heads * self.wide
+        reads, listed = (
+            ("gated", "attended_time") if self.config.output_gate else ("attended_time", "")
+        )
         return {
             "qkv_proj": Matrix(
                 sum(self.parts.values()) * self.wide, self.config.input_width(d_model), "normed"
             ),
-            "o_proj": Matrix(d_model, out, "attended_time"),
+            "o_proj": Matrix(d_model, out, reads, reads_listed=listed),
         }
 
     def plan(self, planner: LayerPlanner) -> LayerPlan:
@@ -198,6 +208,9 @@ class AttentionExport(MixerExport[AttentionConfig]):
         qkv = at.linear("qkv_proj", u, "qkv", c.qkv_bias)
         if c.d_conv is not None:
             qkv = plain_convolution(at, qkv, c.conv_channels, c.d_conv, bias=True)
+        if c.output_gate:
+            both = {"qkv_own": (heads + 2 * kv) * wide, "gate": heads * wide}
+            qkv, gate = at.split(qkv, both)
         qkv = g.node("Transpose", [qkv], at.named("qkv_batch"), perm=[1, 0, 2])
         q, k, v = at.split(qkv, {"q": heads * wide, "k": kv * wide, "v": kv * wide})
         if c.qk_norm:
@@ -224,6 +237,8 @@ class AttentionExport(MixerExport[AttentionConfig]):
         for out in written:
             g.output(out, cache, kind)
         y = g.node("Transpose", [y], at.named("attended_time"), perm=[1, 0, 2])
+        if c.output_gate:
+            (y,) = g.call("SigmoidGate", [y, gate], [at.named("gated")])
         return at.linear("o_proj", y, "out", c.out_bias)
 
 

@@ -27,10 +27,12 @@ from edge.export.quantize.observers import scale_of as scale_for
 from edge.export.quantize.plan import LayerPlan, Rounding, ScanPlan, Static
 from edge.export.quantize.weights import I8, dequantize_int8, quantize_int8
 from edge.launch import DType
+from edge.mixers.gated_deltanet import GatedDeltaNetConfig
 from edge.mixers.mamba1 import Mamba1Config
 from edge.mixers.mamba2 import Mamba2Config
 
 M = TypeVar("M", Mamba1Config, Mamba2Config)
+Convolved = Mamba1Config | Mamba2Config | GatedDeltaNetConfig
 Change = Callable[[F32], F32]
 Sites = dict[str, Rounding | None]
 
@@ -123,28 +125,12 @@ class MambaExport(MixerExport[M]):
         if name == "conv1d.weight":
             return Stored(name, (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
         if name == "A_log":
-            return Stored(name, shape[::-1], lambda a: _log(a).T)
+            return Stored(name, shape[::-1], lambda a: log_of_rate(a).T)
         return None
 
     def convolution(self, at: LayerGraph, x: str) -> str:
-        """Causal convolution with SiLU; binds the layer's conv_state and emits its kept rows."""
-        c, g = self.config, at.g
-        rows, channels = c.d_conv - 1, c.conv_channels
-        state = g.input(at.named("conv_state"), "f32", [rows, "B", channels])
-        weight = constant(at, "conv1d.weight", _by_tap, self.conv_parts)
-        bias = at.named("conv1d.bias")
-        if c.conv_bias:
-            constant(at, "conv1d.bias", None, self.conv_parts)
-        else:
-            g.constant(bias, np.zeros(channels, np.float32))
-        taps, kept_taps = at.shared.taps[c.d_conv]
-        y, states = g.call(
-            "CausalConv1d",
-            [x, state, taps, kept_taps, weight, bias],
-            [at.named("conv"), at.named("conv_states")],
-        )
-        g.output(states, ["R", rows, "B", channels])
-        return y
+        """`convolution`, with weights that may be rounded."""
+        return convolution(at, self.config, x, self.conv_parts, self.config.conv_bias)
 
     def convolution_int8(self, at: LayerGraph, x: str, y_scale: F32) -> str:
         """Convolution, SiLU and rounding; binds the layer's conv_state and emits its kept rows."""
@@ -213,6 +199,35 @@ class MambaExport(MixerExport[M]):
         """Inputs that give back what the scan read of tokens before: of each site in `types`."""
         widths = self.config.log_widths()
         return [at.g.log(values[site], widths[f"scan_{site}"], of) for site, of in types.items()]
+
+
+def convolution(
+    at: LayerGraph,
+    config: Convolved,
+    x: str,
+    parts: Sequence[int] = (),
+    bias: bool = False,
+) -> str:
+    """Causal convolution with SiLU; binds the layer's conv_state and emits its kept rows.
+
+    `parts` are as in `constant_int8`.
+    """
+    g, rows, channels = at.g, config.d_conv - 1, config.conv_channels
+    state = g.input(at.named("conv_state"), "f32", [rows, "B", channels])
+    weight = constant(at, "conv1d.weight", _by_tap, parts)
+    offset = at.named("conv1d.bias")
+    if bias:
+        constant(at, "conv1d.bias", None, parts)
+    else:
+        g.constant(offset, np.zeros(channels, np.float32))
+    taps, kept_taps = at.shared.taps[config.d_conv]
+    y, states = g.call(
+        "CausalConv1d",
+        [x, state, taps, kept_taps, weight, offset],
+        [at.named("conv"), at.named("conv_states")],
+    )
+    g.output(states, ["R", rows, "B", channels])
+    return y
 
 
 def is_fused(plan: LayerPlan) -> bool:
@@ -287,7 +302,7 @@ def _by_tap(weight: F32) -> F32:
     return weight.T[:, None, :]
 
 
-def _log(a: Array) -> Array:
+def log_of_rate(a: Array) -> Array:
     """A → A_log, in double precision: the float nearest to ln(-A)."""
     with np.errstate(divide="ignore", invalid="ignore"):  # what is no logarithm is refused as NaN
         return np.log(-a.astype(np.float64)).astype(np.float32)

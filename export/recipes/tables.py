@@ -44,6 +44,7 @@ def _weights(most: Storage, x_proj: Storage = _W8) -> Layers:
         "attention": {"qkv_proj": most, "o_proj": most},
         "mlp": {"gate_up_proj": most, "down_proj": most},
         "shortconv": {"in_proj": most, "out_proj": most},
+        "gated_deltanet": {"in_proj": most, "out_proj": most},
         "experts": {"gate_up_proj": stacked, "down_proj": stacked},
     }
 
@@ -134,7 +135,7 @@ def mamba2(
 
 
 def _transformer(reads: Activation, weights: Storage) -> Layers:
-    """Attention, MLP, and the short convolution, which itself stays floating.
+    """Attention, MLP, and the products of mixers that themselves stay floating.
 
     What an expert reads has a scale a token, found when it runs: no text shows every expert all
     that it will see. Weights have a scale a row or block (LLM.int8(), as Quamba keeps Jamba's).
@@ -147,6 +148,9 @@ def _transformer(reads: Activation, weights: Storage) -> Layers:
         },
         "mlp": {"normed": reads, "gate_up_proj": weights, "gated": reads, "down_proj": weights},
         "shortconv": {"normed": reads, "in_proj": weights, "gated": reads, "out_proj": weights},
+        "gated_deltanet": {
+            "normed": reads, "in_proj": weights, "gated": reads, "out_proj": weights,
+        },
         "experts": {"normed": row, "gate_up_proj": stacked, "gated": row, "down_proj": stacked},
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""ONNX function bodies of the gated norm and of the SiLU gate."""
+"""ONNX function bodies of the gated norm, and of gates alone."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ SILU_GATE = """
     open = Sigmoid(z)
     gate = Mul(z, open)
     y = Mul(x, gate)
+"""
+
+
+SIGMOID_GATE = """
+    open = Sigmoid(z)
+    y = Mul(x, open)
 """
 
 

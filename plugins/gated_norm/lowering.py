@@ -57,6 +57,10 @@ def lower_silu_gate(at: Lowering, node: Node) -> None:
     at.elementwise("gated_norm.silu_gate", node, ("x", "z"))
 
 
+def lower_sigmoid_gate(at: Lowering, node: Node) -> None:
+    at.elementwise("gated_norm.sigmoid_gate", node, ("x", "z"))
+
+
 def lower_gated_rms_norm_int8_hadamard_quantize(at: Lowering, node: Node) -> None:
     """The norm inside the rotation: every program gates the whole row, which it reads anyway.
 

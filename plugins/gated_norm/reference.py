@@ -1,4 +1,4 @@
-"""The gated, grouped RMSNorm of Mamba-2 and the SiLU gate, in fp32 whatever the input."""
+"""The gated, grouped RMSNorm of Mamba-2 and gates alone, in fp32 whatever the input."""
 
 from __future__ import annotations
 
@@ -30,3 +30,8 @@ def gated_rms_norm_int8(
 def silu_gate(x: Tensor, z: Tensor) -> Tensor:
     """x · z · sigmoid(z)."""
     return x * F.silu(z)
+
+
+def sigmoid_gate(x: Tensor, z: Tensor) -> Tensor:
+    """x · sigmoid(z)."""
+    return x * torch.sigmoid(z)

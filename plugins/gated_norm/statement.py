@@ -1,4 +1,8 @@
-"""The gated norm of Mamba-2, with a gate in fp32 or int8, and the SiLU gate of an MLP."""
+"""The gated norm of Mamba-2, with a gate in fp32 or int8, the SiLU gate of an MLP, and the sigmoid
+gate of attention.
+"""
+
+from dataclasses import replace
 
 from edge.ops import Attribute, Op, value, weight
 
@@ -39,4 +43,11 @@ SILU_GATE = Op(
     (),
     "y = x · z · sigmoid(z)",
     "GLU variants, arXiv 2002.05202, equation 5 (SwiGLU)",
+)
+
+SIGMOID_GATE = replace(
+    SILU_GATE,
+    name="SigmoidGate",
+    maths="y = x · sigmoid(z)",
+    source="GLU variants, arXiv 2002.05202, equation 3; Gated Attention, arXiv 2505.06708",
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from edge.plugins.kernels.common import round8, silu
+from edge.plugins.kernels.common import round8, sigmoid, silu
 
 
 @triton.jit
@@ -62,6 +62,24 @@ def silu_gate(
     inside = channel < WIDTH
     out = gated(x + row * X_STRIDE, z + row * Z_STRIDE, None, channel, inside, 0)
     tl.store(y + row * WIDTH + channel, out, mask=inside)
+
+
+@triton.jit
+def sigmoid_gate(
+    x,  # f32 [rows, X_STRIDE]
+    z,  # f32 [rows, Z_STRIDE]
+    y,  # f32 [rows, WIDTH]
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    Z_STRIDE: tl.constexpr,
+):
+    row = tl.program_id(0)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < WIDTH
+    gate = tl.load(z + row * Z_STRIDE + channel, mask=inside, other=0.0)
+    value = tl.load(x + row * X_STRIDE + channel, mask=inside, other=0.0)
+    tl.store(y + row * WIDTH + channel, value * sigmoid(gate), mask=inside)
 
 
 @triton.jit

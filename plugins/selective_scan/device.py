@@ -136,7 +136,7 @@ _ROWS = """
 """
 
 
-def _rows(values: Mapping[str, str]) -> str:
+def logged_rows(values: Mapping[str, str]) -> str:
     """`{log}_rows` [P + T, B, ·] of each log: what it holds of replayed tokens, then the value."""
     text = fields("pending", "advance", "source", "target", "store") + _ROWS
     for log, value in values.items():
@@ -193,7 +193,7 @@ def start(values: tuple[str, ...], int8: bool, scales: Mapping[str, str]) -> str
     """The columns, and as fp32 `{x}_new` of the new tokens, `{x}_all` [P + T] of logged values,
     `{D}_wide` of constants. `scales` are what activations are multiplied by, where they have one.
     """
-    text = CONSTANTS + views(values) + _rows(kept_logs())
+    text = CONSTANTS + views(values) + logged_rows(kept_logs())
     for name in values:
         scale = scales.get(name, f"{name}_scale") if int8 else None
         text += _widened(f"{name}_own", scale, f"{name}_new")

@@ -64,7 +64,7 @@ def _by_tokens(at: Lowering, arguments: Arguments, constants: Mapping[str, int |
             "TREE": at.regime.kind == "tree",
         },
         (Size(times=heads), Size(times=cdiv(p, block_p)), Size(of="B")),
-        warps=_warps(block_p * block_n),
+        warps=warps_for_states(block_p * block_n),
         stages=1,
         settles=True,
     )
@@ -97,7 +97,7 @@ def _by_chunks(at: Lowering, arguments: Arguments, constants: Mapping[str, int |
     )
 
 
-def _warps(values: int) -> Warps:
+def warps_for_states(values: int) -> Warps:
     """16 values a thread."""
     if values >= 4096:
         return 8

@@ -23,13 +23,14 @@ CASES: dict[str, tuple[str, str, str | None]] = {
     "parallel": ("parallel", "fp32", None),
     "normed": ("normed", "fp32", None),
     "short": ("short", "fp32", None),
+    "deltanet": ("deltanet", "fp32", None),
     "mamba2-fp16": ("mamba2 groups", "fp16", None),
     "mamba1-w8a8": ("mamba1", "w8a8", "int8"),
     "mamba2-w8a8": ("mamba2", "w8a8", "int8"),
     "hybrid-w8a8": ("all", "w8a8", None),
 }
 # of each kernel that trees are run by, in each of its types; the others differ in what is between
-TREES = ["mamba1", "mamba1-w8a8", "mamba2-fp16", "mamba2-w8a8", "hybrid", "hybrid-w8a8"]
+TREES = ["deltanet", "mamba1", "mamba1-w8a8", "mamba2-fp16", "mamba2-w8a8", "hybrid", "hybrid-w8a8"]
 
 
 class Pair:

@@ -15,13 +15,14 @@ CASES: dict[str, tuple[str, str, str | None]] = {
     "mamba1-w8a8-fp16": ("mamba1", "w8a8", "fp16"),
     "mamba2-w8a8": ("mamba2", "w8a8", "int8"),
     "mamba2-groups-w8a8": ("mamba2 groups", "w8a8", "fp16"),
+    "deltanet": ("deltanet", "fp32", None),
     "hybrid": ("all", "fp32", None),
     "hybrid-w8a8": ("all", "w8a8", None),
 }
 # rows M = T·B of one row, few and many: the three kinds of chain there are kernels for
 RUNS = {"step": (1, 1, False), "few": (2, 2, False), "many": (6, 3, True)}
 # the types of state change a launch of the scan alone, and "all" has each layer of the others
-_ONCE = {"mamba1-w8a8-fp16": "many", "mamba2-w8a8": "few", "hybrid": "step"}
+_ONCE = {"mamba1-w8a8-fp16": "many", "mamba2-w8a8": "few", "hybrid": "step", "deltanet": "few"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Mamba-2 scans on small random layers, through their lowering and Triton's interpreter."""
+"""Scans of heads on small random layers, through their lowering and Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from edge.launch import ADVANCE, PENDING, SOURCE, STORE, TARGET
+from edge.plugins.gated_delta_rule.reference import gated_delta_rule
 from edge.plugins.lowering.context import Regime
 from edge.plugins.lowering.lowerings import LOWER
 from edge.plugins.selective_scan_heads.reference import (
@@ -18,6 +19,8 @@ from tests.kernels.rowwise import CHAIN, Workbench, poisoned
 
 _STATES = {32: torch.float32, 16: torch.float16, 8: torch.int8}
 _VALUES = ("x", "dt", "B", "C")
+STATE = "layers.3.ssm_state"
+OUTPUTS = ("y", "states")
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,63 @@ class Layer:
         y, h = selective_scan_heads_int8(groups=self.groups, dt_limit=self.dt_limit, **given)
         return y.swapaxes(0, 1), h
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Attributes that every scan of heads has."""
+        sizes = {"heads": self.heads, "head_dim": self.p, "groups": self.groups}
+        return {**sizes, "d_state": self.n}
+
+    def lower(self, bench: Workbench) -> None:
+        low, high = self.dt_limit
+        limits = {"dt_min": low, "dt_max": high}
+        order = (*_VALUES, "A", "D", "dt_bias")
+        if self.int8:
+            inputs = tuple(part for name in order for part in (name, f"{name}_scale"))
+            inputs += (STATE, "state_scale", "kept", "parents", "tree", "last_only", "ancestors")
+            bench.lower(
+                LOWER, "SelectiveScanHeadsInt8", inputs, OUTPUTS, **self.sizes, **limits,
+                state_bits=self.bits,
+            )  # fmt: skip
+        else:
+            inputs = (*order, STATE, "kept", "ancestors")
+            bench.lower(LOWER, "SelectiveScanHeads", inputs, OUTPUTS, **self.sizes, **limits)
+
+
+@dataclass(frozen=True)
+class DeltaLayer(Layer):
+    """A layer of the gated delta rule."""
+
+    bits: int = 32
+    int8: bool = False
+    beta_max: float = 1.0
+
+    @property
+    def widths(self) -> dict[str, int]:
+        return {**super().widths, "dt": 2 * self.heads}
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: w for name, w in super().weights().items() if name != "D"}
+
+    def tokens(self, count: int, batch: int, seed: int = 1) -> dict[str, Tensor]:
+        """Keys have unit length: with longer ones a state grows without end."""
+        made = super().tokens(count, batch, seed)
+        keys = made["B"].unflatten(-1, (self.groups, self.n))
+        return {**made, "B": torch.nn.functional.normalize(keys, dim=-1).flatten(-2)}
+
+    def reference(self, tokens: dict[str, Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        w = self.weights()
+        x, dt, b, c = (tokens[name].swapaxes(0, 1) for name in _VALUES)
+        b, c = (m.unflatten(-1, (self.groups, self.n)) for m in (b, c))
+        y, h = gated_delta_rule(
+            x.unflatten(-1, (self.heads, self.p)), dt, torch.log(-w["A"]), b, c, w["dt_bias"],
+            state, self.beta_max,
+        )  # fmt: skip
+        return y.flatten(-2).swapaxes(0, 1), h
+
+    def lower(self, bench: Workbench) -> None:
+        inputs = (*_VALUES, "A", "dt_bias", STATE, "kept", "parents", "tree", "last_only")
+        bench.lower(LOWER, "GatedDeltaRule", inputs, OUTPUTS, **self.sizes, beta_max=self.beta_max)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -171,12 +231,12 @@ def launch(run: Run) -> Outcome:
     bench.given("input", "slots", torch.tensor(slots, dtype=torch.int32))
     if run.ancestors is not None:
         bench.given("input", "ancestors", run.ancestors.to(torch.int32))
-    _lower(bench, layer)
+    layer.lower(bench)
     bench.run()
     shape = (run.log_slots, batch)
     return Outcome(
         bench.read("y").view(steps, batch, layer.widths["x"]),
-        bench.whole("state", "layers.3.ssm_state", (2, *run.state.shape)),
+        bench.whole("state", STATE, (2, *run.state.shape)),
         {
             name: bench.whole("log", f"layers.3.scan_{name}", (*shape, layer.widths[name]))
             for name in ("x", "dt", "B")
@@ -187,7 +247,7 @@ def launch(run: Run) -> Outcome:
 def _give_state(bench: Workbench, run: Run) -> None:
     both = poisoned(2 * run.state.numel(), run.state.dtype).view(2, *run.state.shape)
     both[run.source] = run.state
-    bench.given("state", "layers.3.ssm_state", both)
+    bench.given("state", STATE, both)
     for name in ("x", "dt", "B"):
         dtype = run.new[name].dtype
         batch, width = run.state.shape[0], run.layer.widths[name]
@@ -196,25 +256,6 @@ def _give_state(bench: Workbench, run: Run) -> None:
             for slot, row in zip(run.replay, run.old[name], strict=True):
                 log[slot] = row
         bench.given("log", f"layers.3.scan_{name}", log)
-
-
-def _lower(bench: Workbench, layer: Layer) -> None:
-    low, high = layer.dt_limit
-    sizes = {"heads": layer.heads, "head_dim": layer.p, "groups": layer.groups}
-    sizes["d_state"] = layer.n
-    limits = {"dt_min": low, "dt_max": high}
-    order = (*_VALUES, "A", "D", "dt_bias")
-    state, outputs = "layers.3.ssm_state", ("y", "states")
-    if layer.int8:
-        inputs = tuple(part for name in order for part in (name, f"{name}_scale"))
-        inputs += (state, "state_scale", "kept", "parents", "tree", "last_only", "ancestors")
-        bench.lower(
-            LOWER, "SelectiveScanHeadsInt8", inputs, outputs, **sizes, **limits,
-            state_bits=layer.bits,
-        )  # fmt: skip
-    else:
-        inputs = (*order, state, "kept", "ancestors")
-        bench.lower(LOWER, "SelectiveScanHeads", inputs, outputs, **sizes, **limits)
 
 
 def part(tokens: dict[str, Tensor], rows: slice | list[int]) -> dict[str, Tensor]:
@@ -235,4 +276,14 @@ def untouched(x: Tensor) -> bool:
     return same(x, poisoned(x.numel(), x.dtype).view(x.shape))
 
 
-__all__ = ["Layer", "Outcome", "Run", "launch", "part", "replace", "same", "untouched"]
+__all__ = [
+    "DeltaLayer",
+    "Layer",
+    "Outcome",
+    "Run",
+    "launch",
+    "part",
+    "replace",
+    "same",
+    "untouched",
+]

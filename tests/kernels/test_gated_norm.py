@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -58,11 +60,17 @@ def test_gate_in_int8(width: int, groups: int, steps: int, batch: int, one: bool
 
 
 @pytest.mark.parametrize(("width", "steps", "batch"), [(1, 1, 1), (80, 5, 3), (1300, 7, 2)])
-def test_silu_gate_is_the_reference(width: int, steps: int, batch: int) -> None:
+@pytest.mark.parametrize(("op", "gate"), [("SiluGate", F.silu), ("SigmoidGate", torch.sigmoid)])
+def test_gates_alone_are_the_references(
+    op: str, gate: Callable[[Tensor], Tensor], width: int, steps: int, batch: int
+) -> None:
     bench, (x, z, _) = _bench(width, steps, batch, False)
-    bench.lower(LOWER, "SiluGate", ("x", "z"), ("y",))
+    bench.lower(LOWER, op, ("x", "z"), ("y",))
     bench.run()
-    torch.testing.assert_close(bench.read("y"), x * F.silu(z), rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(bench.read("y"), x * gate(z), rtol=2e-5, atol=2e-5)
+
+
+RACES = (lambda: test_gates_alone_are_the_references("SigmoidGate", torch.sigmoid, 1300, 7, 2),)
 
 
 def test_a_row_of_zeros_is_zero() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from edge.errors import EngineError
@@ -70,6 +71,9 @@ def scans_of_heads() -> Cases:
         lambda: test_scan_heads.test_chain_agrees_with_the_reference(form, 5),
         lambda: test_scan_heads.test_replay_gives_the_bits_of_the_tokens_run_before(form),
         lambda: test_scan_heads.test_each_path_of_a_tree_is_a_chain(test_scan_heads.FLOAT),
+        lambda: test_scan_heads.test_new_tokens_are_kept_in_their_slots_and_nothing_else_is(
+            test_scan_heads.FORMS["delta"]
+        ),
         lambda: test_scan_chunked.test_groups_and_odd_sizes(2, True),
         lambda: test_scan_chunked.test_prefill_agrees_with_the_sequential_reference(
             test_scan_chunked.FLOAT, 63
@@ -121,7 +125,7 @@ def of_rows() -> Cases:
         ),
         lambda: test_gated_norm.test_gate_in_int8(192, 8, 2, 2, False),
         lambda: test_gated_norm.test_rotated_and_rounded(*test_gated_norm.ROTATED[1], False),
-        lambda: test_gated_norm.test_silu_gate_is_the_reference(1300, 7, 2),
+        lambda: test_gated_norm.test_gates_alone_are_the_references("SiluGate", F.silu, 1300, 7, 2),
         lambda: test_hadamard.test_rounded_rotation(512, 2, 3, False),
         lambda: test_hadamard.test_rotation(1792, 17, 1),
         lambda: test_rounding.test_known_scales(2, 3, 1537, False),

@@ -1,4 +1,4 @@
-"""Mamba-2's scan kernel: against the references, and what a run may and may not change."""
+"""The kernels of scans of heads: against the references, and what a run may and may not change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.head_scans import Layer, Outcome, Run, launch, part, replace, same, untouched
+from tests.kernels.head_scans import (
+    DeltaLayer,
+    Layer,
+    Outcome,
+    Run,
+    launch,
+    part,
+    replace,
+    same,
+    untouched,
+)
 from tests.kernels.rowwise import MANY, TREE, assert_steps
 from tests.on_device import same_sums
 
@@ -18,10 +28,11 @@ FORMS = {
     "int8-i8": Layer(bits=8),
     "channels-i8": Layer(bits=8, channels=True),
     "channels-f16": Layer(bits=16, channels=True),
+    "delta": DeltaLayer(),
 }
 forms = pytest.mark.parametrize("layer", FORMS.values(), ids=FORMS)
 # each type of state, and each number of scales
-_EACH = ("float", "int8-f32", "int8-i8", "channels-f16")
+_EACH = ("float", "int8-f32", "int8-i8", "channels-f16", "delta")
 some_forms = pytest.mark.parametrize("layer", [FORMS[name] for name in _EACH], ids=_EACH)
 
 
@@ -88,8 +99,24 @@ def test_step_sizes_are_clamped(layer: Layer) -> None:
     assert (y - free).abs().max() > 0.1
 
 
-def test_the_tiles_that_ship() -> None:
-    layer = Layer(heads=2, p=64, n=128, bits=8)
+@pytest.mark.parametrize(("groups", "most"), [(1, 1.0), (2, 2.0), (4, 1.0)])
+def test_the_delta_rule_writes_as_strongly_as_it_is_told(groups: int, most: float) -> None:
+    layer = DeltaLayer(heads=4, groups=groups, n=24, beta_max=most)
+    tokens, state = layer.tokens(4, 2), layer.start(2)
+    out = launch(Run(layer, state, tokens, store=2))
+    y, last = layer.reference(tokens, state)
+    outputs_agree(layer, out.y, y)
+    states_agree(out.state[1], last)
+    other, _ = replace(layer, beta_max=3 - most).reference(tokens, state)
+    assert (y - other).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Layer(heads=2, p=64, n=128, bits=8), DeltaLayer(heads=2, p=128, n=128)],
+    ids=["mamba2", "delta"],
+)
+def test_the_tiles_that_ship(layer: Layer) -> None:
     tokens, state = layer.tokens(3, 1), layer.start(1)
     out = launch(Run(layer, state, tokens, store=2))
     y, last = layer.reference(tokens, state)
@@ -216,7 +243,9 @@ def test_a_tree_that_is_a_chain_gives_its_bits(layer: Layer) -> None:
     assert all(same(tree.logs[name], log) for name, log in chain.logs.items())
 
 
-@pytest.mark.parametrize("layer", [FLOAT, FORMS["int8-i8"]], ids=["float", "int8"])
+@pytest.mark.parametrize(
+    "layer", [FLOAT, FORMS["int8-i8"], FORMS["delta"]], ids=["float", "int8", "delta"]
+)
 def test_each_path_of_a_tree_is_a_chain(layer: Layer) -> None:
     parents = [-1, 0, 0, -1, 2, 3, 4]
     run, _ = replayed(layer, 2, 7)

@@ -13,21 +13,13 @@ from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
 
 NAME = "qwen2_moe"
-_OWN = qwen3_moe.OWN | {"qkv_bias", "shared_expert_intermediate_size"}
+OWN = qwen3_moe.OWN | {"qkv_bias", "shared_expert_intermediate_size"}
 _MATRICES = ("gate_proj", "up_proj", "down_proj")
 
 
 def read(fields: Fields) -> Layout:
-    known_only(fields, _OWN)
+    known_only(fields, OWN)
     mixed = qwen3_moe.routed(fields, 60, 1408, per_token=4)
-    width = fields.integer("shared_expert_intermediate_size", 5632)
-    shared = fields.build(
-        ExpertsConfig,
-        n_experts=1,
-        d_intermediate=width,
-        router=RouterConfig(top_k=1, score="sigmoid", normalise=False),
-        parallel=True,
-    )
     context = positions(fields, 32768)
     layout = llama.read_blocks(
         fields,
@@ -39,8 +31,25 @@ def read(fields: Fields) -> Layout:
         ),
         attention_bias=fields.boolean("qkv_bias", True),
         out_bias=False,
-        feed=qwen3_moe.feed(fields, mixed, shared),
+        feed=qwen3_moe.feed(fields, mixed, shared(fields, 5632)),
     )
+    place_shared(layout)
+    return layout
+
+
+def shared(fields: Fields, width: int) -> ExpertsConfig:
+    """The part that every token shares; of `width` where the config is silent."""
+    return fields.build(
+        ExpertsConfig,
+        n_experts=1,
+        d_intermediate=fields.integer("shared_expert_intermediate_size", width),
+        router=RouterConfig(top_k=1, score="sigmoid", normalise=False),
+        parallel=True,
+    )
+
+
+def place_shared(layout: Layout) -> None:
+    """The tensors of `shared`, behind a layer of experts that is placed."""
     for index, layer in enumerate(layout.config.layers):
         if layer.kind == "experts" and layer.is_parallel:
             ours, mlp = f"layers.{index}", layout.pieces[f"layers.{index - 1}.router.weight"].source
@@ -48,7 +57,6 @@ def read(fields: Fields) -> Layout:
             layout.place(f"{ours}.router.weight", f"{theirs}_gate.weight")
             for name in _MATRICES:
                 layout.place_each(f"{ours}.{name}.weight", [f"{theirs}.{name}.weight"])
-    return layout
 
 
 FAMILY = Family.of_transformers(NAME, "Qwen2MoeForCausalLM", read)

@@ -35,7 +35,9 @@ def read(fields: Fields) -> Layout:
     )
 
 
-def routed(fields: Fields, count: int, width: int, *, per_token: int) -> ExpertsConfig:
+def routed(
+    fields: Fields, count: int, width: int, *, per_token: int, normalise: bool = False
+) -> ExpertsConfig:
     """The experts that a router chooses, and their sizes where the config is silent."""
     # published files say the first, transformers 5 the second
     name = "num_experts" if "num_experts" in fields else "num_local_experts"
@@ -44,7 +46,7 @@ def routed(fields: Fields, count: int, width: int, *, per_token: int) -> Experts
         fields.integer(name, count),
         fields.integer("moe_intermediate_size", width),
         per_token=per_token,
-        normalise=fields.boolean("norm_topk_prob", False),
+        normalise=fields.boolean("norm_topk_prob", normalise),
     )
 
 

@@ -31,6 +31,7 @@ template <int> struct Entry;
 // these are made of what stands above
 #include "../../causal_conv1d/cpu.h"
 #include "../../hadamard/cpu.h"
+#include "../../gated_delta_rule/cpu.h"
 #include "../../gated_norm/cpu.h"
 #include "../../linear/cpu_bits.h"
 #include "../../embedding/cpu.h"

@@ -71,6 +71,7 @@ class Reader {
     const std::string& kind = json["kind"].string();
     if (kind == "mamba1") mamba1({json, "Mamba1Config"});
     if (kind == "mamba2") mamba2({json, "Mamba2Config"});
+    if (kind == "gated_deltanet") gated_deltanet({json, "GatedDeltaNetConfig"});
     if (kind == "shortconv") shortconv({json, "ShortConvConfig"});
     if (kind == "attention") attention({json, "AttentionConfig"});
   }
@@ -112,6 +113,19 @@ class Reader {
     log("scan_x", d_ssm);
     log("scan_dt", heads);
     log("scan_B", group_states);
+  }
+
+  void gated_deltanet(const Layer& layer) {
+    int64_t heads = layer["n_heads"], dim = layer["head_dim"], groups = layer["n_groups"];
+    int64_t shared = times(groups, layer["d_state"]), inner = times(heads, dim);
+    if (heads % groups)
+      wrong("", std::to_string(heads) + " heads do not divide into " + std::to_string(groups) +
+                    " groups");
+    convolution(layer["d_conv"], plus(inner, times(2, shared)));
+    config_.recurrent.push_back({at_ + ".ssm_state", {1, heads, dim, layer["d_state"]}});
+    log("scan_x", inner);
+    log("scan_dt", times(2, heads));
+    log("scan_B", shared);
   }
 
   void shortconv(const Layer& layer) { convolution(layer["d_conv"], layer["d_model"]); }

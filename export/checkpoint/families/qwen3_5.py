@@ -1,0 +1,171 @@
+"""Qwen3.5: Gated DeltaNet, and at every fourth block attention with a gate behind it; an MLP after
+each.
+
+Source: transformers 5.23 models/qwen3_5, `Qwen3_5ForCausalLM`, and the language model of
+`Qwen3_5ForConditionalGeneration`: text has one position, so its RoPE in three parts is RoPE.
+Norms are of 1 + weight, but for the gated one. Layers that draft (`mtp`) are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edge.config import AttentionConfig, GatedDeltaNetConfig, MlpConfig, ModelConfig
+from edge.export.checkpoint.family import (
+    MAX_BLOCKS,
+    UNSUPPORTED,
+    Family,
+    attention,
+    is_transformers,
+    known_only,
+    layer_types,
+    positions,
+    rope,
+    whole,
+)
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+from edge.mixers.base import MixerConfig
+
+NAME = "qwen3_5"
+OWN = {
+    "attention_bias", "attn_output_gate", "full_attention_interval", "head_dim", "layer_types",
+    "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads",
+    "linear_num_value_heads", "linear_value_head_dim", "mamba_ssm_dtype", "partial_rotary_factor",
+}  # fmt: skip
+# Layers that predict more than the next token, which this graph has not; and read by no class.
+_LEFT = {"mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}
+# Of the model around the text's: images, and the tokens that stand for them.
+_AROUND = {
+    "image_token_id", "language_model_only", "text_config", "video_token_id", "vision_config",
+    "vision_end_token_id", "vision_start_token_id",
+}  # fmt: skip
+_KINDS = {"linear_attention": "deltanet", "full_attention": "attention"}
+_PLANES = ("mrope_interleaved", "mrope_section")
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+Place = Callable[[Layout, str, str, GatedDeltaNetConfig], None]
+
+
+def read(fields: Fields) -> Layout:
+    text = fields if fields.values.get("text_config") is None else _section(fields)
+    known_only(text, OWN | _LEFT)
+    if text is not fields:
+        fields.unknown += [f"{text.prefix}{name}" for name in text.unknown]
+    text.demand("hidden_act", "silu", UNSUPPORTED)
+    mlp = text.build(MlpConfig, d_intermediate=text.integer("intermediate_size", 12288))
+    return read_blocks(text, NAME, lambda block: [mlp], _place_apart)
+
+
+def _section(fields: Fields) -> Fields:
+    """What is said of the text's model. Whether its head is tied may be said beside it."""
+    known_only(fields, _AROUND)
+    text, tied = fields.section("text_config"), "tie_word_embeddings"
+    if tied in fields:
+        text.values = {**text.values, tied: fields.values[tied]}
+    return text
+
+
+def read_blocks(
+    fields: Fields,
+    family: str,
+    feed: Callable[[int], Sequence[MixerConfig]],
+    place: Place,
+    kv_heads: int = 4,
+) -> Layout:
+    """The model, for Qwen3.5 and its kin; `feed` is what follows a block's first mixer, and `place`
+    says where the projections of DeltaNet lie: (layout, the layer, its mixer in the source).
+    """
+    blocks = fields.integer("num_hidden_layers", 32, high=MAX_BLOCKS)
+    if "layer_types" in fields:
+        kinds = layer_types(fields, blocks, _KINDS, "deltanet")
+    else:
+        every = fields.integer("full_attention_interval", 4)
+        kinds = ["deltanet" if (block + 1) % every else "attention" for block in range(blocks)]
+    fields.demand("attn_output_gate", True, UNSUPPORTED)
+    size = fields.integer("head_dim", 256)
+    turned = dict(fields.values)
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(said := turned.get(name), dict):
+            turned[name] = {key: said[key] for key in said if key not in _PLANES}
+    said = Fields(fields.file, turned, fields.prefix, fields.refused)
+    made: dict[str, MixerConfig] = {
+        "deltanet": deltanet(fields),
+        "attention": attention(
+            fields,
+            kv_heads=kv_heads,
+            size=size,
+            bias=fields.boolean("attention_bias", False),
+            rope=rope(said, size, share=fields.number("partial_rotary_factor", 0.25)),
+            qk_norm=True,
+            output_gate=True,
+        ),
+    }
+    layers = [layer for n, kind in enumerate(kinds) for layer in (made[kind], *feed(n))]
+    config = whole(fields, family, layers, eps=1e-6, context=positions(fields, 32768))
+    return _place(config, place)
+
+
+def deltanet(fields: Fields, beta_max: float = 1.0) -> GatedDeltaNetConfig:
+    heads = fields.integer("linear_num_value_heads", 32)
+    groups = fields.integer("linear_num_key_heads", 16)
+    if heads % groups:
+        fields.inconsistent("linear_num_key_heads", f"does not divide {heads} value heads")
+    return fields.build(
+        GatedDeltaNetConfig,
+        n_heads=heads,
+        head_dim=fields.integer("linear_value_head_dim", 128),
+        n_groups=groups,
+        d_state=fields.integer("linear_key_head_dim", 128),
+        d_conv=fields.integer("linear_conv_kernel_dim", 4, low=2, high=16),
+        beta_max=beta_max,
+    )
+
+
+def _place(config: ModelConfig, place: Place) -> Layout:
+    layout = Layout(config, ignored=_is_not_of_the_text, rename=_of_the_text)
+    block = -1
+    for index, layer in enumerate(config.layers):
+        first = layer.attends or layer.recurrent
+        block += first
+        source, ours = f"model.layers.{block}", f"layers.{index}"
+        mixer = f"{source}.{'self_attn' if layer.attends else 'linear_attn' if first else 'mlp'}"
+        norm = "input_layernorm" if first else "post_attention_layernorm"
+        layout.place_layer(index, norm=f"{source}.{norm}", mixer=mixer, rename={"router": "gate"})
+        if isinstance(layer, AttentionConfig):
+            for kind in layout.kinds(f"{ours}.q_proj"):
+                both = tuple(f"{ours}.{name}.{kind}" for name in ("q_proj", "gate_proj"))
+                layout.place_heads(both, f"{mixer}.q_proj.{kind}", layer.head_dim)
+        elif isinstance(layer, GatedDeltaNetConfig):
+            place(layout, ours, mixer, layer)
+    layout.place_ends("model.norm")
+    layout.add_to_norms(1.0, but="gated_norm.weight")
+    return layout
+
+
+def _place_apart(layout: Layout, ours: str, mixer: str, _: GatedDeltaNetConfig) -> None:
+    joined = tuple(f"{ours}.{name}.weight" for name in _PROJECTIONS)
+    layout.place_rows(joined, f"{mixer}.in_proj_qkv.weight")
+    for name in "zab":
+        layout.place(f"{ours}.{name}_proj.weight", f"{mixer}.in_proj_{name}.weight")
+
+
+def _of_the_text(name: str) -> str:
+    return name.replace("model.language_model.", "model.", 1)
+
+
+def _is_not_of_the_text(name: str) -> bool:
+    return name.startswith(("model.visual.", "mtp.", "model.mtp."))
+
+
+def _claims(fields: Fields) -> bool:
+    return any(
+        is_transformers(fields, *each)
+        for each in (
+            ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+            ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+        )
+    )
+
+
+FAMILY = Family(NAME, "model_type qwen3_5 or qwen3_5_text", _claims, read)

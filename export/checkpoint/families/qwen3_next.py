@@ -1,0 +1,38 @@
+"""Qwen3-Next: as Qwen3.5, with experts and one that every token shares, behind a gate.
+
+Source: transformers 5.23 models/qwen3_next, `Qwen3NextForCausalLM`. The projections of Gated
+DeltaNet lie in two tensors, key head by key head.
+"""
+
+from __future__ import annotations
+
+from edge.config import GatedDeltaNetConfig
+from edge.export.checkpoint.families import qwen2_moe, qwen3_5, qwen3_moe
+from edge.export.checkpoint.family import Family, known_only
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+
+NAME = "qwen3_next"
+
+
+def read(fields: Fields) -> Layout:
+    known_only(fields, qwen3_5.OWN | qwen2_moe.OWN)
+    mixed = qwen3_moe.routed(fields, 512, 512, per_token=10, normalise=True)
+    shared = qwen2_moe.shared(fields, 512)
+    layout = qwen3_5.read_blocks(
+        fields, NAME, qwen3_moe.feed(fields, mixed, shared), _place_by_head, kv_heads=2
+    )
+    qwen2_moe.place_shared(layout)
+    return layout
+
+
+def _place_by_head(layout: Layout, ours: str, mixer: str, config: GatedDeltaNetConfig) -> None:
+    shared = config.n_heads // config.n_groups
+    values = shared * config.head_dim
+    parts = {"q": config.d_state, "k": config.d_state, "v": values, "z": values}
+    for tensor, widths in (("qkvz", parts), ("ba", {"b": shared, "a": shared})):
+        names = [f"{ours}.{name}_proj.weight" for name in widths]
+        layout.place_turns(names, f"{mixer}.in_proj_{tensor}.weight", [*widths.values()])
+
+
+FAMILY = Family.of_transformers(NAME, "Qwen3NextForCausalLM", read)

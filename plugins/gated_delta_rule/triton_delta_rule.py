@@ -1,0 +1,131 @@
+"""The gated delta rule, token by token: steps, chains, trees and prefill.
+
+A program holds the states [BLOCK_P, BLOCK_N] of some channels of one head of one sequence in
+registers, replays the tokens that its logs hold and then runs the new ones, as `triton_scan_heads`
+does. The recurrence is that of Gated Delta Networks, arXiv 2412.06464, equation 10.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from edge.plugins.kernels.common import sigmoid, softplus
+from edge.plugins.kernels.replay import ADVANCE, PENDING, SOURCE, STORE, TARGET
+
+
+@triton.jit
+def read_row(x, dt, B, row, at, ends, some, HEADS: tl.constexpr, STRIDES: tl.constexpr):
+    """Values, a, b and key of one token: columns `at` below `ends`, none if some is 0."""
+    x_row = tl.load(x + row * STRIDES[0] + at[0], mask=at[0] < ends[0] * some, other=0)
+    gate = dt + row * STRIDES[1] + at[1]
+    a = tl.load(gate, mask=at[1] < ends[1] * some, other=0)
+    b = tl.load(gate + HEADS, mask=at[1] < ends[1] * some, other=0)
+    key = tl.load(B + row * STRIDES[2] + at[2], mask=at[2] < ends[2] * some, other=0)
+    return x_row, a, b, key
+
+
+@triton.jit
+def advanced(h, token, layer, BETA_MAX: tl.constexpr):
+    """h after a token. layer: A and dt_bias of the head."""
+    x, a, b, key = token
+    faded = h * tl.exp(softplus(a + layer[1]) * layer[0])
+    unknown = x - tl.sum(faded * key[None, :], 1)
+    return tl.fma((BETA_MAX * sigmoid(b) * unknown)[:, None], key[None, :], faded)
+
+
+@triton.jit
+def scan(
+    x,  # f32 [T·B, X_STRIDE]; likewise dt, B and C
+    dt,
+    B,
+    C,
+    A,  # f32 [HEADS]
+    dt_bias,  # f32 [HEADS]
+    state,  # f32 [2, batch, HEADS, P, N]
+    log_x,  # f32 [S·B, HEADS·P]
+    log_dt,  # f32 [S·B, 2·HEADS]
+    log_B,  # f32 [S·B, GROUPS·N]
+    y,  # f32 [T·B, HEADS·P]
+    run,  # i32 [8]
+    replay,  # i32 [S]
+    slots,  # i32 [T]
+    ancestors,  # i32 [T, T], looked at by trees
+    tokens,  # T
+    batch,  # B
+    HEADS: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BETA_MAX: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    DT_STRIDE: tl.constexpr,
+    B_STRIDE: tl.constexpr,
+    C_STRIDE: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # a power of two, at least N
+    TREE: tl.constexpr,
+):
+    head = tl.program_id(0)
+    part = tl.program_id(1)
+    sequence = tl.program_id(2)
+    group = head // (HEADS // GROUPS)
+    p = part * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    p_inside = p < P
+    n_inside = n < N
+    inside = p_inside[:, None] & n_inside[None, :]
+
+    slot_size = batch.to(tl.int64) * (HEADS * P * N)
+    states = state + (sequence * HEADS + head) * (P * N) + p[:, None] * N + n[None, :]
+    h = tl.load(states + tl.load(run + SOURCE) * slot_size, mask=inside, other=0)
+    target = states + tl.load(run + TARGET) * slot_size
+
+    at = (head * P + p, head, group * N + n)
+    ends = (head * P + P, head + 1, group * N + N)
+    log_strides: tl.constexpr = (HEADS * P, 2 * HEADS, GROUPS * N)
+    strides: tl.constexpr = (X_STRIDE, DT_STRIDE, B_STRIDE)
+    layer = (tl.load(A + head), tl.load(dt_bias + head))
+
+    pending = tl.load(run + PENDING)
+    advance = tl.where(tl.load(run + STORE) == 1, tl.load(run + ADVANCE), 0)
+    for j in range(pending):
+        row = tl.load(replay + j) * batch + sequence
+        token = read_row(log_x, log_dt, log_B, row, at, ends, 1, HEADS, log_strides)
+        h = advanced(h, token, layer, BETA_MAX)
+        if j + 1 == advance:
+            tl.store(target, h, mask=inside)
+
+    # A token is read while the one before it is run.
+    some = tl.minimum(tokens, 1)
+    ahead = read_row(x, dt, B, sequence, at, ends, some, HEADS, strides)
+    c_ahead = tl.load(C + sequence * C_STRIDE + at[2], mask=at[2] < ends[2] * some, other=0)
+    start = h
+    for t in range(tokens):
+        if TREE:
+            h = start
+            for j in range(t):
+                if tl.load(ancestors + t * tokens + j) != 0:
+                    row = j * batch + sequence
+                    token = read_row(x, dt, B, row, at, ends, 1, HEADS, strides)
+                    h = advanced(h, token, layer, BETA_MAX)
+        row = t * batch + sequence
+        slot = tl.load(slots + t)
+        token = ahead
+        c = c_ahead
+        following = tl.minimum(t + 1, tokens - 1) * batch + sequence
+        ahead = read_row(x, dt, B, following, at, ends, 1, HEADS, strides)
+        c_ahead = tl.load(C + following * C_STRIDE + at[2], mask=n_inside, other=0)
+        h = advanced(h, token, layer, BETA_MAX)
+        tl.store(y + row * (HEADS * P) + at[0], tl.sum(h * c[None, :], 1), mask=p_inside)
+        if slot >= 0:
+            row = slot * batch + sequence
+            tl.store(log_x + row * (HEADS * P) + at[0], token[0], mask=p_inside)
+            if part == 0:
+                tl.store(log_dt + row * (2 * HEADS) + head, token[1])
+                tl.store(log_dt + row * (2 * HEADS) + HEADS + head, token[2])
+                if head % (HEADS // GROUPS) == 0:
+                    tl.store(log_B + row * (GROUPS * N) + at[2], token[3], mask=n_inside)
+    if not TREE and tl.load(run + STORE) == 2:
+        tl.store(target, h, mask=inside)
