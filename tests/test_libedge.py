@@ -216,6 +216,13 @@ def test_the_c_example_says_the_golden_sentence(installed: Path) -> None:
     said_bytes = golden.SENTENCES["demo-bytes"]
     text = ran(program, folder("demo-bytes"), input=bytes(said_bytes.prompt_ids).decode())
     assert text.encode().startswith(bytes(said_bytes.ids))
+    for words, code, said in (
+        (["/nowhere", "1"], 1, "/nowhere: is not a folder"),
+        ([folder("demo-draft"), "99999"], 1, "prompt: has a token id that is out of range"),
+        ([folder("demo-draft"), "Hello"], 2, "Hello: is no id"),
+    ):
+        failed = subprocess.run([program, *map(str, words)], capture_output=True, text=True)
+        assert failed.returncode == code and failed.stderr.splitlines()[-1].startswith(said)
 
 
 @compiled

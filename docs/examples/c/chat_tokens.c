@@ -12,8 +12,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* Either of file and field may be empty. */
 static int fail(const edge_error *error) {
-  fprintf(stderr, "%s %s: %s\n", error->file, error->field, error->message);
+  if (*error->file) fprintf(stderr, "%s: ", error->file);
+  if (*error->field) fprintf(stderr, "%s: ", error->field);
+  fprintf(stderr, "%s\n", error->message);
   return 1;
 }
 
@@ -56,7 +59,11 @@ int main(int count, char **words) {
   how.max_tokens = 64;
   how.deadline_s = 30;
   if (count > 2) {
-    for (i = 2; i < count && length < 4096; i++) prompt[length++] = (int32_t)atol(words[i]);
+    for (i = 2; i < count && length < 4096; i++) {
+      char *end;
+      prompt[length++] = (int32_t)strtol(words[i], &end, 10);
+      if (end == words[i] || *end) return fprintf(stderr, "%s: is no id\n", words[i]), 2;
+    }
     how.on_token = print_id;
     failed = edge_generate(session, prompt, length, &how, NULL, &error) && fail(&error);
   } else {

@@ -18,8 +18,11 @@ namespace {
 
 // What C reports, thrown.
 void check(edge_status status, const edge_error& error) {
-  if (status)
-    throw std::runtime_error(std::string(error.file) + " " + error.field + ": " + error.message);
+  if (!status) return;
+  std::string where;
+  for (const char* part : {error.file, error.field})  // either may be empty
+    if (*part) where += std::string(part) + ": ";
+  throw std::runtime_error(where + error.message);
 }
 
 template <class T, void (*End)(T*)>

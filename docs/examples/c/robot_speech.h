@@ -89,7 +89,11 @@ class Speech {
   using Owned = std::unique_ptr<T, Ends<T, End>>;
 
   static void check(edge_status status, const edge_error& error) {
-    if (status) throw std::runtime_error(std::string(error.file) + ": " + error.message);
+    if (!status) return;
+    std::string where;
+    for (const char* part : {error.file, error.field})  // either may be empty
+      if (*part) where += std::string(part) + ": ";
+    throw std::runtime_error(where + error.message);
   }
 
   int hear(int32_t token) {

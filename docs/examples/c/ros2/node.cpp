@@ -52,6 +52,11 @@ class SpeechNode : public rclcpp::Node {
 
 int main(int count, char** words) {
   rclcpp::init(count, words);
-  rclcpp::spin(std::make_shared<SpeechNode>());
+  try {
+    rclcpp::spin(std::make_shared<SpeechNode>());
+  } catch (const std::exception& problem) {  // no bundle there, or a damaged one
+    RCLCPP_FATAL(rclcpp::get_logger("edge_speech"), "%s", problem.what());
+    return 1;
+  }
   rclcpp::shutdown();
 }
