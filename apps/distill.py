@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from edge.apps.learning import Label, Learning, grouped, learns, needs_training, picture_of, report
+from edge.apps import exporter
+from edge.apps.learning import Label, Learning, grouped, learns, picture_of, report
 from edge.errors import InputError
 
 
@@ -43,9 +44,10 @@ def distill(
     """Turn a Transformer into a hybrid of Mamba and attention. Run it again to resume."""
     from edge.runtime.model import resolve
 
-    with needs_training():
-        from edge.export.distill.options import DistillOptions
-        from edge.export.distill.run import Distillation
+    exporter.needs("distilling")
+    from edge.export.distill.options import DistillOptions
+    from edge.export.distill.run import Distillation
+
     asked = DistillOptions(
         keep=_shares(keep_attention, layers), layers=layers, mixer=mixer, match=match, fresh=fresh,
         train_all=train_all, label=label, **learning.asked(),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge.apps import options, progress
+from edge.apps import exporter, options, progress
 from edge.apps.terminal import say
 from edge.apps.units import kernel_line, megabytes, tensorrt_line
 from edge.bundle.kernels import DEVICE_GRAPH_FILE, sizes
@@ -116,16 +116,12 @@ def export(
         kv_cache, embedding, head, tokenizer, groups or None,
     )  # fmt: skip
     same_weights = bool(target) and all(option is None for option in of_weights)
-    try:
-        from edge.export.checkpoint.bundle import is_bundle
-        from edge.export.exporter import export_checkpoint
-        from edge.export.retarget import add_targets
-    except ModuleNotFoundError as missing:
-        raise ExportError(
-            f"exporting needs the package {missing.name}",
-            remedy="pip install 'mamba-edge[export]'; in a checkout, make test does",
-        ) from None
-    with progress.stages("reading", 10) as show:
+    exporter.needs("exporting")
+    from edge.export.checkpoint.bundle import is_bundle
+    from edge.export.exporter import export_checkpoint
+    from edge.export.retarget import add_targets
+
+    with exporter.options_checked(), progress.stages("reading", 10) as show:
         if same_weights and is_bundle(source):
             summary = add_targets(source, output, architectures, progress=show)
         else:

@@ -6,8 +6,7 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -17,7 +16,6 @@ import typer
 from edge.apps.measure import plots
 from edge.apps.options import AsJson
 from edge.apps.terminal import say
-from edge.errors import ExportError
 
 if TYPE_CHECKING:
     from edge.export.distill.long_run import Summary
@@ -118,18 +116,6 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return called
-
-
-@contextmanager
-def needs_training() -> Iterator[None]:
-    """Say how to get the packages of training, where one that is imported inside is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as missing:
-        raise ExportError(
-            f"distilling needs the package {missing.name}",
-            remedy="pip install 'mamba-edge[export]'; in a checkout, make test does",
-        ) from None
 
 
 def report(line: str) -> None:

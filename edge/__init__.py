@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "edge.config": "ModelConfig",
     "edge.errors": "BundleError CheckpointError ContextFullError EdgeError EngineError ExportError "
-    "InputError StateError TokenizerError",
+    "InputError PullError StateError TokenizerError",
     "edge.runtime.model": "Model load",
     "edge.runtime.parameters": "SamplingParams",
     "edge.runtime.session": "Session",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -219,6 +220,15 @@ def resolve(bundle: str | os.PathLike[str]) -> Path:
             raise BundleError(
                 "is neither a folder nor the name of a model that is here",
                 file=bundle,
-                remedy="edge list shows their names, edge pull fetches one",
+                remedy=_meant(bundle) or "edge list shows their names, edge pull fetches one",
             )
     return path
+
+
+def _meant(name: str) -> str | None:
+    """A question for who misspelt the name of a model."""
+    with suppress(OSError):  # of a folder that cannot be read
+        here = [*EMBEDDED, *store.names()]
+        if near := difflib.get_close_matches(name, here, 3):
+            return f"do you mean {' or '.join(near)}?"
+    return None

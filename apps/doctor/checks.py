@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edge import child
+from edge.apps import exporter
 from edge.apps.doctor.ort import beside, on_cuda, on_tensorrt, onnx_runtime, version
 from edge.apps.doctor.tensorrt import plugins, tensorrt, tensorrt_engine
 from edge.apps.measure.machine import ROOT, machine, power_mode, text
@@ -33,7 +34,6 @@ from edge.runtime.cuda import install
 LIMIT_S = 300.0
 # the release of L4T that refuses large buffers (NvMap, "error 12")
 _REFUSING = "36.4.7"
-_EXPORT = ("torch", "transformers", "onnx")
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def triton(_: str) -> tuple[str, str, str | None]:
 
 def exporting(_: str) -> tuple[str, str, str | None]:
     """The packages that `edge export` imports; they are not tried."""
-    versions = {name: version(name) for name in _EXPORT}
+    versions = {name: version(name) for name in exporter.PACKAGES}
     if missing := [name for name, version in versions.items() if version is None]:
         detail = f"{', '.join(missing)} not installed; running bundles does not need them"
         return "absent", detail, 'pip install "mamba-edge[export]"'

@@ -44,11 +44,13 @@ def list_models(as_json: options.AsJson = False) -> None:
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A name that edge list shows.")],
+    name: Annotated[str, typer.Argument(help="A name that edge list shows, or demo.")],
     as_json: options.AsJson = False,
 ) -> None:
     """Show what a model is, where it came from, and under which licence."""
-    path = _find(name)
+    from edge.runtime.model import EMBEDDED, resolve
+
+    path = resolve(name) if name in EMBEDDED else _find(name)
     with open_bundle(path) as bundle:
         facts = _facts(name, path, bundle.manifest)
     if as_json:

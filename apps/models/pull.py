@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edge.apps import options, progress
+from edge.apps import exporter, options, progress
 from edge.apps.models import hub, index
 from edge.apps.models.download import check_room, locked
 from edge.apps.terminal import say
@@ -90,10 +90,14 @@ def pull(
 def _wanted(
     source: str, file: str | None, quant: str, tokenizer: str | None, verify: bool
 ) -> Wanted:
+    from edge.runtime.model import EMBEDDED
+
     from_path = source.startswith(_PYPI) or Path(source).exists()
     revision = None
     if not from_path and "@" in source:
         source, _, revision = source.partition("@")
+    if source in EMBEDDED and not from_path:
+        raise PullError("is inside the package already", file=source, remedy=f"edge run {source}")
     if not from_path and not store.is_repository(source):
         raise PullError("is neither there nor a name", file=source, remedy=f"give {_FORMS}")
     if revision == "":
@@ -106,9 +110,10 @@ def _check_name(name: str) -> None:
 
     if name in EMBEDDED or not store.is_name(name):
         raise PullError(
-            "is the name of a model inside the package" if name in EMBEDDED
+            f"{name} is the name of a model inside the package" if name in EMBEDDED
             else f"{name!r:.60} is no name", field="--name",
-            remedy="lower case letters and digits, with single . _ or - between them",
+            remedy="choose another" if name in EMBEDDED
+            else "lower case letters and digits, with single . _ or - between them",
         )  # fmt: skip
 
 
@@ -132,6 +137,8 @@ def _pull_repository(wanted: Wanted, name: str | None) -> Path:
     if _is_here(target, wanted, model.revision):
         say(f"{called} is here already", file=sys.stderr)
         return target
+    if not model.is_bundle:
+        _check_exporter(wanted)
     with _downloads(wanted.source, model.revision) as folder:
         fetched = model.fetch(folder)
         return _make(wanted, fetched, called, (wanted.source, model.revision, model.licence))
@@ -146,6 +153,7 @@ def _pull_package(wanted: Wanted, name: str | None) -> Path:
     if there := _of_package(wanted, name, source, requirement):
         say(f"{there.name} is here already", file=sys.stderr)
         return there
+    _check_exporter(wanted)
     # a wheel that is here is not fetched again by pip
     with _downloads(wanted.source, None) as folder:
         wheel = index.fetch_wheel(requirement, folder)
@@ -232,13 +240,9 @@ def _make(
     _check_target(target, origin[0] if origin else fetched.resolve().name)
     if (fetched / "manifest.json").is_file() and not (fetched / "config.json").exists():
         return _take_bundle(fetched, target, wanted.quant)
-    try:
-        from edge.export.exporter import Origin, export_checkpoint
-    except ModuleNotFoundError as missing:
-        raise PullError(
-            f"making a bundle needs the package {missing.name}",
-            remedy="pip install 'mamba-edge[export,hub]'; in a checkout, make test does",
-        ) from None
+    _check_exporter(wanted)
+    from edge.export.exporter import Origin, export_checkpoint
+
     with progress.stages("reading", 10) as show, _tokenizer(wanted.tokenizer) as tokenizer:
         summary = export_checkpoint(
             fetched, target, quant=wanted.quant, tokenizer=tokenizer, verify=wanted.verify,
@@ -248,6 +252,17 @@ def _make(
         say(f"note: {summary.notice}", file=sys.stderr)
     say(summary.verdict, file=sys.stderr)
     return summary.path
+
+
+def _check_exporter(wanted: Wanted) -> None:
+    """Raises PullError without what makes bundles, InputError for an unknown recipe: before
+    hundreds of megabytes come.
+    """
+    exporter.needs("making a bundle", PullError, "hub")
+    from edge.export.recipes import recipe
+
+    with exporter.options_checked():
+        recipe(wanted.quant)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from edge.apps.learning import Label, Learning, grouped, learns, needs_training, picture_of, report
+from edge.apps import exporter
+from edge.apps.learning import Label, Learning, grouped, learns, picture_of, report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +39,10 @@ def draft(
     """Train a small Mamba to propose a target's tokens. Run it again to resume."""
     from edge.runtime.model import resolve
 
-    with needs_training():
-        from edge.export.distill.drafting import DrafterTraining
-        from edge.export.distill.options import DrafterOptions
+    exporter.needs("training")
+    from edge.export.distill.drafting import DrafterTraining
+    from edge.export.distill.options import DrafterOptions
+
     asked = DrafterOptions(
         mixer=mixer, layers=layers, rank=rank, train_ends=train_ends, choice=choice,
         overlap=overlap, label=label, **learning.asked(),

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from edge.apps.learning import Learning, grouped, learns, needs_training, picture_of, report
+from edge.apps import exporter
+from edge.apps.learning import Learning, grouped, learns, picture_of, report
 
 Tuned = Annotated[
     str, typer.Argument(help="Checkpoint that learns: what edge distill made, or any other.")
@@ -38,9 +39,10 @@ def sft(
     """Fine-tune a model on the answers of conversations. Run it again to resume."""
     from edge.runtime.model import resolve
 
-    with needs_training():
-        from edge.export.distill.options import TuneOptions
-        from edge.export.distill.tuning import FineTuning
+    exporter.needs("training")
+    from edge.export.distill.options import TuneOptions
+    from edge.export.distill.tuning import FineTuning
+
     start = resolve(model)
     asked = TuneOptions(model=start, label=label, **learning.asked())
     kept = start if teacher is None else resolve(teacher)
@@ -65,9 +67,10 @@ def dpo(
     """Tune a model on chosen and rejected answers. Run it again to resume."""
     from edge.runtime.model import resolve
 
-    with needs_training():
-        from edge.export.distill.options import PreferenceOptions
-        from edge.export.distill.tuning import PreferenceTuning
+    exporter.needs("training")
+    from edge.export.distill.options import PreferenceOptions
+    from edge.export.distill.tuning import PreferenceTuning
+
     start = resolve(model)
     asked = PreferenceOptions(model=start, beta=beta, **learning.asked())
     kept = start if teacher is None else resolve(teacher)

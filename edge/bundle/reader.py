@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ from edge.log import Progress
 MAX_MANIFEST = 2 << 20
 # of a file that is no weights, whose size the memory of the machine bounds
 MAX_OTHER = 256 << 20
-MAKE_ONE = "make one with: edge export CHECKPOINT -o BUNDLE"
 
 
 class Bundle:
@@ -141,7 +141,7 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
         raise BundleError(
             f"is not a folder that can be opened: {getattr(problem, 'strerror', problem)}",
             file=folder,
-            remedy=MAKE_ONE,
+            remedy=_instead(folder),
         ) from None
     try:
         with _readable(folder):
@@ -155,13 +155,23 @@ def open_bundle(path: str | os.PathLike[str]) -> Bundle:
         raise
 
 
+def _instead(path: Path) -> str:
+    """How a bundle is made, of what is there if that is a checkpoint, or which folder is meant."""
+    with contextlib.suppress(OSError, ValueError):
+        if path.name == "manifest.json" and path.is_file():
+            return f"give its folder: {path.parent}"
+        if (path.suffix == ".gguf" and path.is_file()) or (path / "config.json").is_file():
+            return f"it is a checkpoint; make a bundle of it: edge export {path} -o BUNDLE"
+    return "make one with: edge export CHECKPOINT -o BUNDLE"
+
+
 def _read_manifest(folder_fd: int, folder: Path) -> bytes:
     try:
         fd = open_inside(folder_fd, "manifest.json", folder=str(folder))
     except BundleError as problem:
         if "missing" in problem.message:
             raise BundleError(
-                "not a bundle: manifest.json is missing", file=folder, remedy=MAKE_ONE
+                "not a bundle: manifest.json is missing", file=folder, remedy=_instead(folder)
             ) from None
         raise
     try:

@@ -42,7 +42,7 @@ def load() -> Modules:
         raise EngineError(
             f"no NVIDIA driver was found ({_DRIVER} cannot be loaded)",
             remedy="install the driver (Jetson: JetPack has it; container: --runtime nvidia), "
-            "or use --engine ort",
+            "or leave --engine out",
         )
     try:
         core = importlib.import_module("cuda.core")
