@@ -29,6 +29,10 @@ struct Conv : Kernel {
     if (x.type == Type::i8) return work<int8_t>(a, pool);
     work<float>(a, pool);
   }
+  void run_all(const Value* each, int64_t states, const int64_t*, Pool& pool) const override {
+    if (x.type == Type::i8) return all<int8_t>(each, states, pool);
+    all<float>(each, states, pool);
+  }
 
   template <class T> struct Window {  // rows of [state: K-1 | log: slots | x], of a sequence
     const T *state, *log, *x;
@@ -41,28 +45,53 @@ struct Conv : Kernel {
     }
   };
 
+  template <class T> Window<T> window(const Value* a) const {
+    int64_t B = batch.integer(a), source = run_fields.in<const int32_t>(a)[SOURCE];
+    return {state.in<T>(a) + source * B * (K - 1) * C, log.in<T>(a), x.in<const T>(a) + start,
+            B, slots.integer(a), C, K, x_stride};
+  }
+  int64_t rows(const Value* a) const { return tokens.integer(a) * batch.integer(a); }
+  int64_t operations() const { return (2 * K + 40) * C; }  // of a row
+
   template <class T> void work(const Value* a, Pool& pool) const {
-    const int32_t* fields = run_fields.in<const int32_t>(a);
-    int64_t B = batch.integer(a), size = B * (K - 1) * C, rows = tokens.integer(a) * B;
-    T *states = state.in<T>(a), *logs = log.in<T>(a);
-    Window<T> window{states + fields[SOURCE] * size, logs, x.in<const T>(a) + start,
-                     B, slots.integer(a), C, K, x_stride};
-    const int32_t *tap = taps.in<const int32_t>(a), *keep = kept_slots.in<const int32_t>(a);
-    // The log is written last: its slots may be read as windows by other rows of this launch's
-    // sequence only when they are free, so the order does not matter; the state likewise.
-    pool.each(rows, items_a_piece((2 * K + 40) * C), [&](int64_t first, int64_t last) {
-      for (int64_t row = first; row < last; row++) {
-        int64_t token = row / B, sequence = row % B;
-        const T* from[WIDEST];
-        for (int64_t k = 0; k < K - 1; k++) from[k] = window.row(tap[token * K + k], sequence);
-        from[K - 1] = window.x + row * x_stride;
-        blocks(C, [&](int64_t c, int n) { one_block<T>(a, from, row, c, n); });
-        if (keep[token] >= 0)
-          std::memcpy(logs + (keep[token] * B + sequence) * C, from[K - 1], size_t(C) * sizeof(T));
+    pool.each(rows(a), items_a_piece(operations()), [&](int64_t first, int64_t last) {
+      convolve<T>(a, first, last);
+    });
+    store<T>(a);
+  }
+  template <class T> void all(const Value* each, int64_t states, Pool& pool) const {
+    int64_t of_state = rows(static_cast<const Value*>(each[0].address));
+    pool.each(states, items_a_piece(of_state * operations()), [&](int64_t first, int64_t last) {
+      for (; first < last; first++) {
+        const Value* a = static_cast<const Value*>(each[first].address);
+        convolve<T>(a, 0, rows(a));
+        store<T>(a);
       }
     });
+  }
+
+  // Other rows may read slots of the log that a row writes only where they are free.
+  template <class T> void convolve(const Value* a, int64_t first, int64_t last) const {
+    const Window<T> window = this->window<T>(a);
+    const int32_t *tap = taps.in<const int32_t>(a), *keep = kept_slots.in<const int32_t>(a);
+    int64_t B = window.batch;
+    T* logs = log.in<T>(a);
+    for (int64_t row = first; row < last; row++) {
+      int64_t token = row / B, sequence = row % B;
+      const T* from[WIDEST];
+      for (int64_t k = 0; k < K - 1; k++) from[k] = window.row(tap[token * K + k], sequence);
+      from[K - 1] = window.x + row * x_stride;
+      blocks(C, [&](int64_t c, int n) { one_block<T>(a, from, row, c, n); });
+      if (keep[token] >= 0)
+        std::memcpy(logs + (keep[token] * B + sequence) * C, from[K - 1], size_t(C) * sizeof(T));
+    }
+  }
+  template <class T> void store(const Value* a) const {
+    const int32_t* fields = run_fields.in<const int32_t>(a);
     if (fields[STORE] == 0) return;
-    T* target = states + fields[TARGET] * size;
+    const Window<T> window = this->window<T>(a);
+    int64_t B = window.batch;
+    T* target = state.in<T>(a) + fields[TARGET] * B * (K - 1) * C;
     const int32_t* wanted = state_taps.in<const int32_t>(a);
     for (int64_t row = 0; row < (K - 1) * B; row++)
       std::memcpy(target + row * C, window.row(wanted[row / B], row % B), size_t(C) * sizeof(T));

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SET_VARIABLE = "EDGE_CPU_SET"
 LIBRARY_VARIABLE = "EDGE_CPU_LIBRARY"
-VERSION = 4  # edge_cpu_version of src/library.cpp
+VERSION = 5  # edge_cpu_version of src/library.cpp
 _MESSAGE = 512
 _REMEDY = "install a C++ compiler and run pip install again, or use --engine ort"
 
@@ -32,12 +32,15 @@ class CallValue(ctypes.Union):
 
 
 class CpuCall(ctypes.Structure):
-    """One launch, or one copy: a kernel, its values and what a GPU's grid would be."""
+    """One launch, or one copy: a kernel, its values and what a GPU's grid would be; of several
+    states, how many, and the addresses of their values.
+    """
 
     _fields_ = (
         ("kernel", ctypes.c_void_p),
         ("values", ctypes.POINTER(CallValue)),
         ("grid", ctypes.c_int64 * 3),
+        ("states", ctypes.c_int64),
     )
 
 

@@ -131,7 +131,7 @@ template <class F> inline void panels_int8(const int8_t* x, int64_t x_stride, in
   });
 }
 
-// The same of few rows, but more than a pair, and K a multiple of 4·W.
+// The same of few rows, but more than a pair, and K a multiple of 16.
 template <class F> inline void words_int8(const int8_t* x, int64_t x_stride, int64_t M,
                                           const int8_t* weight, int64_t N, int64_t K,
                                           const int32_t* bias, int64_t first, int64_t last, F f) {
@@ -139,10 +139,16 @@ template <class F> inline void words_int8(const int8_t* x, int64_t x_stride, int
     int count = (int)std::min<int64_t>(W, N - n);
     vi sums[FEW];
     for (int64_t m = 0; m < M; m++) sums[m] = vi{} - (BIASED ? bias[m] : 0);
-    each_words<true>(weight, K, n, n + count, [&](int64_t word, int, vi* w) {
+    each_words<true>(weight, K, n, n + count, [&](int64_t word, int some, vi* w) {
       for (int i = 0; i < W; i++) w[i] ^= FLIP_SIGNED;
+      if (some == W) {
+        for (int64_t m = 0; m < M; m++)
+          sums[m] = dot_words<W>(sums[m], w, x + m * x_stride + 4 * word);
+        return;
+      }
       for (int64_t m = 0; m < M; m++)
-        sums[m] = dot_words<W>(sums[m], w, x + m * x_stride + 4 * word);
+        for (int i = 0; i < some; i += 4)
+          sums[m] = dot_words<4>(sums[m], w + i, x + m * x_stride + 4 * (word + i));
     });
     for (int64_t m = 0; m < M; m++) f(m, n, __builtin_convertvector(sums[m], vf), count);
   }
@@ -162,7 +168,7 @@ template <class F> inline void multiply_int8(const int8_t* x, int64_t x_stride, 
   biases(x, x_stride, rows, K, pool, bias);
   if (AddBytes::here && rows > FEW && K % 4 == 0)
     return panels_int8(x, x_stride, rows, weight, N, K, bias, pool, f);
-  if (TURNS && rows > 2 && rows <= FEW && K % (4 * W) == 0)
+  if (TURNS && rows > 2 && rows <= FEW && K % 16 == 0)
     return pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(K, rows) / W),
                      [&](int64_t first, int64_t last) {
       words_int8(x, x_stride, rows, weight, N, K, bias, first, last, f);

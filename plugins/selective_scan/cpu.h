@@ -37,47 +37,93 @@ struct Scan : Kernel {
     if (B_groups < 1 || C_groups < 1 || C_groups % B_groups || E % C_groups)
       refuse("B_GROUPS, C_GROUPS and E do not divide into each other");
   }
-  static constexpr int64_t LIMIT = 256, AHEAD = 4;
+  static constexpr int64_t LIMIT = 256, AHEAD = 8;
+  static constexpr int64_t LARGE = 1 << 14;  // states of a sequence that are not looked for in caches
 
-  void run(const Value* a, const int64_t*, Pool& pool) const override {
+  // What a run does to a state, and its rows of dt, B and C.
+  struct Part {
+    const Value* a;
+    Course course;
+    Rows steps;
+    const float *B, *C, *replayed_B;  // as floats
+  };
+  static constexpr int64_t MOST = 16;  // states at once
+  static constexpr int STRIP = 8;      // blocks of W channels that are taken through a state's tokens
+
+  void run(const Value* a, const int64_t* grid, Pool& pool) const override {
+    Value one;
+    one.address = const_cast<Value*>(a);
+    run_all(&one, 1, grid, pool);
+  }
+  void run_all(const Value* each, int64_t states, const int64_t*, Pool& pool) const override {
     if (ends) return;  // a prompt is not cut into parts here
-    Course course(run_fields.in<const int32_t>(a), tokens.integer(a), batch.integer(a),
-                  replay.in<const int32_t>(a), slots.in<const int32_t>(a),
-                  ancestors.in<const int32_t>(a));
-    int64_t rows = course.tokens * course.batch;
-    Rows steps = rows_of(dt, a, dt_stride);
-    if (!dt) steps = {project(a, rows, pool), Type::f32, E};
-    // B and C of the run's tokens, then B of those that are replayed, as floats
-    int64_t of_B = B_groups * N, of_C = C_groups * N, waiting = course.pending * course.batch;
-    float* wide = pool.scratch<float>(2, (rows + waiting) * of_B + rows * of_C);
-    float *wide_C = wide + rows * of_B, *wide_replayed = wide_C + rows * of_C;
-    pool.each(rows, items_a_piece(4 * (of_B + of_C)), [&](int64_t first, int64_t last) {
-      for (int64_t r = first; r < last; r++) {
-        int64_t slot = course.slots[r / course.batch];
-        int64_t kept = slot < 0 ? slot : slot * course.batch + r % course.batch;
-        widen_B(a, rows_of(B, a, B_stride), r, wide + r * of_B, kept);
-        widen_C(a, r, wide_C + r * of_C);
-      }
-    });
-    for (int64_t j = 0; j < waiting; j++)
-      widen_B(a, rows_of(log_B, a, of_B),
-              course.replay[j / course.batch] * course.batch + j % course.batch,
-              wide_replayed + j * of_B, -1);
+    for (int64_t first = 0; first < states; first += MOST)
+      together(each + first, std::min(MOST, states - first), pool);
+  }
+
+  // Runs of some states, of as many tokens: what channels have in common is made once for all.
+  void together(const Value* each, int64_t states, Pool& pool) const {
+    Part some[MOST];
+    int64_t rows = 0, waiting = 0;
+    for (int64_t i = 0; i < states; i++) {
+      const Value* a = static_cast<const Value*>(each[i].address);
+      some[i].a = a;
+      some[i].course = Course(run_fields.in<const int32_t>(a), tokens.integer(a), batch.integer(a),
+                              replay.in<const int32_t>(a), slots.in<const int32_t>(a),
+                              ancestors.in<const int32_t>(a));
+      rows += some[i].course.tokens * some[i].course.batch;
+      waiting += some[i].course.pending * some[i].course.batch;
+    }
+    steps_of(some, states, rows, pool);
+    widen_all(some, states, rows, waiting, pool);
     int64_t span = E / C_groups, tiles = (span + W - 1) / W, parts = C_groups * tiles;
-    pool.each(parts * course.batch, items_a_piece(20 * W * N * (1 + course.tokens + course.pending)),
+    int64_t done = rows + waiting + states;  // tokens, and for each state what it costs to begin
+    pool.each(parts * some[0].course.batch, items_a_piece(20 * W * N * done),
               [&](int64_t first, int64_t last) {
-      for (int64_t each = first; each < last; each++) {
-        int64_t group = each % parts / tiles, inner = each % tiles * W;
-        int64_t first_B = group / (C_groups / B_groups) * N;
-        Block block(*this, a, course, each / parts, group * span + inner,
-                    (int)std::min<int64_t>(W, span - inner), steps, wide + first_B,
-                    wide_C + group * N, wide_replayed + first_B);
-        if (N == 16)
-          block.template work<16>();
-        else
-          block.template work<0>();
+      const int64_t room = STRIP * N;
+      vf* rates = static_cast<vf*>(thread_bytes(0, 3 * room * int64_t(sizeof(vf))));
+      for (; first < last; first += STRIP) {
+        int count = (int)std::min<int64_t>(STRIP, last - first);
+        Channels strip[STRIP];
+        for (int i = 0; i < count; i++) {
+          int64_t at = first + i, group = at % parts / tiles, inner = at % tiles * W;
+          strip[i].take(*this, some[0].a, at / parts, group, group * span + inner,
+                        (int)std::min<int64_t>(W, span - inner), rates + i * N);
+        }
+        for (int64_t state = 0; state < states; state++)
+          if (N == 16)
+            Strip<16>(*this, some[state], strip, count).work(rates + room, rates + 2 * room);
+          else
+            Strip<0>(*this, some[state], strip, count).work(rates + room, rates + 2 * room);
       }
+      drain();
     });
+  }
+
+  // B and C of the runs' tokens, then B of those that are replayed, as floats.
+  void widen_all(Part* some, int64_t states, int64_t rows, int64_t waiting, Pool& pool) const {
+    int64_t of_B = B_groups * N, of_C = C_groups * N;
+    float* wide = pool.scratch<float>(2, (rows + waiting) * of_B + rows * of_C);
+    for (int64_t i = 0; i < states; i++) {
+      const Value* a = some[i].a;
+      const Course& course = some[i].course;
+      int64_t own = course.tokens * course.batch, before = course.pending * course.batch;
+      float *wide_C = wide + own * of_B, *replayed = wide_C + own * of_C;
+      pool.each(own, items_a_piece(4 * (of_B + of_C)), [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; r++) {
+          int64_t slot = course.slots[r / course.batch];
+          int64_t kept = slot < 0 ? slot : slot * course.batch + r % course.batch;
+          widen_B(a, rows_of(B, a, B_stride), r, wide + r * of_B, kept);
+          widen_C(a, r, wide_C + r * of_C);
+        }
+      });
+      for (int64_t j = 0; j < before; j++)
+        widen_B(a, rows_of(log_B, a, of_B),
+                course.replay[j / course.batch] * course.batch + j % course.batch,
+                replayed + j * of_B, -1);
+      some[i].B = wide, some[i].C = wide_C, some[i].replayed_B = replayed;
+      wide = replayed + before * of_B;
+    }
   }
 
   // A row of B times its scale, counted in steps of the state's, and kept in the log as it came.
@@ -101,63 +147,73 @@ struct Scan : Kernel {
       });
   }
 
-  // dt = low_dt · dt_weight as it would be stored, [rows, E]
-  const float* project(const Value* a, int64_t rows, Pool& pool) const {
-    float* out = pool.scratch<float>(3, rows * E + W);
-    if (!dt_weight_scale) {
-      const float* in = low_dt.in<const float>(a);
-      int64_t stride = low_stride;
-      if (dt_weight.type == Type::f16) in = as_half(in, stride, rows, rank, pool), stride = rank;
-      with_type(dt_weight.type, [&](auto* t) {
-        using T = std::remove_pointer_t<decltype(t)>;
-        pool.each(E, columns_a_piece(rank * sizeof(T), rows), [&](int64_t first, int64_t last) {
-          product_float(in, stride, rows, dt_weight.in<const T>(a), rank, first, last,
-                        [&](int64_t m, int64_t n, const float(*sums)[NR], int r, int c) {
-                          for (int i = 0; i < r; i++)
-                            std::memcpy(out + (m + i) * E + n, sums[i], size_t(c) * sizeof(float));
-                        });
-        });
-      });
-      return out;
+  // dt of all states; where a product makes it, its weights are read once.
+  void steps_of(Part* some, int64_t states, int64_t rows, Pool& pool) const {
+    if (dt) {
+      for (int64_t i = 0; i < states; i++) some[i].steps = rows_of(dt, some[i].a, dt_stride);
+      return;
     }
-    const int8_t* in = low_dt.in<const int8_t>(a);
-    int32_t* bias = pool.scratch<int32_t>(0, rows);
-    biases(in, low_stride, rows, rank, pool, bias);
-    float x_unit = *low_dt_scale.in<const float>(a);
-    const float *units = dt_weight_scale.in<const float>(a);
-    pool.each(E, columns_a_piece(rank, rows), [&](int64_t first, int64_t last) {
-      product_int8(in, low_stride, rows, dt_weight.in<const int8_t>(a), rank, bias, first, last,
-                   [&](int64_t m, int64_t n, vf sums, int count) {
-                     vf unit = x_unit * (dt_weight_scales > 1 ? load_some(units + n, count)
-                                                              : splat(*units));
-                     vf step = dt_scale.at(a, n, count);
-                     store_some(out + m * E + n, round8(sums * unit / step), count);
-                   });
-    });
-    return out;
+    const Value* a = some[0].a;
+    const char* in = low_dt.in<const char>(a);
+    int64_t item = low_dt.type == Type::i8 ? 1 : 4, stride = low_stride;
+    float* out = pool.scratch<float>(3, rows * E + W + (states > 1 ? rows * rank : 0));
+    if (states > 1) {
+      char* to = reinterpret_cast<char*>(out + rows * E + W);
+      in = to, stride = rank;
+      for (int64_t i = 0; i < states; i++)
+        for (int64_t r = 0; r < some[i].course.tokens * some[i].course.batch; r++, to += rank * item)
+          std::memcpy(to, low_dt.in<const char>(some[i].a) + r * low_stride * item,
+                      size_t(rank * item));
+    }
+    if (dt_weight_scale)
+      project_int8(a, reinterpret_cast<const int8_t*>(in), stride, rows, out, pool);
+    else
+      project_float(a, reinterpret_cast<const float*>(in), stride, rows, out, pool);
+    for (int64_t i = 0; i < states; i++) {
+      some[i].steps = {out, Type::f32, E};
+      out += some[i].course.tokens * some[i].course.batch * E;
+    }
   }
 
-  // At most W channels of one sequence, all of one group; wide, … begin with their group's B or C.
-  struct Block {
-    const Scan& s;
-    const Value* a;
-    const Course& course;
-    int64_t sequence, e;
-    int some;
-    Rows xs, steps, zs, log_xs, log_steps;
-    const float *wide, *wide_C, *wide_replayed;
-    vf x_unit, dt_unit, offset, skip, z_unit;
-    vf rate[LIMIT];
-    Type kind;
-    int64_t state_size;
+  // out = low_dt · dt_weight as it would be stored, [rows, E]
+  void project_float(const Value* a, const float* in, int64_t stride, int64_t rows, float* out,
+                     Pool& pool) const {
+    if (dt_weight.type == Type::f16) in = as_half(in, stride, rows, rank, pool), stride = rank;
+    with_type(dt_weight.type, [&](auto* t) {
+      using T = std::remove_pointer_t<decltype(t)>;
+      pool.each(E, columns_a_piece(rank * sizeof(T), rows), [&](int64_t first, int64_t last) {
+        product_float(in, stride, rows, dt_weight.in<const T>(a), rank, first, last,
+                      [&](int64_t m, int64_t n, const float(*sums)[NR], int r, int c) {
+                        for (int i = 0; i < r; i++)
+                          std::memcpy(out + (m + i) * E + n, sums[i], size_t(c) * sizeof(float));
+                      });
+      });
+    });
+  }
+  void project_int8(const Value* a, const int8_t* in, int64_t stride, int64_t rows, float* out,
+                    Pool& pool) const {
+    float x_unit = *low_dt_scale.in<const float>(a);
+    const float *units = dt_weight_scale.in<const float>(a);
+    multiply_int8(in, stride, rows, dt_weight.in<const int8_t>(a), E, rank, pool,
+                  [&](int64_t m, int64_t n, vf sums, int count) {
+                    vf unit = x_unit * (dt_weight_scales > 1 ? load_some(units + n, count)
+                                                             : splat(*units));
+                    vf step = dt_scale.at(a, n, count);
+                    store_some(out + m * E + n, round8(sums * unit / step), count);
+                  });
+  }
 
-    Block(const Scan& s_, const Value* a_, const Course& course_, int64_t sequence_, int64_t e_,
-          int some_, const Rows& steps_, const float* wide_, const float* wide_C_, const float* replayed_)
-        : s(s_), a(a_), course(course_), sequence(sequence_), e(e_),
-          some(some_), xs(rows_of(s.x, a, s.x_stride)),
-          steps(steps_), zs(rows_of(s.z, a, s.z_stride)), log_xs(rows_of(s.log_x, a, s.E)),
-          log_steps(rows_of(s.log_dt, a, s.E)), wide(wide_), wide_C(wide_C_),
-          wide_replayed(replayed_), kind(s.state.type), state_size(course.batch * s.N * s.E) {
+  // At most W channels of one sequence, all of one group: what does not depend on the state.
+  struct Channels {
+    int64_t sequence, e, first_B, first_C;
+    int some;
+    vf x_unit, dt_unit, offset, skip, z_unit;
+    const vf* rate;
+
+    void take(const Scan& s, const Value* a, int64_t sequence_, int64_t group, int64_t e_,
+              int some_, vf* rates) {
+      sequence = sequence_, e = e_, some = some_, rate = rates;
+      first_B = group / (s.C_groups / s.B_groups) * s.N, first_C = group * s.N;
       Rows of_D = rows_of(s.D, a, 0), of_bias = rows_of(s.dt_bias, a, 0);
       bool scaled = bool(s.A_scale);
       float A_unit = scaled ? *s.A_scale.in<const float>(a) : 1.f;
@@ -165,7 +221,7 @@ struct Scan : Kernel {
         const auto* A = s.A.in<std::remove_pointer_t<decltype(t)>>(a) + e;
         for (int64_t n = 0; n < s.N; n++) {
           vf of_n = load_some(A + n * s.E, some);
-          rate[n] = (scaled ? -expv(of_n * A_unit) : of_n) * 1.4426950408889634f;
+          rates[n] = (scaled ? -expv(of_n * A_unit) : of_n) * 1.4426950408889634f;
         }
       });
       x_unit = s.x_scale.at(a, e, some);
@@ -174,103 +230,138 @@ struct Scan : Kernel {
       skip = of_D.at(0, e, some) * (scaled ? *s.D_scale.in<const float>(a) : 1.f) * x_unit;
       offset = of_bias.at(0, e, some) * (scaled ? *s.dt_bias_scale.in<const float>(a) : 1.f);
     }
+  };
 
-    vf step_size(vf dt) const { return softplus(dt * dt_unit + offset); }
+  // Those of one state, taken through its tokens side by side: what makes dt and the gate of one
+  // block need not wait for the sums of another. A block's h is [N] vectors.
+  template <int COUNT> struct Strip {
+    const Scan& s;
+    const Part& part;
+    const Course& course;
+    const Value* a;
+    const Channels* of;
+    const int count;
+    const int64_t N, state_size;
+    const Type kind;
+    const Rows xs, zs, log_xs, log_steps;
+
+    Strip(const Scan& s_, const Part& part_, const Channels* of_, int count_)
+        : s(s_), part(part_), course(part.course), a(part.a), of(of_), count(count_),
+          N(COUNT ? COUNT : s.N), state_size(course.batch * s.N * s.E), kind(s.state.type),
+          xs(rows_of(s.x, a, s.x_stride)), zs(rows_of(s.z, a, s.z_stride)),
+          log_xs(rows_of(s.log_x, a, s.E)), log_steps(rows_of(s.log_dt, a, s.E)) {}
+
+    // `h` and `path` are memory for the states of all blocks
+    void work(vf* h, vf* path) const {
+      load_all(h);
+      for (int64_t j = 0; j < course.pending; j++) {
+        feed(h, log_xs, log_steps, course.replay[j], part.replayed_B, j);
+        if (j + 1 == course.advance) store_all(h);
+      }
+      if (course.ancestors) return branches(h, path);
+      for (int64_t t = 0; t < course.tokens; t++) {
+        token(h, t);
+        round(h);
+      }
+      if (course.store == 2) store_all(h);
+    }
+
+   private:
+    static vf step_size(const Channels& c, vf dt) { return softplus(dt * c.dt_unit + c.offset); }
 
     // h after one more token, not yet rounded; and C·h where C is asked for
-    template <int COUNT, bool READ = false>
-    EDGE_INLINE vf update(vf* h, vf x, vf delta, const float* B, const float* C = nullptr) const {
-      const int64_t N = COUNT ? COUNT : s.N;
-      vf fed = delta * (x * x_unit), out{};
+    template <bool READ = false>
+    EDGE_INLINE vf update(const Channels& c, vf* h, vf x, vf delta, const float* B,
+                          const float* C = nullptr) const {
+      vf fed = delta * (x * c.x_unit), out{};
 #pragma GCC unroll 16
-      for (int64_t n = 0; n < N; n++) {
-        h[n] = exp2v(delta * rate[n]) * h[n] + fed * B[n];
+      for (int64_t n = 0; n < (COUNT ? COUNT : N); n++) {
+        h[n] = exp2v(delta * c.rate[n]) * h[n] + fed * B[n];
         if (READ) out += h[n] * C[n];
       }
       return out;
     }
-    template <int COUNT> EDGE_INLINE void round(vf* h) const {
+    void round(vf* h) const {
       if (kind == Type::f32) return;
-      const int64_t N = COUNT ? COUNT : s.N;
-      for (int64_t n = 0; n < N; n++) h[n] = kept(h[n], kind, splat(1.f), splat(1.f));
+      for (int64_t n = 0; n < count * N; n++) h[n] = kept(h[n], kind, splat(1.f), splat(1.f));
     }
+
     // f(h[n], its place) for the states of a slot
-    template <int COUNT, class F> EDGE_INLINE void each_state(vf* h, int64_t slot, F f) const {
-      const int64_t N = COUNT ? COUNT : s.N, start = slot * state_size + sequence * s.N * s.E + e;
+    template <class F> void each_state(vf* h, int64_t slot, F f) const {
       with_type(kind, [&](auto* t) {
-        auto* states = s.state.in<std::remove_pointer_t<decltype(t)>>(a) + start;
+        for (int i = 0; i < count; i++, h += N) {
+          int64_t start = slot * state_size + of[i].sequence * N * s.E + of[i].e;
+          auto* states = s.state.in<std::remove_pointer_t<decltype(t)>>(a) + start;
 #pragma GCC unroll 16
-        for (int64_t n = 0; n < N; n++) f(h[n], states + n * s.E);
+          for (int64_t n = 0; n < (COUNT ? COUNT : N); n++) f(h[n], states + n * s.E, of[i].some);
+        }
       });
     }
-    template <int COUNT> EDGE_INLINE void load_all(vf* h) const {
-      each_state<COUNT>(h, course.source, [&](vf& of_n, const auto* from) {
+    // Whether what is stored is written past the caches: the next step finds it in memory either way.
+    bool past() const { return kind == Type::f32 && N * s.E >= LARGE; }
+    void load_all(vf* h) const {
+      each_state(h, course.source, [&](vf& of_n, const auto* from, int some) {
         of_n = load_some(from, some);
         __builtin_prefetch(from + AHEAD * W, 0, 2);
       });
       // 2·N streams of memory are more than processors foresee
-      if (course.store)
-        each_state<COUNT>(h, course.target,
-                          [&](vf&, const auto* to) { __builtin_prefetch(to + AHEAD * W, 1, 2); });
+      if (course.store && !past())
+        each_state(h, course.target, [&](vf&, const auto* to, int) {
+          __builtin_prefetch(to + AHEAD * W, 1, 2);
+        });
     }
-    template <int COUNT> EDGE_INLINE void store_all(vf* h) const {
-      each_state<COUNT>(h, course.target, [&](const vf& of_n, auto* to) {
+    void store_all(vf* h) const {
+      each_state(h, course.target, [&](const vf& of_n, auto* to, int some) {
         constexpr bool bytes = std::is_same_v<decltype(to), int8_t*>;
+        if constexpr (std::is_same_v<decltype(to), float*>)
+          if (past() && some == W) return store_past(to, of_n);
         store_some(to, bytes ? round_even(of_n) : of_n, some);
       });
     }
-    void stash(int64_t t, vf x, vf dt) const {
-      if (course.slots[t] < 0) return;
-      int64_t row = (course.slots[t] * course.batch + sequence) * s.E + e;
-      store_as_type(s.log_x.in<void>(a), s.log_x.type, row, x, some);
-      store_as_type(s.log_dt.in<void>(a), s.log_dt.type, row, dt, some);
-    }
-    void store_out(int64_t row, vf y, vf x) const {
-      vf out = (y + x * skip) * silu(zs.at(row, e, some) * z_unit);
-      store_some(s.y.in<float>(a) + row * s.E + e, out, some);
-    }
 
-    template <int COUNT> void work() {
-      vf h[COUNT ? COUNT : LIMIT];
-      load_all<COUNT>(h);
-      for (int64_t j = 0; j < course.pending; j++) {
-        int64_t row = course.replay[j] * course.batch + sequence;
-        update<COUNT>(h, log_xs.at(row, e, some), step_size(log_steps.at(row, e, some)),
-                      wide_replayed + (j * course.batch + sequence) * s.B_groups * s.N);
-        round<COUNT>(h);
-        if (j + 1 == course.advance) store_all<COUNT>(h);
+    // h after a token that gives no output
+    void feed(vf* h, const Rows& x, const Rows& dt, int64_t at, const float* B, int64_t of_B) const {
+      for (int i = 0; i < count; i++) {
+        const Channels& c = of[i];
+        int64_t row = at * course.batch + c.sequence;
+        const float* from = B + (of_B * course.batch + c.sequence) * s.B_groups * N + c.first_B;
+        update(c, h + i * N, x.at(row, c.e, c.some), step_size(c, dt.at(row, c.e, c.some)), from);
       }
-      if (course.ancestors) return branches<COUNT>(h);
-      for (int64_t t = 0; t < course.tokens; t++) {
-        token<COUNT>(h, t);
-        round<COUNT>(h);
-      }
-      if (course.store == 2) store_all<COUNT>(h);
+      round(h);
     }
 
     // run token t from h on, with its output
-    template <int COUNT> EDGE_INLINE void token(vf* h, int64_t t) const {
-      int64_t row = t * course.batch + sequence;
-      vf x = xs.at(row, e, some), dt = steps.at(row, e, some);
-      stash(t, x, dt);
-      vf y = update<COUNT, true>(h, x, step_size(dt), wide + row * s.B_groups * s.N,
-                                 wide_C + row * s.C_groups * s.N);
-      store_out(row, y, x);
+    void token(vf* h, int64_t t) const {
+      vf x[STRIP], delta[STRIP], gate[STRIP];
+      for (int i = 0; i < count; i++) {
+        const Channels& c = of[i];
+        int64_t row = t * course.batch + c.sequence;
+        x[i] = xs.at(row, c.e, c.some);
+        vf dt = part.steps.at(row, c.e, c.some);
+        if (course.slots[t] >= 0) {
+          int64_t at = (course.slots[t] * course.batch + c.sequence) * s.E + c.e;
+          store_as_type(s.log_x.in<void>(a), s.log_x.type, at, x[i], c.some);
+          store_as_type(s.log_dt.in<void>(a), s.log_dt.type, at, dt, c.some);
+        }
+        delta[i] = step_size(c, dt);
+        gate[i] = silu(zs.at(row, c.e, c.some) * c.z_unit);
+      }
+      for (int i = 0; i < count; i++) {
+        const Channels& c = of[i];
+        int64_t row = t * course.batch + c.sequence;
+        vf y = update<true>(c, h + i * N, x[i], delta[i], part.B + row * s.B_groups * N + c.first_B,
+                            part.C + row * s.C_groups * N + c.first_C);
+        store_some(s.y.in<float>(a) + row * s.E + c.e, (y + x[i] * c.skip) * gate[i], c.some);
+      }
     }
 
     // each token on its own path from h
-    template <int COUNT> void branches(const vf* start) const {
-      vf h[COUNT ? COUNT : LIMIT];
+    void branches(const vf* start, vf* h) const {
       for (int64_t t = 0; t < course.tokens; t++) {
-        for (int64_t n = 0; n < s.N; n++) h[n] = start[n];
-        for (int64_t j = 0; j < t; j++) {
-          if (!course.ancestors[t * course.tokens + j]) continue;
-          int64_t row = j * course.batch + sequence;
-          update<COUNT>(h, xs.at(row, e, some), step_size(steps.at(row, e, some)),
-                        wide + row * s.B_groups * s.N);
-          round<COUNT>(h);
-        }
-        token<COUNT>(h, t);
+        std::memcpy(h, start, size_t(count * N) * sizeof(vf));
+        for (int64_t j = 0; j < t; j++)
+          if (course.ancestors[t * course.tokens + j]) feed(h, xs, part.steps, j, part.B, j);
+        token(h, t);
       }
     }
   };

@@ -191,9 +191,25 @@ class CpuDevice:
             self._recording = None
         out.append(CallList(self.pool, *recording))
 
-    def weave(self, lists: Sequence[CallList], order: Iterable[tuple[int, int]]) -> CallList:
-        """Calls of several lists in one: of which list and which of its calls, in order."""
-        return CallList(self.pool, [lists[which]._calls[at] for which, at in order], lists)
+    def weave(
+        self, shared: CallList, own: Sequence[CallList], order: Iterable[tuple[bool, int]]
+    ) -> CallList:
+        """Calls for all states and those of each, in one list: whether one is of each, and which of
+        its list's, in order. One call makes those of all states that are of the same launch.
+        """
+        calls: list[CpuCall] = []
+        kept: list[Any] = [shared, *own]
+        for each, at in order:
+            if not each:
+                calls.append(shared._calls[at])
+                continue
+            values = (CallValue * len(own))()
+            for value, of_state in zip(values, own, strict=True):
+                value.address = ctypes.addressof(of_state._calls[at].values.contents)
+            first = own[0]._calls[at]
+            calls.append(CpuCall(first.kernel, values, first.grid, len(own)))
+            kept.append(values)
+        return CallList(self.pool, calls, kept)
 
     def wait(self) -> None:
         """Nothing is under way."""

@@ -194,12 +194,7 @@ class JointRuns:
         if count not in self._of_rows:
             self._of_rows[count] = self._recorded(_SHARED, states[0], 0, count)
         own = [self._of_state(state, row) for row, state in enumerate(states)]
-        order = (
-            (which, at)
-            for each, at in self._order
-            for which in (range(1, count + 1) if each else (0,))
-        )
-        made = self._device.weave([self._of_rows[count], *own], order)
+        made = self._device.weave(self._of_rows[count], own, self._order)
         self._last = [weakref.ref(state) for state in states], made
         return made
 

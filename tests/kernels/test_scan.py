@@ -207,9 +207,9 @@ def test_parts_of_a_prompt(
 
 
 @kinds
-@pytest.mark.parametrize(("e", "n"), [(45, 3), (150, 16), (33, 128)])
+@pytest.mark.parametrize(("e", "n"), [(45, 3), (150, 16), (33, 128), (1044, 16)])
 def test_other_widths(kind: str, e: int, n: int) -> None:
-    """Not multiples of a block, more and fewer states than usual."""
+    """Not multiples of a block, more and fewer states than usual, and more than caches are for."""
     feeds = feeds_of(kind, 5, 2, True, e, n)
     run = Run(range(2), range(2, 5), 1, ADVANCED)
     check(feeds, run)

@@ -15,6 +15,7 @@ struct EdgeCpuCall {
   const void* kernel;
   const edge_cpu::Value* values;
   int64_t grid[3];
+  int64_t states;  // 0, or how many states' values the addresses in `values` are of
 };
 
 // What the functions below take, by `VERSION` of library.py: both go up where one of them, or what a

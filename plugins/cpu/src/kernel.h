@@ -81,6 +81,12 @@ struct Kernel {
   // `grid` is what a GPU would be launched with: a kernel reads from it what nothing else says.
   // Throws where there is no memory and nowhere else: what it cannot do, it refuses when it is made.
   virtual void run(const Value* values, const int64_t* grid, Pool& pool) const = 0;
+  // The same for several states, at most 16 of one grid: `each` has the addresses of their values.
+  // Each gets the bits of a run of its own.
+  virtual void run_all(const Value* each, int64_t states, const int64_t* grid, Pool& pool) const {
+    for (int64_t i = 0; i < states; i++)
+      run(static_cast<const Value*>(each[i].address), grid, pool);
+  }
 };
 
 // An argument that is a tensor of f32, f16 or int8. Throws where it is another.

@@ -222,7 +222,7 @@ using namespace edge_cpu;
 
 extern "C" {
 
-int edge_cpu_version() { return 4; }
+int edge_cpu_version() { return 5; }
 
 int edge_cpu_sets(char* out, int size) {
   std::string names;
@@ -264,9 +264,14 @@ void edge_cpu_kernel_free(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
 int edge_cpu_run(void* pool, const EdgeCpuCall* calls, int64_t count) {
   try {
-    for (int64_t i = 0; i < count; i++)
-      static_cast<const Kernel*>(calls[i].kernel)
-          ->run(calls[i].values, calls[i].grid, *static_cast<Pool*>(pool));
+    for (int64_t i = 0; i < count; i++) {
+      const EdgeCpuCall& call = calls[i];
+      const Kernel& kernel = *static_cast<const Kernel*>(call.kernel);
+      if (call.states)
+        kernel.run_all(call.values, call.states, call.grid, *static_cast<Pool*>(pool));
+      else
+        kernel.run(call.values, call.grid, *static_cast<Pool*>(pool));
+    }
     return 0;
   } catch (...) {
     return 1;

@@ -107,6 +107,22 @@ inline void store(float* p, vf x) { store_as(p, x); }
 inline void store(Half* p, vf x) { store_as(p, float_to_half(x)); }
 inline void store(int8_t* p, vf x) { store_as(p, float_to_bytes(x)); }
 
+// Writes past the caches where `p` is a vector's own place, so that nothing is read first; other
+// threads see it after `drain`.
+inline void store_past(float* p, vf x) {
+#if EDGE_ISA_AVX512
+  if (uintptr_t(p) % sizeof x == 0) return _mm512_stream_ps(p, (__m512)x);
+#elif EDGE_ISA_AVX2
+  if (uintptr_t(p) % sizeof x == 0) return _mm256_stream_ps(p, (__m256)x);
+#endif
+  store(p, x);
+}
+inline void drain() {
+#if EDGE_ISA_AVX512 || EDGE_ISA_AVX2
+  _mm_sfence();
+#endif
+}
+
 inline float one(const float* p) { return *p; }
 inline float one(const Half* p) { return half_value(p->bits); }
 inline float one(const int8_t* p) { return *p; }

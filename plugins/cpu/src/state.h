@@ -48,6 +48,7 @@ inline void store_state(void* state, Type kind, int64_t at, vf h, vf inverse, in
 struct Course {
   int64_t pending, advance, source, target, store, tokens, batch;
   const int32_t *replay, *slots, *ancestors;
+  Course() = default;
   Course(const int32_t* run, int64_t tokens_, int64_t batch_, const int32_t* replay_,
          const int32_t* slots_, const int32_t* ancestors_)
       : pending(run[PENDING]), advance(run[STORE] == 1 ? run[ADVANCE] : 0), source(run[SOURCE]),

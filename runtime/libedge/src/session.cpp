@@ -31,7 +31,7 @@ PreparedProgram::PreparedProgram(const Engine& engine, const ProgramLayout& layo
   calls_.reserve(program.launches.size());
   for (size_t number : program.launches) {
     const PlanLaunch& launch = plan.launches[number];
-    calls_.push_back({engine.kernel(launch.variant), values_.data() + values_.size(), {1, 1, 1}});
+    calls_.push_back({engine.kernel(launch.variant), values_.data() + values_.size(), {1, 1, 1}, 0});
     for (int axis = 0; axis < 3; axis++)
       holes_.push_back({&calls_.back().grid[axis], index(launch.grid[axis]), true});
     for (const PlanArgument& argument : launch.arguments) {
