@@ -7,7 +7,7 @@ description, and names come from the package's table: neither is taken from what
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H,
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
+    "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
@@ -51,7 +52,9 @@ ROTATED = (
     "llama", "smollm3", "granite", "granitemoehybrid", "nemotron_h", "mixtral", "granitemoe",
     "granitemoeshared",
 )  # fmt: skip
-HYBRIDS = ("falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "lfm2", "lfm2_moe")
+HYBRIDS = (
+    "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "lfm2", "lfm2_moe", "qwen3_5_text"
+)  # fmt: skip
 _EXPERTS = {
     "num_experts": "expert_count", "num_local_experts": "expert_count",
     "n_routed_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
@@ -82,9 +85,16 @@ TEXT: dict[str, Any] = {
 }
 
 
-def write_gguf(checkpoint: Path, out: Path, *, kind: Kind | None = None, **changes: Any) -> Path:
-    """The GGUF of a transformers checkpoint; `kind` of its matrices. `changes` to the metadata, by
-    key with `__` for a dot; ... removes one.
+def write_gguf(
+    checkpoint: Path,
+    out: Path,
+    *,
+    kind: Kind | None = None,
+    more: Iterable[str] = (),
+    **changes: Any,
+) -> Path:
+    """The GGUF of a transformers checkpoint; `kind` of its matrices, `more` tensors of no use.
+    `changes` to the metadata, by key with `__` for a dot; ... removes one.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
@@ -108,6 +118,8 @@ def write_gguf(checkpoint: Path, out: Path, *, kind: Kind | None = None, **chang
         ours = names.get_name(said, (".weight", ".bias"))
         assert ours is not None, theirs
         _add_tensor(writer, ours, _converted(ours, theirs, values, config), kind)
+    for name in more:
+        writer.add_tensor(name, np.zeros(3, np.float32))
     scaling = config.get("rope_parameters") or {}
     if scaling.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3(config, scaling))
@@ -260,6 +272,18 @@ def _hybrid_metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
             "ssm.state_size": config["ssm_state_size"],
             "ssm.time_step_rank": config["mamba_num_heads"], "context_length": 1 << 20,
         }  # fmt: skip
+    if kind == "qwen3_5_text":
+        rope, heads_ = config["rope_parameters"], config["linear_num_value_heads"]
+        said |= {
+            "attention.head_count_kv": config["num_key_value_heads"],
+            "attention.key_length": size, "attention.value_length": size,
+            "full_attention_interval": 4, "rope.dimension_sections": [11, 11, 10, 0],
+            "rope.dimension_count": int(size * rope["partial_rotary_factor"]),
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "ssm.group_count": config["linear_num_key_heads"],
+            "ssm.inner_size": heads_ * config["linear_value_head_dim"],
+            "ssm.state_size": config["linear_key_head_dim"], "ssm.time_step_rank": heads_,
+        }  # fmt: skip
     if kind.startswith("lfm2"):
         said = {key: value for key, value in said.items() if not key.startswith("ssm.")} | {
             "attention.layer_norm_rms_epsilon": config["norm_eps"],
@@ -350,6 +374,10 @@ def _converted(
             return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
     if kind.startswith("gemma") and theirs.endswith("norm.weight"):
         return values + np.float32(1)
+    if kind == "qwen3_5_text":
+        if theirs.endswith("norm.weight") and "linear_attn" not in theirs:
+            return values + np.float32(1)
+        values = _tiled(theirs.rpartition("linear_attn.")[2], values, config)
     if theirs.endswith("A_log"):
         values = -np.exp(values)
     if theirs.endswith(("conv1d.weight", "conv.conv.weight", "shared_expert_gate.weight")):
@@ -361,6 +389,21 @@ def _converted(
         if ".ssm_norm." in ours:
             return values.reshape(groups, -1)
     return values
+
+
+def _tiled(tensor: str, values: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
+    """Value heads of Gated DeltaNet: the first of every key head, then the second ones."""
+    groups, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    size, keys = config["linear_value_head_dim"], 2 * groups * config["linear_key_head_dim"]
+    order = np.arange(heads).reshape(groups, -1).T.flatten()
+    rows = (size * order[:, None] + np.arange(size)).flatten()
+    if tensor in ("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight"):
+        return values[order]
+    if tensor == "in_proj_z.weight":
+        return values[rows]
+    if tensor in ("in_proj_qkv.weight", "conv1d.weight"):
+        return np.concatenate([values[:keys], values[keys:][rows]])
+    return values[:, rows] if tensor == "out_proj.weight" else values
 
 
 def _multiplied(theirs: str, values: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:

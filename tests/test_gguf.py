@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 import edge
 from edge.apps import cli
+from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.exporter import export_checkpoint
 from edge.export.network import Network
@@ -42,6 +44,7 @@ from tests.transformers_checkpoints import (
     save_phi3,
     save_qwen2,
     save_qwen3,
+    save_qwen3_5,
     save_smollm3,
     save_with_experts,
 )
@@ -104,6 +107,10 @@ CASES: dict[str, Save] = {
     "jamba-attends-often": partial(save_jamba, attn_layer_period=2, num_hidden_layers=4),
     "nemotron-h": save_nemotron_h,
     "lfm2": save_lfm2,
+    "qwen3.5": save_qwen3_5,
+    "qwen3.5-a-key-each": partial(
+        save_qwen3_5, linear_num_key_heads=4, tie_word_embeddings=True, attention_bias=True
+    ),
     "granite-hybrid-experts": partial(
         save_granite_hybrid, num_local_experts=6, num_experts_per_tok=3, intermediate_size=24
     ),
@@ -181,6 +188,19 @@ def test_a_conversion_is_undone(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = judge.eval()(tokens).logits
     torch.testing.assert_close(logits_of(file, tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_that_only_draft_are_left_out(tmp_path: Path) -> None:
+    folder = save_qwen3_5(tmp_path / "hf")
+    more = ("blk.3.attn_norm.weight", "blk.3.nextn.eh_proj.weight")
+    plain = open_checkpoint(write_gguf(folder, tmp_path / "plain.gguf"))
+    drafts = write_gguf(
+        folder, tmp_path / "drafts.gguf", more=more,
+        qwen35__block_count=4, qwen35__nextn_predict_layers=1,
+    )  # fmt: skip
+    assert open_checkpoint(drafts).config == plain.config
+    with pytest.raises(CheckpointError, match=re.escape("blk.3.attn_norm")):
+        open_checkpoint(write_gguf(folder, tmp_path / "unknown.gguf", more=more))
 
 
 def test_each_quantized_type_is_read_as_the_package_reads_it(tmp_path: Path) -> None:

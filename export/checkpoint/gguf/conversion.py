@@ -8,7 +8,7 @@ convert_hf_to_gguf.py, conversion/ and gguf-py/gguf/constants.py, 2026.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ Metadata = Mapping[str, Any]
 # (names of the file's tensors, metadata without the architecture's prefix, config made so far)
 Completion = Callable[["Shapes", Metadata, dict[str, Any]], None]
 Shapes = Mapping[str, Shape]
+# what puts the rows of a tensor back in the checkpoint's order
+Order = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class GgufArchitecture:
         layer: how the checkpoint's names of a layer begin.
         rotated: query and key rows are in the order of llama.cpp's RoPE, pair beside pair.
         shifted: what the model adds to the weights of norms is in them.
+        order: (tensor of a block, config) → what undoes a changed order of its rows or columns.
         sizes: keys that have to say the size of a head.
         score: of a router's logits, which the key `expert_gating_func` has to say.
         complete: adds the fields that depend on more than one key.
@@ -52,6 +55,7 @@ class GgufArchitecture:
     layer: str
     rotated: bool = False
     shifted: bool = False
+    order: Callable[[str, Mapping[str, Any]], Order | None] = lambda tensor, config: None
     sizes: tuple[str, ...] = ("rope.dimension_count", "attention.value_length")
     score: str = "softmax"
     complete: Completion = field(default=lambda shapes, metadata, config: None)
@@ -62,9 +66,11 @@ class GgufArchitecture:
         if self.rotated and rest.startswith(("attn_q.", "attn_k.")):
             heads = config["num_attention_heads" if rest[5] == "q" else "num_key_value_heads"]
             return _unrotated(heads)
-        if self.shifted and rest.endswith("norm.weight"):
+        # the norm of a scan is none of those
+        if self.shifted and rest.endswith("norm.weight") and rest != "ssm_norm.weight":
             return Restoration(values=lambda array: array - 1)
-        return _RESTORED.get(rest, AS_IT_IS)
+        found, order = _RESTORED.get(rest, AS_IT_IS), self.order(rest, config)
+        return found if order is None else _in_order(found, order)
 
 
 # -- what a conversion does to values ----------------------------------------------------------
@@ -83,6 +89,12 @@ def _unrotated(heads: Any) -> Restoration:
         return pairs.swapaxes(1, 2).reshape(array.shape)
 
     return Restoration(values=values)
+
+
+def _in_order(found: Restoration, order: Order) -> Restoration:
+    """`found`, and then the order of rows undone."""
+    values = found.values
+    return replace(found, values=lambda a: order(a if values is None else values(a)))
 
 
 def _flat(shape: Shape) -> Shape:

@@ -31,7 +31,7 @@ from edge.export.checkpoint.gguf.conversion import GgufArchitecture, Metadata, S
 MAX_BLOCKS = 4096
 
 
-def _blocks(shapes: Shapes, tensor: str, config: dict[str, Any]) -> list[bool]:
+def has_tensor(shapes: Shapes, tensor: str, config: dict[str, Any]) -> list[bool]:
     """Whether each block has a tensor."""
     count = config.get("num_hidden_layers")
     if not isinstance(count, int) or not 0 < count <= MAX_BLOCKS:
@@ -51,7 +51,7 @@ def _complete(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> Non
         ("mlp_bias", "ffn_up.bias"),
         ("mamba_conv_bias", "ssm_conv1d.bias"),
     ):
-        config[name] = any(_blocks(shapes, tensor, config))
+        config[name] = any(has_tensor(shapes, tensor, config))
     inner, width = config.get("mamba_expand"), config.get("hidden_size")
     if isinstance(inner, int) and isinstance(width, int) and width > 0:
         config["mamba_expand"] = inner / width
@@ -62,7 +62,7 @@ def _complete(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> Non
 
 def _complete_falcon_h1(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
     _complete(shapes, metadata, config)
-    config["mamba_rms_norm"] = any(_blocks(shapes, "ssm_norm.weight", config))
+    config["mamba_rms_norm"] = any(has_tensor(shapes, "ssm_norm.weight", config))
 
 
 _MAMBA = {
@@ -102,7 +102,7 @@ def _complete_granite(shapes: Shapes, metadata: Metadata, config: dict[str, Any]
         config.setdefault("shared_intermediate_size", config.pop("intermediate_size"))
     turned = metadata.get("rope.scaling.finetuned", True)
     config["position_embedding_type"] = "rope" if turned else "nope"
-    attends = _blocks(shapes, "attn_q.weight", config)
+    attends = has_tensor(shapes, "attn_q.weight", config)
     config["layer_types"] = ["attention" if attending else "mamba" for attending in attends]
 
 
@@ -136,7 +136,7 @@ def _complete_jamba(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) 
     # every so many blocks one attends, or has experts; where that is not so, the reader misses
     # tensors
     for what, tensor in (("attn", "attn_q.weight"), ("expert", "ffn_gate_inp.weight")):
-        blocks = _blocks(shapes, tensor, config)
+        blocks = has_tensor(shapes, tensor, config)
         found = [block for block, there in enumerate(blocks) if there]
         first, second, *_ = [*found, len(blocks), 2 * len(blocks) + 1]
         config |= {
@@ -176,7 +176,7 @@ def _complete_nemotron(shapes: Shapes, metadata: Metadata, config: dict[str, Any
     if isinstance(inner, float) and isinstance(heads, int) and heads > 0:
         config["mamba_head_dim"] = metadata["ssm.inner_size"] // heads
     letters = {"attn_q": "*", "ffn_up": "-", "ffn_up_exps": "E"}
-    there = [_blocks(shapes, f"{tensor}.weight", config) for tensor in letters]
+    there = [has_tensor(shapes, f"{tensor}.weight", config) for tensor in letters]
     config["hybrid_override_pattern"] = "".join(
         next((letter for letter, has in zip(letters.values(), block, strict=True) if has), "M")
         for block in zip(*there, strict=True)
@@ -248,8 +248,8 @@ NEMOTRON_H_MOE = replace(
 def _complete_lfm2(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
     _complete(shapes, metadata, config)
     del config["mamba_conv_bias"]
-    config["conv_bias"] = any(_blocks(shapes, "shortconv.conv.bias", config))
-    attends = _blocks(shapes, "attn_q.weight", config)
+    config["conv_bias"] = any(has_tensor(shapes, "shortconv.conv.bias", config))
+    attends = has_tensor(shapes, "attn_q.weight", config)
     config["layer_types"] = ["full_attention" if attending else "conv" for attending in attends]
 
 
@@ -290,7 +290,7 @@ LFM2 = replace(
 
 def _complete_lfm2_moe(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
     _complete_lfm2(shapes, metadata, config)
-    config["use_expert_bias"] = any(_blocks(shapes, "exp_probs_b.bias", config))
+    config["use_expert_bias"] = any(has_tensor(shapes, "exp_probs_b.bias", config))
 
 
 LFM2_MOE = replace(

@@ -19,13 +19,14 @@ from edge.export.checkpoint.checkpoint import MODEL_CARD, READ, Checkpoint
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.gguf.architectures import LONGROPE_FACTORS, PLAIN, ROPE_FACTORS
 from edge.export.checkpoint.gguf.conversion import GgufArchitecture
+from edge.export.checkpoint.gguf.deltanet import QWEN35
 from edge.export.checkpoint.gguf.hybrids import HYBRIDS, MAX_BLOCKS
 from edge.export.checkpoint.gguf.tokenizer import GgufTokenizer
 from edge.export.checkpoint.gguf.weights import GgufFile
 from edge.export.checkpoint.layout import Layout
 from edge.export.checkpoint.weights import CheckpointWeights
 
-ARCHITECTURES = {each.name: each for each in (*PLAIN, *HYBRIDS)}
+ARCHITECTURES = {each.name: each for each in (*PLAIN, *HYBRIDS, QWEN35)}
 _HF = "export the original checkpoint instead"
 _EXPERTS = ("expert_count", "expert_used_count")
 # `expert_gating_func`, of files since 2025
@@ -81,9 +82,18 @@ class GgufModel:
                     )
                 layout.pieces[name] = replace(piece, source=next(turns[piece.source]))
         layout.tied_heads = tuple(names.get(head, [head])[0] for head in layout.tied_heads)
-        layout.ignored = lambda name: name == ROPE_FACTORS or name in LONGROPE_FACTORS
+        drafting = tuple(f"blk.{block}." for block in self._drafting_blocks())
+        left = (ROPE_FACTORS, *LONGROPE_FACTORS)
+        layout.ignored = lambda name: name in left or name.startswith(drafting)
         layout.rename = lambda name: name
         return layout
+
+    def _drafting_blocks(self) -> range:
+        """Blocks behind the last, which predict more than the next token."""
+        count, more = map(self.fields.values.get, ("num_hidden_layers", "mtp_num_hidden_layers"))
+        if not (isinstance(count, int) and isinstance(more, int) and 0 <= more <= MAX_BLOCKS):
+            return range(0)
+        return range(count, count + more)
 
     def _names(self) -> dict[str, list[str]]:
         """Name in the checkpoint → names in the file, of every tensor that there may be."""
