@@ -41,6 +41,7 @@ from tests.transformers_checkpoints import (
     save_mistral,
     save_nemotron_h,
     save_olmo3,
+    save_olmo_hybrid,
     save_phi3,
     save_qwen2,
     save_qwen3,
@@ -98,6 +99,7 @@ SAVE: dict[str, Save] = {
     "olmo3": partial(
         save_olmo3, sliding_window=13, head_dim=12, hidden_size=48, max_position_embeddings=64
     ),
+    "olmo_hybrid": save_olmo_hybrid,
     "phi3": partial(save_phi3, sliding_window=20),
     "qwen2": partial(save_qwen2, use_sliding_window=True, sliding_window=9, max_window_layers=1),
     "qwen3": save_qwen3,

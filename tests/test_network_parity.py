@@ -41,6 +41,7 @@ from tests.transformers_checkpoints import (
     save_nemotron_h,
     save_olmo2,
     save_olmo3,
+    save_olmo_hybrid,
     save_phi3,
     save_qwen2,
     save_qwen3,
@@ -201,6 +202,13 @@ CASES: dict[str, Save] = {
     "qwen2-experts": partial(
         save_with_experts, family="qwen2_moe", shared_expert_intermediate_size=24,
         decoder_sparse_step=2, norm_topk_prob=True, qkv_bias=False, tie_word_embeddings=True,
+    ),
+    "olmo-hybrid": save_olmo_hybrid,
+    "olmo-hybrid-plain": partial(
+        save_olmo_hybrid, linear_allow_neg_eigval=False, attention_bias=True, rms_norm_eps=1e-2,
+        rope_parameters={"rope_type": "default", "rope_theta": None}, linear_num_value_heads=8,
+        linear_conv_kernel_dim=3, num_key_value_heads=1,
+        layer_types=["full_attention", "linear_attention"],
     ),
     "qwen3.5": save_qwen3_5,
     "qwen3.5-biases-tied": partial(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
@@ -173,6 +174,23 @@ save_qwen3_5 = partial(
         layer_types=["linear_attention", "linear_attention", "full_attention"],
     ),
 )  # fmt: skip
+
+
+def save_olmo_hybrid(path: Path, **given: Any) -> Path:
+    """The second of 2 blocks attends. The convolutions are cut as the files of the hub are, not in
+    three as `save_pretrained` of this version does.
+    """
+    sizes = {"linear_key_head_dim": 6, "linear_value_head_dim": 10, "rms_norm_eps": 1e-3}
+    made = _PADDED | sizes | {"layer_types": ["linear_attention", "full_attention"]} | given
+    save("olmo_hybrid", made, path, embedding=0.2)
+    tensors = load_file(path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("q_conv1d.weight")]:
+        parts = [name.replace("q_conv1d", f"{which}_conv1d") for which in "qkv"]
+        rows = [len(tensors[part.replace("conv1d", "proj")]) for part in parts]
+        joined = torch.cat([tensors[part] for part in parts])
+        tensors |= dict(zip(parts, map(torch.clone, joined.split(rows)), strict=True))
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path
 
 
 def save_beside_images(path: Path) -> Path:

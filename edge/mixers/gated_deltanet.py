@@ -21,6 +21,7 @@ class GatedDeltaNetConfig(MixerConfig):
     Attributes:
         beta_max: the most that is written of what a key does not give yet: 1, or 2 where the
             state's eigenvalues may be negative.
+        norm_eps: what its norm adds to a mean square. None is what the model's norms add.
     """
 
     recurrent: ClassVar[bool] = True
@@ -32,6 +33,7 @@ class GatedDeltaNetConfig(MixerConfig):
     d_state: Positive
     d_conv: Annotated[int, Field(ge=2, le=16)] = 4
     beta_max: Annotated[float, Field(gt=0, le=2)] = 1.0
+    norm_eps: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_validator(mode="after")
     def _divides(self) -> GatedDeltaNetConfig:

@@ -160,7 +160,6 @@ UNREAD: dict[str, str] = {
     "nemotron": "Nemotron",
     "nemotron_h_omni": "Nemotron-H Omni",
     "olmo": "OLMo",
-    "olmo_hybrid": "OLMo Hybrid",
     "olmoe": "OLMoE",
     "opt": "OPT",
     "phi": "Phi",

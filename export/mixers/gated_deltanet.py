@@ -28,7 +28,7 @@ UNIT_EPS = 1e-6
 class GatedDeltaNet(nn.Module):
     def __init__(self, config: GatedDeltaNetConfig, d_model: int, eps: float) -> None:
         super().__init__()
-        self.config, self.eps = config, eps
+        self.config, self.eps = config, config.norm_eps or eps
         for name, rows in config.in_proj_rows.items():
             self.add_module(name, nn.Linear(d_model, rows, bias=False))
         self.conv1d = Conv1d(config.conv_channels, config.d_conv, False)
@@ -115,7 +115,7 @@ class GatedDeltaNetExport(MixerExport[GatedDeltaNetConfig]):
         weight = g.weight(at.named("gated_norm.weight"), lambda w: np.tile(w, c.n_heads))
         (y,) = g.call(
             "GroupRMSNorm", [y, weight], [at.named("normed_scan")],
-            eps=g.config.norm.eps, groups=c.n_heads,
+            eps=c.norm_eps or g.config.norm.eps, groups=c.n_heads,
         )  # fmt: skip
         (y,) = g.call("SiluGate", [y, z], [at.named("gated")])
         return at.linear("out_proj", y, "out")

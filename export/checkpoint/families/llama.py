@@ -29,15 +29,15 @@ from edge.mixers.base import MixerConfig
 
 NAME = "llama"
 _OWN = {"attention_bias", "head_dim", "mlp_bias"}
-_BEHIND = ("post_attention_layernorm", "post_feedforward_layernorm")
+BEHIND = ("post_attention_layernorm", "post_feedforward_layernorm")
 # whether a layer attends, and where it has norms → their names, of what it reads and gives; its own
 _NORMS = {
     (True, "before"): (("input_layernorm", ""), "self_attn"),
-    (True, "behind"): (("", _BEHIND[0]), "self_attn"),
-    (True, "both"): (("input_layernorm", _BEHIND[0]), "self_attn"),
+    (True, "behind"): (("", BEHIND[0]), "self_attn"),
+    (True, "both"): (("input_layernorm", BEHIND[0]), "self_attn"),
     (False, "before"): (("post_attention_layernorm", ""), "mlp"),
-    (False, "behind"): (("", _BEHIND[1]), "mlp"),
-    (False, "both"): (("pre_feedforward_layernorm", _BEHIND[1]), "mlp"),
+    (False, "behind"): (("", BEHIND[1]), "mlp"),
+    (False, "both"): (("pre_feedforward_layernorm", BEHIND[1]), "mlp"),
 }
 
 

@@ -9,6 +9,7 @@ Norms are of 1 + weight, but for the gated one. Layers that draft (`mtp`) are le
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from edge.config import AttentionConfig, GatedDeltaNetConfig, MlpConfig, ModelConfig
 from edge.export.checkpoint.family import (
@@ -40,7 +41,7 @@ _AROUND = {
     "image_token_id", "language_model_only", "text_config", "video_token_id", "vision_config",
     "vision_end_token_id", "vision_start_token_id",
 }  # fmt: skip
-_KINDS = {"linear_attention": "deltanet", "full_attention": "attention"}
+KINDS = {"linear_attention": "deltanet", "full_attention": "attention"}
 _PLANES = ("mrope_interleaved", "mrope_section")
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
@@ -78,7 +79,7 @@ def read_blocks(
     """
     blocks = fields.integer("num_hidden_layers", 32, high=MAX_BLOCKS)
     if "layer_types" in fields:
-        kinds = layer_types(fields, blocks, _KINDS, "deltanet")
+        kinds = layer_types(fields, blocks, KINDS, "deltanet")
     else:
         every = fields.integer("full_attention_interval", 4)
         kinds = ["deltanet" if (block + 1) % every else "attention" for block in range(blocks)]
@@ -106,7 +107,8 @@ def read_blocks(
     return _place(config, place)
 
 
-def deltanet(fields: Fields, beta_max: float = 1.0) -> GatedDeltaNetConfig:
+def deltanet(fields: Fields, **values: Any) -> GatedDeltaNetConfig:
+    """`values` are further fields of it."""
     heads = fields.integer("linear_num_value_heads", 32)
     groups = fields.integer("linear_num_key_heads", 16)
     if heads % groups:
@@ -118,7 +120,7 @@ def deltanet(fields: Fields, beta_max: float = 1.0) -> GatedDeltaNetConfig:
         n_groups=groups,
         d_state=fields.integer("linear_key_head_dim", 128),
         d_conv=fields.integer("linear_conv_kernel_dim", 4, low=2, high=16),
-        beta_max=beta_max,
+        **values,
     )
 
 

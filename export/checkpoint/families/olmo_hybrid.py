@@ -1,0 +1,134 @@
+"""OLMo Hybrid: Gated DeltaNet, and at every fourth block OLMo 3's attention, with or without RoPE.
+
+Source: transformers 5.23 models/olmo_hybrid, `OlmoHybridForCausalLM`. Blocks of attention have
+norms behind their parts, the others before them. What `linear_allow_neg_eigval` allows doubles β.
+Queries, keys and values have a convolution each. The gated norm adds 1e-5, whatever the config
+says.
+"""
+
+from __future__ import annotations
+
+from edge.config import AttentionConfig, MlpConfig, ModelConfig, RopeConfig
+from edge.export.checkpoint.families import llama, qwen3_5
+from edge.export.checkpoint.family import (
+    MAX_BLOCKS,
+    UNSUPPORTED,
+    Family,
+    attention,
+    head_dim,
+    known_only,
+    layer_types,
+    positions,
+    rope,
+    whole,
+)
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Block, Layout, Stored
+from edge.mixers.base import MixerConfig
+
+NAME = "olmo_hybrid"
+# How weights were initialised, besides.
+_LEFT = {
+    f"linear_{name}" for name in ("a_log_max", "a_log_min", "dt_init_floor", "dt_max", "dt_min")
+}
+_OWN = qwen3_5.OWN | {"linear_allow_neg_eigval"}
+_NORM_EPS = 1e-5
+_RENAMED = {"z_proj": "g_proj", "out_proj": "o_proj", "gated_norm": "o_norm"}
+
+
+def read(fields: Fields) -> Layout:
+    known_only(fields, _OWN | _LEFT)
+    fields.demand("hidden_act", "silu", UNSUPPORTED)
+    blocks = fields.integer("num_hidden_layers", 32, high=MAX_BLOCKS)
+    kinds = ["attention" if block % 4 == 3 else "deltanet" for block in range(blocks)]
+    if "layer_types" in fields:
+        kinds = layer_types(fields, blocks, qwen3_5.KINDS, "deltanet")
+    made = {"deltanet": _deltanet(fields), "attention": _attention(fields)}
+    width = fields.integer("intermediate_size", 11008)
+    layers: list[MixerConfig] = []
+    for kind in kinds:
+        mlp = fields.build(MlpConfig, d_intermediate=width, norms=made[kind].norms)
+        layers += [made[kind], mlp]
+    context = positions(fields, 65536)
+    return _place(whole(fields, NAME, layers, eps=1e-6, context=context), kinds)
+
+
+def _deltanet(fields: Fields) -> MixerConfig:
+    doubled = fields.boolean("linear_allow_neg_eigval", True)
+    heads = fields.integer("num_attention_heads", 30)
+    keys = fields.integer("linear_num_key_heads", heads)
+    size = fields.integer(
+        "linear_key_head_dim", max(1, int(0.75 * fields.integer("hidden_size") / keys))
+    )
+    absent = {
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": size,
+        "linear_value_head_dim": 2 * size,
+    }
+    given = {name: value for name, value in fields.values.items() if value is not None}
+    said = Fields(fields.file, {**absent, **given}, fields.prefix, fields.refused)
+    return qwen3_5.deltanet(said, beta_max=2.0 if doubled else 1.0, norm_eps=_NORM_EPS)
+
+
+def _attention(fields: Fields) -> AttentionConfig:
+    heads = fields.integer("num_attention_heads", 30)
+    size = fields.integer("head_dim", head_dim(fields, heads))
+    return attention(
+        fields,
+        size=size,
+        bias=fields.boolean("attention_bias", False),
+        rope=_rope(fields, size),
+        norms="behind",
+        qk_norm=True,
+        qk_whole=True,
+    )
+
+
+def _rope(fields: Fields, size: int) -> RopeConfig | None:
+    """None where a file says that there is no base to turn by."""
+    said = fields.values.get("rope_parameters")
+    if isinstance(said, dict) and "rope_theta" in said and said["rope_theta"] is None:
+        return None
+    return rope(fields, size)
+
+
+def _place(config: ModelConfig, kinds: list[str]) -> Layout:
+    layout = Layout(config, rename=_norms_of_the_class)
+    for block, kind in enumerate(kinds):
+        source, index = f"model.layers.{block}", 2 * block
+        if kind == "attention":
+            for at, part in (0, "self_attn"), (1, "mlp"):
+                behind = f"{source}.{llama.BEHIND[at]}"
+                layout.place_layer(index + at, norm="", post_norm=behind, mixer=f"{source}.{part}")
+            continue
+        mixer = f"{source}.linear_attn"
+        layout.place_layer(index, norm=f"{source}.input_layernorm", mixer=mixer, rename=_RENAMED)
+        layout.place_layer(
+            index + 1, norm=f"{source}.post_attention_layernorm", mixer=f"{source}.mlp"
+        )
+        _place_convolutions(layout, index, mixer)
+    layout.place_ends("model.norm")
+    return layout
+
+
+def _norms_of_the_class(name: str) -> str:
+    """Files of the hub have other names, and files that transformers saved have some of both."""
+    name = name.replace(".attention_layer_norm.", ".input_layernorm.")
+    return name.replace(".feedforward_layer_norm.", ".post_attention_layernorm.")
+
+
+def _place_convolutions(layout: Layout, index: int, mixer: str) -> None:
+    layer = layout.config.layers[index]
+    assert layer.conv_width is not None
+    shapes = layer.tensor_shapes(layout.config.d_model)
+    blocks, start = [], 0
+    for name in "qkv":
+        rows = shapes[f"{name}_proj.weight"][0]
+        source = Stored(f"{mixer}.{name}_conv1d.weight", (rows, 1, layer.conv_width))
+        blocks.append(Block(source, range(rows), (start, 0)))
+        start += rows
+    layout.place_blocks(f"layers.{index}.conv1d.weight", blocks)
+
+
+FAMILY = Family.of_transformers(NAME, "OlmoHybridForCausalLM", read)
