@@ -19,6 +19,7 @@ from edge.bundle import BundleWriter, Limits, Provenance, Quantization
 from edge.bundle.manifest import TokenizerInfo
 from edge.config import (
     AttentionConfig,
+    GatedDeltaNetConfig,
     Mamba1Config,
     Mamba2Config,
     Mixer,
@@ -76,6 +77,25 @@ def _hybrid(d_model: int, blocks: int, vocab: int = 50288) -> ModelConfig:
     return _model("bamba", d_model, (mixer, mlp, attention, mlp) * blocks, vocab)
 
 
+def _deltanet(d_model: int, blocks: int, d_state: int = 128, vocab: int = 248320) -> ModelConfig:
+    """As Qwen3.5: Gated DeltaNet three times, then gated attention; a gated MLP after each."""
+    heads = max(1, d_model // 128)
+    mixer = GatedDeltaNetConfig(
+        n_heads=2 * heads, head_dim=d_state, n_groups=2 * heads, d_state=d_state
+    )
+    attention = AttentionConfig(
+        n_heads=heads,
+        n_kv_heads=max(1, heads // 4),
+        head_dim=2 * d_state,
+        rope=RopeConfig(theta=1e7, dim=d_state // 2),
+        qk_norm=True,
+        output_gate=True,
+    )
+    mlp = MlpConfig(d_intermediate=7 * d_model // 2)
+    block = (mixer, mlp, mixer, mlp, mixer, mlp, attention, mlp)
+    return _model("qwen3_5", d_model, block * blocks, vocab)
+
+
 # what `make bench` makes: the published Mamba checkpoints' sizes, and one for tests
 SHAPES: Mapping[str, ModelConfig] = {
     "tiny": _mamba(64, 2, vocab=512),
@@ -91,10 +111,12 @@ MODELS: Mapping[str, ModelConfig] = {
     "mamba-2.8b": _mamba(2560, 64),
     "mamba2-2.7b": _mamba2(2560, 64),
     "hybrid-1b": _hybrid(2048, 8),
+    "qwen3.5-0.8b": _deltanet(1024, 6),
     # for tests of this report, through the interpreter
     "tiny-mamba": _mamba(64, 2, vocab=320),
     "tiny-mamba2": _mamba2(64, 2, d_state=16, vocab=320),
     "tiny-hybrid": _hybrid(64, 1, vocab=320),
+    "tiny-deltanet": _deltanet(128, 1, d_state=16, vocab=320),
 }
 DEFAULT = tuple(name for name in MODELS if not name.startswith("tiny"))
 
@@ -110,10 +132,9 @@ def model_named(name: str, known: Mapping[str, ModelConfig], field: str) -> Mode
 
 def period(config: ModelConfig) -> int:
     """How many different layers are made: two of one kind, or the hybrid's whole pattern."""
-    kinds = [layer.kind for layer in config.layers]
-    size = 4 if "attention" in kinds else 2
-    assert kinds == kinds[:size] * (len(kinds) // size)
-    return size
+    layers = config.layers
+    sizes = (size for size in range(2, len(layers) + 1) if len(layers) % size == 0)
+    return next(size for size in sizes if layers == layers[:size] * (len(layers) // size))
 
 
 class RandomTensors(Mapping[str, Array]):

@@ -103,8 +103,8 @@ def test_every_step_has_a_line_and_none_is_lost(whole: Done) -> None:
     # models are written once each, and only then measured
     modules = [call[1] for call in whole.calls]
     prepared = [n for n, call in enumerate(whole.calls) if "--prepare" in call]
-    assert len(prepared) == 10 == len([name for name in names if name.startswith("prepare-")])
-    assert modules.count("edge.apps.bench.gpu") == 12
+    assert len(prepared) == 12 == len([name for name in names if name.startswith("prepare-")])
+    assert modules.count("edge.apps.bench.gpu") == 14
     assert max(n for n, name in enumerate(modules) if name == "edge.apps.bench.gpu") not in prepared
 
 

@@ -64,7 +64,7 @@ step() {
         tee -a "$OUT/summary.txt"
 }
 
-models=${MODELS:-mamba-2.8b,mamba2-2.7b,hybrid-1b,mamba-1.4b,mamba-130m}
+models=${MODELS:-mamba-2.8b,mamba2-2.7b,hybrid-1b,mamba-1.4b,mamba-130m,qwen3.5-0.8b}
 recipes=${RECIPES:-w8a8,fp16}
 bundles=${BUNDLES:-$OUT/bundles}
 
