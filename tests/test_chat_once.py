@@ -137,6 +137,9 @@ def test_a_terminal_gets_no_control_characters_from_a_model() -> None:
 
         def flush(self) -> None: ...
 
+        def fileno(self) -> int:
+            raise OSError
+
     for terminal, shown in ((True, "a[2Jb\tc\n"), (False, "a\x1b[2J\x07b\tc\n")):
         out = Out(terminal)
         stream = Stream(out)  # type: ignore[arg-type]

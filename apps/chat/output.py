@@ -8,6 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
+from edge.apps.chat.wrap import Wrap, wrapped
 from edge.apps.terminal import DIM, harmless, say
 from edge.apps.units import megabytes
 
@@ -29,18 +30,25 @@ ENDS = {
 
 
 class Stream:
-    """Appends pieces of an answer to a stream, flushed at most every FLUSH_SECONDS."""
+    """Appends pieces of an answer to a stream, flushed at most every FLUSH_SECONDS.
 
-    def __init__(self, out: TextIO) -> None:
+    `wraps`: lines of a terminal end between words.
+    """
+
+    def __init__(self, out: TextIO, wraps: bool = True) -> None:
         self._out = out
         self._terminal = out.isatty()
+        self._wrap = Wrap(self._columns if wraps else lambda: 0)
         self._flushed = 0.0
         self._last = ""
 
     def write(self, piece: str) -> None:
         """Append a piece; a terminal gets no control characters from a model."""
         if self._terminal:
-            piece = harmless(piece)
+            piece = self._wrap.feed(harmless(piece))
+        self._append(piece)
+
+    def _append(self, piece: str) -> None:
         if not piece:
             return
         self._out.write(piece)
@@ -51,9 +59,17 @@ class Stream:
 
     def end(self) -> None:
         """Finish the line."""
+        self._append(self._wrap.rest())
         if self._last != "\n":
             self._out.write("\n")
         self._out.flush()
+
+    def _columns(self) -> int:
+        """Columns of the terminal now; 0 of one that does not tell, such as a serial line."""
+        try:
+            return os.get_terminal_size(self._out.fileno()).columns
+        except (OSError, ValueError):
+            return 0
 
 
 def prepare() -> None:
@@ -172,9 +188,17 @@ def _rate(per_second: float | None) -> str:
 
 
 def note(text: str) -> None:
-    """A line about the answer, not of it: on standard error, faint where that is possible."""
+    """Lines about the answer, not of it: on standard error, faint where that is possible."""
     sys.stdout.flush()
+    width = columns()
+    text = text if width is None else wrapped(text, width)
     say(text, style=DIM if _styled(sys.stderr) else ("", ""), file=sys.stderr, flush=True)
+
+
+def complain(problem: Exception) -> None:
+    """What went wrong, on standard error."""
+    said, width = f"error: {problem}", columns()
+    say(said if width is None else wrapped(said, width), file=sys.stderr, flush=True)
 
 
 def _styled(stream: TextIO) -> bool:
