@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 import edge
 from edge.apps import exits, exporter
+from edge.apps.chat.commands import Chat, command
 from edge.apps.cli import app
 from edge.apps.models import index
 from edge.errors import BundleError, ExportError, InputError, PullError
-from tests.session_models import bundle
+from tests.session_models import bundle, model
 
 
 @pytest.fixture(autouse=True)
@@ -149,3 +150,41 @@ def test_options_that_export_refuses_are_mistakes_in_usage(
 def test_a_file_that_export_refuses_is_no_mistake_in_usage(tmp_path: Path) -> None:
     missing = ["--quant", "w8a8", "--calibrate", str(tmp_path / "nothing")]
     assert code_of("export", "demo-fp16", "-o", str(tmp_path / "x"), *missing) == 1
+
+
+# -- commands of a conversation --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/undp", "do you mean /undo?"),
+        ("/xyz", "unknown command /xyz (/help lists them)"),
+        ("/undo 2", "'2' means nothing here (/undo alone)"),
+        ("/load nothing", "no conversation is called 'nothing' (/list names them)"),
+        ("/rm", "/rm NAME"),
+        ("/stats maybe", "'maybe' is neither on nor off"),
+        ('/set stop "a', "has a quote that does not end"),
+        ("/set temperature=-1", "must be from 0 to 100"),
+    ],
+)
+def test_commands_that_are_refused_say_what_is_meant(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    this = Chat(model("chat").session(), "chat", {})
+    word, _, argument = line.partition(" ")
+    with pytest.raises(InputError) as caught:
+        command(word, argument)(this, argument)
+    assert said in str(caught.value)
+
+
+def test_commands_are_understood_as_others_write_them() -> None:
+    this = Chat(model("chat").session(), "chat", {})
+    for line in ("/?", "/", "/HELP", "/help undo"):
+        word, _, argument = line.partition(" ")
+        assert "take back the last turn" in str(command(word, argument)(this, argument))
+    for line in ("/set temperature=0.5", "/set temperature = 0.5", "/set temperature 0.5"):
+        word, _, argument = line.partition(" ")
+        assert command(word, argument)(this, argument) == "temperature 0.5"
+    assert command("/set", "stop a=b")(this, "stop a=b") == "stop ('a=b',)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -131,19 +133,29 @@ def _load(this: Chat, argument: str) -> str:
     if argument in this.forks:
         this.session.restore(this.forks[argument], undoable=True)
         return f"returned to {argument}: {this.length()}; {this.copied()}"
-    spared = this.session.load(files.named("/load", argument), replay=True)
+    path = files.named("/load", argument)
+    if path.parent == files.conversations() and not path.exists():
+        raise _unknown("/load", argument)
+    spared = this.session.load(path, replay=True)
     if not spared and any(one.role == "assistant" for one in this.session.messages):
         return (f"took over {this.length()}: the saved state does not fit this model, so they are "
                 "read again with the next message")  # fmt: skip
     return f"resumed {this.length()} ({spared} tokens restored from the saved state)"
 
 
+def _unknown(command: str, name: str) -> InputError:
+    return InputError(
+        f"no conversation is called {name!r:.40}", field=command, remedy="/list names them"
+    )
+
+
 def _rm(this: Chat, argument: str) -> str:
     if this.forks.pop(argument, None) is not None:
         return f"removed the fork {argument}"
+    if not argument:
+        raise InputError("needs a name", field="/rm", remedy="/rm NAME")
     if not files.remove(argument):
-        raise InputError(f"no conversation is called {argument!r:.40}", field="/rm",
-                         remedy="/list names them")  # fmt: skip
+        raise _unknown("/rm", argument)
     return f"removed {argument}"
 
 
@@ -167,7 +179,7 @@ def _system(this: Chat, argument: str) -> str:
 
 
 def _set(this: Chat, argument: str) -> str:
-    name, _, value = argument.partition(" ")
+    name, value = [*re.split(r"\s*=\s*|\s+", argument, maxsplit=1), ""][:2]
     if not name:
         return _parameters(this)
     if name not in SETTABLE:
@@ -189,7 +201,9 @@ def _value(name: str, text: str) -> Any:
             return tuple(shlex.split(text))
         return int(text) if name in _WHOLE else float(text)
     except ValueError:
-        kind = "texts" if name == "stop" else "a whole number" if name in _WHOLE else "a number"
+        if name == "stop":
+            raise InputError(f"{text!r:.40} has a quote that does not end", field=name) from None
+        kind = "a whole number" if name in _WHOLE else "a number"
         raise InputError(f"{text!r:.40} is not {kind}", field=name) from None
 
 
@@ -253,6 +267,8 @@ def _stats(this: Chat, argument: str) -> str:
     if argument in ("on", "off"):
         this.figures = argument == "on"
         return f"figures {argument}"
+    if argument:
+        raise InputError(f"{argument!r:.40} is neither on nor off", field="/stats")
     from edge.apps.chat.output import figures
 
     if this.last is None:
@@ -286,4 +302,17 @@ COMMANDS = {
     "/bye": Command("/bye", "leave (as /quit, /exit and Ctrl-D do)", _bye),
 }  # fmt: skip
 # what other programs call them
-ALIASES = {"/quit": "/bye", "/exit": "/bye", "/clear": "/reset"}
+ALIASES = {"/quit": "/bye", "/exit": "/bye", "/clear": "/reset", "/?": "/help", "/": "/help"}
+_IGNORE = ("/help", "/bye")  # what is said behind them
+
+
+def command(word: str, argument: str) -> Run:
+    """What a command does. Raises InputError: there is none, or it takes no argument."""
+    word = ALIASES.get(word.lower(), word.lower())
+    if word not in COMMANDS:
+        near = difflib.get_close_matches(word, COMMANDS, 1)
+        remedy = f"do you mean {near[0]}? /help lists them" if near else "/help lists them"
+        raise InputError(f"unknown command {word}", remedy=remedy)
+    if argument and " " not in COMMANDS[word].usage and word not in _IGNORE:
+        raise InputError(f"{argument!r:.40} means nothing here", field=word, remedy=f"{word} alone")
+    return COMMANDS[word].run

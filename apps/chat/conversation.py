@@ -11,12 +11,13 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from edge.apps.chat import files, output
-from edge.apps.chat.commands import ALIASES, COMMANDS, Chat
+from edge.apps.chat.commands import ALIASES, COMMANDS, Chat, command
 from edge.apps.chat.context import described, notice, with_room
 from edge.apps.chat.input import reader
 from edge.apps.progress import waiting
 from edge.apps.terminal import say
 from edge.errors import EdgeError, InputError
+from edge.runtime.constrain.statement import KINDS
 from edge.runtime.engines import title
 from edge.runtime.model import EMBEDDED
 from edge.runtime.parameters import make_params
@@ -110,7 +111,8 @@ def _begin(session: Session, text: str | None, sampling: Mapping[str, Any]) -> G
 
 def _answer(this: Chat, generation: Generation) -> bool:
     """Show an answer as it comes, then its figures; whether it was stopped."""
-    stream = output.Stream(sys.stdout)
+    # JSON with a line's end inside a text is none
+    stream = output.Stream(sys.stdout, wraps=not any(this.sampling.get(kind) for kind in KINDS))
     if this.gain:
         this.gain.begin()
     try:
@@ -178,7 +180,7 @@ def converse(
     if session.model.template is None:
         output.note(f"{NO_TEMPLATE}; an empty line continues the text")
     this = Chat(session, name, dict(sampling), gain=gain, drops=drops)
-    ask = reader({name: command.words for name, command in COMMANDS.items()})
+    ask = reader({name: each.words for name, each in COMMANDS.items()})
     try:
         with _hanging_up(session) as told:
             return _loop(this, ask, told)
@@ -212,18 +214,15 @@ def _loop(this: Chat, ask: Callable[[], str], told: list[int]) -> bool:
             output.note("stopped")
         except EdgeError as problem:
             stopped = False
-            say(f"error: {problem}", file=sys.stderr, flush=True)
+            output.complain(problem)
 
 
 def _turn(this: Chat, line: str) -> bool:
     """Obey a command or answer a message; whether an answer was stopped."""
     word, _, argument = line.strip().partition(" ")
     # a path is no command
-    if line.startswith("/") and word[1:].isalpha():
-        word = ALIASES.get(word, word)
-        if word not in COMMANDS:
-            raise InputError(f"unknown command {word}", remedy="/help lists them")
-        said = COMMANDS[word].run(this, argument.strip())
+    if line.startswith("/") and (word[1:].isalpha() or word in ALIASES):
+        said = command(word, argument.strip())(this, argument.strip())
         if isinstance(said, str):
             output.note(said)
             return False
@@ -301,4 +300,4 @@ def _save(session: Session) -> None:
             session.save(path)
             output.note(f"saved the conversation: /load {path.stem} resumes it")
         except EdgeError as problem:
-            say(f"error: {problem}", file=sys.stderr, flush=True)
+            output.complain(problem)
