@@ -76,6 +76,8 @@ _TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"
 _BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64,
          16: 16, 21: 4, 22: 4}  # fmt: skip
 _EXTERNAL = 1
+# op → the first of its inputs that say how much it fills
+_SIZES = {b"ConstantOfShape": 0, b"Expand": 1, b"Range": 0}
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 
 # what functions and graphs are made of; tests/test_graph_checks.py holds it against the exporter
@@ -100,8 +102,8 @@ _OWN = (DOMAIN.encode(), DEVICE_DOMAIN.encode())
 
 def check(
     model: bytes, weights: Mapping[str, int], file: str | PathLike[str], *, plugins: bool = False
-) -> None:
-    """Refuse a graph that the exporter cannot have written.
+) -> Message:
+    """A graph, taken apart; one that the exporter cannot have written is refused.
 
     `weights`: sizes of the files that its tensors may lie in, by name. `plugins`: ops of
     `edge.device` need no function.
@@ -111,7 +113,9 @@ def check(
     try:
         if len(model) > MAX_GRAPH:
             raise ValueError(f"it has {len(model)} bytes, at most {MAX_GRAPH} are allowed")
-        _Check(_read("Model", model), weights, plugins).all()
+        read = _read("Model", model)
+        _Check(read, weights, plugins).all()
+        return read
     except ValueError as problem:
         raise BundleError(
             f"is not a graph that is run: {problem}", file=file, remedy=REMEDY
@@ -143,7 +147,7 @@ class _Check:
             inside.append(key)
             while inside:
                 key = inside[-1]
-                calls = (_op(node) for node, _ in _nodes(self._functions[key]))
+                calls = (op_of(node) for node, _ in _nodes(self._functions[key]))
                 waiting = next(
                     (c for c in calls if c in self._functions and c not in self._sizes), None
                 )
@@ -160,7 +164,7 @@ class _Check:
         """Nodes of a graph or a function, which are checked on the way."""
         size, counts = 0, _counts(graph)
         for node, depth in _nodes(graph):
-            domain, op = _op(node)
+            domain, op = op_of(node)
             if (domain, op) in self._functions:
                 size += self._sizes[domain, op]
             elif op not in OPS.get(domain.decode("latin-1"), ()) and not (
@@ -184,7 +188,7 @@ class _Check:
 
     def _tensor(self, tensor: Message) -> None:
         name = tensor.get("name", b"")
-        dims, bits = _integers(tensor.get("dims", ())), _BITS.get(tensor.get("data_type", 0))
+        dims, bits = integers(tensor.get("dims", ())), _BITS.get(tensor.get("data_type", 0))
         if bits is None or len(dims) > 16 or any(not 0 <= dim < 1 << 40 for dim in dims):
             raise ValueError(f"tensor {_said(name)} has a type or a shape that is not known")
         if 0 in dims and max(dims) > MAX_VALUES:
@@ -232,17 +236,20 @@ class _Check:
         """Nodes that fill a tensor whose shape the graph states."""
         stated = {tensor.get("name", b""): tensor for tensor in graph.get("initializer", ())}
         for node, _ in _nodes(graph):
-            if _op(node) == (b"", b"Constant"):
+            if op_of(node) == (b"", b"Constant"):
                 for attribute in node.get("attribute", ()):
                     stated[node["output"][0]] = attribute.get(
                         "t", {"int64_data": attribute.get("ints", ())}
                     )
         for node, _ in _nodes(graph):
-            for name in node.get("input", ()):
-                if _op(node)[1] in (b"ConstantOfShape", b"Expand", b"Range") and name in stated:
-                    values = _values(stated[name])
+            first = _SIZES.get(op_of(node)[1])
+            for name in () if first is None else node.get("input", ())[first:]:
+                if name in stated:
+                    values = tensor_values(stated[name])
                     if math.prod(values) > MAX_VALUES or max(values, default=0) > MAX_VALUES:
-                        raise ValueError(f"{_said(*_op(node))} fills more than {MAX_VALUES} values")
+                        raise ValueError(
+                            f"{_said(*op_of(node))} fills more than {MAX_VALUES} values"
+                        )
 
 
 def _nodes(graph: Message) -> Iterator[tuple[Message, int]]:
@@ -259,22 +266,28 @@ def _counts(graph: Message) -> set[bytes]:
     """Values that are the number of a tensor's rows: of Shape or Size, as they are or squeezed."""
     found: set[bytes] = set()
     for node, _ in _nodes(graph):
-        op, read = _op(node), (node.get("input") or [b""])[0]
+        op, read = op_of(node), (node.get("input") or [b""])[0]
         if op in ((b"", b"Shape"), (b"", b"Size")) or (op == (b"", b"Squeeze") and read in found):
             found.update(node.get("output", ()))
     return found
 
 
-def _op(node: Message) -> tuple[bytes, bytes]:
+def op_of(node: Message) -> tuple[bytes, bytes]:
+    """Domain and name of a node's op."""
     domain = node.get("domain", b"")
     return b"" if domain == b"ai.onnx" else domain, node.get("op_type", b"")
+
+
+def name_of(value: bytes) -> bytes:
+    """The name of a ValueInfoProto, or of what is only a name."""
+    return next((message(name) for number, _, name in fields(value) if number == 1), b"")
 
 
 def _said(*names: bytes) -> str:
     return repr("::".join(name.decode("utf-8", "replace") for name in names if name))[:100]
 
 
-def _integers(values: Any) -> list[int]:
+def integers(values: Any) -> list[int]:
     """Repeated int64, packed or not."""
     found: list[int] = []
     for value in values:
@@ -297,7 +310,7 @@ def _unpacked(data: bytes) -> list[int]:
     return values
 
 
-def _values(tensor: Message) -> list[int]:
+def tensor_values(tensor: Message) -> list[int]:
     """Numbers of a small integer tensor."""
     raw = tensor.get("raw_data")
     if raw is not None and len(raw) <= 1024:
@@ -306,7 +319,7 @@ def _values(tensor: Message) -> list[int]:
             int.from_bytes(raw[i : i + size], "little", signed=True)
             for i in range(0, len(raw), size)
         ]
-    return _integers(tensor.get("int64_data", ()))[:128]
+    return integers(tensor.get("int64_data", ()))[:128]
 
 
 def _read(kind: str, data: bytes, depth: int = 0) -> Message:

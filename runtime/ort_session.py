@@ -17,6 +17,7 @@ from edge.errors import BundleError, EngineError, Faults
 from edge.launch import DType, Log
 from edge.onnx_runtime import onnxruntime
 from edge.runtime import ort_providers
+from edge.runtime.folding import is_bounded
 from edge.runtime.graph import check
 from edge.runtime.layout import StateLayout, batch_axis
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
 
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+_WITHOUT = "optimization.disable_specified_optimizers"
 _OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_"
 OPTIMIZED_GRAPH = "optimized.onnx"
 _RUN_INPUTS = (
@@ -112,7 +114,8 @@ def load_on(
     """
     if folder is None:
         folder = path.parent.parent.absolute()
-    check(graph, weight_files(folder), path)
+    if not is_bounded(check(graph, weight_files(folder), path)):
+        options.add_session_config_entry(_WITHOUT, "ConstantFolding")
     # the graph names "weights.bin", which lies beside the folder of graphs
     options.add_session_config_entry(_WEIGHTS_FOLDER, str(folder))
 

@@ -38,9 +38,8 @@ _GROUPS = """
     best_two, best_two_at = TopK<axis=-1>(apart, few)
     worth = ReduceSum<keepdims=0>(best_two, last_1)
     best, best_at = TopK<axis=-1>(worth, top_groups_1)
-    every = Shape(worth)
     low = Constant<value = float[1] {-3.0e38}>()
-    low_everywhere = Expand(low, every)
+    low_everywhere = Min(worth, low)
     kept = Sub(best, best)
     closed = ScatterElements<axis=-1>(low_everywhere, best_at, kept)
     closed_column = Unsqueeze(closed, last_1)
@@ -92,12 +91,14 @@ EXPERT_ORDER = """
 # -- products -------------------------------------------------------------------------------------
 
 # rows [R, K] of x, the expert of each of P pairs of a token and a slot, and pairs that read a row.
-# `columns` int64 [1] is K.
+# `columns` int64 [1] is K. P is a Size: ONNX Runtime may take a Shape for a constant, and would
+# compute what is as large as it says while it loads a graph (runtime/folding.py).
 _PAIRS = """
     flat = Constant<value = int64[1] {-1}>()
     pairs_i32 = Reshape(chosen, flat)
     pairs = Cast<to=7>(pairs_i32)
-    pair_count = Shape(pairs)
+    pair_size = Size(pairs)
+    pair_count = Reshape(pair_size, flat)
     rows_shape = Concat<axis=0>(flat, columns)
     rows = Reshape(x, rows_shape)
     row_count = Shape<end=1>(rows)
