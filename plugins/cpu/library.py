@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SET_VARIABLE = "EDGE_CPU_SET"
 LIBRARY_VARIABLE = "EDGE_CPU_LIBRARY"
-VERSION = 5  # edge_cpu_version of src/library.cpp
+VERSION = 6  # edge_cpu_version of src/library.cpp
 _MESSAGE = 512
 _REMEDY = "install a C++ compiler and run pip install again, or use --engine ort"
 
@@ -41,6 +41,19 @@ class CpuCall(ctypes.Structure):
         ("values", ctypes.POINTER(CallValue)),
         ("grid", ctypes.c_int64 * 3),
         ("states", ctypes.c_int64),
+    )
+
+
+class CpuReader(ctypes.Structure):
+    """An argument of a launch that points into a weight of so many bytes; -1 for one that points
+    behind its beginning.
+    """
+
+    _fields_ = (
+        ("kernel", ctypes.c_void_p),
+        ("argument", ctypes.c_int64),
+        ("weight", ctypes.c_void_p),
+        ("bytes", ctypes.c_int64),
     )
 
 
@@ -83,6 +96,9 @@ def library() -> ctypes.CDLL:
     native.edge_cpu_kernel.restype = pointer
     native.edge_cpu_kernel.argtypes = (text, text, text, ctypes.c_int)
     native.edge_cpu_kernel_free.argtypes = (pointer,)
+    native.edge_cpu_interleave.argtypes = (pointer, ctypes.c_int64)
+    native.edge_cpu_read_alike.restype = None
+    native.edge_cpu_read_alike.argtypes = (pointer, pointer)
     native.edge_cpu_run.argtypes = (pointer, pointer, ctypes.c_int64)
     return native
 
@@ -116,6 +132,10 @@ class CpuKernel:
         self.handle = self._library.edge_cpu_kernel(name.encode(), text.encode(), problem, _MESSAGE)
         if not self.handle:
             raise EngineError(problem.value.decode(errors="replace"))
+
+    def read_alike(self, other: CpuKernel) -> None:
+        """Read weights as `other` does, which reads the same."""
+        self._library.edge_cpu_read_alike(self.handle, other.handle)
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):

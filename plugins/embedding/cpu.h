@@ -8,6 +8,11 @@ struct Embed : Kernel {
       : tokens(v, "tokens"), table(numbers(v, "table")), y(v, "y"),
         scale(Argument::optional(v, "scale")), D(v.integer("D")),
         scale_step(v.integer("SCALE_STEP")) {}
+  int interleavable(Interleaved* out) const override {
+    if (table.type != Type::i8 || !int8_interleaves(D)) return 0;
+    out[0] = {table.place(), W, 0, D / 4, 4};
+    return 1;
+  }
   void run(const Value* a, const int64_t* grid, Pool&) const override {
     for (int64_t row = 0; row < grid[0]; row++) {
       int64_t token = tokens.in<const int32_t>(a)[row];
@@ -16,6 +21,11 @@ struct Embed : Kernel {
       with_type(table.type, [&](auto* t) {
         using T = std::remove_pointer_t<decltype(t)>;
         const T* in = table.in<const T>(a) + token * D;
+        if (interleaved) {
+          T* whole = static_cast<T*>(thread_bytes(0, D * int64_t(sizeof(T))));
+          row_beside(table.in<const T>(a), interleaved, token, D / 4, 4, whole);
+          in = whole;
+        }
         blocks(D, [&](int64_t i, int n) { store_some(out + i, load_some(in + i, n) * unit, n); });
       });
     }
@@ -43,11 +53,26 @@ struct EmbedBits : Kernel {
   EmbedBits(const Variant& v)
       : tokens(v, "tokens"), packed(v, "packed"), scales(v, "scales"), y(v, "y"),
         D(v.integer("D")), bits(bits_of(v)), shared(v.within("SHARED", 1)) {}
+  int interleavable(Interleaved* out) const override {
+    if (!TURNS || D * bits % 32) return 0;
+    out[0] = {packed.place(), W, 0, D * bits / 32, 4};
+    out[1] = {scales.place(), W, 0, D / shared, 4};
+    return 2;
+  }
   void run(const Value* a, const int64_t* grid, Pool&) const override {
+    int64_t bytes = D * bits / 8, count = D / shared;
+    char* room = static_cast<char*>(thread_bytes(0, bytes + 4 * count));
     for (int64_t row = 0; row < grid[0]; row++) {
       int64_t token = tokens.in<const int32_t>(a)[row];
-      const uint8_t* in = packed.in<const uint8_t>(a) + token * (D * bits / 8);
-      const float* unit = scales.in<const float>(a) + token * (D / shared);
+      const uint8_t* in = packed.in<const uint8_t>(a) + token * bytes;
+      const float* unit = scales.in<const float>(a) + token * count;
+      if (interleaved) {
+        float* units = reinterpret_cast<float*>(room);
+        uint8_t* whole = reinterpret_cast<uint8_t*>(room + 4 * count);
+        row_beside(scales.in<const float>(a), interleaved, token, count, 4, units);
+        row_beside(packed.in<const uint8_t>(a), interleaved, token, bytes / 4, 4, whole);
+        in = whole, unit = units;
+      }
       unpack(in, unit, D, bits, shared, y.in<float>(a) + row * D);
     }
   }

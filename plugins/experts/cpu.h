@@ -159,7 +159,7 @@ struct ExpertsInt8 : OfExperts {
         for (int64_t m = first; m < last; m++) step[m] = round_block(in + m * K, K, q + m * K);
       });
       const float* unit = scale.in<const float>(a) + e * N;
-      multiply_int8(q, K, rows, weight.in<const int8_t>(a) + e * N * K, N, K, pool,
+      multiply_int8(q, K, rows, weight.in<const int8_t>(a) + e * N * K, N, K, pool, false,
                     [&](int64_t m, int64_t n, vf sums, int count) {
                       store(m, n, sums * (step[m] * load_some(unit + n, count)), count);
                     });
@@ -188,7 +188,7 @@ struct ExpertsBits : OfExperts {
       });
       Units<float> units{scales.in<const float>(a) + e * N * count, nullptr};
       blocked.multiply(prepared, packed.in<const uint8_t>(a) + e * N * blocked.bytes(), units, rows,
-                       pool, store);
+                       pool, false, store);
     });
   }
 };

@@ -116,8 +116,8 @@ template <class F> inline void product_int8(const int8_t* x, int64_t x_stride, i
 // The same of many rows, K a multiple of 4.
 template <class F> inline void panels_int8(const int8_t* x, int64_t x_stride, int64_t M,
                                            const int8_t* weight, int64_t N, int64_t K,
-                                           const int32_t* bias, Pool& pool, F f) {
-  panels(weight, N, K, K / 4, FLIP_SIGNED, pool, [&](const int32_t* panel, int64_t n, int64_t end) {
+                                           const int32_t* bias, Pool& pool, bool interleaved, F f) {
+  panels(weight, N, K, K / 4, FLIP_SIGNED, pool, interleaved, [&](const int32_t* panel, int64_t n, int64_t end) {
     tiles(M, [&](auto tile, int64_t m) {
       constexpr int R = decltype(tile)::rows;
       vi sums[R][2];
@@ -154,6 +154,30 @@ template <class F> inline void words_int8(const int8_t* x, int64_t x_stride, int
   }
 }
 
+// The same of few rows and interleaved weights, K a multiple of 4; `first` and `last` count groups.
+template <class F> inline void groups_int8(const int8_t* x, int64_t x_stride, int64_t M,
+                                           const int8_t* weight, int64_t N, int64_t K,
+                                           const int32_t* bias, int64_t first, int64_t last, F f) {
+  AddBytes add;
+  for (int64_t n = first * W; n < std::min(last * W, N); n += W) {
+    int count = (int)std::min<int64_t>(W, N - n);
+    const char* group = reinterpret_cast<const char*>(weight) + n * K;
+    few_rows(M, [&](auto tile, int64_t m) {
+      constexpr int R = decltype(tile)::rows;
+      vi sums[R];
+      for (int r = 0; r < R; r++) sums[r] = vi{} - (BIASED ? bias[m + r] : 0);
+      add_group<R, (R > 1)>(group, K / 4, count, x + m * x_stride, x_stride, sums,
+                   [&](vi w, const int8_t* from, int64_t stride, vi* acc) {
+        w ^= FLIP_SIGNED;
+        for (int r = 0; r < R; r++) acc[r] = add(acc[r], w, add.spread(from + r * stride));
+      });
+      for (int r = 0; r < R; r++) f(m + r, n, __builtin_convertvector(sums[r], vf), count);
+    });
+  }
+}
+// Whether they are read so where they may be.
+inline bool int8_interleaves(int64_t K) { return TURNS && AddBytes::here && K % 4 == 0; }
+
 // Weight rows that are worth a piece of their own.
 inline int64_t columns_a_piece(int64_t bytes_a_row, int64_t M) {
   int64_t columns = 32768 / std::max<int64_t>(1, bytes_a_row * std::max<int64_t>(1, M / 4));
@@ -163,11 +187,16 @@ inline int64_t columns_a_piece(int64_t bytes_a_row, int64_t M) {
 // f(m, n, sums, count) for all of x [rows, K] · weight [N, K]
 template <class F> inline void multiply_int8(const int8_t* x, int64_t x_stride, int64_t rows,
                                              const int8_t* weight, int64_t N, int64_t K, Pool& pool,
-                                             F f) {
+                                             bool interleaved, F f) {
   int32_t* bias = pool.scratch<int32_t>(0, rows);
   biases(x, x_stride, rows, K, pool, bias);
   if (AddBytes::here && rows > FEW && K % 4 == 0)
-    return panels_int8(x, x_stride, rows, weight, N, K, bias, pool, f);
+    return panels_int8(x, x_stride, rows, weight, N, K, bias, pool, interleaved, f);
+  if (interleaved)
+    return pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(K, rows) / W),
+                     [&](int64_t first, int64_t last) {
+      groups_int8(x, x_stride, rows, weight, N, K, bias, first, last, f);
+    });
   if (TURNS && rows > 2 && rows <= FEW && K % 16 == 0)
     return pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(K, rows) / W),
                      [&](int64_t first, int64_t last) {
@@ -213,11 +242,16 @@ struct LinearInt8 : Kernel {
         K(v.integer("K")), x_stride(v.integer("X_STRIDE")),
         scaled(v, v.integer("X_SCALE_STEP", 0), v.integer("WEIGHT_SCALE_STEP")) {}
   void run(const Value* a, const int64_t*, Pool& pool) const override {
-    multiply(a, M.integer(a), pool);
+    multiply(a, M.integer(a), pool, interleaved != 0);
   }
-  void multiply(const Value* a, int64_t rows, Pool& pool) const {
+  int interleavable(Interleaved* out) const override {
+    if (!int8_interleaves(K)) return 0;
+    out[0] = {weight.place(), W, N, K / 4, 4};
+    return 1;
+  }
+  void multiply(const Value* a, int64_t rows, Pool& pool, bool beside) const {
     multiply_int8(x.in<const int8_t>(a), x_stride, rows, weight.in<const int8_t>(a), N, K, pool,
-                  [&](int64_t m, int64_t n, vf sums, int count) {
+                  beside, [&](int64_t m, int64_t n, vf sums, int count) {
                     scaled.store(a, m, n, sums, count);
                   });
   }
@@ -275,7 +309,7 @@ template <class T, class F> inline void product_float(const float* x, int64_t x_
 template <class F> inline void panels_float(const float* x, int64_t x_stride, int64_t M,
                                             const float* weight, int64_t N, int64_t K, Pool& pool,
                                             F f) {
-  panels(weight, N, 4 * K, K, 0, pool, [&](const int32_t* panel, int64_t n, int64_t end) {
+  panels(weight, N, 4 * K, K, 0, pool, false, [&](const int32_t* panel, int64_t n, int64_t end) {
     tiles(M, [&](auto tile, int64_t m) {
       constexpr int R = decltype(tile)::rows;
       vf sums[R][2] = {};

@@ -130,11 +130,24 @@ struct Blocked {
     }
   }
 
+  // What may be interleaved: the weights, scales of `unit` bytes and minimums, if there are some.
+  int interleavable(Interleaved* out, int packed, int scales, int minimums, int unit) const {
+    if (!words() || !turned(FEW + 1)) return 0;
+    out[0] = {packed, W, N, bytes() / 4, 4};
+    out[1] = {scales, W, N, blocks_a_row(), unit};
+    out[2] = {minimums, W, N, blocks_a_row(), unit};
+    return minimums < 0 ? 2 : 3;
+  }
+
   // f(m, n, sums, count) for all rows and columns
-  template <class S, class F> void multiply(const Prepared& x, const uint8_t* packed,
-                                            Units<S> units, int64_t rows, Pool& pool, F f) const {
+  template <class S, class F>
+  void multiply(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
+                bool interleaved, F f) const {
     if (turned(rows)) {
-      if (rows > FEW) return by_panels(x, packed, units, rows, pool, f);
+      if (rows > FEW) return by_panels(x, packed, units, rows, pool, interleaved, f);
+      if (interleaved)
+        return bits == 8 ? by_groups<8>(x, packed, units, rows, pool, f)
+                         : by_groups<4>(x, packed, units, rows, pool, f);
       switch (words()) {
         case 4:
           return bits == 8 ? by_words<8, 4>(x, packed, units, rows, pool, f)
@@ -301,7 +314,8 @@ struct Blocked {
   }
 
   template <class S, class F> void by_panels(const Prepared& x, const uint8_t* packed,
-                                             Units<S> units, int64_t rows, Pool& pool, F f) const {
+                                             Units<S> units, int64_t rows, Pool& pool,
+                                             bool interleaved, F f) const {
     int64_t of_row = blocks_a_row(), words = shared / 4;  // of a block
     pool.each((N + WIDE - 1) / WIDE, 1, [&](int64_t first, int64_t last) {
       int64_t of_panel = K * WIDE, of_scales = of_row * WIDE * int64_t(sizeof(float));
@@ -311,9 +325,9 @@ struct Blocked {
       float* minimums = reinterpret_cast<float*>(room + of_panel + of_scales);
       for (int64_t each = first; each < last; each++) {
         int64_t n = each * WIDE, end = std::min(n + WIDE, N);
-        fill(packed, n, end, panel);
-        turn_units(units.scales, n, end, WIDE, scales);
-        if (minimum) turn_units(units.minimums, n, end, WIDE, minimums);
+        fill(packed, n, end, panel, interleaved);
+        turn_units(units.scales, n, end, WIDE, scales, interleaved);
+        if (minimum) turn_units(units.minimums, n, end, WIDE, minimums, interleaved);
         tiles(rows, [&](auto tile, int64_t m) {
           constexpr int R = decltype(tile)::rows;
           vf acc[R][2] = {};
@@ -342,8 +356,15 @@ struct Blocked {
   }
   // Those of `wide` outputs side by side, block after block.
   template <class S>
-  void turn_units(const S* units, int64_t n, int64_t end, int64_t wide, float* out) const {
-    for (int64_t j = 0; j < wide; j += W)
+  void turn_units(const S* units, int64_t n, int64_t end, int64_t wide, float* out,
+                  bool interleaved = false) const {
+    for (int64_t j = 0; interleaved && j < wide; j += W) {
+      int count = (int)std::min<int64_t>(W, std::max<int64_t>(0, end - n - j));
+      const S* group = units + (n + j) * blocks_a_row();
+      for (int64_t b = 0; b < blocks_a_row(); b++)
+        store(out + b * wide + j, count ? beside(group, b, count) : vf{});
+    }
+    for (int64_t j = 0; !interleaved && j < wide; j += W)
       blocks(blocks_a_row(), [&](int64_t b, int count) {
         vf v[W];
         for (int i = 0; i < W; i++)
@@ -423,6 +444,52 @@ struct Blocked {
       }
     });
   }
+  // The same of interleaved weights, which are read as they lie.
+  template <int BITS, class S, class F>
+  void by_groups(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
+                 F f) const {
+    const int64_t of_row = blocks_a_row(), of_block = block / 4, half = K / 2;
+    AddBytes add;
+    pool.each((N + W - 1) / W, std::max<int64_t>(1, columns_a_piece(bytes(), rows) / W),
+              [&](int64_t first, int64_t last) {
+      for (int64_t n = first * W; n < std::min(last * W, N); n += W) {
+        int count = (int)std::min<int64_t>(W, N - n);
+        const char* group = reinterpret_cast<const char*>(packed) + n * bytes();
+        const Units<S> unit = this->of_row(units, n);
+        few_rows(rows, [&](auto tile, int64_t m) {
+          constexpr int R = decltype(tile)::rows;
+          const int8_t* q = x.q + m * K;
+          vf acc[R] = {};
+          for (int64_t b = 0; b < of_row; b++) {
+            vi total[R];
+            for (int r = 0; r < R; r++) total[r] = vi{} + x.start[(m + r) * of_row + b];
+            add_group<R, (R > 1 || BITS == 4)>(group + b * of_block * count * 4, of_block, count, q + b * block, K, total,
+                         [&](vi w, const int8_t* from, int64_t stride, vi* sums) {
+              if (BITS == 8) {
+                for (int r = 0; r < R; r++)
+                  sums[r] = add(sums[r], w, add.spread(from + r * stride));
+                return;
+              }
+              vi low = w & 0x0f0f0f0f, high = w >> 4 & 0x0f0f0f0f;
+              for (int r = 0; r < R; r++) {
+                sums[r] = add(sums[r], low, add.spread(from + r * stride));
+                sums[r] = add(sums[r], high, add.spread(from + r * stride + half));
+              }
+            });
+            vf worth = beside(unit.scales, b, count);
+            for (int r = 0; r < R; r++)
+              acc[r] += __builtin_convertvector(total[r], vf) *
+                        (worth * x.worth[(m + r) * of_row + b]);
+          }
+          for (int64_t b = 0; minimum && b < of_row; b++) {
+            vf least = beside(unit.minimums, b, count);
+            for (int r = 0; r < R; r++) acc[r] += least * x.sums[(m + r) * padded() + b];
+          }
+          for (int r = 0; r < R; r++) f(m + r, n, acc[r], count);
+        });
+      }
+    });
+  }
   // Products of a vector of one output's words and a row.
   EDGE_INLINE vi nibbles_times(vi words, const int8_t* q) const {
     AddBytes add;
@@ -430,14 +497,18 @@ struct Blocked {
     return add(low, words >> 4 & 0x0f0f0f0f, load_as<vi>(q + K / 2));
   }
   // Words of a panel: of 4 bits, a block's even columns and then its odd ones.
-  void fill(const uint8_t* packed, int64_t n, int64_t end, int32_t* panel) const {
+  void fill(const uint8_t* packed, int64_t n, int64_t end, int32_t* panel, bool interleaved) const {
     int64_t of_block = block / 4;
-    turn_rows(packed, bytes(), n, end, bytes() / 4, [&](int64_t word, int half, vi lanes) {
+    auto put = [&](int64_t word, int half, vi lanes) {
       if (bits == 8) return store_as(panel + word * WIDE + half * W, lanes ^ FLIP_UNSIGNED);
       int64_t at = word / of_block * (2 * of_block) + word % of_block;
       store_as(panel + at * WIDE + half * W, lanes & 0x0f0f0f0f);
       store_as(panel + (at + of_block) * WIDE + half * W, (lanes >> 4) & 0x0f0f0f0f);
-    });
+    };
+    if (interleaved)
+      each_beside(packed, bytes(), n, end, bytes() / 4, put);
+    else
+      turn_rows(packed, bytes(), n, end, bytes() / 4, put);
   }
 };
 
@@ -452,6 +523,10 @@ struct LinearBits : Kernel {
         x_stride(v.integer("X_STRIDE")), blocked(v, bits_of(v), bool(minimums)) {
     if (minimums && minimums.type != scales.type) refuse("minimums must be of the type of scales");
   }
+  int interleavable(Interleaved* out) const override {
+    int unit = scales.type == Type::f16 ? 2 : 4;
+    return blocked.interleavable(out, packed.place(), scales.place(), minimums.place(), unit);
+  }
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     int64_t rows = M.integer(a), shared = blocked.shared, N = blocked.N;
     auto prepared = blocked.prepare(rows, pool, [&](int64_t m, int8_t* q, float* worth) {
@@ -462,7 +537,7 @@ struct LinearBits : Kernel {
     auto multiply = [&](auto* t) {
       using S = std::remove_pointer_t<decltype(t)>;
       Units<S> units{scales.in<const S>(a), minimums.in<const S>(a)};
-      blocked.multiply(prepared, packed.in<const uint8_t>(a), units, rows, pool,
+      blocked.multiply(prepared, packed.in<const uint8_t>(a), units, rows, pool, interleaved != 0,
                        [&](int64_t m, int64_t n, vf sums, int count) {
                          store_some(y.in<float>(a) + m * N + n, sums, count);
                        });
@@ -480,6 +555,9 @@ struct LinearInt4 : Kernel {
   LinearInt4(const Variant& v)
       : x(v, "x"), packed(v, "packed"), scales(v, "scales"), M(v, "M"),
         x_stride(v.integer("X_STRIDE")), blocked(v, 4), scaled(v, 0, 0) {}
+  int interleavable(Interleaved* out) const override {
+    return blocked.interleavable(out, packed.place(), scales.place(), -1, 4);
+  }
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     int64_t rows = M.integer(a), K = blocked.K;
     auto prepared = blocked.prepare(rows, pool, [&](int64_t m, int8_t* q, float* worth) {
@@ -487,7 +565,7 @@ struct LinearInt4 : Kernel {
       for (int64_t b = 0; b < blocked.blocks_a_row(); b++) worth[b] = 1.f;
     });
     Units<float> units{scales.in<const float>(a), nullptr};
-    blocked.multiply(prepared, packed.in<const uint8_t>(a), units, rows, pool,
+    blocked.multiply(prepared, packed.in<const uint8_t>(a), units, rows, pool, interleaved != 0,
                      [&](int64_t m, int64_t n, vf sums, int count) {
                        scaled.store(a, m, n, sums, count);
                      });

@@ -107,6 +107,36 @@ template <class F> inline void tiles(int64_t rows, F f) {
   for (; m < rows; m++) f(RowCount<1>(), m);
 }
 
+// -- weights that are interleaved: see Interleaved of kernel.h ---------------------------------------
+
+// The words at `word` of `count` rows of a group that begins at `group`.
+template <class T> EDGE_INLINE vf beside(const T* group, int64_t word, int count) {
+  return load_some(group + word * count, count);
+}
+EDGE_INLINE vi words_beside(const void* group, int64_t word, int count) {
+  return vi(beside(static_cast<const float*>(group), word, count));
+}
+
+// put(word, half, lanes) as `turn_rows` does; zeros behind the last row.
+template <class F> inline void each_beside(const void* base, int64_t stride, int64_t first,
+                                           int64_t last, int64_t words, F put) {
+  for (int half = 0; half < 2; half++) {
+    int64_t n = first + half * W;
+    int count = (int)std::min<int64_t>(W, std::max<int64_t>(0, last - n));
+    const char* group = static_cast<const char*>(base) + n * stride;
+    for (int64_t word = 0; word < words; word++)
+      put(word, half, count ? words_beside(group, word, count) : vi{});
+  }
+}
+
+// Row n of an interleaved table of N rows, as it was.
+inline void row_beside(const void* base, int64_t N, int64_t n, int64_t words, int word, void* out) {
+  int64_t start = n / W * W, count = std::min<int64_t>(W, N - start);
+  const char* from = static_cast<const char*>(base) + (start * words + n - start) * word;
+  for (int64_t i = 0; i < words; i++, from += count * word)
+    std::memcpy(static_cast<char*>(out) + i * word, from, size_t(word));
+}
+
 struct AddFloats {
   EDGE_INLINE vf spread(const float* x) const { return splat(*x); }
   EDGE_INLINE vf operator()(vf sum, vf w, vf x) const { return sum + w * x; }
@@ -151,12 +181,13 @@ inline void fetch(const void* from, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i, 0, 2);
 }
 
+constexpr int64_t AHEAD = 24 << 10;
+
 // f(word, some, vectors) for every W words of rows first ... last, at most W of them, `stride` bytes
 // apart: a vector has words of one row or, TURNED, one word of all. What lies ahead is asked for in the
 // order of memory, in which rows side by side are not read. Behind the last word are zeros.
 template <bool TURNED, class F>
 inline void each_words(const void* base, int64_t stride, int64_t first, int64_t last, F f) {
-  constexpr int64_t AHEAD = 24 << 10;
   const int64_t words = stride / 4;
   const char* start = static_cast<const char*>(base) + first * stride;
   for (int64_t word = 0; word < words; word += W) {
@@ -205,16 +236,57 @@ template <int COUNT> EDGE_INLINE vi dot_words(vi sum, const vi* w, const int8_t*
   return sum + odd;
 }
 
+// f(RowCount<R>(), m) for few rows, R of them at a time: a group of weights stays in the first cache.
+template <class F> inline void few_rows(int64_t rows, F f) {
+  int64_t m = 0;
+  for (; m + 8 <= rows; m += 8) f(RowCount<8>(), m);
+  if (rows - m >= 4) f(RowCount<4>(), m), m += 4;
+  if (rows - m >= 2) f(RowCount<2>(), m), m += 2;
+  if (rows > m) f(RowCount<1>(), m);
+}
+
+// sums[r] += products of `words` words of a group and those of row r; `take` makes what is multiplied
+// of a word, and adds the products: take(words, x, stride, sums). FETCH asks for what lies ahead: a row
+// of 8 bits, which computes little, is read slower so.
+template <int R, bool FETCH, class Take> EDGE_INLINE void add_group(const char* group, int64_t words, int count,
+                                                        const int8_t* x, int64_t stride, vi* sums,
+                                                        Take take) {
+  constexpr int CHAINS = R < 4 ? 4 / R : 1;  // so that a sum need not wait for the one before
+  vi acc[CHAINS][R] = {};
+  for (int r = 0; r < R; r++) acc[0][r] = sums[r];
+  auto all = [&](auto load) {
+    int64_t k = 0;
+    for (; k + CHAINS <= words; k += CHAINS)
+      for (int c = 0; c < CHAINS; c++) {
+        if (FETCH) __builtin_prefetch(group + (k + c) * int64_t(sizeof(vi)) + AHEAD, 0, 2);
+        take(load(k + c), x + 4 * (k + c), stride, acc[c]);
+      }
+    for (; k < words; k++) take(load(k), x + 4 * k, stride, acc[0]);
+  };
+  if (count == W)
+    all([&](int64_t k) { return load_as<vi>(group + k * int64_t(sizeof(vi))); });
+  else
+    all([&](int64_t k) { return words_beside(group, k, count); });
+  for (int r = 0; r < R; r++) {
+    sums[r] = acc[0][r];
+    for (int c = 1; c < CHAINS; c++) sums[r] += acc[c][r];
+  }
+}
+
 // f(panel, n, end) for panels of outputs n ... end, their words with some bits flipped.
 template <class F> inline void panels(const void* weight, int64_t N, int64_t stride, int64_t words,
-                                      int32_t flip, Pool& pool, F f) {
+                                      int32_t flip, Pool& pool, bool interleaved, F f) {
   pool.each((N + WIDE - 1) / WIDE, 1, [&](int64_t first, int64_t last) {
     int32_t* panel = static_cast<int32_t*>(thread_bytes(1, 4 * words * WIDE));
     for (int64_t each = first; each < last; each++) {
       int64_t n = each * WIDE, end = std::min(n + WIDE, N);
-      turn_rows(weight, stride, n, end, words, [&](int64_t word, int half, vi lanes) {
+      auto put = [&](int64_t word, int half, vi lanes) {
         store_as(panel + word * WIDE + half * W, lanes ^ flip);
-      });
+      };
+      if (interleaved)
+        each_beside(weight, stride, n, end, words, put);
+      else
+        turn_rows(weight, stride, n, end, words, put);
       f(panel, n, end);
     }
   });

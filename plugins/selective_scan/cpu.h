@@ -50,6 +50,11 @@ struct Scan : Kernel {
   static constexpr int64_t MOST = 16;  // states at once
   static constexpr int STRIP = 8;      // blocks of W channels that are taken through a state's tokens
 
+  int interleavable(Interleaved* out) const override {
+    if (!dt_weight || !dt_weight_scale || !int8_interleaves(rank)) return 0;
+    out[0] = {dt_weight.place(), W, E, rank / 4, 4};
+    return 1;
+  }
   void run(const Value* a, const int64_t* grid, Pool& pool) const override {
     Value one;
     one.address = const_cast<Value*>(a);
@@ -195,7 +200,7 @@ struct Scan : Kernel {
     float x_unit = *low_dt_scale.in<const float>(a);
     const float *units = dt_weight_scale.in<const float>(a);
     multiply_int8(in, stride, rows, dt_weight.in<const int8_t>(a), E, rank, pool,
-                  [&](int64_t m, int64_t n, vf sums, int count) {
+                  interleaved != 0, [&](int64_t m, int64_t n, vf sums, int count) {
                     vf unit = x_unit * (dt_weight_scales > 1 ? load_some(units + n, count)
                                                              : splat(*units));
                     vf step = dt_scale.at(a, n, count);

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge import cpu
 from edge.bundle.kernels import open_plan
+from edge.config import ModelConfig
 from edge.errors import InputError
 from edge.runtime import memory
 from edge.runtime.cpu.device import CpuDevice, HostMemory
+from edge.runtime.cpu.interleave import interleave
 from edge.runtime.cpu.joint import JointRuns, SplitPlan, split, step_jointly
 from edge.runtime.cpu.planning import any_tree, plan_bundle
+from edge.runtime.cuda.device import Exclusive
 from edge.runtime.cuda.engine import CudaEngine
+from edge.runtime.cuda.executor import Executor
+from edge.runtime.cuda.launching import PlanExecutor
 from edge.runtime.cuda.opening import from_bundle
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.engine import DEFAULT_WINDOW, JointStep, Stepped, within
@@ -31,6 +36,14 @@ class CpuEngine(CudaEngine):
 
     name = "cpu"
     _joint: JointRuns | None = None
+
+    def __init__(
+        self, config: ModelConfig, exclusive: Exclusive, executor: Executor, **told: Any
+    ) -> None:
+        """See `CudaEngine`. Repacks the weights. Raises EngineError without memory."""
+        super().__init__(config, exclusive, executor, **told)
+        assert isinstance(executor, PlanExecutor)
+        interleave(executor)
 
     def new_state(
         self, *, batch: int = 1, window: int = DEFAULT_WINDOW, capacity: int | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -46,12 +46,14 @@ class SplitPlan(NamedTuple):
         order: of both, whether a launch is one for each state.
         program: which of the plan it was.
         rows: most states.
+        origins: the variant that each added one is a part of.
     """
 
     plan: LaunchPlan
     order: tuple[bool, ...]
     program: int
     rows: int
+    origins: Mapping[int, int]
 
 
 def split(plan: LaunchPlan) -> SplitPlan | None:
@@ -63,6 +65,7 @@ def split(plan: LaunchPlan) -> SplitPlan | None:
     rows = plan.programs[program].max_rows or 1
     variants, launches = list(plan.variants), []
     order: list[bool] = []
+    origins: dict[int, int] = {}
     for index in plan.programs[program].launches:
         launch = plan.launches[index]
         variant = plan.variants[launch.variant]
@@ -72,6 +75,7 @@ def split(plan: LaunchPlan) -> SplitPlan | None:
         parts = [(each, launch.variant)]
         if variant.kernel == _PAIR:  # its product reads the most weights of all
             parts = [(False, len(variants)), (True, len(variants) + 1)]
+            origins |= {number: launch.variant for _, number in parts}
             variants += [_renamed(variant, _product(variant)), _renamed(variant, _CONV)]
         for own, number in parts:
             order.append(own)
@@ -86,7 +90,7 @@ def split(plan: LaunchPlan) -> SplitPlan | None:
     parted = plan.model_copy(
         update={"variants": tuple(variants), "launches": tuple(launches), "programs": programs}
     )
-    return SplitPlan(parted, tuple(order), program, rows)
+    return SplitPlan(parted, tuple(order), program, rows, origins)
 
 
 def _of_a_state(launch: Launch) -> bool:
@@ -136,10 +140,11 @@ class JointRuns:
         device, executor = engine.exclusive.device, engine.executor
         assert isinstance(device, CpuDevice) and isinstance(executor, PlanExecutor)
         self._parts, self._device, self._executor = parts, device, executor
-        new = range(len(engine.plan.variants), len(parts.plan.variants))
-        self._kernels = dict(executor.kernels) | {
-            index: self._device.load(parts.plan.variants[index], None, b"") for index in new
-        }
+        self._kernels = dict(executor.kernels)
+        for index, origin in parts.origins.items():
+            made = self._device.load(parts.plan.variants[index], None, b"")
+            made[0].read_alike(executor.kernels[origin][0])
+            self._kernels[index] = made
         program = engine.plan.programs[parts.program]
         places = place(program, engine.plan, _sizes(parts.rows), (LOGITS,))
         self._memory, self._values = engine.arena(places.total), places.offsets

@@ -38,7 +38,10 @@ class DeviceWeights:
 
     Attributes:
         nbytes: device memory taken.
+        read_by: the kernels that they were repacked for; None while they are as in the file.
     """
+
+    read_by: object = None
 
     def __init__(self, plan: LaunchPlan, exclusive: Exclusive) -> None:
         self._plan = plan

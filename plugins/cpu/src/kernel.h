@@ -62,6 +62,7 @@ class Argument {
  public:
   Argument(const Variant& v, const char* name);
   EDGE_INLINE explicit operator bool() const { return at_ >= 0; }
+  int place() const { return at_; }
   template <class T> EDGE_INLINE T* in(const Value* values) const {
     return at_ < 0 ? nullptr : static_cast<T*>(values[at_].address);
   }
@@ -76,8 +77,21 @@ class Argument {
   const Type type;
 };
 
+// An argument whose rows a kernel also reads where they are interleaved: in groups of `width`, of each
+// group word 0 of all its rows, then word 1 of all, … The last group has the rows that are left.
+struct Interleaved {
+  int argument;
+  int64_t width, rows, words;  // rows 0: as many as others say
+  int word;                    // bytes of one: 2 or 4
+};
+
 struct Kernel {
   virtual ~Kernel() = default;
+  // Those that it gains by, at most 3 of them, into `out`. Returns how many.
+  virtual int interleavable(Interleaved*) const { return 0; }
+  // From now on they are, those of `rows` 0 have so many.
+  void interleave(int64_t rows) { interleaved = rows; }
+  int64_t interleaved = 0;
   // `grid` is what a GPU would be launched with: a kernel reads from it what nothing else says.
   // Throws where there is no memory and nowhere else: what it cannot do, it refuses when it is made.
   virtual void run(const Value* values, const int64_t* grid, Pool& pool) const = 0;

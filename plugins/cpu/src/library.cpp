@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "calls.h"
+#include "interleave.h"
 #if defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
@@ -222,7 +223,7 @@ using namespace edge_cpu;
 
 extern "C" {
 
-int edge_cpu_version() { return 5; }
+int edge_cpu_version() { return 6; }
 
 int edge_cpu_sets(char* out, int size) {
   std::string names;
@@ -261,6 +262,18 @@ void* edge_cpu_kernel(const char* set, const char* text, char* problem, int size
   }
 }
 void edge_cpu_kernel_free(void* kernel) { delete static_cast<Kernel*>(kernel); }
+
+int edge_cpu_interleave(const EdgeCpuReader* readers, int64_t count) {
+  try {
+    interleave(readers, count);
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+void edge_cpu_read_alike(void* kernel, const void* other) {
+  static_cast<Kernel*>(kernel)->interleave(static_cast<const Kernel*>(other)->interleaved);
+}
 
 int edge_cpu_run(void* pool, const EdgeCpuCall* calls, int64_t count) {
   try {

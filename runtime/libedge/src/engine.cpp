@@ -181,6 +181,7 @@ Engine::Engine(std::shared_ptr<const OpenBundle> opened, int threads, const char
   try {
     load_kernels();
     load_weights();
+    interleave_weights();
     pool_ = edge_cpu_pool(threads, 0);
     if (!pool_)
       throw Fault{EDGE_ERROR_ENGINE, "no " + std::to_string(threads) + " threads could be started",
@@ -236,6 +237,23 @@ void Engine::load_weights() {
     }
     at = end;
   });
+}
+
+// As runtime/cpu/interleave.py does.
+void Engine::interleave_weights() {
+  std::vector<EdgeCpuReader> readers;
+  for (const PlanProgram& program : plan().programs)
+    for (size_t index : program.launches) {
+      const PlanLaunch& launch = plan().launches[index];
+      for (size_t place = 0; place < launch.arguments.size(); place++) {
+        const PlanArgument& a = launch.arguments[place];
+        if (a.kind != PlanArgument::pointer || a.space != Space::weight) continue;
+        const PlanWeight& read = plan().weights.at(a.name);
+        readers.push_back({kernels_[launch.variant], a.at ? -1 : int64_t(place), weight(read),
+                           read.elements * item_size(read.type)});
+      }
+    }
+  if (edge_cpu_interleave(readers.data(), int64_t(readers.size()))) throw std::bad_alloc();
 }
 
 char* Engine::weight(const PlanWeight& weight) const {

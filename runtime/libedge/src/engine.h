@@ -111,6 +111,7 @@ class Engine {
 
  private:
   void load_weights();
+  void interleave_weights();
   void load_kernels();
   void free_all();
 

@@ -1,0 +1,104 @@
+#include "interleave.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+namespace edge_cpu {
+
+namespace {
+
+constexpr int MOST = 3;  // weights that one kernel gains by
+
+// A weight, as its readers would have it.
+struct Packing {
+  int64_t bytes = 0, width = 0, rows = 0, words = 0;
+  int word = 0;
+  bool whole = true;  // nothing speaks against it
+
+  void agree(const Interleaved& wanted, int64_t of_weight) {
+    bool first = !width, same = words == wanted.words && word == wanted.word;
+    whole = whole && of_weight == bytes && (first || (same && width == wanted.width));
+    if (wanted.rows) whole = whole && (!rows || rows == wanted.rows);
+    if (wanted.rows) rows = wanted.rows;
+    width = wanted.width, words = wanted.words, word = wanted.word;
+  }
+  bool fits() const { return whole && width && rows && rows * words * word == bytes; }
+};
+using Packings = std::map<char*, Packing>;
+// The weights that a kernel gains by, in all its launches.
+using Gains = std::map<Kernel*, std::vector<char*>>;
+
+void collect(const EdgeCpuReader* readers, int64_t count, Packings& packings, Gains& gains) {
+  for (int64_t i = 0; i < count; i++) {
+    const EdgeCpuReader& reader = readers[i];
+    Kernel* kernel = static_cast<Kernel*>(reader.kernel);
+    Packing& packing = packings[reader.weight];
+    if (!packing.bytes) packing.bytes = reader.bytes;
+    Interleaved wanted[MOST];
+    int known = kernel->interleavable(wanted), at = 0;
+    while (at < known && wanted[at].argument != reader.argument) at++;
+    if (at == known) {
+      packing.whole = false;
+      continue;
+    }
+    packing.agree(wanted[at], reader.bytes);
+    gains[kernel].push_back(reader.weight);
+  }
+  char* end = nullptr;
+  Packing* before = nullptr;
+  for (auto& [weight, packing] : packings) {  // none may share bytes with another
+    if (before && weight < end) before->whole = packing.whole = false;
+    if (weight + packing.bytes > end) end = weight + packing.bytes, before = &packing;
+  }
+}
+
+// A kernel reads all its weights in one way.
+void settle(Packings& packings, const Gains& gains) {
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (const auto& [kernel, weights] : gains) {
+      auto fits = [&](char* weight) { return packings[weight].fits(); };
+      if (std::all_of(weights.begin(), weights.end(), fits)) continue;
+      for (char* weight : weights) {
+        changed = changed || packings[weight].fits();
+        packings[weight].whole = false;
+      }
+    }
+  }
+}
+
+// Group by group, through memory for one. Bytes of a word are known to the compiler.
+template <class Word> void pack_words(char* weight, const Packing& how, void* room) {
+  Word* from = static_cast<Word*>(room);
+  for (int64_t n = 0; n < how.rows; n += how.width) {
+    int64_t rows = std::min(how.width, how.rows - n);
+    char* to = weight + n * how.words * int64_t(sizeof(Word));
+    std::memcpy(from, to, size_t(rows * how.words) * sizeof(Word));
+    for (int64_t k = 0; k < how.words; k++)
+      for (int64_t i = 0; i < rows; i++, to += sizeof(Word))
+        std::memcpy(to, from + i * how.words + k, sizeof(Word));  // a weight may lie anywhere
+  }
+}
+void pack(char* weight, const Packing& how, void* room) {
+  how.word == 2 ? pack_words<uint16_t>(weight, how, room) : pack_words<uint32_t>(weight, how, room);
+}
+
+}  // namespace
+
+void interleave(const EdgeCpuReader* readers, int64_t count) {
+  Packings packings;
+  Gains gains;
+  collect(readers, count, packings, gains);
+  settle(packings, gains);
+  int64_t most = 0;
+  for (const auto& [weight, how] : packings)
+    if (how.fits()) most = std::max(most, how.width * how.words * how.word);
+  std::vector<uint32_t> room(static_cast<size_t>(most / 4 + 1));
+  for (const auto& [weight, how] : packings)
+    if (how.fits()) pack(weight, how, room.data());
+  for (const auto& [kernel, weights] : gains)
+    if (packings[weights.front()].fits()) kernel->interleave(packings[weights.front()].rows);
+}
+
+}  // namespace edge_cpu

@@ -1,0 +1,217 @@
+"""Weights repacked at load: the same bits from them, and only where all who read them can."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge.plugins.cpu import library
+from edge.plugins.cpu.library import CallValue, CpuCall, CpuKernel, CpuReader
+
+pytestmark = pytest.mark.skipif(
+    library.path() is None,
+    reason="needs the kernels for CPUs (run make test where there is a C++ compiler)",
+)
+Array = NDArray[Any]
+REPACKS = "avx512"  # the set that gains
+TYPES = {"float32": "*fp32", "float16": "*fp16", "int8": "*i8", "uint8": "*u8", "int32": "*i32"}
+ROWS = (1, 2, 3, 5, 8, 11, 16, 17, 29)
+SETS = library.instruction_sets() if library.path() else ()
+each_set = pytest.mark.parametrize("isa", SETS)
+
+
+@dataclasses.dataclass
+class Reader:
+    """A kernel and what it reads; `weights` are those of its arrays that may be repacked."""
+
+    name: str
+    arrays: dict[str, Array]
+    weights: tuple[str, ...]
+    constants: Mapping[str, Any]
+    isa: str
+
+    def __post_init__(self) -> None:
+        lines = [f"kernel {self.name}"]
+        lines += [f"argument {n} {TYPES[a.dtype.name]}" for n, a in self.arrays.items()]
+        lines.append("argument M i32")
+        lines += [f"constant {n} {'' if v is None else v}" for n, v in self.constants.items()]
+        self.kernel = CpuKernel("\n".join(lines), self.isa)
+
+    def reads(self, name: str, place: int | None = None) -> CpuReader:
+        at, array = list(self.arrays).index(name), self.arrays[name]
+        place = at if place is None else place
+        return CpuReader(self.kernel.handle, place, array.ctypes.data, array.nbytes)
+
+    def all_reads(self) -> list[CpuReader]:
+        return [self.reads(name) for name in self.weights]
+
+    def run(self, rows: int) -> Array:
+        self.arrays["y"].fill(77)
+        addresses = (CallValue(address=a.ctypes.data) for a in self.arrays.values())
+        values = (CallValue * (len(self.arrays) + 1))(*addresses)
+        values[len(self.arrays)] = CallValue(integer=rows)
+        call = CpuCall(self.kernel.handle, values, (rows, 1, 1))
+        pool = library.library().edge_cpu_pool(2, 1)
+        library.library().edge_cpu_run(pool, ctypes.byref(call), 1)
+        library.library().edge_cpu_pool_free(pool)
+        return self.arrays["y"][:rows].copy()
+
+    def twin(self) -> Reader:
+        """It again, with memory of its own."""
+        copies = {name: array.copy() for name, array in self.arrays.items()}
+        return dataclasses.replace(self, arrays=copies)
+
+
+def repack(readers: Sequence[CpuReader]) -> None:
+    assert not library.library().edge_cpu_interleave(
+        (CpuReader * len(readers))(*readers), len(readers)
+    )
+
+
+def bits_product(
+    isa: str, bits: int, block: int, outputs: int, columns: int = 384, kind: str = "float32",
+    minimums: bool = False,
+) -> Reader:  # fmt: skip
+    rng = np.random.default_rng(outputs)
+    units = {"scales": rng.uniform(0, 1, (outputs, columns // block)).astype(kind)}
+    if minimums:
+        units["minimums"] = -rng.uniform(0, 8, units["scales"].shape).astype(kind)
+    arrays = {
+        "x": rng.uniform(-1, 1, (max(ROWS), columns)).astype(np.float32),
+        "packed": rng.integers(0, 256, (outputs, columns * bits // 8)).astype(np.uint8),
+        **units,
+        "y": np.zeros((max(ROWS), outputs), np.float32),
+    }
+    constants = {"BITS": bits, "K": columns, "N": outputs, "SHARED": block, "X_STRIDE": columns}
+    return Reader("linear_bits.few", arrays, ("packed", *units), constants, isa)
+
+
+def int8_product(isa: str, outputs: int, columns: int) -> Reader:
+    rng = np.random.default_rng(outputs)
+    arrays = {
+        "x": rng.integers(-128, 128, (max(ROWS), columns)).astype(np.int8),
+        "weight": rng.integers(-128, 128, (outputs, columns)).astype(np.int8),
+        "x_scale": np.ones(1, np.float32),
+        "weight_scale": rng.uniform(0, 1, outputs).astype(np.float32),
+        "y": np.zeros((max(ROWS), outputs), np.float32),
+    }
+    constants = {
+        "N": outputs, "K": columns, "X_STRIDE": columns, "X_SCALE_STEP": 0, "WEIGHT_SCALE_STEP": 1,
+        "Y_SCALE_STEP": 0, "y_scale": None,
+    }  # fmt: skip
+    return Reader("linear_int8.few", arrays, ("weight",), constants, isa)
+
+
+def same_from_repacked(reader: Reader) -> None:
+    """A reader gives the bits it gave once its weights are repacked."""
+    twin = reader.twin()
+    repack(twin.all_reads())
+    for name in reader.weights:
+        array = reader.arrays[name]
+        words = array[0].nbytes // (4 if array.itemsize == 1 else array.itemsize)
+        moved = twin.arrays[name].tobytes() != array.tobytes()
+        assert moved == (reader.isa == REPACKS and words > 1)
+    for rows in ROWS:
+        assert twin.run(rows).tobytes() == reader.run(rows).tobytes(), rows
+
+
+@each_set
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("block", "outputs"), [(32, 33), (64, 48), (128, 5), (384, 100)])
+def test_products_in_blocks(isa: str, bits: int, block: int, outputs: int) -> None:
+    """Numbers of rows for every tile; outputs that fill no group, and more than one panel."""
+    same_from_repacked(bits_product(isa, bits, block, outputs))
+
+
+@each_set
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_products_with_minimums(isa: str, kind: str) -> None:
+    same_from_repacked(bits_product(isa, 4, 32, 39, kind=kind, minimums=True))
+
+
+@each_set
+@pytest.mark.parametrize(
+    ("outputs", "columns"), [(33, 64), (100, 48), (16, 1540), (7, 4), (250, 384)]
+)
+def test_int8_products(isa: str, outputs: int, columns: int) -> None:
+    """Columns that are no whole vectors."""
+    same_from_repacked(int8_product(isa, outputs, columns))
+
+
+def embedding(isa: str, head: Reader, bits: int = 8) -> Reader:
+    vocabulary, width = head.constants["N"], head.constants["K"]
+    tokens = np.asarray([0, vocabulary - 1, 15, 16, 3], np.int32) % vocabulary
+    table = {name: head.arrays[name] for name in head.weights}
+    y = np.zeros((len(tokens), width), np.float32)
+    if "weight" in table:
+        arrays = {"tokens": tokens, "table": table["weight"], "y": y}
+        constants = {"D": width, "SCALE_STEP": 0, "scale": None}
+        return Reader("embed.embed", arrays, ("table",), constants, isa)
+    constants = {"D": width, "BITS": bits, "SHARED": head.constants["SHARED"]}
+    arrays = {"tokens": tokens, **table, "y": y}
+    return Reader("embed.embed_bits", arrays, ("packed", "scales"), constants, isa)
+
+
+@each_set
+@pytest.mark.parametrize("bits", [8, 4, None])
+def test_a_table_that_is_a_head_as_well(isa: str, bits: int | None) -> None:
+    """Its rows are found where they lie now. Alone, nobody knows how many there are."""
+    head = int8_product(isa, 37, 128) if bits is None else bits_product(isa, bits, 32, 37, 128)
+    table = embedding(isa, head, bits or 8)
+    count, before = len(table.arrays["tokens"]), table.run(len(table.arrays["tokens"]))
+    alone = table.twin()
+    repack(alone.all_reads())
+    assert alone.run(count).tobytes() == before.tobytes()
+    for name in alone.weights:
+        assert alone.arrays[name].tobytes() == table.arrays[name].tobytes()
+    twin = head.twin()
+    names = dict(zip(table.weights, head.weights, strict=True))
+    tied = table.twin()
+    tied.arrays |= {mine: twin.arrays[theirs] for mine, theirs in names.items()}
+    repack([*twin.all_reads(), *tied.all_reads()])
+    moved = twin.arrays[head.weights[0]].tobytes() != head.arrays[head.weights[0]].tobytes()
+    assert moved == (isa == REPACKS)
+    assert tied.run(count).tobytes() == before.tobytes()
+    for rows in ROWS:
+        assert twin.run(rows).tobytes() == head.run(rows).tobytes()
+
+
+@each_set
+def test_what_others_read_stays(isa: str) -> None:
+    """By a kernel that cannot, from behind its beginning, as other rows, in part; and then nothing
+    that the kernel reads elsewhere is repacked either.
+    """
+    product, wider = int8_product(isa, 32, 64), int8_product(isa, 16, 128)
+    other = dataclasses.replace(product.twin(), name="linear_int8.many")
+    weight = product.arrays["weight"]
+    product_reads, foreign = product.reads("weight"), wider.reads("weight")
+    foreign.weight = weight.ctypes.data
+    behind = product.reads("weight", place=-1)
+    inside = CpuReader(wider.kernel.handle, 1, weight.ctypes.data + 64, 16 * 128)
+    short = CpuReader(product.kernel.handle, 1, weight.ctypes.data, weight.nbytes - 64)
+    second = CpuReader(product.kernel.handle, 1, other.arrays["weight"].ctypes.data, weight.nbytes)
+    stays = [each.arrays["weight"].tobytes() for each in (product, other, wider)]
+    for wrong in (foreign, behind, inside, short):
+        repack([product_reads, second, wrong])
+        for reader, before in zip((product, other, wider), stays, strict=True):
+            assert reader.arrays["weight"].tobytes() == before
+    for rows in (1, 17):
+        assert product.run(rows).tobytes() == other.run(rows).tobytes()
+
+
+@each_set
+def test_a_part_of_a_kernel_reads_alike(isa: str) -> None:
+    """As the product of a pair that steps of several states make apart."""
+    product = int8_product(isa, 50, 64)
+    twin = product.twin()
+    apart = dataclasses.replace(twin)
+    repack(twin.all_reads())
+    apart.kernel.read_alike(twin.kernel)
+    for rows in ROWS:
+        assert apart.run(rows).tobytes() == product.run(rows).tobytes()
