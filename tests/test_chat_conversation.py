@@ -54,11 +54,23 @@ def test_ctrl_c_stops_the_answer_keeps_the_talk_and_then_leaves() -> None:
 def test_ctrl_c_at_the_prompt_asks_first_and_ctrl_d_leaves() -> None:
     terminal = Terminal(str(bundle("chat")), *SHORT)
     terminal.wait_for(">>>")
-    terminal.type("half a line\x03")
+    terminal.type("\x03")
     terminal.wait_for("press Ctrl-C again, or type /bye, to leave")
     terminal.wait_for(">>>")
     terminal.type("\x04")
     assert terminal.leave() == 0
+
+
+def test_ctrl_c_takes_back_what_is_typed_and_leaves_no_talk() -> None:
+    terminal = Terminal(str(bundle("chat")), *SHORT)
+    terminal.wait_for(">>>")
+    terminal.type("\x03")
+    terminal.wait_for("press Ctrl-C again")
+    for typed in ("half a line\x03", '"""\rtwo\r\x03'):
+        terminal.wait_for(">>>")
+        terminal.type(typed)
+    terminal.ask("hello", "[ prompt")
+    terminal.bye()
 
 
 def test_a_full_context_is_said_and_undone() -> None:

@@ -93,7 +93,7 @@ def _help(this: Chat, argument: str) -> str:
         [
             *lines,
             '""" begins and ends a message of several lines; Ctrl-G opens an editor.',
-            "Ctrl-C stops an answer; again, at the prompt, leaves. Ctrl-D leaves.",
+            "Ctrl-C stops an answer; again, at an empty prompt, leaves. Ctrl-D leaves.",
         ]
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edge.apps.chat import files, output
 from edge.apps.chat.commands import ALIASES, COMMANDS, Chat, command
 from edge.apps.chat.context import described, notice, with_room
-from edge.apps.chat.input import reader
+from edge.apps.chat.input import Cleared, reader
 from edge.apps.progress import waiting
 from edge.apps.terminal import say
 from edge.errors import EdgeError, InputError
@@ -198,6 +198,9 @@ def _loop(this: Chat, ask: Callable[[], str], told: list[int]) -> bool:
             line = ask()
         except EOFError:
             return False
+        except Cleared:  # whoever takes a line back does not mean to leave
+            stopped = False
+            continue
         except KeyboardInterrupt:
             if stopped:
                 return True

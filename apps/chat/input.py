@@ -24,11 +24,15 @@ FENCE = '"""'
 Ask = Callable[[str], str]
 
 
+class Cleared(KeyboardInterrupt):
+    """Ctrl-C took back a line that was being typed."""
+
+
 def reader(words: Mapping[str, Iterable[str] | None]) -> Callable[[], str]:
     r"""A function that reads the next message: a line, or all lines between \"\"\".
 
     `words`: command → what may follow it; None is a path. The function raises EOFError at the end
-    and KeyboardInterrupt for Ctrl-C.
+    and KeyboardInterrupt for Ctrl-C, as Cleared where something was typed on a capable terminal.
     """
     capable = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
     ask = _toolkit_ask(words) if capable else _plain_ask
@@ -41,7 +45,10 @@ def _whole(ask: Ask) -> str:
         return line
     text = line.lstrip()[len(FENCE) :]
     while FENCE not in text:
-        text += "\n" + ask(MORE)
+        try:
+            text += "\n" + ask(MORE)
+        except KeyboardInterrupt:
+            raise Cleared from None
     return text[: text.index(FENCE)].strip("\n")
 
 
@@ -120,5 +127,10 @@ def _keys() -> KeyBindings:
     @keys.add("c-g")
     def _edit(event: KeyPressEvent) -> None:
         event.current_buffer.open_in_editor()
+
+    @keys.add("c-c")
+    def _interrupt(event: KeyPressEvent) -> None:
+        typed = bool(event.current_buffer.text)
+        event.app.exit(exception=Cleared if typed else KeyboardInterrupt, style="class:aborting")
 
     return keys
