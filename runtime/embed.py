@@ -94,6 +94,11 @@ class Embedder:
     def embed_texts(
         self, texts: Text | Sequence[Text], pooling: Pooling, normalize: bool
     ) -> Vectors:
+        if isinstance(texts, bytes) or not isinstance(texts, Sequence | np.ndarray):
+            raise InputError(
+                f"must be a text, token ids, or a list of them, not {type(texts).__name__}",
+                field="texts",
+            )
         one = isinstance(texts, str) or (len(texts) and isinstance(texts[0], int | np.integer))
         read = [self.read(text) for text in cast("Sequence[Text]", [texts] if one else texts)]
         found = [self.embed(each, pooling=pooling, normalize=normalize) for each in read]

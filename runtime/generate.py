@@ -468,6 +468,10 @@ class Generation(Iterator[str]):
         self._answer, self._pieces, self._hold = answer, pieces, hold
         next(pieces)
 
+    def __repr__(self) -> str:
+        how = "it has ended: see text and result" if self.ended else "iterate it, or call finish()"
+        return f"<Generation: {how}>"
+
     def __iter__(self) -> Generation:
         return self
 

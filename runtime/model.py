@@ -20,6 +20,7 @@ from edge.runtime import memory
 from edge.runtime.engine import Engine
 from edge.runtime.engines import check_provider, open_engine, title
 from edge.runtime.joined import JoinedEngine
+from edge.runtime.parameters import check_number
 from edge.runtime.session import Session
 from edge.runtime.session_options import SessionOptions
 from edge.text import ChatTemplate, Tokenizer, load_template, load_tokenizer
@@ -108,6 +109,11 @@ class Model:
         """
         return self.embedder().embed_texts(texts, pooling, normalize)
 
+    def __repr__(self) -> str:
+        config, quantization = self.config, self.manifest.quantization
+        kind = f"{config.family}, {quantization.recipe}, on {title(self.engine)}"
+        return f"<Model {self.path.name}: {kind}; session() begins a conversation>"
+
     def __enter__(self) -> Model:
         return self
 
@@ -138,6 +144,8 @@ def load(
     TokenizerError.
     """
     check_provider(engine, provider)
+    if threads is not None:
+        check_number("threads", threads, 1, 1 << 16, whole=True)
     path = resolve(bundle)
     memory.check_address_space(path)
     with _enough_memory(path), open_bundle(path) as opened:
@@ -202,8 +210,12 @@ def resolve(bundle: str | os.PathLike[str]) -> Path:
                 remedy="give the folder of a bundle, or make one: edge export CHECKPOINT -o BUNDLE",
             )
         return path
+    if bundle == "":  # which a path takes for the folder that one is in
+        raise BundleError("the name of the bundle is empty", remedy="give a folder, or demo")
     path = Path(bundle)
     if isinstance(bundle, str) and not os.path.lexists(path):
+        if bundle.startswith("~"):  # in a program, where no shell has seen it
+            return path.expanduser()
         if (pulled := store.find(bundle)) is not None:
             return pulled
         if store.is_repository(bundle):

@@ -101,6 +101,9 @@ class Session:
 
     # -- what it is ------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"<Session of {self.model.path.name}: {len(self.messages)} messages>"
+
     @property
     def messages(self) -> tuple[Message, ...]:
         """The transcript, the system message included, as far as it is kept: a million characters
@@ -419,6 +422,11 @@ class Session:
 
         `undoable`: `undo` takes this back, as it does with a turn.
         """
+        if not isinstance(snapshot, SessionSnapshot):
+            raise StateError(
+                f"is no snapshot, but {type(snapshot).__name__}", field="snapshot",
+                remedy="give what snapshot() returned; load() reads a file",
+            )  # fmt: skip
         with self._hold:
             now = self._at_rest()
             self._context.state.check(snapshot.context.state)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,11 @@ class Talk:
         """
         if isinstance(text, str):
             return Talk((*self.messages, Message("user", text)), self.skipped)
+        if isinstance(text, bytes | Mapping) or not isinstance(text, Iterable):
+            raise InputError(
+                f"must be a text or a list of messages, not {type(text).__name__}",
+                field="messages", remedy='"Hello", or [{"role": "user", "content": "Hello"}]',
+            )  # fmt: skip
         out: list[Message] = []
         known = 0  # messages that repeat the transcript
         for index, item in enumerate(text):

@@ -17,7 +17,7 @@ from edge.apps import exits, exporter
 from edge.apps.chat.commands import Chat, command
 from edge.apps.cli import app
 from edge.apps.models import index
-from edge.errors import BundleError, ExportError, InputError, PullError
+from edge.errors import BundleError, ExportError, InputError, PullError, StateError
 from tests.session_models import bundle, model
 
 
@@ -76,6 +76,57 @@ def test_every_public_error_is_there() -> None:
 
     kinds = {name for name in vars(edge.errors) if name.endswith("Error")}
     assert kinds <= set(edge.__all__) and all(hasattr(edge, name) for name in kinds)
+
+
+# -- in Python -------------------------------------------------------------------------------------
+
+
+def test_what_is_no_name_of_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bundle("chat"))
+    with pytest.raises(BundleError, match="is empty"):
+        edge.load("")
+    monkeypatch.setenv("HOME", str(bundle("chat").parent))
+    assert edge.load(f"~/{bundle('chat').name}").path == bundle("chat")
+    with pytest.raises(InputError, match="threads: must be a whole number, not '2'"):
+        edge.load(bundle("chat"), threads="2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", [None, 3, b"hello", {"role": "user", "content": "hello"}])
+def test_what_is_no_message(text: Any) -> None:
+    with pytest.raises(InputError, match="messages: must be a text or a list of messages, not"):
+        model("chat").session().chat(text)
+
+
+@pytest.mark.parametrize("draft", ["ngrm", "demo-draft", 3])
+def test_what_is_no_drafter(draft: Any) -> None:
+    with pytest.raises(InputError, match=r"draft: must be a model or ngram, .*edge\.load"):
+        model("chat").session(draft=draft)
+
+
+def test_what_is_no_schema_no_snapshot_and_no_text() -> None:
+    session: Any = model("chat").session()
+    for schema, said in (
+        ("schema.json", "of a file its content"),
+        ({"name": "order", "schema": {"type": "object"}}, "OpenAI's wrapping of one (its schema)"),
+    ):
+        with pytest.raises(InputError) as caught:
+            session.chat("hello", json_schema=schema)
+        assert said in str(caught.value)
+    for snapshot in (None, "state.edge", session):
+        with pytest.raises(StateError, match=r"is no snapshot, .*load\(\) reads a file"):
+            session.restore(snapshot)
+    for texts in (3, None, b"a"):
+        with pytest.raises(InputError, match="texts: must be a text, token ids, or a list"):
+            model("chat").embed(texts)
+
+
+def test_what_is_shown_says_how_to_go_on() -> None:
+    session = model("chat").session()
+    assert "session() begins a conversation" in repr(session.model)
+    answer = session.chat("hello", max_tokens=2, seed=1)
+    assert "iterate it, or call finish()" in repr(answer)
+    answer.finish()
+    assert "has ended" in repr(answer) and repr(session) == "<Session of chat: 2 messages>"
 
 
 # -- models inside the package ---------------------------------------------------------------------

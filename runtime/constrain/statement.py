@@ -15,6 +15,7 @@ Kind = Literal["json_schema", "regex", "grammar", "choices"]
 KINDS: tuple[Kind, ...] = ("json_schema", "regex", "grammar", "choices")
 MAX_SOURCE = 1 << 20  # characters
 MAX_CHOICES = 10_000
+_OF_OPENAI = {"name", "schema", "strict", "description"}  # `response_format.json_schema` there
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,16 @@ def _schema(value: Any) -> str:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as problem:
-            raise InputError(f"is not JSON: {problem}", field="json_schema") from None
+            raise InputError(
+                f"is not JSON: {problem}", field="json_schema",
+                remedy="give a dict, its JSON, or a pydantic model; of a file its content",
+            ) from None  # fmt: skip
     if not isinstance(value, Mapping | bool):
         kind = type(value).__name__
         raise InputError(f"must be a JSON schema, not {kind}", field="json_schema")
+    if isinstance(value, Mapping) and {"name", "schema"} <= set(value) <= _OF_OPENAI:
+        # it would hold an answer to nothing
+        raise InputError("is OpenAI's wrapping of one", field="json_schema", remedy="its schema")
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as problem:

@@ -83,6 +83,11 @@ def drafting(
         shapes = [Shape(fixed.branches, LOOK_UP)] if fixed else _look_ups(target)
         looking, policy = _ngram(shapes), _policy(fixed, shapes, target, target, rule)
         return Drafting(looking, policy, _window(shapes), rule)
+    if isinstance(draft, str) or not hasattr(draft, "tokenizer"):
+        raise InputError(
+            f"must be a model or ngram, not {draft!r:.40}", field="draft",
+            remedy='a loaded one, edge.load("demo-draft"), or "ngram"',
+        )  # fmt: skip
     shared = shared_ids(target.tokenizer, draft.tokenizer)
     if trees and not shared:
         raise _one_thing(f"{draft.path.name}, which has another tokenizer,")
