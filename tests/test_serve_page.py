@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -59,7 +60,12 @@ def test_a_person_talks_stops_takes_back_and_forks(server: Server) -> None:
     with Browser() as browser:
         page = f"http://127.0.0.1:{server.port}/"
         browser.open(page, width=900, height=700)
-        browser.until("problem.textContent.includes('API key is missing')")
+        browser.until("problem.textContent.includes('type the key below')")
+        assert browser.value("document.activeElement.id") == "key"
+        # what is refused can be sent again
+        browser.value("text.value = 'Hello', send()")
+        browser.until("!running && problem.textContent")
+        assert browser.value("[talk.messages.length, text.value]") == [0, "Hello"]
         assert browser.value("document.activeElement.id") == "key"
         browser.open(f"{page}#{server.key}", width=900, height=700)
         browser.open(f"{page}?again#{server.key}", width=900, height=700)
@@ -118,6 +124,26 @@ def test_a_person_talks_stops_takes_back_and_forks(server: Server) -> None:
         assert browser.value("document.documentElement.scrollWidth") <= 360
         unasked = [line for line in browser.said if "401" not in line]
         assert unasked == []
+
+
+def test_code_is_shown_as_code_and_an_answer_that_fails_costs_nothing(server: Server) -> None:
+    text = "See:\n\n```python\nfor x in <b>y</b>:\n    go(x)\n```\n\nand ```so```.\n~~~\nlast"
+    with Browser() as browser:
+        browser.open(f"http://127.0.0.1:{server.port}/#{server.key}", width=360, height=640)
+        browser.until("model.options.length === 1")
+        asked, answered = {"role": "user", "content": text}, {"role": "assistant", "content": ""}
+        browser.value(f"talk.messages.push({json.dumps(asked)}, {json.dumps(answered)}), draw()")
+        for end in range(len(text)):  # as it comes
+            browser.value(f"grow(talk.messages[1], {json.dumps(text[end])})")
+        blocks = [["p", "See:\n\n"], ["pre", "for x in <b>y</b>:\n    go(x)\n"],
+                  ["p", "\nand ```so```.\n"], ["pre", "last"]]  # fmt: skip
+        for index in (0, 1):
+            shown = f"[...log.children[{index}].querySelector('div').children]"
+            assert browser.value(f"{shown}.map((b) => [b.localName, b.textContent])") == blocks
+        assert browser.value("document.documentElement.scrollWidth") <= 360
+        browser.value("temperature.value = -3, draw(), again()")
+        browser.until("!running && problem.textContent")
+        assert browser.value("talk.messages.map((m) => m.content)") == [text, text]
 
 
 def _screens(browser: Browser, page: str, key: str, folder: Path) -> None:
