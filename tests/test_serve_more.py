@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
@@ -19,7 +20,7 @@ from edge.apps.serve.metrics import Histogram, Metrics
 from edge.apps.serve.responses import KeptResponses
 from tests.server_process import HELLO, Server
 from tests.session_models import bundle
-from tests.test_tools import SCHEMA, TOOLS, jsonschema
+from tests.tool_samples import SCHEMA, TOOLS
 
 
 @pytest.fixture(scope="module")
