@@ -14,6 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from edge.bundle import open_bundle
+from edge.errors import EdgeError
+from edge.runtime.model import resolve
 from jetson.verify import board
 from jetson.verify.report import BoardReport, Result, Status, load, tail
 from jetson.verify.steps import NOT_RUN, STEPS, VerifyStep, missing
@@ -127,19 +130,25 @@ def verify(
 
 
 def main() -> int:
+    steps_there = ",".join(step.name for step in STEPS)
     parser = argparse.ArgumentParser(prog="jetson/verify.sh", description=__doc__)
     parser.add_argument("bundle", nargs="?", default="demo", help="with kernels for this GPU")
     parser.add_argument("-o", "--out", type=Path, default=None, help="the report's folder")
     parser.add_argument("--minutes", type=float, default=60, help="for all steps together")
     parser.add_argument("--again", action="store_true", help="also what was ok before")
-    parser.add_argument("--only", help="these steps alone: a,b")
+    parser.add_argument("--only", help=f"these steps alone, of {steps_there}")
     given = parser.parse_args()
     names = given.only.split(",") if given.only else [step.name for step in STEPS]
     if unknown := set(names) - {step.name for step in STEPS}:
-        parser.error(f"unknown steps {', '.join(sorted(unknown))}")
+        parser.error(f"unknown steps {', '.join(sorted(unknown))}; there are {steps_there}")
     steps = [step for step in STEPS if step.name in names]
     folder = given.out or ROOT / "build" / "verify"
     bundle = given.bundle
+    try:
+        open_bundle(resolve(bundle)).close()
+    except EdgeError as problem:  # every step would find it out for itself
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
     if os.path.isdir(bundle):
         bundle = os.path.abspath(bundle)  # steps run in the checkout
     report = verify(bundle, folder.resolve(), given.minutes, steps, again=given.again)

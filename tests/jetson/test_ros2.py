@@ -6,6 +6,7 @@ The node itself is tested under ROS 2 alone: jetson/ros2/edge_chat/test.
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 import threading
 import time
@@ -325,3 +326,10 @@ def test_the_configuration_has_the_settings_at_their_defaults() -> None:
         kind = type(each.default)
         assert kind(given.pop(each.name)) == each.default, each.name
     assert not given
+
+
+def test_without_edge_on_the_path_the_package_says_what_to_do(tmp_path: Path) -> None:
+    """As where ROS 2's Python does not see the virtual environment."""
+    command = [sys.executable, "-S", "-E", "-c", "import edge_chat"]
+    done = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True)
+    assert done.returncode == 1 and "export PYTHONPATH=CHECKOUT/.venv/lib" in done.stderr

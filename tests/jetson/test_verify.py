@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from edge.apps.cli import app
 from edge.runtime.cuda import install
 from jetson.verify import board, steps
-from jetson.verify.__main__ import ROOT, run, verify
+from jetson.verify.__main__ import ROOT, main, run, verify
 from jetson.verify.report import BoardReport, Result, figures, load, markdown, tail
 from jetson.verify.steps import NEEDS, STEPS, VerifyStep
 from tests.collecting import assert_collected
@@ -202,3 +202,16 @@ def test_without_a_gpu_the_script_says_what_was_not_run(tmp_path: Path) -> None:
     assert {one["status"] for one in found["results"]} == {"not run"}
     assert all("NVIDIA driver" in one["reason"] for one in found["results"])
     assert "not run: no NVIDIA driver" in (tmp_path / "report.md").read_text()
+
+
+def test_what_cannot_be_verified_is_refused_before_an_hour_goes_by(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["verify", "nothing-here", "--out", str(tmp_path / "out")])
+    assert main() == 1 and "nothing-here: is neither" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(sys, "argv", ["verify", "--only", "doctor,gpu"])
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    assert leaving.value.code == 2
+    assert "unknown steps gpu; there are doctor,cpu," in capsys.readouterr().err
