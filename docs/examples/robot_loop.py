@@ -25,16 +25,17 @@ class Speaker(threading.Thread):
         self.endless = dict.fromkeys(model.tokenizer.eos, -1e4)
         self.session = model.session(system="Answer briefly.")
         self.before = self.session.snapshot()
-        self.questions: queue.Queue[str | None] = queue.Queue()
+        self.questions: queue.Queue[tuple[str, float] | None] = queue.Queue()
         self.pieces: queue.Queue[str] = queue.Queue()
         self.reasons: queue.Queue[str] = queue.Queue()
 
     def run(self) -> None:
-        while (question := self.questions.get()) is not None:
+        while (asked := self.questions.get()) is not None:
+            question, deadline_s = asked
             # every question starts from the same state: nothing is read again
             self.session.restore(self.before)
             answer = self.session.chat(
-                question, max_tokens=1_000_000, deadline_s=0.5, logit_bias=self.endless
+                question, max_tokens=1_000_000, deadline_s=deadline_s, logit_bias=self.endless
             )
             for piece in answer:
                 self.pieces.put(piece)
@@ -50,10 +51,10 @@ def main(bundle: str = "demo-draft") -> None:
     speaker = Speaker(edge.load(bundle))
     speaker.start()
 
-    speaker.questions.put("What do you see?")
+    speaker.questions.put(("What do you see?", 0.1))
     print(f"\n[ended by {control(speaker)}]")
 
-    speaker.questions.put("Tell me a long story.")
+    speaker.questions.put(("Tell me a long story.", 5.0))
     print(f"\n[ended by {control(speaker, patience=3)}]")
 
     speaker.questions.put(None)
