@@ -87,6 +87,7 @@ class AttentionConfig(MixerConfig):
     """
 
     attends: ClassVar[bool] = True
+    first_matrix: ClassVar[str] = "qkv_proj"
     later: ClassVar[frozenset[str]] = frozenset(
         {"qk_norm", "qk_whole", "parallel", "d_conv", "output_gate", "recalls", "window"}
     )
@@ -138,10 +139,6 @@ class AttentionConfig(MixerConfig):
         return 2 * d_model if self.recalls else d_model
 
     @property
-    def conv_width(self) -> int | None:
-        return self.d_conv
-
-    @property
     def conv_channels(self) -> int:
         """Rows of q, k and v."""
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
@@ -153,10 +150,6 @@ class AttentionConfig(MixerConfig):
     @property
     def rotation(self) -> RopeConfig | None:
         return self.rope
-
-    @property
-    def first_matrix(self) -> str:
-        return "qkv_proj"
 
     def tensor_shapes(self, d_model: int) -> Shapes:
         q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
@@ -176,14 +169,6 @@ class AttentionConfig(MixerConfig):
             | conv
             | linear_shapes("o_proj", d_model, q, self.out_bias)
         )
-
-    def recurrent_states(self, batch: int) -> Shapes:
-        if self.d_conv is None:
-            return {}
-        return {"conv_state": (batch, self.d_conv - 1, self.conv_channels)}
-
-    def log_widths(self) -> dict[str, int]:
-        return {} if self.d_conv is None else {"conv_in": self.conv_channels}
 
     def kv_caches(self, capacity: int, batch: int) -> Shapes:
         shape = (batch, self.n_kv_heads, capacity, self.head_dim)

@@ -87,8 +87,13 @@ class MixerConfig(Grown, ABC):
 
     @property
     def conv_width(self) -> int | None:
-        """K of its causal convolution."""
-        return None
+        """K of its causal convolution, the field `d_conv`; None without one."""
+        return getattr(self, "d_conv", None)
+
+    @property
+    def conv_channels(self) -> int:
+        """Values of a token that its causal convolution reads."""
+        return 0
 
     @property
     def looks_back(self) -> int | None:
@@ -114,16 +119,20 @@ class MixerConfig(Grown, ABC):
         return 1.0
 
     def recurrent_states(self, batch: int) -> Shapes:
-        """`conv_state` and `ssm_state` → shape, batch first."""
-        return {}
+        """`conv_state` and `ssm_state` → shape, batch first; here that of the convolution."""
+        if self.conv_width is None:
+            return {}
+        return {"conv_state": (batch, self.conv_width - 1, self.conv_channels)}
 
     def kv_caches(self, capacity: int, batch: int) -> Shapes:
         """`key_cache` and `value_cache` → [batch, n_kv_heads, capacity, head_dim]."""
         return {}
 
     def log_widths(self) -> dict[str, int]:
-        """What a replay of its recurrence reads of every token → how many values that is."""
-        return {}
+        """What a replay of its recurrence reads of every token → how many values that is; here
+        what the convolution reads.
+        """
+        return {} if self.conv_width is None else {"conv_in": self.conv_channels}
 
     @abstractmethod
     def workspace(self, tokens: int, capacity: int) -> int:

@@ -46,6 +46,7 @@ class ExpertsConfig(MixerConfig):
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"parallel"})
+    first_matrix: ClassVar[str] = "router"
 
     kind: Literal["experts"] = "experts"
     n_experts: int = Field(gt=0, le=MAX_EXPERTS)
@@ -79,10 +80,6 @@ class ExpertsConfig(MixerConfig):
     @property
     def gated(self) -> bool:
         return self.form == "swiglu"
-
-    @property
-    def first_matrix(self) -> str:
-        return "router"
 
     def read_share(self, module: str) -> float:
         return self.router.top_k / self.n_experts if module in STACKED else 1.0

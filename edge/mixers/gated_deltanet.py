@@ -25,6 +25,7 @@ class GatedDeltaNetConfig(MixerConfig):
     """
 
     recurrent: ClassVar[bool] = True
+    first_matrix: ClassVar[str] = "in_proj"
 
     kind: Literal["gated_deltanet"] = "gated_deltanet"
     n_heads: Positive
@@ -57,14 +58,6 @@ class GatedDeltaNetConfig(MixerConfig):
         return 2 * self.group_states + self.d_inner
 
     @property
-    def conv_width(self) -> int:
-        return self.d_conv
-
-    @property
-    def first_matrix(self) -> str:
-        return "in_proj"
-
-    @property
     def in_proj_rows(self) -> dict[str, int]:
         """The projections of what it reads, in the order in which a graph joins them → rows."""
         return {
@@ -89,18 +82,12 @@ class GatedDeltaNetConfig(MixerConfig):
         )
 
     def recurrent_states(self, batch: int) -> Shapes:
-        return {
-            "conv_state": (batch, self.d_conv - 1, self.conv_channels),
-            "ssm_state": (batch, self.n_heads, self.head_dim, self.d_state),
-        }
+        scanned = {"ssm_state": (batch, self.n_heads, self.head_dim, self.d_state)}
+        return super().recurrent_states(batch) | scanned
 
     def log_widths(self) -> dict[str, int]:
-        return {
-            "conv_in": self.conv_channels,
-            "scan_x": self.d_inner,
-            "scan_dt": 2 * self.n_heads,
-            "scan_B": self.group_states,
-        }
+        scanned = {"scan_x": self.d_inner, "scan_dt": 2 * self.n_heads, "scan_B": self.group_states}
+        return super().log_widths() | scanned
 
     def workspace(self, tokens: int, capacity: int) -> int:
         # ONNX Runtime has the key and query of every head

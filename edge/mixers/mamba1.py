@@ -21,6 +21,7 @@ class Mamba1Config(MixerConfig, Grown):
     """
 
     recurrent: ClassVar[bool] = True
+    first_matrix: ClassVar[str] = "in_proj"
     later: ClassVar[frozenset[str]] = frozenset(
         {"inner_eps", "B_groups", "C_groups", "reads_input"}
     )
@@ -63,14 +64,6 @@ class Mamba1Config(MixerConfig, Grown):
     def conv_channels(self) -> int:
         return self.d_inner
 
-    @property
-    def conv_width(self) -> int:
-        return self.d_conv
-
-    @property
-    def first_matrix(self) -> str:
-        return "in_proj"
-
     def tensor_shapes(self, d_model: int) -> Shapes:
         inner, state, rank = self.d_inner, self.d_state, self.dt_rank
         read = d_model if self.reads_input else inner
@@ -88,14 +81,13 @@ class Mamba1Config(MixerConfig, Grown):
         )
 
     def recurrent_states(self, batch: int) -> Shapes:
-        return {
-            "conv_state": (batch, self.d_conv - 1, self.d_inner),
-            "ssm_state": (batch, self.d_state, self.d_inner),
-        }
+        scanned = {"ssm_state": (batch, self.d_state, self.d_inner)}
+        return super().recurrent_states(batch) | scanned
 
     def log_widths(self) -> dict[str, int]:
         inner = self.d_inner
-        return {"conv_in": inner, "scan_x": inner, "scan_dt": inner, "scan_B": self.x_proj_parts[1]}
+        scanned = {"scan_x": inner, "scan_dt": inner, "scan_B": self.x_proj_parts[1]}
+        return super().log_widths() | scanned
 
     def workspace(self, tokens: int, capacity: int) -> int:
         return self.d_inner * (self.d_state + 8) + sum(self.x_proj_parts)

@@ -19,6 +19,7 @@ class Mamba2Config(MixerConfig, Grown):
     """
 
     recurrent: ClassVar[bool] = True
+    first_matrix: ClassVar[str] = "in_proj"
     later: ClassVar[frozenset[str]] = frozenset({"norm_before_gate"})
 
     kind: Literal["mamba2"] = "mamba2"
@@ -77,14 +78,6 @@ class Mamba2Config(MixerConfig, Grown):
     def in_proj_rows(self) -> int:
         return 2 * self.d_mlp + self.d_ssm + self.conv_channels + self.n_heads
 
-    @property
-    def conv_width(self) -> int:
-        return self.d_conv
-
-    @property
-    def first_matrix(self) -> str:
-        return "in_proj"
-
     def tensor_shapes(self, d_model: int) -> Shapes:
         heads = (self.n_heads,)
         shapes = (
@@ -97,18 +90,12 @@ class Mamba2Config(MixerConfig, Grown):
         return shapes | linear_shapes("out_proj", d_model, self.d_inner, self.proj_bias)
 
     def recurrent_states(self, batch: int) -> Shapes:
-        return {
-            "conv_state": (batch, self.d_conv - 1, self.conv_channels),
-            "ssm_state": (batch, self.n_heads, self.head_dim, self.d_state),
-        }
+        scanned = {"ssm_state": (batch, self.n_heads, self.head_dim, self.d_state)}
+        return super().recurrent_states(batch) | scanned
 
     def log_widths(self) -> dict[str, int]:
-        return {
-            "conv_in": self.conv_channels,
-            "scan_x": self.d_ssm,
-            "scan_dt": self.n_heads,
-            "scan_B": self.group_states,
-        }
+        scanned = {"scan_x": self.d_ssm, "scan_dt": self.n_heads, "scan_B": self.group_states}
+        return super().log_widths() | scanned
 
     def workspace(self, tokens: int, capacity: int) -> int:
         return 4 * self.in_proj_rows + 5 * self.n_heads * tokens

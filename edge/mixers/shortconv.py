@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,18 +16,16 @@ class ShortConvConfig(MixerConfig):
         bias: of in_proj, of the convolution and of out_proj.
     """
 
+    first_matrix: ClassVar[str] = "in_proj"
+
     kind: Literal["shortconv"] = "shortconv"
     d_model: Annotated[int, Field(gt=0, le=1 << 31)]
     d_conv: Annotated[int, Field(ge=2, le=16)] = 3
     bias: bool = False
 
     @property
-    def conv_width(self) -> int:
-        return self.d_conv
-
-    @property
-    def first_matrix(self) -> str:
-        return "in_proj"
+    def conv_channels(self) -> int:
+        return self.d_model
 
     def tensor_shapes(self, d_model: int) -> Shapes:
         return (
@@ -35,12 +33,6 @@ class ShortConvConfig(MixerConfig):
             | linear_shapes("conv1d", d_model, self.d_conv, self.bias)
             | linear_shapes("out_proj", d_model, d_model, self.bias)
         )
-
-    def recurrent_states(self, batch: int) -> Shapes:
-        return {"conv_state": (batch, self.d_conv - 1, self.d_model)}
-
-    def log_widths(self) -> dict[str, int]:
-        return {"conv_in": self.d_model}
 
     def workspace(self, tokens: int, capacity: int) -> int:
         return 6 * self.d_model
