@@ -219,19 +219,27 @@ class Layout:
         mixer: str,
         post_norm: str = "",
         rename: dict[str, str] | None = None,
+        joined: dict[str, tuple[str, ...]] | None = None,
     ) -> None:
         """A layer whose mixer's tensors are called as here, but for a renamed first word; a gated
         norm is a `norm` everywhere. `norm` or `post_norm` is "" where the layer has none.
 
-        Matrices of experts lie apart, in `experts.0` and so on.
+        `joined`: a module of the source → ours whose rows lie one below another in it. Matrices of
+        experts lie apart, in `experts.0` and so on.
         """
         names = {"gated_norm": "norm", **(rename or {})}
         for ours, theirs in (("norm", norm), ("post_norm", post_norm)):
             if theirs:
                 self.place_norm(f"layers.{index}.{ours}", theirs)
+        placed = {"norm", "post_norm"}
+        for stacked, modules in (joined or {}).items():
+            placed |= {*modules}
+            for kind in self.kinds(f"layers.{index}.{modules[0]}"):
+                rows = tuple(f"layers.{index}.{module}.{kind}" for module in modules)
+                self.place_rows(rows, f"{mixer}.{stacked}.{kind}")
         for name in self._by_layer[index]:
             module, dot, rest = name.split(".", 2)[2].partition(".")
-            if module not in ("norm", "post_norm"):
+            if module not in placed:
                 theirs = f"{names.get(module, module)}{dot}{rest}"
                 shape = self._shapes[name]
                 if len(shape) == 3:

@@ -180,35 +180,27 @@ def _place(config: ModelConfig, blocks: int, attention: set[int], has_mlp: bool)
     for block in range(blocks):
         index, source = block * per_block, f"backbone.layers.{block}"
         if block in attention:
-            _place_attention(layout, index, source)
+            # rows of query, key and value lie stacked, and are convolved as they are
+            layout.place_layer(
+                index,
+                norm=f"{source}.norm",
+                mixer=f"{source}.mixer",
+                rename={"o_proj": "out_proj"},
+                joined={"in_proj": ("q_proj", "k_proj", "v_proj")},
+            )
         else:
             layout.place_layer(index, norm=f"{source}.norm", mixer=f"{source}.mixer")
         if has_mlp:
-            _place_mlp(layout, index + 1, source)
+            # GatedMLP stacks [up | gate]: y, gate = fc1(x).chunk(2); fc2(y·silu(gate))
+            layout.place_layer(
+                index + 1,
+                norm=f"{source}.norm2",
+                mixer=f"{source}.mlp",
+                rename={"down_proj": "fc2"},
+                joined={"fc1": ("up_proj", "gate_proj")},
+            )
     layout.place_ends("backbone.norm_f", embedding="backbone.embedding.weight")
     return layout
-
-
-def _place_attention(layout: Layout, index: int, source: str) -> None:
-    """MHA stacks query, key and value rows in `in_proj`, and convolves them as they are."""
-    ours, theirs = f"layers.{index}", f"{source}.mixer"
-    layout.place_norm(f"{ours}.norm", f"{source}.norm")
-    for kind in layout.kinds(f"{ours}.o_proj"):
-        layout.place(f"{ours}.o_proj.{kind}", f"{theirs}.out_proj.{kind}")
-    for kind in layout.kinds(f"{ours}.conv1d"):
-        layout.place(f"{ours}.conv1d.{kind}", f"{theirs}.conv1d.{kind}")
-    for kind in layout.kinds(f"{ours}.q_proj"):
-        names = tuple(f"{ours}.{which}_proj.{kind}" for which in "qkv")
-        layout.place_rows(names, f"{theirs}.in_proj.{kind}")
-
-
-def _place_mlp(layout: Layout, index: int, source: str) -> None:
-    """GatedMLP stacks [up | gate] rows in `fc1`: y, gate = fc1(x).chunk(2); fc2(y·silu(gate))."""
-    ours = f"layers.{index}"
-    layout.place_norm(f"{ours}.norm", f"{source}.norm2")
-    names = (f"{ours}.up_proj.weight", f"{ours}.gate_proj.weight")
-    layout.place_rows(names, f"{source}.mlp.fc1.weight")
-    layout.place(f"{ours}.down_proj.weight", f"{source}.mlp.fc2.weight")
 
 
 def place_transformers(config: ModelConfig) -> Layout:

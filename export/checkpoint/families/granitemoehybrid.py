@@ -110,11 +110,13 @@ def _place(config: ModelConfig, attends: Sequence[bool]) -> Layout:
         )
         if each == 3:
             place_experts(layout, first + 1, source)
-        ours = f"layers.{first + each - 1}"
-        layout.place_norm(f"{ours}.norm", f"{source}.post_attention_layernorm")
-        names = (f"{ours}.gate_proj.weight", f"{ours}.up_proj.weight")
-        layout.place_rows(names, f"{source}.shared_mlp.input_linear.weight")
-        layout.place(f"{ours}.down_proj.weight", f"{source}.shared_mlp.output_linear.weight")
+        layout.place_layer(
+            first + each - 1,
+            norm=f"{source}.post_attention_layernorm",
+            mixer=f"{source}.shared_mlp",
+            rename={"down_proj": "output_linear"},
+            joined={"input_linear": ("gate_proj", "up_proj")},
+        )
     layout.place_ends("model.norm")
     return layout
 

@@ -62,19 +62,22 @@ def read(fields: Fields) -> Layout:
     magnitude = rope_magnitude(fields)
     for block in range(blocks):
         source, ours = f"model.layers.{block}", f"layers.{2 * block}"
-        layout.place_norm(f"{ours}.norm", f"{source}.input_layernorm")
-        names = tuple(f"{ours}.{which}_proj.weight" for which in "qkv")
-        layout.place_rows(names, f"{source}.self_attn.qkv_proj.weight")
-        layout.place(f"{ours}.o_proj.weight", f"{source}.self_attn.o_proj.weight")
+        layout.place_layer(
+            2 * block,
+            norm=f"{source}.input_layernorm",
+            mixer=f"{source}.self_attn",
+            joined={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
+        )
         for which, count in (("q", heads), ("k", attending.n_kv_heads)):
             for head in range(count):
                 turned = slice(head * size, head * size + rotation.dim)
                 layout.multiply(f"{ours}.{which}_proj", magnitude, turned)
-        ours = f"layers.{2 * block + 1}"
-        layout.place_norm(f"{ours}.norm", f"{source}.post_attention_layernorm")
-        names = (f"{ours}.gate_proj.weight", f"{ours}.up_proj.weight")
-        layout.place_rows(names, f"{source}.mlp.gate_up_proj.weight")
-        layout.place(f"{ours}.down_proj.weight", f"{source}.mlp.down_proj.weight")
+        layout.place_layer(
+            2 * block + 1,
+            norm=f"{source}.post_attention_layernorm",
+            mixer=f"{source}.mlp",
+            joined={"gate_up_proj": ("gate_proj", "up_proj")},
+        )
     layout.place_ends("model.norm")
     return layout
 

@@ -152,11 +152,12 @@ def _place_shared(
         adapter = f"{source}.self_attn.linear_{name[0]}_adapter_list.{use}"
         _adapt(layout, f"layers.{layer}.{name}.weight", adapter, rank)
     ours, theirs = f"layers.{layer + 1}", f"{source}.feed_forward"
-    layout.place_norm(f"{ours}.norm", f"{source}.pre_ff_layernorm")
-    for kind in layout.kinds(f"{ours}.down_proj"):
-        both = (f"{ours}.gate_proj.{kind}", f"{ours}.up_proj.{kind}")
-        layout.place_rows(both, f"{theirs}.gate_up_proj.{kind}")
-        layout.place(f"{ours}.down_proj.{kind}", f"{theirs}.down_proj.{kind}")
+    layout.place_layer(
+        layer + 1,
+        norm=f"{source}.pre_ff_layernorm",
+        mixer=theirs,
+        joined={"gate_up_proj": ("gate_proj", "up_proj")},
+    )
     for name in ("gate_proj", "up_proj"):
         adapter = f"{theirs}.gate_up_proj_adapter_list.{use}"
         _adapt(layout, f"{ours}.{name}.weight", adapter, rank)
