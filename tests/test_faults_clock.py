@@ -19,7 +19,7 @@ TELLING = {
     "apps/serve/answers.py": {"time.time"},
     "apps/serve/app.py": {"time.time", "datetime.now"},
     "apps/serve/ollama.py": {"datetime.now"},
-    "apps/serve/responses.py": {"time.time"},
+    "apps/serve/response_format.py": {"time.time"},
     "edge/text/jinja_values.py": {"datetime.now"},
     "apps/measure/machine.py": {"datetime.now"},
     "apps/chat/files.py": {"time.localtime"},
@@ -82,7 +82,7 @@ def test_row_54_answers_deadlines_and_timings(jumping: list[float]) -> None:
 
 
 def test_row_54_a_server_keeps_its_deadlines(jumping: list[float]) -> None:
-    from edge.apps.serve.worker import Ended, Job
+    from edge.apps.serve.jobs import Ended, Job
     from tests.server_process import PATIENCE
     from tests.test_serve_worker import _ask, _Events, _model, _worker
 

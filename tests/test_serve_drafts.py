@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 import edge
 from edge.apps.cli import app
 from edge.apps.serve.answers import AnswerFormat
+from edge.apps.serve.jobs import Ended, Event, Job, Piece
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.slot import Slot
-from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece
+from edge.apps.serve.worker import ModelWorker
 from edge.errors import EngineError, InputError
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.speculate.choose import drafting

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import edge
+from edge.apps.serve.jobs import Ended, Event, Job, Piece
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.slots import make_slots
-from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece
+from edge.apps.serve.worker import ModelWorker
 from edge.errors import StateError
 from edge.runtime import memory
 from edge.runtime.joined import JoinedEngine

@@ -17,8 +17,8 @@ import pytest
 from edge.apps.serve import app, reader
 from edge.apps.serve.answers import AnswerFormat
 from edge.apps.serve.errors import ApiError
+from edge.apps.serve.jobs import Piece
 from edge.apps.serve.reader import Reader
-from edge.apps.serve.worker import Piece
 from tests.server_process import HELLO, PATIENCE, Server
 
 CHAT = "/v1/chat/completions"

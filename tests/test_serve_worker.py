@@ -14,10 +14,11 @@ import pytest
 import edge
 from edge.apps.serve.app import App
 from edge.apps.serve.errors import ApiError
+from edge.apps.serve.jobs import Ended, Event, Job, Piece
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.settings import ServerLimits, ServerSettings
 from edge.apps.serve.slot import Slot
-from edge.apps.serve.worker import Ended, Event, Job, ModelWorker, Piece
+from edge.apps.serve.worker import ModelWorker
 from edge.runtime.model import Model
 from edge.runtime.parameters import SamplingParams
 from tests.server_process import PATIENCE, is_error

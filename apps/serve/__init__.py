@@ -1,10 +1,10 @@
 """`edge serve BUNDLE`: an OpenAI-compatible server.
 
 `run` owns the process (socket, signals, exit code), `protocol` the bytes of a connection, `guard`
-who may call, `app` the routes, `bodies`, `requests` and `answers` what is read and written
-(`responses` and `ollama` in those APIs' words), `exchange` and `worker` the way to the threads in
-which the model runs and back, `slots` and `slot` the states they use, `metrics` what happened,
-`page` the chat at `/`.
+who may call, `app` the routes, `wire` their bodies and refusals, `bodies`, `requests` and `answers`
+what is read and written (`responses`, `response_format` and `ollama` in those APIs' words),
+`exchange`, `jobs` and `worker` the way to the threads in which the model runs and back, `slots` and
+`slot` the states they use, `metrics` what happened, `page` the chat at `/`.
 """
 
 from __future__ import annotations

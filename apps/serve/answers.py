@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge.apps.serve.errors import ApiError, encode
+from edge.apps.serve.jobs import Embedded, Ended, Piece
 from edge.apps.serve.requests import ParsedRequest
-from edge.apps.serve.worker import Embedded, Ended, Piece
 from edge.runtime.model import Model
 from edge.runtime.result import GenerationResult, TokenLogprob
 from edge.runtime.speculate.accept import EXACT

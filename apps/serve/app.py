@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -25,18 +25,29 @@ import edge
 from edge.apps.measure import machine
 from edge.apps.serve import ollama, requests, responses
 from edge.apps.serve.answers import AnswerFormat
-from edge.apps.serve.errors import ApiError, busy, encode, internal, of_edge_error
+from edge.apps.serve.errors import ApiError, busy, internal, of_edge_error
 from edge.apps.serve.exchange import Exchange
-from edge.apps.serve.guard import Guard, header
+from edge.apps.serve.guard import Guard
+from edge.apps.serve.jobs import Asked, Ended, Piece, Served
 from edge.apps.serve.metrics import CONTENT_TYPE, Sample
-from edge.apps.serve.ollama import KINDS, Kind, OllamaFormat
+from edge.apps.serve.ollama import KINDS, Kind
 from edge.apps.serve.page import page
 from edge.apps.serve.protocol import KNOWN
 from edge.apps.serve.reader import Reader
 from edge.apps.serve.requests import ParsedRequest
 from edge.apps.serve.responses import KeptResponses, ResponseRequest
 from edge.apps.serve.settings import ServerSettings
-from edge.apps.serve.worker import Asked, Ended, ModelWorker, Piece, Served
+from edge.apps.serve.wire import (
+    JsonResponse,
+    StreamedAnswer,
+    check_media,
+    failed,
+    preflight,
+    read_body,
+    refused,
+    unroutable,
+)
+from edge.apps.serve.worker import ModelWorker
 from edge.apps.terminal import say, tell_traceback
 from edge.bundle import store
 from edge.errors import EdgeError
@@ -78,7 +89,7 @@ class App:
                     for path, kind in KINDS.items()
                 ),
             ],
-            exception_handlers={ApiError: _refused, HTTPException: _unroutable, Exception: _failed},
+            exception_handlers={ApiError: refused, HTTPException: unroutable, Exception: failed},
         )
         self._starlette.router.redirect_slashes = False
 
@@ -99,14 +110,14 @@ class App:
             if origin := self._guard.check_origin(request):
                 extra |= {"access-control-allow-origin": origin, "vary": "origin"}
             if origin and request.method == "OPTIONS":
-                await _preflight()(scope, receive, sending)
+                await preflight()(scope, receive, sending)
                 return
             if request.scope["path"] not in _OPEN:
                 self._guard.check_key(request)
                 scope[KNOWN] = True
             await self._starlette(scope, receive, sending)
         except ApiError as problem:
-            await _refused(request, problem)(scope, receive, sending)
+            await refused(request, problem)(scope, receive, sending)
         except ClientDisconnect:
             pass
         except Exception:  # answered already: a fault of ours must not look like silence
@@ -141,8 +152,8 @@ class App:
         if state == "ready" and self._reader.stuck:
             state = "stuck"  # a supervisor may start another
         if state == "ready":
-            return _Json({"status": "ok"})
-        return _Json({"status": state}, 503, {"retry-after": "2"})
+            return JsonResponse({"status": "ok"})
+        return JsonResponse({"status": state}, 503, {"retry-after": "2"})
 
     async def _page(self, request: Request) -> Response:
         body, headers = self._page_file
@@ -171,17 +182,17 @@ class App:
         return Response(worker.metrics.text(gauges), headers=headers)
 
     async def _models(self, request: Request) -> Response:
-        return _Json({"object": "list", "data": list(map(self._described, self._names()))})
+        return JsonResponse({"object": "list", "data": list(map(self._described, self._names()))})
 
     async def _model(self, request: Request) -> Response:
-        return _Json(self._described(self._known(request.path_params["name"])))
+        return JsonResponse(self._described(self._known(request.path_params["name"])))
 
     async def _tags(self, request: Request) -> Response:
         found = []
         for name in self._names():
             with suppress(EdgeError, OSError):  # a damaged one spoils no list
                 found.append(ollama.listed(name, self._folder(name)))
-        return _Json({"models": found})
+        return JsonResponse({"models": found})
 
     async def _loaded(self, request: Request) -> Response:
         models = []
@@ -189,16 +200,16 @@ class App:
             model, taken = served.model, served.slots.state_bytes + served.slots.store.nbytes
             with suppress(EdgeError, OSError):
                 models.append(ollama.running(self._worker.name, model, taken))
-        return _Json({"models": models})
+        return JsonResponse({"models": models})
 
     async def _show(self, request: Request) -> Response:
-        _check_media(request)
-        sent = requests.parse(await _body(request, self._limits.body_bytes))
+        check_media(request)
+        sent = requests.parse(await read_body(request, self._limits.body_bytes))
         name = sent.get("model") or sent.get("name")  # as older clients write it
         if isinstance(name, str):
             name = name.removesuffix(":latest")
         try:
-            return _Json(ollama.show(self._folder(self._known(name))))
+            return JsonResponse(ollama.show(self._folder(self._known(name))))
         except EdgeError as problem:  # damaged, or removed meanwhile
             raise of_edge_error(problem) from None
 
@@ -239,12 +250,12 @@ class App:
 
     async def _generate(self, request: Request, *, kind: Kind) -> Response:
         until = time.monotonic() + self._limits.deadline_s
-        _check_media(request)
+        check_media(request)
         self._worker.check_ready()
         client = request.client.host if request.client else ""
         self._check_room(client)
         # whose body trickles in takes nobody's place
-        body = await _body(request, self._limits.body_bytes)
+        body = await read_body(request, self._limits.body_bytes)
         self._check_room(client)
         with ExitStack() as held:
             self._inside[client] += 1
@@ -263,19 +274,19 @@ class App:
             if kind.embeds is not None:
                 made = await answer.vectors()
                 request.scope["edge"] = {"prompt_tokens": made.asked.count}
-                return _Json(kind.embeds(made, name))
+                return JsonResponse(kind.embeds(made, name))
             assert isinstance(asked, ParsedRequest)
             event = await answer.next()
             form = kind.form(asked, name, served.model)
             if asked.stream:
                 chunks = _chunks(form, event, answer, asked, request.scope)
-                return _Stream(chunks, form.media_type, held.pop_all())
+                return StreamedAnswer(chunks, form.media_type, held.pop_all())
             pieces: list[Piece] = []
             while isinstance(event, Piece):
                 pieces.append(event)
                 event = await answer.next()
             request.scope["edge"] = _figures(asked, event)
-            return _Json(form.whole(pieces, event))
+            return JsonResponse(form.whole(pieces, event))
 
     def _check_room(self, client: str) -> None:
         """Raise ApiError 429 where too many are inside; who has none there finds room in as many
@@ -344,93 +355,10 @@ def _figures(asked: ParsedRequest, ended: Ended) -> dict[str, Any]:
     }
 
 
-# -- requests and responses ----------------------------------------------------------------------
-
-
-class _Json(JSONResponse):
-    def render(self, content: Any) -> bytes:
-        return encode(content)
-
-
-class _Stream(StreamingResponse):
-    """Chunks of answers. `held` is left when the last one is sent, or cannot be sent."""
-
-    def __init__(self, chunks: AsyncIterator[bytes], media: str, held: ExitStack) -> None:
-        # a buffering proxy would keep the text back
-        super().__init__(chunks, media_type=media, headers={"x-accel-buffering": "no"})
-        self._held = held
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # not the class's own: it would wait for the end of the connection beside `Exchange`, and of
-        # two that wait one hears nothing
-        with self._held:
-            await self.stream_response(send)
-
-
-def _check_media(request: Request) -> None:
-    kind = (header(request, "content-type") or "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(
-            415, "the body must be sent as content-type: application/json",
-            code="unsupported_media_type",
-        )  # fmt: skip
-    if header(request, "content-encoding") not in (None, "identity"):
-        raise ApiError(415, "the body must not be compressed", code="unsupported_media_type")
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises ApiError beyond `limit` bytes, ClientDisconnect."""
-    too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
-    declared = header(request, "content-length")
-    if declared is not None and int(declared) > limit:  # h11 has checked that it is a number
-        raise too_large
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise too_large
-    return bytes(body)
-
-
 def _batch_size(served: Served) -> int:
     engine = served.model.engine
     return engine.size if isinstance(engine, JoinedEngine) else 1
 
 
-def _preflight() -> Response:
-    """What a browser asks before a page of an allowed origin may call."""
-    return Response(
-        status_code=204,
-        headers={
-            "access-control-allow-methods": "GET, POST",
-            "access-control-allow-headers": "authorization, content-type",
-            "access-control-max-age": "600",
-        },
-    )
-
-
 async def _version(request: Request) -> Response:
-    return _Json({"version": edge.__version__})
-
-
-def _refused(request: Request, problem: Exception) -> Response:
-    assert isinstance(problem, ApiError)
-    path = request.scope["path"]
-    form: type[AnswerFormat] = OllamaFormat if path.startswith("/api/") else AnswerFormat
-    return _Json(form.error(problem), problem.status, problem.headers)
-
-
-def _unroutable(request: Request, problem: Exception) -> Response:
-    """A path that no route has, or a method that a route does not take."""
-    assert isinstance(problem, HTTPException)
-    path = request.scope["path"]
-    if problem.status_code == 405:
-        message, code = f"{path!r:.100} does not take {request.method}", "method_not_allowed"
-    else:
-        message, code = f"unknown URL {path!r:.100}", "unknown_url"
-    headers = {name.lower(): value for name, value in (problem.headers or {}).items()}
-    return _refused(request, ApiError(problem.status_code, message, code=code, headers=headers))
-
-
-def _failed(request: Request, problem: Exception) -> Response:
-    return _refused(request, internal())
+    return JsonResponse({"version": edge.__version__})

@@ -10,7 +10,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from edge.apps.serve.errors import too_late
-from edge.apps.serve.worker import Asked, Embedded, Ended, Event, Job, ModelWorker, Piece, Served
+from edge.apps.serve.jobs import Asked, Embedded, Ended, Event, Job, Piece, Served
+from edge.apps.serve.worker import ModelWorker
 
 MAX_BEHIND = 1 << 16  # pieces of text that a client may have left unread
 WAITED_FOR = 256  # and while others wait for the model, besides what sockets hold

@@ -15,7 +15,7 @@ from edge.apps.serve.answers import AnswerFormat
 from edge.apps.serve.answers import embeddings as openai_embeddings
 from edge.apps.serve.bodies import SAMPLING
 from edge.apps.serve.errors import ApiError, encode, invalid
-from edge.apps.serve.worker import Embedded, Ended, Piece
+from edge.apps.serve.jobs import Embedded, Ended, Piece
 from edge.bundle import Manifest, open_bundle
 from edge.bundle.kernels import WEIGHT_FILE
 from edge.runtime.engines import title

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from edge.apps.serve.errors import ApiError, busy, internal, of_edge_error, stopping, too_late
+from edge.apps.serve.jobs import Embedded, Ended, Event, Job, Piece, Served
 from edge.apps.serve.metrics import Metrics
 from edge.apps.serve.requests import EmbeddingRequest, ParsedRequest
 from edge.apps.serve.slot import Slot
@@ -21,93 +22,9 @@ from edge.errors import EdgeError
 from edge.runtime.embed import Vectors
 from edge.runtime.generate import Generation
 from edge.runtime.model import Model
-from edge.runtime.result import GenerationResult, TokenLogprob
-from edge.text.tools import CallDelta
+from edge.runtime.result import GenerationResult
 
-
-@dataclass(frozen=True)
-class Piece:
-    """Text that joins one of a request's answers, what was asked of the tokens it begins, and what
-    joins its calls of tools.
-    """
-
-    text: str
-    choice: int = 0
-    logprobs: tuple[TokenLogprob, ...] = ()
-    calls: tuple[CallDelta, ...] = ()
-
-
-@dataclass(frozen=True)
-class Ended:
-    """All answers are complete. `reused`: tokens of the prompt that were not run again."""
-
-    results: tuple[GenerationResult, ...]
-    reused: int
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """The vectors [d_model] of a request's texts, in their order."""
-
-    asked: EmbeddingRequest
-    vectors: tuple[Vectors, ...]
-    took_s: float
-
-
-Asked = ParsedRequest | EmbeddingRequest
 Load = Callable[[], tuple[Model, Sequence[Slot]]]
-Event = Piece | Ended | Embedded | ApiError  # text, then how it ended
-
-
-@dataclass(frozen=True)
-class Served:
-    """A model that is loaded, and the states it runs in."""
-
-    model: Model
-    slots: SlotPool
-
-
-class Job:
-    """One request to answer.
-
-    Attributes:
-        until: on the monotonic clock, when nobody wants it any more.
-        served: by which model; None is the one that was loaded last.
-        client: whose it is.
-        begun: whether the model has started on it.
-    """
-
-    def __init__(
-        self,
-        asked: Asked,
-        until: float,
-        post: Callable[[Event], None],
-        served: Served | None = None,
-        client: str = "",
-    ) -> None:
-        """`post` is called in the worker's thread with every event."""
-        self.asked = asked
-        self.until = until
-        self.post = post
-        self.served = served
-        self.client = client
-        self.came = time.monotonic()
-        self.begun = False
-        self.cancelled = threading.Event()
-        self._generation: Generation | None = None
-
-    def cancel(self) -> None:
-        """End it within one step or chunk, or before it begins; from any thread, any time."""
-        self.cancelled.set()
-        generation = self._generation
-        if generation is not None:
-            generation.cancel()
-
-    def attach(self, generation: Generation) -> None:
-        """What `cancel` ends from now on."""
-        self._generation = generation
-        if self.cancelled.is_set():  # it came in between
-            generation.cancel()
 
 
 @dataclass(frozen=True)
