@@ -10,7 +10,8 @@ import numpy as np
 from edge.errors import StateError
 from edge.runtime.layout import ArrayType, Identity, StateLayout, batch_axis, packed
 from edge.runtime.ring import RingLedger, ring_bases
-from edge.runtime.state import Array, Piece, State
+from edge.runtime.state import State
+from edge.runtime.state_memory import Array, Piece, StateMemory
 
 _ALIGNMENT = 64
 
@@ -74,13 +75,15 @@ class StateBuffers(State):
             for source, target in rows:
                 cache[:, :, target] = cache[:, :, source]
 
-    def _same_memory(self, other: State) -> bool:
+    def _same_memory(self, other: StateMemory) -> bool:
         return isinstance(other, StateBuffers)
 
     def _new(self, layout: StateLayout) -> StateBuffers:
         return StateBuffers(layout, self.identity, window=self.window)
 
-    def _take(self, source: State, slots: Iterable[tuple[str, int, int]], length: int) -> None:
+    def _take(
+        self, source: StateMemory, slots: Iterable[tuple[str, int, int]], length: int
+    ) -> None:
         assert isinstance(source, StateBuffers)
         times = self.batch // source.batch
         for name, start, to in slots:

@@ -21,7 +21,8 @@ from edge.runtime.engine import Engine
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.result import FinishReason, GenerationResult, Timings, TokenLogprob
 from edge.runtime.sampling import Sampler, logprob_of
-from edge.runtime.state import Snapshot, State
+from edge.runtime.state import State
+from edge.runtime.state_memory import Snapshot
 from edge.text.stream import StopMatcher, StreamDecoder
 from edge.text.tokenizer import Tokenizer
 from edge.text.tools import CallDelta

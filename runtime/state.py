@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,45 +18,14 @@ from edge.errors import ContextFullError, EngineError, InputError, StateError
 from edge.runtime import statefile
 from edge.runtime.layout import Identity, StateLayout, batch_axis
 from edge.runtime.ledger import Ledger, Slots, Tree
+from edge.runtime.state_memory import Array, Snapshot, StateMemory
 
 if TYPE_CHECKING:
     from edge.runtime.engine import Engine
 
-Array = NDArray[Any]
 Rows = Literal["last", "all"] | Sequence[int]
 Tokens = NDArray[np.int64]
 _PATIENCE_S = 0.5  # after which a thread that waits looks whether the holder still runs
-# one slot of a tensor, and what it holds or is to hold
-Piece = tuple[str, int, Array]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A copy of the live state: one recurrent state, the log rows pending since, and the KV rows
-    in use.
-
-    Attributes:
-        position: tokens consumed.
-        rows: log name → [P, B, width] of the P pending tokens; empty where nothing is pending.
-        nbytes: memory it holds, bytes.
-    """
-
-    identity: Identity
-    batch: int
-    position: int
-    recurrent: Mapping[str, Array]
-    caches: Mapping[str, Array]
-    rows: Mapping[str, Array]
-
-    @property
-    def pending(self) -> int:
-        """Tokens that `recurrent` lacks and `rows` have."""
-        return max((len(rows) for rows in self.rows.values()), default=0)
-
-    @property
-    def nbytes(self) -> int:
-        arrays = (*self.recurrent.values(), *self.caches.values(), *self.rows.values())
-        return sum(array.nbytes for array in arrays)
 
 
 class _Ticket:
@@ -140,14 +109,13 @@ class Hold:
         ticket.gate.release()
 
 
-class State(ABC):
+class State(StateMemory):
     """The state of `batch` sequences of one model, made by `Engine.new_state`.
 
     All memory is taken when it is made, none per token. One thread uses a state at a time; a second
     one gets an EngineError. The verbs are here; subclasses know the memory.
 
     Attributes:
-        layout: names, shapes and types of its tensors.
         identity: what it belongs to.
         window: most tokens of a run that can be taken back.
         ledger: which slots of the memory hold which tokens.
@@ -157,11 +125,10 @@ class State(ABC):
     ledger: Ledger
 
     def __init__(self, layout: StateLayout, identity: Identity, *, window: int) -> None:
-        self.layout = layout
+        super().__init__(layout)
         self.identity = identity
         self.window = window
         self.workspace: Any = None
-        self._based = layout.based
         self._hold = Hold("the state is in use by another thread", "use one state per thread")
 
     # -- what it is ------------------------------------------------------------------------------
@@ -422,56 +389,9 @@ class State(ABC):
         self._read(self._pieces(here, recurrent, rows), caches)
         return Snapshot(self.identity, self.batch, self.position, recurrent, caches, rows)
 
-    def _slot(self, name: str, here: Slots) -> int:
-        return (here.based if name in self._based else here.kept)[0]
-
-    def _pieces(
-        self, here: Slots, recurrent: Mapping[str, Array], rows: Mapping[str, Array]
-    ) -> Iterator[Piece]:
-        for name in self.layout.recurrent:
-            yield name, self._slot(name, here), recurrent[name]
-        for name, array in rows.items():
-            for slot, row in zip(here.rows, array, strict=True):
-                yield name, slot, row
-
-    def _pairs(self, start: Slots, to: Slots) -> Iterator[tuple[str, int, int]]:
-        """(tensor, slot of this state, slot of the one that it is copied to)."""
-        for name in (*self.layout.recurrent, *self.layout.logs):
-            kind = 2 if name in self.layout.logs else 1 if name in self._based else 0
-            for source, target in zip(start[kind], to[kind], strict=True):
-                yield name, source, target
-
-    # -- the memory ------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _zero(self, slots: Iterable[tuple[str, int]]) -> None:
-        """Fill these slots of tensors with zeros."""
-
-    @abstractmethod
-    def _read(self, pieces: Iterable[Piece], caches: Mapping[str, Array]) -> None:
-        """Fill the arrays from slots, those of `caches` from the first rows of the KV caches."""
-
-    @abstractmethod
-    def _write(self, pieces: Iterable[Piece], caches: Mapping[str, Array]) -> None:
-        """Copy the arrays into slots, those of `caches` into the first rows of the KV caches."""
-
-    @abstractmethod
-    def _move(self, slots: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
-        """Copy slots of all recurrent tensors and logs, and rows of the KV caches: from, to."""
-
-    @abstractmethod
-    def _same_memory(self, other: State) -> bool:
-        """Whether `_take` can copy between them."""
-
     @abstractmethod
     def _new(self, layout: StateLayout) -> State:
         """An empty state in the same kind of memory, without a workspace."""
-
-    @abstractmethod
-    def _take(self, source: State, slots: Iterable[tuple[str, int, int]], length: int) -> None:
-        """Copy slots of tensors (name, from, to) and `length` rows of the KV caches from `source`,
-        each of its sequences as often as this state has more of them.
-        """
 
 
 @dataclass(frozen=True)

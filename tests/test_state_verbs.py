@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from edge.errors import ContextFullError, StateError
 from edge.export.network import Network, NetworkState
-from edge.runtime.state import Snapshot
+from edge.runtime.state_memory import Snapshot
 from tests.engine_models import ALL_KINDS, INT8, KINDS, ROUNDED, config_of, engine, network
 
 CAPACITY = 40

@@ -27,7 +27,8 @@ from edge.runtime.cuda.runs import RunKey, place
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.engine import MAX_WINDOW, JointStep, Stepped
 from edge.runtime.ledger import log_slots
-from edge.runtime.state import Array, State, check_run
+from edge.runtime.state import State, check_run
+from edge.runtime.state_memory import Array
 
 if TYPE_CHECKING:
     from edge.runtime.cpu.engine import CpuEngine

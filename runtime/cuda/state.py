@@ -10,7 +10,8 @@ from edge.errors import EngineError, StateError
 from edge.runtime.cuda.device import ALIGNMENT, Exclusive, Memory, Transfer
 from edge.runtime.layout import ArrayType, Identity, StateLayout, batch_axis, packed
 from edge.runtime.ledger import ReplayLedger, log_slots
-from edge.runtime.state import Array, Piece, State
+from edge.runtime.state import State
+from edge.runtime.state_memory import Array, Piece, StateMemory
 
 
 class StateTensor(NamedTuple):
@@ -152,14 +153,16 @@ class DeviceState(State):
                     device.copy(self.caches, at + target * row, self.caches, at + source * row, row)
             device.wait()
 
-    def _same_memory(self, other: State) -> bool:
+    def _same_memory(self, other: StateMemory) -> bool:
         return isinstance(other, DeviceState) and other._exclusive is self._exclusive
 
     def _new(self, layout: StateLayout) -> DeviceState:
         window, slots = self.window, self.ledger.slots
         return DeviceState(layout, self.identity, self._exclusive, window=window, slots=slots)
 
-    def _take(self, source: State, slots: Iterable[tuple[str, int, int]], length: int) -> None:
+    def _take(
+        self, source: StateMemory, slots: Iterable[tuple[str, int, int]], length: int
+    ) -> None:
         """See `State`. Inside the device, in the fewest pieces."""
         assert isinstance(source, DeviceState)
         times = self.batch // source.batch

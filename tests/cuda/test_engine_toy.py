@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from edge.errors import ContextFullError, EngineError, StateError
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.state import Snapshot
+from edge.runtime.state_memory import Snapshot
 from tests.cuda import toy
 
 pytestmark = pytest.mark.without_gpu

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from edge.errors import EngineError, InputError, StateError
 from edge.runtime.cuda.engine import CudaEngine
 from edge.runtime.cuda.state import DeviceState
-from edge.runtime.state import Snapshot
+from edge.runtime.state_memory import Snapshot
 from edge.runtime.tensorrt.bindings import Kind
 from tests.cuda.models import CHUNK, poison, tokens
 from tests.cuda.test_engine_models import close, same_arrays
