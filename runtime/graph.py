@@ -220,11 +220,11 @@ class _Check:
         location = found[b"location"].decode("latin-1")
         if location not in self._weights:
             raise ValueError(
-                f"tensor {_said(name)} lies in {location!r:.80}, which is no file of weights"
+                f"tensor {_said(name)} lies in {location!r:.80}, which is not a file of weights"
             )
         numbers = [_NUMBER.fullmatch(found[key]) for key in (b"offset", b"length")]
         if None in numbers:
-            raise ValueError(f"tensor {_said(name)} has an offset or a length that is no number")
+            raise ValueError(f"tensor {_said(name)} has an offset or a length that is not a number")
         offset, length = (int(found[key]) for key in (b"offset", b"length"))
         if length != size or offset + length > self._weights[location]:
             raise ValueError(
@@ -333,7 +333,7 @@ def _read(kind: str, data: bytes, depth: int = 0) -> Message:
         name, repeats, form, below = known[number]
         if form == "#":
             if wire != VARINT:
-                raise ValueError(f"{name} of a {kind} is no integer")
+                raise ValueError(f"{name} of a {kind} is not an integer")
         elif form != "~" and not isinstance(value, bytes):
             raise ValueError(f"{name} of a {kind} is a number")
         read = _read(below, message(value), depth + 1) if below else value

@@ -424,7 +424,7 @@ class Session:
         """
         if not isinstance(snapshot, SessionSnapshot):
             raise StateError(
-                f"is no snapshot, but {type(snapshot).__name__}", field="snapshot",
+                f"is not a snapshot, but {type(snapshot).__name__}", field="snapshot",
                 remedy="give what snapshot() returned; load() reads a file",
             )  # fmt: skip
         with self._hold:

@@ -146,7 +146,7 @@ def test_from_a_repository_to_a_conversation(hub: FakeHub, tmp_path: Path) -> No
     assert call("rm", "tiny-llama").exit_code == 0
     assert not (tmp_path / "models" / "tiny-llama").exists()
     assert store.names() == [] and store.last_used("tiny-llama") is None
-    assert "tiny-llama: is no model" in str(call("rm", "tiny-llama").exception)
+    assert "tiny-llama: is not among the pulled models" in str(call("rm", "tiny-llama").exception)
 
 
 def test_pulled_again(hub: FakeHub, tmp_path: Path) -> None:

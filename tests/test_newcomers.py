@@ -113,7 +113,7 @@ def test_what_is_no_schema_no_snapshot_and_no_text() -> None:
             session.chat("hello", json_schema=schema)
         assert said in str(caught.value)
     for snapshot in (None, "state.edge", session):
-        with pytest.raises(StateError, match=r"is no snapshot, .*load\(\) reads a file"):
+        with pytest.raises(StateError, match=r"is not a snapshot, .*load\(\) reads a file"):
             session.restore(snapshot)
     for texts in (3, None, b"a"):
         with pytest.raises(InputError, match="texts: must be a text, token ids, or a list"):

@@ -52,7 +52,7 @@ def test_trees_that_ucb_chooses_change_no_word() -> None:
     assert found.tokens == wanted.tokens
     assert found.speculation is not None
     assert set(found.speculation.shapes) >= {arm.branches for arm in ARMS}
-    with pytest.raises(InputError, match="'best' is no tree"):
+    with pytest.raises(InputError, match="'best' is not a tree"):
         _sessions("mamba", draft_tree="best")
 
 

@@ -66,7 +66,7 @@ def bench(
     heats = _numbers(temperatures)
     chosen = WAYS if ways is None else ways.split(",")
     if wrong := [way for way in chosen if way not in WAYS]:
-        raise InputError(f"{wrong[0]!r:.40} is none of {', '.join(WAYS)}", field="--ways")
+        raise InputError(f"unknown way {wrong[0]!r:.40} (choose {', '.join(WAYS)})", field="--ways")
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)

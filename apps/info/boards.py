@@ -88,7 +88,7 @@ def sized(text: str) -> MemoryBudget:
     size = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
     if size < 10**6:  # a number without a unit is one of bytes
         raise InputError(
-            f"{text!r:.40} is no size of a memory",
+            f"{text!r:.40} is not a size of memory",
             field="--memory",
             remedy="such as 4GB, 512MiB or 3.5G",
         )

@@ -64,7 +64,7 @@ class HubModel:
             listed = Manifest.model_validate_json(manifest.read_bytes()).files
         except ValueError:
             raise PullError(
-                "has a manifest.json that is no bundle's", file=self.repository,
+                "has a manifest.json, but not a bundle's", file=self.repository,
                 remedy="is it made for a later version?",
             ) from None  # fmt: skip
         return {MANIFEST, *(entry.path for entry in listed)}

@@ -97,7 +97,7 @@ def _find(name: str) -> Path:
         here = _names()
         near = [each for each in here if name in each] or difflib.get_close_matches(name, here, 3)
         remedy = f"do you mean {' or '.join(near[:3])}?" if near else "edge list shows the names"
-        raise InputError("is no model that is here", file=name, remedy=remedy)
+        raise InputError("is not among the pulled models", file=name, remedy=remedy)
     return path
 
 

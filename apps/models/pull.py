@@ -111,7 +111,7 @@ def _check_name(name: str) -> None:
     if name in EMBEDDED or not store.is_name(name):
         raise PullError(
             f"{name} is the name of a model inside the package" if name in EMBEDDED
-            else f"{name!r:.60} is no name", field="--name",
+            else f"{name!r:.60} is not a valid name", field="--name",
             remedy="choose another" if name in EMBEDDED
             else "lower case letters and digits, with single . _ or - between them",
         )  # fmt: skip

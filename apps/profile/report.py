@@ -160,7 +160,7 @@ def _side(result: ProfileResult, side: ProfileSide, absent: dict[str, str]) -> F
 def _test(result: ProfileResult, samples: Sequence[Sample], absent: dict[str, str]) -> Facts:
     """Everything of one prompt length."""
     if samples and samples[0].tpot is None:
-        absent["tpot_ms"] = absent["itl_ms"] = "one generated token has no next one (-n 2 or more)"
+        absent["tpot_ms"] = absent["itl_ms"] = "needs at least two generated tokens (-n 2 or more)"
     rows = [sample.to_dict() for sample in samples]
     spreads = {
         name: _spread([row[name] for row in rows if row[name] is not None])
@@ -326,7 +326,7 @@ def _ratios(result: ProfileResult, absent: dict[str, str]) -> list[Facts]:
             row[name] = asdict(ratio(a, b)) if a and b else None
         found.append(row)
     if result.plan.repetitions < 2:
-        absent["interval of the ratio"] = "one repetition has no spread (-r 2 or more)"
+        absent["interval of the ratio"] = "needs at least two repetitions (-r 2 or more)"
     return found
 
 

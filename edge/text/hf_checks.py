@@ -67,7 +67,7 @@ def _flat(step: Any, where: str, inner: str) -> list[tuple[str, Step]]:
         if one is None:
             continue
         if not isinstance(one, Mapping):
-            raise ValueError(f"{where}: is no step")
+            raise ValueError(f"{where}: is not a step")
         if one.get("type") != "Sequence":
             found.append((where, one))
             continue
@@ -80,7 +80,7 @@ def _flat(step: Any, where: str, inner: str) -> list[tuple[str, Step]]:
 
 def _string(value: Any, name: str, least: int = 0) -> str:
     if not isinstance(value, str) or not least <= len(value) <= MAX_STRING:
-        raise ValueError(f"{name}: is no text of {least} to {MAX_STRING} characters")
+        raise ValueError(f"{name}: is not a text of {least} to {MAX_STRING} characters")
     return value
 
 
@@ -97,7 +97,7 @@ def _pattern(step: Step) -> int:
     if kind == "String":
         return len(_string(text, "pattern", 1))
     if kind != "Regex" or not isinstance(text, str) or not 1 <= len(text) <= MAX_PATTERN:
-        raise ValueError(f"pattern: is no expression of 1 to {MAX_PATTERN} characters")
+        raise ValueError(f"pattern: is not an expression of 1 to {MAX_PATTERN} characters")
     check_pattern(text)
     return 1
 

@@ -253,7 +253,7 @@ class LongRun(ABC, Generic[Options]):
             place["seconds"] = time.monotonic() - self.clock
             if not math.isfinite(losses[-1]):
                 raise ExportError(
-                    f"the loss is no number after {place['tokens']} tokens", file=self.folder,
+                    f"the loss is not a number after {place['tokens']} tokens", file=self.folder,
                     remedy="try again with a smaller --rate",
                 )  # fmt: skip
             if self._point_due(losses):

@@ -197,7 +197,7 @@ class DrafterOptions(LearningOptions):
         if self.label + self.choice + self.overlap > 1:
             faults.add("label", "with choice and overlap is more than 1")
         if self.rank not in range(32, (wide := teacher.config.d_model) + 1, 32):
-            faults.add("rank", f"{self.rank} is no multiple of 32 up to {wide}")
+            faults.add("rank", f"{self.rank} is not a multiple of 32 up to {wide}")
         if not 1 <= self.layers <= 64:
             faults.add("layers", f"{self.layers} is outside 1 to 64")
 

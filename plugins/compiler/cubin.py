@@ -59,7 +59,7 @@ def resources(cubin: bytes, symbol: str) -> Resources:
         )
     except (struct.error, KeyError, IndexError, StopIteration, ValueError) as problem:
         raise ExportError(
-            f"what ptxas made is no cubin that can be read: {problem!r}",
+            f"cannot read the cubin that ptxas made: {problem!r}",
             field=symbol,
             remedy="use the Triton version in constraints.txt",
         ) from None

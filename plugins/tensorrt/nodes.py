@@ -79,13 +79,13 @@ def node_runs(lowered: Lowered) -> list[tuple[Node, list[Runs]]]:
         for regime, nodes in walks:
             names = node.pair if regime.many and node.pair else (node.name,)
             if any(name not in nodes for name in names):
-                raise LoweringError("is no node of every kind of run", field=node.name)
+                raise LoweringError("is not a node of every kind of run", field=node.name)
             each = [launches[index] for name in names for index in nodes.pop(name)]
             runs.append(Runs(regime, [(one, variants[one.variant]) for one in each]))
         found.append((node, runs))
     for _, nodes in walks:
         if nodes:
-            raise LoweringError("is no part of a step", field=next(iter(nodes)))
+            raise LoweringError("is not part of a step", field=next(iter(nodes)))
     return found
 
 

@@ -81,7 +81,7 @@ def operands(at: Lowering, node: Node) -> Operands:
     try:
         name = device_name(node.op, attributes)
     except KeyError:
-        raise ExportError(f"{node.op} is no device op", field=node.name) from None
+        raise ExportError(f"{node.op} is not a device op", field=node.name) from None
     op = DEVICE_OPS[name]
     given |= _steering(at, op, given)
     given |= {n: _whole(op, n, view, node) for n, view in views.items()}

@@ -80,7 +80,7 @@ def tool_use(
     declared = _checked(tools)
     names = [tool["function"]["name"] for tool in declared]
     if choice not in ("auto", "none", "required", *names):
-        raise InputError(f"{choice!r:.60} is no tool", field="tool_choice",
+        raise InputError(f"unknown tool {choice!r:.60}", field="tool_choice",
                          remedy="auto, none, required, or the name of a tool")  # fmt: skip
     form = template.tools.form
     spelled = {

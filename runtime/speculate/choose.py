@@ -115,7 +115,9 @@ def _fixed(tokens: int | None, tree: Sequence[int] | str | None) -> Shape | None
             raise InputError(f"must be 1 … {MAX_DRAFT_TOKENS}, not {tokens}", field="draft_tokens")
         return Shape.of_chain(tokens)
     if isinstance(tree, str):
-        raise InputError(f"{tree!r:.40} is no tree", field="draft_tree", remedy="(3, 2, 1), or ucb")
+        raise InputError(
+            f"{tree!r:.40} is not a tree", field="draft_tree", remedy="(3, 2, 1), or ucb"
+        )
     return None if tree is None else _tree(tree)
 
 

@@ -95,7 +95,7 @@ def find() -> Path:
         path = Path(named)
         path = path / FILE if path.is_dir() else path
         if not path.is_file():
-            raise EngineError("there is no such file", file=path, field=VARIABLE, remedy=COMMAND)
+            raise EngineError("file not found", file=path, field=VARIABLE, remedy=COMMAND)
         return path.absolute()
     for path in places():
         if path.is_file():

@@ -66,7 +66,7 @@ def test_a_variable_that_names_nothing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(library.VARIABLE, str(tmp_path / "nowhere.so"))
-    with pytest.raises(EngineError, match="there is no such file") as caught:
+    with pytest.raises(EngineError, match="file not found") as caught:
         library.open_library()
     assert caught.value.field == library.VARIABLE
 

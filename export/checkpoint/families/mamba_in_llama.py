@@ -56,7 +56,7 @@ def _described(own: Fields, config: ModelConfig) -> tuple[list[int], Make]:
     attention = own.indices("attn_layers", blocks)
     heads = config.layers[0]
     if not isinstance(heads, AttentionConfig):
-        own.stop("attn_layers", f"the layers of {config.family} are no attention", UNSUPPORTED)
+        own.stop("attn_layers", f"{config.family} has no attention layers", UNSUPPORTED)
     ssm = own.section("ssm_cfg")
     inner = heads.n_heads * heads.head_dim
     sizes = {

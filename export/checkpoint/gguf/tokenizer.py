@@ -175,7 +175,9 @@ class GgufTokenizer:
     def _list(self, name: str, kind: type | tuple[type, ...], count: int | None = None) -> Any:
         values = self._get(name)
         if not isinstance(values, list) or not all(isinstance(v, kind) for v in values):
-            raise self._refusal(name, "is missing" if values is None else "is no list of its kind")
+            raise self._refusal(
+                name, "is missing" if values is None else "is not a list of its kind"
+            )
         if count is not None and len(values) != count:
             raise self._refusal(name, f"has {len(values)} entries for {count} tokens")
         return values
