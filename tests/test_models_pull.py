@@ -72,7 +72,7 @@ def test_info_before_pulling_asks_for_the_config_alone(hub: FakeHub) -> None:
     assert told.exit_code == 0 and "family      llama" in told.stdout
     assert [path.rpartition("/")[2] for path, *_ in hub.asked] == ["config.json"]
     hub.files["someone/Empty"] = {"README.md": b"nothing"}
-    assert refused("info", "someone/Empty").message == "has no config.json"
+    assert refused("info", "someone/Empty").message.endswith("and has no config.json")
 
 
 # -- names -------------------------------------------------------------------------------------
@@ -239,6 +239,7 @@ def test_what_the_hub_refuses(
     monkeypatch.chdir(tmp_path)  # nothing called x lies beside it
     assert "has no such revision" in refused("pull", f"{REPOSITORY}@nowhere").message
     assert "names no revision" in refused("pull", f"{REPOSITORY}@").message
+    assert "is no folder here, and is not on the hub" in refused("info", "someone/else").message
     assert "is not on the hub" in refused("pull", "someone/else").message
     for bad in ("../x", "a/b/c", "just-a-name", "a/..", "/nowhere/at/all"):
         assert "is neither there nor a name" in refused("pull", bad).message, bad

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edge.apps.info.boards import MemoryBudget
 from edge.apps.units import megabytes
 from edge.bundle import store
-from edge.errors import InputError
+from edge.errors import InputError, PullError
 from edge.runtime.cpu import planning
 from edge.runtime.layout import StateLayout
 from edge.tensors import kv_cache_shapes, parameters, read_parameters
@@ -55,7 +55,13 @@ def read(name: str) -> tuple[Layout, list[str]]:
     from edge.apps.models import hub
 
     with tempfile.TemporaryDirectory() as folder:
-        return read_layout(hub.look_up_config(name).fetch(Path(folder)))
+        try:
+            config = hub.look_up_config(name).fetch(Path(folder))
+        except PullError as problem:  # a folder may have been meant
+            raise PullError(
+                f"is no folder here, and {problem.message}", file=name, remedy=problem.remedy
+            ) from None
+        return read_layout(config)
 
 
 def collect(
