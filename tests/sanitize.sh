@@ -20,7 +20,7 @@ sanitize() { # NAME LIBRARY FLAG...
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
     EDGE_CPU_LIBRARY="$PWD/$out/kernels.so" \
-    "$python" -m pytest -n 0 -q -p no:cacheprovider tests/kernels tests/test_cpu_engine.py \
+    "$python" -m pytest -n 0 -q -p no:cacheprovider tests/kernels tests/test_cpu_engine.py tests/test_cpu_interleave.py \
     -k "plain or avx or dotprod or change_no_bit" "${options[@]}"
 }
 

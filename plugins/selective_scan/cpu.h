@@ -258,6 +258,8 @@ struct Scan : Kernel {
 
     // `h` and `path` are memory for the states of all blocks
     void work(vf* h, vf* path) const {
+      bool one = course.tokens == 1 && course.store == 2 && !course.pending && !course.ancestors;
+      if (one && kind == Type::f32) return token(Through(*this), 0);
       load_all(h);
       for (int64_t j = 0; j < course.pending; j++) {
         feed(h, log_xs, log_steps, course.replay[j], part.replayed_B, j);
@@ -265,7 +267,7 @@ struct Scan : Kernel {
       }
       if (course.ancestors) return branches(h, path);
       for (int64_t t = 0; t < course.tokens; t++) {
-        token(h, t);
+        token(Kept{h, N}, t);
         round(h);
       }
       if (course.store == 2) store_all(h);
@@ -274,15 +276,52 @@ struct Scan : Kernel {
    private:
     static vf step_size(const Channels& c, vf dt) { return softplus(dt * c.dt_unit + c.offset); }
 
-    // h after one more token, not yet rounded; and C·h where C is asked for
-    template <bool READ = false>
-    EDGE_INLINE vf update(const Channels& c, vf* h, vf x, vf delta, const float* B,
+    // Where h of block i is while tokens come.
+    struct Kept {
+      vf* h;
+      int64_t N;
+      EDGE_INLINE vf get(int i, int64_t n) const { return h[i * N + n]; }
+      EDGE_INLINE void put(int i, int64_t n, vf of_n) const { h[i * N + n] = of_n; }
+    };
+    // Of a single token: from one slot to the other.
+    struct Through {
+      const Strip& strip;
+      const float* source;
+      float* target;
+      bool past;
+      explicit Through(const Strip& strip_)
+          : strip(strip_), source(of_slot(strip.course.source)),
+            target(of_slot(strip.course.target)), past(strip.past()) {}
+      float* of_slot(int64_t slot) const {
+        return strip.s.state.template in<float>(strip.a) + slot * strip.state_size;
+      }
+      EDGE_INLINE int64_t at(int i, int64_t n) const {
+        const Channels& c = strip.of[i];
+        return (c.sequence * strip.N + n) * strip.s.E + c.e;
+      }
+      EDGE_INLINE vf get(int i, int64_t n) const {
+        const float* from = source + at(i, n);
+        __builtin_prefetch(from + AHEAD * W, 0, 2);
+        return load_some(from, strip.of[i].some);
+      }
+      EDGE_INLINE void put(int i, int64_t n, vf of_n) const {
+        float* to = target + at(i, n);
+        if (past && strip.of[i].some == W) return store_past(to, of_n);
+        store_some(to, of_n, strip.of[i].some);
+      }
+    };
+
+    // h of block i after one more token, not yet rounded; and C·h where C is asked for
+    template <bool READ = false, class H>
+    EDGE_INLINE vf update(H h, int i, vf x, vf delta, const float* B,
                           const float* C = nullptr) const {
+      const Channels& c = of[i];
       vf fed = delta * (x * c.x_unit), out{};
 #pragma GCC unroll 16
       for (int64_t n = 0; n < (COUNT ? COUNT : N); n++) {
-        h[n] = exp2v(delta * c.rate[n]) * h[n] + fed * B[n];
-        if (READ) out += h[n] * C[n];
+        vf now = exp2v(delta * c.rate[n]) * h.get(i, n) + fed * B[n];
+        h.put(i, n, now);
+        if (READ) out += now * C[n];
       }
       return out;
     }
@@ -330,13 +369,13 @@ struct Scan : Kernel {
         const Channels& c = of[i];
         int64_t row = at * course.batch + c.sequence;
         const float* from = B + (of_B * course.batch + c.sequence) * s.B_groups * N + c.first_B;
-        update(c, h + i * N, x.at(row, c.e, c.some), step_size(c, dt.at(row, c.e, c.some)), from);
+        update(Kept{h, N}, i, x.at(row, c.e, c.some), step_size(c, dt.at(row, c.e, c.some)), from);
       }
       round(h);
     }
 
     // run token t from h on, with its output
-    void token(vf* h, int64_t t) const {
+    template <class H> void token(H h, int64_t t) const {
       vf x[STRIP], delta[STRIP], gate[STRIP];
       for (int i = 0; i < count; i++) {
         const Channels& c = of[i];
@@ -354,7 +393,7 @@ struct Scan : Kernel {
       for (int i = 0; i < count; i++) {
         const Channels& c = of[i];
         int64_t row = t * course.batch + c.sequence;
-        vf y = update<true>(c, h + i * N, x[i], delta[i], part.B + row * s.B_groups * N + c.first_B,
+        vf y = update<true>(h, i, x[i], delta[i], part.B + row * s.B_groups * N + c.first_B,
                             part.C + row * s.C_groups * N + c.first_C);
         store_some(s.y.in<float>(a) + row * s.E + c.e, (y + x[i] * c.skip) * gate[i], c.some);
       }
@@ -366,7 +405,7 @@ struct Scan : Kernel {
         std::memcpy(h, start, size_t(count * N) * sizeof(vf));
         for (int64_t j = 0; j < t; j++)
           if (course.ancestors[t * course.tokens + j]) feed(h, xs, part.steps, j, part.B, j);
-        token(h, t);
+        token(Kept{h, N}, t);
       }
     }
   };

@@ -9,6 +9,7 @@ own step.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import weakref
 from collections import OrderedDict
@@ -151,9 +152,9 @@ class JointRuns:
         self._memory, self._values = engine.arena(places.total), places.offsets
         self._shared = _Inputs(self, _SHARED, parts.rows)
         self._seats = [_Inputs(self, _EACH, 1) for _ in range(parts.rows)]
-        nbytes = ITEM_SIZE["f32"] * parts.rows * engine.config.vocab_size
-        self._out = self._device.host(nbytes)
-        self._logits: Floats = self._out.view(np.float32).reshape(parts.rows, -1)
+        values = ctypes.c_float * (parts.rows * engine.config.vocab_size)
+        logits = values.from_address(self._memory.address + self._values[LOGITS])
+        self._logits: Floats = np.frombuffer(memoryview(logits), np.float32).reshape(parts.rows, -1)
         self._order = list(self._calls_in_order())
         self._of_rows: dict[int, CallList] = {}
         self._of_states: OrderedDict[tuple[int, int], _Seated] = OrderedDict()
@@ -165,10 +166,9 @@ class JointRuns:
         for own in self._parts.order:
             yield own, seen[own]
             seen[own] += 1
-        yield False, seen[False]  # the copy of the logits
 
     def run(self, members: Sequence[tuple[State, DeviceRun]]) -> list[Floats]:
-        """Logits [V] of one token of each state, views of memory that the next run overwrites.
+        """Logits [V] of one token of each state, views of the arena, which the next run overwrites.
 
         Raises EngineError: no memory.
         """
@@ -220,9 +220,6 @@ class JointRuns:
         with self._device.record() as made:
             for call in self._launches(program, state, row, rows):
                 call.issue(self._device)
-            if program == _SHARED:
-                wanted = self._out[: self._logits[:rows].nbytes]
-                self._device.read(wanted, self._memory, self._values[LOGITS])
         calls = made[0]
         assert isinstance(calls, CallList)
         return calls
