@@ -18,6 +18,15 @@ from edge.export.exporter import check_graph
 from edge.export.graph import build_graph
 from edge.export.graph.run import open_session, session_options
 from edge.export.graph.verify import compare
+from edge.export.quantize.plan import (
+    INT8_ROWS,
+    LayerPlan,
+    ModelPlan,
+    Product,
+    Rounding,
+    Storage,
+)
+from edge.export.quantize.weights import dequantize_blocks, quantize_minimum
 from edge.export.recipes import Choices, mixture, plan_model
 from edge.tensors import tensor_shapes
 from tests.quantized_models import built, in_runs, network, plan_of, runners, tokens_of
@@ -152,3 +161,28 @@ def test_every_product_that_was_planned_in_integers_is_one(quant: str, tmp_path:
     for node in model.graph.node:
         if node.op_type == "MatMulIntegerToFloat":
             assert zero[node.input[1]].data_type in (TensorProto.INT8, TensorProto.UINT8)
+
+
+def test_columns_that_stay_floating_do_not_cost_the_grid_of_their_blocks(tmp_path: Path) -> None:
+    """Zeros in their places would: so a file's 4-bit codes would be rounded a second time."""
+    config = ModelConfig(
+        family="test",
+        vocab_size=48,
+        d_model=64,
+        layers=(MlpConfig(d_intermediate=64, form="gelu"),),
+    )
+    tensors = random_tensors(config)
+    up = "layers.0.up_proj.weight"
+    packed, scales, minimums = quantize_minimum(tensors[up], 32)
+    tensors[up] = dequantize_blocks(packed, scales, 4, minimums)
+    four, one = Storage(4, 64, minimum=True), Rounding(np.full(1, 0.02, np.float32))
+    products = {
+        "up_proj": Product(four, one, outliers=(3, 40)),
+        "down_proj": Product(four, one, outliers=(5,)),
+    }
+    plan = ModelPlan("test", INT8_ROWS, Product(INT8_ROWS, one), (LayerPlan(products),))
+    made = build_graph(config, tensors, tmp_path, plan)
+    model = onnx.load(made.graph, load_external_data=False)
+    kept = {i.name: i.dims for i in model.graph.initializer}
+    assert list(kept[f"{up}.packed"]) == [64, 2, 16]
+    assert list(kept["layers.0.down_proj.weight.packed"]) == [64, 1, 32]

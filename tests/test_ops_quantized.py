@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from edge.export.quantize.weights import quantize_blocks
+from edge.export.quantize.weights import quantize_blocks, quantize_minimum
 from edge.plugins.catalogue import OPS
 from edge.plugins.embedding import reference as embedding
 from edge.plugins.gated_norm import reference as gated_norm
@@ -251,6 +251,24 @@ def test_linear_int4(flavour: Flavour, block: int, rng: np.random.Generator) -> 
             feeds = {"x": x, "x_scale": x_scale, "packed": packed, "scales": scales}
             y = run("LinearInt4", flavour, feeds, K=256, N=rows, bits=4, block_size=block)["y"]
             close(y, linear.linear_int4(*torched(x, x_scale, packed, scales)))
+
+
+@ort_alone
+@pytest.mark.parametrize("block", [32, 128])
+def test_linear_int4_with_minimums(flavour: Flavour, block: int, rng: np.random.Generator) -> None:
+    packed, scales, minimums = quantize_minimum(normal(rng, 40, 256) + np.float32(0.5), block)
+    sizes = {"K": 256, "N": 40, "bits": 4, "block_size": block}
+    y_scale = np.array([0.9], np.float32)
+    for steps, batch in RUNS:
+        x, x_scale = int8(rng, steps, batch, 256), np.array([0.013], np.float32)
+        feeds = {"x": x, "x_scale": x_scale, "packed": packed, "scales": scales}
+        feeds |= {"minimums": minimums}
+        wanted = linear.linear_int4_minimum(*torched(*feeds.values()))
+        close(run("LinearInt4Minimum", flavour, feeds, **sizes)["y"], wanted)
+        q = run("LinearInt4MinimumQuantize", flavour, feeds | {"y_scale": y_scale}, **sizes)["y"]
+        rounded = quantize.quantize(wanted, torch.from_numpy(y_scale)).numpy()
+        assert q.dtype == np.int8 and 20 < np.abs(rounded).max() <= 128
+        assert (q != rounded).mean() <= 1e-3 and np.abs(q.astype(int) - rounded).max() <= 1
 
 
 @ort_alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,11 @@ def four_bits(name: str, columns: int) -> Product:
     return Product(Storage(4, 32) if big else INT8, Rounding(scale(4)))
 
 
+def minimums(name: str, columns: int) -> Product:
+    kept = four_bits(name, columns)
+    return replace(kept, weight=replace(kept.weight, minimum=kept.weight.bits == 4))
+
+
 def by_channel(name: str, columns: int) -> Product:
     outliers = (1, 3) if columns > 8 else ()
     return Product(INT8, Rounding(scale(4, columns)), outliers=outliers)
@@ -119,6 +125,8 @@ PLANS: dict[str, ModelPlan] = {
     "dynamic": plan(dynamic, "fp32", False, None),
     "four bits": plan(four_bits, "fp32", False, scale(4)),
     "four bits, fused": plan(four_bits, "fp32", True, scale(4)),
+    "minimums": plan(minimums, "fp32", False, scale(4)),
+    "minimums, fused": plan(minimums, "fp32", True, scale(4)),
     "by channel": plan(by_channel, "fp32", False, scale(4)),
 }
 EXPECTED = {
@@ -133,6 +141,8 @@ EXPECTED = {
     },
     "four bits": {"LinearInt4"},
     "four bits, fused": {"LinearInt4Quantize"},
+    "minimums": {"LinearInt4Minimum"},
+    "minimums, fused": {"LinearInt4MinimumQuantize"},
 }  # fmt: skip
 
 

@@ -147,10 +147,14 @@ def store(
         return shape
     array = g.tensor(name) if make is None else make()
     *lead, rows, columns = array.shape
-    array = _prepared(g, name, product, array.reshape(-1, columns))
-    storage = product.weight
-    if storage.minimum and columns % GRID_BLOCK == 0 and on_a_grid(array):
-        storage = replace(storage, block=GRID_BLOCK)
+    given = array.reshape(-1, columns)
+    array, storage = _prepared(g, name, product, given), product.weight
+    if storage.minimum and columns % GRID_BLOCK == 0:
+        # a column that is multiplied apart meets zeros here: it may be what keeps the block's grid
+        whole = array.copy() if product.outliers else array
+        whole[:, list(product.outliers)] = given[:, list(product.outliers)]
+        if on_a_grid(whole):
+            array, storage = whole, replace(storage, block=GRID_BLOCK)
     g.stored[name] = (storage, (rows, columns))
     if storage.block is not None:
         made = _blocks(g, name, array, storage, storage.block)
@@ -271,24 +275,29 @@ def linear_to_int8(
     if product.weight.block is None:
         inputs += [name, f"{name}.scale", scale]
         return g.call("LinearInt8Quantize", inputs, [output])[0]
-    inputs += [f"{name}.packed", f"{name}.scales", scale]
-    return g.call("LinearInt4Quantize", inputs, [output], **_bits(g, name))[0]
+    minimum = product.weight.minimum
+    op = f"LinearInt4{'Minimum' * minimum}Quantize"
+    return g.call(op, [*inputs, *_parts(name, minimum), scale], [output], **_bits(g, name))[0]
+
+
+def _parts(name: str, minimum: bool) -> list[str]:
+    """The parts of a matrix in blocks."""
+    return [f"{name}.{part}" for part in _PARTS[: 2 + minimum]]
 
 
 def _int8_or_floating(
     g: GraphBuilder, x: ProductInput, name: str, product: Product, columns: int, output: str
 ) -> None:
+    minimum = product.weight.minimum
     if product.input is None:
         if product.weight.block is None:
             g.call("Linear", [x.value, name], [output])
         else:
-            minimum = product.weight.minimum
-            parts = [f"{name}.{part}" for part in _PARTS[: 2 + minimum]]
-            op = "LinearBitsMinimum" if minimum else "LinearBits"
-            g.call(op, [x.value, *parts], [output], **_bits(g, name))
+            op = f"LinearBits{'Minimum' * minimum}"
+            g.call(op, [x.value, *_parts(name, minimum)], [output], **_bits(g, name))
     elif product.weight.block is not None:
-        packed = [_x_scale(g, x, product, columns), f"{name}.packed", f"{name}.scales"]
-        g.call("LinearInt4", [x.rounded, *packed], [output], **_bits(g, name))
+        inputs = [x.rounded, _x_scale(g, x, product, columns), *_parts(name, minimum)]
+        g.call(f"LinearInt4{'Minimum' * minimum}", inputs, [output], **_bits(g, name))
     elif x.rows:
         g.call("LinearInt8Rows", [x.rounded, x.rows, name, f"{name}.scale"], [output])
     else:

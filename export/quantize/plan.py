@@ -29,8 +29,8 @@ class Storage:
         block: columns that share a scale (`edge::LinearBits`, unsigned, for floating activations,
             or `edge::LinearInt4`); None with 8 bits is signed int8 for `edge::LinearInt8`.
         rows: with signed int8, one scale a row instead of one for the matrix.
-        minimum: blocks of 4 bits have one, beside a scale, both in fp16 (`edge::LinearBitsMinimum`,
-            for floating activations).
+        minimum: blocks of 4 bits have one, beside a scale, both in fp16 (`edge::LinearBitsMinimum`
+            or `edge::LinearInt4Minimum`).
     """
 
     bits: Literal[4, 8, 16, 32]

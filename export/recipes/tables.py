@@ -28,8 +28,8 @@ from edge.export.recipes.base import Recipe
 Layers = dict[str, Table]
 
 # A scale a row and so many columns, or a smaller number that divides the matrix.
-_W8, _INT4 = Storage(8, 128), Storage(4, 128)
-# Of floating activations: a scale and a minimum a block.
+_W8 = Storage(8, 128)
+# A scale and a minimum a block.
 _W4, _W4_128 = Storage(4, 32, minimum=True), Storage(4, 128, minimum=True)
 
 
@@ -141,7 +141,8 @@ def _transformer(reads: Activation, weights: Storage) -> Layers:
     that it will see. Weights have a scale a row or block (LLM.int8(), as Quamba keeps Jamba's).
     """
     row: Activation = Dynamic()
-    stacked = weights if weights.block is not None else INT8_ROWS
+    in_blocks = weights.block is not None
+    stacked = replace(weights, minimum=False) if in_blocks else INT8_ROWS
     return {
         "attention": {
             "normed": reads, "qkv_proj": weights, "attended_time": reads, "o_proj": weights,
@@ -208,11 +209,15 @@ W4A8 = Recipe(
     128,
     ENDS,
     {
-        "mamba1": {**mamba1(x=PERCENTILE, y=HADAMARD), "in_proj": _INT4, "out_proj": _INT4},
-        "mamba2": mamba2(x=_GROUPS, y=HADAMARD, BC=_GROUPS, big=_INT4),
-        **_transformer(CAPPED_LLM_INT8, _INT4),
+        "mamba1": {**mamba1(x=PERCENTILE, y=HADAMARD), "in_proj": _W4_128, "out_proj": _W4_128},
+        "mamba2": mamba2(x=_GROUPS, y=HADAMARD, BC=_GROUPS, big=_W4_128),
+        **_transformer(CAPPED_LLM_INT8, _W4_128),
     },
-    {"weights": "int4; x_proj, dt_proj int8", "activations": "int8, static", "method": "Quamba2"},
+    {
+        "weights": "int4 with minimums; x_proj, dt_proj int8",
+        "activations": "int8, static",
+        "method": "Quamba2",
+    },
 )
 
 # -- what Quamba is compared with -----------------------------------------------------------------

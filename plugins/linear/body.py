@@ -132,3 +132,21 @@ ORT_LINEAR_INT4_QUANTIZE = (
     y = QuantizeLinear(steps, one, s8_zero)
 """
 )
+
+ORT_LINEAR_INT4_MINIMUM = (
+    ZERO
+    + "    floating = DequantizeLinear(x, x_scale, zero)\n"
+    + ORT_LINEAR_BITS_MINIMUM.replace("accuracy_level: int = 4", "accuracy_level: int = 1")
+    .replace("(x, packed", "(floating, packed")
+    .replace("Reshape(x,", "Reshape(floating,")
+)
+
+ORT_LINEAR_INT4_MINIMUM_QUANTIZE = (
+    ORT_LINEAR_INT4_MINIMUM.replace("    y = Add", "    product = Add")
+    + ONE
+    + """
+    s8_zero = Constant<value = int8 {0}>()
+    rounds = Div(product, y_scale)
+    y = QuantizeLinear(rounds, one, s8_zero)
+"""
+)

@@ -548,15 +548,19 @@ struct LinearBits : Kernel {
 
 // int8 rows of one scale.
 struct LinearInt4 : Kernel {
-  Argument x, packed, scales, M;
+  Argument x, packed, scales, minimums, M;
   int64_t x_stride;
   Blocked blocked;
   Scaled scaled;
   LinearInt4(const Variant& v)
-      : x(v, "x"), packed(v, "packed"), scales(v, "scales"), M(v, "M"),
-        x_stride(v.integer("X_STRIDE")), blocked(v, 4), scaled(v, 0, 0) {}
+      : x(v, "x"), packed(v, "packed"), scales(v, "scales"),
+        minimums(Argument::optional(v, "minimums")), M(v, "M"), x_stride(v.integer("X_STRIDE")),
+        blocked(v, 4, bool(minimums)), scaled(v, 0, 0) {
+    if (minimums && minimums.type != scales.type) refuse("minimums must be of the type of scales");
+  }
   int interleavable(Interleaved* out) const override {
-    return blocked.interleavable(out, packed.place(), scales.place(), -1, 4);
+    int unit = scales.type == Type::f16 ? 2 : 4;
+    return blocked.interleavable(out, packed.place(), scales.place(), minimums.place(), unit);
   }
   void run(const Value* a, const int64_t*, Pool& pool) const override {
     int64_t rows = M.integer(a), K = blocked.K;
@@ -564,11 +568,15 @@ struct LinearInt4 : Kernel {
       std::memcpy(q, x.in<const int8_t>(a) + m * x_stride, size_t(K));
       for (int64_t b = 0; b < blocked.blocks_a_row(); b++) worth[b] = 1.f;
     });
-    Units<float> units{scales.in<const float>(a), nullptr};
-    blocked.multiply(prepared, packed.in<const uint8_t>(a), units, rows, pool, interleaved != 0,
-                     [&](int64_t m, int64_t n, vf sums, int count) {
-                       scaled.store(a, m, n, sums, count);
-                     });
+    auto multiply = [&](auto* t) {
+      using S = std::remove_pointer_t<decltype(t)>;
+      Units<S> units{scales.in<const S>(a), minimums.in<const S>(a)};
+      blocked.multiply(prepared, packed.in<const uint8_t>(a), units, rows, pool, interleaved != 0,
+                       [&](int64_t m, int64_t n, vf sums, int count) {
+                         scaled.store(a, m, n, sums, count);
+                       });
+    };
+    scales.type == Type::f16 ? multiply((Half*)nullptr) : multiply((float*)nullptr);
   }
 };
 

@@ -77,11 +77,14 @@ def linear_bits(bits: int) -> str:
 LINEAR_BITS_MINIMUM = CONSTANTS + views(["x"]) + _product(4, "x_own", "y", _FROM_MINIMUM)
 
 _FLOATING = "    floating = DequantizeLinear<axis=-1>(x_own, x_scale)\n"
-LINEAR_INT4 = CONSTANTS + views(["x"]) + _FLOATING + _product(4, "floating", "y")
-LINEAR_INT4_QUANTIZE = (
-    CONSTANTS
-    + views(["x"])
-    + _FLOATING
-    + _product(4, "floating", "product")
-    + "    y = QuantizeLinear<axis=-1, output_dtype: int=3>(product, y_scale)\n"
-)
+_ROUNDED = "    y = QuantizeLinear<axis=-1, output_dtype: int=3>(product, y_scale)\n"
+
+
+def _of_int8(y: str, scaled: str = _SCALED) -> str:
+    return CONSTANTS + views(["x"]) + _FLOATING + _product(4, "floating", y, scaled)
+
+
+LINEAR_INT4 = _of_int8("y")
+LINEAR_INT4_QUANTIZE = _of_int8("product") + _ROUNDED
+LINEAR_INT4_MINIMUM = _of_int8("y", _FROM_MINIMUM)
+LINEAR_INT4_MINIMUM_QUANTIZE = _of_int8("product", _FROM_MINIMUM) + _ROUNDED

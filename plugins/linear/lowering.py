@@ -21,7 +21,7 @@ from edge.plugins.lowering.fuse import Pair
 
 PAIRS = tuple(
     Pair(f"{first}Quantize", first, "Quantize", through=("x",), second_names={"scale": "y_scale"})
-    for first in ("LinearInt8", "LinearInt4")
+    for first in ("LinearInt8", "LinearInt4", "LinearInt4Minimum")
 )
 
 
@@ -217,6 +217,10 @@ def _paired(x: View) -> bool:
     return x.offset % 2 == 0 and x.stride % 2 == 0
 
 
+def _later(node: Node) -> tuple[str, ...]:
+    return ("minimums",) if "minimums" in node.inputs else ()
+
+
 def lower_linear_int4(at: Lowering, node: Node) -> None:
     outputs, columns, shared = (node.attributes[name] for name in ("N", "K", "block_size"))
     tile, steps = _blocks_tile(at, outputs, columns, shared, least=64, step=512)
@@ -227,10 +231,11 @@ def lower_linear_int4(at: Lowering, node: Node) -> None:
         **steps,
     }
     names = ("x", "x_scale", "packed", "scales", "y_scale")
-    _product(at, node, "linear_int4", names, (outputs, columns), tile, constants)
+    _product(at, node, "linear_int4", names, (outputs, columns), tile, constants, _later(node))
 
 
 lower_linear_int4_quantize = lower_linear_int4
+lower_linear_int4_minimum = lower_linear_int4_minimum_quantize = lower_linear_int4
 
 
 def lower_linear_bits(at: Lowering, node: Node) -> None:
@@ -252,8 +257,7 @@ def lower_linear_bits(at: Lowering, node: Node) -> None:
         **steps,
     }
     names = ("x", "packed", "scales")
-    later = ("minimums",) if "minimums" in node.inputs else ()
-    _product(at, node, "linear_bits", names, (outputs, columns), tile, constants, later)
+    _product(at, node, "linear_bits", names, (outputs, columns), tile, constants, _later(node))
 
 
 lower_linear_bits_minimum = lower_linear_bits

@@ -93,6 +93,26 @@ def linear_int4_quantize(
     return quantize(linear_int4(x, x_scale, packed, scales), y_scale)
 
 
+def linear_int4_minimum(
+    x: Tensor, x_scale: Tensor, packed: Tensor, scales: Tensor, minimums: Tensor
+) -> Tensor:
+    """x_scale · Σ_b (scales[:, b] · Σ x · unpacked + minimums[:, b] · Σ x), sums over block b.
+
+    As linear_int4, but quants count from 0, which stands for the block's minimum.
+    """
+    scales, minimums = scales.float(), minimums.float()
+    of_x = x.unflatten(-1, (scales.shape[1], -1)).double().sum(-1)
+    rest = of_x @ (minimums.double() + 8 * scales.double()).T
+    return linear_int4(x, x_scale, packed, scales) + rest.float() * x_scale
+
+
+def linear_int4_minimum_quantize(
+    x: Tensor, x_scale: Tensor, packed: Tensor, scales: Tensor, minimums: Tensor, y_scale: Tensor
+) -> Tensor:
+    """linear_int4_minimum, rounded by y_scale [1|N] → i8 [..., N]."""
+    return quantize(linear_int4_minimum(x, x_scale, packed, scales, minimums), y_scale)
+
+
 def _sums(x: Tensor, weight: Tensor) -> Tensor:
     """Σ_k x[..., k] · weight[n, k], exact, as f64 [..., N]."""
     parts = zip(x.split(_EXACT_COLUMNS, -1), weight.split(_EXACT_COLUMNS, -1), strict=True)

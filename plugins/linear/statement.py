@@ -118,3 +118,24 @@ LINEAR_INT4_QUANTIZE = Op(
     "y = round of LinearInt4(x, x_scale, packed, scales) / y_scale, as Quantize rounds",
     "LinearInt4, then Quantize",
 )
+
+LINEAR_INT4_MINIMUM = Op(
+    "LinearInt4Minimum",
+    (value("x", "i8|u8[T,B,K]", "activations"), _X_SCALE, *LINEAR_BITS_MINIMUM.without("x")),
+    (_PRODUCT,),
+    LINEAR_INT4.attributes,
+    "w[n,k] = unpack(packed)[n,k]\n"
+    "y[n] = x_scale · Σ_b (scales[n,b] · Σ_{k in block b} x[k] · w[n,k] + minimums[n,b] · "
+    "Σ_{k in block b} x[k]); the inner sums are exact integers; bits is 4",
+    "LinearInt4, with blocks as LinearBitsMinimum has them",
+)
+
+LINEAR_INT4_MINIMUM_QUANTIZE = Op(
+    "LinearInt4MinimumQuantize",
+    (*LINEAR_INT4_MINIMUM.inputs, weight("y_scale", "f32[1|N]", "of y")),
+    (value("y", "i8[T,B,N]", "rounded"),),
+    LINEAR_INT4.attributes,
+    "y = round of LinearInt4Minimum(x, x_scale, packed, scales, minimums) / y_scale, as Quantize "
+    "rounds",
+    "LinearInt4Minimum, then Quantize",
+)

@@ -37,11 +37,17 @@ def nibbles(packed):
 
 
 @triton.jit
+def middle(least, unit):
+    """What the quant in the middle, for 0 in `nibbles`, stands for above a minimum."""
+    return tl.fma(unit, 8.0, least)
+
+
+@triton.jit
 def few(
     x,  # i8 [M, K], rows X_STRIDE apart; M is at most 16
     x_scale,  # f32 [1]
     packed,  # u8 [N, K/2]
-    scales,  # f32 [N, K/SHARED]
+    scales,  # f32 or f16 [N, K/SHARED]
     y_scale,  # f32 [1] or [N], Y_SCALE_STEP is 0 or 1; or None: y is f32 then
     y,  # i8 or f32 [M, N]
     M,
@@ -56,6 +62,7 @@ def few(
     BLOCK_K: tl.constexpr,  # columns of a block, rounded up to a power of 2
     UNROLL: tl.constexpr,  # blocks of a step, divides K/SHARED
     STAGES: tl.constexpr,  # said here, so that scales too are fetched ahead
+    minimums=None,  # as scales: what quant 0 stands for; else it is the one in the middle, for 0
 ):
     m = tl.arange(0, ROWS)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -64,6 +71,8 @@ def few(
     j = tl.arange(0, BLOCK_K // 2)
     packed += n.to(tl.int64)[:, None] * (K // 2) + j[None, :]
     scales += n.to(tl.int64) * BLOCKS
+    if minimums is not None:
+        minimums += n.to(tl.int64) * BLOCKS
     x += m[None, :] * X_STRIDE
     rows = (m < M)[None, :] & (j < HALF)[:, None]
     columns = (n < N)[:, None] & (j < HALF)[None, :]
@@ -73,10 +82,14 @@ def few(
             b = start + block
             low, high = nibbles(tl.load(packed + b * HALF, mask=columns, other=0))
             even, odd = both_int8(x, b * HALF + j[:, None], rows, PAIRED)
-            unit = tl.load(scales + b, mask=n < N, other=0.0)
+            unit = tl.load(scales + b, mask=n < N, other=0.0).to(tl.float32)
             sums = dot_int8(low, even, tl.zeros([BLOCK_N, ROWS], tl.int32))
             sums = dot_int8(high, odd, sums) >> 4
             total += sums.to(tl.float32) * unit[:, None]
+            if minimums is not None:
+                least = tl.load(minimums + b, mask=n < N, other=0.0).to(tl.float32)
+                of_x = tl.sum(even.to(tl.int32) + odd.to(tl.int32), axis=0).to(tl.float32)
+                total += middle(least, unit)[:, None] * of_x[None, :]
     out = scaled(tl.trans(total), m, n, x_scale, None, y_scale, M, N, 0, 0, Y_SCALE_STEP)
     tl.store(y + m[:, None] * N + n[None, :], out, mask=(m < M)[:, None] & (n < N)[None, :])
 
@@ -100,6 +113,7 @@ def many(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    minimums=None,
 ):
     # Neighbouring programs share their weights: a chunk of rows is in L2, and weights come once.
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -109,6 +123,8 @@ def many(
     j = tl.arange(0, BLOCK_K // 2)
     packed += n.to(tl.int64)[None, :] * (K // 2) + j[:, None]
     scales += n.to(tl.int64) * BLOCKS
+    if minimums is not None:
+        minimums += n.to(tl.int64) * BLOCKS
     x += m.to(tl.int64)[:, None] * X_STRIDE
     rows = (m < M)[:, None] & (j < HALF)[None, :]
     columns = (n < N)[None, :] & (j < HALF)[:, None]
@@ -116,10 +132,14 @@ def many(
     for b in tl.range(0, BLOCKS, num_stages=STAGES):
         low, high = nibbles(tl.load(packed + b * HALF, mask=columns, other=0))
         even, odd = both_int8(x, b * HALF + j[None, :], rows, PAIRED)
-        unit = tl.load(scales + b, mask=n < N, other=0.0)
+        unit = tl.load(scales + b, mask=n < N, other=0.0).to(tl.float32)
         sums = dot_int8(even, low, tl.zeros([BLOCK_M, BLOCK_N], tl.int32))
         sums = dot_int8(odd, high, sums) >> 4
         total += sums.to(tl.float32) * unit[None, :]
+        if minimums is not None:
+            least = tl.load(minimums + b, mask=n < N, other=0.0).to(tl.float32)
+            of_x = tl.sum(even.to(tl.int32) + odd.to(tl.int32), axis=1).to(tl.float32)
+            total += middle(least, unit)[None, :] * of_x[:, None]
     out = scaled(total, m, n, x_scale, None, y_scale, M, N, 0, 0, Y_SCALE_STEP)
     place = m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(y + place, out, mask=(m < M)[:, None] & (n < N)[None, :])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edge.plugins.linear.reference import linear_int4, linear_int4_quantize
+from edge.plugins.linear import reference
 from edge.plugins.lowering.context import Regime
 from edge.plugins.lowering.lowerings import LOWER
 from tests.kernels.rowwise import CHAIN, MANY, Workbench, assert_steps
@@ -15,6 +15,7 @@ ONE = Regime("chain", 1)
 
 # blocks of 20 are no power of two; 5 blocks are no multiple of a step's; start 1 breaks the pairs
 @pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("kept", [None, torch.float16, torch.float32])
 @pytest.mark.parametrize("one_scale", [True, False])
 @pytest.mark.parametrize(
     ("regime", "steps", "batch", "columns", "outputs", "block"),
@@ -35,6 +36,7 @@ def test_products_are_the_references(
     block: int,
     one_scale: bool,
     start: int,
+    kept: torch.dtype | None,
 ) -> None:
     make = torch.Generator().manual_seed(columns + outputs)
     x = torch.randint(-128, 128, (steps * batch, columns), generator=make, dtype=torch.int8)
@@ -43,24 +45,24 @@ def test_products_are_the_references(
         256, (outputs, columns // block, block // 2), generator=make, dtype=torch.uint8
     )
     scales = torch.randn(outputs, columns // block, generator=make) * 0.01
-    x_scale = torch.tensor([0.03])
+    given = {"x_scale": torch.tensor([0.03]), "packed": packed, "scales": scales}
+    if kept is not None:
+        least = -7 * scales.abs() + 0.02 * torch.randn(scales.shape, generator=make)
+        given |= {"scales": scales.abs().to(kept), "minimums": least.to(kept)}
     y_scale = torch.rand(1 if one_scale else outputs, generator=make) * 0.05 + 0.05
     bench = Workbench(regime, T=steps, B=batch, L=0)
     bench.value("x", x, stride=columns + 16, start=start)
-    for name, array in {
-        "x_scale": x_scale,
-        "packed": packed,
-        "scales": scales,
-        "y_scale": y_scale,
-    }.items():
+    for name, array in {**given, "y_scale": y_scale}.items():
         bench.constant(name, array)
-    inputs = ("x", "x_scale", "packed", "scales")
+    inputs, op = ("x", *given), f"LinearInt4{'Minimum' if kept else ''}"
     sizes = {"K": columns, "N": outputs, "bits": 4, "block_size": block}
-    bench.lower(LOWER, "LinearInt4", inputs, ("y",), **sizes)
-    bench.lower(LOWER, "LinearInt4Quantize", (*inputs, "y_scale"), ("q",), **sizes)
+    bench.lower(LOWER, op, inputs, ("y",), **sizes)
+    bench.lower(LOWER, f"{op}Quantize", (*inputs, "y_scale"), ("q",), **sizes)
     bench.run()
-    expected = linear_int4(x, x_scale, packed, scales)
-    torch.testing.assert_close(bench.read("y"), expected, rtol=1e-5, atol=1e-5)
-    rounded = linear_int4_quantize(x, x_scale, packed, scales, y_scale)
+    exact = reference.linear_int4_minimum if kept else reference.linear_int4
+    expected = exact(x, **given)
+    near = 1e-5 * max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(bench.read("y"), expected, rtol=1e-5, atol=near)
+    rounded = reference.quantize(expected, y_scale)
     assert_steps(bench.read("q"), rounded)
     assert len(rounded.unique()) > 3
