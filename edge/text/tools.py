@@ -118,6 +118,8 @@ class ToolSupport:
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Declared] | None], str]
 _NAMES, _KEY, _ID = ("probe_one", "probe_two"), {"probe_key": "probe_value"}, "probe0000"
 _ARGUMENTS = re.compile(r'\{\s*"probe_key":\s*"probe_value"\s*\}')
+MAX_NAME = 1000  # characters of a call's name: what is longer is no call
+MAX_SPACE = 1000  # characters of white space that are held back, since a call may follow
 MAX_FORM = 1000  # characters of each part; answers are searched for it piece by piece
 
 
@@ -213,7 +215,8 @@ class CallReader:
         self.calls: list[ToolCall] = []
         self.deltas: list[CallDelta] = []
         self._form = form
-        self._held = ""
+        self._held, self._looked = "", 0
+        self._lead = form.head  # what stood before the name that is read
         self._step = self._text if form.trigger else self._beginning
         self._id = self._name = self._source = ""
         self._depth, self._quoted, self._escaped = 0, False, False
@@ -234,22 +237,37 @@ class CallReader:
 
     def _take(self, count: int) -> str:
         out, self._held = self._held[:count], self._held[count:]
+        self._looked = 0
         return out
+
+    # An answer comes in many pieces: each is searched once, however much is held before it.
+
+    def _find(self, text: str) -> int:
+        """Where a text begins in what is held, -1 where it does not."""
+        at = self._held.find(text, max(0, self._looked - len(text) + 1))
+        self._looked = len(self._held)
+        return at
+
+    def _begun(self, text: str) -> int:
+        """Where what is held may end with a text's beginning; its length where it does not."""
+        size = len(self._held)
+        ends = range(max(0, size - len(text) + 1), size)
+        return next((i for i in ends if text.startswith(self._held[i:])), size)
 
     # -- steps: what stands next -----------------------------------------------------------------
 
     def _text(self) -> str:
-        held, trigger = self._held, self._form.trigger
-        at = held.find(trigger) if trigger else -1
+        trigger = self._form.trigger
+        if not trigger:
+            return self._take(len(self._held))
+        at = self._find(trigger)
         if at >= 0:
             self._step = self._head
             before = self._take(at)
             return before.rstrip()
-        if not trigger:
-            return self._take(len(held))
         # white space before a call is no text
-        ends = (i for i in range(len(held)) if trigger.startswith(held[i:]))
-        return self._take(len(held[: next(ends, len(held))].rstrip()))
+        begun = self._begun(trigger)
+        return self._take(max(len(self._held[:begun].rstrip()), begun - MAX_SPACE))
 
     def _beginning(self) -> str:
         """Look for a call in a form that nothing marks: only an answer's first text can be one."""
@@ -262,12 +280,15 @@ class CallReader:
 
     def _head(self) -> str:
         if len(self._held) >= len(self._form.head):
-            self._take(len(self._form.head))
+            self._lead = self._take(len(self._form.head))
             self._step = self._named
         return ""
 
     def _named(self) -> str:
-        at = self._held.find(self._form.middle)
+        at = self._find(self._form.middle)
+        if at > MAX_NAME or (at < 0 and len(self._held) > MAX_NAME + len(self._form.middle)):
+            self._step = self._text
+            return self._lead + self._take(len(self._held))
         if at >= 0:
             self._id, self._name = f"call_{secrets.token_hex(12)}", self._take(at)
             self._take(len(self._form.middle))
@@ -300,6 +321,6 @@ class CallReader:
 
     def _after(self) -> str:
         if self._form.joint and self._held.startswith(self._form.joint):
-            self._take(len(self._form.joint))
+            self._lead = self._take(len(self._form.joint))
             self._step = self._named
         return ""

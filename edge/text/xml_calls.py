@@ -168,7 +168,7 @@ class XmlReader(CallReader):
         return ""
 
     def _key(self) -> str:
-        at = self._held.find(self._xml.named)
+        at = self._find(self._xml.named)
         if at >= 0:
             key = self._take(at)
             self._take(len(self._xml.named))
@@ -179,11 +179,10 @@ class XmlReader(CallReader):
         return ""
 
     def _value(self) -> str:
-        held, closes = self._held, self._xml.closes
-        at = held.find(closes)
+        closes = self._xml.closes
+        at = self._find(closes)
         if self._allowed == {"string"}:  # told as it comes
-            ends = (i for i in range(len(held)) if closes.startswith(held[i:]))
-            self._quote(self._take(next(ends, len(held)) if at < 0 else at), ended=at >= 0)
+            self._quote(self._take(self._begun(closes) if at < 0 else at), ended=at >= 0)
         elif at >= 0:
             self._join(self._meant(self._take(at)))
         if at >= 0:
