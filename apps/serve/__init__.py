@@ -14,7 +14,7 @@ import math
 import os
 import secrets
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -187,38 +187,71 @@ def serve(
         }
     )
 
-    def load() -> tuple[Any, Any]:
-        from edge.apps.progress import load
-        from edge.apps.serve.slots import make_slots
+    models = _Models(
+        bundle, engine, provider, threads, spin, drafting, parallel, context, limits.cache_bytes
+    )
+    raise typer.Exit(run.run(settings, listening, models.first, say, models.pulled))
 
-        model = load(bundle, engine=engine, threads=threads, spin=spin, provider=provider)
-        drafter = options.load_drafter(drafting.draft, engine, threads, spin, provider)
+
+@dataclass(frozen=True)
+class _Models:
+    """Loads what is served: the model that was named, which may have a drafter, and pulled ones."""
+
+    bundle: str
+    engine: str
+    provider: str | None
+    threads: int | None
+    spin: bool
+    drafting: options.DraftOptions
+    parallel: int | None
+    context: int | None
+    cache_bytes: int
+
+    def first(self) -> tuple[Any, Any]:
+        """The model that was named, and its slots."""
+        model = self._load(self.bundle)
+        asked = self.drafting
+        drafter = options.load_drafter(
+            asked.draft, self.engine, self.threads, self.spin, self.provider
+        )
         if note := options.self_drafting_note(model, drafter):
             terminal.say(note, file=sys.stderr, flush=True)
         drafts = None
         if drafter is not None:
-            from edge.runtime.speculate.choose import drafting as drafting_of
+            from edge.runtime.speculate.choose import drafting
 
             with options.named_as_options():
-                drafts = drafting_of(
-                    model, drafter, drafting.tokens, drafting.tree, context, drafting.accept
+                drafts = drafting(
+                    model, drafter, asked.tokens, asked.tree, self.context, asked.accept
                 )
-        return make_slots(
-            model, parallel, capacity=context, cache_bytes=limits.cache_bytes, drafting=drafts
-        )
+        return self._with_slots(model, drafts)
 
-    def load_pulled(name: str) -> tuple[Any, Any]:
-        from edge.apps.progress import load
-        from edge.apps.serve.slots import make_slots
+    def pulled(self, name: str) -> tuple[Any, Any]:
+        """A pulled model, and its slots."""
         from edge.bundle import store
 
         found = store.find(name)
         if found is None:
             raise InputError(f"the model {name} is no longer here", field="model")
-        model = load(found, engine=engine, threads=threads, spin=spin, provider=provider)
-        return make_slots(model, parallel, capacity=context, cache_bytes=limits.cache_bytes)
+        return self._with_slots(self._load(found))
 
-    raise typer.Exit(run.run(settings, listening, load, say, load_pulled))
+    def _load(self, bundle: str | Path) -> Any:
+        from edge.apps.progress import load
+
+        return load(
+            bundle, engine=self.engine, threads=self.threads, spin=self.spin, provider=self.provider
+        )
+
+    def _with_slots(self, model: Any, drafts: Any = None) -> tuple[Any, Any]:
+        from edge.apps.serve.slots import make_slots
+
+        return make_slots(
+            model,
+            self.parallel,
+            capacity=self.context,
+            cache_bytes=self.cache_bytes,
+            drafting=drafts,
+        )
 
 
 def _key(option: str | None, no_key: bool) -> tuple[str | None, bool]:
