@@ -25,7 +25,7 @@ from edge.export.checkpoint.family import (
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
-from edge.mixers.base import MixerConfig
+from edge.mixers.base import MixerConfig, Norms
 
 NAME = "llama"
 _OWN = {"attention_bias", "head_dim", "mlp_bias"}
@@ -85,37 +85,41 @@ def read_blocks(
     ropes = {key: _rope(each, size, theta) for key, each in said.items()}
     if attention_bias is None:
         attention_bias = fields.boolean("attention_bias", False)
-    turning = attention(
-        fields,
-        kv_heads=kv_heads,
-        size=size,
-        bias=attention_bias,
-        **attending,
-    )
-    if feed is None:
-        fields.demand("hidden_act", "silu", UNSUPPORTED)
-        mlp = fields.build(
-            MlpConfig,
-            d_intermediate=fields.integer("intermediate_size"),
-            bias=fields.boolean("mlp_bias", False),
-            norms=attending.get("norms", "before"),
-        )
+    turning = attention(fields, kv_heads=kv_heads, size=size, bias=attention_bias, **attending)
+    feed = feed or _mlps(fields, attending.get("norms", "before"))
     layers = [
         layer
         for block, (each, window) in enumerate(zip(turned, windows, strict=True))
         for layer in (
             turning.model_copy(update={"rope": ropes.get(id(each)), "window": window}),
-            *([mlp] if feed is None else feed(block)),
+            *feed(block),
         )
     ]
     config = whole(fields, family, layers, eps=eps, tied=tied, context=context)
-    layout, attends = place(config), (i for i, y in enumerate(config.layers) if y.attends)
-    module = "norm" if turning.qk_norm else "proj"
+    layout = place(config)
+    _scale_rotated(layout, turned, "norm" if turning.qk_norm else "proj")
+    return layout
+
+
+def _mlps(fields: Fields, norms: Norms) -> Callable[[int], Sequence[MixerConfig]]:
+    """Llama's own MLP behind every attention."""
+    fields.demand("hidden_act", "silu", UNSUPPORTED)
+    mlp = fields.build(
+        MlpConfig,
+        d_intermediate=fields.integer("intermediate_size"),
+        bias=fields.boolean("mlp_bias", False),
+        norms=norms,
+    )
+    return lambda block: [mlp]
+
+
+def _scale_rotated(layout: Layout, turned: Sequence[Fields | None], module: str) -> None:
+    """Move what RoPE multiplies queries and keys by into the modules before it."""
+    attends = (i for i, layer in enumerate(layout.config.layers) if layer.attends)
     for index, each in zip(attends, turned, strict=True):
         magnitude = 1.0 if each is None else rope_magnitude(each)
         for which in "qk":
             layout.multiply(f"layers.{index}.{which}_{module}", magnitude)
-    return layout
 
 
 def _rope(fields: Fields, size: int, theta: float) -> RopeConfig:
