@@ -16,6 +16,7 @@ from edge.apps.bench.peers import DEFAULT, PEERS
 from edge.apps.bench.run import parts, right, run
 from edge.apps.exits import REFUSED, leave
 from edge.apps.measure.table import show
+from edge.apps.options import AsJson
 from edge.apps.programs import Program
 from edge.cpu import usable_cores
 
@@ -34,7 +35,7 @@ def bench(
     keep: Annotated[
         Path | None, typer.Option(help="Folder to keep the models in, and to find them in.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure decode, prefill and a short run beside the peers that are installed.
 

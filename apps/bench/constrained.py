@@ -20,6 +20,7 @@ from edge.apps.exits import leave
 from edge.apps.measure.machine import machine, stamp
 from edge.apps.measure.stopwatch import without_collections
 from edge.apps.measure.table import FigureTable, show
+from edge.apps.options import AsJson
 from edge.apps.programs import Program
 from edge.runtime.constrain.mask import GrammarVocabulary
 from edge.runtime.constrain.statement import constraint_of
@@ -204,7 +205,7 @@ def bench(
     bundles: Annotated[list[str] | None, typer.Argument(help="Bundles to measure with.")] = None,
     threads: Annotated[int | None, typer.Option(min=1)] = None,
     engine: Annotated[str, typer.Option()] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the mask at 50,000 ids, and the gain of forced tokens with these bundles."""
     facts: Facts = {"date": stamp(), "machine": machine(), "masks": masks(), "jumps": {}}

@@ -20,7 +20,7 @@ from edge.apps.exits import leave
 from edge.apps.measure.machine import BUSY, OtherLoad, machine, stamp
 from edge.apps.measure.stopwatch import Say, without_collections
 from edge.apps.measure.table import FigureTable, show, two
-from edge.apps.options import read_shape
+from edge.apps.options import AsJson, read_shape
 from edge.apps.profile.draft_costs import measure as measure_costs
 from edge.apps.profile.drafts import (
     NONE,
@@ -59,7 +59,7 @@ def bench(
     temperatures: Annotated[str, typer.Option(help="To sample with; 0 is greedy.")] = "0,1",
     threads: Annotated[int, typer.Option(min=0, help="0 is what the runtime takes.")] = 0,
     ways: Annotated[str | None, typer.Option(help=f"Which, of {', '.join(WAYS)}.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure drafting by a chain, a tree, the bandit and look-up, in turn with none."""
     shape = read_shape(None, tree, False)

@@ -26,6 +26,7 @@ from edge.apps.evaluate.windows import TextRun, Windows
 from edge.apps.exits import leave
 from edge.apps.measure.machine import OtherLoad, machine, stamp
 from edge.apps.measure.table import FigureTable, show, two
+from edge.apps.options import AsJson
 from edge.apps.programs import Program
 from edge.apps.prompts import DEFAULT, read_prompts
 from edge.errors import InputError
@@ -76,7 +77,7 @@ def bench(
     prompts: Annotated[int, typer.Option(min=1, help="How many of them.")] = 20,
     length: Annotated[int, typer.Option("--bytes", min=2, help="Of every answer.")] = 256,
     threads: Annotated[int, typer.Option(min=1)] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Continue texts by bytes, by drafts accepted by rank, and by the drafter alone; compare."""
     ranks = [part.strip() for part in betas.split(",")]

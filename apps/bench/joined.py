@@ -22,6 +22,7 @@ from edge.apps.bench.models import SHAPES
 from edge.apps.bench.peers import ModelFolder
 from edge.apps.exits import leave
 from edge.apps.measure.table import FigureTable, show
+from edge.apps.options import AsJson
 from edge.apps.programs import Program
 from edge.cpu import usable_cores
 from edge.runtime.joined import JoinedEngine
@@ -80,7 +81,7 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Of every count.")] = 5,
     threads: Annotated[int, typer.Option(min=0, help="0 is one a core.")] = 0,
     keep: Annotated[Path | None, typer.Option(help="Folder to keep the models in.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the steps of 1, 2, 4 and 8 conversations on the `cpu` engine."""
     threads = threads or usable_cores()

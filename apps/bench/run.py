@@ -76,24 +76,7 @@ def run(
         if (lacking := missing(name))
     }
     reference = make_reference(workspace, threads, say)
-    peers: list[Peer] = []
-    results: dict[str, Facts] = {}
-    for name in dict.fromkeys(names):
-        if name in absent:
-            continue
-        say(f"checking {name}")
-        try:
-            peer = PEERS[name].make(workspace, threads)
-        except EngineError as problem:
-            if name.startswith("edge-"):
-                raise
-            absent[name] = str(problem)
-            continue
-        results[name] = _checked(peer, reference)
-        if results[name]["right"]:
-            peers.append(peer)
-        else:
-            peer.close()
+    peers, results = _right_ones(names, absent, workspace, threads, reference, say)
     others = OtherLoad()
     for name, times in timed(peers, reference.long[:PREFILL_TOKENS], rounds, say).items():
         results[name] |= times
@@ -117,6 +100,38 @@ def run(
         "masks": masks(),
         "costs": _costs(workspace, threads, results, expected, profiled, say),
     }
+
+
+def _right_ones(
+    names: Sequence[str],
+    absent: dict[str, str],
+    workspace: ModelFolder,
+    threads: int,
+    reference: Reference,
+    say: Say,
+) -> tuple[list[Peer], dict[str, Facts]]:
+    """Peers whose results are right, still loaded, and what was found of all; one that does not run
+    joins the `absent`.
+    """
+    peers: list[Peer] = []
+    results: dict[str, Facts] = {}
+    for name in dict.fromkeys(names):
+        if name in absent:
+            continue
+        say(f"checking {name}")
+        try:
+            peer = PEERS[name].make(workspace, threads)
+        except EngineError as problem:
+            if name.startswith("edge-"):
+                raise
+            absent[name] = str(problem)
+            continue
+        results[name] = _checked(peer, reference)
+        if results[name]["right"]:
+            peers.append(peer)
+        else:
+            peer.close()
+    return peers, results
 
 
 def right(facts: Facts) -> bool:

@@ -58,15 +58,7 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
             "plain": _rates(found.plain),
             "drafted": _rates(found.drafted),
         },
-        "sources": {
-            source: {
-                "rounds": share.rounds,
-                "drafted_tokens": share.drafted,
-                "accepted_tokens": share.accepted,
-                "acceptance_length": 1 + share.accepted / share.rounds,
-            }
-            for source, share in sums.sources.items()
-        },
+        "sources": _sources(found),
         "rounds": sums.rounds,
         "plain_steps": sums.steps,
         "drafted_tokens": sums.drafted,
@@ -80,19 +72,35 @@ def to_dict(found: Drafted, absent: dict[str, str]) -> Facts:
         "step_ms": 1e3 * costs.step,
         "draft_step_ms": None if costs.draft_step is None else 1e3 * costs.draft_step,
         "rewind_share": _rewind(found),
-        "shapes": [
-            {
-                "branches": list(shape.branches),
-                "source": shape.source,
-                "rounds": count,
-                "draft_steps": found.price(shape).draft,
-                "verify_steps": found.price(shape).verify,
-                "rewind_share": costs.rewind[shape.branches],
-            }
-            for shape, count in sorted(found.shapes().items(), key=lambda item: -item[1])
-        ],
+        "shapes": [*_shapes(found)],
         "problem": sums.problem,
     }
+
+
+def _sources(found: Drafted) -> Facts:
+    """Who drafted how much of it."""
+    return {
+        source: {
+            "rounds": share.rounds,
+            "drafted_tokens": share.drafted,
+            "accepted_tokens": share.accepted,
+            "acceptance_length": 1 + share.accepted / share.rounds,
+        }
+        for source, share in found.speculation.sources.items()
+    }
+
+
+def _shapes(found: Drafted) -> Iterator[Facts]:
+    """The shapes of drafts, the most frequent first, and what each costs in steps."""
+    for shape, count in sorted(found.shapes().items(), key=lambda item: -item[1]):
+        yield {
+            "branches": list(shape.branches),
+            "source": shape.source,
+            "rounds": count,
+            "draft_steps": found.price(shape).draft,
+            "verify_steps": found.price(shape).verify,
+            "rewind_share": found.costs.rewind[shape.branches],
+        }
 
 
 def _rates(side: DraftSide) -> Facts:
