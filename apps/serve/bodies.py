@@ -124,14 +124,14 @@ class _JsonSchema(_Fields):
     strict: bool = True  # or not: no answer is outside the schema
 
 
-class ResponseFormat(_Fields):
+class AskedFormat(_Fields):
     """The API's way to ask for JSON."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: _JsonSchema | None = None
 
     @model_validator(mode="after")
-    def _whole(self) -> ResponseFormat:
+    def _whole(self) -> AskedFormat:
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise PydanticCustomError(
                 "invalid_value", "json_schema goes with the type json_schema, and with it alone"
@@ -243,7 +243,7 @@ class GenerationBody(Unsupported):
     # any 64-bit number: the API's are signed, ours are not
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     logit_bias: dict[TokenKey, Bias] = {}
-    response_format: ResponseFormat = ResponseFormat()
+    response_format: AskedFormat = AskedFormat()
     structured_outputs: StructuredOutputs = StructuredOutputs()
     max_tokens: Any = None
     temperature: Any = None

@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Stored:
+class SourceTensor:
     """A source tensor that has a part in others: its name, and the shape it must have."""
 
     name: str
@@ -28,7 +28,7 @@ class Stored:
 class Block:
     """A block of a matrix: rows of a source tensor, placed at a row and a column."""
 
-    source: Stored
+    source: SourceTensor
     rows: Sequence[int]
     at: tuple[int, int]
 
@@ -70,8 +70,8 @@ class TensorPlace:
     plus: float = 0.0
     stack: tuple[str, ...] = ()
     blocks: tuple[Block, ...] = ()
-    adapter: tuple[Stored, Stored] | None = None
-    behind: Stored | None = None
+    adapter: tuple[SourceTensor, SourceTensor] | None = None
+    behind: SourceTensor | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:

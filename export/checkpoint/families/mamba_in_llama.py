@@ -20,7 +20,7 @@ from edge.config import AttentionConfig, Mamba1Config, Mamba2Config, ModelConfig
 from edge.export.checkpoint import families
 from edge.export.checkpoint.family import UNSUPPORTED, Family
 from edge.export.checkpoint.fields import Fields, read_json
-from edge.export.checkpoint.layout import Block, Layout, Stored, TensorPlace
+from edge.export.checkpoint.layout import Block, Layout, SourceTensor, TensorPlace
 from edge.mixers.base import MixerConfig
 
 NAME = "mamba_in_llama"
@@ -194,16 +194,18 @@ def _place_mamba1(layout: Layout, ours: str, theirs: str, mixer: Mamba1Config) -
     layout.place_blocks(
         f"{ours}.in_proj.weight",
         [
-            Block(Stored(f"{theirs}.in_proj_x.weight", (narrow, wide)), shared, (0, 0)),
-            Block(Stored(f"{theirs}.in_proj_z.weight", (inner, wide)), own, (inner, 0)),
+            Block(SourceTensor(f"{theirs}.in_proj_x.weight", (narrow, wide)), shared, (0, 0)),
+            Block(SourceTensor(f"{theirs}.in_proj_z.weight", (inner, wide)), own, (inner, 0)),
         ],
     )
     layout.place_blocks(
         f"{ours}.x_proj.weight",
         [
-            Block(Stored(f"{theirs}.dt_proj_down.weight", (rank, wide)), range(rank), (0, 0)),
-            Block(Stored(f"{theirs}.B_proj.weight", (narrow, wide)), range(narrow), (rank, 0)),
-            Block(Stored(f"{theirs}.C_proj.weight", (inner, wide)), own, (rank + narrow, 0)),
+            Block(SourceTensor(f"{theirs}.dt_proj_down.weight", (rank, wide)), range(rank), (0, 0)),
+            Block(
+                SourceTensor(f"{theirs}.B_proj.weight", (narrow, wide)), range(narrow), (rank, 0)
+            ),
+            Block(SourceTensor(f"{theirs}.C_proj.weight", (inner, wide)), own, (rank + narrow, 0)),
         ],
     )
     layout.multiply(f"{ours}.dt_proj", 2, kinds=("bias",))

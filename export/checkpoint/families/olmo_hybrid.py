@@ -23,7 +23,7 @@ from edge.export.checkpoint.family import (
     whole,
 )
 from edge.export.checkpoint.fields import Fields
-from edge.export.checkpoint.layout import Block, Layout, Stored
+from edge.export.checkpoint.layout import Block, Layout, SourceTensor
 from edge.mixers.base import MixerConfig
 
 NAME = "olmo_hybrid"
@@ -125,7 +125,7 @@ def _place_convolutions(layout: Layout, index: int, mixer: str) -> None:
     blocks, start = [], 0
     for name in "qkv":
         rows = shapes[f"{name}_proj.weight"][0]
-        source = Stored(f"{mixer}.{name}_conv1d.weight", (rows, 1, layer.conv_width))
+        source = SourceTensor(f"{mixer}.{name}_conv1d.weight", (rows, 1, layer.conv_width))
         blocks.append(Block(source, range(rows), (start, 0)))
         start += rows
     layout.place_blocks(f"layers.{index}.conv1d.weight", blocks)

@@ -27,7 +27,7 @@ from edge.export.checkpoint.family import (
     whole,
 )
 from edge.export.checkpoint.fields import Fields
-from edge.export.checkpoint.layout import Block, Layout, Stored, TensorPlace
+from edge.export.checkpoint.layout import Block, Layout, SourceTensor, TensorPlace
 from edge.export.checkpoint.state_spaces import mamba1_of, rank_of
 
 NAME = "zamba"
@@ -106,7 +106,7 @@ def _place(layout: Layout, hybrid: list[bool], mamba: Mamba1Config) -> Layout:
         if is_hybrid:
             _place_shared(layout, layer, shared)
             name = f"layers.{layer + 1}.down_proj.weight"
-            behind = Stored(f"{source}.linear.weight", (width, width))
+            behind = SourceTensor(f"{source}.linear.weight", (width, width))
             layout.pieces[name] = replace(layout.pieces[name], behind=behind)
             source, layer = f"{source}.mamba_decoder", layer + 2
         layout.place_layer(layer, norm=f"{source}.input_layernorm", mixer=f"{source}.mamba")
@@ -131,8 +131,8 @@ def _place_heads(layout: Layout, ours: str, theirs: str, mamba: Mamba1Config) ->
         name = f"{ours}.in_proj.{kind}"
         turns = tuple(range(0, 2 * inner, 2)) + tuple(range(1, 2 * inner, 2))
         layout.pieces[name] = replace(layout.pieces[name], rows=turns)
-    reads = Stored(f"{theirs}.x_proj_weight", (heads, rank + 2 * states, size))
-    makes = Stored(f"{theirs}.dt_proj_weight", (heads, size, rank))
+    reads = SourceTensor(f"{theirs}.x_proj_weight", (heads, rank + 2 * states, size))
+    makes = SourceTensor(f"{theirs}.dt_proj_weight", (heads, size, rank))
     layout.place_blocks(f"{ours}.x_proj.weight", list(_diagonal(reads, (rank, states, states))))
     layout.place_blocks(f"{ours}.dt_proj.weight", list(_diagonal(makes, (size,))))
     for name, theirs_called, shape in (
@@ -145,7 +145,7 @@ def _place_heads(layout: Layout, ours: str, theirs: str, mamba: Mamba1Config) ->
         layout.pieces[f"{ours}.{name}"] = place
 
 
-def _diagonal(source: Stored, parts: tuple[int, ...]) -> Iterator[Block]:
+def _diagonal(source: SourceTensor, parts: tuple[int, ...]) -> Iterator[Block]:
     """A matrix a head; of what their rows fall into, each part of all heads, then the next."""
     heads, rows, columns = source.shape
     start = 0

@@ -22,7 +22,7 @@ from edge.export.checkpoint.family import (
     rope,
 )
 from edge.export.checkpoint.fields import Fields
-from edge.export.checkpoint.layout import Layout, Stored
+from edge.export.checkpoint.layout import Layout, SourceTensor
 
 NAME = "zamba2"
 EPS = 1e-5  # the gated norm's, whatever the others have
@@ -130,7 +130,7 @@ def _place(
             use = hybrids.index(block)
             first = f"model.layers.{hybrids[use % shared]}.shared_transformer"
             _place_shared(layout, layer, first, use, rank, adapted)
-            linear = Stored(f"{source}.linear.weight", (config.d_model, config.d_model))
+            linear = SourceTensor(f"{source}.linear.weight", (config.d_model, config.d_model))
             for kind in layout.kinds(f"layers.{layer + 1}.down_proj"):
                 name = f"layers.{layer + 1}.down_proj.{kind}"
                 layout.pieces[name] = replace(layout.pieces[name], behind=linear)
@@ -167,8 +167,8 @@ def _adapt(layout: Layout, name: str, source: str, rank: int) -> None:
     piece = layout.pieces[name]
     rows, columns = piece.source_shape
     up, down = (
-        Stored(f"{source}.1.weight", (rows, rank)),
-        Stored(f"{source}.0.weight", (rank, columns)),
+        SourceTensor(f"{source}.1.weight", (rows, rank)),
+        SourceTensor(f"{source}.0.weight", (rank, columns)),
     )
     layout.pieces[name] = replace(piece, adapter=(up, down))
 
