@@ -7,8 +7,11 @@ of a grammar is kept, for a program that asks the same again and again.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -31,6 +34,10 @@ Logits = NDArray[np.float32]
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 KEPT = 32  # compiled grammars of a vocabulary
 MAX_SYMBOLS = 50_000  # of a grammar: what compiling takes grows with the square of optional keys
+# a number is divided while it is written, with a state for each remainder: 1,000,000 take 10 s
+MAX_DIVISOR = 200_000
+_DIVISOR = re.compile(r'"multipleOf"\s*:\s*([0-9][0-9.eE+-]*)')
+_ESCAPED = re.compile(r"\\u00([0-7][0-9a-fA-F])")
 REMEDY = "pip install 'mamba-edge[constrain]'; in a checkout, make test does"
 # of the 8 tokens of a byte of the mask: 0 where its bit is set, else -inf
 _BIAS = np.where(
@@ -176,6 +183,7 @@ class GrammarVocabulary:
             return Mask(found.deep_copy(), self, constraint.kind)
 
     def _compile(self, constraint: Constraint, stripped: bool) -> LLMatcher:
+        _check_divisors(constraint)
         body = _grammar(constraint)
         matcher = self._matcher(constraint, json.dumps({"grammars": [body]}))
         first = np.unpackbits(
@@ -250,6 +258,28 @@ class _Spelling:
 def _control(name: str) -> bytes:
     """How llguidance sees a token that is no text."""
     return b"\xff" + name.encode()
+
+
+def _check_divisors(constraint: Constraint) -> None:
+    """Raises InputError: the grammar has numbers divided by what takes too many states."""
+    source = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), constraint.source)
+    texts = _DIVISOR.findall(source)
+    if not texts or constraint.kind not in ("json_schema", "grammar"):
+        return
+    try:
+        numbers = [Decimal(text) for text in texts]
+        finest = min(0, *(int(number.normalize().as_tuple().exponent) for number in numbers))
+        small = finest >= -9 and all(number < MAX_DIVISOR for number in numbers)
+        whole = {int(number.scaleb(-finest)) for number in numbers} if small else {0}
+    except (ArithmeticError, ValueError):
+        whole = {0}
+    # where several hold for one number, it is divided by their least common multiple
+    divided = math.lcm(*whole) if len(whole) <= 100 else 0
+    if not 0 < divided <= MAX_DIVISOR or sum(whole) * (len(numbers) / len(whole)) > 4 * MAX_DIVISOR:
+        raise InputError(
+            f"divides by more than can be followed: the values of multipleOf, taken together, come "
+            f"to more than {MAX_DIVISOR}", field=constraint.kind, remedy="use smaller ones",
+        )  # fmt: skip
 
 
 def _grammar(constraint: Constraint) -> dict[str, Any]:
