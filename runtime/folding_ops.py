@@ -1,0 +1,274 @@
+"""What standard ops make of constants, as far as it can be told: sizes, shapes and few numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.runtime.graph import Message, integers
+
+SMALL = 64  # elements of a constant whose numbers are kept
+RANK = 16  # of any value at most
+
+Numbers = NDArray[np.int64]
+
+
+class Unbounded(Exception):
+    """What a node makes cannot be told."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """What is known of a constant.
+
+    Attributes:
+        count: elements at most.
+        shape: each axis at most; None is unknown.
+        exact: `shape` is not only a bound.
+        numbers: all of them, where they are few integers and known.
+    """
+
+    count: int
+    shape: tuple[int, ...] | None = None
+    exact: bool = True
+    numbers: Numbers | None = None
+
+    @staticmethod
+    def of(numbers: Any) -> Constant:
+        array = np.asarray(numbers, np.int64)
+        return Constant(array.size, array.shape, True, array if array.size <= SMALL else None)
+
+    @staticmethod
+    def shaped(shape: Sequence[int], exact: bool = True) -> Constant:
+        return Constant(math.prod(shape), tuple(shape), exact)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        numbers = None if self.numbers is None else self.numbers.tobytes()
+        return self.count, self.shape, self.exact, numbers
+
+    def known(self) -> Numbers:
+        if self.numbers is None:
+            raise Unbounded
+        return self.numbers
+
+
+Own = Mapping[bytes, Message]
+Rule = Callable[[list[Constant], Own], list[Constant]]
+
+
+def _number(own: Own, name: bytes, default: int) -> int:
+    return integers([own[name]["i"]])[0] if "i" in own.get(name, {}) else default
+
+
+def _list(own: Own, name: bytes) -> list[int] | None:
+    return integers(own[name]["ints"]) if "ints" in own.get(name, {}) else None
+
+
+def _same(reads: list[Constant], own: Own) -> list[Constant]:
+    first = reads[0]
+    return [Constant(first.count, first.shape, first.exact)]
+
+
+def _identity(reads: list[Constant], own: Own) -> list[Constant]:
+    return reads[:1]
+
+
+def _cast(reads: list[Constant], own: Own) -> list[Constant]:
+    numbers, to = reads[0].numbers, _number(own, b"to", 0)
+    fits = to == 7 or (to == 6 and numbers is not None and bool(np.all(abs(numbers) < 1 << 31)))
+    return reads[:1] if fits else _same(reads, own)
+
+
+def _together(reads: list[Constant]) -> Constant:
+    """The shape of an elementwise op."""
+    if any(read.shape is None for read in reads):
+        return Constant(math.prod(max(1, read.count) for read in reads))
+    shapes = [read.shape or () for read in reads]
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    joined = [0 if 0 in axis else max(axis) for axis in zip(*padded, strict=True)]
+    exact = all(read.exact for read in reads)
+    # an axis that is 0 at most may be 1, and then it is another's that counts
+    joined = joined if exact else [max(axis) for axis in zip(*padded, strict=True)]
+    return Constant.shaped(joined, exact)
+
+
+def _broadcast(reads: list[Constant], own: Own) -> list[Constant]:
+    return [_together(reads)]
+
+
+def _arithmetic(compute: Callable[[Numbers, Numbers], Any]) -> Rule:
+    def rule(reads: list[Constant], own: Own) -> list[Constant]:
+        made = _together(reads)
+        if len(reads) == 2 and made.count <= SMALL:
+            numbers = [read.numbers for read in reads]
+            if all(n is not None and bool(np.all(abs(n) < 1 << 31)) for n in numbers):
+                return [Constant.of(compute(reads[0].known(), reads[1].known()))]
+        return [made]
+
+    return rule
+
+
+def _divided(a: Numbers, b: Numbers) -> Numbers:
+    if np.any(b == 0):
+        raise Unbounded
+    return np.trunc(a / b).astype(np.int64)
+
+
+def _transpose(reads: list[Constant], own: Own) -> list[Constant]:
+    shape = reads[0].shape
+    if shape is None:
+        return _same(reads, own)
+    order = _list(own, b"perm") or range(len(shape))[::-1]
+    if sorted(order) != list(range(len(shape))):
+        raise Unbounded
+    return [Constant.shaped([shape[axis] for axis in order], reads[0].exact)]
+
+
+def _reshape(reads: list[Constant], own: Own) -> list[Constant]:
+    data, wanted = reads[0], reads[1].numbers
+    if wanted is None or data.shape is None or not data.exact:
+        return [Constant(data.count)]
+    shape = [data.shape[i] if size == 0 else int(size) for i, size in enumerate(wanted.tolist())]
+    if -1 in shape:
+        rest = -math.prod(shape)
+        shape[shape.index(-1)] = data.count // rest if rest > 0 else 0
+    if math.prod(shape) != data.count or min(shape, default=0) < 0:
+        raise Unbounded
+    if data.numbers is not None:
+        return [Constant.of(data.numbers.reshape(shape))]
+    return [Constant.shaped(shape)]
+
+
+def _axes(reads: list[Constant], own: Own) -> list[int] | None:
+    if len(reads) < 2:
+        return _list(own, b"axes")
+    return [int(axis) for axis in reads[1].known().ravel()]
+
+
+def _unsqueeze(reads: list[Constant], own: Own) -> list[Constant]:
+    data, axes = reads[0], _axes(reads, own)
+    if data.shape is None or axes is None:
+        return [Constant(data.count)]
+    view = np.broadcast_to(np.zeros((), np.int64), data.shape)
+    shape = np.expand_dims(view, tuple(axes)).shape
+    if data.numbers is not None:
+        return [Constant.of(data.numbers.reshape(shape))]
+    return [Constant.shaped(shape, data.exact)]
+
+
+def _squeeze(reads: list[Constant], own: Own) -> list[Constant]:
+    data = reads[0]
+    if data.numbers is None or not data.exact:
+        return [Constant(data.count)]
+    axes = _axes(reads, own)
+    return [Constant.of(np.squeeze(data.numbers, None if axes is None else tuple(axes)))]
+
+
+def _concat(reads: list[Constant], own: Own) -> list[Constant]:
+    count, shapes = sum(read.count for read in reads), [read.shape for read in reads]
+    rank = len(shapes[0] or ())
+    if any(shape is None or len(shape) != rank for shape in shapes) or not rank:
+        return [Constant(count)]
+    axis = _number(own, b"axis", 0) % rank
+    numbers = [read.numbers for read in reads]
+    if count <= SMALL and all(each is not None for each in numbers):
+        return [Constant.of(np.concatenate([read.known() for read in reads], axis))]
+    columns = list(zip(*(shape or () for shape in shapes), strict=True))
+    joined = [sum(c) if i == axis else max(c) for i, c in enumerate(columns)]
+    return [Constant(count, tuple(joined), all(read.exact for read in reads))]
+
+
+def _shape(reads: list[Constant], own: Own) -> list[Constant]:
+    data = reads[0]
+    if data.shape is None:
+        return [Constant(RANK, (RANK,), False)]
+    part = data.shape[_number(own, b"start", 0) : _number(own, b"end", len(data.shape))]
+    return [Constant.of(part) if data.exact else Constant.shaped([len(part)])]
+
+
+def _size(reads: list[Constant], own: Own) -> list[Constant]:
+    told = reads[0].exact and reads[0].shape is not None
+    return [Constant.of(reads[0].count) if told else Constant.shaped(())]
+
+
+def _sizes(numbers: Numbers) -> list[int]:
+    sizes = [int(size) for size in numbers.ravel()]
+    if min(sizes, default=0) < 0 or len(sizes) > RANK:
+        raise Unbounded
+    return sizes
+
+
+def _filled(reads: list[Constant], own: Own) -> list[Constant]:
+    return [Constant.shaped(_sizes(reads[0].known()))]
+
+
+def _expand(reads: list[Constant], own: Own) -> list[Constant]:
+    return [_together([reads[0], Constant.shaped(_sizes(reads[1].known()))])]
+
+
+def _range(reads: list[Constant], own: Own) -> list[Constant]:
+    start, limit, step = (int(read.known().ravel()[0]) for read in reads)
+    count = max(0, -((start - limit) // step))
+    if count <= SMALL:
+        return [Constant.of(range(start, limit, step))]
+    return [Constant.shaped([count])]
+
+
+def _slice(reads: list[Constant], own: Own) -> list[Constant]:
+    data = reads[0]
+    numbers = [read.numbers for read in reads]
+    if len(data.shape or ()) == 1 and len(reads) >= 3 and all(n is not None for n in numbers):
+        start, end = (int(read.known().ravel()[0]) for read in reads[1:3])
+        step = int(reads[4].known().ravel()[0]) if len(reads) > 4 else 1
+        if step > 0:
+            return [Constant.of(data.known()[start:end:step])]
+    return [Constant(data.count, data.shape, False)]
+
+
+def _split(reads: list[Constant], own: Own) -> list[Constant]:
+    data, parts = reads[0], _number(own, b"num_outputs", 0)
+    if data.numbers is not None and len(data.shape or ()) == 1:
+        sizes = reads[1].known().ravel() if len(reads) > 1 else None
+        if sizes is not None and int(sizes.sum()) == data.count and sizes.min() >= 0:
+            return [Constant.of(part) for part in np.split(data.numbers, np.cumsum(sizes)[:-1])]
+        if sizes is None and parts and data.count % parts == 0:
+            return [Constant.of(part) for part in np.split(data.numbers, parts)]
+    return [Constant(data.count, data.shape, False)]
+
+
+def _gather(reads: list[Constant], own: Own) -> list[Constant]:
+    data, at = reads[:2]
+    if data.shape is None or at.shape is None or not data.shape:
+        return [Constant(data.count * max(1, at.count))]
+    axis = _number(own, b"axis", 0) % len(data.shape)
+    if data.numbers is not None and at.numbers is not None:
+        return [Constant.of(np.take(data.numbers, at.numbers, axis))]
+    shape = (*data.shape[:axis], *at.shape, *data.shape[axis + 1 :])
+    return [Constant.shaped(shape, data.exact and at.exact)]
+
+
+RULES: dict[bytes, Rule] = {
+    **dict.fromkeys(
+        b"Abs Clip Cos DequantizeLinear Exp Floor Gelu IsNaN Log Neg Not QuantizeLinear Relu Round "
+        b"ScatterElements ScatterND Sigmoid Sin Softmax Softplus Sqrt".split(),
+        _same,
+    ),
+    **dict.fromkeys(
+        b"And BitShift BitwiseAnd BitwiseXor Equal Greater GreaterOrEqual Less LessOrEqual Max Min "
+        b"Or Pow Sum Where".split(),
+        _broadcast,
+    ),
+    b"Add": _arithmetic(np.add), b"Sub": _arithmetic(np.subtract),
+    b"Mul": _arithmetic(np.multiply), b"Div": _arithmetic(_divided),
+    b"Cast": _cast, b"Concat": _concat, b"ConstantOfShape": _filled, b"Expand": _expand,
+    b"Gather": _gather, b"Identity": _identity, b"Range": _range, b"Reshape": _reshape,
+    b"Shape": _shape, b"Size": _size, b"Slice": _slice, b"Split": _split, b"Squeeze": _squeeze,
+    b"Transpose": _transpose, b"Unsqueeze": _unsqueeze,
+}  # fmt: skip
