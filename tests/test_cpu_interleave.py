@@ -92,6 +92,17 @@ def bits_product(
     return Reader("linear_bits.few", arrays, ("packed", *units), constants, isa)
 
 
+def int4_product(isa: str, block: int, outputs: int, kind: str, minimums: bool) -> Reader:
+    made = bits_product(isa, 4, block, outputs, kind=kind, minimums=minimums)
+    rows = np.random.default_rng(block).integers(-128, 128, made.arrays["x"].shape)
+    scale = np.full(1, 0.01, np.float32)
+    arrays = {"x": rows.astype(np.int8), "x_scale": scale}
+    arrays |= {name: array for name, array in made.arrays.items() if name != "x"}
+    constants = {k: v for k, v in made.constants.items() if k != "BITS"}
+    constants |= {"Y_SCALE_STEP": 0, "y_scale": None}
+    return Reader("linear_int4.few", arrays, made.weights, constants, isa)
+
+
 def int8_product(isa: str, outputs: int, columns: int) -> Reader:
     rng = np.random.default_rng(outputs)
     arrays = {
@@ -133,6 +144,35 @@ def test_products_in_blocks(isa: str, bits: int, block: int, outputs: int) -> No
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_products_with_minimums(isa: str, kind: str) -> None:
     same_from_repacked(bits_product(isa, 4, 32, 39, kind=kind, minimums=True))
+
+
+@each_set
+@pytest.mark.parametrize(
+    ("kind", "minimums"), [("float32", False), ("float32", True), ("float16", True)]
+)
+@pytest.mark.parametrize(("block", "outputs"), [(32, 39), (64, 48), (128, 5), (24, 17)])
+def test_int4_products(isa: str, block: int, outputs: int, kind: str, minimums: bool) -> None:
+    """Of int8 rows. A run gives each row what it gets alone, and what integers say."""
+    reader = int4_product(isa, block, outputs, kind, minimums)
+    arrays = reader.arrays
+    x, packed = arrays["x"].astype(np.float64), arrays["packed"]
+    low = np.stack([packed & 15, packed >> 4], -1).reshape(outputs, -1, block).astype(np.float64)
+    least = arrays["minimums"].astype(np.float64)[..., None] if minimums else 0
+    units = arrays["scales"].astype(np.float64)[..., None]
+    weight = ((low - (0 if minimums else 8)) * units + least).reshape(outputs, -1)
+    expected = (x @ weight.T) * float(arrays["x_scale"][0])
+    whole = reader.run(max(ROWS))
+    np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=2e-5 * np.abs(expected).max())
+    for rows in range(1, 17):
+        few = reader.run(rows)
+        for row in (0, rows - 1):
+            alone = reader.twin()
+            alone.arrays["x"][0] = reader.arrays["x"][row]
+            assert alone.run(1).tobytes() == few[row].tobytes(), (rows, row)
+    if isa == REPACKS and block % 32 == 0:  # a chunk too sums in the order of few rows
+        assert few.tobytes() == whole[:16].tobytes()
+    if block % 32 == 0:
+        same_from_repacked(reader)
 
 
 @each_set

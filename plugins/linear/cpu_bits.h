@@ -331,8 +331,6 @@ struct Blocked {
         tiles(rows, [&](auto tile, int64_t m) {
           constexpr int R = decltype(tile)::rows;
           vf acc[R][2] = {};
-          if (minimum)
-            tall<R>(x.sums + m * padded(), padded(), minimums, WIDE, of_row, acc, AddFloats());
           for (int64_t b = 0; b < of_row; b++) {
             vi total[R][2];
             for (int r = 0; r < R; r++)
@@ -346,6 +344,8 @@ struct Blocked {
               acc[r][1] += __builtin_convertvector(total[r][1], vf) * (right * worth);
             }
           }
+          if (minimum)  // last, as few rows do
+            tall<R>(x.sums + m * padded(), padded(), minimums, WIDE, of_row, acc, AddFloats());
           for (int r = 0; r < R; r++)
             each_half(n, end, [&](int half, int64_t at, int count) {
               f(m + r, at, acc[r][half], count);
