@@ -18,13 +18,13 @@ Symbols (Mamba, arXiv 2312.00752; Mamba-2, arXiv 2405.21060):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Union
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Union
 
 from pydantic import Field, model_validator
 
 from edge import mixers
 from edge.mixers.attention import AttentionConfig, RopeConfig, RopeScaling
-from edge.mixers.base import Frozen, MixerConfig, Positive, refuse_all
+from edge.mixers.base import Frozen, Grown, MixerConfig, Positive, refuse_all
 from edge.mixers.experts import ExpertsConfig, RouterConfig
 from edge.mixers.gated_deltanet import GatedDeltaNetConfig
 from edge.mixers.mamba1 import Mamba1Config
@@ -61,7 +61,7 @@ class NormConfig(Frozen):
     eps: float = Field(default=1e-5, gt=0, lt=1)
 
 
-class ModelConfig(Frozen):
+class ModelConfig(Grown):
     """A language model: embedding, layers, final norm, head.
 
     Attributes:
@@ -69,7 +69,10 @@ class ModelConfig(Frozen):
         vocab_size: rows of the embedding and the head, padding included.
         tie_embeddings: the head is the embedding.
         max_context: the positions the attention layers were trained for; None without attention.
+        logits_softcap: bound that logits approach, as cap·tanh(logit/cap). None is none.
     """
+
+    later: ClassVar[frozenset[str]] = frozenset({"logits_softcap"})
 
     family: str = Field(min_length=1, max_length=64)
     vocab_size: Positive
@@ -78,6 +81,7 @@ class ModelConfig(Frozen):
     norm: NormConfig = NormConfig()
     tie_embeddings: bool = True
     max_context: Positive | None = None
+    logits_softcap: Annotated[float, Field(gt=0, le=1e6)] | None = None
 
     @model_validator(mode="after")
     def _has_what_layers_read(self) -> ModelConfig:

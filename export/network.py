@@ -18,6 +18,7 @@ from edge.export.mixers.base import State
 from edge.export.training_ops import rms_norm_training
 from edge.mixers.base import MixerConfig, Shapes
 from edge.plugins.norm.reference import layer_norm, rms_norm
+from edge.plugins.soft_cap.reference import soft_cap
 from edge.tensors import tensor_shapes
 
 
@@ -143,7 +144,8 @@ class Network(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """Final hidden [..., D] → logits [..., V]."""
         head = self.embedding if self.lm_head is None else self.lm_head
-        return F.linear(hidden, head.weight)
+        logits, cap = F.linear(hidden, head.weight), self.config.logits_softcap
+        return logits if cap is None else soft_cap(logits, cap)
 
     def canonical_tensors(self) -> dict[str, Tensor]:
         """Canonical name → parameter, in the order of `edge.tensors.tensor_shapes`."""

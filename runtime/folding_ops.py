@@ -257,7 +257,7 @@ def _gather(reads: list[Constant], own: Own) -> list[Constant]:
 RULES: dict[bytes, Rule] = {
     **dict.fromkeys(
         b"Abs Clip Cos DequantizeLinear Exp Floor Gelu IsNaN Log Neg Not QuantizeLinear Relu Round "
-        b"ScatterElements ScatterND Sigmoid Sin Softmax Softplus Sqrt".split(),
+        b"ScatterElements ScatterND Sigmoid Sin Softmax Softplus Sqrt Tanh".split(),
         _same,
     ),
     **dict.fromkeys(

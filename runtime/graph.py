@@ -89,7 +89,7 @@ OPS = {
         b"Less LessOrEqual Log Loop MatMul Max Min Mul Neg NonZero Not Or Pow QuantizeLinear "
         b"Range ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Round Scan "
         b"ScatterElements ScatterND SequenceAt SequenceEmpty SequenceInsert Shape Sigmoid Sin "
-        b"Size Slice Softmax Softplus Split Sqrt Squeeze Sub Sum TopK Transpose Unique "
+        b"Size Slice Softmax Softplus Split Sqrt Squeeze Sub Sum Tanh TopK Transpose Unique "
         b"Unsqueeze Where".split()
     ),
     "com.microsoft": frozenset(

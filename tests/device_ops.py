@@ -39,7 +39,7 @@ _ATTRIBUTES = {
     "K": 64, "N": 33, "block_size": 32, "eps": 1e-5, "heads": 6, "head_dim": 8, "kv_heads": 2,
     "d_state": 9, "dt_min": 0.001, "dt_max": 3.0, "scale": 0.3, "dim": 6, "conv_start": 5,
     "first": 20, "k": 2, "sigmoid": 1, "normalise": 1, "top_groups": 1, "parts": 1, "experts": 6,
-    "window": 6,
+    "window": 6, "softcap": 1.5, "cap": 1.5,
 }  # fmt: skip
 _CHOICES = [
     dict(zip(("bits", "state_bits", "groups"), choice, strict=True))

@@ -39,6 +39,7 @@ ARCHITECTURES = {
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "gemma": gguf.MODEL_ARCH.GEMMA,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "phi3": gguf.MODEL_ARCH.PHI3,
@@ -46,7 +47,7 @@ ARCHITECTURES = {
 }
 TRANSFORMERS = (
     "llama", "qwen2", "qwen3", "smollm3", "granite", "qwen2moe", "qwen3moe", "granitemoe",
-    "gemma", "gemma3", "olmo2", "phi3",
+    "gemma", "gemma2", "gemma3", "olmo2", "phi3",
 )  # fmt: skip
 ROTATED = (
     "llama", "smollm3", "granite", "granitemoehybrid", "nemotron_h", "mixtral", "granitemoe",
@@ -180,7 +181,9 @@ def _metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
             "vocab_size": config["vocab_size"],
         }
         said |= {key: config[field] for field, key in _FACTORS.items() if field in config}
-        if name in ("gemma3", "phi3"):
+        capped = ("attn_logit_softcapping", "final_logit_softcapping")
+        said |= {key: config[key] for key in capped if config.get(key)}
+        if name in ("gemma2", "gemma3", "phi3"):
             said["attention.sliding_window"] = config["sliding_window"] or 0
         if rope["rope_type"] == "longrope":
             original, stretched = (

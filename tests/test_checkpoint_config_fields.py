@@ -60,9 +60,9 @@ def test_what_changes_a_model_is_refused_with_what_is_supported(tmp_path: Path) 
 
 
 def test_a_family_that_is_not_read_is_called_by_its_name(tmp_path: Path) -> None:
-    edit_config(save_llama(tmp_path), model_type="gemma2", architectures=["Gemma2ForCausalLM"])
+    edit_config(save_llama(tmp_path), model_type="gemma4", architectures=["Gemma4ForCausalLM"])
     error = refusal(tmp_path)
-    assert "Gemma 2" in error.message
+    assert "Gemma 4" in error.message
     lines = str(error).splitlines()
     assert [line.split(":")[0].strip() for line in lines[2:]] == [f.name for f in FAMILIES]
     assert max(map(len, lines[2:])) < 100

@@ -21,6 +21,7 @@ from tests.transformers_checkpoints import (
     save_bamba,
     save_falcon_h1,
     save_falcon_mamba,
+    save_gemma2,
     save_gemma3,
     save_gpt_neox,
     save_granite,
@@ -59,6 +60,7 @@ SAVERS: dict[str, Save] = {
     "mistral": save_mistral,
     "falcon_h1": save_falcon_h1,
     "falcon_mamba": save_falcon_mamba,
+    "gemma2": save_gemma2,
     "gemma3_text": save_gemma3,
     "granite": save_granite,
     "granitemoehybrid": save_granite_hybrid,
@@ -134,9 +136,9 @@ def test_a_config_that_is_a_directory(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}, {"model_type": "hymba"},
+    [{"model_type": "gemma4", "architectures": ["Gemma4ForCausalLM"]}, {"model_type": "hymba"},
      {"model_type": ["mamba"]}, {"model_type": ..., "architectures": {"a": 1}}],
-    ids=["gemma2", "hymba", "list", "object"],
+    ids=["gemma4", "hymba", "list", "object"],
 )  # fmt: skip
 def test_an_unknown_architecture_lists_the_known_ones(change: dict[str, Any], path: Path) -> None:
     edit_config(path, **change)
@@ -219,6 +221,8 @@ def test_an_unknown_architecture_lists_the_known_ones(change: dict[str, Any], pa
         ("granitemoehybrid", {"num_local_experts": 2, "num_experts_per_tok": 3},
          "num_experts_per_tok"),
         ("granitemoehybrid", {"layer_types": ["mamba", "moe", "mamba"]}, "layer_types"),
+        ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
+        ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping"),
         ("gemma3_text", {"hidden_activation": "gelu"}, "hidden_activation"),
         ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),

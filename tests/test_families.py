@@ -31,6 +31,7 @@ from tests.transformers_checkpoints import (
     GRANITE,
     save_falcon_h1,
     save_falcon_mamba,
+    save_gemma2,
     save_gemma3,
     save_gpt_neox,
     save_granite,
@@ -56,6 +57,7 @@ Save = Callable[[Path], Path]
 SAVE: dict[str, Save] = {
     "falcon_h1": partial(save_falcon_h1, mamba_rms_norm=True),
     "falcon_mamba": save_falcon_mamba,
+    "gemma2": partial(save_gemma2, sliding_window=13, max_position_embeddings=64),
     "gemma3_text": partial(save_gemma3, sliding_window=13, max_position_embeddings=64),
     "gpt_neox": partial(save_gpt_neox, num_attention_heads=2, max_position_embeddings=64),
     "granite": save_granite,
@@ -133,7 +135,8 @@ APPLIED = [
 ]
 # of Transformers, which have no state but this
 CONTEXT = {
-    "gemma3_text": 64, "gpt_neox": 64, "llama": 2048, "mistral": 64, "olmo3": 256, "phi3": 1024,
+    "gemma2": 64, "gemma3_text": 64, "gpt_neox": 64, "llama": 2048, "mistral": 64,
+    "olmo3": 256, "phi3": 1024,
 }  # fmt: skip
 LENGTH = 60
 ENGINES = ("ort", *(["cpu"] if library.path() is not None else []))

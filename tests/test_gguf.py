@@ -31,6 +31,7 @@ from tests.transformers_checkpoints import (
     save_falcon_h1,
     save_falcon_mamba,
     save_gemma,
+    save_gemma2,
     save_gemma3,
     save_granite,
     save_granite_hybrid,
@@ -72,6 +73,7 @@ CASES: dict[str, Save] = {
     ),
     "mamba2": save_mamba2,
     "gemma": save_gemma,
+    "gemma2": partial(save_gemma2, query_pre_attn_scalar=12),
     "gemma3": partial(
         save_gemma3, num_hidden_layers=6, layer_types=None, query_pre_attn_scalar=12,
         rope_parameters={
@@ -277,7 +279,7 @@ def test_a_folder_with_several_or_none(llama: Path, tmp_path: Path) -> None:
 
 METADATA: dict[str, tuple[dict[str, Any], str, str]] = {
     "another architecture": (
-        {"general__architecture": "gemma2"}, "general.architecture", "is 'gemma2'; llama"
+        {"general__architecture": "gemma4"}, "general.architecture", "is 'gemma4'; llama"
     ),
     "a missing key": ({"llama__block_count": ...}, "llama.block_count", "is missing"),
     "two missing": (

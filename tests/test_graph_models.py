@@ -63,10 +63,11 @@ MAMBA2_MLP = Mamba2Config(
     gated_norm=False, proj_bias=True, dt_limit=(0.02, 0.3),
 )  # fmt: skip
 ATTENTION = AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=16, rope=RopeConfig(dim=16))
-# 18 is no multiple of 8, and rotates only in part; it looks back five tokens.
+# 18 is no multiple of 8, and rotates only in part; it looks back five tokens, and its
+# scores are bounded.
 ATTENTION_ODD = AttentionConfig(
     n_heads=4, n_kv_heads=1, head_dim=18, rope=RopeConfig(dim=6, theta=500.0), qkv_bias=True,
-    out_bias=True, window=5,
+    out_bias=True, window=5, softcap=1.5,
 )  # fmt: skip
 NO_ROPE = AttentionConfig(n_heads=2, n_kv_heads=2, head_dim=8)
 MLP = MlpConfig(d_intermediate=48, bias=True)

@@ -65,7 +65,7 @@ _OPS = [
     "AddRMSNormQuantize", "GatedRMSNorm", "GatedRMSNormInt8", "HadamardQuantize", "CausalConv1d",
     "CausalConv1dInt8", "SelectiveScan", "SelectiveScanInt8", "SelectiveScanHeads",
     "SelectiveScanHeadsInt8", "Rope", "Attention", "AttentionF16", "GroupRMSNorm", "PartsRMSNorm",
-    "SquaredRelu", "Multiply", "CausalConvPlain",
+    "SquaredRelu", "SoftCap", "Multiply", "CausalConvPlain",
 ]  # fmt: skip
 FAKES: dict[str, Lower] = {
     **{op: LOWER[op] for op in ("Split", "Transpose", "QuantizeRows", "LinearInt8Rows")},

@@ -143,6 +143,13 @@ def test_squared_relu(flavour: Flavour, rng: np.random.Generator) -> None:
 
 
 @both
+def test_soft_cap(flavour: Flavour, rng: np.random.Generator) -> None:
+    x = normal(rng, 4, 1, 64, scale=4)
+    expected = 3 * torch.tanh(torch.from_numpy(x) / 3)
+    close(run_op("SoftCap", flavour, {"x": x}, cap=3.0)["y"], expected)
+
+
+@both
 @pytest.mark.parametrize(("op", "approximate"), [("Gelu", "none"), ("GeluTanh", "tanh")])
 def test_gelu(flavour: Flavour, op: str, approximate: str, rng: np.random.Generator) -> None:
     x = normal(rng, 4, 1, 64, scale=4)

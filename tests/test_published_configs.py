@@ -28,6 +28,8 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     "granite-4.0-h-small": ("granitemoehybrid", 120, 32_207_337_984 + 40 * 4096, 131072),
     # whose windows are 512 tokens
     "gemma-2b": ("gemma", 36, 2_506_172_416, 8192),
+    "gemma-2-2b": ("gemma2", 52, 2_614_341_888, 8192),
+    "gemma-2-9b-it": ("gemma2", 84, 9_241_705_984, 8192),
     "gemma-3-1b-it": ("gemma3_text", 52, 999_885_952, 32768),
     "gemma-3-270m": ("gemma3_text", 36, 268_098_176, 32768),
     "granite-3.1-3b-a800m-instruct": ("granitemoe", 64, 3_298_793_472, 131072),
@@ -76,7 +78,6 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
 }  # fmt: skip
 # field, and what is said of it
 REFUSED: dict[str, tuple[str, str]] = {
-    "gemma-2-2b": ("model_type", "is Gemma 2, a family that edge does not read"),
     "qwen2.5-0.5b-instruct-gptq-int4": ("quantization_config", "are quantized already"),
     "zamba2-7b": ("use_shared_block_lora", "is a field of Zyphra's fork of transformers"),
 }

@@ -92,6 +92,15 @@ save_olmo3 = partial(
 )  # fmt: skip
 # heads of 12
 save_gemma = partial(save, "gemma", _PADDED | {"head_dim": 12}, embedding=0.2)
+# caps that bend scores and logits
+save_gemma2 = partial(
+    save, "gemma2",
+    _PADDED | _SLIDING | dict(
+        head_dim=12, query_pre_attn_scalar=2, attn_logit_softcapping=1.5,
+        final_logit_softcapping=2.0,
+    ),
+    embedding=0.2,
+)  # fmt: skip
 save_gemma3 = partial(
     save, "gemma3_text",
     _PADDED | _SLIDING | dict(

@@ -81,6 +81,7 @@ class AttentionConfig(MixerConfig):
             with a bias; conv_state [B, K-1, (n_heads + 2·n_kv_heads)·P]. None without it.
         parallel: it reads the stream as the layer before it did, not what that made of it.
         window: positions that a token looks back on, its own among them. None is all.
+        softcap: bound that scores approach, as softcap·tanh(score/softcap). None is none.
         output_gate: what the heads give is multiplied by sigmoid(gate_proj(u)), value by value.
         recalls: it reads the stream and the embedded token side by side, and what it gives goes
             to the next layer aside of the stream.
@@ -89,7 +90,7 @@ class AttentionConfig(MixerConfig):
     attends: ClassVar[bool] = True
     first_matrix: ClassVar[str] = "qkv_proj"
     later: ClassVar[frozenset[str]] = frozenset(
-        {"qk_norm", "qk_whole", "parallel", "d_conv", "output_gate", "recalls", "window"}
+        {"qk_norm", "qk_whole", "parallel", "d_conv", "output_gate", "recalls", "softcap", "window"}
     )
 
     kind: Literal["attention"] = "attention"
@@ -105,6 +106,7 @@ class AttentionConfig(MixerConfig):
     output_gate: bool = False
     recalls: bool = False
     window: Positive | None = None
+    softcap: Annotated[float, Field(gt=0, le=1e6)] | None = None
     d_conv: Annotated[int, Field(ge=2, le=16)] | None = None
 
     @model_validator(mode="after")

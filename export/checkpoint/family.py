@@ -127,6 +127,7 @@ def whole(
     norm: str = "rms_norm_eps",
     tied: bool = False,
     context: int | None = None,
+    logits_softcap: float | None = None,
 ) -> ModelConfig:
     """The model of these layers, whose RMSNorms add the field `norm`; `eps` and `tied` are what
     it and `tie_word_embeddings` are where nothing is said. A context is for layers that attend.
@@ -141,6 +142,7 @@ def whole(
         norm=fields.build(NormConfig, eps=fields.epsilon(norm, eps)),
         tie_embeddings=fields.boolean("tie_word_embeddings", tied),
         max_context=context if any(layer.attends for layer in layers) else None,
+        logits_softcap=logits_softcap,
     )
 
 

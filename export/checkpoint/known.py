@@ -115,7 +115,6 @@ UNREAD: dict[str, str] = {
     "exaone_moe": "EXAONE MoE",
     "falcon": "Falcon",
     "flex_olmo": "FlexOlmo",
-    "gemma2": "Gemma 2",
     "gemma3": "Gemma 3 for text and images (4B and larger)",
     "gemma3n": "Gemma 3n",
     "gemma3n_text": "Gemma 3n",

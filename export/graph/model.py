@@ -136,7 +136,10 @@ def _assemble(g: GraphBuilder, plan: ModelPlan, progress: Progress) -> None:
     added = g.node("Gather", [added, "rows"], "wanted.added", axis=0)
     hidden, _ = _norm(g, x, added, "norm_f", ("final", "final.residual"), plan.head)
     matrix = "embedding.weight" if config.tie_embeddings else "lm_head.weight"
-    linear(g, hidden, matrix, "logits", plan.head)
+    cap = config.logits_softcap
+    linear(g, hidden, matrix, "logits" if cap is None else "logits.uncapped", plan.head)
+    if cap is not None:
+        g.call("SoftCap", ["logits.uncapped"], ["logits"], cap=cap)
     g.outputs.insert(0, g.outputs.pop(_logits(g)))
     progress("head", count, count)
 

@@ -18,6 +18,7 @@ from edge.export.graph.run import GraphRunner, open_session, session_options
 from edge.export.mixers.base import State
 from edge.export.network import Layer, Norm, empty_state, through
 from edge.export.nodes.builder import TensorSource
+from edge.plugins.soft_cap.reference import soft_cap
 
 F32 = NDArray[np.float32]
 Tokens = NDArray[np.int64]
@@ -66,7 +67,8 @@ def reference_logits(config: ModelConfig, tensors: TensorSource, tokens: Tokens)
         norm = Norm(config.norm, config.d_model)
     x = _fill(norm, tensors, "norm_f.")(x)
     head = table if config.tie_embeddings else _get(tensors, "lm_head.weight")
-    logits: F32 = (x @ head.T).numpy()
+    found, cap = x @ head.T, config.logits_softcap
+    logits: F32 = (found if cap is None else soft_cap(found, cap)).numpy()
     return logits
 
 

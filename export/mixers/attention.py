@@ -84,8 +84,9 @@ class Attention(nn.Module):
             q, k = (rope(m, positions, self._frequencies(u.device)) for m in (q, k))
         k = torch.cat([state["key_cache"].to(k.dtype), k], dim=2)
         v = torch.cat([state["value_cache"].to(v.dtype), v], dim=2)
-        if c.window is not None:
-            y = attention(q, k, v, _within(c.window, u.shape[1], k.shape[2]).to(u.device))
+        if c.window is not None or c.softcap is not None:
+            mask = _within(c.window, u.shape[1], k.shape[2]).to(u.device)
+            y = attention(q, k, v, mask, softcap=c.softcap)
         elif torch.is_grad_enabled() and k.shape[2] == u.shape[1]:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
@@ -100,10 +101,10 @@ class Attention(nn.Module):
         return norm(q, self.q_norm.weight, self.eps), norm(k, self.k_norm.weight, self.eps)
 
 
-def _within(window: int, steps: int, seen: int) -> Tensor:
+def _within(window: int | None, steps: int, seen: int) -> Tensor:
     """bool [T, S]: which of the S keys each of the last T queries sees; a window has its own."""
     causal = torch.ones(steps, seen, dtype=torch.bool).tril(seen - steps)
-    return causal.triu(seen - steps - window + 1)
+    return causal if window is None else causal.triu(seen - steps - window + 1)
 
 
 class AttentionExport(MixerExport[AttentionConfig]):
@@ -233,6 +234,7 @@ class AttentionExport(MixerExport[AttentionConfig]):
             head_dim=wide,
             scale=1 / math.sqrt(c.head_dim),
             window=c.window or 0,
+            softcap=c.softcap or 0.0,
         )
         for out in written:
             g.output(out, cache, kind)

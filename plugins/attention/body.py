@@ -42,7 +42,8 @@ ORT_ROPE = """
 ORT_ATTENTION = """
     y, key_cache_out, value_cache_out = com.microsoft.GroupQueryAttention
         <do_rotary: int = 0, num_heads: int = @heads, kv_num_heads: int = @kv_heads,
-         scale: float = @scale>(q, k, v, key_cache, value_cache, last, total, "", "", "", bias)
+         scale: float = @scale, softcap: float = @softcap>
+        (q, k, v, key_cache, value_cache, last, total, "", "", "", bias)
 """
 
 # The same arithmetic on fp32 copies of what is valid: its own caches would have to be of q's type.
@@ -82,5 +83,6 @@ ORT_ATTENTION_F16 = """
     v_kept = Cast<to=1>(v_half)
     y, all_keys, all_values = com.microsoft.GroupQueryAttention
         <do_rotary: int = 0, num_heads: int = @heads, kv_num_heads: int = @kv_heads,
-         scale: float = @scale>(q, k_kept, v_kept, keys, values, last, total, "", "", "", bias)
+         scale: float = @scale, softcap: float = @softcap>
+        (q, k_kept, v_kept, keys, values, last, total, "", "", "", bias)
 """

@@ -63,7 +63,7 @@ struct RopeAppend : Kernel {
 struct Attend : Kernel {
   Argument q, keys, values, ancestors, run_fields, y, mixes, peaks, T, B, C;
   int64_t kv, group, P, q_stride, splits, block_n, window;
-  float scale;
+  float scale, softcap;
   static constexpr int TILE = 32;
   Attend(const Variant& v)
       : q(v, "q"), keys(numbers(v, "keys")), values(numbers(v, "values")),
@@ -72,7 +72,8 @@ struct Attend : Kernel {
         peaks(Argument::optional(v, "peaks")), T(v, "T"), B(v, "B"), C(v, "C"),
         kv(v.integer("KV")), group(v.within("GROUP", 1)), P(v.integer("P")),
         q_stride(v.integer("Q_STRIDE")), splits(v.within("SPLITS", 1)),
-        block_n(v.within("BLOCK_N", 1)), window(window_of(v)), scale((float)v.number("SCALE")) {
+        block_n(v.within("BLOCK_N", 1)), window(window_of(v)), scale((float)v.number("SCALE")),
+        softcap((float)v.number("SOFTCAP", 0)) {
     if (splits == 1 ? !y : !(mixes && peaks)) refuse("nowhere to put what was attended to");
     if (keys.type != values.type || keys.type == Type::i8) refuse("caches are not of one float type");
   }
@@ -145,6 +146,7 @@ struct Attend : Kernel {
         score[i] = sees ? product(query, k + slot * P) : -INFINITY;
         if (!(score[i] <= top)) top = score[i];  // a NaN goes on
       }
+      if (softcap > 0) top = capped(score, count, peak);
       if (top == -INFINITY) continue;
       float fade = peak == -INFINITY ? 0.f : std::exp(peak - top);
       total *= fade;
@@ -169,6 +171,19 @@ struct Attend : Kernel {
       peaks.in<float>(a)[2 * at] = peak;
       peaks.in<float>(a)[2 * at + 1] = total;
     }
+  }
+
+  // Bounds the scores of what is seen; the largest of them and of `top`.
+  float capped(float* score, int count, float top) const {
+    blocks(count, [&](int64_t i, int n) {
+      vf before = load_some(score + i, n), after = soft_cap(before, softcap);
+      for (int k = 0; k < n; k++)
+        if (before[k] == -INFINITY) after[k] = -INFINITY;
+      store_some(score + i, after, n);
+    });
+    for (int i = 0; i < count; i++)
+      if (!(score[i] <= top)) top = score[i];
+    return top;
   }
 
   template <class Kept> float product(const float* query, const Kept* key) const {

@@ -52,7 +52,7 @@ def _attention(op: Op) -> Op:
         "slots run[PAST] … run[PAST]+T-1 of the caches get k and v\n"
         "y = softmax(scale · q·Kᵀ) · V over the slots below run[PAST] and those of the run that "
         "are t or, for a chain, before it, for a tree, on its path; unless window is 0, over the "
-        "last `window` of these",
+        "last `window` of these; unless softcap is 0, of softcap · tanh(score / softcap)",
     )
 
 
@@ -143,8 +143,14 @@ _ATTEND = """
     raw = MatMul(q_bhtp, K_t)
     factor = Constant<value_float: float = @scale>()
     scaled = Mul(raw, factor)
+    softcap_0 = Constant<value_float: float = @softcap>()
+    share_of_cap = Div(scaled, softcap_0)
+    bounded = Tanh(share_of_cap)
+    capped = Mul(bounded, softcap_0)
+    is_capped = Greater(softcap_0, nothing)
+    raised = Where(is_capped, capped, scaled)
     never = Constant<value = float {-3e38}>()
-    scores = Where(sees, scaled, never)
+    scores = Where(sees, raised, never)
     shares = Softmax<axis=-1>(scores)
     y_bhtp = MatMul(shares, V_heads)
     y_tbhp = Transpose<perm=[2, 0, 1, 3]>(y_bhtp)

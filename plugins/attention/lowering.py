@@ -105,6 +105,8 @@ def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
     stages = 2 if many or wide > 128 else 3
     window = int(node.attributes["window"])
     windowed = {"WINDOW": window} if window else {}
+    softcap = float(node.attributes["softcap"])
+    capped = {"SOFTCAP": softcap} if softcap else {}
     mixes = peaks = None
     if splits > 1:
         parts = y.width // p * splits
@@ -136,6 +138,7 @@ def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
             "BLOCK_P": wide,
             "STAGES": stages,
             **windowed,
+            **capped,
         },
         (Size(times=group, of="T", per=rows), Size(times=kv, of="B"), Size(times=splits)),
         warps=4 if wide <= 128 else 8,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from edge.plugins.soft_cap.reference import soft_cap
 
 
 def rope(x: Tensor, positions: Tensor, inverse: Tensor) -> Tensor:
@@ -26,18 +30,33 @@ def rope_tables(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """softmax(scale·q·kᵀ)·v with grouped heads; scale is 1/√P unless it is given.
 
     q [B, n_heads, T, P]; k, v [B, n_kv_heads, S, P] with S = past + T; mask [T, S] or [B, 1, T, S],
     True where a query may look, default causal (query t sees keys up to S-T+t); or of floats,
-    added to the scores.
+    added to the scores. With a `softcap` these are first softcap·tanh(score/softcap).
     """
     steps, seen = q.shape[2], k.shape[2]
     if mask is None:
         mask = torch.ones(steps, seen, dtype=torch.bool, device=q.device).tril(seen - steps)
+    if softcap:
+        return _capped(q, k, v, mask, scale or q.shape[-1] ** -0.5, softcap)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
+    k, v = (m.repeat_interleave(q.shape[1] // m.shape[1], 1) for m in (k, v))
+    scores = soft_cap(q @ k.mT * scale, softcap)
+    hides = mask.dtype == torch.bool
+    scores = scores.masked_fill(~mask, -math.inf) if hides else scores + mask
+    return scores.softmax(-1) @ v
 
 
 def rope_node(x: Tensor, cos: Tensor, sin: Tensor, heads: int, head_dim: int) -> Tensor:
@@ -58,6 +77,7 @@ def attention_node(
     kv_heads: int,
     head_dim: int,
     scale: float,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op as stated; `bias` says what a window hides."""
     end, steps = int(total), q.shape[1]
@@ -71,7 +91,7 @@ def attention_node(
     for cache, new in zip(caches, (k, v), strict=True):
         cache[:, :, end - steps : end] = split(new, kv_heads)
     keys, values = (cache[:, :, :end].to(q.dtype) for cache in caches)
-    y = attention(split(q, heads), keys, values, bias, scale)
+    y = attention(split(q, heads), keys, values, bias, scale, softcap)
     return y.transpose(1, 2).flatten(-2), *caches
 
 

@@ -50,11 +50,13 @@ ATTENTION = Op(
         _SCALE,
         Attribute("window", "int", "positions a query looks back on, its own among them, as bias "
                   "has it; 0: all", absent=0),
+        Attribute("softcap", "float", "bound that scores approach, before bias; 0: none", absent=0),
     ),
     "K, V = the caches' first past+T slots, the last T being k and v\n"
-    "y = softmax(scale · q·Kᵀ + bias) · V; slots beyond past+T are never read. B must be 1 when "
-    "T > 1 and past > 0",
-    "Attention is all you need, arXiv 1706.03762, equation 1; GQA, arXiv 2305.13245",
+    "y = softmax(cap(scale · q·Kᵀ) + bias) · V, cap(s) = softcap · tanh(s / softcap)\n"
+    "slots beyond past+T are never read. B must be 1 when T > 1 and past > 0",
+    "Attention is all you need, arXiv 1706.03762, equation 1; GQA, arXiv 2305.13245; "
+    "soft caps: Gemma 2, arXiv 2408.00118, section 2",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from edge import launch
+from edge.plugins.kernels.common import tanh
 
 PAST = tl.constexpr(launch.PAST)
 
@@ -64,10 +65,18 @@ def _visible(slot, t, past, T, ancestors, first, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def _capped(score, SOFTCAP: tl.constexpr):
+    if SOFTCAP > 0:
+        return SOFTCAP * tanh(score / SOFTCAP)
+    else:
+        return score
+
+
+@triton.jit
 def _run_over(
     q, keys, values, t, start, end, past, T, ancestors, first_seen,
     P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
-    STAGES: tl.constexpr, WINDOW: tl.constexpr,
+    STAGES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Queries q [BLOCK_R, BLOCK_P] over slots start … end-1; none beyond is read.
 
@@ -83,7 +92,7 @@ def _run_over(
         at = slot[:, None] * P + column[None, :]
         k = tl.load(keys + at, mask=inside, other=0.0).to(tl.float32)
         v = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
-        score = tl.dot(q, tl.trans(k), input_precision="tf32x3")
+        score = _capped(tl.dot(q, tl.trans(k), input_precision="tf32x3"), SOFTCAP)
         sees = (slot < end)[None, :] & _visible(slot, t, past, T, ancestors, first_seen, WINDOW)
         score = tl.where(sees, score, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 1))
@@ -106,6 +115,7 @@ def _finite(peak):
 def _run_alone(
     q, keys, values, start, end,
     P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, STAGES: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """`_run_over` for the one row q [1, BLOCK_P] of a chain's last token, without `dot`.
 
@@ -122,7 +132,7 @@ def _run_alone(
         at = slot[:, None] * P + column[None, :]
         k = tl.load(keys + at, mask=inside, other=0.0).to(tl.float32)
         v = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
-        score = tl.where(slot < end, tl.sum(q * k, 1), float("-inf"))
+        score = tl.where(slot < end, _capped(tl.sum(q * k, 1), SOFTCAP), float("-inf"))
         higher = tl.maximum(peak, score)
         level = _finite(higher)
         share = tl.exp(score - level)
@@ -161,6 +171,7 @@ def attend(
     BLOCK_P: tl.constexpr,  # a power of two, at least P
     STAGES: tl.constexpr,
     WINDOW: tl.constexpr = 0,  # how many slots a token sees, its own among them; 0: all
+    SOFTCAP: tl.constexpr = 0.0,  # what scores approach; 0: no bound
 ):
     past = tl.load(run + PAST)
     base = _base(past, WINDOW)
@@ -188,12 +199,13 @@ def attend(
         cache = tl.program_id(1).to(tl.int64) * C * P
         if BLOCK_R == 1:
             peak, total, mix = _run_alone(
-                queries, keys + cache, values + cache, start, end, P, BLOCK_N, BLOCK_P, STAGES
-            )
+                queries, keys + cache, values + cache, start, end, P, BLOCK_N, BLOCK_P, STAGES,
+                SOFTCAP,
+            )  # fmt: skip
         else:
             peak, total, mix = _run_over(
                 queries, keys + cache, values + cache, t, start, end, past, T, ancestors,
-                first_seen, P, BLOCK_R, BLOCK_N, BLOCK_P, STAGES, WINDOW,
+                first_seen, P, BLOCK_R, BLOCK_N, BLOCK_P, STAGES, WINDOW, SOFTCAP,
             )  # fmt: skip
         if SPLITS == 1:
             out = (row * (KV * GROUP * P) + head * P)[:, None] + column[None, :]

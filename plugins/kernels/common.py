@@ -45,6 +45,17 @@ def sigmoid(x):
 
 
 @triton.jit
+def tanh(x):
+    """By exp(-2|x|), or near 0, where 1 - exp(-2|x|) would lose digits, by its series."""
+    small = tl.exp(-2.0 * tl.abs(x))
+    far = (1.0 - small) / (1.0 + small)
+    s = x * x
+    near = -0.05396825396825397 + s * 0.02186948853615520
+    near = x * (1.0 + s * (-0.3333333333333333 + s * (0.13333333333333333 + s * near)))
+    return tl.where(tl.abs(x) > 0.25, tl.where(x < 0, -far, far), near)
+
+
+@triton.jit
 def silu(x):
     return x * sigmoid(x)
 

@@ -319,7 +319,7 @@ class Lowering:
         )
 
     def elementwise(
-        self, kernel: str, node: Node, names: tuple[str, ...], **constants: int
+        self, kernel: str, node: Node, names: tuple[str, ...], **constants: float
     ) -> None:
         """Launch `kernel` on equally wide rows of the inputs `names`, for the output y: every row
         in pieces of 512 channels, 4 a thread.

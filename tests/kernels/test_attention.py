@@ -23,12 +23,12 @@ class Case:
     def __init__(
         self, regime: Regime, steps: int, batch: int, heads: int, kv: int, p: int, past: int,
         *, capacity: int = 0, spread: float = 1.0, dim: int = 0, half: bool = False,
-        window: int = 0,
+        window: int = 0, softcap: float = 0.0,
     ) -> None:  # fmt: skip
         make = torch.Generator().manual_seed(steps * 1000 + past)
         self.steps, self.batch, self.heads, self.kv, self.p = steps, batch, heads, kv, p
         self.past, self.scale, self.dim = past, 0.3, dim
-        self.window = window
+        self.window, self.softcap = window, softcap
         self.shape = (batch, kv, capacity or past + steps + 5, p)
         self.bench = Workbench(regime, T=steps, B=batch, C=self.shape[2])
         stride, start, self.parts = (heads + 2 * kv) * p + 8, 8, {}
@@ -64,7 +64,7 @@ class Case:
         self.bench.lower(
             LOWER, f"Rotary{kind}" if self.dim else kind, inputs, {"y": "y"},
             heads=self.heads, kv_heads=self.kv, head_dim=self.p, scale=self.scale,
-            window=self.window, **rotation,
+            window=self.window, softcap=self.softcap, **rotation,
         )  # fmt: skip
         self.bench.run()
         for name, cache in self._written().items():
@@ -93,7 +93,8 @@ class Case:
         mask = torch.cat([past, own.bool()], 1)
         if self.window:  # the last of what each token would see
             mask &= mask.flip(1).cumsum(1).flip(1) <= self.window
-        return attention(self._turned("q").double(), keys, values, mask, self.scale).float()
+        q = self._turned("q").double()
+        return attention(q, keys, values, mask, self.scale, self.softcap).float()
 
 
 def _close(found: Tensor, expected: Tensor) -> None:
@@ -188,6 +189,17 @@ def test_a_window(regime: Regime, window: int) -> None:
     steps, kv = (1, 2) if regime is ONE else (9, 1)
     for past in (0, 66, 150):
         case = Case(regime, steps, 1, 2, kv, 24, past, window=window)
+        ancestors = _tree(steps) if regime.kind == "tree" else None
+        _close(case.run(ancestors), case.expected(ancestors))
+
+
+@pytest.mark.parametrize("regime", [ONE, CHAIN, TREE, MANY])
+@pytest.mark.parametrize("softcap", [0.7, 50.0])
+def test_soft_capped_scores(regime: Regime, softcap: float) -> None:
+    """A cap that bends most scores, and one that few come near; of what a window shows, too."""
+    steps, kv = (1, 2) if regime is ONE else (9, 1)
+    for past, window in ((0, 0), (66, 0), (150, 70)):
+        case = Case(regime, steps, 1, 2, kv, 24, past, window=window, softcap=softcap, spread=2.0)
         ancestors = _tree(steps) if regime.kind == "tree" else None
         _close(case.run(ancestors), case.expected(ancestors))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from edge.config import MlpConfig
+from edge.config import AttentionConfig, MlpConfig
 from edge.export.checkpoint.families import llama
 from edge.export.checkpoint.family import UNSUPPORTED, Family, known_only, positions
 from edge.export.checkpoint.fields import Fields, show
@@ -31,6 +31,22 @@ def read(fields: Fields) -> Layout:
 def refuse_activation(fields: Fields, name: str) -> None:
     said = show(fields.values.get(name))
     fields.refuse(name, f"is {said}; only {show(TANH)} is supported", UNSUPPORTED)
+
+
+def demand_tanh(fields: Fields) -> None:
+    """For what says nothing else of its activation."""
+    if fields.values.get("hidden_activation") not in (None, TANH):
+        refuse_activation(fields, "hidden_activation")
+
+
+def scale_scores(fields: Fields, layout: Layout, module: str) -> None:
+    """Divide scores by the root of `query_pre_attn_scalar`, in the weights of `module`."""
+    scalar = fields.number("query_pre_attn_scalar", 256.0)
+    if not scalar > 0:
+        fields.stop("query_pre_attn_scalar", f"is {scalar}, not above 0")
+    for index, layer in enumerate(layout.config.layers):
+        if isinstance(layer, AttentionConfig):  # which divides by sqrt(head_dim)
+            layout.multiply(f"layers.{index}.{module}", math.sqrt(layer.head_dim / scalar))
 
 
 def read_blocks(fields: Fields, family: str, norms: Any = "before", **values: Any) -> Layout:

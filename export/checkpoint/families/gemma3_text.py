@@ -6,9 +6,6 @@ tokens.
 
 from __future__ import annotations
 
-import math
-
-from edge.config import AttentionConfig
 from edge.export.checkpoint.families import gemma
 from edge.export.checkpoint.family import (
     Family,
@@ -32,8 +29,7 @@ _BASES = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_loc
 
 def read(fields: Fields) -> Layout:
     known_only(fields, _OWN)
-    if fields.values.get("hidden_activation") not in (None, gemma.TANH):
-        gemma.refuse_activation(fields, "hidden_activation")
+    gemma.demand_tanh(fields)
     period = fields.integer("sliding_window_pattern", 6)
     kinds = sliding_kinds(fields, lambda at: (at + 1) % period > 0)
     said = {kind: for_kind(fields, kind, *_BASES[kind]) for kind in sorted({*kinds})}
@@ -48,12 +44,7 @@ def read(fields: Fields) -> Layout:
         turned=[said[kind] for kind in kinds],
         qk_norm=True,
     )
-    scalar = fields.number("query_pre_attn_scalar", 256.0)
-    if not scalar > 0:
-        fields.stop("query_pre_attn_scalar", f"is {scalar}, not above 0")
-    for index, layer in enumerate(layout.config.layers):
-        if isinstance(layer, AttentionConfig):  # which divides by sqrt(head_dim)
-            layout.multiply(f"layers.{index}.q_norm", math.sqrt(layer.head_dim / scalar))
+    gemma.scale_scores(fields, layout, "q_norm")
     return layout
 
 

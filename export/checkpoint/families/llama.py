@@ -60,6 +60,7 @@ def read_blocks(
     windows: Sequence[int | None] = (),
     tied: bool = False,
     feed: Callable[[int], Sequence[MixerConfig]] | None = None,
+    logits_softcap: float | None = None,
     **attending: Any,
 ) -> Layout:
     """The model, for Llama and its kin.
@@ -73,6 +74,7 @@ def read_blocks(
         windows: how many tokens each block looks back on. None given are all.
         tied: the default of `tie_word_embeddings`.
         feed: what follows the attention of a block; None is an MLP of `intermediate_size`.
+        logits_softcap: bound that logits approach.
         attending: further fields of attention; of `norms` an MLP that is not given has the same.
     """
     heads = fields.integer("num_attention_heads", 32)
@@ -95,7 +97,9 @@ def read_blocks(
             *feed(block),
         )
     ]
-    config = whole(fields, family, layers, eps=eps, tied=tied, context=context)
+    config = whole(
+        fields, family, layers, eps=eps, tied=tied, context=context, logits_softcap=logits_softcap
+    )
     layout = place(config)
     _scale_rotated(layout, turned, "norm" if turning.qk_norm else "proj")
     return layout

@@ -189,13 +189,16 @@ def _head_size(config: dict[str, Any]) -> int:
     return 0
 
 
+# llama.cpp knows the 27B models by their blocks; their scores are divided by another root
+_LARGEST = {"gemma2": 46, "gemma3_text": 62}
+
+
 def _complete_gemma(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
     complete_transformer(shapes, metadata, config)
     size = metadata.get("attention.key_length", 256)
     config["head_dim"] = size
-    if config["model_type"] == "gemma3_text":
-        # llama.cpp knows the 27B model by this, whose scores are divided by another root
-        largest = config.get("num_hidden_layers") == 62
+    if config["model_type"] in _LARGEST:
+        largest = config.get("num_hidden_layers") == _LARGEST[config["model_type"]]
         config["query_pre_attn_scalar"] = (largest and _head_size(config)) or size
 
 
@@ -206,17 +209,29 @@ GEMMA = _like_llama(
     fixed={"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"},
     complete=_complete_gemma,
 )
+_BOTH_NORMS = {
+    **TRANSFORMER_BLOCK, **_NORMS_BEHIND, "ffn_norm.weight": "pre_feedforward_layernorm.weight"
+}  # fmt: skip
+# every second block sees all
+GEMMA2 = replace(
+    GEMMA,
+    name="gemma2",
+    optional={
+        **OPTIONAL, "attention.sliding_window": "sliding_window",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    fixed={"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"},
+    block=_BOTH_NORMS,
+)  # fmt: skip
 # every sixth block sees all, and the others turn by a base of 10,000
 GEMMA3 = replace(
     GEMMA,
     name="gemma3",
     optional={**OPTIONAL, "attention.sliding_window": "sliding_window"},
     fixed={"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"},
-    block={
-        **TRANSFORMER_BLOCK, **_QK_NORMS, **_NORMS_BEHIND,
-        "ffn_norm.weight": "pre_feedforward_layernorm.weight",
-    },
-)  # fmt: skip
+    block=_BOTH_NORMS | _QK_NORMS,
+)
 
 
 def _complete_phi3(shapes: Shapes, metadata: Metadata, config: dict[str, Any]) -> None:
@@ -376,6 +391,7 @@ PLAIN = (
     QWEN3_MOE,
     OLMO2,
     GEMMA,
+    GEMMA2,
     GEMMA3,
     PHI3,
     SMOLLM3,

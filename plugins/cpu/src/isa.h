@@ -26,6 +26,7 @@ template <int> struct Entry;
 #include "../../multiply/cpu.h"
 #include "../../norm/cpu.h"
 #include "../../quantize/cpu.h"
+#include "../../soft_cap/cpu.h"
 #include "../../squared_relu/cpu.h"
 #include "../../standard/cpu.h"
 // these are made of what stands above

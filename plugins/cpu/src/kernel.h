@@ -47,6 +47,7 @@ class Variant {
   // A constant that something is divided by, or that an array is made for.
   int64_t within(const char* name, int64_t least, int64_t most = int64_t(1) << 31) const;
   double number(const char* name) const;
+  double number(const char* name, double otherwise) const;
 
  private:
   struct Told;

@@ -172,6 +172,10 @@ double Variant::number(const char* name) const {
   return value;
 }
 
+double Variant::number(const char* name, double otherwise) const {
+  return told_->constants.count(name) ? number(name) : otherwise;
+}
+
 // -- instruction sets -------------------------------------------------------------------------------
 
 struct Isa {

@@ -281,6 +281,15 @@ inline vf absolute(vf x) { return vf(vi(x) & 0x7fffffff); }
 
 // expv is bounded, so its sum with 1 is finite and the quotient right on both sides.
 inline vf sigmoid(vf x) { return 1.f / (1.f + expv(-x)); }
+// By exp(-2|x|), or near 0, where 1 - exp(-2|x|) would lose digits, by its series. NaN stays NaN.
+inline vf tanhv(vf x) {
+  vf size = absolute(x), small = expv(-2.f * size), s = x * x;
+  vf far = (1.f - small) / (1.f + small);
+  vf near = x * (1.f + s * (-0.333333333f + s * (0.133333333f + s * (-0.0539682540f + s * 0.0218694885f))));
+  for (int k = 0; k < W; k++) near[k] = size[k] > 0.25f ? (x[k] < 0.f ? -far[k] : far[k]) : near[k];
+  return near;
+}
+inline vf soft_cap(vf x, float cap) { return cap * tanhv(x / splat(cap)); }
 inline vf silu(vf x) { return x * sigmoid(x); }
 
 // log(1 + exp(x)). log1p(u) = 2·atanh(u / (2 + u)): its series converges fast for u in 0 ... 1, and

@@ -1,0 +1,25 @@
+"""Soft cap: every value on its own."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from edge.plugins.kernels.common import tanh
+
+
+@triton.jit
+def soft_cap(
+    x,  # f32 [rows, X_STRIDE]
+    y,  # f32 [rows, WIDTH]
+    WIDTH: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    CAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < WIDTH
+    value = tl.load(x + row * X_STRIDE + channel, mask=inside, other=0.0)
+    tl.store(y + row * WIDTH + channel, CAP * tanh(value / CAP), mask=inside)
