@@ -129,13 +129,13 @@ def test_a_tensor_lies_in_the_weights(
         refused(changed, why)
 
     for location in OUTSIDE:
-        planted(external(location), "no file of weights")
+        planted(external(location), "not a file of weights")
     end = str((1 << 30) - 15)
     for offset, length in ((end, "16"), ("0", "15"), ("0", "17"), (str(1 << 40), "16")):
         planted(external("weights.bin", offset, length), "takes 16 bytes")
     numbers = ("-1", "", " 0", "0x0", "1e3", "9" * 30, "٣", "+1", "0\0")
     for offset, length in ((number, "16") for number in numbers):
-        planted(external("weights.bin", offset, length), "no number")
+        planted(external("weights.bin", offset, length), "not a number")
     for keys in ((), ("location",), ("location", "offset"), ("location", "offset", "length") * 2,
                  ("location", "offset", "length", "checksum")):  # fmt: skip
         tensor = external("weights.bin")
@@ -160,7 +160,7 @@ def test_what_libraries_would_read_otherwise(model: bytes) -> None:
     inner = onnx.ModelProto.FromString(model).graph.SerializeToString()
     refused(model + put(7, 2, inner), "graph twice")
     refused(model + put(20, 2, b""), "field 20")
-    refused(model + put(1, 2, b"x"), "no integer")
+    refused(model + put(1, 2, b"x"), "not an integer")
     refused(model + put(7, 0, 1), "number")
     # number 7 once the upper bits of the key are cut, as C++ does
     refused(model + b"\xba\x80\x80\x80\x10" + b"\x00", "field")
