@@ -54,7 +54,7 @@ def test_the_plugin_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(library.VARIABLE, str(tmp_path / "none.so"))
     found = judged("plugins", doctor_tensorrt.plugins, "")
     assert (found.status, found.detail, found.remedy) == (
-        "broken", "there is no such file", library.COMMAND,
+        "broken", "file not found", library.COMMAND,
     )  # fmt: skip
     monkeypatch.delenv(library.VARIABLE)
     monkeypatch.setattr(library, "places", lambda: (tmp_path / "lib" / library.FILE,))

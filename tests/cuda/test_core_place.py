@@ -381,4 +381,4 @@ def test_without_a_driver_there_is_a_remedy_and_importing_is_light() -> None:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         assert done.stdout.startswith("EngineError no NVIDIA driver was found")
-        assert "--engine ort" in done.stdout
+        assert "leave --engine out" in done.stdout
