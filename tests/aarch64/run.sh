@@ -121,4 +121,5 @@ fi
 [ "$more" = yes ] || exit 0
 fetch_wheels "$folder/pytest" pytest hypothesis
 emulated "$folder/jp7:$folder/pytest" -m pytest -q --noconftest -p no:cacheprovider \
+  --hypothesis-profile ci \
   tests/test_{bundle,profile_statistics,sampling,speculate_accept,state_ring,text_stream,text_tokenizer}.py
