@@ -59,7 +59,7 @@ def read(name: str) -> tuple[Layout, list[str]]:
             config = hub.look_up_config(name).fetch(Path(folder))
         except PullError as problem:  # a folder may have been meant
             raise PullError(
-                f"is no folder here, and {problem.message}", file=name, remedy=problem.remedy
+                f"is not a folder here, and {problem.message}", file=name, remedy=problem.remedy
             ) from None
         return read_layout(config)
 
