@@ -239,7 +239,7 @@ def test_what_the_hub_refuses(
     monkeypatch.chdir(tmp_path)  # nothing called x lies beside it
     assert "has no such revision" in refused("pull", f"{REPOSITORY}@nowhere").message
     assert "names no revision" in refused("pull", f"{REPOSITORY}@").message
-    assert "is no folder here, and is not on the hub" in refused("info", "someone/else").message
+    assert "is not a folder here, and is not on the hub" in refused("info", "someone/else").message
     assert "is not on the hub" in refused("pull", "someone/else").message
     for bad in ("../x", "a/b/c", "just-a-name", "a/..", "/nowhere/at/all"):
         assert "is neither there nor a name" in refused("pull", bad).message, bad
