@@ -17,38 +17,8 @@ struct Gate {
   }
 };
 
-struct SiluGate : Kernel {
-  Gate gate;
-  Argument y;
-  int64_t width;
-  SiluGate(const Variant& v) : gate(v), y(v, "y"), width(v.integer("WIDTH")) {}
-  void run(const Value* a, const int64_t* grid, Pool& pool) const override {
-    pool.each(grid[0], items_a_piece(40 * width), [&](int64_t first, int64_t last) {
-      for (int64_t row = first; row < last; row++)
-        blocks(width, [&](int64_t i, int n) {
-          store_some(y.in<float>(a) + row * width + i, gate.at(a, row, i, n), n);
-        });
-    });
-  }
-};
-
-struct SigmoidGate : Kernel {
-  Argument x, z, y;
-  int64_t width, x_stride, z_stride;
-  SigmoidGate(const Variant& v)
-      : x(v, "x"), z(v, "z"), y(v, "y"), width(v.integer("WIDTH")),
-        x_stride(v.integer("X_STRIDE")), z_stride(v.integer("Z_STRIDE")) {}
-  void run(const Value* a, const int64_t* grid, Pool& pool) const override {
-    pool.each(grid[0], items_a_piece(40 * width), [&](int64_t first, int64_t last) {
-      for (int64_t row = first; row < last; row++)
-        blocks(width, [&](int64_t i, int n) {
-          vf open = sigmoid(load_some(z.in<const float>(a) + row * z_stride + i, n));
-          vf value = load_some(x.in<const float>(a) + row * x_stride + i, n);
-          store_some(y.in<float>(a) + row * width + i, value * open, n);
-        });
-    });
-  }
-};
+using SiluGate = Product<silu, 40>;
+using SigmoidGate = Product<sigmoid, 40>;
 
 // RMSNorm in groups of a gated row (Mamba-2, arXiv 2405.21060, section 7.1)
 struct GatedNorm : Kernel {
