@@ -36,10 +36,10 @@ OWN = {
 }  # fmt: skip
 # Layers that predict more than the next token, which this graph has not; and read by no class.
 _LEFT = {"mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"}
-# Of the model around the text's: images, and the tokens that stand for them.
+# Of the model around the text's: images, the tokens that stand for them, and sizes said again.
 _AROUND = {
-    "image_token_id", "language_model_only", "text_config", "video_token_id", "vision_config",
-    "vision_end_token_id", "vision_start_token_id",
+    "head_dim", "image_token_id", "language_model_only", "text_config", "video_token_id",
+    "vision_config", "vision_end_token_id", "vision_start_token_id",
 }  # fmt: skip
 KINDS = {"linear_attention": "deltanet", "full_attention": "attention"}
 _PLANES = ("mrope_interleaved", "mrope_section")
@@ -119,7 +119,7 @@ def deltanet(fields: Fields, **values: Any) -> GatedDeltaNetConfig:
         head_dim=fields.integer("linear_value_head_dim", 128),
         n_groups=groups,
         d_state=fields.integer("linear_key_head_dim", 128),
-        d_conv=fields.integer("linear_conv_kernel_dim", 4, low=2, high=16),
+        d_conv=fields.taps("linear_conv_kernel_dim"),
         **values,
     )
 
