@@ -113,9 +113,12 @@ class _Walk:
         if _RUN in reads or op == (b"", b"SequenceEmpty"):  # tensors alone are folded
             return [_RUN]
         rule = RULES.get(op[1]) if op[0] == b"" else None
-        if rule is None or not reads:
+        while reads and reads[-1] is _OMITTED:
+            reads = reads[:-1]
+        # a rule knows its inputs by their places
+        if rule is None or not reads or (_OMITTED in reads and op[1] != b"Clip"):
             raise Unbounded
-        made = rule([read for read in reads if read is not _OMITTED], own)
+        made = rule(reads, own)
         self.made += sum(each.count for each in made)
         return made
 

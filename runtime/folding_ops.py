@@ -79,9 +79,14 @@ def _identity(reads: list[Constant], own: Own) -> list[Constant]:
     return reads[:1]
 
 
+def _fits(numbers: Numbers) -> bool:
+    """Whether 32 bits hold them."""
+    return bool(np.all(abs(numbers) < 1 << 31))
+
+
 def _cast(reads: list[Constant], own: Own) -> list[Constant]:
     numbers, to = reads[0].numbers, _number(own, b"to", 0)
-    fits = to == 7 or (to == 6 and numbers is not None and bool(np.all(abs(numbers) < 1 << 31)))
+    fits = to == 7 or (to == 6 and numbers is not None and _fits(numbers))
     return reads[:1] if fits else _same(reads, own)
 
 
@@ -108,8 +113,10 @@ def _arithmetic(compute: Callable[[Numbers, Numbers], Any]) -> Rule:
         made = _together(reads)
         if len(reads) == 2 and made.count <= SMALL:
             numbers = [read.numbers for read in reads]
-            if all(n is not None and bool(np.all(abs(n) < 1 << 31)) for n in numbers):
-                return [Constant.of(compute(reads[0].known(), reads[1].known()))]
+            if all(n is not None and _fits(n) for n in numbers):
+                found = np.asarray(compute(reads[0].known(), reads[1].known()))
+                # whether they have 32 bits or 64 is not told: what needs more is not known
+                return [Constant.of(found)] if _fits(found) else [made]
         return [made]
 
     return rule
@@ -133,6 +140,8 @@ def _transpose(reads: list[Constant], own: Own) -> list[Constant]:
 
 def _reshape(reads: list[Constant], own: Own) -> list[Constant]:
     data, wanted = reads[0], reads[1].numbers
+    if _number(own, b"allowzero", 0):
+        raise Unbounded
     if wanted is None or data.shape is None or not data.exact:
         return [Constant(data.count)]
     shape = [data.shape[i] if size == 0 else int(size) for i, size in enumerate(wanted.tolist())]
@@ -176,6 +185,8 @@ def _concat(reads: list[Constant], own: Own) -> list[Constant]:
     rank = len(shapes[0] or ())
     if any(shape is None or len(shape) != rank for shape in shapes) or not rank:
         return [Constant(count)]
+    if b"axis" not in own:  # in its first versions that is 1
+        raise Unbounded
     axis = _number(own, b"axis", 0) % rank
     numbers = [read.numbers for read in reads]
     if count <= SMALL and all(each is not None for each in numbers):

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -72,6 +73,11 @@ _FIELDS = {
     for kind, numbered in _KINDS.items()
 }  # fmt: skip
 _TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+# TensorProto.DataType → where its numbers are, one by one; int32_data where none is said
+_TYPED_OF = {1: "float_data", 7: "int64_data", 11: "double_data", 12: "uint64_data",
+             13: "uint64_data"}  # fmt: skip
+# what an attribute can hold → its AttributeProto.AttributeType
+_VALUES = {"f": 1, "i": 2, "s": 3, "t": 4, "g": 5, "floats": 6, "ints": 7, "strings": 8}
 # TensorProto.DataType → bits
 _BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64,
          16: 16, 21: 4, 22: 4}  # fmt: skip
@@ -163,6 +169,8 @@ class _Check:
     def _graph_size(self, graph: Message) -> int:
         """Nodes of a graph or a function, which are checked on the way."""
         size, counts = 0, _counts(graph)
+        inputs = graph.get("input", ())  # of functions they are only names
+        _check_names(graph, [*map(name_of, inputs)] if graph is self._graph else inputs)
         for node, depth in _nodes(graph):
             domain, op = op_of(node)
             if (domain, op) in self._functions:
@@ -176,7 +184,10 @@ class _Check:
             if (domain, op) == (b"", b"Loop") and (node.get("input") or [b""])[0] not in counts:
                 raise ValueError("a Loop runs for another number of rounds than a tensor has rows")
             size += 1
+            _check_attributes(node)
             for attribute in node.get("attribute", ()):
+                if "g" in attribute:
+                    _check_names(attribute["g"], [*map(name_of, attribute["g"].get("input", ()))])
                 if "t" in attribute:
                     self._tensor(attribute["t"])
                 for tensor in attribute.get("g", {}).get("initializer", ()):
@@ -200,6 +211,9 @@ class _Check:
         if tensor.get("data_location", 0) != 0 or tensor.get("external_data"):
             raise ValueError(f"tensor {_said(name)} lies both in the graph and outside of it")
         raw = tensor.get("raw_data")
+        own = "raw_data" if raw is not None else _TYPED_OF.get(tensor["data_type"], "int32_data")
+        if any(kind in tensor and kind != own for kind in _TYPED):
+            raise ValueError(f"tensor {_said(name)} holds values that are not of its type")
         if raw is not None:
             whole = len(raw) == size
         else:  # numbers one by one, each of which takes a byte or more
@@ -250,6 +264,33 @@ class _Check:
                         raise ValueError(
                             f"{_said(*op_of(node))} fills more than {MAX_VALUES} values"
                         )
+
+
+def _check_attributes(node: Message) -> None:
+    """Raises ValueError for what libraries read otherwise: attributes twice, or of two values."""
+    attributes = node.get("attribute", ())
+    names = {each.get("name", b"") for each in attributes}
+    for each in attributes:
+        held = [_VALUES[kind] for kind in _VALUES if kind in each]
+        if (
+            len(held) > 1
+            or (held and each.get("type") != held[0])
+            or (held and "ref_attr_name" in each)
+        ):
+            raise ValueError(f"{_said(*op_of(node))} has an attribute of two values or types")
+    constant = op_of(node) == (b"", b"Constant")
+    if len(names) < len(attributes) or (constant and len(attributes) != 1):
+        raise ValueError(f"{_said(*op_of(node))} has an attribute twice")
+
+
+def _check_names(graph: Message, inputs: Iterable[bytes]) -> None:
+    """Raises ValueError where two values of a graph or function have one name."""
+    made = [*inputs]
+    made += [tensor.get("name", b"") for tensor in graph.get("initializer", ())]
+    made += [name for node in graph.get("node", ()) for name in node.get("output", ()) if name]
+    if len(set(made)) < len(made):
+        twice, _ = Counter(made).most_common(1)[0]
+        raise ValueError(f"two values are called {_said(twice)}")
 
 
 def _nodes(graph: Message) -> Iterator[tuple[Message, int]]:

@@ -147,9 +147,49 @@ def _in_a_function() -> Iterator[NodeProto]:
     yield make("Fills", ["high", "broad"], ["huge"], domain="edge")
 
 
+# what a walk and ONNX Runtime would read otherwise: a size that is nothing to one of them
+
+
+def _chosen(name: str) -> Iterator[NodeProto]:
+    """A value as large as what `name`, a list of one or of no number, says: of none, one."""
+    yield make("ConstantOfShape", [name], ["huge"])
+
+
+def _by_numbers_of_32_bits() -> Iterator[NodeProto]:
+    """65,536² is 0 there."""
+    for name, value in (("high", 1 << 16), ("end", 1)):
+        tensor = numpy_helper.from_array(np.array([value], np.int32), name)
+        yield make("Constant", [], [name], value=tensor)
+    yield make("Mul", ["high", "high"], ["start"])
+    yield _integers("sizes", [ROWS * COLUMNS])
+    yield make("Slice", ["sizes", "start", "end"], ["size"])
+    yield from _chosen("size")
+
+
+def _by_an_input_left_out() -> Iterator[NodeProto]:
+    """Steps back, behind axes that are not said."""
+    yield from (_integers("start", [0]), _integers("end", [-9]), _integers("back", [-1]))
+    yield _integers("sizes", [ROWS * COLUMNS])
+    yield make("Slice", ["sizes", "start", "end", "", "back"], ["size"])
+    yield from _chosen("size")
+
+
+def _by_a_zero_that_is_meant() -> Iterator[NodeProto]:
+    """An empty value whose axis of 1 becomes 0, and then a factor."""
+    yield from (_integers("empty.size", [0, 1]), _integers("empty.shape", [0, 0]))
+    yield make("ConstantOfShape", ["empty.size"], ["empty"])
+    yield make("Reshape", ["empty", "empty.shape"], ["emptier"], allowzero=1)
+    yield make("Shape", ["emptier"], ["axis"], start=1)
+    yield from (_integers("one", [1]), _integers("most", [ROWS * COLUMNS]))
+    yield make("Sub", ["one", "axis"], ["whether"])
+    yield make("Mul", ["whether", "most"], ["size"])
+    yield from _chosen("size")
+
+
 ATTACKS: tuple[Callable[[], Iterator[NodeProto]], ...] = (
     _by_shape, _by_expand, _by_range, _by_doubling, _by_broadcasting, _by_product, _by_gathering,
-    _by_a_static_shape, _by_many, _in_a_branch, _in_a_function,
+    _by_a_static_shape, _by_many, _in_a_branch, _in_a_function, _by_numbers_of_32_bits,
+    _by_an_input_left_out, _by_a_zero_that_is_meant,
 )  # fmt: skip
 
 
@@ -166,7 +206,9 @@ def attacked(how: Callable[[], Iterator[NodeProto]], folder: Path) -> None:
     model.functions.append(
         helper.make_function("edge", "Fills", ["a", "b"], ["filled"], body, opset)
     )
-    model.graph.node.extend([*how(), make("ReduceMax", ["huge"], ["much"], keepdims=0)])
+    # by an op that is told of constants: what is not alone makes a graph unbounded
+    model.graph.node.extend([*how(), make("Size", ["huge"], ["count"])])
+    model.graph.node.append(make("Cast", ["count"], ["much"], to=TensorProto.FLOAT))
     model.graph.node.append(make("Add", ["kept", "much"], [logits]))
     (folder / GRAPH).write_bytes(model.SerializeToString())
     resigned(folder)

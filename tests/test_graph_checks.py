@@ -175,6 +175,65 @@ def test_what_libraries_would_read_otherwise(model: bytes) -> None:
         refused(changed, "field")
 
 
+SAID_TWICE: tuple[tuple[str, list[dict[str, object]]], ...] = (
+    ("an attribute twice", [{"name": "axis", "type": 2, "i": 0}, {"name": "axis", "type": 2}]),
+    ("an attribute twice", [{"name": "value_int", "type": 2, "i": 1},
+                            {"name": "value_ints", "type": 7, "ints": [2]}]),
+    ("two values or types", [{"name": "value", "type": 2, "i": 1, "ints": [2]}]),
+    ("two values or types", [{"name": "value_int", "type": 7, "i": 1}]),
+    ("two values or types", [{"name": "value_int", "i": 1}]),
+    ("two values or types", [{"name": "value_int", "type": 2, "i": 1, "ref_attr_name": "a"}]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("why", "said"), SAID_TWICE)
+def test_an_attribute_says_one_thing(why: str, said: list[dict[str, object]], model: bytes) -> None:
+    changed = ModelProto.FromString(model)
+    node = NodeProto(op_type="Constant", output=["planted"])
+    node.attribute.extend(onnx.AttributeProto(**each) for each in said)
+    changed.graph.node.append(node)
+    refused(changed, why)
+    inside = ModelProto.FromString(model)
+    inside.functions[0].node.append(_branch([_branch([node], [])], []))
+    refused(inside, why)
+
+
+def test_a_tensor_says_its_numbers_once(model: bytes) -> None:
+    """Libraries differ in which they take."""
+    small = {"name": "planted", "dims": [1]}
+    for place in PLACES:
+        for held in (
+            {"data_type": 6, "int32_data": [1000], "int64_data": [1]},
+            {"data_type": 7, "int32_data": [1000]},
+            {"data_type": 7, "raw_data": bytes(8), "int64_data": [1]},
+            {"data_type": 1, "raw_data": bytes(4), "float_data": [1.0]},
+        ):
+            changed = ModelProto.FromString(model)
+            place(changed, TensorProto(**small, **held))
+            refused(changed, "not of its type")
+
+
+def test_a_name_is_of_one_value(model: bytes) -> None:
+    tensor = onnx.numpy_helper.from_array(np.array([1]), "planted")
+    again = helper.make_node("Identity", ["planted"], ["planted"])
+    inputs = ModelProto.FromString(model)
+    name = inputs.graph.input[0].name
+    inputs.graph.node.append(helper.make_node("Identity", ["planted"], [name]))
+    refused(inputs, "two values are called")
+    for place in PLACES:
+        for more in (tensor, again):
+            changed = ModelProto.FromString(model)
+            place(changed, tensor)
+            if isinstance(more, TensorProto):
+                place(changed, more)
+            else:
+                changed.graph.node.append(again)
+                changed.functions[0].node.extend([again, again])
+            if place in (_nested, _nested_initializer) and more is tensor:
+                changed.functions[0].node.append(_branch([_node(tensor), _node(tensor)], [tensor]))
+            refused(changed, "two values are called")
+
+
 # -- what is computed -----------------------------------------------------------------------------
 
 
