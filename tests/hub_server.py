@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +29,7 @@ class FakeHub:
         altered: names of files that are served with another content.
         token: without it repositories do not exist.
         told: of what is told of a repository, what is told instead.
+        instead: last part of a path → what answers a request for it, in place of this server.
         asked: (path, Range header, Authorization header, host) of every request for content.
     """
 
@@ -41,6 +42,7 @@ class FakeHub:
     licence: str | None = "apache-2.0"
     gated: bool = False
     told: dict[str, Any] = field(default_factory=dict)
+    instead: dict[str, Callable[[BaseHTTPRequestHandler], None]] = field(default_factory=dict)
     asked: list[tuple[str, str | None, str | None, str]] = field(default_factory=list)
     url: str = ""
 
@@ -88,7 +90,9 @@ class _Handler(BaseHTTPRequestHandler):
         api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path)
         file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         elsewhere = re.fullmatch(r"/cdn/([^/]+/[^/]+)/(.+)", path)
-        if api is not None:
+        if (instead := self.fake.instead.get(path.rpartition("/")[2])) is not None:
+            instead(self)
+        elif api is not None:
             self._tell(*api.groups())
         elif file is not None and file[1] in self.fake.files:
             repository, revision, name = file.groups()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import ipaddress
 import os
 import shutil
+import socket
 import ssl
 import sys
 import time
@@ -51,17 +53,56 @@ class RemoteFile:
 
 
 class _OtherHost(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but tells the secrets of one host to no other, nor in plain text."""
+    """Follows redirects over HTTP, but tells the secrets of one host to no other, nor in plain
+    text, and lets no other machine lead to this one.
+    """
 
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Any:
-        following = super().redirect_request(req, fp, code, msg, headers, newurl)
         old, new = urlsplit(req.full_url), urlsplit(newurl)
+        if new.scheme not in ("http", "https"):
+            raise urllib.error.URLError(f"it leads to {newurl!r:.100}, which is not HTTP")
+        if _is_here(new.hostname) and not _is_here(old.hostname):
+            raise urllib.error.URLError(f"it leads to this machine: {newurl!r:.100}")
+        following = super().redirect_request(req, fp, code, msg, headers, newurl)
         opened = old.scheme == "https" != new.scheme
         if following is not None and (opened or new.netloc != old.netloc):
             following.remove_header("Authorization")
         return following
+
+
+def _is_here(host: str | None) -> bool:
+    """Whether a name is this machine's, or one that only its neighbours see."""
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)} if host else set()
+        places = [ipaddress.ip_address(str(each).partition("%")[0]) for each in found]
+    except (OSError, ValueError):
+        return False  # nobody will connect to it either
+    plain = [getattr(each, "ipv4_mapped", None) or each for each in places]
+    return any(each.is_loopback or each.is_link_local or each.is_unspecified for each in plain)
+
+
+def _opened(url: str, headers: Mapping[str, str]) -> Any:
+    """An answer, behind redirects. Raises one of _BROKEN, HTTPError among them."""
+    try:
+        request = urllib.request.Request(url, headers=dict(headers))
+        return urllib.request.build_opener(_OtherHost).open(request, timeout=TIMEOUT)
+    except ValueError as problem:  # of a redirect that is not a place
+        raise urllib.error.URLError(problem) from None
+
+
+def ask(url: str, headers: Mapping[str, str], most: int) -> bytes:
+    """What a server tells. Raises OSError or HTTPException, urllib's HTTPError among them: no
+    connection, refused, or more than `most` bytes.
+    """
+    with _opened(url, headers) as answer:
+        told = b""
+        while len(told) <= most and (block := answer.read1(BLOCK)):
+            told += block
+    if len(told) > most:
+        raise ConnectionError(f"it tells more than {megabytes(most)}")
+    return told
 
 
 def fetch(files: list[RemoteFile], folder: Path, headers: Mapping[str, str]) -> None:
@@ -160,37 +201,53 @@ def _fetch(file: RemoteFile, folder: Path, headers: Mapping[str, str], advance: 
         return
     part = folder / (file.name + PART)
     part.parent.mkdir(parents=True, exist_ok=True)
+    resumed = part.exists()
+    _try(file, part, headers, advance)
+    try:
+        _check(file, part)
+    except PullError:
+        if not resumed:
+            raise
+        advance(-file.size)  # what was there may have been of something else
+        _try(file, part, headers, advance)
+        _check(file, part)
+    os.replace(part, whole)
+
+
+def _try(file: RemoteFile, part: Path, headers: Mapping[str, str], advance: Any) -> None:
+    """Fetch what is missing of a file, several times where the connection breaks."""
     for attempt in range(TRIES):
         try:
             _continue(file, part, headers, advance)
-            break
+            return
         except urllib.error.HTTPError as problem:
-            raise _refused(file, problem) from None
+            if problem.code != 416 or attempt:
+                raise _refused(file, problem) from None
+            part.unlink()  # the server has less of it than is here
         except _BROKEN as problem:
             if attempt == TRIES - 1:
                 raise PullError(
-                    f"the connection failed: {problem}", file=file.url.partition("?")[0],
+                    f"the connection failed: {problem!s:.200}", file=file.url.partition("?")[0],
                     remedy="the same command resumes where it ended",
                 ) from None  # fmt: skip
             time.sleep(PAUSE * 2**attempt)
-    _check(file, part)
-    os.replace(part, whole)
 
 
 def _continue(file: RemoteFile, part: Path, headers: Mapping[str, str], advance: Any) -> None:
     """Fetch what is missing of a file. Raises ConnectionError where less comes than should."""
     with part.open("ab") as out:
         have = out.tell()
-        if have > file.size:  # of something else
+        known = file.sha256 or file.git_id  # else parts of two versions would not be told apart
+        if have > file.size or (have < file.size and not known):
             out.truncate(0)
             have = 0
         if have == file.size:
             return
-        request = urllib.request.Request(file.url, headers=dict(headers))
-        if have:
-            request.add_header("Range", f"bytes={have}-")
-        opener = urllib.request.build_opener(_OtherHost)
-        with opener.open(request, timeout=TIMEOUT) as answer:
+        ranged = {"Range": f"bytes={have}-"} if have else {}
+        with _opened(file.url, {**headers, **ranged}) as answer:
+            said = answer.headers.get("Content-Range") or f"bytes {have}-"
+            if answer.status == 206 and not said.startswith(f"bytes {have}-"):
+                raise ConnectionError(f"it sends another part: {said:.60}")
             if have and answer.status != 206:  # all of it comes again
                 advance(-have)
                 out.truncate(0)
@@ -230,5 +287,5 @@ def _refused(file: RemoteFile, problem: urllib.error.HTTPError) -> PullError:
     if problem.code in (401, 403):
         remedy = "accept the model's terms on its page, and name your token by HF_TOKEN"
     return PullError(
-        f"the server answered {problem.code} {problem.reason}", file=file.name, remedy=remedy
+        f"the server answered {problem.code} {problem.reason!s:.100}", file=file.name, remedy=remedy
     )

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.parse import quote
 
-from edge.apps.models.download import RemoteFile, fetch
+from edge.apps.models.download import RemoteFile, ask, fetch
 from edge.bundle import Manifest
+from edge.bundle.reader import MAX_MANIFEST
 from edge.errors import PullError
 
 if TYPE_CHECKING:
@@ -26,6 +31,7 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 MANIFEST = "manifest.json"
 MAX_FILES = 10_000
+MAX_TOLD = 16 << 20  # bytes of what the hub tells of a repository
 _UNNAMEABLE = re.compile(r"[\\\0\ud800-\udfff]")  # no file here can have them in its name
 
 
@@ -54,6 +60,12 @@ class HubModel:
         headers = _hub().utils.build_hf_headers(library_name="mamba-edge")
         files = self.files
         if self.is_bundle:
+            size = next(file.size for file in files if file.name == MANIFEST)
+            if size > MAX_MANIFEST:
+                raise PullError(
+                    f"has a manifest.json of {size} bytes, at most {MAX_MANIFEST} are read",
+                    file=self.repository, remedy="do not trust it",
+                )  # fmt: skip
             fetch([file for file in files if file.name == MANIFEST], folder, headers)
             files = [file for file in files if file.name in self._listed(folder / MANIFEST)]
         fetch(files, folder, headers)
@@ -118,41 +130,57 @@ def look_up_config(repository: str) -> HubModel:
 
 
 def _ask(repository: str, revision: str | None) -> ModelInfo:
+    """What the hub tells of a repository: asked for here, since the package takes an answer of
+    any length. Raises PullError.
+    """
     hub = _hub()
-    try:
-        info: ModelInfo = hub.HfApi(_endpoint(), library_name="mamba-edge").model_info(
-            repository, revision=revision, files_metadata=True, timeout=30
-        )
-    except Exception as problem:  # its HTTP library's kinds are not its own
-        _refuse(repository, revision, problem)
-    return info
-
-
-def _refuse(repository: str, revision: str | None, problem: Exception) -> NoReturn:
-    import huggingface_hub.errors as kinds
+    from huggingface_hub.hf_api import ModelInfo
 
     named = repository if revision is None else f"{repository}@{revision}"
-    if isinstance(problem, kinds.RevisionNotFoundError):
-        raise PullError("has no such revision", file=named, remedy="leave it out for the newest")
-    if isinstance(problem, kinds.GatedRepoError | kinds.RepositoryNotFoundError):
-        gated = isinstance(problem, kinds.GatedRepoError)
-        raise PullError(
-            "wants its terms to be accepted first" if gated else "is not on the hub, or private",
-            file=named,
-            remedy="accept them on its page, and name your token by HF_TOKEN"
-            if gated
-            else "check how it is spelled; for a private one name your token by HF_TOKEN",
+    place = "" if revision is None else f"/revision/{quote(revision, safe='')}"
+    start = (_endpoint() or hub.constants.ENDPOINT).rstrip("/")
+    try:
+        if hub.constants.HF_HUB_OFFLINE:
+            raise ConnectionError("HF_HUB_OFFLINE is set")
+        told = ask(
+            f"{start}/api/models/{repository}{place}?blobs=true",
+            hub.utils.build_hf_headers(library_name="mamba-edge"),
+            MAX_TOLD,
         )
-    answer = getattr(problem, "response", None)
-    if isinstance(problem, kinds.HfHubHTTPError) and answer is not None:
-        raise PullError(f"the hub answered {answer.status_code}", file=named,
-                        remedy="try again later")  # fmt: skip
-    first = (str(problem).splitlines() or [type(problem).__name__])[0]
-    raise PullError(
-        f"the hub cannot be reached: {first:.200}", file=named,
-        remedy="check the network; HF_ENDPOINT names another hub, and what was pulled runs "
-        "without one",
-    )  # fmt: skip
+    except HTTPError as problem:
+        raise _refused(named, problem) from None
+    except (OSError, HTTPException, ValueError) as problem:  # ValueError: HF_ENDPOINT is no address
+        first = (str(problem).splitlines() or [type(problem).__name__])[0]
+        raise PullError(
+            f"the hub cannot be reached: {first:.200}", file=named,
+            remedy="check the network; HF_ENDPOINT names another hub, and what was pulled runs "
+            "without one",
+        ) from None  # fmt: skip
+    try:
+        made: ModelInfo = ModelInfo(**json.loads(told))  # type: ignore[no-untyped-call]
+        return made
+    except Exception as problem:  # whatever the package makes of fields that are none
+        raise PullError(
+            f"the hub tells what is not a repository: {problem!s:.200}", file=named,
+            remedy="check what HF_ENDPOINT names",
+        ) from None  # fmt: skip
+
+
+def _refused(named: str, problem: HTTPError) -> PullError:
+    code = problem.headers.get("X-Error-Code")
+    if code == "RevisionNotFound":
+        return PullError("has no such revision", file=named, remedy="leave it out for the newest")
+    if code == "GatedRepo":
+        return PullError(
+            "wants its terms to be accepted first", file=named,
+            remedy="accept them on its page, and name your token by HF_TOKEN",
+        )  # fmt: skip
+    if code == "RepoNotFound" or problem.code in (401, 404):
+        return PullError(
+            "is not on the hub, or private", file=named,
+            remedy="check how it is spelled; for a private one name your token by HF_TOKEN",
+        )  # fmt: skip
+    return PullError(f"the hub answered {problem.code}", file=named, remedy="try again later")
 
 
 def _choose(repository: str, info: ModelInfo, file: str | None) -> HubModel:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -194,7 +196,11 @@ def _downloads(source: str, revision: str | None) -> Iterator[Path]:
     place = store.folder() / store.DOWNLOADS
     folder = place / (key if revision is None else f"{key}@{revision[:40]}")
     with locked(place / key, source):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise PullError("is not a folder of yours, so what is in it is not trusted",
+                            file=folder, remedy="remove it")  # fmt: skip
         try:
             yield folder
         except KeyboardInterrupt:
