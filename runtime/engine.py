@@ -14,7 +14,7 @@ from edge.config import ModelConfig
 from edge.errors import EdgeError, EngineError, InputError
 from edge.launch import Log
 from edge.runtime.layout import StateLayout
-from edge.runtime.state import Rows as Rows
+from edge.runtime.request import Rows as Rows
 from edge.runtime.state import State
 
 DEFAULT_WINDOW = 8

@@ -7,22 +7,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edge.errors import ContextFullError, EdgeError, InputError
-from edge.runtime.engine import Engine
+from edge.errors import EdgeError, InputError
+from edge.runtime.context import Context, Logits
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.result import FinishReason, GenerationResult, Timings, TokenLogprob
 from edge.runtime.sampling import Sampler, logprob_of
-from edge.runtime.state import State
-from edge.runtime.state_memory import Snapshot
 from edge.text.stream import StopMatcher, StreamDecoder
 from edge.text.tokenizer import Tokenizer
 from edge.text.tools import CallDelta
@@ -31,183 +28,67 @@ if TYPE_CHECKING:
     from edge.runtime.constrain.tools import ToolUse
     from edge.runtime.speculate.decode import Drafting, Speculation
 
-Logits = NDArray[np.float32]
 
+def generate(
+    answer: Answer,
+    context: Context,
+    sampler: Sampler,
+    drafting: Drafting | None,
+    *,
+    prefill: Callable[[], Logits | None],
+    finish: Callable[[bool], None],
+) -> Generator[str, None, None]:
+    """Make an answer: its text as it is decided, "" where only a tool call grew, after a
+    first "" before anything has run.
 
-@dataclass(frozen=True)
-class ContextMark:
-    """A place to come back to: one state, and the tokens that led to it."""
-
-    state: Snapshot
-    tokens: tuple[int, ...]
-    pending: int | None
-    forgotten: int = 0
-    gap: int = 0
-
-
-class Context:
-    """One sequence of an engine: a state together with the tokens it has consumed.
-
-    Attributes:
-        tokens: ids consumed by the state, but for those that are forgotten.
-        pending: the last sampled token when it has not been fed yet.
-        forgotten: how many consumed tokens are no longer kept.
-        gap: they were all before this index of `tokens`, which cannot be gone behind.
+    `prefill` consumes the prompt and returns the logits [V] after it, or None when the answer was
+    halted. `finish` is called once, however this ends, with whether it succeeded: of a step that
+    failed or was interrupted nothing is certain.
     """
-
-    def __init__(self, engine: Engine, state: State) -> None:
-        self.engine = engine
-        self.state = state
-        self.capacity = state.capacity
-        self.tokens: list[int] = []
-        self.pending: int | None = None
-        self.forgotten = self.gap = 0
-
-    @property
-    def full(self) -> bool:
-        """Whether not even one more token can be fed."""
-        return self.capacity is not None and len(self.tokens) >= self.capacity
-
-    def check_room(self, count: int) -> None:
-        """Raise ContextFullError unless the KV caches could hold `count` tokens in all."""
-        if self.capacity is not None and count > self.capacity:
-            raise ContextFullError(
-                f"{count} tokens do not fit into a context of {self.capacity}",
-                field="prompt",
-                remedy="start a new session or send less; models without attention have no limit",
-            )
-
-    # -- running ---------------------------------------------------------------------------------
-
-    def feed(self, tokens: Sequence[int], halted: Callable[[], object]) -> Logits | None:
-        """Consume tokens in chunks; logits [V] after the last, valid until the next run.
-
-        None when `halted()` said so before all chunks were through; what was fed stays fed.
-        """
-        logits: Logits | None = None
-        for start in range(0, len(tokens), self.engine.chunk):
-            if halted():
-                return None
-            chunk = tokens[start : start + self.engine.chunk]
-            logits = self._run(chunk, commit=len(chunk) > 1)
-        return logits
-
-    def step(self, token: int) -> Logits:
-        """Consume one token; logits [V], valid until the next run."""
-        return self._run((token,), commit=False)
-
-    def step_greedily(self, token: int, limit: int) -> int | Logits:
-        """Consume one token; the likeliest id after it where the engine finds it itself and it is
-        below `limit`, else the logits [V].
-        """
-        if not self.engine.finds_argmax:
-            return self.step(token)
-        best = int(self.engine.run_greedy(np.asarray([[token]], np.int64), self.state)[0])
-        if best >= limit:  # padding of the vocabulary, which no model was taught to say
-            self.state.rewind(1)
-            return self.step(token)
-        self.tokens.append(token)
-        self.pending = None
-        return best
-
-    def advance(self, tokens: Sequence[int]) -> Logits:
-        """Consume tokens, so that they can be taken back where the window allows; logits [V]."""
-        if len(tokens) <= self.state.window:
-            return self._run(tokens, commit=False)
-        logits = self.feed(tokens, lambda: False)
-        assert logits is not None
-        return logits
-
-    def verify(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> Logits:
-        """Run at most a window of tokens; logits [T, V] after each, valid until the next run.
-
-        Without `parents` they are consumed, and all of them can be taken back. A tree is consumed
-        by `keep` alone, which has to come next.
-        """
-        run = self.engine.run
-        logits = run(np.asarray([tokens], np.int64), self.state, parents=parents, rows="all")
-        if parents is None:
-            self.tokens.extend(tokens)
-            self.pending = None
-        rows: Logits = logits[0]
-        return rows
-
-    def keep(self, node: int, tokens: Sequence[int]) -> None:
-        """Consume the path of the tree that ends at `node`, which is `tokens`."""
-        self.state.select(node)
-        self.tokens.extend(tokens)
-        self.pending = None
-
-    def _run(self, tokens: Sequence[int], *, commit: bool) -> Logits:
-        logits = self.engine.run(np.asarray([tokens], np.int64), self.state, commit=commit)
-        self.tokens.extend(tokens)
-        self.pending = None
-        row: Logits = logits[0, -1]
-        return row
-
-    # -- going back ------------------------------------------------------------------------------
-
-    def align(self, wanted: Sequence[int], known: int = 0) -> int:
-        """Go back so that what was consumed begins what is wanted, leaving at least one token to
-        feed. That is the first `known` tokens consumed, of which nothing is asked, and `wanted`.
-
-        Returns how many tokens in all need not be run again: all that agree, when the state can be
-        rewound that far, and no interrupt left it with others than `tokens` says, else none.
-        """
-        held = self.tokens[known:]
-        agree = known + common_prefix(held, wanted, min(len(held), len(wanted) - 1))
-        excess = len(self.tokens) - agree
-        self.pending = None
-        sound = len(self.tokens) + self.forgotten == self.state.position
-        if not sound or excess > self.state.reach or agree < self.gap:
-            self.clear()
-            return 0
-        self.rewind(excess)
-        return agree
-
-    def rewind(self, count: int) -> None:
-        """Take back the last `count` tokens. StateError beyond the state's reach."""
-        if count:
-            self.state.rewind(count)
-            del self.tokens[-count:]
-
-    def clear(self) -> None:
-        """Back to before any token."""
-        self.state.clear()
-        self.tokens.clear()
-        self.pending, self.forgotten, self.gap = None, 0, 0
-
-    def forget(self, start: int, count: int) -> None:
-        """Keep no longer what `count` consumed tokens from `start` on were; the state has them."""
-        if count:
-            del self.tokens[start : start + count]
-            self.forgotten += count
-            self.gap = max(start, self.gap - count)
-
-    def mark(self) -> ContextMark:
-        """Where this is now; costs a copy of one state."""
-        return ContextMark(
-            self.state.snapshot(), tuple(self.tokens), self.pending, self.forgotten, self.gap
-        )
-
-    def restore(self, mark: ContextMark) -> None:
-        """Back to a mark, by copying its state in."""
-        self.state.restore(mark.state)
-        self.tokens[:] = mark.tokens
-        self.pending, self.forgotten, self.gap = mark.pending, mark.forgotten, mark.gap
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int], limit: int | None = None) -> int:
-    """How many of the first tokens agree, of at most `limit`."""
-    low, high = 0, min(len(a), len(b)) if limit is None else limit
-    # comparing slices is a hundred times quicker than comparing tokens, and nearly all agree
-    while low < high:
-        middle = (low + high + 1) // 2
-        if list(a[low:middle]) == list(b[low:middle]):
-            low = middle
+    ended: FinishReason | None = None
+    try:
+        yield ""
+        logits = prefill()
+        answer.prompt_s = answer.seconds()
+        if logits is None:
+            ended = answer.halted()
         else:
-            high = middle - 1
-    return low
+            tokenizer = answer.tokenizer
+            steps = Stepper(
+                context, sampler, tokenizer.vocab_size,
+                special=tokenizer.special_ids, unassigned=tokenizer.unassigned,
+            )  # fmt: skip
+            decoding = steps if drafting is None else drafting.begin(steps, answer)
+            with closing(decoding.tokens(logits)) as tokens:
+                for token in tokens:
+                    piece = answer.add(token, steps.noted)
+                    if piece is not None:
+                        yield piece
+                    if ended := _ended(token, answer, context, sampler):
+                        break
+            if tail := answer.rest():
+                yield tail
+    except GeneratorExit:  # closed, or dropped half-way: the answer ends here
+        ended = "cancelled"
+        answer.rest()
+    except BaseException:
+        finish(False)
+        raise
+    answer.end(ended or "cancelled")
+    finish(True)
+
+
+def _ended(token: int, answer: Answer, context: Context, sampler: Sampler) -> FinishReason | None:
+    """Why the answer ends after this token, if it does."""
+    mask, capacity = sampler.mask, context.capacity
+    if token in answer.tokenizer.eos or answer.stops.stopped:
+        return "stop"
+    if mask is not None and mask.complete:
+        return "stop"
+    if len(answer.tokens) >= answer.params.max_tokens:
+        return "length"
+    full = capacity is not None and len(context.tokens) >= capacity
+    return answer.halted() or ("context" if full else None)
 
 
 class Stepper:
@@ -258,16 +139,22 @@ class Stepper:
             self.sampler.mask.say(token)
 
     def step(self, token: int) -> int:
-        """Consume a token and sample the next one, without looking at any logits where the engine
-        finds the likeliest itself.
+        """Consume a token and sample the next one; no logits are looked at where the engine finds
+        the likeliest token itself.
         """
-        if self._greedy:
-            found = self.context.step_greedily(token, self.vocab_size)
-            if isinstance(found, int):
-                return found
-        else:
-            found = self.context.step(token)
-        return self.choose(found)
+        context = self.context
+        engine, state, run = context.engine, context.state, np.asarray([[token]], np.int64)
+        if self._greedy and engine.finds_argmax:
+            best = int(engine.run_greedy(run, state)[0])
+            if best < self.vocab_size:
+                context.tokens.append(token)
+                context.pending = None
+                return best
+            state.rewind(1)  # padding of the vocabulary, which no model was taught to say
+        logits = engine.run(run, state)
+        context.tokens.append(token)
+        context.pending = None
+        return self.choose(logits[0, -1])
 
     def choose(self, logits: Logits) -> int:
         """Sample a token from an engine's logits [V]."""
@@ -301,22 +188,33 @@ class Answer:
     """An answer while it is made.
 
     Attributes:
+        tokenizer: of its tokens.
         continued: it continues the prompt's text, so its first space counts.
         prompt_tokens, reused_tokens: see `GenerationResult`; the first grows while a prompt is fed.
         prompt_length: how many tokens are to be fed.
         logprobs: of the tokens, where they are asked for.
         given: characters given out, those of calls included.
+        stops: looks for stop strings in the text.
         reader: finds calls of tools in the text, where there are tools.
         kept: how many of the tokens the text is made of: those of a stop string are not among them.
         result: how it ended, once it has and was no failure.
     """
 
     def __init__(
-        self, params: SamplingParams, *, continued: bool, tools: ToolUse | None = None
+        self,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        *,
+        continued: bool,
+        tools: ToolUse | None = None,
     ) -> None:
-        self.params, self.continued = params, continued
+        self.params, self.tokenizer, self.continued = params, tokenizer, continued
+        self.stops = StopMatcher(params.stop)
         self.reader = tools.reader() if tools else None
-        self.spelled = tools.spelled if tools else {}
+        self._decoder = StreamDecoder(
+            tokenizer, continued=continued, spelled=tools.spelled if tools else {}
+        )
+        self._decoded = 0  # characters
         self.tokens: list[int] = []
         self.token_s: list[float] = []
         self.logprobs: list[TokenLogprob] = []
@@ -342,7 +240,26 @@ class Answer:
             return "deadline"
         return None
 
-    def give(self, text: str, *, last: bool = False) -> str:
+    def add(self, token: int, noted: deque[TokenLogprob]) -> str | None:
+        """A token joins the answer: the text to be shown, None where none is decided. The first of
+        `noted`, where there are any, is its own.
+        """
+        self.tokens.append(token)
+        self.token_s.append(self.seconds())
+        if noted:
+            self.logprobs.append(replace(noted.popleft(), at=self._decoded))
+        if token in self.tokenizer.eos:
+            return None
+        text = self._decoder.feed(token)
+        self._decoded += len(text)
+        decided = self.stops.feed(text)
+        return self._give(decided) if decided else None
+
+    def rest(self) -> str:
+        """What is to be shown of the text that was held back, when no token comes any more."""
+        return self._give(self.stops.feed(self._decoder.finish()) + self.stops.finish(), last=True)
+
+    def _give(self, text: str, *, last: bool = False) -> str:
         """What is to be shown of decided text: not what calls a tool."""
         self.given += len(text)
         if self.reader is not None:
@@ -352,12 +269,11 @@ class Answer:
             self.text.append(text)
         return text
 
-    def end(self, reason: FinishReason, tokenizer: Tokenizer, *, stopped: bool) -> None:
-        """Record the result. `stopped`: by a stop string."""
-        count = len(self.tokens)
-        while stopped and count and len(self._decoded(tokenizer, count)) > self.given:
-            count -= 1
-        self.kept = count
+    def end(self, reason: FinishReason) -> None:
+        """Record the result."""
+        self.kept = len(self.tokens)
+        while self.stops.stopped and self.kept and self._length(self.kept) > self.given:
+            self.kept -= 1
         self.result = GenerationResult(
             text="".join(self.text),
             tokens=tuple(self.tokens),
@@ -370,79 +286,9 @@ class Answer:
             tool_calls=() if self.reader is None else tuple(self.reader.calls),
         )
 
-    def _decoded(self, tokenizer: Tokenizer, count: int) -> str:
-        return tokenizer.decode(self.tokens[:count], continued=self.continued)
-
-
-def generate(
-    answer: Answer,
-    context: Context,
-    sampler: Sampler,
-    tokenizer: Tokenizer,
-    drafting: Drafting | None,
-    *,
-    prefill: Callable[[], Logits | None],
-    finish: Callable[[bool], None],
-) -> Generator[str, None, None]:
-    """Make an answer: its text as it is decided, "" where only a tool call grew, after a
-    first "" before anything has run.
-
-    `prefill` consumes the prompt and returns the logits [V] after it, or None when the answer was
-    halted. `finish` is called once, however this ends, with whether it succeeded: of a step that
-    failed or was interrupted nothing is certain.
-    """
-    params, ended = answer.params, None
-    decoder = StreamDecoder(tokenizer, continued=answer.continued, spelled=answer.spelled)
-    decoded = 0
-    stops = StopMatcher(params.stop)
-    try:
-        yield ""
-        logits = prefill()
-        answer.prompt_s = answer.seconds()
-        if logits is None:
-            ended = answer.halted()
-        else:
-            steps = Stepper(
-                context, sampler, tokenizer.vocab_size,
-                special=tokenizer.special_ids, unassigned=tokenizer.unassigned,
-            )  # fmt: skip
-            decoding = steps if drafting is None else drafting.begin(steps, answer)
-            with closing(decoding.tokens(logits)) as tokens:
-                for token in tokens:
-                    answer.tokens.append(token)
-                    answer.token_s.append(answer.seconds())
-                    if steps.noted:
-                        answer.logprobs.append(replace(steps.noted.popleft(), at=decoded))
-                    if token in tokenizer.eos:
-                        ended = "stop"
-                        break
-                    text = decoder.feed(token)
-                    decoded += len(text)
-                    if piece := stops.feed(text):
-                        yield answer.give(piece)
-                    if ended := _ended(answer, stops, context, sampler):
-                        break
-            if tail := answer.give(stops.feed(decoder.finish()) + stops.finish(), last=True):
-                yield tail
-    except GeneratorExit:  # closed, or dropped half-way: the answer ends here
-        ended = "cancelled"
-        answer.give(stops.feed(decoder.finish()) + stops.finish(), last=True)
-    except BaseException:
-        finish(False)
-        raise
-    answer.end(ended or "cancelled", tokenizer, stopped=stops.stopped)
-    finish(True)
-
-
-def _ended(
-    answer: Answer, stops: StopMatcher, context: Context, sampler: Sampler
-) -> FinishReason | None:
-    """Why the answer ends after this token, if it does."""
-    if stops.stopped or (sampler.mask is not None and sampler.mask.complete):
-        return "stop"
-    if len(answer.tokens) >= answer.params.max_tokens:
-        return "length"
-    return answer.halted() or ("context" if context.full else None)
+    def _length(self, count: int) -> int:
+        """Characters of the first tokens."""
+        return len(self.tokenizer.decode(self.tokens[:count], continued=self.continued))
 
 
 class Generation(Iterator[str]):

@@ -22,8 +22,9 @@ from edge.runtime.engine import DEFAULT_WINDOW, MAX_WINDOW, Engine, Rows, forked
 from edge.runtime.layout import Identity, StateLayout
 from edge.runtime.ledger import Slots
 from edge.runtime.ort_hidden import before_head
+from edge.runtime.request import Request, check_run
 from edge.runtime.ring import RingRun
-from edge.runtime.state import Request, State, check_run
+from edge.runtime.state import State
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -188,10 +189,10 @@ class OrtEngine(Engine):
         commit: bool = False,
     ) -> NDArray[np.float32]:
         self._check_process()
-        with state.held():
+        with state.hold:
             request = check_run(self, tokens, state, parents, rows, commit)
             assert isinstance(state, StateBuffers)
-            if state.batch > 1 and state.layout.caches:
+            if state.layout.batch > 1 and state.layout.caches:
                 if parents is not None:
                     raise InputError(
                         "a model with attention runs a tree for one sequence at a time",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge.errors import InputError
-from edge.runtime.generate import Context, common_prefix
+from edge.runtime.context import Context, common_prefix
 from edge.runtime.transcript import Talk, Turn
 from edge.text.template import ChatTemplate, Message
 from edge.text.tokenizer import Tokenizer, check_text

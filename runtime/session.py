@@ -12,23 +12,14 @@ from typing import TYPE_CHECKING, Any
 from edge import log
 from edge.errors import EngineError, InputError, StateError, TokenizerError
 from edge.runtime import prompts, statefile, transcript
-from edge.runtime.constrain.mask import open_mask
-from edge.runtime.generate import (
-    Answer,
-    Context,
-    Generation,
-    Logits,
-    generate,
-)
-from edge.runtime.parameters import (
-    Sampling,
-    make_params,
-)
+from edge.runtime.context import Consumed, Context, Logits
+from edge.runtime.generate import Answer, Generation, generate
+from edge.runtime.parameters import Sampling, make_params
 from edge.runtime.prompts import PromptReader
+from edge.runtime.request import Hold
 from edge.runtime.result import FinishReason
 from edge.runtime.sampling import Sampler, restore_rng, rng_state
 from edge.runtime.session_options import SessionOptions, check_options
-from edge.runtime.state import Hold
 from edge.runtime.transcript import SavedSession, Settled, Talk, Turn
 from edge.runtime.transcript import SessionSnapshot as SessionSnapshot
 from edge.text.template import Message
@@ -37,6 +28,7 @@ from edge.text.tokenizer import check_text
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from edge.runtime.constrain.mask import Mask
     from edge.runtime.model import Model
 
 
@@ -121,8 +113,7 @@ class Session:
     @property
     def position(self) -> int:
         """How many tokens the state has consumed."""
-        context = self._calm()
-        return len(context.tokens) + context.forgotten
+        return self._calm().position
 
     @property
     def pending(self) -> int | None:
@@ -291,14 +282,19 @@ class Session:
             tokenizer.check_id(token)
         now = self._settled
         continued = turn.talk is None
-        mask = open_mask(tokenizer, params.constraint, continued=continued)
+        mask: Mask | None = None
+        if params.constraint is not None:
+            # only answers with a grammar load it
+            from edge.runtime.constrain.mask import open_mask
+
+            mask = open_mask(tokenizer, params.constraint, continued=continued)
         # random numbers are copied: those of an answer that leaves no trace are not used up
         sampler = Sampler(params, restore_rng(now.rng), mask)
         drafting = self.drafting
         if drafting is None and mask is not None:
             # speculation is imported where something may be drafted only
             from edge.runtime.speculate.grammar import GRAMMAR_ALONE as drafting
-        answer = Answer(params, continued=continued, tools=use)
+        answer = Answer(params, tokenizer, continued=continued, tools=use)
         before: SessionSnapshot | None = None
 
         def prefill() -> Logits | None:
@@ -319,8 +315,7 @@ class Session:
             self._settled = Settled(talk, rng_state(sampler.rng), undo, turn)
 
         pieces = generate(
-            answer, self._context, sampler, tokenizer, drafting,
-            prefill=prefill, finish=finish,
+            answer, self._context, sampler, drafting, prefill=prefill, finish=finish
         )  # fmt: skip
         generation = Generation(answer, pieces, self._hold)
         # weakly: to drop an answer is to end it
@@ -360,7 +355,7 @@ class Session:
 
     def _joined(self, turn: Turn, answer: Answer) -> Talk:
         """The transcript with the answer, of which the state keeps what belongs to it."""
-        kept = self._drop_last(len(answer.tokens), answer.kept)
+        kept = self._context.drop(len(answer.tokens), answer.kept)
         if turn.talk is None:
             context = self._context
             if context.capacity is None and len(context.tokens) > 2 * prompts.SHOWN:
@@ -370,20 +365,6 @@ class Session:
         said = tuple(token for token in answer.tokens[:kept] if token not in ends)
         calls = answer.result.tool_calls if answer.result else ()
         return turn.talk.answered(Message("assistant", "".join(answer.text), said, calls))
-
-    def _drop_last(self, made: int, kept: int) -> int:
-        """Forget tokens after the first `kept`, if the state reaches that far; how many stay."""
-        context = self._context
-        excess = made - max(kept, 1)
-        if excess > context.state.reach:
-            return made
-        if excess:
-            last = context.tokens[-excess]
-            context.rewind(excess)
-            context.pending = last
-        if not kept:
-            context.pending = None
-        return kept
 
     # -- going back ------------------------------------------------------------------------------
 
@@ -454,10 +435,7 @@ class Session:
         """
         with self._hold:
             now, context = self._at_rest(), self._context
-            saved = SavedSession(
-                now.talk, tuple(context.tokens), context.forgotten, context.gap, context.pending,
-                now.rng,
-            )  # fmt: skip
+            saved = SavedSession(now.talk, context.consumed, now.rng)
             context.state.save(path, transcript.to_json(saved, self.model.path.name))
 
     def load(self, path: str | os.PathLike[str], *, replay: bool = False) -> int:
@@ -480,11 +458,10 @@ class Session:
                     raise
                 log.info("edge.session", "%s: read again, %s", path, problem.message)
                 self._context.clear()
-                saved = SavedSession(talk, (), 0, 0, None, now.rng)
+                saved = SavedSession(talk, Consumed(), now.rng)
             self._settled = Settled(saved.talk, saved.rng, self._undoable(before))
-            count = len(saved.tokens) + saved.forgotten
-            log.info("edge.session", "resumed %s: %d tokens", path, count)
-            return count
+            log.info("edge.session", "resumed %s: %d tokens", path, self._context.position)
+            return self._context.position
 
     def _replayed(self, path: str | os.PathLike[str]) -> Talk | None:
         """The chat of a file whose state is of no use here; None where there is none."""
@@ -501,11 +478,10 @@ class Session:
         context = self._context
         extra = context.state.load(path)
         saved = transcript.from_json(extra, self.model.tokenizer, path)
-        if len(saved.tokens) + saved.forgotten != context.state.position:
+        context.consumed = saved.consumed
+        if context.position != context.state.position:
             raise StateError("transcript and state disagree", file=path)
         restore_rng(saved.rng)  # refuses what is malformed
-        context.tokens[:] = saved.tokens
-        context.pending, context.forgotten, context.gap = saved.pending, saved.forgotten, saved.gap
         return saved
 
     # -- at rest ---------------------------------------------------------------------------------

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from edge.bundle.strict_json import loads
 from edge.errors import EdgeError, InputError, StateError
+from edge.runtime.context import Consumed, ContextMark, Logits
 from edge.text.template import MAX_MESSAGES, Message, check_messages
 from edge.text.tokenizer import Tokenizer, check_text
 from edge.text.tools import ToolCall
 
 if TYPE_CHECKING:
     from edge.runtime.constrain.tools import ToolUse
-    from edge.runtime.generate import ContextMark, Logits
 
 VERSION = 1
 _OF_TOOLS = {"tool_calls", "tool_call_id"}
@@ -108,17 +108,10 @@ class Talk:
 
 @dataclass(frozen=True)
 class SavedSession:
-    """What a saved state says beside the state.
-
-    Attributes:
-        forgotten, gap: see `Context`.
-    """
+    """What a saved state says beside the state."""
 
     talk: Talk
-    tokens: tuple[int, ...]
-    forgotten: int
-    gap: int
-    pending: int | None
+    consumed: Consumed
     rng: Mapping[str, Any]
 
 
@@ -186,10 +179,10 @@ def to_json(saved: SavedSession, model: str) -> dict[str, Any]:
             for message in saved.talk.messages
         ],
         "skipped": saved.talk.skipped,
-        "tokens": list(saved.tokens),
-        "forgotten": saved.forgotten,
-        "gap": saved.gap,
-        "pending": saved.pending,
+        "tokens": list(saved.consumed.tokens),
+        "forgotten": saved.consumed.forgotten,
+        "gap": saved.consumed.gap,
+        "pending": saved.consumed.pending,
         "rng": dict(saved.rng),
     }
 
@@ -226,12 +219,14 @@ def from_json(
     with _malformed(path):
         pending, tokens = extra["pending"], _ids(extra["tokens"], tokenizer)
         return SavedSession(
-            talk=talk,
-            tokens=tokens,
-            forgotten=_count(extra.get("forgotten", 0), 1 << 62),
-            gap=_count(extra.get("gap", 0), len(tokens)),
-            pending=None if pending is None else _ids([pending], tokenizer)[0],
-            rng=dict(extra["rng"]),
+            talk,
+            Consumed(
+                tokens,
+                pending=None if pending is None else _ids([pending], tokenizer)[0],
+                forgotten=_count(extra.get("forgotten", 0), 1 << 62),
+                gap=_count(extra.get("gap", 0), len(tokens)),
+            ),
+            dict(extra["rng"]),
         )
 
 

@@ -31,10 +31,9 @@ class TableContext:
         self.tokens: list[int] = []
         self.pending: int | None = None
         self.state = SimpleNamespace(window=128, capacity=None)
-
-    def step(self, token: int) -> np.ndarray:
-        self.tokens.append(token)
-        return self._logits[token]
+        self.engine = SimpleNamespace(
+            finds_argmax=False, run=lambda tokens, state: self._logits[tokens]
+        )
 
     def verify(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> np.ndarray:
         if parents is None:

@@ -153,7 +153,7 @@ def test_two_threads_on_one_state() -> None:
     entered, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with state.held():
+        with state.hold:
             entered.set()
             done.wait(30)
 

@@ -21,8 +21,8 @@ import pytest
 import edge.runtime
 from edge.errors import EngineError
 from edge.runtime.model import Model
+from edge.runtime.request import Hold
 from edge.runtime.session import Session
-from edge.runtime.state import Hold
 from tests.session_models import bundle, model, states
 
 POINTS = int(os.environ.get("EDGE_FAULT_INTERRUPTS", "40"))

@@ -12,7 +12,7 @@ import pytest
 import edge
 from edge.apps.serve import slot as slot_module
 from edge.apps.serve.slot import WORTH, PrefixStore, Slot, agree, as_tokens
-from edge.runtime.generate import Context, ContextMark
+from edge.runtime.context import Consumed, Context, ContextMark
 from edge.runtime.model import Model
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.result import GenerationResult
@@ -284,8 +284,7 @@ def test_the_index_finds_what_a_search_of_all_finds() -> None:
         return [chosen.choice((1, 2, 300)) for _ in range(chosen.randrange(1, 9))]
 
     for _ in range(800):
-        added: Any = SimpleNamespace(tokens=one(), state=state)
-        store.add(added)
+        store.add(ContextMark(state, Consumed(tuple(one()))))
         kept = [each.tokens.tolist() for each in store._kept.values()]
         assert len(store) == len(store._order) == len(kept) > 0
         wanted = one()
@@ -308,8 +307,7 @@ def test_finding_takes_as_long_among_many_as_among_few() -> None:
     for many in (10, 3000):
         store = PrefixStore(1 << 40)
         for i in range(many):
-            added: Any = SimpleNamespace(tokens=[7] * 20 + [i, i, i], state=state)
-            store.add(added)
+            store.add(ContextMark(state, Consumed((*[7] * 20, i, i, i))))
         with patch.object(slot_module, "agree", wraps=agree) as comparing:
             assert store.shared(as_tokens([7] * 20 + [5, 6])) == 21
             assert store.longest(as_tokens([7] * 20 + [5, 6])) is None

@@ -9,7 +9,7 @@ import pytest
 
 import edge
 from edge.errors import InputError
-from edge.runtime.generate import Logits
+from edge.runtime.context import Logits
 from edge.runtime.model import Model
 from edge.runtime.session import Session
 from edge.runtime.speculate.text_drafter import BACK, TextDrafter

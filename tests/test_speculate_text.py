@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import edge
 from edge.errors import InputError
 from edge.export.exporter import export_checkpoint
-from edge.runtime.generate import Logits
+from edge.runtime.context import Logits
 from edge.runtime.model import Model
 from edge.runtime.session import Session
 from edge.runtime.speculate.draft import Draft

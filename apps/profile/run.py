@@ -25,9 +25,9 @@ from edge.bundle import open_bundle
 from edge.bundle.manifest import Manifest
 from edge.cpu import usable_cores
 from edge.errors import InputError
+from edge.runtime.context import Context, ContextMark, Logits
 from edge.runtime.cuda.opening import open_device
 from edge.runtime.engines import ENGINES, check_provider, has_providers, on_cpu
-from edge.runtime.generate import Context, ContextMark, Logits
 from edge.runtime.model import Model, resolve
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.sampling import Sampler

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from edge.runtime.constrain.mask import open_mask
 from edge.runtime.constrain.tools import ToolUse
-from edge.runtime.generate import Answer, Context, ContextMark, Generation, Logits, generate
+from edge.runtime.context import Context, ContextMark, Logits
+from edge.runtime.generate import Answer, Generation, generate
 from edge.runtime.joined import JoinedEngine
 from edge.runtime.model import Model
 from edge.runtime.parameters import SamplingParams
@@ -115,7 +116,7 @@ class Slot:
                 return None
             mark, logits = self._prompt_end
             self._context.restore(mark)
-            answer.reused_tokens = len(mark.tokens)
+            answer.reused_tokens = len(self._context.tokens)
             return logits
 
         return self._answer(params, continued, tools, prefill)
@@ -126,7 +127,7 @@ class Slot:
     ) -> Generation:  # fmt: skip
         mask = open_mask(self._model.tokenizer, params.constraint, continued=continued)
         drafting = self._drafting if mask is None else self._drafting or GRAMMAR_ALONE
-        answer = Answer(params, continued=continued, tools=tools)
+        answer = Answer(params, self._model.tokenizer, continued=continued, tools=tools)
         sampler = Sampler(replace(params, seed=None), self._rng, mask)
 
         def finish(succeeded: bool) -> None:
@@ -138,8 +139,8 @@ class Slot:
                 self._context.engine.leave(self._context.state)
 
         pieces = generate(
-            answer, self._context, sampler, self._model.tokenizer,
-            drafting, prefill=partial(prefill, answer), finish=finish,
+            answer, self._context, sampler, drafting,
+            prefill=partial(prefill, answer), finish=finish,
         )  # fmt: skip
         return Generation(answer, pieces, nullcontext())
 
@@ -259,7 +260,7 @@ class PrefixStore:
 
     def add(self, mark: ContextMark) -> None:
         """Keep a state, replacing one of the same tokens, then drop what exceeds the budget."""
-        new = Kept(as_tokens(mark.tokens), mark)
+        new = Kept(as_tokens(mark.consumed.tokens), mark)
         key = _key(new.tokens)
         with self._lock:
             if key in self._kept:

@@ -28,7 +28,8 @@ from edge.runtime.cuda.runs import RunKey, place
 from edge.runtime.cuda.state import DeviceState
 from edge.runtime.engine import MAX_WINDOW, JointStep, Stepped
 from edge.runtime.ledger import log_slots
-from edge.runtime.state import State, check_run
+from edge.runtime.request import check_run
+from edge.runtime.state import State
 from edge.runtime.state_memory import Array
 
 if TYPE_CHECKING:
@@ -287,7 +288,7 @@ def step_jointly(engine: CpuEngine, joint: JointRuns, steps: Sequence[JointStep]
     try:
         for index, step in enumerate(steps):
             try:
-                step.state.held().take(frame)
+                step.state.hold.take(frame)
             except EdgeError as problem:
                 found[index] = problem
                 continue
@@ -295,7 +296,7 @@ def step_jointly(engine: CpuEngine, joint: JointRuns, steps: Sequence[JointStep]
                 taken[index] = _checked(engine, step)
             except EdgeError as problem:
                 found[index] = problem
-                step.state.held().release()
+                step.state.hold.release()
         if taken:
             with engine.exclusive:
                 logits = joint.run([(steps[index].state, run) for index, run in taken.items()])
@@ -303,7 +304,7 @@ def step_jointly(engine: CpuEngine, joint: JointRuns, steps: Sequence[JointStep]
                     found[index] = _finished(steps[index], row, taken[index])
     finally:
         for index in taken:
-            steps[index].state.held().release()
+            steps[index].state.hold.release()
     return [found[index] for index in range(len(steps))]
 
 

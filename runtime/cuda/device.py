@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edge.launch import CompiledKernel, Variant
 from edge.runtime.engine import forked
-from edge.runtime.state import Hold
+from edge.runtime.request import Hold
 
 Bytes = NDArray[np.uint8]
 # memory starts on so many bytes, and so does whatever is placed in it

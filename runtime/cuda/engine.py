@@ -23,7 +23,8 @@ from edge.runtime.cuda.state import DeviceState
 from edge.runtime.engine import DEFAULT_WINDOW, Engine, Rows, layout_of
 from edge.runtime.layout import NUMPY, Identity, StateLayout
 from edge.runtime.ledger import ReplayStep, Slots
-from edge.runtime.state import State, check_run
+from edge.runtime.request import check_run
+from edge.runtime.state import State
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
@@ -188,7 +189,7 @@ class CudaEngine(Engine):
         commit: bool = False,
     ) -> NDArray[Any]:
         self.exclusive.check_process()
-        with state.held():
+        with state.hold:
             request = check_run(self, tokens, state, parents, rows, commit)
             assert isinstance(state, DeviceState)
             state.ledger = state.ledger.with_room(0 if commit else request.count)

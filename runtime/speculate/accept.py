@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from edge.errors import InputError
-from edge.runtime.generate import Logits
+from edge.runtime.context import Logits
 from edge.runtime.sampling import Distribution, Sampler
 from edge.runtime.speculate.draft import Draft
 

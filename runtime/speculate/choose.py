@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
 from edge.errors import InputError
+from edge.runtime.context import Context
 from edge.runtime.engine import MAX_WINDOW
-from edge.runtime.generate import Context
 from edge.runtime.parameters import collecting, refuse
 from edge.runtime.speculate.accept import EXACT, Rule, rule_of
 from edge.runtime.speculate.decode import Drafting

@@ -8,7 +8,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from edge.errors import EdgeError
-from edge.runtime.generate import Answer, Logits, Stepper
+from edge.runtime.context import Logits
+from edge.runtime.generate import Answer, Stepper
 from edge.runtime.speculate.accept import EXACT, Row, Rule
 from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
 from edge.runtime.speculate.policy import NO_OUTLOOK, Outlook, Policy, Round

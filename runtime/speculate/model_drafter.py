@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.errors import EdgeError
-from edge.runtime.generate import Context, Logits
+from edge.runtime.context import Context, Logits
 from edge.runtime.sampling import Distribution, Sampler
 from edge.runtime.speculate.draft import NOTHING, Draft, Drafter
 from edge.runtime.speculate.shape import Shape

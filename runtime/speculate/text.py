@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.runtime.generate import common_prefix
+from edge.runtime.context import common_prefix
 from edge.text.tokenizer import Segment, Tokenizer
 
 _PRINTABLE = "".join(map(chr, range(33, 127))) + " a  b\nc"

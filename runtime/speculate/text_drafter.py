@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge.errors import EngineError
-from edge.runtime.generate import Context, Logits
+from edge.runtime.context import Context, Logits
 from edge.runtime.parameters import SamplingParams
 from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.draft import NOTHING, Draft, Drafter

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
 from edge.errors import EngineError
+from edge.runtime.context import Context
 from edge.runtime.cuda.engine import CudaEngine
-from edge.runtime.generate import Context
+from edge.runtime.generate import Stepper
+from edge.runtime.parameters import SamplingParams
+from edge.runtime.sampling import Sampler, new_rng
 from tests.cuda.models import engines, poison, tokens
 
 
@@ -39,21 +45,37 @@ def test_a_nan_is_told_and_the_state_stays_where_it_was() -> None:
     assert state.position == 2
 
 
-def _context(engine: CudaEngine) -> Context:
+def _stepper(engine: CudaEngine, vocab_size: int) -> Stepper:
+    """One that takes the likeliest of the ids below `vocab_size`."""
     context = Context(engine, engine.new_state(window=4))
     context.advance([3, 5])
-    return context
+    sampler = Sampler(SamplingParams(temperature=0.0), new_rng(None))
+    return Stepper(context, sampler, vocab_size)
 
 
 def test_padding_ids_are_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engines("mamba1", "fp32").cuda
-    plain, limited, old = _context(engine), _context(engine), _context(engine)
+    plain = _stepper(engine, 1 << 30).context
     logits = plain.step(7).copy()
     best = int(logits.argmax())
-    assert _context(engine).step_greedily(7, best + 1) == best
-    found = limited.step_greedily(7, best)
-    np.testing.assert_array_equal(found, logits)
-    assert limited.tokens == plain.tokens
-    assert limited.state.position == plain.state.position
+    runs: list[str] = []
+    for name in ("run", "run_greedy"):
+        monkeypatch.setattr(CudaEngine, name, _recorded(runs, getattr(CudaEngine, name)))
+    assert _stepper(engine, best + 1).step(7) == best
+    assert runs == ["run", "run_greedy"]  # the prompt's, and no logits
+    limited = _stepper(engine, best)
+    assert limited.step(7) == logits[:best].argmax()
+    assert runs[2:] == ["run", "run_greedy", "run"]
+    assert limited.context.tokens == plain.tokens
+    assert limited.context.state.position == plain.state.position
     monkeypatch.setattr(CudaEngine, "finds_argmax", False)
-    np.testing.assert_array_equal(old.step_greedily(7, 1 << 30), logits)
+    assert _stepper(engine, 1 << 30).step(7) == best
+    assert runs[5:] == ["run", "run"]
+
+
+def _recorded(runs: list[str], run: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded(*args: Any, **options: Any) -> Any:
+        runs.append(run.__name__)
+        return run(*args, **options)
+
+    return recorded
