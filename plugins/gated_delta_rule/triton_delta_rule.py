@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from edge.plugins.kernels.common import sigmoid, softplus
-from edge.plugins.kernels.replay import ADVANCE, PENDING, SOURCE, STORE, TARGET
+from edge.plugins.kernels.replay import ADVANCE, PENDING, SOURCE, STORE, TARGET, heads_block
 
 
 @triton.jit
@@ -67,23 +67,15 @@ def scan(
     BLOCK_N: tl.constexpr,  # a power of two, at least N
     TREE: tl.constexpr,
 ):
-    head = tl.program_id(0)
-    part = tl.program_id(1)
     sequence = tl.program_id(2)
-    group = head // (HEADS // GROUPS)
-    p = part * BLOCK_P + tl.arange(0, BLOCK_P)
-    n = tl.arange(0, BLOCK_N)
-    p_inside = p < P
-    n_inside = n < N
+    block, slot_size, there, at, ends = heads_block(
+        state, batch, HEADS, P, N, GROUPS, BLOCK_P, BLOCK_N
+    )
+    p_inside, n_inside = there
     inside = p_inside[:, None] & n_inside[None, :]
-
-    slot_size = batch.to(tl.int64) * (HEADS * P * N)
-    states = state + (sequence * HEADS + head) * (P * N) + p[:, None] * N + n[None, :]
-    h = tl.load(states + tl.load(run + SOURCE) * slot_size, mask=inside, other=0)
-    target = states + tl.load(run + TARGET) * slot_size
-
-    at = (head * P + p, head, group * N + n)
-    ends = (head * P + P, head + 1, group * N + N)
+    head = at[1]
+    h = tl.load(block + tl.load(run + SOURCE) * slot_size, mask=inside, other=0)
+    target = block + tl.load(run + TARGET) * slot_size
     log_strides: tl.constexpr = (HEADS * P, 2 * HEADS, GROUPS * N)
     strides: tl.constexpr = (X_STRIDE, DT_STRIDE, B_STRIDE)
     layer = (tl.load(A + head), tl.load(dt_bias + head))
@@ -122,7 +114,7 @@ def scan(
         if slot >= 0:
             row = slot * batch + sequence
             tl.store(log_x + row * (HEADS * P) + at[0], token[0], mask=p_inside)
-            if part == 0:
+            if tl.program_id(1) == 0:
                 tl.store(log_dt + row * (2 * HEADS) + head, token[1])
                 tl.store(log_dt + row * (2 * HEADS) + HEADS + head, token[2])
                 if head % (HEADS // GROUPS) == 0:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from edge.plugins.kernels.common import round8, sigmoid, silu
+from edge.plugins.kernels.common import pair_of, round8, sigmoid, silu
 
 
 @triton.jit
@@ -57,11 +57,8 @@ def silu_gate(
     X_STRIDE: tl.constexpr,
     Z_STRIDE: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = channel < WIDTH
-    out = gated(x + row * X_STRIDE, z + row * Z_STRIDE, None, channel, inside, 0)
-    tl.store(y + row * WIDTH + channel, out, mask=inside)
+    value, gate, at, inside = pair_of(x, z, WIDTH, BLOCK, X_STRIDE, Z_STRIDE)
+    tl.store(y + at, value * silu(gate), mask=inside)
 
 
 @triton.jit
@@ -74,12 +71,8 @@ def sigmoid_gate(
     X_STRIDE: tl.constexpr,
     Z_STRIDE: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = channel < WIDTH
-    gate = tl.load(z + row * Z_STRIDE + channel, mask=inside, other=0.0)
-    value = tl.load(x + row * X_STRIDE + channel, mask=inside, other=0.0)
-    tl.store(y + row * WIDTH + channel, value * sigmoid(gate), mask=inside)
+    value, gate, at, inside = pair_of(x, z, WIDTH, BLOCK, X_STRIDE, Z_STRIDE)
+    tl.store(y + at, value * sigmoid(gate), mask=inside)
 
 
 @triton.jit

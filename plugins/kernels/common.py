@@ -56,6 +56,21 @@ def tanh(x):
 
 
 @triton.jit
+def pair_of(
+    x, z, WIDTH: tl.constexpr, BLOCK: tl.constexpr, X_STRIDE: tl.constexpr, Z_STRIDE: tl.constexpr
+):  # fmt: skip
+    """The program's block of one row of x and of z; where what is made of them goes in rows of
+    WIDTH, and which channels there are.
+    """
+    row = tl.program_id(0)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < WIDTH
+    left = tl.load(x + row * X_STRIDE + channel, mask=inside, other=0.0)
+    right = tl.load(z + row * Z_STRIDE + channel, mask=inside, other=0.0)
+    return left, right, row * WIDTH + channel, inside
+
+
+@triton.jit
 def silu(x):
     return x * sigmoid(x)
 

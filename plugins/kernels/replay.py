@@ -1,4 +1,6 @@
-"""What kernels with a recurrent state share: the fields of `run`, and states as they are kept."""
+"""What kernels with a recurrent state share: the fields of `run`, states as they are kept, and the
+block of a state by heads that a program holds.
+"""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations
@@ -57,3 +59,27 @@ def store_state(pointers, h, inside, scale, kind: tl.constexpr):
     if kind == tl.int8:
         h = common.round_even(h * (1.0 / scale))
     tl.store(pointers, h.to(kind), mask=inside)
+
+
+@triton.jit
+def heads_block(
+    state, batch, HEADS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The program's block [BLOCK_P, BLOCK_N] of a state [2, batch, HEADS, P, N].
+
+    Returns pointers to it in the first slot, and a slot's size; which rows and which columns there
+    are; the columns of x, dt and B that are the block's; where these end. Programs are heads by
+    parts of P by sequences.
+    """
+    head = tl.program_id(0)
+    part = tl.program_id(1)
+    sequence = tl.program_id(2)
+    group = head // (HEADS // GROUPS)
+    p = part * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    size = batch.to(tl.int64) * (HEADS * P * N)
+    block = state + (sequence * HEADS + head) * (P * N) + p[:, None] * N + n[None, :]
+    at = (head * P + p, head, group * N + n)
+    ends = (head * P + P, head + 1, group * N + N)
+    return block, size, (p < P, n < N), at, ends

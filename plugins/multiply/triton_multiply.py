@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from edge.plugins.kernels.common import pair_of
+
 
 @triton.jit
 def multiply(
@@ -17,9 +19,5 @@ def multiply(
     Z_STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = channel < WIDTH
-    left = tl.load(x + row * X_STRIDE + channel, mask=inside)
-    right = tl.load(z + row * Z_STRIDE + channel, mask=inside)
-    tl.store(y + row * WIDTH + channel, left * right, mask=inside)
+    left, right, at, inside = pair_of(x, z, WIDTH, BLOCK, X_STRIDE, Z_STRIDE)
+    tl.store(y + at, left * right, mask=inside)

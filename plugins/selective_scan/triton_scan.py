@@ -260,6 +260,76 @@ def branched(
 
 
 @triton.jit
+def group_of(SPAN: tl.constexpr, C_GROUPS: tl.constexpr, BLOCK_E: tl.constexpr):
+    """The program's group of SPAN channels, which all read the same B and the same C; and which of
+    them it takes, [BLOCK_E].
+    """
+    if C_GROUPS > 1:
+        TILES: tl.constexpr = (SPAN + BLOCK_E - 1) // BLOCK_E
+        group, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
+    else:
+        group, tile = 0, tl.program_id(0)
+    return group, tile * BLOCK_E + tl.arange(0, BLOCK_E)
+
+
+@triton.jit
+def expanded(
+    low_dt, dt_weight, low_dt_scale, dt_weight_scale, dt_scale, e, rows,
+    E: tl.constexpr, RANK: tl.constexpr, LOW_STRIDE: tl.constexpr,
+    DT_WEIGHT_SCALES: tl.constexpr, DT_SCALES: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """dt [ROWS, BLOCK_E] of the whole run: low_dt · dt_weight."""
+    m = tl.arange(0, ROWS)
+    if dt_weight_scale is None:
+        dt = few_float(low_dt, dt_weight, m, e, rows, E, RANK, LOW_STRIDE, ROWS, BLOCK_E, BLOCK_K)
+    else:
+        sums = few_int8(low_dt, dt_weight, m, e, rows, E, RANK, LOW_STRIDE, ROWS, BLOCK_E, BLOCK_K)
+        dt = scaled(
+            sums, m, e, low_dt_scale, dt_weight_scale, dt_scale, rows, E,
+            0, 1 if DT_WEIGHT_SCALES > 1 else 0, 1 if DT_SCALES > 1 else 0,
+        ).to(tl.int32)  # fmt: skip
+    return dt
+
+
+@triton.jit
+def layer_of(A, D, dt_bias, A_scale, D_scale, dt_bias_scale, each, inside, e, in_e):
+    """A·log2(e) [BLOCK_N, BLOCK_E], D and dt_bias [BLOCK_E]."""
+    rate = tl.load(A + each, mask=inside, other=0).to(tl.float32)
+    skip = tl.load(D + e, mask=in_e, other=0).to(tl.float32)
+    offset = tl.load(dt_bias + e, mask=in_e, other=0).to(tl.float32)
+    if A_scale is not None:
+        rate = -tl.exp(rate * tl.load(A_scale))
+        skip = skip * tl.load(D_scale)
+        offset = offset * tl.load(dt_bias_scale)
+    return rate * 1.4426950408889634, skip, offset
+
+
+@triton.jit
+def units_of(
+    x_unit, B_scale, C_scale, state_scale, n, in_n,
+    B_SCALES: tl.constexpr, C_SCALES: tl.constexpr, STATE_SCALES: tl.constexpr,
+):  # fmt: skip
+    """What Δ·x and B are multiplied by before they are fed to h, C before h is read, and what was
+    read of h after that.
+
+    One scale for all is multiplied once a channel, not once a state.
+    """
+    B_unit = factor(B_scale, n, in_n, B_SCALES)
+    C_unit = factor(C_scale, n, in_n, C_SCALES)
+    if STATE_SCALES > 0:
+        state_unit = factor(state_scale, n, in_n, STATE_SCALES)
+        B_unit = B_unit / state_unit
+        C_unit = C_unit * state_unit
+    fed_unit, C_gain = x_unit, 1.0
+    if B_SCALES <= 1 and STATE_SCALES <= 1:
+        fed_unit, B_unit = x_unit * B_unit, 1.0
+    if C_SCALES <= 1 and STATE_SCALES <= 1:
+        C_gain, C_unit = C_unit, 1.0
+    return fed_unit, B_unit, C_unit, C_gain
+
+
+@triton.jit
 def widen(
     B,  # i8 [T·B, B_STRIDE]
     C,  # i8 [T·B, C_STRIDE]
@@ -342,14 +412,10 @@ def scan(
 ):
     sequence = tl.program_id(1)
     SPAN: tl.constexpr = E // C_GROUPS
-    inner = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+    group, inner = group_of(SPAN, C_GROUPS, BLOCK_E)
     n = tl.arange(0, BLOCK_N)
-    e, in_e, in_n = inner, inner < SPAN, n < N
-    if C_GROUPS > 1:  # channels of one group, so that all read the same B and the same C
-        TILES: tl.constexpr = (SPAN + BLOCK_E - 1) // BLOCK_E
-        group = tl.program_id(0) // TILES
-        inner = tl.program_id(0) % TILES * BLOCK_E + tl.arange(0, BLOCK_E)
-        e, in_e = group * SPAN + inner, inner < SPAN
+    e, in_e, in_n = group * SPAN + inner, inner < SPAN, n < N
+    if C_GROUPS > 1:
         first_B = group // (C_GROUPS // B_GROUPS) * N
         B, log_B, C = B + first_B, log_B + first_B, C + group * N
         if B_SCALES > 1:
@@ -392,42 +458,18 @@ def scan(
     # before A is waited for. (Loading A before it makes Triton 3.9 compute everything that is one a
     # channel in the layout of the product, with 51 barriers instead of 19.)
     if low_dt is not None:
-        m = tl.arange(0, ROWS)
-        rows = tokens * batch
-        if dt_weight_scale is None:
-            dt = few_float(
-                low_dt, dt_weight, m, e, rows, E, RANK, LOW_STRIDE, ROWS, BLOCK_E, BLOCK_K
-            )
-        else:
-            sums = few_int8(
-                low_dt, dt_weight, m, e, rows, E, RANK, LOW_STRIDE, ROWS, BLOCK_E, BLOCK_K
-            )
-            dt = scaled(
-                sums, m, e, low_dt_scale, dt_weight_scale, dt_scale, rows, E,
-                0, 1 if DT_WEIGHT_SCALES > 1 else 0, 1 if DT_SCALES > 1 else 0,
-            ).to(tl.int32)  # fmt: skip
+        dt = expanded(
+            low_dt, dt_weight, low_dt_scale, dt_weight_scale, dt_scale, e, tokens * batch,
+            E, RANK, LOW_STRIDE, DT_WEIGHT_SCALES, DT_SCALES, ROWS, BLOCK_E, BLOCK_K,
+        )  # fmt: skip
 
-    rate = tl.load(A + each, mask=inside, other=0).to(tl.float32)
-    skip = tl.load(D + e, mask=in_e, other=0).to(tl.float32)
-    offset = tl.load(dt_bias + e, mask=in_e, other=0).to(tl.float32)
-    if A_scale is not None:
-        rate = -tl.exp(rate * tl.load(A_scale))
-        skip = skip * tl.load(D_scale)
-        offset = offset * tl.load(dt_bias_scale)
-    rate = rate * 1.4426950408889634
+    rate, skip, offset = layer_of(
+        A, D, dt_bias, A_scale, D_scale, dt_bias_scale, each, inside, e, in_e
+    )
     x_unit = factor(x_scale, e, in_e, X_SCALES)
-    B_unit = factor(B_scale, n, in_n, B_SCALES)
-    C_unit = factor(C_scale, n, in_n, C_SCALES)
-    if STATE_SCALES > 0:
-        state_unit = factor(state_scale, n, in_n, STATE_SCALES)
-        B_unit = B_unit / state_unit
-        C_unit = C_unit * state_unit
-    fed_unit, C_gain = x_unit, 1.0
-    # one scale for all is multiplied once a channel, not once a state
-    if B_SCALES <= 1 and STATE_SCALES <= 1:
-        fed_unit, B_unit = x_unit * B_unit, 1.0
-    if C_SCALES <= 1 and STATE_SCALES <= 1:
-        C_gain, C_unit = C_unit, 1.0
+    fed_unit, B_unit, C_unit, C_gain = units_of(
+        x_unit, B_scale, C_scale, state_scale, n, in_n, B_SCALES, C_SCALES, STATE_SCALES
+    )
     feeding = (fed_unit, factor(dt_scale, e, in_e, DT_SCALES), offset, B_unit)
     reading = (C_unit, C_gain, skip * x_unit, factor(z_scale, e, in_e, Z_SCALES))
 

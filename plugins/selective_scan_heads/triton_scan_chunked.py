@@ -21,9 +21,17 @@ import triton
 import triton.language as tl
 
 from edge.plugins.kernels.common import tensor_cores
-from edge.plugins.kernels.replay import SOURCE, STORE, TARGET, factor, load_state, store_state
+from edge.plugins.kernels.replay import (
+    SOURCE,
+    STORE,
+    TARGET,
+    factor,
+    heads_block,
+    load_state,
+    store_state,
+)
 from edge.plugins.linear.triton_linear_int8 import dot_int8
-from edge.plugins.selective_scan_heads.triton_scan_heads import clamped_step, replayed
+from edge.plugins.selective_scan_heads.triton_scan_heads import clamped_step, head_of, replayed
 
 
 @triton.jit
@@ -50,6 +58,40 @@ def scaled(values, scales, SCALES: tl.constexpr):
 
 
 @triton.jit
+def decays(delta, a, t):
+    """Of a chunk's tokens t: Δ·A; what reaches t of j's update, times Δ [t, j]; what remains of
+    each token's update at the end, times Δ.
+    """
+    rate = delta * a
+    # [i, j]: what token i adds to the way from j; summed up to t, the way from j to t
+    steps = tl.where(t[:, None] > t[None, :], rate[:, None], 0.0)
+    reaches = t[:, None] >= t[None, :]
+    fade = tl.where(reaches, tl.exp(tl.cumsum(steps, 0)), 0.0) * delta[None, :]
+    return rate, fade, tl.exp(tl.sum(steps, 0)) * delta
+
+
+@triton.jit
+def products(
+    B, C, B_scale, C_scale, row, here, first, N: tl.constexpr, CHUNK: tl.constexpr,
+    B_STRIDE: tl.constexpr, C_STRIDE: tl.constexpr,
+    B_SCALES: tl.constexpr, C_SCALES: tl.constexpr,
+):  # fmt: skip
+    """C[t]·B[j] of a chunk's rows, [t, j]: N columns from `first` on, 32 at a time."""
+    PIECE: tl.constexpr = 32
+    out = tl.zeros((CHUNK, CHUNK), tl.float32)
+    for start in range(0, N, PIECE):
+        piece = start + tl.arange(0, PIECE)
+        some = here[:, None] & (piece < N)[None, :]
+        at = first + piece
+        b = tl.load(B + row[:, None] * B_STRIDE + at[None, :], mask=some, other=0)
+        c = tl.load(C + row[:, None] * C_STRIDE + at[None, :], mask=some, other=0)
+        b = scaled(b, factor(B_scale, at, piece < N, B_SCALES), B_SCALES)
+        c = scaled(c, factor(C_scale, at, piece < N, C_SCALES), C_SCALES)
+        out += dot(c, tl.trans(b))
+    return out
+
+
+@triton.jit
 def copy_rows(
     target, to, TO_STRIDE: tl.constexpr, source, row, STRIDE: tl.constexpr, columns, some, inside
 ):  # fmt: skip
@@ -57,6 +99,22 @@ def copy_rows(
     mask = some[:, None] & inside[None, :]
     values = tl.load(source + row[:, None] * STRIDE + columns[None, :], mask=mask, other=0)
     tl.store(target + to[:, None] * TO_STRIDE + columns[None, :], values, mask=mask)
+
+
+@triton.jit
+def keep_rows(
+    inputs, logs, row, to, keep, at, there, SHARING: tl.constexpr,
+    STRIDES: tl.constexpr, LOG_STRIDES: tl.constexpr,
+):  # fmt: skip
+    """Copy x, dt and B of a chunk's rows to the logs, as `stash` does."""
+    copy_rows(logs[0], to, LOG_STRIDES[0], inputs[0], row, STRIDES[0], at[0], keep, there[0])
+    if tl.program_id(1) == 0:
+        values = tl.load(inputs[1] + row * STRIDES[1] + at[1], mask=keep, other=0)
+        tl.store(logs[1] + to * LOG_STRIDES[1] + at[1], values, mask=keep)
+        if at[1] % SHARING == 0:
+            copy_rows(
+                logs[2], to, LOG_STRIDES[2], inputs[2], row, STRIDES[2], at[2], keep, there[1]
+            )
 
 
 @triton.jit
@@ -103,54 +161,33 @@ def scan(
     DT_MIN: tl.constexpr,
     DT_MAX: tl.constexpr,
 ):
-    head = tl.program_id(0)
-    part = tl.program_id(1)
     sequence = tl.program_id(2)
-    group = head // (HEADS // GROUPS)
-    p = part * BLOCK_P + tl.arange(0, BLOCK_P)
-    n = tl.arange(0, BLOCK_N)
-    p_inside = p < P
-    n_inside = n < N
+    block, slot_size, there, at, ends = heads_block(
+        state, batch, HEADS, P, N, GROUPS, BLOCK_P, BLOCK_N
+    )
+    p_inside, n_inside = there
     inside = p_inside[:, None] & n_inside[None, :]
-    x_at = head * P + p
-    bc_at = group * N + n
-    PIECE: tl.constexpr = 32
+    x_at, head, bc_at = at
     WHOLE: tl.constexpr = B_SCALES == 1 and C_SCALES == 1  # their products are of integers
 
-    slot_size = batch.to(tl.int64) * (HEADS * P * N)
-    states = state + (sequence * HEADS + head) * (P * N) + p[:, None] * N + n[None, :]
-    h = load_state(states + tl.load(run + SOURCE) * slot_size, inside, 1.0, tl.float32)
-    target = tl.load(run + TARGET) * slot_size
+    h = load_state(block + tl.load(run + SOURCE) * slot_size, inside, 1.0, tl.float32)
+    target = block + tl.load(run + TARGET) * slot_size
     x_factor = factor(x_scale, x_at, p_inside, X_SCALES)
     dt_factor = factor(dt_scale, head, head < HEADS, DT_SCALES)
-    a = tl.load(A + head).to(tl.float32)
-    skip = tl.load(D + head).to(tl.float32)
-    bias = tl.load(dt_bias + head).to(tl.float32)
-    if X_SCALES > 0:
-        a = -tl.exp(a * tl.load(A_scale))
-        skip = skip * tl.load(D_scale)
-        bias = bias * tl.load(dt_bias_scale)
+    a, skip, bias = head_of(A, D, dt_bias, A_scale, D_scale, dt_bias_scale, head, X_SCALES > 0)
     h = replayed(
-        h, (log_x, log_dt, log_B), run, replay, states + target, inside, 1.0, batch, sequence,
-        (x_at, head, bc_at), (head * P + P, head + 1, group * N + N),
+        h, (log_x, log_dt, log_B), run, replay, target, inside, 1.0, batch, sequence, at, ends,
         (x_factor, dt_factor, factor(B_scale, bc_at, n_inside, B_SCALES)), (a, bias),
         (HEADS * P, HEADS, GROUPS * N), (DT_MIN, DT_MAX), tl.float32,
     )  # fmt: skip
 
     t = tl.arange(0, CHUNK)
-    reaches = t[:, None] >= t[None, :]
-    after = t[:, None] > t[None, :]
     for first in range(0, tokens, CHUNK):
         here = first + t < tokens
         row = (first + t) * batch + sequence
         dt_raw = tl.load(dt + row * DT_STRIDE + head, mask=here, other=0)
         delta = clamped_step(dt_raw.to(tl.float32) * dt_factor, bias, DT_MIN, DT_MAX)
-        delta = tl.where(here, delta, 0.0)
-        rate = delta * a
-        # [i, j]: what token i adds to the way from j; summed up to t, the way from j to t
-        steps = tl.where(after, rate[:, None], 0.0)
-        fade = tl.where(reaches, tl.exp(tl.cumsum(steps, 0)), 0.0) * delta[None, :]
-        remains = tl.exp(tl.sum(steps, 0)) * delta
+        rate, fade, remains = decays(tl.where(here, delta, 0.0), a, t)
 
         x_inside = here[:, None] & p_inside[None, :]
         xs = tl.load(x + row[:, None] * X_STRIDE + x_at[None, :], mask=x_inside, other=0)
@@ -166,16 +203,10 @@ def scan(
             counts = dot_int8(c, tl.trans(b), tl.zeros((CHUNK, CHUNK), tl.int32))
             alike = counts.to(tl.float32) * (b_factor * c_factor)
         else:
-            alike = tl.zeros((CHUNK, CHUNK), tl.float32)
-            for start in range(0, N, PIECE):
-                piece = start + tl.arange(0, PIECE)
-                some = here[:, None] & (piece < N)[None, :]
-                at = group * N + piece
-                b = tl.load(B + row[:, None] * B_STRIDE + at[None, :], mask=some, other=0)
-                c = tl.load(C + row[:, None] * C_STRIDE + at[None, :], mask=some, other=0)
-                b = scaled(b, factor(B_scale, at, piece < N, B_SCALES), B_SCALES)
-                c = scaled(c, factor(C_scale, at, piece < N, C_SCALES), C_SCALES)
-                alike += dot(c, tl.trans(b))
+            alike = products(
+                B, C, B_scale, C_scale, row, here, head // (HEADS // GROUPS) * N,
+                N, CHUNK, B_STRIDE, C_STRIDE, B_SCALES, C_SCALES,
+            )  # fmt: skip
         out = dot(alike * fade, xs) + skip * xs
         # The barriers keep the compiler from reading all at once, into more registers than it has.
         tl.debug_barrier()
@@ -191,17 +222,13 @@ def scan(
         fed = dot(tl.trans(xs * remains[:, None]), scaled(b, b_factor, B_SCALES))
         h = tl.exp(tl.sum(rate, 0)) * h + fed
     if tl.load(run + STORE) == 2:
-        store_state(states + target, h, inside, 1.0, tl.float32)
+        store_state(target, h, inside, 1.0, tl.float32)
 
     # Rows to be kept are read again: held until here, they would want too many registers.
     for first in range(0, tokens, CHUNK):
         slot = tl.load(slots + first + t, mask=first + t < tokens, other=-1)
-        row = (first + t) * batch + sequence
-        kept_row = slot * batch + sequence
-        keep = slot >= 0
-        copy_rows(log_x, kept_row, HEADS * P, x, row, X_STRIDE, x_at, keep, p_inside)
-        if part == 0:
-            values = tl.load(dt + row * DT_STRIDE + head, mask=keep, other=0)
-            tl.store(log_dt + kept_row * HEADS + head, values, mask=keep)
-            if head % (HEADS // GROUPS) == 0:
-                copy_rows(log_B, kept_row, GROUPS * N, B, row, B_STRIDE, bc_at, keep, n_inside)
+        keep_rows(
+            (x, dt, B), (log_x, log_dt, log_B), (first + t) * batch + sequence,
+            slot * batch + sequence, slot >= 0, at, there, HEADS // GROUPS,
+            (X_STRIDE, DT_STRIDE, B_STRIDE), (HEADS * P, HEADS, GROUPS * N),
+        )  # fmt: skip

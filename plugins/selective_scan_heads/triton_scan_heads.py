@@ -20,6 +20,7 @@ from edge.plugins.kernels.replay import (
     STORE,
     TARGET,
     factor,
+    heads_block,
     kept,
     load_state,
     store_state,
@@ -90,6 +91,29 @@ def replayed(
 
 
 @triton.jit
+def stash(logs, token, row, at, there, SHARING: tl.constexpr, STRIDES: tl.constexpr):
+    """Keep a token. dt is one program's of a head; B is one head's of the SHARING that read it."""
+    tl.store(logs[0] + row * STRIDES[0] + at[0], token[0], mask=there[0])
+    if tl.program_id(1) == 0:
+        tl.store(logs[1] + row * STRIDES[1] + at[1], token[1])
+        if at[1] % SHARING == 0:
+            tl.store(logs[2] + row * STRIDES[2] + at[2], token[2], mask=there[1])
+
+
+@triton.jit
+def head_of(A, D, dt_bias, A_scale, D_scale, dt_bias_scale, head, ROUNDED: tl.constexpr):
+    """A, D and dt_bias of a head. ROUNDED: they are int8, A = -exp(A_scale·A)."""
+    a = tl.load(A + head).to(tl.float32)
+    skip = tl.load(D + head).to(tl.float32)
+    bias = tl.load(dt_bias + head).to(tl.float32)
+    if ROUNDED:
+        a = -tl.exp(a * tl.load(A_scale))
+        skip = skip * tl.load(D_scale)
+        bias = bias * tl.load(dt_bias_scale)
+    return a, skip, bias
+
+
+@triton.jit
 def scan(
     x,  # f32 or i8 [T·B, X_STRIDE]; likewise dt, B and C
     dt,
@@ -136,31 +160,26 @@ def scan(
     DT_MAX: tl.constexpr,
     TREE: tl.constexpr,
 ):
-    head = tl.program_id(0)
-    part = tl.program_id(1)
     sequence = tl.program_id(2)
-    group = head // (HEADS // GROUPS)
-    p = part * BLOCK_P + tl.arange(0, BLOCK_P)
-    n = tl.arange(0, BLOCK_N)
-    p_inside = p < P
-    n_inside = n < N
+    block, slot_size, there, at, ends = heads_block(
+        state, batch, HEADS, P, N, GROUPS, BLOCK_P, BLOCK_N
+    )
+    p_inside, n_inside = there
     inside = p_inside[:, None] & n_inside[None, :]
+    head = at[1]
     kind: tl.constexpr = state.dtype.element_ty
 
     # the state first: everything else is small and comes while it is on its way
-    slot_size = batch.to(tl.int64) * (HEADS * P * N)
-    states = state + (sequence * HEADS + head) * (P * N) + p[:, None] * N + n[None, :]
     state_factor = 1.0
     if kind == tl.int8:
-        state_factor = factor(state_scale, head * N + n, n_inside, STATE_SCALES)
+        of_head = head * N + tl.arange(0, BLOCK_N)
+        state_factor = factor(state_scale, of_head, n_inside, STATE_SCALES)
         if STATE_SCALES > 1:
             state_factor = state_factor[None, :]
-    h = load_state(states + tl.load(run + SOURCE) * slot_size, inside, state_factor, kind)
-    target = tl.load(run + TARGET) * slot_size
-
-    at = (head * P + p, head, group * N + n)
-    ends = (head * P + P, head + 1, group * N + N)
+    h = load_state(block + tl.load(run + SOURCE) * slot_size, inside, state_factor, kind)
+    target = block + tl.load(run + TARGET) * slot_size
     limits: tl.constexpr = (DT_MIN, DT_MAX)
+    logs = (log_x, log_dt, log_B)
     log_strides: tl.constexpr = (HEADS * P, HEADS, GROUPS * N)
     strides: tl.constexpr = (X_STRIDE, DT_STRIDE, B_STRIDE)
     factors = (
@@ -169,13 +188,7 @@ def scan(
         factor(B_scale, at[2], n_inside, B_SCALES),
     )
     c_factor = factor(C_scale, at[2], n_inside, C_SCALES)
-    a = tl.load(A + head).to(tl.float32)
-    skip = tl.load(D + head).to(tl.float32)
-    bias = tl.load(dt_bias + head).to(tl.float32)
-    if X_SCALES > 0:
-        a = -tl.exp(a * tl.load(A_scale))
-        skip = skip * tl.load(D_scale)
-        bias = bias * tl.load(dt_bias_scale)
+    a, skip, bias = head_of(A, D, dt_bias, A_scale, D_scale, dt_bias_scale, head, X_SCALES > 0)
     layer = (a, bias)
 
     # A token is read while the one before it is run.
@@ -183,7 +196,7 @@ def scan(
     ahead = read_row(x, dt, B, sequence, at, ends, some, strides)
     c_ahead = tl.load(C + sequence * C_STRIDE + at[2], mask=at[2] < ends[2] * some, other=0)
     h = replayed(
-        h, (log_x, log_dt, log_B), run, replay, states + target, inside, state_factor, batch,
+        h, logs, run, replay, target, inside, state_factor, batch,
         sequence, at, ends, factors, layer, log_strides, limits, kind,
     )  # fmt: skip
     start = h
@@ -208,11 +221,6 @@ def scan(
         tl.store(y + row * (HEADS * P) + at[0], out, mask=p_inside)
         h = kept(h, state_factor, kind)
         if slot >= 0:
-            row = slot * batch + sequence
-            tl.store(log_x + row * (HEADS * P) + at[0], token[0], mask=p_inside)
-            if part == 0:
-                tl.store(log_dt + row * HEADS + head, token[1])
-                if head % (HEADS // GROUPS) == 0:
-                    tl.store(log_B + row * (GROUPS * N) + at[2], token[2], mask=n_inside)
+            stash(logs, token, slot * batch + sequence, at, there, HEADS // GROUPS, log_strides)
     if not TREE and tl.load(run + STORE) == 2:
-        store_state(states + target, h, inside, state_factor, kind)
+        store_state(target, h, inside, state_factor, kind)
