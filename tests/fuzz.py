@@ -111,7 +111,9 @@ def _gguf(folder: Path) -> tuple[list[bytes], Parse]:
 
     file = folder / "model.gguf"
     good = []
-    for name in ("llama", "granite_hybrid", "nemotron_h", "lfm2", "falcon_mamba"):
+    for name in (
+        "llama", "granite_hybrid", "nemotron_h", "lfm2", "falcon_mamba", "qwen3_5", "gemma2",
+    ):  # fmt: skip
         source = getattr(transformers_checkpoints, f"save_{name}")(folder / name)
         good.append(write_gguf(source, file).read_bytes())
 
@@ -130,7 +132,10 @@ def _config(folder: Path) -> tuple[list[bytes], Parse]:
     source = transformers_checkpoints.save_zamba2(folder / "zamba2")
     file = source / "config.json"
     good = [file.read_bytes()]
-    for name in ("mixtral", "qwen3_moe"):
+    good.append(
+        (transformers_checkpoints.save_olmo_hybrid(folder / "o") / "config.json").read_bytes()
+    )
+    for name in ("mixtral", "qwen3_moe", "qwen3_next"):
         made = transformers_checkpoints.save_with_experts(folder / name, name)
         good.append((made / "config.json").read_bytes())
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import struct
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, TokenizerError
 from edge.export.checkpoint import open_checkpoint
+from edge.export.checkpoint.gguf.tokenizer import GgufTokenizer
+from edge.text.hf import HfTokenizer
+from edge.text.spm import SentencePieceTokenizer
 from tests.checkpoints import refusal
 from tests.gguf_files import write_gguf
 from tests.mutations import mutated
@@ -121,3 +126,52 @@ def test_nan_is_found(good: bytes, tmp_path: Path) -> None:
     file = tmp_path / "x.gguf"
     file.write_bytes(spoilt(good, len(good) - 64, "f", float("nan")))  # type: ignore[arg-type]
     assert "NaN or infinite" in refusal(file, read=True).message
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+_BPE: dict[str, Any] = {
+    "model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b", "ab"], "token_type": [1, 1, 1],
+    "merges": ["a b"], "bos_token_id": 0, "eos_token_id": 1, "padding_token_id": 2,
+}  # fmt: skip
+_PIECES: dict[str, Any] = {
+    "model": "llama", "tokens": ["<unk>", "<s>", "a"], "token_type": [2, 3, 1],
+    "scores": [0.0, 0.0, -1.0], "bos_token_id": 1, "unknown_token_id": 0, "add_bos_token": True,
+    "add_space_prefix": True, "remove_extra_whitespaces": False,
+}  # fmt: skip
+_ODD: tuple[Any, ...] = (
+    0, 1, -1, 1 << 63, (1 << 64) - 1, 0.5, float("nan"), float("inf"), 1e300, "", "x", True, False,
+    [], [0], ["a"], [[]], [1, 1, 1], [-1, 1, 1], [7, 1, 1], [1 << 63, 1, 1], [True, True, True],
+    [1e300, 0.0, 0.0], [float("nan")] * 3, [float("-inf")] * 3, [(1 << 64) - 1] * 3,
+    ["a", "a", "a"], ["", "", ""], ["\0", "\x1b]52;c;x\x07", "\u202e"], ["b a"], [" "], ["a  b"],
+    ["a" * 100_000] * 3, ["zz zz"], ["a b"] * 1000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("good", [_BPE, _PIECES], ids=["bpe", "pieces"])
+def test_every_value_of_every_key_of_text(good: dict[str, Any], tmp_path: Path) -> None:
+    """A tokenizer, or a reason; and what is made of one is read or refused."""
+    made = refused = 0
+    for name in [*good, "scores", "merges", "pre", "chat_template"]:
+        for value in _ODD:
+            known = {f"tokenizer.ggml.{key}": said for key, said in (good | {name: value}).items()}
+            known["tokenizer.chat_template"] = value if name == "chat_template" else None
+            text = GgufTokenizer(tmp_path / "x.gguf", known, 3)
+            with contextlib.suppress(CheckpointError):
+                text.generation()
+            files = text.write(tmp_path)
+            if text.refused is not None:
+                assert len(str(text.refused)) < 1000
+                refused += 1
+                continue
+            with contextlib.suppress(TokenizerError):
+                read = HfTokenizer if files[0].suffix == ".json" else SentencePieceTokenizer
+                read(files[0].read_bytes()).encode("ab \0")
+                made += 1
+    assert made > 20 and refused > 50
+    told = {"scores": [1e300, 0.0, 0.0], "token_type": [-1, 1, 1], "model": ["llama"], "pre": [0]}
+    for name, value in told.items():
+        known = {f"tokenizer.ggml.{key}": said for key, said in (good | {name: value}).items()}
+        problem = GgufTokenizer(tmp_path / "x.gguf", known, 3).refused
+        if name in good:
+            assert problem is not None and problem.field == f"tokenizer.ggml.{name}"

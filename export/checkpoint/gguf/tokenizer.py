@@ -20,6 +20,7 @@ from edge.protobuf import VARINT, put
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _BYTES, _FIXED32 = 2, 5  # of protocol buffers
+_MOST_SCORE = 3.4028234e38
 _OWN = "take the original checkpoint's tokenizer.json by --tokenizer"
 _PADDING = re.compile(r"\[PAD\d+\]")  # how conversions fill a vocabulary up to the embedding
 # how templates of the families spell the end of a message, which GGUF need not name
@@ -128,6 +129,11 @@ class GgufTokenizer:
     def _get(self, name: str, default: Any = None) -> Any:
         return self._metadata.get(f"tokenizer.ggml.{name}", default)
 
+    def _word(self, name: str) -> str | None:
+        """A value that is a text, or None."""
+        value = self._get(name)
+        return value if isinstance(value, str) else None
+
     def _refusal(self, name: str, message: str, remedy: str = _OWN) -> CheckpointError:
         field = f"tokenizer.ggml.{name}"
         return CheckpointError(message, file=self._file, field=field, remedy=remedy)
@@ -169,7 +175,7 @@ class GgufTokenizer:
         return settings
 
     def _adds_bos(self) -> bool:
-        implied = self._get("model") == "llama" or self._get("pre") in _WHOLE_WORDS
+        implied = self._word("model") == "llama" or self._word("pre") in _WHOLE_WORDS
         return bool(self._get("add_bos_token", implied))
 
     def _list(self, name: str, kind: type | tuple[type, ...], count: int | None = None) -> Any:
@@ -189,9 +195,10 @@ class GgufTokenizer:
             "gpt2": self._make_bpe,
             "llama": self._make_sentencepiece,
         }
-        model = self._get("model")
+        model = self._word("model")
         if model not in makers:
-            raise self._refusal("model", f"is {model!r:.60}; {', '.join(makers)} are known")
+            said = self._get("model")
+            raise self._refusal("model", f"is {said!r:.60}; {', '.join(makers)} are known")
         tokens = self._list("tokens", str)
         if len(tokens) > self._vocab_size:
             raise self._refusal(
@@ -200,12 +207,16 @@ class GgufTokenizer:
         kinds = [NORMAL] * len(tokens)
         if self._get("token_type") is not None:
             kinds = self._list("token_type", int, len(tokens))
+            for index, kind in enumerate(kinds):
+                if not 0 <= kind <= BYTE:
+                    raise self._refusal("token_type", f"entry {index} is {kind}, no kind of token")
         return makers[model](tokens, kinds)
 
     def _make_bpe(self, tokens: list[str], kinds: list[int]) -> tuple[str, bytes]:
-        pre = self._get("pre")
+        pre = self._word("pre")
         if pre not in _CUTS:
-            raise self._refusal("pre", f"is {pre!r:.60}, a way to cut words that is not known")
+            said = self._get("pre")
+            raise self._refusal("pre", f"is {said!r:.60}, a way to cut words that is not known")
         kept = {
             text: index
             for index, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
@@ -247,6 +258,9 @@ class GgufTokenizer:
 
     def _make_sentencepiece(self, tokens: list[str], kinds: list[int]) -> tuple[str, bytes]:
         scores = self._list("scores", (int, float), len(tokens))
+        for index, score in enumerate(scores):
+            if not abs(score) <= _MOST_SCORE:  # what is no number, neither
+                raise self._refusal("scores", f"entry {index} is {score}, no number of 32 bits")
         data = bytearray()
         for text, score, kind in zip(tokens, scores, kinds, strict=True):
             # each piece is there once; conversions may leave nameless ones
