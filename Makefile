@@ -22,8 +22,9 @@ chat: $(VENV)/.runtime
 
 # pytest options, e.g. make test ARGS="-k state"; one process a core: JOBS=0 runs them in this one
 JOBS ?= logical
+# tests start Python some hundred times, and without its bytecode each would compile the package anew
 test: $(VENV)/.dev $(VENV)/.oldest $(VENV)/.triton $(VENV)/.rtx
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 # the runtime alone, on what JetPack 6 ends at: Python 3.10 and ONNX Runtime 1.23.2
 jetpack6: .venv310/.runtime
