@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.runtime.folding_ops import RANK, RULES, SMALL, Constant, Unbounded
+from edge.runtime.folding_ops import RANK, RULES, SMALL, KnownConstant, Unbounded
 from edge.runtime.graph import Message, integers, name_of, op_of, tensor_values
 
 # what folding may make of a graph, in elements: so many, and so many times those of its weights
@@ -109,7 +109,7 @@ class _Walk:
         if op == (b"", b"Constant"):
             return [_literal(own)]
         if op == (b"", b"Shape") and reads[:1] == [_RUN]:
-            return [Constant(RANK, (RANK,), False)]
+            return [KnownConstant(RANK, (RANK,), False)]
         if _RUN in reads or op == (b"", b"SequenceEmpty"):  # tensors alone are folded
             return [_RUN]
         rule = RULES.get(op[1]) if op[0] == b"" else None
@@ -126,7 +126,7 @@ class _Walk:
         self, op: tuple[bytes, bytes], reads: list[Any], own: dict[bytes, Message], depth: int
     ) -> list[Any]:
         said = repr(sorted(own.items()))
-        key = op, said, tuple(r.key if isinstance(r, Constant) else id(r) for r in reads)
+        key = op, said, tuple(r.key if isinstance(r, KnownConstant) else id(r) for r in reads)
         if key not in self._met:
             function, before = self._functions[op], self.made
             names = function.get("input", ())
@@ -145,36 +145,40 @@ def _either(ends: list[list[Any]]) -> list[Any]:
     """Outputs of an If, which is replaced by a branch where its condition is a constant."""
     made = []
     for each in zip(*ends, strict=False):
-        constants = [end for end in each if isinstance(end, Constant)]
+        constants = [end for end in each if isinstance(end, KnownConstant)]
         one = all(end is each[0] for end in each)
         known = constants[0] if one and constants else None
-        made.append(known or (Constant(max(c.count for c in constants)) if constants else _RUN))
+        made.append(
+            known or (KnownConstant(max(c.count for c in constants)) if constants else _RUN)
+        )
     return made or [_RUN]
 
 
-def _stored(tensor: Message) -> Constant:
+def _stored(tensor: Message) -> KnownConstant:
     shape = integers(tensor.get("dims", ()))
     if math.prod(shape) <= SMALL and tensor.get("data_type") in _INTEGERS:
         numbers = tensor_values(tensor)
         if len(numbers) == math.prod(shape):
-            return Constant.of(np.array(numbers, np.int64).reshape(shape))
-    return Constant.shaped(shape)
+            return KnownConstant.of(np.array(numbers, np.int64).reshape(shape))
+    return KnownConstant.shaped(shape)
 
 
 _INTEGERS = (6, 7)  # of TensorProto.DataType: int32, int64
 
 
-def _literal(own: Mapping[bytes, Message]) -> Constant:
+def _literal(own: Mapping[bytes, Message]) -> KnownConstant:
     """What a Constant node says."""
     for name, attribute in own.items():
         if name == b"value" and "t" in attribute:
             return _stored(attribute["t"])
         if name == b"value_int":
-            return Constant.of(integers([attribute.get("i", 0)])[0])
+            return KnownConstant.of(integers([attribute.get("i", 0)])[0])
         if name == b"value_ints":
-            return Constant.of(integers(attribute.get("ints", ())))
+            return KnownConstant.of(integers(attribute.get("ints", ())))
         if name == b"value_floats":
-            return Constant(sum(len(f) if isinstance(f, bytes) else 1 for f in attribute["floats"]))
+            return KnownConstant(
+                sum(len(f) if isinstance(f, bytes) else 1 for f in attribute["floats"])
+            )
         if name == b"value_float":
-            return Constant.shaped(())
+            return KnownConstant.shaped(())
     raise Unbounded

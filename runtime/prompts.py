@@ -9,7 +9,7 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.runtime.context import Context, common_prefix
-from edge.runtime.transcript import Talk, Turn
+from edge.runtime.transcript import Conversation, Turn
 from edge.text.template import ChatTemplate, Message
 from edge.text.tokenizer import Tokenizer, check_text
 
@@ -73,11 +73,15 @@ class PromptReader:
                 remedy="send less, or raise max_prompt_tokens",
             )
 
-    def turn(self, talk: Talk, context: Context, *, anew: bool, tools: ToolUse | None) -> Turn:
+    def turn(
+        self, conversation: Conversation, context: Context, *, anew: bool, tools: ToolUse | None
+    ) -> Turn:
         """The turn that answers a conversation, after what the context holds. `anew`: the context
         has read another transcript. Raises InputError: too much that is new.
         """
-        turn = self._shown(Turn(self._encoded(talk, tools), talk, anew, tools=tools), context)
+        turn = self._shown(
+            Turn(self._encoded(conversation, tools), conversation, anew, tools=tools), context
+        )
         start, count = turn.cut
         held = [] if anew else context.tokens
         if count:
@@ -85,13 +89,13 @@ class PromptReader:
         self.check_length(len(turn.tokens) - common_prefix(held, turn.tokens))
         return turn
 
-    def last_said(self, talk: Talk) -> Turn | None:
+    def last_said(self, conversation: Conversation) -> Turn | None:
         """The last turn of a chat that came back by `undo`, `restore` or `load`: its prompt is read
         again. None for a running text, whose prompt has no known end.
         """
-        if not talk.messages or talk.messages[-1].role != "assistant":
+        if not conversation.messages or conversation.messages[-1].role != "assistant":
             return None
-        before = Talk(talk.messages[:-1], talk.skipped)
+        before = Conversation(conversation.messages[:-1], conversation.skipped)
         return Turn(self._encoded(before), before)
 
     def _shown(self, turn: Turn, context: Context) -> Turn:
@@ -99,9 +103,9 @@ class PromptReader:
         state, having read them, stays what it is: the later ones are rendered alike without them.
         Where they are not, they are left out of prompts that would be too long, and read again.
         """
-        talk, long = turn.talk, turn.tokens
+        conversation, long = turn.conversation, turn.tokens
         few = context.capacity is not None or len(long) <= 2 * SHOWN
-        if few or talk is None or (less := talk.halved()) is None:
+        if few or conversation is None or (less := conversation.halved()) is None:
             return turn
         short = self._encoded(less, turn.tools)
         same = common_prefix(long, short)
@@ -113,8 +117,8 @@ class PromptReader:
             return turn
         return Turn(short, less, tools=turn.tools)
 
-    def _encoded(self, talk: Talk, use: ToolUse | None = None) -> list[int]:
+    def _encoded(self, conversation: Conversation, use: ToolUse | None = None) -> list[int]:
         """Tokens of the prompt for what is shown of a conversation; none of a base model."""
         if self._template is None:
             return []
-        return self._template.encode(talk.shown, tools=use.declared if use else ())
+        return self._template.encode(conversation.shown, tools=use.declared if use else ())

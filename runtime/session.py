@@ -20,7 +20,7 @@ from edge.runtime.request import Hold
 from edge.runtime.result import FinishReason
 from edge.runtime.sampling import Sampler, restore_rng, rng_state
 from edge.runtime.session_options import SessionOptions, check_options
-from edge.runtime.transcript import SavedSession, Settled, Talk, Turn
+from edge.runtime.transcript import Conversation, SavedSession, Settled, Turn
 from edge.runtime.transcript import SessionSnapshot as SessionSnapshot
 from edge.text.template import Message
 from edge.text.tokenizer import check_text
@@ -56,7 +56,9 @@ class Session:
         self.model = model
         self.drafting = asked.drafting
         self._reader = PromptReader(model.tokenizer, asked.max_prompt_tokens, model.template)
-        self._opening = Talk(() if asked.system is None else (Message("system", asked.system),))
+        self._opening = Conversation(
+            () if asked.system is None else (Message("system", asked.system),)
+        )
         self._settled = Settled(self._opening, rng_state(asked.rng))
         self._open: Context | None = Context(
             model.engine, model.engine.new_state(window=asked.window, capacity=asked.capacity)
@@ -83,7 +85,7 @@ class Session:
         with self._hold:
             now = self._settled
             self._open, self._making = None, lambda: None
-            self._settled = Settled(now.talk, now.rng)
+            self._settled = Settled(now.conversation, now.rng)
 
     @property
     def _context(self) -> Context:
@@ -101,7 +103,7 @@ class Session:
         """The transcript, the system message included, as far as it is kept: a million characters
         at least.
         """
-        return self._settled.talk.messages
+        return self._settled.conversation.messages
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -178,7 +180,7 @@ class Session:
         to continue from, empty; ContextFullError; InputError while another answer is unfinished.
         """
         with self._hold:
-            if self._at_rest().talk.messages:
+            if self._at_rest().conversation.messages:
                 raise InputError(
                     "this session is a chat", remedy="use chat(), or a session without messages"
                 )
@@ -228,20 +230,20 @@ class Session:
                     file=self.model.path,
                     remedy="use generate() to continue text",
                 )
-            if self._context.tokens and now.talk.unanswered:
+            if self._context.tokens and now.conversation.unanswered:
                 raise InputError(
                     "this session is a running text", remedy="use generate(), or another session"
                 )
-            talk = now.talk.asked(text)
-            anew = talk.messages[: len(now.talk.messages)] != now.talk.messages
-            self._reader.check_messages(talk.shown if anew else talk.messages[-1:])
+            conversation = now.conversation.asked(text)
+            anew = not conversation.continues(now.conversation)
+            self._reader.check_messages(conversation.shown if anew else conversation.messages[-1:])
             use = None
             if tools or tool_choice != "auto":
                 from edge.runtime.constrain.tools import tool_use
 
                 tokenizer = self.model.tokenizer
                 use = tool_use(tools, tool_choice, parallel_tool_calls, template, tokenizer)
-            turn = self._reader.turn(talk, self._context, anew=anew, tools=use)
+            turn = self._reader.turn(conversation, self._context, anew=anew, tools=use)
             self._context.check_room(len(turn.tokens))
             if not turn.tokens:
                 raise InputError("the conversation has no tokens", field="messages")
@@ -254,7 +256,7 @@ class Session:
         `load` the prompt of a chat is read again. Raises StateError where there is no last turn.
         """
         with self._hold:
-            last = self._at_rest().last or self._reader.last_said(self._settled.talk)
+            last = self._at_rest().last or self._reader.last_said(self._settled.conversation)
             if last is None:
                 raise StateError("no answer to make again", remedy="say something first")
             return self._begin(last, sampling, again=True)
@@ -281,7 +283,7 @@ class Session:
         for token in params.logit_bias:
             tokenizer.check_id(token)
         now = self._settled
-        continued = turn.talk is None
+        continued = turn.conversation is None
         mask: Mask | None = None
         if params.constraint is not None:
             # only answers with a grammar load it
@@ -310,9 +312,9 @@ class Session:
             if not succeeded or not answer.tokens:
                 self._settle()
                 return
-            talk = self._joined(turn, answer)
+            conversation = self._joined(turn, answer)
             undo = now.undo if again else self._undoable(before)
-            self._settled = Settled(talk, rng_state(sampler.rng), undo, turn)
+            self._settled = Settled(conversation, rng_state(sampler.rng), undo, turn)
 
         pieces = generate(
             answer, self._context, sampler, drafting, prefill=prefill, finish=finish
@@ -330,7 +332,7 @@ class Session:
             context.restore(mark)
             answer.reused_tokens = len(context.tokens)
             return logits
-        chat = turn.talk is not None
+        chat = turn.conversation is not None
         if turn.anew and context.forgotten:
             context.clear()  # what it has forgotten may not be in the new transcript
         context.forget(*turn.cut)
@@ -353,18 +355,18 @@ class Session:
             turn.read = context.mark(), read.copy()
         return read
 
-    def _joined(self, turn: Turn, answer: Answer) -> Talk:
+    def _joined(self, turn: Turn, answer: Answer) -> Conversation:
         """The transcript with the answer, of which the state keeps what belongs to it."""
         kept = self._context.drop(len(answer.tokens), answer.kept)
-        if turn.talk is None:
+        if turn.conversation is None:
             context = self._context
             if context.capacity is None and len(context.tokens) > 2 * prompts.SHOWN:
                 context.forget(0, len(context.tokens) - prompts.SHOWN)
-            return self._settled.talk
+            return self._settled.conversation
         ends = self.model.tokenizer.eos
         said = tuple(token for token in answer.tokens[:kept] if token not in ends)
         calls = answer.result.tool_calls if answer.result else ()
-        return turn.talk.answered(Message("assistant", "".join(answer.text), said, calls))
+        return turn.conversation.answered(Message("assistant", "".join(answer.text), said, calls))
 
     # -- going back ------------------------------------------------------------------------------
 
@@ -374,7 +376,7 @@ class Session:
         """
         if system is not None:
             check_text(system)
-            self._opening = Talk((Message("system", system),) if system else ())
+            self._opening = Conversation((Message("system", system),) if system else ())
         with self._hold:
             now, before = self._at_rest(), self._snapshot()
             self._settled = replace(now, mark=before.context)
@@ -415,12 +417,12 @@ class Session:
 
     def _go(self, to: SessionSnapshot, undo: tuple[SessionSnapshot, ...]) -> None:
         """Become what a snapshot of this model says."""
-        self._settled = Settled(to.talk, to.rng, undo, mark=to.context)
+        self._settled = Settled(to.conversation, to.rng, undo, mark=to.context)
         self._settle()
 
     def _snapshot(self) -> SessionSnapshot:
         now = self._settled
-        return SessionSnapshot(self._context.mark(), now.talk, now.rng)
+        return SessionSnapshot(self._context.mark(), now.conversation, now.rng)
 
     def _undoable(self, before: SessionSnapshot) -> tuple[SessionSnapshot, ...]:
         """What `undo` goes back to, once something has been done that began at `before`."""
@@ -435,7 +437,7 @@ class Session:
         """
         with self._hold:
             now, context = self._at_rest(), self._context
-            saved = SavedSession(now.talk, context.consumed, now.rng)
+            saved = SavedSession(now.conversation, context.consumed, now.rng)
             context.state.save(path, transcript.to_json(saved, self.model.path.name))
 
     def load(self, path: str | os.PathLike[str], *, replay: bool = False) -> int:
@@ -452,26 +454,26 @@ class Session:
             try:
                 saved = self._loaded(path)
             except StateError as problem:
-                talk = self._replayed(path) if replay else None
-                if talk is None:
+                conversation = self._replayed(path) if replay else None
+                if conversation is None:
                     self._settle()
                     raise
                 log.info("edge.session", "%s: read again, %s", path, problem.message)
                 self._context.clear()
-                saved = SavedSession(talk, Consumed(), now.rng)
-            self._settled = Settled(saved.talk, saved.rng, self._undoable(before))
+                saved = SavedSession(conversation, Consumed(), now.rng)
+            self._settled = Settled(saved.conversation, saved.rng, self._undoable(before))
             log.info("edge.session", "resumed %s: %d tokens", path, self._context.position)
             return self._context.position
 
-    def _replayed(self, path: str | os.PathLike[str]) -> Talk | None:
+    def _replayed(self, path: str | os.PathLike[str]) -> Conversation | None:
         """The chat of a file whose state is of no use here; None where there is none."""
         if self.model.template is None:
             return None
         try:
-            talk = transcript.talk_from_json(statefile.read_extra(path), None, path)
+            conversation = transcript.conversation_from_json(statefile.read_extra(path), None, path)
         except StateError:
             return None
-        return talk if talk.messages else None
+        return conversation if conversation.messages else None
 
     def _loaded(self, path: str | os.PathLike[str]) -> SavedSession:
         """Bring the context to what a file holds; what it says besides. Raises StateError."""

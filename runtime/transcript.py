@@ -31,7 +31,7 @@ KEPT = 1 << 20  # characters of the messages that are kept though prompts leave 
 
 
 @dataclass(frozen=True)
-class Talk:
+class Conversation:
     """A chat, as far as it is kept.
 
     Attributes:
@@ -57,14 +57,18 @@ class Talk:
         """Whether it has no messages yet."""
         return len(self.messages) == self._first
 
-    def asked(self, text: str | Sequence[Message | Mapping[str, Any]]) -> Talk:
+    def continues(self, other: Conversation) -> bool:
+        """Whether it begins with all messages of another."""
+        return self.messages[: len(other.messages)] == other.messages
+
+    def asked(self, text: str | Sequence[Message | Mapping[str, Any]]) -> Conversation:
         """With a user's text added, or the list given instead of it.
 
         Where the list repeats the transcript, answers keep the tokens they were generated as.
         Raises InputError naming the message that cannot be used.
         """
         if isinstance(text, str):
-            return Talk((*self.messages, Message("user", text)), self.skipped)
+            return Conversation((*self.messages, Message("user", text)), self.skipped)
         if isinstance(text, bytes | Mapping) or not isinstance(text, Iterable):
             raise InputError(
                 f"must be a text or a list of messages, not {type(text).__name__}",
@@ -82,9 +86,9 @@ class Talk:
         if not out or out[-1].role == "assistant":
             raise InputError("must end with a message to answer", field="messages")
         check_messages(out)
-        return Talk(tuple(out), self.skipped if known == len(self.messages) else 0)
+        return Conversation(tuple(out), self.skipped if known == len(self.messages) else 0)
 
-    def answered(self, answer: Message) -> Talk:
+    def answered(self, answer: Message) -> Conversation:
         """With an answer added, and without the oldest messages where too much is kept."""
         messages, first = [*self.messages, answer], self._first
         excess = sum(len(message.content) for message in messages) - KEPT
@@ -92,9 +96,9 @@ class Talk:
         while drop < self.skipped and (excess > 0 or len(messages) - drop > MAX_MESSAGES):
             excess -= len(messages[first + drop].content)
             drop += 1
-        return Talk((*messages[:first], *messages[first + drop :]), self.skipped - drop)
+        return Conversation((*messages[:first], *messages[first + drop :]), self.skipped - drop)
 
-    def halved(self) -> Talk | None:
+    def halved(self) -> Conversation | None:
         """Without the older half of what is shown, but with the last turn and the one before it, of
         whose answer the state may lack the end; None where there are no others.
         """
@@ -103,14 +107,14 @@ class Talk:
         sizes = [len(message.tokens or message.content) for message in shown]
         half = next((index for index in turns if 2 * sum(sizes[index:]) <= sum(sizes)), None)
         skip = turns[-1] if half is None and turns else half
-        return Talk(self.messages, self.skipped + skip) if skip else None
+        return Conversation(self.messages, self.skipped + skip) if skip else None
 
 
 @dataclass(frozen=True)
 class SavedSession:
     """What a saved state says beside the state."""
 
-    talk: Talk
+    conversation: Conversation
     consumed: Consumed
     rng: Mapping[str, Any]
 
@@ -176,9 +180,9 @@ def to_json(saved: SavedSession, model: str) -> dict[str, Any]:
                 ),
                 **({"tool_call_id": named} if (named := message.tool_call_id) else {}),
             }
-            for message in saved.talk.messages
+            for message in saved.conversation.messages
         ],
-        "skipped": saved.talk.skipped,
+        "skipped": saved.conversation.skipped,
         "tokens": list(saved.consumed.tokens),
         "forgotten": saved.consumed.forgotten,
         "gap": saved.consumed.gap,
@@ -187,9 +191,9 @@ def to_json(saved: SavedSession, model: str) -> dict[str, Any]:
     }
 
 
-def talk_from_json(
+def conversation_from_json(
     extra: Mapping[str, Any], tokenizer: Tokenizer | None, path: str | os.PathLike[str]
-) -> Talk:
+) -> Conversation:
     """The chat that `to_json` wrote, checked; without a tokenizer no answer's tokens are. Raises
     StateError when it is something else.
     """
@@ -208,18 +212,18 @@ def talk_from_json(
             messages.append(_with_calls(message, item, "extra"))
         check_messages(messages)
         # earlier versions kept everything
-        return Talk(tuple(messages), _count(extra.get("skipped", 0), len(messages)))
+        return Conversation(tuple(messages), _count(extra.get("skipped", 0), len(messages)))
 
 
 def from_json(
     extra: Mapping[str, Any], tokenizer: Tokenizer, path: str | os.PathLike[str]
 ) -> SavedSession:
     """What `to_json` wrote, checked. Raises StateError when it is something else."""
-    talk = talk_from_json(extra, tokenizer, path)
+    conversation = conversation_from_json(extra, tokenizer, path)
     with _malformed(path):
         pending, tokens = extra["pending"], _ids(extra["tokens"], tokenizer)
         return SavedSession(
-            talk,
+            conversation,
             Consumed(
                 tokens,
                 pending=None if pending is None else _ids([pending], tokenizer)[0],
@@ -255,12 +259,12 @@ class SessionSnapshot:
     """All of a session at one moment. Holds a copy of one state."""
 
     context: ContextMark
-    talk: Talk
+    conversation: Conversation
     rng: Mapping[str, Any]
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return self.talk.messages
+        return self.conversation.messages
 
 
 @dataclass
@@ -269,14 +273,15 @@ class Turn:
 
     Attributes:
         tokens: of the prompt.
-        talk: the conversation it answers, of a chat. tools: what the answer may call.
+        conversation: what it answers; None in a running text.
+        tools: what the answer may call.
         anew: the state has read another transcript.
         cut: where tokens that the prompt leaves out lie in the context, and how many.
         read: where the prompt had been read and nothing of the answer, and the logits [V] there.
     """
 
     tokens: list[int]
-    talk: Talk | None
+    conversation: Conversation | None
     anew: bool = False
     cut: tuple[int, int] = (0, 0)
     tools: ToolUse | None = None
@@ -295,7 +300,7 @@ class Settled:
             under way that an interrupt would leave half done.
     """
 
-    talk: Talk
+    conversation: Conversation
     rng: Mapping[str, Any]
     undo: tuple[SessionSnapshot, ...] = ()
     last: Turn | None = None

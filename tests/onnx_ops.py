@@ -14,10 +14,11 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from edge.ops import DOMAIN, VERSION, Op
 from edge.plugins.onnx import OPSETS, Flavour, function, op_of
-from edge.plugins.selective_scan_heads.statement import LOGS
 
 Array = NDArray[Any]
 LENGTHS = (1, 2, 3, 5, 7, 63, 64, 65)
+# the inputs of logged tokens: name → what they are rows of
+LOGS = {"x_log": "x", "dt_log": "dt", "B_log": "B"}
 
 
 def one_op_model(

@@ -325,7 +325,7 @@ def test_what_is_told_of_constants_is_so() -> None:
     assert told > 1000 and unknown
 
 
-def _holds(said: folding.Constant, value: NDArray[Any], node: NodeProto) -> None:
+def _holds(said: folding.KnownConstant, value: NDArray[Any], node: NodeProto) -> None:
     assert said.count >= value.size, node
     if said.shape is not None:
         assert len(said.shape) == value.ndim, node

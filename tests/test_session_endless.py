@@ -91,7 +91,7 @@ def test_another_transcript_is_read_from_its_beginning(short: None) -> None:
     for turn in range(30):
         say(session, turn)
     assert session.position > len(session.tokens)
-    talk = session.snapshot().talk
+    talk = session.snapshot().conversation
     kept = [*talk.shown, Message("user", "so")]
     assert len(kept) < len(talk.messages)
     result = session.chat(kept, max_tokens=2, temperature=0).finish()
@@ -122,7 +122,7 @@ def test_a_template_that_renders_turns_differently_later(
     for turn in range(40):
         say(session, turn)
         assert session.position == len(session.tokens) <= 300 + 60
-    assert session.snapshot().talk.skipped
+    assert session.snapshot().conversation.skipped
     with pytest.raises(InputError, match="at most 300"):
         session.chat("a robot " * 400)
 

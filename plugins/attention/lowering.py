@@ -8,6 +8,8 @@ chain.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from edge.errors import ExportError
 from edge.launch import DType, Pointer, Size
 from edge.plugins.lowering.context import Lowering, Node, View, cdiv, next_power_of_2, warps_for
@@ -87,29 +89,51 @@ def append(at: Lowering, node: Node) -> View:
     return q if turned is None else turned
 
 
-def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
-    """The queries of one KV head share what is read of the caches.
+class _Tiles(NamedTuple):
+    """How a launch of `attend` is cut.
 
-    A step splits the slots: reading them is its cost, and one token of 8 KV heads would keep 8 SMs
-    busy. Parts are joined by a second launch. A tile of keys and one of values are 16 KB each; a
-    step has two of both in flight beside the one in use, 90 KB of shared memory at most, which
-    every architecture from sm_86 has. Queries are held as the two tf32 parts of each value: 16 rows
-    of 128 are 128 registers a thread, and more of them would not fit.
+    Attributes:
+        splits: parts of the slots, each for a program.
+        rows: queries of a program.
+        slots: of a tile.
+        wide: columns, a power of two.
+        stages: tiles in flight, and the one in use.
+    """
+
+    splits: int
+    rows: int
+    slots: int
+    wide: int
+    stages: int
+
+
+def _tiles(at: Lowering, kv: int, group: int, p: int) -> _Tiles:
+    """A step splits the slots: reading them is its cost, and one token of 8 KV heads would keep 8
+    SMs busy. A tile of keys and one of values are 16 KB each; a step has two of both in flight
+    beside the one in use, 90 KB of shared memory at most, which every architecture from sm_86 has.
+    Queries are held as the two tf32 parts of each value: 16 rows of 128 are 128 registers a thread,
+    and more of them would not fit.
+    """
+    wide = max(16, next_power_of_2(p))
+    if at.regime.many:
+        rows = min(max(2048 // wide, 16), 64)
+        return _Tiles(1, rows, min(max(4096 // wide, 16), 32), wide, 2)
+    rows = 1 if at.regime.max_rows == 1 and group == 1 else 16
+    splits = min(max(next_power_of_2(cdiv(_PROGRAMS, kv)), 4), 16)
+    return _Tiles(splits, rows, min(max(4096 // wide, 16), 64), wide, 2 if wide > 128 else 3)
+
+
+def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
+    """The queries of one KV head share what is read of the caches. Parts of the slots are joined by
+    a second launch.
     """
     kv, p = int(node.attributes["kv_heads"]), int(node.attributes["head_dim"])
-    many, wide = at.regime.many, max(16, next_power_of_2(p))
-    alone = at.regime.max_rows == 1 and group == 1
-    splits = 1 if many else min(max(next_power_of_2(cdiv(_PROGRAMS, kv)), 4), 16)
-    rows = min(max(2048 // wide, 16), 64) if many else 1 if alone else 16
-    slots = min(max(4096 // wide, 16), 32 if many else 64)
-    stages = 2 if many or wide > 128 else 3
-    window = int(node.attributes["window"])
+    tiles = _tiles(at, kv, group, p)
+    window, softcap = int(node.attributes["window"]), float(node.attributes["softcap"])
     windowed = {"WINDOW": window} if window else {}
-    softcap = float(node.attributes["softcap"])
-    capped = {"SOFTCAP": softcap} if softcap else {}
     mixes = peaks = None
-    if splits > 1:
-        parts = y.width // p * splits
+    if tiles.splits > 1:
+        parts = y.width // p * tiles.splits
         mixes = at.new(f"{y.buffer}.mixes", "f32", y.rows, parts * p)
         peaks = at.new(f"{y.buffer}.peaks", "f32", y.rows, parts * 2)
     at.launch(
@@ -132,30 +156,44 @@ def _attend(at: Lowering, node: Node, q: View, y: View, group: int) -> None:
             "P": p,
             "Q_STRIDE": q.stride,
             "SCALE": float(node.attributes["scale"]),
-            "SPLITS": splits,
-            "BLOCK_R": rows,
-            "BLOCK_N": slots,
-            "BLOCK_P": wide,
-            "STAGES": stages,
+            "SPLITS": tiles.splits,
+            "BLOCK_R": tiles.rows,
+            "BLOCK_N": tiles.slots,
+            "BLOCK_P": tiles.wide,
+            "STAGES": tiles.stages,
             **windowed,
-            **capped,
+            **({"SOFTCAP": softcap} if softcap else {}),
         },
-        (Size(times=group, of="T", per=rows), Size(times=kv, of="B"), Size(times=splits)),
-        warps=4 if wide <= 128 else 8,
-        stages=stages,
+        (
+            Size(times=group, of="T", per=tiles.rows),
+            Size(times=kv, of="B"),
+            Size(times=tiles.splits),
+        ),
+        warps=4 if tiles.wide <= 128 else 8,
+        stages=tiles.stages,
     )
-    if mixes is None or peaks is None:
-        return
-    arguments = {"mixes": at.pointer(mixes), "peaks": at.pointer(peaks), "run": at.run()}
+    if mixes is not None and peaks is not None:
+        _join(at, mixes, peaks, y, tiles, p, windowed)
+
+
+def _join(
+    at: Lowering, mixes: View, peaks: View, y: View, tiles: _Tiles, p: int, windowed: dict[str, int]
+) -> None:
     at.launch(
         "attention.join",
-        {**arguments, "y": at.pointer(y), "T": at.size("T")},
+        {
+            "mixes": at.pointer(mixes),
+            "peaks": at.pointer(peaks),
+            "run": at.run(),
+            "y": at.pointer(y),
+            "T": at.size("T"),
+        },
         {
             "HEADS": y.width // p,
             "P": p,
-            "SPLITS": splits,
-            "BLOCK_N": slots,
-            "BLOCK_P": wide,
+            "SPLITS": tiles.splits,
+            "BLOCK_N": tiles.slots,
+            "BLOCK_P": tiles.wide,
             **windowed,
         },
         (Size(of=y.rows), Size(times=y.width // p)),

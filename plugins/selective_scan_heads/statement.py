@@ -14,9 +14,6 @@ from edge.ops import Attribute, Op, index, state, value, weight
 from edge.plugins.quantize.statement import constant, scaled
 from edge.plugins.selective_scan.statement import STATE_BITS, STATE_MATHS, STEERING
 
-# The inputs of logged tokens: name → what they are rows of.
-LOGS = {"x_log": "x", "dt_log": "dt", "B_log": "B"}
-
 LOGGED = "the L logged tokens are t = -L … -1: x[t] = x_log[L+t], dt and B likewise\n"
 
 SELECTIVE_SCAN_HEADS = Op(

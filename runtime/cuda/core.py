@@ -17,7 +17,7 @@ from edge.runtime.cuda import core_kernel, core_memory, install, place
 from edge.runtime.cuda.core_kernel import LoadedKernel
 from edge.runtime.cuda.device import Bytes, Memory, RecordedGraph
 from edge.runtime.cuda.faults import NEW_PROCESS, DriverFaults
-from edge.runtime.cuda.turns import Turns
+from edge.runtime.cuda.turns import DriverTurns
 
 # How long `wait` waits for a kernel. A step takes milliseconds, a chunk of a prompt seconds.
 LIMIT_S = 120.0
@@ -63,7 +63,7 @@ class CoreDevice:
         self._modules = install.load()
         self._faults = DriverFaults(self._modules.api)
         self.place = place.choose(self._modules, self._faults, device, stream)
-        self._turns = Turns(self._modules, self._faults, self.place)
+        self._turns = DriverTurns(self._modules, self._faults, self.place)
         self._limit_s = limit_s
         self._graph: CoreGraph | None = None
         # what was replayed last and when, until it is waited for

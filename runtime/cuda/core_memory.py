@@ -11,7 +11,7 @@ from edge.errors import EngineError
 from edge.runtime import memory
 from edge.runtime.cuda.device import ALIGNMENT, Bytes
 from edge.runtime.cuda.faults import DriverFaults
-from edge.runtime.cuda.turns import Turns
+from edge.runtime.cuda.turns import DriverTurns
 
 # small enough for a fragmented board, large enough that a gigabyte is 32 calls
 PIECE = 32 << 20
@@ -36,7 +36,7 @@ class DeviceMemory:
         self.owner = owner
 
 
-def allocate(turns: Turns, ordinal: int, nbytes: int, integrated: bool) -> DeviceMemory:
+def allocate(turns: DriverTurns, ordinal: int, nbytes: int, integrated: bool) -> DeviceMemory:
     """Memory of this size, not yet zeroed, within a turn. Raises EngineError."""
     if nbytes < 0:
         raise EngineError(f"cannot allocate {nbytes} bytes", field="nbytes")
@@ -51,7 +51,7 @@ def allocate(turns: Turns, ordinal: int, nbytes: int, integrated: bool) -> Devic
     return got
 
 
-def _in_pieces(turns: Turns, ordinal: int, nbytes: int, integrated: bool) -> DeviceMemory:
+def _in_pieces(turns: DriverTurns, ordinal: int, nbytes: int, integrated: bool) -> DeviceMemory:
     """After a refusal: a Jetson that has the memory may give it in pieces. Raises EngineError."""
     free, total = available(turns, integrated)
     text = f"the GPU has no room for {nbytes} bytes: {free} of {total} are free"
@@ -75,7 +75,7 @@ def _in_pieces(turns: Turns, ordinal: int, nbytes: int, integrated: bool) -> Dev
     return got
 
 
-def available(turns: Turns, integrated: bool) -> tuple[int, int]:
+def available(turns: DriverTurns, integrated: bool) -> tuple[int, int]:
     """Bytes that are free and that there are.
 
     On a Jetson, CPU and GPU share the memory and cuMemGetInfo does not count the page cache, which
@@ -90,7 +90,9 @@ def available(turns: Turns, integrated: bool) -> tuple[int, int]:
     return free, total
 
 
-def borrow(turns: Turns, ordinal: int, address: int, nbytes: int, owner: object) -> DeviceMemory:
+def borrow(
+    turns: DriverTurns, ordinal: int, address: int, nbytes: int, owner: object
+) -> DeviceMemory:
     """The user's own device memory. Raises EngineError where the driver knows it otherwise."""
     doing = f"asking about address {address:#x}"
     api, faults = turns.api, turns.faults
@@ -118,7 +120,7 @@ def borrow(turns: Turns, ordinal: int, address: int, nbytes: int, owner: object)
 class _Pinned:
     """Page-locked host memory, as numpy takes it."""
 
-    def __init__(self, turns: Turns, address: int, nbytes: int) -> None:
+    def __init__(self, turns: DriverTurns, address: int, nbytes: int) -> None:
         self.turns = turns
         self.__array_interface__ = {
             "shape": (nbytes,),
@@ -128,7 +130,7 @@ class _Pinned:
         }
 
 
-def pinned(turns: Turns, nbytes: int) -> Bytes:
+def pinned(turns: DriverTurns, nbytes: int) -> Bytes:
     """Zeroed page-locked memory, within a turn. Raises EngineError."""
     if nbytes < 0:
         raise EngineError(f"cannot allocate {nbytes} bytes", field="nbytes")
@@ -142,7 +144,7 @@ def pinned(turns: Turns, nbytes: int) -> Bytes:
     return out
 
 
-def checked(turns: Turns, array: Bytes, name: str) -> tuple[int, object]:
+def checked(turns: DriverTurns, array: Bytes, name: str) -> tuple[int, object]:
     """The address of an array made by `pinned`, or of a slice, and what holds the memory.
 
     Raises EngineError for any other.

@@ -18,10 +18,10 @@ from edge.runtime.cuda.place import GpuStream
 _Free = Callable[[Any], Any]
 # how long dropping a device waits for what it does; then its memory is the process's to free
 _PATIENCE_S = 10.0
-_living: weakref.WeakSet[Turns] = weakref.WeakSet()
+_living: weakref.WeakSet[DriverTurns] = weakref.WeakSet()
 
 
-class Turns:
+class DriverTurns:
     """`with turns:` is one thread's turn to call the driver.
 
     A turn is refused, not waited for, while another thread has it or records: two threads in one

@@ -72,7 +72,7 @@ def build(
     little memory, a graph that TensorRT refuses. Whatever is raised, an interrupt too, the cache is
     as it was.
     """
-    job = Job(bundle, order, trt, library, gpu, on_progress)
+    job = EngineBuild(bundle, order, trt, library, gpu, on_progress)
     path = None if order.force else cache.there(job.components, order.sizes)
     if path is not None:
         with sealed.read(path) as found:
@@ -89,7 +89,7 @@ def build(
     return job.built(path, len(made.engine), seconds, notes)
 
 
-class Job:
+class EngineBuild:
     """One build: what the engine depends on, and how it is made."""
 
     def __init__(

@@ -113,7 +113,7 @@ def test_an_altered_engine_is_built_again(
     rtx: TensorRT, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As is one whose building is forced; here no engine is made: its building is refused."""
-    job = build.Job(bundle, order(bundle), rtx, None, None, lambda *_: None)
+    job = build.EngineBuild(bundle, order(bundle), rtx, None, None, lambda *_: None)
     path = cache.store(job.components, order(bundle).sizes, b"engine", {})
     built = build.build(bundle, order(bundle), rtx, None, None)
     assert (built.path, built.seconds, built.engine_bytes) == (path, 0.0, 6)
@@ -130,7 +130,7 @@ def test_too_little_memory_says_how_much_and_what_to_lower(
     rtx: TensorRT, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = order(bundle, workspace=4096)
-    needed = build.Job(bundle, asked, rtx, None, None, lambda *_: None).needed_bytes
+    needed = build.EngineBuild(bundle, asked, rtx, None, None, lambda *_: None).needed_bytes
     assert needed > (4096 + 700) << 20
     monkeypatch.setattr(memory, "available_bytes", lambda: needed - 1)
     with pytest.raises(EngineError) as caught:
@@ -194,7 +194,7 @@ def test_progress_comes_from_the_builder(rtx: TensorRT, bundle: Bundle) -> None:
         if len(seen) > 30:
             stop.set()
 
-    job = build.Job(bundle, order(bundle), rtx, None, None, report)
+    job = build.EngineBuild(bundle, order(bundle), rtx, None, None, report)
     with pytest.raises(KeyboardInterrupt):
         job.compiled(stop)
     done = [share for _, share in seen]
