@@ -43,7 +43,7 @@ def check_provider(engine: str, provider: str | None) -> None:
         ort_providers.choose(provider)
     elif provider is not None:
         raise EngineError(
-            f"engine {engine} has no providers, which are ONNX Runtime's",
+            f"engine {engine} has no providers: only ort has them",
             field="provider",
             remedy="choose --engine ort, or leave the provider out",
         )

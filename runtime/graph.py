@@ -124,7 +124,7 @@ def check(
         return read
     except ValueError as problem:
         raise BundleError(
-            f"is not a graph that is run: {problem}", file=file, remedy=REMEDY
+            f"is not a graph that can be run: {problem}", file=file, remedy=REMEDY
         ) from None
 
 
@@ -137,7 +137,7 @@ class _Check:
         for function in model.get("functions", ()):
             key = function.get("domain", b""), function.get("name", b"")
             if key[0] not in _OWN or key in self._functions:
-                raise ValueError(f"function {_said(*key)} is there twice, or not this project's")
+                raise ValueError(f"function {_said(*key)} appears twice, or not this project's")
             self._functions[key] = function
         self._sizes: dict[tuple[bytes, bytes], int] = {}
 
@@ -180,9 +180,9 @@ class _Check:
             ):
                 raise ValueError(f"op {_said(domain, op)} is not one that the exporter writes")
             if not node.get("output") or depth > MAX_DEPTH:
-                raise ValueError(f"node {_said(domain, op)} has no output, or lies too deep")
+                raise ValueError(f"node {_said(domain, op)} has no output, or is nested too deeply")
             if (domain, op) == (b"", b"Loop") and (node.get("input") or [b""])[0] not in counts:
-                raise ValueError("a Loop runs for another number of rounds than a tensor has rows")
+                raise ValueError("a Loop does not run one round for each row of a tensor")
             size += 1
             _check_attributes(node)
             for attribute in node.get("attribute", ()):
@@ -209,7 +209,7 @@ class _Check:
             self._external(tensor, name, size)
             return
         if tensor.get("data_location", 0) != 0 or tensor.get("external_data"):
-            raise ValueError(f"tensor {_said(name)} lies both in the graph and outside of it")
+            raise ValueError(f"tensor {_said(name)} is stored both in the graph and outside it")
         raw = tensor.get("raw_data")
         own = "raw_data" if raw is not None else _TYPED_OF.get(tensor["data_type"], "int32_data")
         if any(kind in tensor and kind != own for kind in _TYPED):
@@ -366,7 +366,7 @@ def tensor_values(tensor: Message) -> list[int]:
 def _read(kind: str, data: bytes, depth: int = 0) -> Message:
     """A message as a dict; ValueError: a field that is not known, or twice where it may be once."""
     if depth > 3 * MAX_DEPTH:
-        raise ValueError("it nests too deep")
+        raise ValueError("it is nested too deeply")
     known, found = _FIELDS[kind], Message()
     for number, wire, value in fields(data):
         if number not in known:

@@ -60,7 +60,7 @@ def _target(file: Path) -> Path:
     with suppress(FileNotFoundError):
         mode = os.lstat(file).st_mode
         if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "is there, and is not a regular file")
+            raise OSError(errno.EINVAL, "exists and is not a regular file")
     return file
 
 

@@ -125,7 +125,7 @@ def _check_bytes(plan: Mapping[str, int], copies: int, most: int) -> None:
     needed = state + copies * plan["snapshot"]
     if needed > most:
         raise StateError(
-            f"{most} is less than the {needed} that it takes: {state} for the state and "
+            f"{most} is less than the {needed} needed: {state} for the state and "
             f"{plan['snapshot']} for each of {copies} copies that undo and regenerate keep",
             field="max_bytes",
             remedy="make capacity, window or undo_levels smaller",

@@ -137,7 +137,8 @@ def _with_calls(message: Message, item: Mapping[str, Any], field: str) -> Messag
         calls = tuple(map(read_call, item.get("tool_calls") or ()))
     except (KeyError, TypeError, ValueError, RecursionError):
         raise InputError(
-            "must be calls: an id, and a function of name and arguments, JSON of an object",
+            "must be a list of calls, each with an id and a function: a name, and arguments as a "
+            "JSON object",
             field=f"{field}.tool_calls",
         ) from None
     named = item.get("tool_call_id")

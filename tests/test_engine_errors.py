@@ -247,7 +247,7 @@ def test_logits_that_are_not_finite(kind: str, batch: int, poison: float, tmp_pa
 def test_a_graph_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "graphs").mkdir()
     (tmp_path / "graphs/ort.onnx").write_bytes(b"no graph")
-    with pytest.raises(BundleError, match="not a graph that is run"):
+    with pytest.raises(BundleError, match="not a graph that can be run"):
         OrtEngine(tmp_path / "graphs/ort.onnx", CONFIGS["mamba1"])
     with pytest.raises(EngineError, match="cannot be read"):
         OrtEngine(tmp_path / "graphs/missing.onnx", CONFIGS["mamba1"])

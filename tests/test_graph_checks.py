@@ -289,7 +289,7 @@ def test_loops_have_as_many_rounds_as_a_tensor_has_rows(model: bytes) -> None:
     for inputs in counts:
         changed = ModelProto.FromString(model)
         changed.graph.node.append(helper.make_node("Loop", inputs, ["out"], body=body))
-        refused(changed, "rounds")
+        refused(changed, "one round for each row")
 
 
 def test_a_tensor_that_a_node_fills_is_bounded(model: bytes) -> None:

@@ -257,7 +257,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert refused(ask, session.do, "select", 2).field == "node"
     session.do("select", -1)
     assert session.position == 0
-    assert "nothing to go on" in refused(ask, session.generate, []).message
+    assert "nothing to continue" in refused(ask, session.generate, []).message
     bad = {"temperature": -1, "top_p": 0, "min_p": 2}
     assert all(name in str(refused(ask, session.generate, [1], sampling=bad)) for name in bad)
     assert refused(ask, session.generate, [1], max_tokens=0).field == "max_tokens"

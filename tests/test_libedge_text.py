@@ -190,7 +190,7 @@ def test_prompts_in_parts() -> None:
     assert end not in typed and found.decode(typed) == b"Hi <|end|>"
     ids = found.prompt(("<|user|>Hi", True), " <|end|>", ("<|end|>", True))
     assert ids == [user, *typed, end] and found.decode(ids) == b"Hi <|end|>"
-    with pytest.raises(EdgeFault, match="no special token"):
+    with pytest.raises(EdgeFault, match="not a special token"):
         found.token("Hi")
     for ids in ([-1], [1 << 20]):
         with pytest.raises(EdgeFault, match="not between"):

@@ -106,8 +106,8 @@ def test_what_is_no_drafter(draft: Any) -> None:
 def test_what_is_no_schema_no_snapshot_and_no_text() -> None:
     session: Any = model("chat").session()
     for schema, said in (
-        ("schema.json", "of a file its content"),
-        ({"name": "order", "schema": {"type": "object"}}, "OpenAI's wrapping of one (its schema)"),
+        ("schema.json", "or the content of a file"),
+        ({"name": "order", "schema": {"type": "object"}}, "a schema (give the schema in it)"),
     ):
         with pytest.raises(InputError) as caught:
             session.chat("hello", json_schema=schema)

@@ -221,7 +221,7 @@ def test_what_cannot_run_says_why(tmp_path: Path) -> None:
     model = onnx.load(tmp_path / GRAPH_FILE, load_external_data=False)
     runner = GraphRunner(ReferenceGraph(model, tmp_path), net.config)
     feeds = runner.feeds(tokens_of(1, 3), runner.initial(1))
-    with pytest.raises(ExportError, match="input 'rows' was not fed"):
+    with pytest.raises(ExportError, match="input 'rows' was not given"):
         runner.session.run(["logits"], {"tokens": feeds["tokens"]})
     (tmp_path / WEIGHT_FILE).write_bytes(b"\0" * 64)
     with pytest.raises(ExportError, match=rf"{WEIGHT_FILE}: ends before"):

@@ -149,7 +149,7 @@ def test_elements_are_held_to_their_part_of_the_schema() -> None:
         (more, "x-unknown.*cannot be held"),
         ({"properties": {"a>b": {}}}, "a>b.*cannot be written"),
         ({"required": ["a"]}, "not among the properties"),
-        ({"properties": {"a": {"enum": ["\n</parameter>\n"]}}}, "contains what ends one"),
+        ({"properties": {"a": {"enum": ["\n</parameter>\n"]}}}, "the marker that ends texts"),
     ):
         with pytest.raises(InputError, match=f"tools: big.parameters.*{said}"):
             use_of(tiny, "big", [{"name": "big", "parameters": wrong, "strict": True}])

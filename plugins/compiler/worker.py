@@ -121,7 +121,7 @@ def described(variant: Variant, sm: int, metadata: Any, cubin: bytes) -> Compile
         )
     found = resources(cubin, metadata.name)
     if found.threads != 32 * variant.warps:
-        raise ExportError(f"wants blocks of {found.threads} threads, not {32 * variant.warps}")
+        raise ExportError(f"needs blocks of {found.threads} threads, not {32 * variant.warps}")
     return CompiledKernel(
         file=f"{variant.key}.cubin",
         symbol=metadata.name,

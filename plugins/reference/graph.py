@@ -139,7 +139,7 @@ class ReferenceGraph:
         if found is None:
             found = self._constants.get(name)
         if found is None:
-            raise ExportError(f"the graph's input {name!r} was not fed", field=node.name)
+            raise ExportError(f"the graph's input {name!r} was not given", field=node.name)
         return found
 
     def _plan(self, names: tuple[str, ...], watched: frozenset[str]) -> list[_Step]:

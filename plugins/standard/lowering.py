@@ -23,7 +23,7 @@ def lower_add(at: Lowering, node: Node) -> None:
     a = at.view(names[0])
     b = at.constants.get(names[1]) or at.view(names[1])
     if (b.width if isinstance(b, View) else b.size) != a.width:
-        raise ExportError(f"adds {names[1]!r} of another width", field=node.name)
+        raise ExportError(f"adds {names[1]!r}, which has another width", field=node.name)
     y = at.new(_output(node), "f32", a.rows, a.width)
     strides = {"A_STRIDE": a.stride, "B_STRIDE": b.stride if isinstance(b, View) else 0}
     pointers = {"a": at.pointer(a), "b": at.pointer(b), "y": at.pointer(y)}
@@ -54,7 +54,7 @@ def gather_rows(at: Lowering, x: View, name: str) -> None:
 def lower_concat(at: Lowering, node: Node) -> None:
     """Two values side by side."""
     if len(node.inputs) != 2:
-        raise ExportError("joins other than two values", field=node.name)
+        raise ExportError("joins a number of values other than two", field=node.name)
     a, b = (at.view(name) for name in node.inputs.values())
     y = at.new(_output(node), a.dtype, a.rows, a.width + b.width)
     widths = {"A_WIDTH": a.width, "B_WIDTH": b.width, "A_STRIDE": a.stride, "B_STRIDE": b.stride}
@@ -87,7 +87,7 @@ def lower_split(at: Lowering, node: Node) -> None:
 def lower_transpose(at: Lowering, node: Node) -> None:
     """[T, B, …] ↔ [B, T, …]: kernels read row t·B+b either way."""
     if list(node.attributes.get("perm", ())) != [1, 0, 2]:
-        raise ExportError("swaps other axes than time and batch", field=node.name)
+        raise ExportError("swaps axes other than time and batch", field=node.name)
     at.views[_output(node)] = at.view(node.inputs["data"])
 
 

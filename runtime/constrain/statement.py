@@ -65,14 +65,18 @@ def _schema(value: Any) -> str:
         except (ValueError, RecursionError) as problem:
             raise InputError(
                 f"is not JSON: {problem}", field="json_schema",
-                remedy="give a dict, its JSON, or a pydantic model; of a file its content",
+                remedy="give a dict, its JSON, a pydantic model, or the content of a file",
             ) from None  # fmt: skip
     if not isinstance(value, Mapping | bool):
         kind = type(value).__name__
         raise InputError(f"must be a JSON schema, not {kind}", field="json_schema")
     if isinstance(value, Mapping) and {"name", "schema"} <= set(value) <= _OF_OPENAI:
         # it would hold an answer to nothing
-        raise InputError("is OpenAI's wrapping of one", field="json_schema", remedy="its schema")
+        raise InputError(
+            "is OpenAI's wrapper around a schema",
+            field="json_schema",
+            remedy="give the schema in it",
+        )
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as problem:

@@ -186,7 +186,7 @@ def _checked(tools: Sequence[Any]) -> tuple[Declared, ...]:
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         raise InputError("must be a list", field="tools")
     if len(tools) > MAX_TOOLS:
-        raise InputError(f"are {len(tools)}, at most {MAX_TOOLS} allowed", field="tools")
+        raise InputError(f"{len(tools)} tools, at most {MAX_TOOLS} allowed", field="tools")
     faults: list[str] = []
     found: list[Declared] = []
     for index, tool in enumerate(tools):
@@ -206,7 +206,7 @@ def _checked(tools: Sequence[Any]) -> tuple[Declared, ...]:
         if not said:
             found.append({"type": "function", "function": function})
     names = [tool["function"]["name"] for tool in found]
-    faults += [f"tools: {name} is there twice" for name in {n for n in names if names.count(n) > 1}]
+    faults += [f"tools: {name} appears twice" for name in {n for n in names if names.count(n) > 1}]
     if faults:
         raise InputError("; ".join(faults), field="tools")
     return tuple(found)

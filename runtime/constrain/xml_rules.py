@@ -76,7 +76,9 @@ class XmlRules:
         if "enum" in schema:
             words = [spelled(value) for value in schema["enum"]]
             if any(closes in word + closes[:-1] for word in words):
-                raise InputError("enum: a text contains what ends one in this form of calls")
+                raise InputError(
+                    "enum: a text contains the marker that ends texts in this model's calls"
+                )
             return " | ".join(literal(word + closes) for word in words)
         kind = schema["type"]
         if kind in SPELLED:

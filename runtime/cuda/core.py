@@ -282,7 +282,7 @@ class CoreDevice:
                 self._faults.lose(f"work was not done after {self._limit_s:g} s")
                 raise EngineError(
                     f"{self.name} is not done after {self._limit_s:g} s; the device is lost",
-                    remedy=f"{NEW_PROCESS}; a longer limit is `limit_s`",
+                    remedy=f"{NEW_PROCESS}; `limit_s` sets another limit",
                 )
             if spent > _AWAKE_S:
                 time.sleep(_PAUSE_S)

@@ -85,7 +85,7 @@ class Sources:
         for name, buffer in plan.inputs.items():
             if (name, buffer.dtype) not in known:
                 raise BundleError(
-                    f"wants an input {name!r} of {buffer.dtype} that this version does not make",
+                    f"needs an input {name!r} of {buffer.dtype} that this version does not provide",
                     field=f"inputs.{name}",
                     remedy="export the model again with this version, or update mamba-edge",
                 )

@@ -164,7 +164,7 @@ def rule_of(accept: str, field: str = "accept") -> Rule:
     if number.isascii() and number.isdecimal() and len(number) <= 9 and int(number) >= 1:
         return Top(int(number))
     raise InputError(
-        f"{accept!r:.60} is neither exact nor top-N with an N from 1 on",
+        f"{accept!r:.60} is neither exact nor top-N with N of at least 1",
         field=field,
         remedy="exact, or top-3, which is lossy",
     )

@@ -108,7 +108,7 @@ def drafting(
 
 def _fixed(tokens: int | None, tree: Sequence[int] | str | None) -> Shape | None:
     if tokens is not None and tree is not None:
-        raise InputError("drafts cannot have this length and a shape too", field="draft_tokens",
+        raise InputError("drafts cannot have both a length and a shape", field="draft_tokens",
                          remedy="give draft_tokens or draft_tree")  # fmt: skip
     if tokens is not None:
         if not 1 <= tokens <= MAX_DRAFT_TOKENS:

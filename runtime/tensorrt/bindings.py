@@ -67,8 +67,8 @@ def load(kind: Kind = "tensorrt") -> TensorRT:
             problems.append(broken)
     if problems:
         raise EngineError(
-            f"the Python package of {_TITLE[kind]} is there and cannot be imported, its libraries "
-            f"are missing or do not fit: {problems[0]}",
+            f"the Python package of {_TITLE[kind]} is installed but cannot be imported: its "
+            f"libraries are missing or do not match: {problems[0]}",
             field=_NAMES[kind][0],
             remedy=how_to_install(kind),
         ) from problems[0]

@@ -101,7 +101,7 @@ class EngineContexts:
             name = engine.get_tensor_name(index)
             if engine.get_tensor_location(name) != self._module.TensorLocation.DEVICE:
                 raise EngineError(
-                    "is wanted in host memory: this engine is not of a device graph",
+                    "is expected in host memory: this engine was not built from a device graph",
                     field=name,
                     remedy=_REBUILD,
                 )

@@ -63,7 +63,7 @@ class PluginLibrary:
         """Raises EngineError when it was made for another major version of TensorRT."""
         if self.built_for.partition(".")[0] != str(trt.version[0]):
             raise EngineError(
-                f"was built for TensorRT {self.built_for}, here is {dotted(trt.version)}",
+                f"was built for TensorRT {self.built_for}, but {dotted(trt.version)} is installed",
                 file=self.path,
                 field="edge_tensorrt_built_for",
                 remedy=f"build it with the headers of that version: {COMMAND}",
@@ -77,7 +77,7 @@ class PluginLibrary:
         """
         self._set_aliased(int(aliased))
         if self._set_kernels(kernels, len(kernels)) != 0:
-            raise EngineError(f"takes no such kernels: {self.last_error()}", file=self.path)
+            raise EngineError(f"does not accept these kernels: {self.last_error()}", file=self.path)
 
     def last_error(self) -> str:
         """What went wrong in a plugin last, "" when nothing did."""
@@ -153,7 +153,7 @@ def register(trt: TensorRT, library: PluginLibrary) -> None:
 
 def _refused(library: PluginLibrary, why: str) -> EngineError:
     return EngineError(
-        f"TensorRT does not take the plugin library: {why}",
+        f"TensorRT rejected the plugin library: {why}",
         file=library.path,
         remedy=f"build it again: {COMMAND}",
     )

@@ -103,7 +103,7 @@ def open_gpu() -> Any:
     if isinstance(device, CoreDevice):
         return device
     raise EngineError(
-        "TensorRT runs on GPUs alone",
+        "TensorRT runs on GPUs only",
         field=DEVICE_VARIABLE,
         remedy="unset it, or give the number of a GPU: 0, 1, …",
     )

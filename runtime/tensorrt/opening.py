@@ -146,6 +146,6 @@ def _check_names(contexts: EngineContexts, bundle: Bundle, plan: LaunchPlan, com
     strange |= set(contexts.outputs) ^ outputs
     if strange:
         raise EngineError(
-            f"the engine is not of this bundle's graph: {', '.join(sorted(strange))}",
+            f"the engine was not built from this bundle's graph: {', '.join(sorted(strange))}",
             remedy=f"build it again: {command}",
         )

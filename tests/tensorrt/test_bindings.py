@@ -96,7 +96,7 @@ def test_a_placeholder_is_told_from_the_real_one(packages: Path, text: str | Non
 )
 def test_a_package_without_its_libraries_is_told(packages: Path, text: str) -> None:
     package(packages, "tensorrt", text)
-    with pytest.raises(EngineError, match="its libraries are missing or do not fit: "):
+    with pytest.raises(EngineError, match="its libraries are missing or do not match: "):
         bindings.load()
 
 

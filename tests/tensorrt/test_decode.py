@@ -146,10 +146,10 @@ def test_changed_launches_are_refused_or_read_as_what_they_say(program: Path) ->
     ("change", "reason"),
     [
         ({"symbols": {"T": (0, 0), "B": (0, 1), "S": (1, 1)}}, ""),
-        ({"rows": "TX"}, "symbol X is no axis of an input"),
-        ({"symbols": {**SMALL.symbols, "A": (2, 2)}}, "symbol A is no axis of input 2"),
+        ({"rows": "TX"}, "symbol X is not an axis of any input"),
+        ({"symbols": {**SMALL.symbols, "A": (2, 2)}}, "symbol A is not an axis of input 2"),
         ({"symbols": {**SMALL.symbols, "A": (3, 0)}}, "there is no input 3, only 3"),
-        ({"outputs": (Output("f16", (4, "S"), alias=1),)}, "in place of input 1, which is of an"),
+        ({"outputs": (Output("f16", (4, "S"), alias=1),)}, "in place of input 1, which has an"),
         ({"outputs": (SMALL.outputs[1],) * 2}, "in place of input 1, as another is"),
         ({"outputs": ()}, "there is no output 0, only 0"),
         ({"programs": ()}, "a node without programs"),

@@ -158,7 +158,7 @@ def test_kernels_of_another_engine_are_not_used(library: Library) -> None:
     fields = {**built.serialized(), "carries": Field(5, bytes(4))}
     fields.pop(KERNELS)
     other = {**fields, KERNELS_ID: Field(8, b"\1" * 32)}
-    with pytest.raises(PluginError, match=f"its kernels {'01' * 32} are not there: the engine"):
+    with pytest.raises(PluginError, match=f"its kernels {'01' * 32} are missing: the engine"):
         library.made("Linear", other, RUN).attached()
 
 

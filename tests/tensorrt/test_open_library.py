@@ -128,6 +128,6 @@ def test_a_library_for_another_major_version_is_refused(tmp_path: Path, built_fo
 def test_kernels_go_to_the_library_and_its_words_come_back(tmp_path: Path) -> None:
     found = library.open_library(plugins(tmp_path))
     found.prepare(b"abc", aliased=True)
-    with pytest.raises(EngineError, match="takes no such kernels: it is torn"):
+    with pytest.raises(EngineError, match="does not accept these kernels: it is torn"):
         found.prepare(b"abc", aliased=False)
     found.prepare(b"", aliased=False)

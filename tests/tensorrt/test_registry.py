@@ -76,15 +76,15 @@ def test_wrong_fields_are_refused_with_a_reason(found: dict[str, Any], nodes: No
     assert all(one and one.startswith("layer: ") for one in refusals)
     reasons = " ".join(refusals)
     for reason in (
-        "field launches is not there",
+        "field launches is missing",
         "field launches is not of bytes, but of type 5",
         "launches do not begin with EDGEOP02",
-        "launches end within their numbers",
+        "launches end in the middle of their numbers",
         "field carries is not one int32",
         "field carries is 2, not 0 or 1",
         "field kernels_id is of 0 bytes, not 32",
         "field kernels_id is of 31 bytes, not 32",
-        "field kernels is not there, though the node carries them",
+        "field kernels is missing, though the node carries them",
         "kernels are damaged",
         "kernels do not begin with EDGEKRN2",
         "fields kernels and kernels_id are not of the same kernels",

@@ -57,7 +57,7 @@ Blob decode_blob(std::string_view bytes) {
     Blob found;
     std::memcpy(found.identity.data(), bytes.data() + name, sizeof(Digest));
     if (crc32(bytes.substr(name)) != number(bytes.substr(MAGIC.size()))) {
-        refuse("kernels are damaged: they are not what their checksum is of");
+        refuse("kernels are damaged: they do not match their checksum");
     }
     found.size = bytes.size();
     found.memory = std::make_unique<char[]>(bytes.size());
@@ -67,7 +67,7 @@ Blob decode_blob(std::string_view bytes) {
     for (std::int64_t left = words.count("kernels", KERNEL); left > 0; --left) {
         const std::string key(words.text("a key"));
         if (!found.kernels.emplace(key, compiled(words)).second) {
-            refuse("kernels: ", key, " is there twice");
+            refuse("kernels: ", key, " appears twice");
         }
     }
     words.end();

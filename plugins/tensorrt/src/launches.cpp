@@ -182,7 +182,7 @@ private:
                 found = found || one.name == name;
             }
             if (!found) {
-                refuse("launches: symbol ", name, " is no axis of an input");
+                refuse("launches: symbol ", name, " is not an axis of any input");
             }
         }
     }
@@ -193,8 +193,8 @@ private:
             const auto from = static_cast<std::size_t>(one.input);
             below("input", from, of_.inputs.size());
             if (one.axis >= of_.inputs[from].rank || seen.find(one.name) != std::string::npos) {
-                refuse("launches: symbol ", one.name, " is no axis of input ", from,
-                       ", or there twice");
+                refuse("launches: symbol ", one.name, " is not an axis of input ", from,
+                       ", or appears twice");
             }
             seen += one.name;
         }
@@ -216,7 +216,7 @@ private:
                 && input.rank == static_cast<int>(one.dims.size());
             if (!alike || taken[from]) {
                 refuse("launches: an output is written in place of input ", from,
-                       taken[from] ? ", as another is" : ", which is of another form");
+                       taken[from] ? ", as another is" : ", which has another shape");
             }
             taken[from] = true;
         }
@@ -279,7 +279,7 @@ std::int64_t item_bytes(DType dtype) {
     case DType::i32: return 4;
     case DType::i64: return 8;
     }
-    refuse("there is no dtype ", static_cast<int>(dtype));
+    refuse("unknown dtype ", static_cast<int>(dtype));
 }
 
 Launches decode_launches(std::string_view bytes) {

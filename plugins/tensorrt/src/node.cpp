@@ -91,7 +91,7 @@ void deserialize(Node& node, const nvinfer1::PluginFieldCollection& fields) {
         return;
     }
     if (blob.empty()) {
-        refuse("field kernels is not there, though the node carries them");
+        refuse("field kernels is missing, though the node carries them");
     }
     node.kernels = kernels_of(blob);
     if (node.kernels->blob().identity != node.kernels_id) {
@@ -115,7 +115,7 @@ std::shared_ptr<const Node> make_node(const char* op, const char* layer,
     node->building = phase == nvinfer1::TensorRTPhase::kBUILD;
     node->aliased = false;
     if (find(*fields, "launches") == nullptr) {
-        refuse("field launches is not there: the graph is not one for these plugins");
+        refuse("field launches is missing: the graph was not made for these plugins");
     }
     node->launches = decode_launches(bytes(*fields, "launches"));
     if (node->building) {

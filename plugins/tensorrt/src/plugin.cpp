@@ -203,7 +203,7 @@ void Plugin::load() {
                                                       : find_kernels(node_->kernels_id);
     if (kernels == nullptr) {
         refuse("its kernels ", hex(node_->kernels_id),
-               " are not there: the engine has no plugin that carries them");
+               " are missing: the engine has no plugin that carries them");
     }
     runner_.emplace(node_->launches, std::move(kernels));
 }

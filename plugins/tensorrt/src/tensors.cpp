@@ -30,7 +30,7 @@ nvinfer1::DataType told_as(DType dtype) {
     case DType::i32: return DataType::kINT32;
     case DType::i64: return DataType::kINT64;
     }
-    refuse("there is no dtype ", static_cast<int>(dtype));
+    refuse("unknown dtype ", static_cast<int>(dtype));
 }
 
 void check_counts(const Launches& launches, std::int32_t inputs, std::int32_t outputs) {

@@ -23,14 +23,14 @@ std::int64_t leb128(std::string_view& bytes, const char* what) {
             return static_cast<std::int64_t>(value);
         }
     }
-    refuse(what, " end within their numbers");
+    refuse(what, " end in the middle of their numbers");
 }
 
 // Likewise. From bytes, not by a cast: neither alignment nor the machine's byte order matter so.
 std::int64_t int64(std::string_view& bytes, const char* what) {
     constexpr std::size_t BYTES = 8;
     if (bytes.size() < BYTES) {
-        refuse(what, " end within their numbers");
+        refuse(what, " end in the middle of their numbers");
     }
     std::uint64_t value = 0;
     for (std::size_t i = 0; i < BYTES; ++i) {

@@ -41,7 +41,7 @@ typedef enum edge_status {
   EDGE_ERROR_INPUT = 3,        /* an argument is out of range */
   EDGE_ERROR_CONTEXT_FULL = 4, /* the KV caches have no room for the tokens */
   EDGE_ERROR_ENGINE = 5,       /* the machine cannot run this, or a run failed */
-  EDGE_ERROR_MEMORY = 6        /* there is not so much memory */
+  EDGE_ERROR_MEMORY = 6        /* not enough memory */
 } edge_status;
 
 /* Where a fault lies and what it is. Each text ends with a zero; long ones are cut. */

@@ -50,7 +50,7 @@ edge_status guarded(edge_error* error, F work) {
   } catch (const Fault& fault) {
     return fail(error, fault.status, fault.message, fault.file, fault.field);
   } catch (const std::bad_alloc&) {
-    return fail(error, EDGE_ERROR_MEMORY, "there is not so much memory");
+    return fail(error, EDGE_ERROR_MEMORY, "not enough memory");
   } catch (const std::exception& problem) {
     return fail(error, EDGE_ERROR_ENGINE, problem.what());
 #ifdef __GLIBCXX__
@@ -58,7 +58,7 @@ edge_status guarded(edge_error* error, F work) {
     throw;  // the thread is being cancelled, which is no error of ours
 #endif
   } catch (...) {  // thrown by a callback
-    return fail(error, EDGE_ERROR_ENGINE, "the callback has thrown an exception");
+    return fail(error, EDGE_ERROR_ENGINE, "the callback threw an exception");
   }
 }
 
@@ -73,7 +73,7 @@ template <class T>
 void check_size(const T* value, const char* name) {
   if (value->size < sizeof value->size || value->size > sizeof(T))
     throw Fault{EDGE_ERROR_INPUT,
-                "is of no size that this version knows: begin with the macro of its name", "",
+                "has a size that this version does not know: initialize it with its macro", "",
                 name};
 }
 template <class T>
@@ -209,7 +209,8 @@ edge_status edge_bundle_token(const edge_bundle* bundle, const char* text, int32
   return guarded(error, [&] {
     int32_t found = given(bundle, "bundle").opened->tokenizer().special(&given(text, "text"));
     given(token, "token") = found;
-    if (found < 0) throw Fault{EDGE_ERROR_INPUT, "is no special token: " + brief(text), "", "text"};
+    if (found < 0)
+      throw Fault{EDGE_ERROR_INPUT, "is not a special token: " + brief(text), "", "text"};
   });
 }
 

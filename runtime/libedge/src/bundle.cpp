@@ -57,7 +57,7 @@ Json parse_document(const std::string& raw, const std::string& file, const Schem
   const Json* version = found.find("schema_version");
   bool known = version ? version->is(Json::integer) && version->whole() == 1 : !versioned;
   if (!found.is(Json::object) || !known)
-    throw Fault{EDGE_ERROR_BUNDLE, "is another one than this library reads, which is version 1",
+    throw Fault{EDGE_ERROR_BUNDLE, "is not the version that this library reads, which is 1",
                 file, "schema_version"};
   Faults faults;
   schema.check(found, faults);
@@ -136,11 +136,11 @@ void Bundle::check_names(Faults& faults) const {
     listed("kernels." + name, path);
     if (std::find(std::begin(ARCHITECTURES), std::end(ARCHITECTURES), name) ==
         std::end(ARCHITECTURES))
-      faults.add("kernels." + brief(name), "is of an unknown architecture");
+      faults.add("kernels." + brief(name), "names an unknown architecture");
     else if (path != "kernels/" + name + "/kernels.json")
       faults.add("kernels." + name, "has its index at " + brief(path));
     if (!graphs.find("cuda"))
-      faults.add("graphs.cuda", "names no launch plan, and there are kernels");
+      faults.add("graphs.cuda", "names no launch plan, but there are kernels");
   }
   if (!tokenizer_file.empty()) listed("tokenizer.file", tokenizer_file);
   const Json* chat = manifest.find("chat_template");

@@ -141,7 +141,8 @@ class Reader {
       if (config_.ropes.back().dim > dim) wrong("rope.dim", "exceeds head_dim");
     }
     if (!width.is(Json::null)) {
-      if (dim % HEAD_MULTIPLE) wrong("head_dim", "is no multiple of 8 and cannot be convolved");
+      if (dim % HEAD_MULTIPLE)
+        wrong("head_dim", "is not a multiple of 8, so it cannot be convolved");
       convolution(width.whole(), times(plus(heads, times(2, kv)), dim));
     }
     for (const char* name : {".key_cache", ".value_cache"})
@@ -152,7 +153,7 @@ class Reader {
     Layer fields{json, "RopeConfig"};
     const Json &theta = fields.get("theta"), &scaling = fields.get("scaling");
     if (fields["dim"] % 2) wrong("rope.dim", "is odd");
-    if (fields["dim"] > MOST_ROTATED) wrong("rope.dim", "is beyond what any model has");
+    if (fields["dim"] > MOST_ROTATED) wrong("rope.dim", "is larger than any model needs");
     return {theta.number(), fields["dim"],
             !scaling.is(Json::null)};
   }

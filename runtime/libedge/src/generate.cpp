@@ -60,7 +60,7 @@ edge_finish Session::generate(const int32_t* prompt, size_t count, const edge_ge
   needs_choice("generate");
   size_t waiting = pending_ >= 0;
   if (!count && !waiting && !rows_)
-    throw Fault{EDGE_ERROR_INPUT, "is empty, and there is nothing to go on from", "", "prompt"};
+    throw Fault{EDGE_ERROR_INPUT, "is empty, and there is nothing to continue from", "", "prompt"};
   for (size_t i = 0; i < count; i++)
     if (prompt[i] < 0 || prompt[i] >= bundle().config.vocab)
       throw Fault{EDGE_ERROR_INPUT, "has a token id that is out of range", "", "prompt"};

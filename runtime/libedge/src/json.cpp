@@ -195,7 +195,7 @@ class Parser {
     std::string out;
     at_++;
     for (;;) {
-      if (at_ >= s_.size()) wrong("a string without an end");
+      if (at_ >= s_.size()) wrong("an unterminated string");
       uint8_t c = uint8_t(s_[at_]);
       if (c == '"') break;
       if (c < 0x20) wrong("a control character in a string");
@@ -219,10 +219,10 @@ class Parser {
       code = hexadecimal();
       if (code >= 0xd800 && code < 0xdc00 && word("\\u")) {
         uint32_t low = hexadecimal();
-        if (low < 0xdc00 || low >= 0xe000) wrong("half a character");
+        if (low < 0xdc00 || low >= 0xe000) wrong("half a surrogate pair");
         code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
       }
-      if (code >= 0xd800 && code < 0xe000) wrong("half a character");
+      if (code >= 0xd800 && code < 0xe000) wrong("half a surrogate pair");
       append_utf8(out, code);
     }
     at_++;
@@ -246,7 +246,7 @@ class Parser {
     if (peek() == '.') {
       whole = false;
       at_++;
-      if (!digits()) wrong("a number without digits behind its point");
+      if (!digits()) wrong("a number without digits after its point");
     }
     if (peek() == 'e' || peek() == 'E') {
       whole = false;

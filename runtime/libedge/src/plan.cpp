@@ -121,7 +121,7 @@ void read_rotations(Plan& plan, const Json& json, const Config& config, Faults& 
     plan.inverses.push_back(theta == 0 || !fits ? own : powers(theta, dim));
   });
   if (tables && tables->items().size() != tabled)
-    faults.add("inverses", "are there for other rotations");
+    faults.add("inverses", "belong to other rotations");
 }
 
 void read_tables(Plan& plan, const Json& json) {
@@ -156,10 +156,10 @@ void read_launches(Plan& plan, const Json& json, Faults& faults) {
       out.arguments.push_back(argument_from(argument));
     size_t count = out.arguments.size();
     if (out.variant >= plan.variants.size())
-      faults.add(at, "is of an unknown variant");
+      faults.add(at, "names an unknown variant");
     else if (count != plan.variants[out.variant].names.size() ||
              count != plan.variants[out.variant].types.size())
-      faults.add(at, "has not the arguments of " + plan.variants[out.variant].kernel);
+      faults.add(at, "does not have the arguments of " + plan.variants[out.variant].kernel);
     plan.launches.push_back(std::move(out));
   });
   each(json, "programs", [&](auto& index, auto& v) {
@@ -174,7 +174,7 @@ void read_launches(Plan& plan, const Json& json, Faults& faults) {
     for (const char* key : {"launches", "picks"})
       each(v, key, [&](auto&, auto& launch) {
         if (launch.whole() >= int64_t(plan.launches.size()))
-          faults.add("programs." + index, "names a launch that is not there");
+          faults.add("programs." + index, "names a launch that does not exist");
         else if (*key == 'l')
           out.launches.push_back(size_t(launch.whole()));
       });

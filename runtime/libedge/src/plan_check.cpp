@@ -54,7 +54,7 @@ class Check {
       auto form = forms.find(name);
       if (form == forms.end() || form->second.type != buffer.type ||
           !(form->second.elements == buffer.elements))
-        faults_.add("inputs." + name, "is not an input that this version makes");
+        faults_.add("inputs." + name, "is not an input that this version knows");
     }
   }
 
@@ -135,7 +135,7 @@ class Check {
       faults_.add(where, "points to element " + std::to_string(argument.at) + " of " +
                              std::to_string(elements) + " of " + argument.name);
     if (multiple && (offset + argument.at * item_size(type)) % 16)
-      faults_.add(where, "reads " + argument.name + " where it is not a multiple of 16 bytes");
+      faults_.add(where, "reads " + argument.name + " where it is not aligned to 16 bytes");
   }
 
   const Plan& plan_;
@@ -162,7 +162,7 @@ void Plan::check_sizes(const PlanProgram& program, const Sizes& sizes) const {
     std::string at = "launches." + std::to_string(number) + ".";
     for (int axis = 0; axis < 3; axis++)
       if (launch.grid[axis].value(sizes) > GRID[axis])
-        faults.add(at + "grid", "is beyond what can be launched");
+        faults.add(at + "grid", "is larger than can be launched");
     for (size_t i = 0; i < launch.arguments.size(); i++) {
       const PlanArgument& argument = launch.arguments[i];
       const std::string& name = variants[launch.variant].names[i];

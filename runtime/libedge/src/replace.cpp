@@ -31,7 +31,7 @@ class Place {
     if (realpath(path.c_str(), real)) file_ = real;  // a link is followed to the file that it names
     struct stat info;
     if (!lstat(file_.c_str(), &info) && !S_ISREG(info.st_mode))
-      throw std::string("is there, and is no regular file");
+      throw std::string("exists and is not a regular file");
     size_t slash = file_.rfind('/');
     bool here = slash == file_.npos;
     folder_ = here ? "." : file_.substr(0, slash ? slash : 1);

@@ -71,7 +71,7 @@ Rng::Rng(uint64_t seed) {
 Rng Rng::from_system() {
   uint32_t entropy[4];
   if (getrandom(entropy, sizeof entropy, 0) != sizeof entropy)
-    throw Fault{EDGE_ERROR_ENGINE, "the system gives no random numbers; set a seed", "", "seed"};
+    throw Fault{EDGE_ERROR_ENGINE, "the system provides no random numbers; set a seed", "", "seed"};
   return Rng(entropy, 4);
 }
 

@@ -92,7 +92,7 @@ void Schema::check(const Json& schema, const Json& value, const std::string& at,
                    Faults& faults) const {
   if (schema.find("$ref") || schema.find("oneOf")) {
     const Json& chosen = meant(schema, value);
-    if (&chosen == &schema) return faults.add(below(at, "kind"), "is none that this version knows");
+    if (&chosen == &schema) return faults.add(below(at, "kind"), "is not known to this version");
     return check(chosen, value, at, faults);
   }
   if (const Json* choices = schema.find("anyOf")) {
@@ -106,7 +106,7 @@ void Schema::check(const Json& schema, const Json& value, const std::string& at,
     // of null and something, what is wrong with that; else that nothing fits
     bool alone = choices->items().size() == 2;
     return alone && best.count() == 1 ? faults.add(at, best.first())
-                                      : faults.add(at, "is of no form that is allowed");
+                                      : faults.add(at, "has none of the allowed forms");
   }
   const Json* named = schema.find("type");
   std::string type = named ? named->string() : "";

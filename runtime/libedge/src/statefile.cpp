@@ -249,7 +249,7 @@ class StateFile {
     }
     faults.refuse(EDGE_ERROR_STATE, path_);
     if (!batch || !batch->is(Json::integer) || batch->whole() != 1)
-      refuse("holds several sequences, a session one", path_, "batch");
+      refuse("holds several sequences, but a session has one", path_, "batch");
     if (!position || !position->is(Json::integer) || position->whole() < 0 ||
         position->whole() >= int64_t(1) << 62)
       refuse("is not a number of tokens", path_, "position");
@@ -320,7 +320,7 @@ class StateFile {
     const Json* version = extra.find("session");
     if (!version) return;
     if (!version->is(Json::integer) || version->whole() != 1)
-      refuse("holds another session version than 1", path_, "extra.session");
+      refuse("holds a session version other than 1", path_, "extra.session");
     const Json *messages = extra.find("messages"), *tokens = extra.find("tokens"),
                *pending = extra.find("pending"), *rng = extra.find("rng");
     if (!messages || !messages->is(Json::array) || !tokens || !tokens->is(Json::array) ||

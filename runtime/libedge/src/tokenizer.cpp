@@ -116,7 +116,7 @@ std::vector<int32_t> Tokenizer::encode(const edge_part* parts, size_t count) con
       }
       if (found->strips)
         throw Fault{EDGE_ERROR_INPUT,
-                    found->text + " swallows white space around it, which is not done here", "",
+                    found->text + " strips the white space around it, which is not supported", "",
                     "text"};
       stretch.append(text, begin, at - begin);
       flush();

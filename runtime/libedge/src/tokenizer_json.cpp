@@ -74,8 +74,8 @@ class ByteLevel : public Tokenizer {
 
   void check(const Json& json, const Json& model) {
     std::string kind = text_of(model, "type"), decoder = text_of(part(json, "decoder"), "type");
-    if (kind != "BPE" && !kind.empty()) throw "a model of the type " + kind;
-    if (decoder != "ByteLevel") throw "a decoder of the type " + decoder;
+    if (kind != "BPE" && !kind.empty()) throw "the model type " + kind;
+    if (decoder != "ByteLevel") throw "the decoder type " + decoder;
     for (const char* key : {"dropout", "byte_fallback"})
       if (const Json* found = named(model, key))
         if (!(found->is(Json::boolean) ? !found->truth() : found->number() == 0))
@@ -85,7 +85,7 @@ class ByteLevel : public Tokenizer {
     whole_first_ = truth_of(model, "ignore_merges");
     if (const Json* normalizer = named(json, "normalizer")) {
       normalized_ = text_of(*normalizer, "type") == "NFC";
-      if (!normalized_) throw "a normalizer of the type " + text_of(*normalizer, "type");
+      if (!normalized_) throw "the normalizer type " + text_of(*normalizer, "type");
     }
   }
 
@@ -161,7 +161,7 @@ class ByteLevel : public Tokenizer {
       if (one != ids_.end() && two != ids_.end() && both != ids_.end())
         merges_[pair(one->second, two->second)] = {rank, both->second};
       else if (special(left) < 0 && special(right) < 0 && special(left + right) < 0)
-        throw "a merge of what is no piece: " + brief(left + " " + right);
+        throw "a merge of unknown pieces: " + brief(left + " " + right);
       rank++;
     }
   }
@@ -193,8 +193,8 @@ class ByteLevel : public Tokenizer {
     auto characters = characters_of(text);
     if (normalized_ && !composed(characters))
       throw Fault{EDGE_ERROR_INPUT,
-                  "has characters that the tokenizer may compose to others, which is not done "
-                  "here: send none that combine",
+                  "has combining characters that the tokenizer would compose, which is not done "
+                  "here: send composed text",
                   "", "text"};
     // tokens that are found before and behind normalizing, which changes nothing
     std::vector<std::pair<Splitter::Word, int32_t>> parts{{{0, characters.size() - 1}, -1}}, cut;

@@ -30,7 +30,7 @@ class Message {
       case LENGTH: bytes = take(varint()); break;
       case FIXED64: bytes = take(8); break;
       case FIXED32: bytes = take(4); break;
-      default: throw std::string("it is no SentencePiece model");
+      default: throw std::string("it is not a SentencePiece model");
     }
     if ((key & 7) != VARINT) number = 0;
     if ((key & 7) == VARINT) bytes = {};
@@ -53,7 +53,7 @@ class Message {
       out |= uint64_t(byte & 0x7f) << shift;
       if (byte < 0x80) return out;
     }
-    throw std::string("it is no SentencePiece model");
+    throw std::string("it is not a SentencePiece model");
   }
   std::string_view rest_;
 };
@@ -79,7 +79,7 @@ class SentencePiece : public Tokenizer {
       if (model.field == 2)
         for (Message trainer(model.bytes); trainer.next();) {
           if (trainer.field == 3) kind = trainer.number;
-          if (trainer.field == 24 && trainer.number) throw std::string("space behind words");
+          if (trainer.field == 24 && trainer.number) throw std::string("spaces after words");
           if (trainer.field == 35) fallback_ = trainer.number;
         }
       if (model.field == 3)
@@ -90,7 +90,7 @@ class SentencePiece : public Tokenizer {
           if (normalizer.field == 5) escapes = normalizer.number;
         }
     }
-    if (kind != 2) throw std::string(kind == 1 ? "a unigram model" : "no BPE model");
+    if (kind != 2) throw std::string(kind == 1 ? "a unigram model" : "not a BPE model");
     if (charsmap) throw std::string("a normalizer with a table of characters");
     if (trims || !escapes) throw std::string("a normalizer that changes spaces");
     own_prefix_ = strips_space_ = prefix;
@@ -114,9 +114,10 @@ class SentencePiece : public Tokenizer {
       if (fields.field == 3) piece.type = fields.number;
     }
     std::string at = "piece " + std::to_string(pieces_.size());
-    if (piece.text.empty() || piece.text.size() > MAX_PIECE) throw at + " is of no length allowed";
+    if (piece.text.empty() || piece.text.size() > MAX_PIECE)
+      throw at + " has a length that is not allowed";
     if (piece.type == UNUSED || piece.type < NORMAL || piece.type > BYTE)
-      throw at + " is of the type " + std::to_string(piece.type);
+      throw at + " has type " + std::to_string(piece.type);
     uint32_t code;
     for (size_t i = 0, length; i < piece.text.size(); i += length)
       if (!(length = character(piece.text, i, &code))) throw at + " is not UTF-8";
@@ -153,7 +154,7 @@ class SentencePiece : public Tokenizer {
       if (named || piece.type == CONTROL || seen) add_special(text, int32_t(i), false);
       auto& table = piece.type == NORMAL || (user && !seen && !named) ? known_ : reserved_;
       if (!table.insert({text, int32_t(i)}).second)
-        throw "piece " + std::to_string(i) + " is there twice";
+        throw "piece " + std::to_string(i) + " appears twice";
       if (&table == &known_ && user) symbols_.push_back(text);
     }
   }
