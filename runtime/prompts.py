@@ -3,20 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge import log
 from edge.errors import InputError
-from edge.runtime.context import Context, common_prefix
-from edge.runtime.transcript import Conversation, Turn
+from edge.runtime.context import Context, ContextMark, Logits, common_prefix
+from edge.runtime.transcript import Conversation
 from edge.text.template import ChatTemplate, Message
 from edge.text.tokenizer import Tokenizer, check_text
 
 if TYPE_CHECKING:
     from edge.runtime.constrain.tools import ToolUse
+    from edge.runtime.generate import Answer
+    from edge.runtime.result import FinishReason
 
 SHOWN = 2048  # tokens of a conversation that prompts are rendered with, at least, where it is long
+
+
+@dataclass
+class Turn:
+    """A prompt to be read, and what it is the prompt of; kept for `regenerate`.
+
+    Attributes:
+        tokens: of the prompt.
+        conversation: what it answers; None in a running text.
+        tools: what the answer may call.
+        anew: the state has read another transcript.
+        cut: where tokens that the prompt leaves out lie in the context, and how many.
+        read: where the prompt had been read and nothing of the answer, and the logits [V] there.
+    """
+
+    tokens: list[int]
+    conversation: Conversation | None
+    anew: bool = False
+    cut: tuple[int, int] = (0, 0)
+    tools: ToolUse | None = None
+    read: tuple[ContextMark, Logits] | None = None
+
+    def read_into(
+        self, context: Context, answer: Answer, on_progress: log.Progress | None
+    ) -> Logits | None:
+        """Bring the context to the end of the prompt; the logits [V] there, None where the answer
+        was halted.
+        """
+        if self.read is not None:
+            mark, logits = self.read
+            context.restore(mark)
+            answer.reused_tokens = len(context.tokens)
+            return logits
+        chat = self.conversation is not None
+        if self.anew and context.forgotten:
+            context.clear()  # what it has forgotten may not be in the new transcript
+        context.forget(*self.cut)
+        answer.reused_tokens = context.align(self.tokens) if chat else len(context.tokens)
+        feed = self.tokens[answer.reused_tokens :] if chat else self.tokens
+        held, answer.prompt_length = len(context.tokens), len(feed)
+
+        def tell() -> None:
+            answer.prompt_tokens = len(context.tokens) - held  # fewer where it was halted
+            if on_progress is not None:
+                on_progress("prefill", answer.prompt_tokens, answer.prompt_length)
+
+        def halted() -> FinishReason | None:
+            tell()
+            return answer.halted()
+
+        read = context.feed(feed, halted)
+        tell()
+        if read is not None:
+            self.read = context.mark(), read.copy()
+        return read
 
 
 class PromptReader:

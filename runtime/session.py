@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from edge import log
 from edge.errors import EngineError, InputError, StateError, TokenizerError
-from edge.runtime import prompts, statefile, transcript
+from edge.runtime import prompts, transcript
 from edge.runtime.context import Consumed, Context, Logits
 from edge.runtime.generate import Answer, Generation, generate
 from edge.runtime.parameters import Sampling, make_params
-from edge.runtime.prompts import PromptReader
+from edge.runtime.prompts import PromptReader, Turn
 from edge.runtime.request import Hold
-from edge.runtime.result import FinishReason
 from edge.runtime.sampling import Sampler, restore_rng, rng_state
 from edge.runtime.session_options import SessionOptions, check_options
-from edge.runtime.transcript import Conversation, SavedSession, Settled, Turn
+from edge.runtime.transcript import Conversation, SavedSession, Settled
 from edge.runtime.transcript import SessionSnapshot as SessionSnapshot
 from edge.text.template import Message
 from edge.text.tokenizer import check_text
@@ -303,7 +302,7 @@ class Session:
             nonlocal before
             before = self._snapshot()
             self._settled = replace(now, mark=before.context)
-            return self._read(turn, answer, on_progress)
+            return turn.read_into(self._context, answer, on_progress)
 
         def finish(succeeded: bool) -> None:
             _log(answer)
@@ -323,37 +322,6 @@ class Session:
         # weakly: to drop an answer is to end it
         self._making = weakref.ref(generation)
         return generation
-
-    def _read(self, turn: Turn, answer: Answer, on_progress: log.Progress | None) -> Logits | None:
-        """Bring the state to the end of the turn's prompt; the logits [V] there."""
-        context = self._context
-        if turn.read is not None:
-            mark, logits = turn.read
-            context.restore(mark)
-            answer.reused_tokens = len(context.tokens)
-            return logits
-        chat = turn.conversation is not None
-        if turn.anew and context.forgotten:
-            context.clear()  # what it has forgotten may not be in the new transcript
-        context.forget(*turn.cut)
-        answer.reused_tokens = context.align(turn.tokens) if chat else len(context.tokens)
-        feed = turn.tokens[answer.reused_tokens :] if chat else turn.tokens
-        held, answer.prompt_length = len(context.tokens), len(feed)
-
-        def tell() -> None:
-            answer.prompt_tokens = len(context.tokens) - held  # fewer where it was halted
-            if on_progress is not None:
-                on_progress("prefill", answer.prompt_tokens, answer.prompt_length)
-
-        def halted() -> FinishReason | None:
-            tell()
-            return answer.halted()
-
-        read = context.feed(feed, halted)
-        tell()
-        if read is not None:
-            turn.read = context.mark(), read.copy()
-        return read
 
     def _joined(self, turn: Turn, answer: Answer) -> Conversation:
         """The transcript with the answer, of which the state keeps what belongs to it."""
@@ -452,9 +420,10 @@ class Session:
             now, before = self._at_rest(), self._snapshot()
             self._settled = replace(now, mark=before.context)
             try:
-                saved = self._loaded(path)
+                saved = transcript.load_into(self._context, path, self.model.tokenizer)
             except StateError as problem:
-                conversation = self._replayed(path) if replay else None
+                replay = replay and self.model.template is not None
+                conversation = transcript.read_conversation(path) if replay else None
                 if conversation is None:
                     self._settle()
                     raise
@@ -464,27 +433,6 @@ class Session:
             self._settled = Settled(saved.conversation, saved.rng, self._undoable(before))
             log.info("edge.session", "resumed %s: %d tokens", path, self._context.position)
             return self._context.position
-
-    def _replayed(self, path: str | os.PathLike[str]) -> Conversation | None:
-        """The chat of a file whose state is of no use here; None where there is none."""
-        if self.model.template is None:
-            return None
-        try:
-            conversation = transcript.conversation_from_json(statefile.read_extra(path), None, path)
-        except StateError:
-            return None
-        return conversation if conversation.messages else None
-
-    def _loaded(self, path: str | os.PathLike[str]) -> SavedSession:
-        """Bring the context to what a file holds; what it says besides. Raises StateError."""
-        context = self._context
-        extra = context.state.load(path)
-        saved = transcript.from_json(extra, self.model.tokenizer, path)
-        context.consumed = saved.consumed
-        if context.position != context.state.position:
-            raise StateError("transcript and state disagree", file=path)
-        restore_rng(saved.rng)  # refuses what is malformed
-        return saved
 
     # -- at rest ---------------------------------------------------------------------------------
 

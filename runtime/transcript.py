@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from edge.bundle.strict_json import loads
 from edge.errors import EdgeError, InputError, StateError
-from edge.runtime.context import Consumed, ContextMark, Logits
+from edge.runtime import statefile
+from edge.runtime.context import Consumed, Context, ContextMark
+from edge.runtime.sampling import restore_rng
 from edge.text.template import MAX_MESSAGES, Message, check_messages
 from edge.text.tokenizer import Tokenizer, check_text
 from edge.text.tools import ToolCall
 
 if TYPE_CHECKING:
-    from edge.runtime.constrain.tools import ToolUse
+    from edge.runtime.prompts import Turn
 
 VERSION = 1
 _OF_TOOLS = {"tool_calls", "tool_call_id"}
@@ -235,6 +237,25 @@ def from_json(
         )
 
 
+def load_into(context: Context, path: str | os.PathLike[str], tokenizer: Tokenizer) -> SavedSession:
+    """Bring a context to what a file holds; what it says besides. Raises StateError."""
+    saved = from_json(context.state.load(path), tokenizer, path)
+    context.consumed = saved.consumed
+    if context.position != context.state.position:
+        raise StateError("transcript and state disagree", file=path)
+    restore_rng(saved.rng)  # refuses what is malformed
+    return saved
+
+
+def read_conversation(path: str | os.PathLike[str]) -> Conversation | None:
+    """The chat of a file, whatever its state is worth; None where there is none."""
+    try:
+        found = conversation_from_json(statefile.read_extra(path), None, path)
+    except StateError:
+        return None
+    return found if found.messages else None
+
+
 @contextmanager
 def _malformed(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
@@ -266,27 +287,6 @@ class SessionSnapshot:
     @property
     def messages(self) -> tuple[Message, ...]:
         return self.conversation.messages
-
-
-@dataclass
-class Turn:
-    """A turn, kept for `regenerate`.
-
-    Attributes:
-        tokens: of the prompt.
-        conversation: what it answers; None in a running text.
-        tools: what the answer may call.
-        anew: the state has read another transcript.
-        cut: where tokens that the prompt leaves out lie in the context, and how many.
-        read: where the prompt had been read and nothing of the answer, and the logits [V] there.
-    """
-
-    tokens: list[int]
-    conversation: Conversation | None
-    anew: bool = False
-    cut: tuple[int, int] = (0, 0)
-    tools: ToolUse | None = None
-    read: tuple[ContextMark, Logits] | None = None
 
 
 @dataclass(frozen=True)
