@@ -11,14 +11,16 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import edge.runtime
+from edge.apps.serve import responses, slot
 from edge.errors import EngineError
 from edge.runtime.model import Model
 from edge.runtime.request import Hold
@@ -31,19 +33,21 @@ Verb = Callable[[Session], object]
 
 
 class Interrupt:
-    """A trace function that raises KeyboardInterrupt before bytecode number `at` of the runtime."""
+    """A trace function that raises before bytecode number `at` of the runtime, or of `room`."""
 
-    def __init__(self, at: int) -> None:
-        self.at, self.seen = at, 0
+    def __init__(
+        self, at: int, room: str = ROOM, problem: type[BaseException] = KeyboardInterrupt
+    ) -> None:
+        self.at, self.seen, self._room, self._problem = at, 0, room, problem
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Interrupt | None:
-        if not frame.f_code.co_filename.startswith(ROOM):
+        if not frame.f_code.co_filename.startswith(self._room):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
             self.seen += 1
             if self.seen == self.at:
-                raise KeyboardInterrupt
+                raise self._problem
         return self
 
 
@@ -171,3 +175,61 @@ def test_a_hold_left_behind_is_taken_over_and_another_is_not() -> None:
     waits.release()
     thread.join(60)
     assert order == ["first", "second"]
+
+
+def _mark(tokens: list[int], nbytes: int) -> Any:
+    return SimpleNamespace(
+        consumed=SimpleNamespace(tokens=tokens), state=SimpleNamespace(nbytes=nbytes)
+    )
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, MemoryError])
+def test_kept_states_are_found_or_forgotten_whatever_stopped_their_keeping(
+    problem: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server lives on where memory is short for a moment, and so does what it keeps."""
+    rng = random.Random(3)
+    talks = [[rng.randrange(3) for _ in range(rng.randint(1, 6))] for _ in range(10)]
+    room = str(slot.__file__)
+
+    def use(store: slot.PrefixStore) -> None:
+        for talk in talks:
+            store.longest(slot.as_tokens([*talk, 9]))
+            store.add(_mark(talk, 2000))
+
+    for at in range(1, 100_000, 7):
+        store, tracer = slot.PrefixStore(8000), Interrupt(at, room, problem)
+        monkeypatch.setattr(store, "_lock", nullcontext())  # what takes one raises nothing itself
+        before = sys.gettrace()
+        sys.settrace(tracer)
+        with suppress(problem):
+            use(store)
+        sys.settrace(before)
+        assert sorted(store._kept) == store._order, at
+        assert store.nbytes == sum(kept.nbytes for kept in store._kept.values()) <= 8000, at
+        use(store)
+        assert store.longest(slot.as_tokens([*talks[-1], 9])) is not None
+        if tracer.seen < at:
+            return
+    raise AssertionError("no end was seen")
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, MemoryError])
+def test_kept_responses_are_counted_whatever_stopped_their_keeping(
+    problem: type[BaseException],
+) -> None:
+    room = str(responses.__file__)
+    for at in range(1, 10_000):
+        kept, tracer = responses.KeptResponses(120), Interrupt(at, room, problem)
+        before = sys.gettrace()
+        sys.settrace(tracer)
+        with suppress(problem):
+            for number in range(9):
+                kept.keep(f"r{number}", ["x" * 10 * number])
+        sys.settrace(before)
+        assert kept._size == sum(map(len, kept._items.values())), at
+        kept.keep("last", ["y"])
+        assert kept.items("last") == ["y"] and kept._size <= 120
+        if tracer.seen < at:
+            return
+    raise AssertionError("no end was seen")

@@ -55,10 +55,15 @@ class KeptResponses:
         self._size = 0
 
     def keep(self, name: str, items: list[Any]) -> None:
-        self._items[name] = encode(items)
-        self._size += len(self._items[name])
-        while self._size > self._most:
-            self._size -= len(self._items.popitem(last=False)[1])
+        made = encode(items)
+        try:
+            self._items[name] = made
+            self._size += len(made)
+            while self._size > self._most:
+                self._size -= len(self._items.popitem(last=False)[1])
+        except BaseException:  # no memory
+            self._size = sum(map(len, self._items.values()))
+            raise
 
     def items(self, name: Any) -> list[Any]:
         """What was said until the end of this response. Raises ApiError."""

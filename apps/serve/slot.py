@@ -263,20 +263,30 @@ class PrefixStore:
         new = Kept(as_tokens(mark.consumed.tokens), mark)
         key = _key(new.tokens)
         with self._lock:
-            if key in self._kept:
-                self._drop(key)
-            self._kept[key] = new
-            insort(self._order, key)
-            self.nbytes += new.nbytes
-            while self.nbytes > self.budget:
-                self._drop(next(iter(self._kept)))
+            try:
+                self._put(key, new)
+            except BaseException:  # no memory: half of a change is worse than nothing kept
+                self._forget()
+                raise
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._kept.clear()
-            self._order.clear()
-            self.nbytes = 0
+            self._forget()
+
+    def _put(self, key: bytes, new: Kept) -> None:
+        if key in self._kept:
+            self._drop(key)
+        self._kept[key] = new
+        insort(self._order, key)
+        self.nbytes += new.nbytes
+        while self.nbytes > self.budget:
+            self._drop(next(iter(self._kept)))
+
+    def _forget(self) -> None:
+        self._kept.clear()
+        self._order.clear()
+        self.nbytes = 0
 
     def _drop(self, key: bytes) -> None:
         self.nbytes -= self._kept.pop(key).nbytes
