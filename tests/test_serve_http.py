@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
 import select
@@ -307,6 +308,42 @@ def test_connections_are_bounded() -> None:
             for connection in many:
                 connection.close()
         assert alive(server)
+
+
+def test_an_address_that_holds_most_connections_makes_room_among_its_own() -> None:
+    """Whoever is elsewhere is answered, and keeps the connection that was answered before."""
+    with Server("--receive-timeout", "600") as server:
+        begun = _head(server, {"content-length": "1000"})
+        first, second = (_elsewhere(server) for _ in range(2))
+        assert _answered(first)
+        many = [server.connect() for _ in range(255)]
+        try:
+            for connection in many:
+                connection.sendall(begun)
+            assert _answered(first)
+            for _ in range(20):  # they are refused, and not who is elsewhere
+                many.append(server.connect())
+                many[-1].sendall(begun)
+            assert _answered(second) and _answered(first)
+        finally:
+            first.close()
+            second.close()
+            for one in many:
+                one.close()
+
+
+def _elsewhere(server: Server) -> http.client.HTTPConnection:
+    """A connection from another address of this machine."""
+    place = ("127.0.0.2", 0)
+    return http.client.HTTPConnection("127.0.0.1", server.port, PATIENCE, source_address=place)
+
+
+def _answered(connection: http.client.HTTPConnection) -> bool:
+    before = connection.sock
+    connection.request("GET", "/v1/models", headers={"authorization": f"Bearer {KEY}"})
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status == 200 and before in (None, connection.sock)
 
 
 # -- requests on one connection ------------------------------------------------------------------

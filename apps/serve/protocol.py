@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from typing import ClassVar, cast
 
 import h11
@@ -35,24 +36,36 @@ class BoundedProtocol(H11Protocol):
         connection.set_write_buffer_limits(high=0)
         self._quiet_since = self.loop.time()
         if len(self.connections) > self.limits.connections:
-            # who holds a connection open and asks nothing makes room for who may ask
-            self._quietest()._refuse(
+            self._least_missed()._refuse(
                 ApiError(503, "too many connections", code="overloaded",
                          headers={"retry-after": "1"})
             )  # fmt: skip
         if not self.transport.is_closing():
             self._watch(True)
 
-    def _quietest(self) -> BoundedProtocol:
-        """The other connection that has had no whole request for longest, of those that never came
-        with the key where there are any; this one if all are being answered.
+    def _least_missed(self) -> BoundedProtocol:
+        """Who makes room for one that may ask: of those that hold a connection open and ask nothing
+        the quietest, before others those that never came with the key; this one if all are being
+        answered. An address that has most of the connections makes room among its own.
         """
-        others = (
+        there = [
             one for one in self.connections
             if isinstance(one, BoundedProtocol) and not one.transport.is_closing()
-            and one is not self and (one.cycle is None or one.cycle.response_complete)
-        )  # fmt: skip
-        return min(others, key=lambda one: (one._known, one._quiet_since), default=self)
+        ]  # fmt: skip
+        address, held = Counter(one._address for one in there).most_common(1)[0]
+        if 2 * held > len(there):
+            there = [one for one in there if one._address == address]
+        others = [one for one in there if one is not self]
+        silent = [one for one in others if one.cycle is None or one.cycle.response_complete]
+        if silent:
+            return min(silent, key=lambda one: (one._known, one._quiet_since))
+        if self in there:
+            return self
+        return max(others, key=lambda one: one._quiet_since)
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
 
     @property
     def _known(self) -> bool:

@@ -136,7 +136,8 @@ class _Serving:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self._told, number)
         # what strangers send is no warning
-        logging.getLogger("uvicorn").setLevel(logging.ERROR)
+        for name in ("uvicorn", "asyncio"):  # nor is that one left while it was answered
+            logging.getLogger(name).setLevel(logging.ERROR)
         self.worker.start()
         await self._server.serve(sockets=[listening])
         self.worker.stop()
