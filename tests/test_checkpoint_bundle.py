@@ -46,6 +46,7 @@ SAVE: dict[str, Callable[[Path], Path]] = {
     "qwen3_5": lambda path: transformers_checkpoints.save_qwen3_5(path, attention_bias=True),
     "zamba2": transformers_checkpoints.save_zamba2,
     "lfm2": lambda path: transformers_checkpoints.save_lfm2(path, conv_bias=True),
+    "lfm3": lambda path: transformers_checkpoints.save_lfm3(path, attention_bias=True),
     "padded": lambda path: state_spaces_checkpoints.save_state_spaces(path, 2, **ATTENTION),
     "mambabyte": lambda path: state_spaces_checkpoints.save_mambabyte(path, "layernorm"),
 }
@@ -106,7 +107,7 @@ def test_exported_again_it_is_the_same_model(family: str, made: Any, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "family", ["mamba", "bamba", "jamba", "lfm2", "qwen3_5"]
+    "family", ["mamba", "bamba", "jamba", "lfm2", "lfm3", "qwen3_5"]
 )  # each mixer's weights
 def test_half_floats_stay_as_they_are(family: str, made: Any, tmp_path: Path) -> None:
     _, bundle = made(family, "fp16")

@@ -28,6 +28,7 @@ from tests.transformers_checkpoints import (
     save_granite_hybrid,
     save_jamba,
     save_lfm2,
+    save_lfm3,
     save_llama,
     save_mamba,
     save_mamba2,
@@ -66,6 +67,7 @@ SAVERS: dict[str, Save] = {
     "granitemoehybrid": save_granite_hybrid,
     "jamba": save_jamba,
     "lfm2": save_lfm2,
+    "lfm3": save_lfm3,
     "nemotron_h": save_nemotron_h,
     "phi3": save_phi3,
     "qwen2": save_qwen2,
@@ -90,6 +92,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def path(saved: dict[str, Path], tmp_path: Path) -> Path:
     """A Mamba checkpoint to spoil."""
     return Path(shutil.copytree(saved["mamba"], tmp_path / "mamba"))
+
+
+def lfm3_rope(**changed: Any) -> dict[str, Any]:
+    full = {"rope_type": "proportional", "rope_theta": 200.0, "partial_rotary_factor": 0.5}
+    return {"rope_parameters": {"full_attention": full | changed}}
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:
@@ -234,6 +241,17 @@ def test_an_unknown_architecture_lists_the_known_ones(change: dict[str, Any], pa
         ("jamba", {"attn_layer_offset": 3}, "attn_layer_offset"),
         ("lfm2", {"layer_types": ["conv"]}, "layer_types"),
         ("lfm2", {"conv_L_cache": 1}, "conv_L_cache"),
+        ("lfm3", {"layer_types": ["conv", "mamba", "conv", "conv"]}, "layer_types"),
+        ("lfm3", lfm3_rope(rope_theta=0.0), "rope_parameters.full_attention.rope_theta"),
+        (
+            "lfm3", lfm3_rope(partial_rotary_factor=1.5),
+            "rope_parameters.full_attention.partial_rotary_factor",
+        ),
+        ("lfm3", lfm3_rope(long_factor=[1.0]), "rope_parameters.full_attention.long_factor"),
+        (
+            "lfm3", lfm3_rope(rope_type="default"),
+            "rope_parameters.full_attention.partial_rotary_factor",
+        ),
         ("nemotron_h", {"hybrid_override_pattern": "M?-"}, "hybrid_override_pattern"),
         ("nemotron_h", {"hybrid_override_pattern": "MEM", "n_routed_experts": 4, "n_group": 3},
          ""),

@@ -38,6 +38,7 @@ from tests.transformers_checkpoints import (
     save_granite_hybrid,
     save_jamba,
     save_lfm2,
+    save_lfm3,
     save_llama,
     save_mistral,
     save_nemotron_h,
@@ -70,6 +71,7 @@ SAVE: dict[str, Save] = {
     ),
     "jamba": partial(save_jamba, num_experts=5),
     "lfm2": save_lfm2,
+    "lfm3": save_lfm3,
     "lfm2_moe": partial(
         save_with_experts,
         family="lfm2_moe",
@@ -119,7 +121,7 @@ SAVE: dict[str, Save] = {
     "zamba2": partial(save_zamba2, hidden_size=32),
 }
 # a family of every form of layer that a recipe treats
-ROUNDED = ("falcon_h1", "jamba", "lfm2", "nemotron_h", "qwen3", "qwen3_5")
+ROUNDED = ("falcon_h1", "jamba", "lfm2", "lfm3", "nemotron_h", "qwen3", "qwen3_5")
 RECIPES = ("fp16", "w8", "w4", "w8a8", "w4a16", "w4a8")
 # whose layers aside are those of others, behind a wider norm
 APPLIED = [

@@ -113,6 +113,12 @@ GATED = AttentionConfig(
     n_heads=4, n_kv_heads=2, head_dim=12, rope=RopeConfig(dim=4), qk_norm=True, qkv_bias=True,
     output_gate=True,
 )  # fmt: skip
+# of LFM3: a convolution over seven tokens, attention with a window and a gate a head
+SHORT_WIDE = ShortConvConfig(d_model=64, d_conv=7)
+HEAD_GATED = AttentionConfig(
+    n_heads=6, n_kv_heads=2, head_dim=12, rope=RopeConfig(dim=6), qk_norm=True, window=5,
+    head_gate=True,
+)  # fmt: skip
 MODELS: dict[str, tuple[Any, ...]] = {
     "mamba1": (MAMBA1, MAMBA1_GROUPS),
     "mamba1 odd": (MAMBA1_ODD, MAMBA1_HEADS),
@@ -125,6 +131,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "parallel": (ATTENTION_ODD, PARALLEL, GELU, STRETCHED, PARALLEL),
     "normed": (MAMBA2_BEFORE, BESIDE, MAMBA1_NORMED, NORMED),
     "short": (SHORT, RELU2, CONVOLVED),
+    "head gate": (SHORT_WIDE, HEAD_GATED, MLP),
     "deltanet": (DELTANET, GATED, DELTANET_WIDE, MLP),
     "experts": (EXPERTS, SHARED, LATENT),
     "all": (MAMBA1, ATTENTION_ODD, MLP, MAMBA2_MLP, MAMBA1_ODD, MAMBA2_GROUPS),

@@ -38,6 +38,7 @@ TINY = {
     "parallel": ("parallel", "fp32", None, "fp16"),
     "normed": ("normed", "fp32", None),
     "short": ("short", "fp32", None),
+    "head-gate": ("head gate", "fp32", None),
     "deltanet": ("deltanet", "w8", None),
     "experts": ("experts", "fp32", None),
     "int8": ("mamba1", "w8a8", "int8"),

@@ -35,6 +35,7 @@ from tests.transformers_checkpoints import (
     save_granite_hybrid,
     save_jamba,
     save_lfm2,
+    save_lfm3,
     save_llama,
     save_mamba,
     save_mamba2,
@@ -171,6 +172,24 @@ CASES: dict[str, Save] = {
         block_auto_adjust_ff_dim=False, num_key_value_heads=1,
         layer_types=["full_attention", "conv", "conv"],
     ),
+    "lfm3": save_lfm3,
+    "lfm3-biases-untied-stretched": partial(
+        save_lfm3, attention_bias=True, conv_bias=True, conv_L_cache=4, num_key_value_heads=1,
+        tie_word_embeddings=False, norm_eps=1e-2, head_dim=12, rope_parameters={
+            "sliding_attention": {"rope_type": "linear", "rope_theta": 50.0, "factor": 4.0},
+            "full_attention": {
+                "rope_type": "proportional", "rope_theta": 200.0, "partial_rotary_factor": 0.4,
+                "factor": 3.0,
+            },
+        },
+    ),
+    "lfm3-plain": partial(
+        save_lfm3, use_sandwich_norm=False, use_attention_gate=False,
+        rope_parameters={
+            kind: {"rope_type": "proportional", "rope_theta": 50.0, "partial_rotary_factor": share}
+            for kind, share in (("sliding_attention", 0.0), ("full_attention", 1.0))
+        },
+    ),
     "nemotron-h": save_nemotron_h,
     "zamba-four-heads-biases": partial(
         save_zamba, n_mamba_heads=4, mamba_proj_bias=True, mamba_conv_bias=False,
@@ -288,6 +307,12 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours.to(theirs.dtype), theirs, atol=1e-4, rtol=0)
 
 
+def rotating_first(size: int, turned: int) -> Tensor:
+    """Where our heads' values lie in theirs, of whose halves the first `turned / 2` rotate."""
+    halves = torch.arange(size).view(2, -1)
+    return torch.cat([halves[:, : turned // 2].flatten(), halves[:, turned // 2 :].flatten()])
+
+
 def compare_states(pair: Pair, ours: NetworkState, theirs: Any) -> None:
     """Theirs: conv [B, C, K], Mamba-1 state [B, E, N], Mamba-2 state and KV cache as ours."""
     layers = pair.network.config.layers
@@ -314,12 +339,17 @@ def compare_states(pair: Pair, ours: NetworkState, theirs: Any) -> None:
             assert recurrent.abs().max() > 0.1, "a state of nothing proves nothing"
             close(state["ssm_state"], recurrent.mT)
             compared += 1
+        elif layer.kind == "shortconv":
+            close(state["conv_state"], cached.conv_states[0][..., 1:].transpose(1, 2))
         elif layer.kind == "attention":
             assert state["key_cache"].shape[2] == ours.position
             # theirs has what a window needs of the past, and ours all of it
             kept = ours.position if layer.window is None else min(ours.position, layer.window - 1)
             assert cached.keys.shape[2] == kept
-            close(state["key_cache"][:, :, -kept:], cached.keys)
+            keys = cached.keys
+            if pair.network.config.family == "lfm3" and layer.rope is not None:
+                keys = keys[..., rotating_first(layer.head_dim, layer.rope.dim)]
+            close(state["key_cache"][:, :, -kept:], keys)
             close(state["value_cache"][:, :, -kept:], cached.values)
             compared += 1
     assert compared == sum(layer.recurrent or layer.attends for layer in layers)

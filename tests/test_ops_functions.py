@@ -130,6 +130,13 @@ def test_gate_keeps_its_sign_far_out(flavour: Flavour, rng: np.random.Generator)
 
 
 @both
+def test_a_gate_a_head(flavour: Flavour, rng: np.random.Generator) -> None:
+    x, z = normal(rng, 4, 2, 60), normal(rng, 4, 2, 5, scale=4)
+    out = run_op("HeadGate", flavour, {"x": x, "z": z}, heads=5)["y"]
+    close(out, gated_norm.head_gate(*torched(x, z), 5))
+
+
+@both
 def test_multiply(flavour: Flavour, rng: np.random.Generator) -> None:
     x, z = normal(rng, 4, 2, 64), normal(rng, 4, 2, 64)
     close(run_op("Multiply", flavour, {"x": x, "z": z})["y"], torch.from_numpy(x * z))

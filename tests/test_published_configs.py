@@ -38,6 +38,8 @@ READ: dict[str, tuple[str, int, int, int | None]] = {
     # the router's biases are not counted elsewhere
     "lfm2-8b-a1b": ("lfm2_moe", 48, 8_339_929_856 + 22 * 32, 128000),
     "lfm2-350m": ("lfm2", 32, 354_483_968, 128000),
+    # as transformers' class has it by default
+    "lfm3-1.7b": ("lfm3", 48, 1_728_801_536, 128000),
     "llama-2-7b": ("llama", 64, 6_738_415_616, 4096),
     "llama-3.1-8b": ("llama", 64, 8_030_261_248, 131072),
     "llama-3.2-1b": ("llama", 32, 1_235_814_400, 131072),

@@ -166,6 +166,19 @@ save_lfm2 = partial(
         num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], block_multiple_of=8
     ),
 )  # fmt: skip
+# every kind of block; half of a head's pairs rotate where all is looked back on
+save_lfm3 = partial(
+    save, "lfm3",
+    _PADDED | dict(
+        num_hidden_layers=4, layer_types=["conv", "full_attention", "sliding_attention", "conv"],
+        head_dim=16, sliding_window=3, rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            "full_attention": {
+                "rope_type": "proportional", "rope_theta": 200.0, "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+)  # fmt: skip
 # a larger epsilon: a norm of what is read makes much of rounding where little is
 _DELTANET: dict[str, Any] = dict(
     rms_norm_eps=1e-3,

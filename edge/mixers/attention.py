@@ -83,6 +83,7 @@ class AttentionConfig(MixerConfig):
         window: positions that a token looks back on, its own among them. None is all.
         softcap: bound that scores approach, as softcap·tanh(score/softcap). None is none.
         output_gate: what the heads give is multiplied by sigmoid(gate_proj(u)), value by value.
+        head_gate: so it is, but all values of a head by the same.
         recalls: it reads the stream and the embedded token side by side, and what it gives goes
             to the next layer aside of the stream.
     """
@@ -90,8 +91,11 @@ class AttentionConfig(MixerConfig):
     attends: ClassVar[bool] = True
     first_matrix: ClassVar[str] = "qkv_proj"
     later: ClassVar[frozenset[str]] = frozenset(
-        {"qk_norm", "qk_whole", "parallel", "d_conv", "output_gate", "recalls", "softcap", "window"}
-    )
+        {
+            "d_conv", "head_gate", "output_gate", "parallel", "qk_norm", "qk_whole", "recalls",
+            "softcap", "window",
+        }
+    )  # fmt: skip
 
     kind: Literal["attention"] = "attention"
     n_heads: Positive
@@ -104,6 +108,7 @@ class AttentionConfig(MixerConfig):
     qk_whole: bool = False
     parallel: bool = False
     output_gate: bool = False
+    head_gate: bool = False
     recalls: bool = False
     window: Positive | None = None
     softcap: Annotated[float, Field(gt=0, le=1e6)] | None = None
@@ -122,8 +127,11 @@ class AttentionConfig(MixerConfig):
                 f"heads of {self.head_dim} values, no multiple of 8, cannot be convolved"
                 if self.d_conv is not None and self.head_dim % 8
                 else None,
-                "a convolution and an output gate do not go together"
-                if self.d_conv is not None and self.output_gate
+                "a convolution and a gate do not go together"
+                if self.d_conv is not None and self.gates
+                else None,
+                "output_gate and head_gate do not go together"
+                if self.output_gate and self.head_gate
                 else None,
             )
         )
@@ -146,6 +154,11 @@ class AttentionConfig(MixerConfig):
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
 
     @property
+    def gates(self) -> int:
+        """Rows of gate_proj."""
+        return self.n_heads * (self.head_dim * self.output_gate + self.head_gate)
+
+    @property
     def looks_back(self) -> int | None:
         return self.window
 
@@ -166,7 +179,7 @@ class AttentionConfig(MixerConfig):
             linear_shapes("q_proj", q, read, self.qkv_bias)
             | linear_shapes("k_proj", kv, read, self.qkv_bias)
             | linear_shapes("v_proj", kv, read, self.qkv_bias)
-            | (linear_shapes("gate_proj", q, read, self.qkv_bias) if self.output_gate else {})
+            | (linear_shapes("gate_proj", self.gates, read, self.qkv_bias) if self.gates else {})
             | ({"q_norm.weight": (q_norm,), "k_norm.weight": (k_norm,)} if self.qk_norm else {})
             | conv
             | linear_shapes("o_proj", d_model, q, self.out_bias)

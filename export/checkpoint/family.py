@@ -195,13 +195,15 @@ def sliding_kinds(fields: Fields, slides: Callable[[int], bool]) -> list[str]:
     return [SLIDING if slides(at) else "full_attention" for at in range(blocks)]
 
 
-def windows(fields: Fields, kinds: Sequence[str], context: int) -> list[int | None]:
+def windows(
+    fields: Fields, kinds: Sequence[str], context: int, default: int = WINDOW
+) -> list[int | None]:
     """How many tokens each block looks back on: `sliding_window` where it slides, which null is
     none of. A window that holds the whole `context` does nothing.
     """
     if SLIDING not in kinds or fields.values.get("sliding_window", 0) is None:
         return []
-    window = fields.integer("sliding_window", WINDOW)
+    window = fields.integer("sliding_window", default)
     return [window if kind == SLIDING and window < context else None for kind in kinds]
 
 

@@ -28,6 +28,7 @@ from edge.export.training_ops import rms_norm_training
 from edge.mixers.attention import AttentionConfig
 from edge.plugins.attention.reference import attention, rope
 from edge.plugins.causal_conv1d.reference import causal_conv_plain
+from edge.plugins.gated_norm.reference import head_gate
 from edge.plugins.norm.reference import rms_norm
 from edge.rope import inverse_frequencies
 from edge.tensors import padded_head_dim
@@ -46,8 +47,8 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(read, q, bias=config.qkv_bias)
         self.k_proj = nn.Linear(read, kv, bias=config.qkv_bias)
         self.v_proj = nn.Linear(read, kv, bias=config.qkv_bias)
-        if config.output_gate:
-            self.gate_proj = nn.Linear(read, q, bias=config.qkv_bias)
+        if config.gates:
+            self.gate_proj = nn.Linear(read, config.gates, bias=config.qkv_bias)
         if config.d_conv is not None:
             self.conv1d = Conv1d(config.conv_channels, config.d_conv, True)
         if config.qk_norm:
@@ -94,6 +95,8 @@ class Attention(nn.Module):
         y = y.transpose(1, 2).flatten(2)
         if c.output_gate:
             y = y * torch.sigmoid(self.gate_proj(u))
+        if c.head_gate:
+            y = head_gate(y, self.gate_proj(u), c.n_heads)
         return self.o_proj(y), conv | {"key_cache": k, "value_cache": v}
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,27 +115,28 @@ class AttentionExport(MixerExport[AttentionConfig]):
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__(config)
-        self.wide = padded_head_dim(config.head_dim)
+        self.wide = wide = padded_head_dim(config.head_dim)
+        # of the joined product: how many heads, and rows of each
         self.parts = {
-            "q_proj": config.n_heads,
-            "k_proj": config.n_kv_heads,
-            "v_proj": config.n_kv_heads,
+            "q_proj": (config.n_heads, wide),
+            "k_proj": (config.n_kv_heads, wide),
+            "v_proj": (config.n_kv_heads, wide),
         }
-        if config.output_gate:
-            self.parts["gate_proj"] = config.n_heads
+        if config.gates:
+            self.parts["gate_proj"] = (config.n_heads, wide if config.output_gate else 1)
+
+    @property
+    def _rows(self) -> int:
+        return sum(map(math.prod, self.parts.values()))
 
     def module(self, d_model: int, eps: float) -> Attention:
         return Attention(self.config, d_model, eps)
 
     def matrices(self, d_model: int) -> dict[str, Matrix]:
         out = self.config.n_heads * self.wide
-        reads, listed = (
-            ("gated", "attended_time") if self.config.output_gate else ("attended_time", "")
-        )
+        reads, listed = ("gated", "attended_time") if self.config.gates else ("attended_time", "")
         return {
-            "qkv_proj": Matrix(
-                sum(self.parts.values()) * self.wide, self.config.input_width(d_model), "normed"
-            ),
+            "qkv_proj": Matrix(self._rows, self.config.input_width(d_model), "normed"),
             "o_proj": Matrix(d_model, out, reads, reads_listed=listed),
         }
 
@@ -143,45 +147,44 @@ class AttentionExport(MixerExport[AttentionConfig]):
         module, _, kind = name.partition(".")
         if module == "qkv_proj":
             return np.concatenate(
-                [self._padded(fetch(f"{part}.{kind}"), heads) for part, heads in self.parts.items()]
+                [self._padded(fetch(f"{part}.{kind}"), *rows) for part, rows in self.parts.items()]
             )
         if name == "o_proj.weight":
-            return np.ascontiguousarray(self._padded(fetch(name).T, self.config.n_heads).T)
+            columns = self._padded(fetch(name).T, self.config.n_heads, self.wide)
+            return np.ascontiguousarray(columns.T)
         return fetch(name)
 
-    def _padded(self, weight: F32, heads: int) -> F32:
+    def _padded(self, weight: F32, heads: int, wide: int) -> F32:
         """[heads·P, …] → [heads·wide, …] with zero rows at the end of each head."""
         split = weight.reshape(heads, -1, *weight.shape[1:])
         extra = [(0, 0)] * split.ndim
-        extra[1] = (0, self.wide - split.shape[1])
-        return np.pad(split, extra).reshape(heads * self.wide, *weight.shape[1:])
+        extra[1] = (0, wide - split.shape[1])
+        return np.pad(split, extra).reshape(heads * wide, *weight.shape[1:])
 
-    def _unpadded(self, array: Array, start: int, heads: int) -> Array:
-        """The rows of `heads` heads from head `start` on, without the zeros."""
-        chosen = array[start * self.wide : (start + heads) * self.wide]
-        split = chosen.reshape(heads, self.wide, *array.shape[1:])[:, : self.config.head_dim]
-        return split.reshape(heads * self.config.head_dim, *array.shape[1:])
+    def _unpadded(self, array: Array, start: int, heads: int, wide: int) -> Array:
+        """The rows of `heads` heads from row `start` on, without the zeros."""
+        split = array[start : start + heads * wide].reshape(heads, wide, *array.shape[1:])
+        own = min(wide, self.config.head_dim)
+        return split[:, :own].reshape(heads * own, *array.shape[1:])
 
     def stored(self, name: str, shape: tuple[int, ...]) -> Stored | None:
         module, _, kind = name.partition(".")
         if module in self.parts:
             order = list(self.parts)
-            first = sum(self.parts[before] for before in order[: order.index(module)])
-            joined = (sum(self.parts.values()) * self.wide, *shape[1:])
-            return Stored(
-                f"qkv_proj.{kind}", joined, lambda w: self._unpadded(w, first, self.parts[module])
-            )
+            first = sum(math.prod(self.parts[before]) for before in order[: order.index(module)])
+            rows, joined = self.parts[module], (self._rows, *shape[1:])
+            return Stored(f"qkv_proj.{kind}", joined, lambda w: self._unpadded(w, first, *rows))
         if name == "o_proj.weight":
             heads = self.config.n_heads
             whole = (shape[0], heads * self.wide)
-            return Stored(name, whole, lambda w: self._unpadded(w.T, 0, heads).T)
+            return Stored(name, whole, lambda w: self._unpadded(w.T, 0, heads, self.wide).T)
         if name == "conv1d.weight":
             return Stored(name, (shape[1], 1, shape[0]), lambda w: w[:, 0].T)
         if module in _NORMS:
-            heads = self.parts[_NORMS[module]]
+            heads, wide = self.parts[_NORMS[module]]
             own = heads if self.config.qk_whole else 1
             return Stored(
-                name, (heads * self.wide,), lambda w: self._unpadded(w, 0, own) / self._spread()
+                name, (heads * wide,), lambda w: self._unpadded(w, 0, own, wide) / self._spread()
             )
         return None
 
@@ -195,7 +198,7 @@ class AttentionExport(MixerExport[AttentionConfig]):
         own, groups = (heads, 1) if whole else (1, heads)
         weight = g.weight(
             at.named(f"{name}.weight"),
-            lambda w: np.tile(self._padded(w * self._spread(), own), groups),
+            lambda w: np.tile(self._padded(w * self._spread(), own, self.wide), groups),
         )
         eps = g.config.norm.eps * self.config.head_dim / self.wide
         (normed,) = g.call(
@@ -209,9 +212,9 @@ class AttentionExport(MixerExport[AttentionConfig]):
         qkv = at.linear("qkv_proj", u, "qkv", c.qkv_bias)
         if c.d_conv is not None:
             qkv = plain_convolution(at, qkv, c.conv_channels, c.d_conv, bias=True)
-        if c.output_gate:
-            both = {"qkv_own": (heads + 2 * kv) * wide, "gate": heads * wide}
-            qkv, gate = at.split(qkv, both)
+        if c.gates:
+            own = (heads + 2 * kv) * wide
+            qkv, gate = at.split(qkv, {"qkv_own": own, "gate": self._rows - own})
         qkv = g.node("Transpose", [qkv], at.named("qkv_batch"), perm=[1, 0, 2])
         q, k, v = at.split(qkv, {"q": heads * wide, "k": kv * wide, "v": kv * wide})
         if c.qk_norm:
@@ -241,6 +244,8 @@ class AttentionExport(MixerExport[AttentionConfig]):
         y = g.node("Transpose", [y], at.named("attended_time"), perm=[1, 0, 2])
         if c.output_gate:
             (y,) = g.call("SigmoidGate", [y, gate], [at.named("gated")])
+        if c.head_gate:
+            (y,) = g.call("HeadGate", [y, gate], [at.named("gated")], heads=heads)
         return at.linear("o_proj", y, "out", c.out_bias)
 
 

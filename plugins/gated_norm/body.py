@@ -29,6 +29,20 @@ SIGMOID_GATE = """
     y = Mul(x, open)
 """
 
+HEAD_GATE = """
+    one_count = Constant<value_int: int = @heads>()
+    last = Constant<value = int64[1] {-1}>()
+    count = Reshape(one_count, last)
+    stay = Constant<value = int64[2] {0, 0}>()
+    split_shape = Concat<axis=0>(stay, count, last)
+    split = Reshape(x, split_shape)
+    open = Sigmoid(z)
+    column = Unsqueeze(open, last)
+    gated = Mul(split, column)
+    joined_shape = Constant<value = int64[3] {0, 0, -1}>()
+    y = Reshape(gated, joined_shape)
+"""
+
 
 def gated_rms_norm(groups: int | None, gate: str = "z") -> str:
     return _GATED % {"z": gate} + (_NORM_OF_ONE_GROUP if groups == 1 else norm_of_groups("gated"))

@@ -20,6 +20,30 @@ struct Gate {
 using SiluGate = Product<silu, 40>;
 using SigmoidGate = Product<sigmoid, 40>;
 
+// Each head's values times the sigmoid of its gate
+struct HeadGate : Kernel {
+  Argument x, z, y;
+  int64_t heads, width, x_stride, z_stride;
+  HeadGate(const Variant& v)
+      : x(v, "x"), z(v, "z"), y(v, "y"), heads(v.within("HEADS", 1)), width(v.integer("WIDTH")),
+        x_stride(v.integer("X_STRIDE")), z_stride(v.integer("Z_STRIDE")) {}
+  void run(const Value* a, const int64_t* grid, Pool& pool) const override {
+    pool.each(grid[0], items_a_piece(heads * (2 * width + 40)), [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; row++) {
+        const float* gates = z.in<const float>(a) + row * z_stride;
+        for (int64_t h = 0; h < heads; h++) {
+          vf open = sigmoid(splat(gates[h]));
+          const float* from = x.in<const float>(a) + row * x_stride + h * width;
+          float* to = y.in<float>(a) + (row * heads + h) * width;
+          blocks(width, [&](int64_t i, int n) {
+            store_some(to + i, load_some(from + i, n) * open, n);
+          });
+        }
+      }
+    });
+  }
+};
+
 // RMSNorm in groups of a gated row (Mamba-2, arXiv 2405.21060, section 7.1)
 struct GatedNorm : Kernel {
   Gate gate;
@@ -87,5 +111,6 @@ struct GatedNormHadamard : Kernel {
 
 KERNEL("gated_norm.silu_gate", SiluGate)
 KERNEL("gated_norm.sigmoid_gate", SigmoidGate)
+KERNEL("gated_norm.head_gate", HeadGate)
 KERNEL("gated_norm.gated_norm", GatedNorm)
 KERNEL("gated_norm.gated_norm_hadamard", GatedNormHadamard)

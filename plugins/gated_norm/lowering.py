@@ -20,6 +20,7 @@ PAIRS = (
         few=True,
     ),
 )
+_VALUES = 1024  # of a program that gates heads
 _TILE = 16  # the smallest of `tl.dot`: most programs for a row, and least padding
 
 
@@ -59,6 +60,33 @@ def lower_silu_gate(at: Lowering, node: Node) -> None:
 
 def lower_sigmoid_gate(at: Lowering, node: Node) -> None:
     at.elementwise("gated_norm.sigmoid_gate", node, ("x", "z"))
+
+
+def lower_head_gate(at: Lowering, node: Node) -> None:
+    """Up to 1024 values a program, as in `group_norm`."""
+    x, z = at.view(node.inputs["x"]), at.view(node.inputs["z"])
+    heads = int(node.attributes["heads"])
+    if z.width != heads or x.width % heads:
+        raise ExportError(f"{z.width} gates for {x.width} values of {heads} heads", field=node.name)
+    width = x.width // heads
+    wide = next_power_of_2(width)
+    block = min(max(1, _VALUES // wide), next_power_of_2(heads))
+    y = at.new(node.outputs["y"], "f32", x.rows, x.width)
+    at.launch(
+        "gated_norm.head_gate",
+        {**at.given(node, "x", "z"), "y": at.pointer(y)},
+        {
+            "HEADS": heads,
+            "WIDTH": width,
+            "X_STRIDE": x.stride,
+            "Z_STRIDE": z.stride,
+            "BLOCK_H": block,
+            "BLOCK_W": wide,
+        },
+        (Size(of=x.rows), Size(times=cdiv(heads, block))),
+        warps=warps_for(block * wide),
+        stages=1,
+    )
 
 
 def lower_gated_rms_norm_int8_hadamard_quantize(at: Lowering, node: Node) -> None:

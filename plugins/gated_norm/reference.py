@@ -35,3 +35,8 @@ def silu_gate(x: Tensor, z: Tensor) -> Tensor:
 def sigmoid_gate(x: Tensor, z: Tensor) -> Tensor:
     """x · sigmoid(z)."""
     return x * torch.sigmoid(z)
+
+
+def head_gate(x: Tensor, z: Tensor, heads: int) -> Tensor:
+    """Each head's values times the sigmoid of its gate. x [..., H·P], z [..., H] → [..., H·P]."""
+    return (x.unflatten(-1, (heads, -1)) * torch.sigmoid(z).unsqueeze(-1)).flatten(-2)

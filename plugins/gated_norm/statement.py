@@ -1,5 +1,5 @@
 """The gated norm of Mamba-2, with a gate in fp32 or int8, the SiLU gate of an MLP, and the sigmoid
-gate of attention.
+gates of attention, one for every value or one for every head.
 """
 
 from dataclasses import replace
@@ -50,4 +50,16 @@ SIGMOID_GATE = replace(
     name="SigmoidGate",
     maths="y = x · sigmoid(z)",
     source="GLU variants, arXiv 2002.05202, equation 3; Gated Attention, arXiv 2505.06708",
+)
+
+HEAD_GATE = Op(
+    "HeadGate",
+    (
+        value("x", "f32[T,B,H·P]", "what the heads of attention give"),
+        value("z", "f32[T,B,H]", "gate of each head"),
+    ),
+    (value("y", "f32[T,B,H·P]", ""),),
+    (Attribute("heads", "int", "H"),),
+    "y[h] = x[h] · sigmoid(z[h])",
+    "Gated Attention, arXiv 2505.06708, section 2.3 (headwise)",
 )

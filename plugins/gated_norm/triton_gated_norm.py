@@ -1,4 +1,6 @@
-"""x · silu(z), its RMSNorm in groups (Mamba-2, arXiv 2405.21060, section 7.1), and that rotated."""
+"""x · silu(z), its RMSNorm in groups (Mamba-2, arXiv 2405.21060, section 7.1), and that rotated;
+and gates alone.
+"""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-any-return,operator,union-attr"
 from __future__ import annotations
@@ -73,6 +75,28 @@ def sigmoid_gate(
 ):
     value, gate, at, inside = pair_of(x, z, WIDTH, BLOCK, X_STRIDE, Z_STRIDE)
     tl.store(y + at, value * sigmoid(gate), mask=inside)
+
+
+@triton.jit
+def head_gate(
+    x,  # f32 [rows, X_STRIDE]
+    z,  # f32 [rows, Z_STRIDE]
+    y,  # f32 [rows, HEADS·WIDTH]
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,  # values of a head
+    X_STRIDE: tl.constexpr,
+    Z_STRIDE: tl.constexpr,
+    BLOCK_H: tl.constexpr,  # heads of a program
+    BLOCK_W: tl.constexpr,  # a power of two, at least WIDTH
+):
+    row = tl.program_id(0)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    column = tl.arange(0, BLOCK_W)[None, :]
+    inside = (head < HEADS) & (column < WIDTH)
+    place = head * WIDTH + column
+    value = tl.load(x + row * X_STRIDE + place, mask=inside, other=0.0)
+    gate = tl.load(z + row * Z_STRIDE + head, mask=head < HEADS, other=0.0)
+    tl.store(y + row * (HEADS * WIDTH) + place, value * sigmoid(gate), mask=inside)
 
 
 @triton.jit

@@ -23,6 +23,7 @@ CASES: dict[str, tuple[str, str, str | None]] = {
     "parallel": ("parallel", "fp32", None),
     "normed": ("normed", "fp32", None),
     "short": ("short", "fp32", None),
+    "head-gate": ("head gate", "fp32", None),
     "deltanet": ("deltanet", "fp32", None),
     "mamba2-fp16": ("mamba2 groups", "fp16", None),
     "mamba1-w8a8": ("mamba1", "w8a8", "int8"),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edge.errors import ExportError
-from edge.plugins.gated_norm.reference import gated_rms_norm, gated_rms_norm_int8
+from edge.plugins.gated_norm.reference import gated_rms_norm, gated_rms_norm_int8, head_gate
 from edge.plugins.hadamard.matrices import factors
 from edge.plugins.hadamard.reference import hadamard
 from edge.plugins.lowering.lowerings import LOWER
@@ -70,7 +70,22 @@ def test_gates_alone_are_the_references(
     torch.testing.assert_close(bench.read("y"), x * gate(z), rtol=2e-5, atol=2e-5)
 
 
-RACES = (lambda: test_gates_alone_are_the_references("SigmoidGate", torch.sigmoid, 1300, 7, 2),)
+@pytest.mark.parametrize(
+    ("heads", "values", "steps", "batch"), [(1, 8, 1, 1), (3, 24, 5, 3), (16, 128, 2, 1)]
+)
+def test_a_gate_a_head_is_the_reference(heads: int, values: int, steps: int, batch: int) -> None:
+    bench, (x, *_) = _bench(heads * values, steps, batch, False)
+    z = 3 * torch.randn(steps * batch, heads, generator=torch.Generator().manual_seed(3))
+    bench.value("gate", z, stride=heads + 5, start=2)
+    bench.lower(LOWER, "HeadGate", ("x", "gate"), ("y",), heads=heads)
+    bench.run()
+    torch.testing.assert_close(bench.read("y"), head_gate(x, z, heads), rtol=2e-5, atol=2e-5)
+
+
+RACES = (
+    lambda: test_gates_alone_are_the_references("SigmoidGate", torch.sigmoid, 1300, 7, 2),
+    lambda: test_a_gate_a_head_is_the_reference(16, 128, 2, 1),
+)
 
 
 def test_a_row_of_zeros_is_zero() -> None:

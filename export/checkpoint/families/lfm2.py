@@ -21,7 +21,7 @@ from edge.export.checkpoint.family import (
 )
 from edge.export.checkpoint.fields import Fields
 from edge.export.checkpoint.layout import Layout
-from edge.mixers.base import MixerConfig
+from edge.mixers.base import MixerConfig, Norms
 
 NAME = "lfm2"
 THETA = 1e6
@@ -50,7 +50,6 @@ def read(fields: Fields) -> Layout:
 def read_blocks(fields: Fields, family: str, feed: Callable[[int], MixerConfig]) -> Layout:
     """The model, for LFM2 and its kin; `feed` is what follows a block's first mixer."""
     blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
-    width = fields.integer("hidden_size")
     if "layer_types" in fields:
         kinds = layer_types(fields, blocks, _KINDS, "conv")
     else:
@@ -58,16 +57,7 @@ def read_blocks(fields: Fields, family: str, feed: Callable[[int], MixerConfig])
         attending = fields.indices("full_attn_idxs", blocks)
         every = "full_attn_idxs" not in fields
         kinds = ["attention" if every or n in attending else "conv" for n in range(blocks)]
-    bias = fields.boolean("conv_bias", False)
-    made: dict[str, Any] = {
-        "conv": fields.build(
-            ShortConvConfig,
-            d_model=width,
-            d_conv=fields.integer("conv_L_cache", 3, low=2, high=16),
-            bias=bias,
-        ),
-        "attention": _attention(fields),
-    }
+    made: dict[str, Any] = {"conv": short_conv(fields, 3), "attention": _attention(fields)}
     layers: list[Any] = []
     for block, kind in enumerate(kinds):
         layers += [made[kind], feed(block)]
@@ -76,13 +66,24 @@ def read_blocks(fields: Fields, family: str, feed: Callable[[int], MixerConfig])
     config = fields.model(
         family=family,
         vocab_size=fields.integer("vocab_size"),
-        d_model=width,
+        d_model=fields.integer("hidden_size"),
         layers=layers,
         norm=fields.build(NormConfig, eps=fields.epsilon("norm_eps", 1e-5)),
         tie_embeddings=fields.boolean(tied, True),
         max_context=context if "attention" in kinds else None,
     )
-    return _place(config, kinds)
+    return place(config, _ATTENTION)
+
+
+def short_conv(fields: Fields, width: int, norms: Norms = "before") -> ShortConvConfig:
+    """The convolution over `width` tokens where nothing else is said."""
+    return fields.build(
+        ShortConvConfig,
+        d_model=fields.integer("hidden_size"),
+        d_conv=fields.integer("conv_L_cache", width, low=2, high=16),
+        bias=fields.boolean("conv_bias", False),
+        norms=norms,
+    )
 
 
 def _mlp_width(fields: Fields) -> int:
@@ -104,20 +105,24 @@ def _attention(fields: Fields) -> AttentionConfig:
     return attention(fields, kv_heads=8, size=size, rope=rotation, qk_norm=True)
 
 
-def _place(config: ModelConfig, kinds: list[str]) -> Layout:
+def place(config: ModelConfig, attention: dict[str, str]) -> Layout:
+    """Two layers a block, for LFM2 and its kin; `attention`: our name of a module → theirs."""
     layout = Layout(config)
-    for block, kind in enumerate(kinds):
-        source = f"model.layers.{block}"
+    for index in range(0, len(config.layers), 2):
+        source, first = f"model.layers.{index // 2}", config.layers[index]
+        both = first.norms == "both"
         layout.place_layer(
-            2 * block,
+            index,
             norm=f"{source}.operator_norm",
-            mixer=f"{source}.{'conv' if kind == 'conv' else 'self_attn'}",
-            rename={"conv1d": "conv"} if kind == "conv" else _ATTENTION,
+            mixer=f"{source}.{'self_attn' if first.attends else 'conv'}",
+            post_norm=f"{source}.post_operator_norm" if both else "",
+            rename=attention if first.attends else {"conv1d": "conv"},
         )
         layout.place_layer(
-            2 * block + 1,
+            index + 1,
             norm=f"{source}.ffn_norm",
             mixer=f"{source}.feed_forward",
+            post_norm=f"{source}.post_ffn_norm" if both else "",
             rename={"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2", "router": "gate"},
         )
     layout.place_ends("model.embedding_norm")

@@ -1,0 +1,134 @@
+"""LFM3: as LFM2, with norms before and behind, windows, and a gate on every head of attention.
+
+Source: transformers 5.23 models/lfm3, `Lfm3ForCausalLM`, whose g_proj is gate_proj in files. Full
+attention turns by proportional RoPE: pairs of values half a head apart, of which only the first
+rotate, by the frequencies of a whole head. Here those that rotate are the first values of a head:
+rows of queries and keys change places alike, which no score sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from edge.config import AttentionConfig, MlpConfig, RopeConfig, RopeScaling
+from edge.export.checkpoint.families import lfm2
+from edge.export.checkpoint.family import (
+    MAX_BLOCKS,
+    SLIDING,
+    UNSUPPORTED,
+    Family,
+    attention,
+    for_kind,
+    known_only,
+    layer_types,
+    positions,
+    rope,
+    whole,
+    windows,
+)
+from edge.export.checkpoint.fields import Fields
+from edge.export.checkpoint.layout import Layout
+from edge.mixers.base import MixerConfig, Norms
+
+NAME = "lfm3"
+FULL = "full_attention"
+_OWN = {
+    "attention_bias", "conv_L_cache", "conv_bias", "head_dim", "layer_types", "norm_eps",
+    "sliding_window", "use_attention_gate", "use_sandwich_norm",
+}  # fmt: skip
+_KINDS = ("conv", FULL, SLIDING)
+_THETA = {FULL: 1e6, SLIDING: 1e4}
+_PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+_WINDOW = 256
+
+
+def read(fields: Fields) -> Layout:
+    known_only(fields, _OWN)
+    kinds = _kinds(fields)
+    size = fields.integer("head_dim", 128)
+    context = positions(for_kind(fields, FULL), 128000)
+    norms: Norms = "both" if fields.boolean("use_sandwich_norm", True) else "before"
+    bias = fields.boolean("attention_bias", False)
+    attends = attention(
+        fields, kv_heads=4, size=size, bias=bias, norms=norms, qk_norm=True,
+        head_gate=fields.boolean("use_attention_gate", True),
+    )  # fmt: skip
+    turned = {kind: _rope(fields, kind, size) for kind in _THETA if kind in kinds}
+    conv = lfm2.short_conv(fields, 7, norms)
+    mlp = fields.build(MlpConfig, d_intermediate=fields.integer("intermediate_size"), norms=norms)
+    seen = windows(fields, kinds, context, _WINDOW) or [None] * len(kinds)
+    layers: list[MixerConfig] = []
+    for kind, window in zip(kinds, seen, strict=True):
+        update: dict[str, Any] = {"rope": turned.get(kind), "window": window}
+        layers += [conv if kind == "conv" else attends.model_copy(update=update), mlp]
+    config = whole(fields, NAME, layers, norm="norm_eps", tied=True, context=context)
+    layout = lfm2.place(config, {})
+    for index, layer in enumerate(layout.config.layers):
+        if isinstance(layer, AttentionConfig):
+            _place_attention(layout, f"layers.{index}", layer)
+    return layout
+
+
+def _kinds(fields: Fields) -> list[str]:
+    """What each block begins with. Absent: of every four a window, all, and two convolutions."""
+    blocks = fields.integer("num_hidden_layers", high=MAX_BLOCKS)
+    if fields.values.get("layer_types") is not None:
+        return layer_types(fields, blocks, {kind: kind for kind in _KINDS}, "conv")
+    turns = {0: SLIDING, 2: FULL}
+    return [turns.get(at % 4, "conv") if at else "conv" for at in range(blocks)]
+
+
+def _rope(fields: Fields, kind: str, size: int) -> RopeConfig | None:
+    """The rotation of one kind of attention; None where no pair of values turns."""
+    given = fields.section("rope_parameters").section(kind)
+    if kind == FULL and fields.values.get("rope_parameters") is None:
+        given.values = _PROPORTIONAL
+    if given.values.get("rope_type") == "proportional":
+        return _proportional(given, size)
+    rotation = rope(for_kind(fields, kind, theta=_THETA[kind]), size)
+    if rotation.dim != size:
+        given.inconsistent("partial_rotary_factor", "is not 1", UNSUPPORTED)
+    return rotation
+
+
+def _proportional(given: Fields, size: int) -> RopeConfig | None:
+    """`turned` values of a head of `size` rotate, by the frequencies theta^(-2i/size)."""
+    given.known_only({*_PROPORTIONAL, "factor"})
+    theta, share = given.number("rope_theta", 1e6), given.number("partial_rotary_factor", 1.0)
+    if theta <= 0:
+        given.stop("rope_theta", f"is {theta}, not above 0")
+    if not 0 <= share <= 1:
+        given.stop("partial_rotary_factor", f"is {share}, outside 0 to 1")
+    turned = 2 * int(share * size // 2)
+    factor = given.number("factor", 1.0)
+    scaling = None if factor == 1 else given.build(RopeScaling, kind="linear", factor=factor)
+    if turned == 0:
+        return None
+    return given.build(RopeConfig, theta=theta ** (turned / size), dim=turned, scaling=scaling)
+
+
+def _place_attention(layout: Layout, ours: str, layer: AttentionConfig) -> None:
+    gate = f"{ours}.gate_proj.bias"  # which theirs never has
+    if layout.pieces.pop(gate, None) is not None:
+        layout.constants[gate] = 0.0
+    size, turned = layer.head_dim, layer.rope.dim if layer.rope else layer.head_dim
+    if turned == size:
+        return
+    order = _turned_first(size, turned)
+    for module, heads in (("q", layer.n_heads), ("k", layer.n_kv_heads)):
+        rows = tuple(head * size + row for head in range(heads) for row in order)
+        places = {f"{module}_proj.{kind}": rows for kind in layout.kinds(f"{ours}.{module}_proj")}
+        for name, moved in (places | {f"{module}_norm.weight": order}).items():
+            piece = layout.pieces[f"{ours}.{name}"]
+            layout.pieces[f"{ours}.{name}"] = replace(piece, rows=moved)
+
+
+def _turned_first(size: int, turned: int) -> tuple[int, ...]:
+    """The values of a head, in whose halves the first turned/2 rotate, with those before others."""
+    half, pairs = size // 2, turned // 2
+    first = [*range(pairs), *range(half, half + pairs)]
+    return (*first, *range(pairs, half), *range(half + pairs, size))
+
+
+FAMILY = Family.of_transformers(NAME, "Lfm3ForCausalLM", read)
