@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edge.errors import InputError
+from edge.errors import EdgeError, Faults, InputError
 from edge.runtime import ort_providers
 from edge.runtime.engines import CHOICES, ENGINES
 
@@ -82,6 +83,29 @@ class DraftOptions:
     accept: str = "exact"
 
 
+def all_there(bundles: Sequence[str], files: Sequence[Path] = ()) -> None:
+    """Look at everything that a program is about to load or read.
+
+    Raises BundleError or InputError: what is missing or cannot be opened, all of it at once.
+    """
+    from edge.bundle import open_bundle
+    from edge.runtime.model import resolve
+
+    faults = Faults()
+    kind: type[EdgeError] = InputError
+    for name in dict.fromkeys(bundles):
+        try:
+            open_bundle(resolve(name)).close()
+        except EdgeError as problem:
+            where = ": ".join(part for part in (problem.file or name, problem.field) if part)
+            faults.add(where, problem.message, problem.remedy)
+            kind = type(problem)
+    for path in files:
+        if not path.is_file():
+            faults.add(str(path), "is not a file", "give the path of a text file")
+    faults.refuse(kind)
+
+
 def load_drafter(
     draft: str | None, engine: str, threads: int | None, spin: bool, provider: str | None = None
 ) -> Model | Literal["ngram"] | None:
@@ -106,7 +130,7 @@ def read_drafting(
     """The options together; nothing is loaded yet.
 
     `others`: further options, with their values, that mean nothing without a drafter.
-    Raises InputError.
+    Raises InputError; BundleError: there is no such drafter.
     """
     from edge.runtime.speculate.accept import rule_of
 
@@ -114,6 +138,10 @@ def read_drafting(
     if draft == "":
         raise InputError("is empty", field="--draft", remedy="give a bundle, ngram, or none")
     if draft is not None and draft != "none":
+        if draft != "ngram":
+            from edge.runtime.model import resolve
+
+            resolve(draft, words=("ngram", "none"))
         return DraftOptions(draft, tokens, shape, rule)
     given = {"--draft-tokens": tokens, "--draft-tree": tree, "--draft-auto": auto or None,
              "--accept": None if rule == "exact" else rule, **(others or {})}  # fmt: skip

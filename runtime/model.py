@@ -195,11 +195,11 @@ def _enough_memory(path: Path) -> Iterator[None]:
         ) from None
 
 
-def resolve(bundle: str | os.PathLike[str]) -> Path:
+def resolve(bundle: str | os.PathLike[str], words: Sequence[str] = ()) -> Path:
     """The folder that a path, the name of an embedded bundle, or that of a pulled one means.
 
-    A path that exists goes before a pulled one. Raises BundleError for what is neither, where it
-    could be pulled.
+    A path that exists goes before a pulled one. `words`: what may stand in a bundle's place, and
+    may have been meant. Raises BundleError for what is neither, where it could be pulled.
     """
     if isinstance(bundle, str) and bundle in EMBEDDED:
         path = Path(edge.__file__).parent / "apps" / "bundles" / bundle
@@ -232,15 +232,16 @@ def resolve(bundle: str | os.PathLike[str]) -> Path:
             raise BundleError(
                 "is neither a folder nor the name of a model that is here",
                 file=bundle,
-                remedy=_meant(bundle) or "edge list shows their names, edge pull fetches one",
+                remedy=_meant(bundle, words)
+                or "edge list shows their names, edge pull fetches one",
             )
     return path
 
 
-def _meant(name: str) -> str | None:
+def _meant(name: str, words: Sequence[str]) -> str | None:
     """A question for who misspelt the name of a model."""
     with suppress(OSError):  # of a folder that cannot be read
-        here = [*EMBEDDED, *store.names()]
+        here = [*words, *EMBEDDED, *store.names()]
         if near := difflib.get_close_matches(name, here, 3):
             return f"do you mean {' or '.join(near)}?"
     return None

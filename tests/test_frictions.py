@@ -266,12 +266,49 @@ def test_mistakes_in_usage_exit_with_two(arguments: list[str]) -> None:
     assert exits.exit_code_of(program) == 2
 
 
+def test_a_state_that_the_recipe_cannot_keep_is_a_mistake_in_usage(tmp_path: Path) -> None:
+    asked = ["export", "demo-fp16", "-o", str(tmp_path / "out"), "--quant", "w8"]
+    said = CliRunner().invoke(app, [*asked, "--ssm-state", "int8"]).exception
+    assert isinstance(said, InputError) and said.field == "--ssm-state"
+    assert "layers.0 cannot keep its state in int8" in str(said)
+    assert exits.exit_code_of(lambda: _raise(said)) == 2 and not list(tmp_path.iterdir())
+
+
+def _raise(problem: BaseException) -> None:
+    raise problem
+
+
 def test_serve_looks_for_the_model_before_it_says_where_it_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     result = CliRunner().invoke(app, ["serve", "nope"])
     assert result.exception is not None and "nope" in str(result.exception)
     assert "API key" not in result.output + capsys.readouterr().err
+
+
+def test_a_misspelt_drafter_is_asked_about_before_anything_is_loaded() -> None:
+    said = CliRunner().invoke(app, ["run", "nope", "--draft", "ngrm", "-p", "hello"]).exception
+    assert "ngrm" in str(said) and "do you mean ngram?" in str(said)
+
+
+@pytest.mark.parametrize("program", ["eval", "profile"])
+def test_all_missing_bundles_and_texts_are_named_at_once(program: str, tmp_path: Path) -> None:
+    texts = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")] if program == "eval" else []
+    said = str(CliRunner().invoke(app, [program, "one", *texts, "--against", "two"]).exception)
+    assert all(f"{name}: is n" in said for name in ("one", "two", *texts)), said
+    other = ["--against", str(bundle("chat"))]
+    alone = CliRunner().invoke(app, [program, "one", *texts[:1], *other]).exception
+    assert "one: is neither" in str(alone) and "; two" not in str(alone)
+
+
+def test_a_misspelt_role_is_asked_about() -> None:
+    session = model("chat").session()
+    for role, meant in (("usr", "user"), ("asistant", "assistant"), ("User", "user")):
+        talk = [{"role": role, "content": "x"}, {"role": "user", "content": "y"}]
+        with pytest.raises(InputError, match=f"unknown role '{role}' .did you mean '{meant}'"):
+            session.chat(talk, max_tokens=1).finish()
+    # a template may have roles of its own
+    session.chat([{"role": "observation", "content": "x"}], max_tokens=1).finish()
 
 
 def test_doctor_recommends_no_build_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,8 @@ def test_connections_that_say_nothing_make_room(server: Server) -> None:
         ({"logit_bias": {"x": 1}}, "token ids"),
         ({"logit_bias": {"-1": 1}}, "token ids"),
         ({"stream": True, "stream_options": {"other": 1}}, "unknown parameter"),
+        ({"temperatur": 1}, "'temperatur' (did you mean 'temperature'?)"),
+        ({"messages": [{"role": "usr", "content": "x"}]}, "or 'tool' (did you mean 'user'?)"),
     ],
 )
 def test_refusals_say_what_to_send(server: Server, extra: dict[str, Any], said: str) -> None:

@@ -204,6 +204,16 @@ def test_messages_that_cannot_be_used_are_refused() -> None:
     template = ChatTemplate(TRIMMED, tokenizer("spm"))
     with pytest.raises(InputError, match="unknown role critic"):
         template.render([Message("critic", "x")])
+    named = ChatTemplate(
+        TRIMMED.replace("unknown role", "no users, unknown role"), tokenizer("spm")
+    )
+    with pytest.raises(InputError, match="no users, unknown role users"):
+        named.render([Message("users", "x")])
+    both = [Message("users", "x"), Message("sistem", "y")]
+    with pytest.raises(
+        InputError, match=r"0\.role: unknown.*'users'; messages\.1\.role: .*'sistem'"
+    ):
+        template.render(both)
     for role in ("", "User", "user|>x<|", "a" * 40):
         with pytest.raises(InputError, match="role"):
             template.render([Message(role, "x")])

@@ -96,6 +96,7 @@ def evaluate(
     if svg is not None and not plots.available():
         faults.add("--svg", "needs the package matplotlib", plots.REMEDY)
     faults.refuse(InputError)
+    options.all_there([bundle, *([] if against is None else [against])], texts or ())
     if noise is not None:
         facts = modes.robustness(request, noise, probability, seed or 0)
     elif tasks is not None:

@@ -101,6 +101,7 @@ def profile(
         explain=breakdown,
         draft=drafting,
     )
+    options.all_there([name for name, _ in request.sides.values()])
     result = run.profile(request, lambda text: say(text, file=sys.stderr))
     facts = report.to_dict(result)
     if html is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
@@ -188,7 +189,9 @@ def _fault(error: Any) -> _Fault:
     if not param:
         return _Fault(param, message)
     if kind == "extra_forbidden":
-        return _Fault(param, f"unknown parameter {param!r}", "unknown_parameter")
+        known = [*ChatBody.model_fields, *CompletionBody.model_fields] if not names[1:] else []
+        said = f"unknown parameter {param!r}{_meant(param, known)}"
+        return _Fault(param, said, "unknown_parameter")
     if refused := [index for index, name in enumerate(names) if name in UNSUPPORTED]:
         param = ".".join(names[: refused[0] + 1])
         why = "" if kind == "none_required" else f": {message}"
@@ -203,8 +206,16 @@ def _in_plain_words(error: Any) -> str:
     message = str(error["msg"])
     if error["type"] == "string_pattern_mismatch":
         return "must have token ids as its keys, written in digits"
+    if error["type"] == "literal_error" and isinstance(error["input"], str):
+        message += _meant(error["input"], re.findall(r"'(\w+)'", message))
     message = message.replace("Field required", "is missing").replace(" after validation", "")
     return re.sub(r"^\w+ should (be|have)", r"must \1", message)
+
+
+def _meant(given: str, known: Sequence[str]) -> str:
+    """A question for who misspelt one of the known words."""
+    near = get_close_matches(given[:64].lower(), known, 1, 0.75)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 class _Encoder:

@@ -16,12 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from edge.errors import InputError, TokenizerError
+from edge.errors import Faults, InputError, TokenizerError
 from edge.text import xml_calls
 from edge.text.jinja import Program
 from edge.text.jinja_values import TemplateRaised
@@ -31,6 +32,7 @@ from edge.text.tools import Declared, ToolCall, ToolSupport, described, support
 MAX_TEMPLATE = 256 << 10  # bytes
 MAX_MESSAGES = 10_000
 ROLE = re.compile(r"[a-z][a-z_]{0,31}")
+ROLES = ("system", "user", "assistant", "tool", "developer")
 REMEDY = "export the model with another chat template"
 
 
@@ -101,6 +103,7 @@ class ChatTemplate:
         TokenizerError: the template fails, exceeds its limits, or rewrites text beyond recognition.
         """
         check_messages(messages)
+        self._check_spelling(messages)
         messages = self._told(messages, tools)
         plain = self._render(messages, str, add_generation_prompt, tools)
         marks = _free_marks([plain, *(message.content for message in messages)])
@@ -169,6 +172,23 @@ class ChatTemplate:
                 message = Message("user", text)
             out.append(message)
         return out
+
+    def _check_spelling(self, messages: Sequence[Message]) -> None:
+        """Refuse a role that is a usual one misspelt. A template may know roles of its own: those
+        that it names pass, and so does what resembles none, for it to judge.
+        """
+        own = (
+            (index, message.role)
+            for index, message in enumerate(messages)
+            if message.role not in ROLES and not re.search(rf"\b{message.role}\b", self._source)
+        )
+        misspelt = [(index, role, _spelt(role)) for index, role in own if _spelt(role)]
+        if not misspelt:
+            return
+        faults = Faults()
+        for index, role, meant in misspelt:
+            faults.add(f"messages.{index}.role", f"unknown role {role!r}", meant)
+        faults.refuse(InputError)
 
     def _broken(self, text: str, mark: str) -> str:
         """Text in which no special token can be found."""
@@ -268,10 +288,16 @@ def check_messages(messages: Sequence[Message]) -> None:
         shown = ", ".join(f"{messages[index].role!r:.40}" for index in wrong[:10])
         raise InputError(
             f"unknown role {shown}", field=f"messages.{wrong[0]}.role",
-            remedy="use system, user or assistant",
+            remedy=_spelt(messages[wrong[0]].role) or "use system, user or assistant",
         )  # fmt: skip
     for message in messages:
         check_text(message.content)
+
+
+def _spelt(role: str) -> str | None:
+    """A question for who misspelt a role."""
+    near = get_close_matches(role.strip().lower(), ROLES, 1, 0.75)
+    return f"did you mean {near[0]!r}?" if near else None
 
 
 # A mark is one of 32 characters of a private-use block that no message contains: 16 digits, an

@@ -81,8 +81,8 @@ class MambaExport(MixerExport[M]):
         hindrance = self._hindrance(planner, sites, constants)
         if planner.state != "fp32" and hindrance:
             raise ExportError(
-                f"ssm_state cannot be {planner.state}: {hindrance}",
-                field=planner.prefix,
+                f"{planner.prefix} cannot keep its state in {planner.state}: {hindrance}",
+                field="ssm_state",
                 remedy="--ssm-state fp32, or another recipe for this kind of layer (--layers)",
             )
         if not sites and not constants:
