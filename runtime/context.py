@@ -166,7 +166,7 @@ class Context:
         return kept
 
     def clear(self) -> None:
-        """Back to before any token."""
+        """Go back to before any token."""
         self.state.clear()
         self.consumed = Consumed()
 
@@ -178,11 +178,11 @@ class Context:
             self.gap = max(start, self.gap - count)
 
     def mark(self) -> ContextMark:
-        """Where this is now; costs a copy of one state."""
+        """Return where this is now; costs a copy of one state."""
         return ContextMark(self.state.snapshot(), self.consumed)
 
     def restore(self, mark: ContextMark) -> None:
-        """Back to a mark, by copying its state in."""
+        """Go back to a mark, by copying its state in."""
         self.state.restore(mark.state)
         self.consumed = mark.consumed
 

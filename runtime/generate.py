@@ -228,7 +228,7 @@ class Answer:
         self._began = time.monotonic()
 
     def seconds(self) -> float:
-        """Since it was asked for."""
+        """Seconds since it was asked for."""
         return time.monotonic() - self._began
 
     def halted(self) -> FinishReason | None:

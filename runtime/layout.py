@@ -49,7 +49,7 @@ class Identity:
 
     @staticmethod
     def of_bundle(bundle: Bundle) -> Identity:
-        """For a bundle's states, whichever engine runs it."""
+        """The identity of a bundle's states, whichever engine runs it."""
         manifest = bundle.manifest
         graphs = {manifest.graphs.get("ort") or min(manifest.graphs.values(), default="")}
         depends = {
@@ -72,7 +72,7 @@ class Identity:
 
     @staticmethod
     def of_graph(config: ModelConfig, graph: bytes) -> Identity:
-        """For a graph without a bundle around it."""
+        """The identity of a graph without a bundle around it."""
         digest = hashlib.sha256(config.model_dump_json().encode() + b"\0" + graph)
         return Identity(model=digest.hexdigest())
 
@@ -195,5 +195,5 @@ def packed(sizes: Mapping[str, int], alignment: int) -> tuple[dict[str, int], in
 
 
 def batch_axis(name: str) -> int:
-    """Where a slot of this tensor has its batch."""
+    """The axis of the batch in a slot of this tensor."""
     return 1 if name.endswith(".conv_state") else 0

@@ -1,4 +1,4 @@
-"""Where a state is: which slots of its memory hold which tokens. No memory, only numbers.
+"""The place of a state: which slots of its memory hold which tokens. No memory, only numbers.
 
 A state is stored after some token, and what the scans read of each token since then is kept in
 logs: the pending rows, which the next run replays before its own tokens ("multi-step" of The Mamba
@@ -111,8 +111,8 @@ class Ledger(Protocol):
         ...
 
     def elsewhere(self, position: int, pending: int) -> Ledger:
-        """For a state after `position` tokens that is copied in, `pending` of them rows; there is
-        room.
+        """The ledger of a state after `position` tokens that is copied in, `pending` of them rows;
+        there is room.
 
         It lies in slots that the live state does not use, and nothing behind it can be taken back.
         """
@@ -272,7 +272,7 @@ class ReplayLedger(NamedTuple):
         )
 
     def _stored(self, kept: int, *, chain: bool) -> int:
-        """After which token a run stores the state, unless it is there."""
+        """The position after which a run stores the state, unless it is there."""
         if self.slots == 2:
             return self.position + kept - self.window
         pending = len(self.pending)
@@ -282,7 +282,7 @@ class ReplayLedger(NamedTuple):
         return self.position + kept if last else self.position
 
     def _thinned(self, end: int) -> ReplayLedger:
-        """Without what goes back by more than a window from `end`."""
+        """Drop what goes back by more than a window from `end`."""
         found = self
         while len(found.anchors) > 1 and end >= found.anchors[1].position + self.window:
             found = found._without_first()

@@ -118,7 +118,7 @@ class RingLedger(NamedTuple):
 
     @staticmethod
     def start(window: int, *, logged: bool = False) -> RingLedger:
-        """Before any token, in the first slots."""
+        """The ledger before any token, in the first slots."""
         bases = (Base(0, 0),) if logged else ()
         return RingLedger(window, ring_slots(window, logged=logged), bases=bases)
 

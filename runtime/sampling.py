@@ -1,4 +1,4 @@
-"""From logits to a token.
+"""Samples a token from logits.
 
 A grammar's mask comes first, then the filters in the order of transformers' generate: logit bias,
 penalties, temperature, top-k, top-p, min-p. (llama.cpp scales by temperature last, so the same
@@ -155,7 +155,7 @@ class Sampler:
         return self._candidates(*self._best(logits, history))
 
     def likeliest(self, logits: Logits, history: Sequence[int], count: int) -> list[int]:
-        """At most `count` that can be said, the likeliest first, the lowest of equal ones.
+        """At most `count` tokens that can be said, the likeliest first, the lowest of equal ones.
 
         Raises as a call does.
         """

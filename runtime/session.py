@@ -369,7 +369,7 @@ class Session:
             return self._snapshot()
 
     def restore(self, snapshot: SessionSnapshot, *, undoable: bool = False) -> None:
-        """Back to a snapshot of a session of the same model. Raises StateError otherwise.
+        """Go back to a snapshot of a session of the same model. Raises StateError otherwise.
 
         `undoable`: `undo` takes this back, as it does with a turn.
         """

@@ -92,7 +92,7 @@ class State(StateMemory):
     # -- going back ------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Back to before any token: zeros, position 0."""
+        """Go back to before any token: zeros, position 0."""
         with self.hold:
             self.ledger = self.ledger.with_room(0)
             after = self.ledger.elsewhere(0, 0)
@@ -136,8 +136,8 @@ class State(StateMemory):
         self._check_room(snapshot.position)
 
     def rewind(self, count: int) -> None:
-        """As if the last `count` tokens had never been run; scan states that are rebuilt from logs
-        have other last bits.
+        """Take back the last `count` tokens, as if they had never been run; scan states that are
+        rebuilt from logs have other last bits.
 
         Raises StateError beyond `reach`, saying how far it could go; the state is then unchanged.
         """
@@ -153,7 +153,7 @@ class State(StateMemory):
             self.ledger = self.ledger.back(count)
 
     def select(self, node: int) -> None:
-        """After a tree run: keep the path from the root to `node`, forget its other nodes.
+        """Keep the path from a tree's root to `node`, and forget its other nodes.
 
         -1 keeps none. What was kept of the path moves together where it was not already; a path
         along nodes 0, 1, 2, … moves nothing. Raises StateError: no tree, no such node.
@@ -277,7 +277,7 @@ class State(StateMemory):
             )
 
     def _applied(self) -> Slots:
-        """Where the live state is once nothing is pending. What can be taken back stays so."""
+        """Slots of the live state once nothing is pending. What can be taken back stays so."""
         here: Slots = self.ledger.here
         return self.workspace.apply(self) if here.rows else here
 

@@ -46,7 +46,7 @@ class Conversation:
 
     @property
     def _first(self) -> int:
-        """Where the turns begin."""
+        """The index at which the turns begin."""
         return int(bool(self.messages) and self.messages[0].role == "system")
 
     @property
@@ -64,7 +64,7 @@ class Conversation:
         return self.messages[: len(other.messages)] == other.messages
 
     def asked(self, text: str | Sequence[Message | Mapping[str, Any]]) -> Conversation:
-        """With a user's text added, or the list given instead of it.
+        """The conversation with a user's text added, or the list given instead of it.
 
         Where the list repeats the transcript, answers keep the tokens they were generated as.
         Raises InputError naming the message that cannot be used.
@@ -91,7 +91,7 @@ class Conversation:
         return Conversation(tuple(out), self.skipped if known == len(self.messages) else 0)
 
     def answered(self, answer: Message) -> Conversation:
-        """With an answer added, and without the oldest messages where too much is kept."""
+        """The conversation with an answer added, less the oldest messages where it is too long."""
         messages, first = [*self.messages, answer], self._first
         excess = sum(len(message.content) for message in messages) - KEPT
         drop = 0
@@ -101,8 +101,8 @@ class Conversation:
         return Conversation((*messages[:first], *messages[first + drop :]), self.skipped - drop)
 
     def halved(self) -> Conversation | None:
-        """Without the older half of what is shown, but with the last turn and the one before it, of
-        whose answer the state may lack the end; None where there are no others.
+        """The conversation without the older half of what is shown, but with the last turn and the
+        one before it, of whose answer the state may lack the end; None where there are no others.
         """
         shown = self.shown[self._first :]
         turns = [index for index, message in enumerate(shown) if message.role == "user"][:-1]

@@ -114,7 +114,7 @@ _CONVOLVED = """
 
 
 def body(op: str) -> str:
-    """Of a convolution, alone or behind its product."""
+    """The body of a convolution, alone or behind its product."""
     for product, stated in _BEHIND:
         if op == f"{product.name}Conv":
             made = call(product.name, stateless(product), {}, {}, DEVICE_DOMAIN)

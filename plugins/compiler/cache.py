@@ -31,7 +31,7 @@ _DIGEST = 64
 
 
 def entry(variant: Variant, sm: int, triton: str) -> Path:
-    """Where the kernel is kept: by variant, architecture, Triton, ptxas and kernel sources."""
+    """The file of a kernel: by variant, architecture, Triton, ptxas and kernel sources."""
     parts = (
         variant.key,
         str(sm),

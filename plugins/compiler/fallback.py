@@ -1,4 +1,4 @@
-"""Where a running engine gets its kernels: from the bundle, or compiled here and now.
+"""Kernels of a running engine: from the bundle, or compiled here and now.
 
 The runtime reaches this module by name, so that it never imports what compiles.
 """

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _told(problem: BaseException) -> str:
-    """Where Triton stopped and, from the innermost function it was in, why."""
+    """The line at which Triton stopped and, from the innermost function it was in, why."""
     causes = [problem]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)

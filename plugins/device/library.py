@@ -1,4 +1,4 @@
-"""From the statement and the body's text to the `FunctionProto` of a device op."""
+"""Makes the `FunctionProto` of a device op from its statement and the body's text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def device_function(name: str) -> FunctionProto:
 
 
 def _body(name: str) -> str:
-    """That of the folder's `device.py`, else the functional op on columns of values."""
+    """The body in the folder's `device.py`, else the functional op on columns of values."""
     folder, op, form = form_of(name)
     module = parts("device").get(folder)
     own = body_in(module, "", name, op.name, form) if module else None

@@ -24,7 +24,8 @@ tensor_cores.__triton_builtin__ = True  # type: ignore[attr-defined]
 
 @triton.jit
 def round_even(x):
-    """To the nearest integer, ties to even; x fp32, |x| < 2²². No libdevice: it is not interpreted.
+    """Round to the nearest integer, ties to even; x fp32, |x| < 2²². Without libdevice, which
+    Triton does not interpret.
 
     Above 2²³ the spacing of fp32 is 1, so adding 1.5·2²³ leaves no room for a fraction.
     """
@@ -46,7 +47,7 @@ def sigmoid(x):
 
 @triton.jit
 def tanh(x):
-    """By exp(-2|x|), or near 0, where 1 - exp(-2|x|) would lose digits, by its series."""
+    """tanh by exp(-2|x|), or near 0, where 1 - exp(-2|x|) would lose digits, by its series."""
     small = tl.exp(-2.0 * tl.abs(x))
     far = (1.0 - small) / (1.0 + small)
     s = x * x

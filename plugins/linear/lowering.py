@@ -136,7 +136,7 @@ def lower_linear(at: Lowering, node: Node) -> None:
 
 
 def int8_tile(at: Lowering, outputs: int, columns: int) -> Tile:
-    """For x i8 [rows, columns] · weight i8 [outputs, columns]ᵀ.
+    """The tile for x i8 [rows, columns] · weight i8 [outputs, columns]ᵀ.
 
     At most 16 rows: reading the weights is all the time there is. A memory of 4.8 TB/s answers
     after about 0.7 µs, so 132 SMs must have 25 KB each on their way (an Orin's 8, of 102 GB/s,

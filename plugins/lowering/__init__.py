@@ -1,4 +1,4 @@
-"""From a bundle's graph to its launch plan: the walk over its nodes, and what lowerings see.
+"""Makes a bundle's launch plan of its graph: the walk over its nodes, and what lowerings see.
 
 Needs onnx, and neither Triton nor torch. How each op's kernels are called is in its folder.
 """

@@ -150,7 +150,7 @@ class Lowering:
     # -- values ----------------------------------------------------------------------------------
 
     def view(self, name: str) -> View:
-        """Where a value made by an earlier node is. Raises ExportError when none made it."""
+        """The place of a value made by an earlier node. Raises ExportError when none made it."""
         if name not in self.views:
             raise ExportError(f"no kernel makes the value {name!r}", field=name)
         return self.views[name]

@@ -150,7 +150,7 @@ def _inputs(values: Iterable[ValueInfoProto]) -> dict[str, tuple[DType, tuple[in
 
 
 def _flowing(nodes: Iterable[Node]) -> list[Node]:
-    """Without those that no op of ours comes before: they steer."""
+    """Leave out those that no op of ours comes before: they steer."""
     made: set[str] = set()
     flowing = []
     for node in nodes:

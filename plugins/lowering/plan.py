@@ -1,4 +1,4 @@
-"""From a bundle's graph to its launch plan: every regime's walk over the nodes."""
+"""Makes a bundle's launch plan of its graph: every regime's walk over the nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an op's statement and its body's text to a `FunctionProto`."""
+"""Makes a `FunctionProto` of an op's statement and its body's text."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ _STATE_STEPS = """
 
 
 def body(op: str, state_bits: int = 32) -> str:
-    """Of a scan, alone or behind its product."""
+    """The body of a scan, alone or behind its product."""
     for product, stated in _SCANS:
         if op == f"{stated.name}Dt":
             return _behind_product(product, stated, state_bits)

@@ -137,7 +137,7 @@ def steering(at: Lowering) -> Arguments:
 
 
 def _parts(at: Lowering, output: str, n: int, channels: int) -> Arguments:
-    """Where parts of a prompt leave their states: as rows, since a part has _PART of them."""
+    """Buffers in which parts of a prompt leave their states: as rows, since a part has _PART."""
     widths = {"part_state": n * channels, "part_dt": channels}
     return {
         name: at.pointer(at.new(f"{output}.{name}", "f32", "TB", cdiv(width, _PART)))

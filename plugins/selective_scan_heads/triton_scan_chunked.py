@@ -59,8 +59,8 @@ def scaled(values, scales, SCALES: tl.constexpr):
 
 @triton.jit
 def decays(delta, a, t):
-    """Of a chunk's tokens t: Δ·A; what reaches t of j's update, times Δ [t, j]; what remains of
-    each token's update at the end, times Δ.
+    """What a chunk's tokens t fade: Δ·A; what reaches t of j's update, times Δ [t, j]; what remains
+    of each token's update at the end, times Δ.
     """
     rate = delta * a
     # [i, j]: what token i adds to the way from j; summed up to t, the way from j to t

@@ -1,4 +1,4 @@
-"""Soft cap: values that a bound is smoothly put to."""
+"""Soft cap: a smooth bound on values."""
 
 from edge.ops import Attribute, Op, value
 

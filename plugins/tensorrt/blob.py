@@ -45,7 +45,7 @@ def pack(sm: int, kernels: Mapping[str, tuple[CompiledKernel, bytes]]) -> bytes:
 
 
 def sealed(body: bytes) -> bytes:
-    """With what goes before it."""
+    """The bytes with what goes before them."""
     named = hashlib.sha256(body).digest() + body
     return MAGIC + struct.pack("<q", zlib.crc32(named)) + named
 

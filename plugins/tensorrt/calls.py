@@ -1,4 +1,4 @@
-"""From a node's launches in the plan to those of its plugin: pointers become places."""
+"""Turns a node's launches in the plan into those of its plugin: pointers become places."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class _Calls:
     def _symbols(
         self, outputs: Sequence[Output], programs: Sequence[NodeProgram]
     ) -> dict[str, tuple[int, int]]:
-        """Where the symbols are read that anything of the node depends on."""
+        """The inputs and axes that give the symbols which anything of the node depends on."""
         sizes = [size for call in self._calls for size in call.grid]
         sizes += [one for call in self._calls for one in call.arguments if isinstance(one, Size)]
         named = set(self._rows).union(*(size.of for size in sizes))
@@ -129,7 +129,7 @@ class _Calls:
 
 
 def _shortest(programs: Iterable[NodeProgram]) -> tuple[NodeProgram, ...]:
-    """Without those that the next one for as many rows or more does as well."""
+    """Leave out those that the next one for as many rows or more does as well."""
     every = list(programs)
     chains = [program for program in every if not program.tree]
     kept = [

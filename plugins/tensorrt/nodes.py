@@ -47,7 +47,7 @@ class StandardNode:
 
 
 def device_nodes(lowered: Lowered) -> Iterator[DeviceNode | StandardNode]:
-    """In the order of a step. Raises LoweringError: a node has no form as a device op."""
+    """The nodes in the order of a step. Raises LoweringError: a node has no form as a device op."""
     tensors = Tensors(lowered)
     for node, runs in node_runs(lowered):
         at = lowered.walks[0].at

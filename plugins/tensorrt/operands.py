@@ -1,4 +1,4 @@
-"""From a planned node to a node of the device graph: its op, and what it reads and yields.
+"""Makes a node of the device graph of a planned one: its op, and what it reads and yields.
 
 Inputs and outputs are in the order of the op's statement (`edge.plugins.device`). A value that is
 some columns of another is read as the whole, and attributes say which columns.
@@ -26,7 +26,7 @@ class Tensor:
 
 
 class Tensors:
-    """By name: constants, what the host writes before a run, states, logs, caches, values.
+    """Tensors by name: constants, what the host writes before a run, states, logs, caches, values.
 
     The memory of a state, log or cache after the run is named as it is before, and `.out`.
     """

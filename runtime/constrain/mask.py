@@ -92,7 +92,7 @@ class Mask:
         return int(self._matcher.validate_tokens(list(path)))
 
     def forced(self, most: int) -> list[int]:
-        """At most `most` tokens that spell what the grammar leaves no choice about."""
+        """Return at most `most` tokens that spell what the grammar leaves no choice about."""
         self._go(())
         found: list[int] = self._matcher.compute_ff_tokens()[:most]
         # an end is no text, and not worth a run

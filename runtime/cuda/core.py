@@ -162,7 +162,7 @@ class CoreDevice:
             self._faults.check(call(address, byte, nbytes, self.place.handle), doing)
 
     def _keep(self, *used: object) -> None:
-        """Until the stream is waited for; what a graph uses, as long as the graph."""
+        """Keep it until the stream is waited for; what a graph uses, as long as the graph."""
         kept = self._under_way if self._graph is None else self._graph.kept
         self._running = None
         for one in used:
@@ -294,7 +294,7 @@ class CoreDevice:
             graph.spent_s = graph.spent_s / 2 if late else time.monotonic() - replayed
 
     def _sleep(self, graph: CoreGraph, replayed: float) -> bool:
-        """Until shortly before the graph should be done; whether there was time for that."""
+        """Sleep until shortly before the graph should be done; whether there was time for that."""
         rest = graph.spent_s - (time.monotonic() - replayed) - _MARGIN_S
         longest = _LONGEST_S if self._limit_s is None else min(_LONGEST_S, self._limit_s)
         if rest > 0:

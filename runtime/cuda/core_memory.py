@@ -52,7 +52,8 @@ def allocate(turns: DriverTurns, ordinal: int, nbytes: int, integrated: bool) ->
 
 
 def _in_pieces(turns: DriverTurns, ordinal: int, nbytes: int, integrated: bool) -> DeviceMemory:
-    """After a refusal: a Jetson that has the memory may give it in pieces. Raises EngineError."""
+    """Allocate in pieces what was refused: a Jetson that has the memory may give it so. Raises
+    EngineError."""
     free, total = available(turns, integrated)
     text = f"the GPU has no room for {nbytes} bytes: {free} of {total} are free"
     if not integrated or free <= nbytes:

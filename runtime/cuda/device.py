@@ -101,7 +101,7 @@ class Device(Protocol):
         ...
 
     def wait(self) -> None:
-        """Until everything issued is done. The only place where a launch's failure must show."""
+        """Wait until everything issued is done. Only here a launch's failure must show."""
         ...
 
 

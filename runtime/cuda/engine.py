@@ -246,7 +246,7 @@ class PreparedRun:
         self.graph = graphs[0]
 
     def run(self, step: ReplayStep) -> None:
-        """Until it is done; the inputs of `step` are written. Raises EngineError."""
+        """Run until it is done; the inputs of `step` are written. Raises EngineError."""
         if self.graph is None and self.recorded and self._issued and self.work.recordable:
             self.record()
         if self.graph is None:
@@ -343,7 +343,7 @@ class DeviceWorkspace:
         return Slots((state.ledger.spare,), (state.ledger.spare,), ())
 
     def places(self, spacious: RunKey) -> Places:
-        """Where runs of this layout find what they read and write."""
+        """Addresses of what runs of this layout read and write."""
         inputs = self.runs.block(spacious).offsets.items()
         values = self.runs.arena(spacious).offsets.items()
         return Places(

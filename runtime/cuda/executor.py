@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Places(NamedTuple):
-    """Where things lie on the device, by name: addresses.
+    """Addresses on the device, by name.
 
     Attributes:
         inputs, values: of runs of one layout, see `StateRuns.spacious`.
@@ -103,7 +103,7 @@ class Executor(Protocol):
         ...
 
     def values(self, runs: StateRuns, spacious: RunKey) -> Arena:
-        """Where the values of a spacious run lie: `logits`, `picked`, and what it needs itself."""
+        """Places of the values of a spacious run: `logits`, `picked`, and what it needs itself."""
         ...
 
     def check(self, runs: StateRuns) -> None:
@@ -111,5 +111,5 @@ class Executor(Protocol):
         ...
 
     def issuer(self, runs: StateRuns, state: DeviceState) -> Issuer:
-        """For the runs of a state, of which it keeps no reference but to its memory."""
+        """Prepare for the runs of a state, of which it keeps no reference but to its memory."""
         ...

@@ -89,7 +89,7 @@ class DriverFaults:
         return EngineError(message, remedy=_REMEDY.get(name))
 
     def lose(self, reason: str) -> None:
-        """From now on nothing is asked of the driver."""
+        """Ask nothing of the driver from now on."""
         self.lost = self.lost or reason
 
     def _text(self, code: Any) -> str:

@@ -191,7 +191,7 @@ def fill_taps(
 
 
 class InputBlock:
-    """Where the inputs of runs up to one size lie, one after the other, each on 256 bytes.
+    """Places of the inputs of runs up to one size, one after the other, each on 256 bytes.
 
     Attributes:
         offsets: input name → byte.

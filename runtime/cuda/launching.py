@@ -47,7 +47,7 @@ class PlanExecutor:
         return self.weights.nbytes
 
     def state_slots(self, window: int) -> int:
-        """As many as pay: kernels take any."""
+        """As many slots as pay: kernels take any number."""
         return state_slots(window)
 
     def inputs(self, index: int) -> Mapping[str, Buffer]:
@@ -185,7 +185,7 @@ class Template:
         return _Open(kernels[launch.variant], (x, y, z), fixed, holes)
 
     def _index(self, size: Size) -> int:
-        """Where its value will be; a plan has few that differ."""
+        """The index of its value; a plan has few that differ."""
         key = (size.times, size.of, size.per)
         return self._sizes.setdefault(key, (len(self._sizes), size))[0]
 

@@ -1,4 +1,4 @@
-"""From a bundle to a running engine: the device, its kernels, the weights."""
+"""Makes a running engine of a bundle: the device, its kernels, the weights."""
 
 from __future__ import annotations
 

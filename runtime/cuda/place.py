@@ -1,4 +1,4 @@
-"""Where a device's work goes: which GPU, in which context, on whose stream.
+"""The place of a device's work: which GPU, in which context, on whose stream.
 
 Supported: the primary context (what the CUDA runtime, PyTorch and cuda-core use), a context that
 the thread already made current (PyCUDA's `make_context`), and the context of a stream that the user
@@ -41,7 +41,7 @@ class GpuStream(NamedTuple):
 def choose(
     modules: Modules, faults: DriverFaults, device: int | None, stream: object | None
 ) -> GpuStream:
-    """Where to work. Leaves a current context as it was. Raises EngineError."""
+    """Choose where to work. Leaves a current context as it was. Raises EngineError."""
     api = modules.api
     with faults.of("starting CUDA"):
         faults.check(api.cuInit(0), "starting CUDA")

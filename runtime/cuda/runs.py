@@ -126,13 +126,13 @@ class StateRuns:
         return RunKey(key.program, longest, min(rows, longest))
 
     def arena(self, key: RunKey) -> Arena:
-        """Where the values of a spacious run lie."""
+        """Places of the values of a spacious run."""
         if key not in self._arenas:
             self._arenas[key] = self.executor.values(self, key)
         return self._arenas[key]
 
     def block(self, key: RunKey) -> InputBlock:
-        """Where the inputs of a spacious run lie."""
+        """Places of the inputs of a spacious run."""
         if key not in self._blocks:
             self._blocks[key] = InputBlock(self.executor.inputs(key.program), self.sizes(key))
         return self._blocks[key]

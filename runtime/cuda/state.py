@@ -99,14 +99,14 @@ class DeviceState(State):
         return self._nbytes
 
     def address(self, name: str) -> int:
-        """Where a recurrent tensor, a log or a cache starts."""
+        """The address where a recurrent tensor, a log or a cache starts."""
         cached = name in self.cache_where
         memory = self.caches if cached else self.recurrent
         assert memory is not None
         return memory.address + (self.cache_where if cached else self.where)[name].offset
 
     def cache_starts(self) -> Iterator[tuple[int, int]]:
-        """For every cache, sequence and head: where its rows start, bytes of one."""
+        """For each cache, sequence and head, the address of its rows and the bytes of one."""
         for name, (batch, heads, capacity, width) in self.layout.caches.items():
             row = self.layout.bytes_of(name, (width,))
             for index in range(batch * heads):

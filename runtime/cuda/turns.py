@@ -151,7 +151,7 @@ class _Foreign:
         self._objects = objects
 
     def clear(self) -> tuple[int]:
-        """As a call of the driver answers."""
+        """Drop them; answers as a call of the driver does."""
         self._objects.clear()
         return (0,)
 

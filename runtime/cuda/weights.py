@@ -85,7 +85,7 @@ class DeviceWeights:
             raise BundleError(f"ends at byte {at}, the plan reads {self._segments[-1].end}")
 
     def address(self, name: str) -> int:
-        """Where the weight starts."""
+        """The address of a weight."""
         offset = self._plan.weights[name].offset
         for segment in self._segments:
             if segment.start <= offset < segment.end:
@@ -94,11 +94,11 @@ class DeviceWeights:
         raise BundleError("lies in no segment of the weights", field=f"weights.{name}")
 
     def addresses(self) -> dict[str, int]:
-        """Where each starts."""
+        """The address of each weight."""
         return {name: self.address(name) for name in self._plan.weights}
 
     def inline(self, name: str) -> int:
-        """Where the small constant starts."""
+        """The address of a small constant."""
         return self._constants.address + self._inline[name]
 
 

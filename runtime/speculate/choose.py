@@ -1,4 +1,4 @@
-"""From `draft=`, `draft_tokens=` and `draft_tree=` to a drafter and a policy."""
+"""Makes a drafter and a policy of `draft=`, `draft_tokens=` and `draft_tree=`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a graph in bytes to an engine in bytes: parsed, told of sizes and limits, built."""
+"""Builds an engine in bytes of a graph in bytes: parses it, sets sizes and limits, builds."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ class BoundRun:
         return answers[0]
 
     def bind(self, addresses: Mapping[str, int]) -> None:
-        """From now on at these addresses."""
+        """Bind tensors to these addresses from now on."""
         self._run = self._run._replace(addresses=addresses)
 
     def enqueue(self) -> None:

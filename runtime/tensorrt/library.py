@@ -85,7 +85,7 @@ class PluginLibrary:
 
 
 def find() -> Path:
-    """Where the library is: $EDGE_TENSORRT_PLUGINS (a file, or a folder with it), the package, the
+    """Places of the library: $EDGE_TENSORRT_PLUGINS (a file, or a folder with it), the package, the
     build folder of a checkout.
 
     Raises EngineError: it is nowhere; the remedy is the command that makes it.

@@ -78,6 +78,6 @@ def recorder(module: ModuleType, log: Any) -> Any:
             return False
 
         def clear(self) -> None:
-            """Nothing is kept here."""
+            """Do nothing: none are kept here."""
 
     return Recorder()

@@ -1,4 +1,4 @@
-"""From a bundle to the engine that `edge build` made of it on this machine."""
+"""Opens the engine that `edge build` made of a bundle on this machine."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Sealed:
 
 
 def folder() -> Path:
-    """Where they lie."""
+    """The folder of engines."""
     return cache_folder() / "engines"
 
 
