@@ -19,7 +19,7 @@ from typing import Any
 import openai
 import pytest
 
-from edge.apps import cli
+from edge.apps import cli, serve
 from edge.apps.serve import run
 from tests.server_process import ENDLESS, HELLO, PATIENCE, ROOT, Server, parsed, received
 
@@ -296,3 +296,25 @@ def _edge(*arguments: str, path: Path | None = None) -> subprocess.CompletedProc
         env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("engine", "parallel", "said"),
+    [
+        ("ort", "2", "2 answers in turn, no faster than one"),
+        ("ort", "1", "one answer at a time"),
+        ("cpu", "2", "2 answers at once"),
+    ],
+)
+def test_the_start_says_how_many_answers_are_made_at_once(
+    engine: str, parallel: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server("--engine", engine, "--parallel", parallel)
+    try:
+        server.said("listening")
+        ready = server.said("ready")
+    finally:
+        server.__exit__()
+    assert ready["parallel"] == int(parallel) and ready["joined"] == (engine == "cpu")
+    serve._say(ready)
+    assert f"; {said}" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,15 +136,74 @@ def test_code_is_shown_as_code_and_an_answer_that_fails_costs_nothing(server: Se
         browser.value(f"talk.messages.push({json.dumps(asked)}, {json.dumps(answered)}), draw()")
         for end in range(len(text)):  # as it comes
             browser.value(f"grow(talk.messages[1], {json.dumps(text[end])})")
-        blocks = [["p", "See:\n\n"], ["pre", "for x in <b>y</b>:\n    go(x)\n"],
-                  ["p", "\nand ```so```.\n"], ["pre", "last"]]  # fmt: skip
+        blocks = [
+            ["p", "See:"],
+            ["pre", "for x in <b>y</b>:\n    go(x)"],
+            ["p", "and so."],
+            ["pre", "last"],
+        ]
         for index in (0, 1):
+            blocks[2][1] = ("and ```so```.", "and so.")[index]  # an answer is Markdown
             shown = f"[...log.children[{index}].querySelector('div').children]"
             assert browser.value(f"{shown}.map((b) => [b.localName, b.textContent])") == blocks
         assert browser.value("document.documentElement.scrollWidth") <= 360
         browser.value("temperature.value = -3, draw(), again()")
         browser.until("!running && problem.textContent")
         assert browser.value("talk.messages.map((m) => m.content)") == [text, text]
+
+
+MARKDOWN = """# The **plan**, <i>first</i>
+
+Go *now*, not 2 * 3 * 4 or a*b*c:
+
+3. one `x<y`
+   and more
+
+4. two
+   - in **two**
+   * again
+- other
+| a | **b** |
+|---|:--:|
+| 1 | <img src=x onerror=alert(1)> |
+end **open
+"""
+SHOWN = """<h3>The <strong>plan</strong>, &lt;i&gt;first&lt;/i&gt;</h3>
+<p>Go <em>now</em>, not 2 * 3 * 4 or a*b*c:</p>
+<ol start="3"><li>one <code>x&lt;y</code>
+and more</li><li>two<ul><li>in <strong>two</strong></li><li>again</li></ul></li></ol>
+<ul><li>other</li></ul>
+<table tabindex="0"><tr><th>a</th><th><strong>b</strong></th></tr>\
+<tr><td>1</td><td>&lt;img src=x onerror=alert(1)&gt;</td></tr></table>
+<p>end **open</p>"""
+
+
+def test_markdown_is_shown_and_no_text_is_markup(server: Server) -> None:
+    with Browser() as browser:
+        browser.open(f"http://127.0.0.1:{server.port}/#{server.key}", width=360, height=640)
+        browser.until("model.options.length === 1")
+        both = [{"role": "user", "content": MARKDOWN}, {"role": "assistant", "content": MARKDOWN}]
+        browser.value(f"talk.messages.push(...{json.dumps(both)}), draw()")
+        shown = "[...log.children[{}].querySelector('div').children].map((b) => b.{})"
+        assert browser.value(shown.format(0, "textContent")) == [MARKDOWN]
+        whole = browser.value(shown.format(1, "outerHTML"))
+        assert "\n".join(whole) == SHOWN
+        assert browser.value("document.documentElement.scrollWidth") <= 360
+        # as it comes, and whatever it is, it ends as what it is in one piece
+        noise = "".join(random.Random(1).choices("*`|-#~1. \nab<", k=400))
+        for text in (MARKDOWN, noise):
+            browser.value("talk.messages[1].content = '', draw()")
+            for end in range(len(text)):
+                browser.value(f"grow(talk.messages[1], {json.dumps(text[end])})")
+            grown = browser.value(shown.format(1, "outerHTML"))
+            browser.value("draw()")
+            assert grown == browser.value(shown.format(1, "outerHTML"))
+        # what never closes costs no more than its length
+        for part in ("*", "**a", "`", "```", "|", "# ", "  - ", "~"):
+            browser.value(
+                f"fill(document.createElement('div'), {json.dumps(part)}.repeat(1e5), true), 1"
+            )
+        assert browser.said == []
 
 
 def _screens(browser: Browser, page: str, key: str, folder: Path) -> None:

@@ -315,7 +315,14 @@ def _say(fact: dict[str, Any]) -> None:
         lines.append(f"page: {page}#{fact['api_key']}" if fact["api_key"] else f"page: {page}")
         lines.append("loading the model …")
     elif fact["event"] == "ready":
-        lines = [f"ready on {fact['engine']} after {fact['load_s']:.1f} s; Ctrl-C stops"]
+        count = fact["parallel"]
+        at_once = "one answer at a time" if count == 1 else f"{count} answers at once"
+        if count > 1 and not fact["joined"]:
+            at_once = (
+                f"{count} answers in turn, no faster than one: only the engine cpu joins steps"
+            )
+        started = f"ready on {fact['engine']} after {fact['load_s']:.1f} s"
+        lines = [f"{started}; {at_once}; Ctrl-C stops"]
     else:
         lines = [f"{fact['signal']}: finishing what is running; a second signal leaves at once"]
     terminal.say("\n".join(lines), file=sys.stderr, flush=True)

@@ -166,7 +166,8 @@ class _Serving:
             engine = served.model.engine
             engine = engine.engine if isinstance(engine, JoinedEngine) else engine
             fact = {"event": "ready", "load_s": took, "engine": title(engine)}
-            self._tell(fact | {"parallel": self.worker.parallel})
+            joins = engine.most_joined > 1
+            self._tell(fact | {"parallel": self.worker.parallel, "joined": joins})
 
     def _tell(self, fact: dict[str, Any]) -> None:
         """Say it, if anybody is left to hear it: a terminal or a pipe may have been closed."""
