@@ -90,8 +90,8 @@ struct GatedNormHadamard : Kernel {
   void run(const Value* a, const int64_t* grid, Pool& pool) const override {
     int64_t width = rotation.P * rotation.Q;
     const float* gain = weight.in<const float>(a);
-    int64_t operations = 2 * width * (rotation.P + rotation.Q);
-    pool.each(grid[0], items_a_piece(operations), [&](int64_t first, int64_t last) {
+    Rotation::Parts parts = rotation.parts(a, pool);
+    pool.each(grid[0], items_a_piece(rotation.operations(parts)), [&](int64_t first, int64_t last) {
       float* g = local(3 * width + 2 * W);
       float *mixed = g + width + W, *out = mixed + width;
       for (int64_t row = first; row < last; row++) {
@@ -103,7 +103,7 @@ struct GatedNormHadamard : Kernel {
         });
         float inverse = 1.f / std::sqrt(sum(squares) / width + eps);
         for (int64_t i = 0; i < width; i++) g[i] *= inverse;
-        rotation.store_row(a, row, g, mixed, out);
+        rotation.store_row(a, row, parts, g, mixed, out);
       }
     });
   }

@@ -62,6 +62,31 @@ def test_rounded_rotation(n: int, steps: int, batch: int, one: bool) -> None:
     assert_steps(bench.read("y"), quantize(hadamard(x, slow, fast), scale))
 
 
+@pytest.mark.parametrize(("p", "q"), [(24, 64), (8, 16), (5, 48)])
+@pytest.mark.parametrize("which", ["slow", "fast", "entry"])
+def test_matrices_that_are_not_doubled(p: int, q: int, which: str) -> None:
+    """A kernel may add where a matrix is made by doubling: any other is multiplied by as it is, and
+    so is one with a single other number.
+    """
+    bench, x, slow, fast = _bench(p * q, 3, 1)
+    if fast.shape[0] != q:
+        slow, fast = torch.eye(p), torch.eye(q)
+    make = torch.Generator().manual_seed(p)
+    if which == "slow":
+        slow = torch.linalg.qr(torch.randn(p, p, generator=make))[0].contiguous()
+    elif which == "fast":
+        fast = torch.linalg.qr(torch.randn(q, q, generator=make))[0].contiguous()
+    else:
+        fast = fast.clone()
+        fast[-1, -2] *= -1
+        fast[-1, 0] += 0.5
+    bench.constant("slow", slow)
+    bench.constant("fast", fast)
+    bench.lower(LOWER, "Hadamard", ("x", "slow", "fast"), ("y",))
+    bench.run()
+    torch.testing.assert_close(bench.read("y"), hadamard(x, slow, fast), rtol=1e-5, atol=4e-5)
+
+
 def test_factors_of_another_width_are_refused() -> None:
     bench, *_ = _bench(512, 1, 1)
     bench.constant("fast", torch.eye(32))
