@@ -184,6 +184,60 @@ def test_int8_products(isa: str, outputs: int, columns: int) -> None:
     same_from_repacked(int8_product(isa, outputs, columns))
 
 
+def float_product(isa: str, kind: str, outputs: int, columns: int) -> Reader:
+    rng = np.random.default_rng(outputs)
+    arrays = {
+        "x": rng.uniform(-1, 1, (max(ROWS), columns)).astype(np.float32),
+        "weight": rng.uniform(-1, 1, (outputs, columns)).astype(kind),
+        "y": np.zeros((max(ROWS), outputs), np.float32),
+    }
+    constants = {"N": outputs, "K": columns, "X_STRIDE": columns}
+    return Reader("linear.few", arrays, ("weight",), constants, isa)
+
+
+def near_the_exact(product: Reader, weight: Array, found: Array) -> None:
+    """Sums of what is multiplied: x as it is, or rounded to fp16 beside fp16 weights."""
+    x = product.arrays["x"][: len(found)].astype(weight.dtype).astype(np.float64)
+    exact = x @ weight.astype(np.float64).T
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-6 * weight.shape[1] ** 0.5)
+
+
+@each_set
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+@pytest.mark.parametrize(("outputs", "columns"), [(33, 48), (100, 37), (7, 3), (250, 160)])
+def test_float_products(isa: str, kind: str, outputs: int, columns: int) -> None:
+    """They lie so in every set, and no lanes are summed: near the exact sums, and the rows of a run
+    get the bits they get alone.
+    """
+    reader = float_product(isa, kind, outputs, columns)
+    weight = reader.arrays["weight"].copy()
+    repack(reader.all_reads())
+    assert reader.arrays["weight"].tobytes() != weight.tobytes()
+    for rows in ROWS:
+        found = reader.run(rows)
+        near_the_exact(reader, weight, found)
+        for row in {0, rows - 1} if rows <= 16 else ():
+            alone = dataclasses.replace(reader, arrays=dict(reader.arrays))
+            alone.kernel.read_alike(reader.kernel)
+            alone.arrays["x"] = reader.arrays["x"][row : row + 1].copy()
+            assert alone.run(1).tobytes() == found[row].tobytes(), (rows, row)
+
+
+@each_set
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_a_table_of_floats_that_is_a_head_as_well(isa: str, kind: str) -> None:
+    head = float_product(isa, kind, 37, 50)
+    weight, table = head.arrays["weight"].copy(), embedding(isa, head)
+    table.arrays["table"] = head.arrays["weight"]
+    count = len(table.arrays["tokens"])
+    before = table.run(count)
+    repack([*head.all_reads(), *table.all_reads()])
+    assert head.arrays["weight"].tobytes() != weight.tobytes()
+    assert table.run(count).tobytes() == before.tobytes()
+    for rows in ROWS:
+        near_the_exact(head, weight, head.run(rows))
+
+
 def embedding(isa: str, head: Reader, bits: int = 8) -> Reader:
     vocabulary, width = head.constants["N"], head.constants["K"]
     tokens = np.asarray([0, vocabulary - 1, 15, 16, 3], np.int32) % vocabulary

@@ -129,13 +129,15 @@ struct LinearConv : Kernel {
     delete int8;
     delete floating;
   }
-  int interleavable(Interleaved* out) const override { return int8 ? int8->interleavable(out) : 0; }
+  int interleavable(Interleaved* out) const override {
+    return int8 ? int8->interleavable(out) : floating->interleavable(out);
+  }
   void run(const Value* a, const int64_t* grid, Pool& pool) const override {
     int64_t rows = conv.tokens.integer(a) * conv.batch.integer(a);
     if (rows && int8)
       int8->multiply(a, rows, pool, interleaved != 0);
     else if (rows)
-      floating->multiply(a, rows, pool);
+      floating->multiply(a, rows, pool, interleaved != 0);
     conv.run(a, grid, pool);
   }
 };

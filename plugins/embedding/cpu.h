@@ -9,10 +9,11 @@ struct Embed : Kernel {
         scale(Argument::optional(v, "scale")), D(v.integer("D")),
         scale_step(v.integer("SCALE_STEP")) {}
   int interleavable(Interleaved* out) const override {
-    if (table.type != Type::i8 || !int8_interleaves(D)) return 0;
-    out[0] = {table.place(), W, 0, D / 4, 4};
+    if (table.type == Type::i8 && !int8_interleaves(D)) return 0;
+    out[0] = {table.place(), W, 0, D * size_of(table.type) / word(), word()};
     return 1;
   }
+  int word() const { return table.type == Type::f16 ? 2 : 4; }  // bytes
   void run(const Value* a, const int64_t* grid, Pool&) const override {
     for (int64_t row = 0; row < grid[0]; row++) {
       int64_t token = tokens.in<const int32_t>(a)[row];
@@ -23,7 +24,8 @@ struct Embed : Kernel {
         const T* in = table.in<const T>(a) + token * D;
         if (interleaved) {
           T* whole = static_cast<T*>(thread_bytes(0, D * int64_t(sizeof(T))));
-          row_beside(table.in<const T>(a), interleaved, token, D / 4, 4, whole);
+          row_beside(table.in<const T>(a), interleaved, token, D * int64_t(sizeof(T)) / word(),
+                     word(), whole);
           in = whole;
         }
         blocks(D, [&](int64_t i, int n) { store_some(out + i, load_some(in + i, n) * unit, n); });

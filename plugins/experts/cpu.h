@@ -143,7 +143,7 @@ struct ExpertsFloat : OfExperts {
     int64_t size = N * K * size_of(weight.type);
     each(a, pool, [&](int64_t e, const float* in, int64_t rows, auto store) {
       multiply_float(in, K, rows, weight.type, weight.in<const char>(a) + e * size, N, K, pool,
-                     store);
+                     false, store);
     });
   }
 };

@@ -146,8 +146,9 @@ struct Blocked {
     if (turned(rows)) {
       if (rows > FEW) return by_panels(x, packed, units, rows, pool, interleaved, f);
       if (interleaved)
-        return bits == 8 ? by_groups<8>(x, packed, units, rows, pool, f)
-                         : by_groups<4>(x, packed, units, rows, pool, f);
+        return bits == 8   ? by_groups<8, false>(x, packed, units, rows, pool, f)
+               : minimum ? by_groups<4, true>(x, packed, units, rows, pool, f)
+                         : by_groups<4, false>(x, packed, units, rows, pool, f);
       switch (words()) {
         case 4:
           return bits == 8 ? by_words<8, 4>(x, packed, units, rows, pool, f)
@@ -344,8 +345,11 @@ struct Blocked {
               acc[r][1] += __builtin_convertvector(total[r][1], vf) * (right * worth);
             }
           }
-          if (minimum)  // last, as few rows do
-            tall<R>(x.sums + m * padded(), padded(), minimums, WIDE, of_row, acc, AddFloats());
+          if (minimum) {  // a sum of their own, as few rows have
+            vf least[R][2] = {};
+            tall<R>(x.sums + m * padded(), padded(), minimums, WIDE, of_row, least, AddFloats());
+            for (int r = 0; r < R; r++) acc[r][0] += least[r][0], acc[r][1] += least[r][1];
+          }
           for (int r = 0; r < R; r++)
             each_half(n, end, [&](int half, int64_t at, int count) {
               f(m + r, at, acc[r][half], count);
@@ -436,16 +440,17 @@ struct Blocked {
             }
           });
         for (int64_t m = 0; m < rows; m++) {
+          vf least{};
           if (minimum)
             for (int64_t b = 0; b < of_row; b++)
-              acc[m] += load(scales + of_units + b * W) * x.sums[m * padded() + b];
-          f(m, n, acc[m], int(end - n));
+              least += load(scales + of_units + b * W) * x.sums[m * padded() + b];
+          f(m, n, minimum ? acc[m] + least : acc[m], int(end - n));
         }
       }
     });
   }
   // The same of interleaved weights, which are read as they lie.
-  template <int BITS, class S, class F>
+  template <int BITS, bool MINIMUM, class S, class F>
   void by_groups(const Prepared& x, const uint8_t* packed, Units<S> units, int64_t rows, Pool& pool,
                  F f) const {
     const int64_t of_row = blocks_a_row(), of_block = block / 4, half = K / 2;
@@ -459,11 +464,12 @@ struct Blocked {
         few_rows(rows, [&](auto tile, int64_t m) {
           constexpr int R = decltype(tile)::rows;
           const int8_t* q = x.q + m * K;
-          vf acc[R] = {};
+          vf acc[R] = {}, minimums[R] = {};
           for (int64_t b = 0; b < of_row; b++) {
             vi total[R];
-            for (int r = 0; r < R; r++) total[r] = vi{} + x.start[(m + r) * of_row + b];
-            add_group<R, (R > 1 || BITS == 4)>(group + b * of_block * count * 4, of_block, count, q + b * block, K, total,
+            for (int r = 0; r < R; r++)
+              total[r] = MINIMUM ? vi{} : vi{} + x.start[(m + r) * of_row + b];
+            add_group<R, (R > 4 || BITS == 4)>(group + b * of_block * count * 4, of_block, count, q + b * block, K, total,
                          [&](vi w, const int8_t* from, int64_t stride, vi* sums) {
               if (BITS == 8) {
                 for (int r = 0; r < R; r++)
@@ -480,12 +486,11 @@ struct Blocked {
             for (int r = 0; r < R; r++)
               acc[r] += __builtin_convertvector(total[r], vf) *
                         (worth * x.worth[(m + r) * of_row + b]);
-          }
-          for (int64_t b = 0; minimum && b < of_row; b++) {
+            if (!MINIMUM) continue;
             vf least = beside(unit.minimums, b, count);
-            for (int r = 0; r < R; r++) acc[r] += least * x.sums[(m + r) * padded() + b];
+            for (int r = 0; r < R; r++) minimums[r] += least * x.sums[(m + r) * padded() + b];
           }
-          for (int r = 0; r < R; r++) f(m + r, n, acc[r], count);
+          for (int r = 0; r < R; r++) f(m + r, n, MINIMUM ? acc[r] + minimums[r] : acc[r], count);
         });
       }
     });

@@ -246,11 +246,11 @@ template <class F> inline void few_rows(int64_t rows, F f) {
 }
 
 // sums[r] += products of `words` words of a group and those of row r; `take` makes what is multiplied
-// of a word, and adds the products: take(words, x, stride, sums). FETCH asks for what lies ahead: a row
-// of 8 bits, which computes little, is read slower so.
-template <int R, bool FETCH, class Take> EDGE_INLINE void add_group(const char* group, int64_t words, int count,
-                                                        const int8_t* x, int64_t stride, vi* sums,
-                                                        Take take) {
+// of a word, and adds the products: take(words, x, stride, sums). FETCH asks for what lies ahead: up
+// to 4 rows of 8 bits, which compute little, are read slower so.
+template <int R, bool FETCH, class Take>
+EDGE_INLINE void add_group(const char* group, int64_t words, int count, const int8_t* x,
+                           int64_t stride, vi* sums, Take take) {
   constexpr int CHAINS = R < 4 ? 4 / R : 1;  // so that a sum need not wait for the one before
   vi acc[CHAINS][R] = {};
   for (int r = 0; r < R; r++) acc[0][r] = sums[r];
@@ -273,21 +273,29 @@ template <int R, bool FETCH, class Take> EDGE_INLINE void add_group(const char* 
   }
 }
 
-// f(panel, n, end) for panels of outputs n ... end, their words with some bits flipped.
-template <class F> inline void panels(const void* weight, int64_t N, int64_t stride, int64_t words,
-                                      int32_t flip, Pool& pool, bool interleaved, F f) {
+// f(panel, n, end) for panels of outputs n ... end, as fill(panel, n, end) makes them.
+template <class Fill, class F>
+inline void filled_panels(int64_t N, int64_t words, Pool& pool, Fill fill, F f) {
   pool.each((N + WIDE - 1) / WIDE, 1, [&](int64_t first, int64_t last) {
     int32_t* panel = static_cast<int32_t*>(thread_bytes(1, 4 * words * WIDE));
     for (int64_t each = first; each < last; each++) {
       int64_t n = each * WIDE, end = std::min(n + WIDE, N);
-      auto put = [&](int64_t word, int half, vi lanes) {
-        store_as(panel + word * WIDE + half * W, lanes ^ flip);
-      };
-      if (interleaved)
-        each_beside(weight, stride, n, end, words, put);
-      else
-        turn_rows(weight, stride, n, end, words, put);
+      fill(panel, n, end);
       f(panel, n, end);
     }
   });
+}
+// The same of words of rows that lie `stride` bytes apart, with some bits flipped.
+template <class F> inline void panels(const void* weight, int64_t N, int64_t stride, int64_t words,
+                                      int32_t flip, Pool& pool, bool interleaved, F f) {
+  auto fill = [&](int32_t* panel, int64_t n, int64_t end) {
+    auto put = [&](int64_t word, int half, vi lanes) {
+      store_as(panel + word * WIDE + half * W, lanes ^ flip);
+    };
+    if (interleaved)
+      each_beside(weight, stride, n, end, words, put);
+    else
+      turn_rows(weight, stride, n, end, words, put);
+  };
+  filled_panels(N, words, pool, fill, f);
 }

@@ -51,8 +51,9 @@ struct Scan : Kernel {
   static constexpr int STRIP = 8;      // blocks of W channels that are taken through a state's tokens
 
   int interleavable(Interleaved* out) const override {
-    if (!dt_weight || !dt_weight_scale || !int8_interleaves(rank)) return 0;
-    out[0] = {dt_weight.place(), W, E, rank / 4, 4};
+    if (!dt_weight || (dt_weight_scale && !int8_interleaves(rank))) return 0;
+    out[0] = dt_weight_scale ? Interleaved{dt_weight.place(), W, E, rank / 4, 4}
+                             : floats_beside(dt_weight, E, rank);
     return 1;
   }
   void run(const Value* a, const int64_t* grid, Pool& pool) const override {
@@ -183,17 +184,10 @@ struct Scan : Kernel {
   // out = low_dt · dt_weight as it would be stored, [rows, E]
   void project_float(const Value* a, const float* in, int64_t stride, int64_t rows, float* out,
                      Pool& pool) const {
-    if (dt_weight.type == Type::f16) in = as_half(in, stride, rows, rank, pool), stride = rank;
-    with_type(dt_weight.type, [&](auto* t) {
-      using T = std::remove_pointer_t<decltype(t)>;
-      pool.each(E, columns_a_piece(rank * sizeof(T), rows), [&](int64_t first, int64_t last) {
-        product_float(in, stride, rows, dt_weight.in<const T>(a), rank, first, last,
-                      [&](int64_t m, int64_t n, const float(*sums)[NR], int r, int c) {
-                        for (int i = 0; i < r; i++)
-                          std::memcpy(out + (m + i) * E + n, sums[i], size_t(c) * sizeof(float));
-                      });
-      });
-    });
+    multiply_float(in, stride, rows, dt_weight.type, dt_weight.in<const char>(a), E, rank, pool,
+                   interleaved != 0, [&](int64_t m, int64_t n, vf sums, int count) {
+                     store_some(out + m * E + n, sums, count);
+                   });
   }
   void project_int8(const Value* a, const int8_t* in, int64_t stride, int64_t rows, float* out,
                     Pool& pool) const {
@@ -225,6 +219,7 @@ struct Scan : Kernel {
       with_type(s.A.type, [&](auto* t) {
         const auto* A = s.A.in<std::remove_pointer_t<decltype(t)>>(a) + e;
         for (int64_t n = 0; n < s.N; n++) {
+          __builtin_prefetch(A + n * s.E + AHEAD * W, 0, 2);
           vf of_n = load_some(A + n * s.E, some);
           rates[n] = (scaled ? -expv(of_n * A_unit) : of_n) * 1.4426950408889634f;
         }

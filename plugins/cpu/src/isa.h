@@ -23,6 +23,7 @@ template <int> struct Entry;
 #include "../../gelu/cpu.h"
 #include "../../group_norm/cpu.h"
 #include "../../linear/cpu.h"
+#include "../../linear/cpu_float.h"
 #include "../../multiply/cpu.h"
 #include "../../norm/cpu.h"
 #include "../../quantize/cpu.h"

@@ -1,0 +1,194 @@
+// Rows times weights of floats, fp32 or fp16: the C++ face of triton_linear.py.
+
+template <int M, class T> inline void tile_float(const float* x, int64_t x_stride,
+                                                 const T* const* w, int64_t K, float (*sums)[NR]) {
+  vf acc[M][NR];
+  for (int n = 0; n < NR; n++) {
+    vf of_row[M] = {}, other[M] = {};  // two, so that a sum need not wait for the one before
+    int64_t k = 0;
+    for (; k + 2 * W <= K; k += 2 * W) {
+      vf left = load(w[n] + k), right = load(w[n] + k + W);
+      for (int m = 0; m < M; m++) {
+        of_row[m] += left * load(x + m * x_stride + k);
+        other[m] += right * load(x + m * x_stride + k + W);
+      }
+    }
+    for (; k < K; k += W) {
+      int some = (int)std::min<int64_t>(W, K - k);
+      vf of_w = load_some(w[n] + k, some);
+      for (int m = 0; m < M; m++) of_row[m] += of_w * load_some(x + m * x_stride + k, some);
+    }
+    for (int m = 0; m < M; m++) acc[m][n] = of_row[m] + other[m];
+  }
+  for (int m = 0; m < M; m++) sums4(acc[m], sums[m]);
+}
+
+// f(m, n, sums, rows, columns) for tiles of the product with weight rows first ... last
+template <class T, class F> inline void product_float(const float* x, int64_t x_stride, int64_t M,
+                                                      const T* weight, int64_t K, int64_t first,
+                                                      int64_t last, F f) {
+  for (int64_t n = first; n < last; n += NR) {
+    int columns = (int)std::min<int64_t>(NR, last - n);
+    const T* w[NR];
+    for (int i = 0; i < NR; i++) w[i] = weight + (n + std::min(i, columns - 1)) * K;
+    for (int64_t m = 0; m < M; m += MR) {
+      int rows = (int)std::min<int64_t>(MR, M - m);
+      float sums[MR][NR];
+      const float* from = x + m * x_stride;
+      switch (rows) {
+        case 1: tile_float<1>(from, x_stride, w, K, sums); break;
+        case 2: tile_float<2>(from, x_stride, w, K, sums); break;
+        case 3: tile_float<3>(from, x_stride, w, K, sums); break;
+        default: tile_float<4>(from, x_stride, w, K, sums);
+      }
+      f(m, n, sums, rows, columns);
+    }
+  }
+}
+
+// Those of a panel and all rows: f(m, n, sums, count)
+template <class F> EDGE_INLINE void times_panel(const float* x, int64_t x_stride, int64_t M,
+                                                const int32_t* panel, int64_t K, int64_t n,
+                                                int64_t end, F f) {
+  tiles(M, [&](auto tile, int64_t m) {
+    constexpr int R = decltype(tile)::rows;
+    vf sums[R][2] = {};
+    tall<R>(x + m * x_stride, x_stride, panel, WIDE, K, sums, AddFloats());
+    for (int r = 0; r < R; r++)
+      each_half(n, end, [&](int half, int64_t at, int count) {
+        f(m + r, at, sums[r][half], count);
+      });
+  });
+}
+
+// Of interleaved weights, whose outputs lie side by side, so that no lanes are summed. A row's sums do
+// not depend on how many there are.
+template <int R, class T>
+EDGE_INLINE void add_floats(const T* group, int64_t K, int count, const float* x, int64_t stride,
+                            vf* sums) {
+  vf even[R] = {}, odd[R] = {};  // two, so that a sum need not wait for the one before
+  auto all = [&](auto word) {
+    int64_t k = 0;
+    for (; k + 2 <= K; k += 2) {
+      vf left = word(k), right = word(k + 1);
+      for (int r = 0; r < R; r++) {
+        even[r] += left * x[r * stride + k];
+        odd[r] += right * x[r * stride + k + 1];
+      }
+    }
+    if (vf left; k < K) {
+      left = word(k);
+      for (int r = 0; r < R; r++) even[r] += left * x[r * stride + k];
+    }
+  };
+  if (count == W)
+    all([&](int64_t k) { return load(group + k * W); });
+  else
+    all([&](int64_t k) { return beside(group, k, count); });
+  for (int r = 0; r < R; r++) sums[r] = even[r] + odd[r];
+}
+// Few rows: f(m, n, sums, count); `first` and `last` count groups of W outputs.
+template <class T, class F>
+inline void groups_float(const float* x, int64_t x_stride, int64_t M, const T* weight, int64_t N,
+                         int64_t K, int64_t first, int64_t last, F f) {
+  for (int64_t n = first * W; n < std::min(last * W, N); n += W) {
+    int count = (int)std::min<int64_t>(W, N - n);
+    few_rows(M, [&](auto tile, int64_t m) {
+      constexpr int R = decltype(tile)::rows;
+      vf sums[R];
+      add_floats<R>(weight + n * K, K, count, x + m * x_stride, x_stride, sums);
+      for (int r = 0; r < R; r++) f(m + r, n, sums[r], count);
+    });
+  }
+}
+template <class T, class F>
+inline void interleaved_float(const float* x, int64_t x_stride, int64_t M, const T* weight,
+                              int64_t N, int64_t K, Pool& pool, F f) {
+  if (M <= FEW)
+    return pool.each((N + W - 1) / W,
+                     std::max<int64_t>(1, columns_a_piece(K * sizeof(T), M) / W),
+                     [&](int64_t first, int64_t last) {
+      groups_float(x, x_stride, M, weight, N, K, first, last, f);
+    });
+  auto fill = [&](int32_t* panel, int64_t n, int64_t end) {
+    float* to = reinterpret_cast<float*>(panel);
+    for (int half = 0; half < 2; half++) {
+      int64_t at = n + half * W;
+      int count = (int)std::min<int64_t>(W, std::max<int64_t>(0, end - at));
+      for (int64_t k = 0; k < K; k++)
+        store(to + k * WIDE + half * W, count ? beside(weight + at * K, k, count) : vf{});
+    }
+  };
+  filled_panels(N, K, pool, fill, [&](const int32_t* panel, int64_t n, int64_t end) {
+    times_panel(x, x_stride, M, panel, K, n, end, f);
+  });
+}
+
+// Rows of x rounded to fp16, as engines do beside fp16 weights; what would overflow is 65504.
+inline const float* as_half(const float* x, int64_t stride, int64_t rows, int64_t K, Pool& pool) {
+  float* out = pool.scratch<float>(1, rows * K + W);
+  pool.each(rows, items_a_piece(4 * K), [&](int64_t first, int64_t last) {
+    for (int64_t m = first; m < last; m++)
+      blocks(K, [&](int64_t k, int n) {
+        vf bounded = least(65504.f, most(-65504.f, load_some(x + m * stride + k, n)));
+        store_some(out + m * K + k, half_to_float(float_to_half(bounded)), n);
+      });
+  });
+  return out;
+}
+
+// f(m, n, sums, count) for all of x [rows, K] · weight [N, K], of f32 or f16
+template <class F> inline void multiply_float(const float* x, int64_t x_stride, int64_t rows,
+                                              Type type, const void* weight, int64_t N, int64_t K,
+                                              Pool& pool, bool interleaved, F f) {
+  if (type == Type::f16) x = as_half(x, x_stride, rows, K, pool), x_stride = K;
+  if (type == Type::f32 && rows > FEW && !interleaved)
+    return panels(weight, N, 4 * K, K, 0, pool, false,
+                  [&](const int32_t* panel, int64_t n, int64_t end) {
+      times_panel(x, x_stride, rows, panel, K, n, end, f);
+    });
+  with_type(type, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    const T* w = static_cast<const T*>(weight);
+    if (interleaved) return interleaved_float(x, x_stride, rows, w, N, K, pool, f);
+    pool.each(N, columns_a_piece(K * sizeof(T), rows), [&](int64_t first, int64_t last) {
+      product_float(x, x_stride, rows, w, K, first, last,
+                    [&](int64_t m, int64_t n, const float(*sums)[NR], int r, int c) {
+                      for (int i = 0; i < r; i++) {
+                        vf four{};
+                        for (int j = 0; j < c; j++) four[j] = sums[i][j];
+                        f(m + i, n, four, c);
+                      }
+                    });
+    });
+  });
+}
+// How rows of float weights are interleaved, in every instruction set.
+inline Interleaved floats_beside(const Argument& weight, int64_t rows, int64_t K) {
+  return {weight.place(), W, rows, K, weight.type == Type::f16 ? 2 : 4};
+}
+
+struct LinearFloat : Kernel {
+  Argument x, weight, y, M;
+  int64_t N, K, x_stride;
+  LinearFloat(const Variant& v)
+      : x(v, "x"), weight(numbers(v, "weight")), y(v, "y"), M(v, v.knows("M") ? "M" : "tokens"),
+        N(v.integer("N")), K(v.integer("K")), x_stride(v.integer("X_STRIDE")) {}
+  void run(const Value* a, const int64_t*, Pool& pool) const override {
+    multiply(a, M.integer(a), pool, interleaved != 0);
+  }
+  int interleavable(Interleaved* out) const override {
+    if (weight.type == Type::i8) return 0;
+    out[0] = floats_beside(weight, N, K);
+    return 1;
+  }
+  void multiply(const Value* a, int64_t rows, Pool& pool, bool beside) const {
+    multiply_float(x.in<const float>(a), x_stride, rows, weight.type, weight.in<const char>(a), N, K,
+                   pool, beside, [&](int64_t m, int64_t n, vf sums, int count) {
+                     store_some(y.in<float>(a) + m * N + n, sums, count);
+                   });
+  }
+};
+
+KERNEL("linear.few", LinearFloat)
+KERNEL("linear.many", LinearFloat)
